@@ -1,0 +1,40 @@
+# make rollout | test | check | bench: each sets up .venv when it is missing or stale.
+# Needs python3 >= 3.11 with its venv module, and make. SEER_PYTHON chooses another interpreter.
+
+SEER_PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+GPU := $(wildcard /proc/driver/nvidia/version /dev/kfd)
+
+.PHONY: venv rollout test check bench clean
+
+venv: $(READY)
+
+$(READY): requirements-cpu.txt pyproject.toml Makefile
+	@$(SEER_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "seer-sgl needs Python 3.11 or newer: make SEER_PYTHON=python3.11"; exit 2; }
+	rm -rf .venv
+	$(SEER_PYTHON) -m venv .venv
+ifeq ($(GPU),)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 uv==0.13.8
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements-cpu.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+else
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[sglang,dev]"
+endif
+	touch $(READY)
+
+rollout: $(READY)
+	$(BIN)/seer-sgl rollout --config configs/cpu.yaml --out out --overwrite
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf .venv out

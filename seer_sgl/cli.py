@@ -1,0 +1,107 @@
+"""The command line: `seer-sgl rollout | engine | doctor`."""
+
+import asyncio
+import resource
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import click
+import uvloop
+from rich.console import Console
+
+from . import __version__
+from .config import load
+from .errors import SeerError
+
+INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """Divided, context-aware rollout for synchronous RL on SGLang."""
+
+
+@cli.command()
+@click.option("--config", type=click.Path(path_type=Path), help="YAML config (configs/).")
+@click.option("--prompts", type=click.Path(path_type=Path), help="JSONL; default rollout.prompts.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True)
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any config key.")
+@click.option("--overwrite", is_flag=True, help="Replace the samples of an earlier rollout.")
+def rollout(
+    config: Path | None,
+    prompts: Path | None,
+    out: Path,
+    overrides: tuple[str, ...],
+    overwrite: bool,
+) -> None:
+    """Roll prompts out; writes samples.jsonl, report.json and timeline.png into OUT."""
+    from .rollout.command import roll_out
+
+    settings = load(config, overrides)
+    if prompts is not None:
+        settings.rollout.prompts = str(prompts)
+    _run(roll_out(settings, out, overwrite, Console(stderr=True, highlight=False)))
+
+
+@cli.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
+def engine(flags: tuple[str, ...]) -> None:
+    """Start stock SGLang with the seer-sgl plugin; FLAGS are SGLang's own."""
+    from .engine.standalone import exec_engine
+
+    exec_engine(list(flags))
+
+
+@cli.command()
+def doctor() -> None:
+    """Check this machine: one line a check, and how to mend what is missing."""
+    from .doctor import examine
+
+    sys.exit(0 if examine(Console(highlight=False)) else 1)
+
+
+def main() -> None:
+    """Entry point: every SeerError becomes one line and an exit status."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except SeerError as error:
+        print(f"seer-sgl: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
+    except KeyboardInterrupt:
+        print("seer-sgl: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """Run on uvloop; Ctrl-C and SIGTERM cancel the work, which then cleans up after itself."""
+    _raise_file_limit()
+
+    async def cancellable() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        await work
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(cancellable())
+        except asyncio.CancelledError:  # SIGTERM
+            raise KeyboardInterrupt from None
+
+
+def _raise_file_limit() -> None:
+    """Every chunk in flight holds a socket; the usual soft limit is 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,291 @@
+"""The config tree. Sampling names are SGLang's own; the rest are the field's (README).
+
+Every struct refuses unknown keys; `load` turns msgspec's complaint into one line with the file,
+the line and the key.
+"""
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+
+from .errors import ConfigError
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0.0)]
+FlagValue = bool | int | float | str | list[int | float | str]
+
+
+# SGLang flags that have a key of their own.
+RESERVED_FLAGS = {
+    "model-path": "model.path",
+    "model": "model.path",
+    "tokenizer-path": "model.tokenizer_path",
+    "port": "engines.base_port",
+    "api-key": "engines.api_key",
+}
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Section(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Base of every part of the tree."""
+
+
+class ModelConfig(Section):
+    """The model in Hugging Face layout. `tokenizer_path` defaults to `path`."""
+
+    path: str | None = None
+    tokenizer_path: str | None = None
+
+
+class EnginesConfig(Section):
+    """The SGLang servers: started here (`local`) or already running (`external`, by `urls`)."""
+
+    launch: Literal["local", "external"] = "local"
+    count: Positive = 1
+    # CPU cores to pin each local engine to; auto: one each, in turn.
+    cores: list[list[Natural]] | Literal["auto"] | None = None
+    sglang: dict[str, FlagValue] = {}  # SGLang's own server flags, passed through untouched
+    urls: list[str] = []
+    base_port: Annotated[int, msgspec.Meta(ge=1024, le=65535)] | None = None  # default: free ports
+    start_timeout_s: Seconds = 600.0
+    stall_timeout_s: Seconds = 120.0  # an engine with work and no progress for so long is stuck
+    recovery_timeout_s: Seconds = 60.0  # how long a rollout waits while no engine answers
+    api_key: str | None = None
+
+
+class SchedulingConfig(Section):
+    """How requests are divided and admitted (paper section 1)."""
+
+    chunk_tokens: Positive = 8192
+    divide: bool = True
+    kv_ledger: bool = True  # False admits by count only: the baseline that retracts
+    max_inflight_per_engine: Positive | None = None  # default: the engine's max_running_requests
+
+
+class SamplingConfig(Section):
+    """SGLang's sampling parameters; `max_response_len` is the field's name for max_new_tokens."""
+
+    max_response_len: Positive = 8192
+    min_new_tokens: Natural = 0
+    temperature: Annotated[float, msgspec.Meta(ge=0.0)] = 1.0
+    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    min_p: Fraction = 0.0
+    stop: str | list[str] = []
+    stop_token_ids: list[Natural] = []
+    stop_regex: str | list[str] = []
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    logit_bias: dict[str, float] = {}
+    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
+    presence_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=2.0)] = 1.0
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+
+    def stops(self) -> list[str]:
+        """The stop strings as a list."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def undivided_because(self) -> list[str]:
+        """The parameters whose state lives in one SGLang request and cannot cross a chunk."""
+        neutral = SamplingConfig()
+        stateful = (
+            "frequency_penalty",
+            "presence_penalty",
+            "repetition_penalty",
+            "json_schema",
+            "regex",
+            "ebnf",
+            "structural_tag",
+            "stop_regex",
+        )
+        return [name for name in stateful if getattr(self, name) != getattr(neutral, name)]
+
+
+class RolloutConfig(Section):
+    """What to roll out. `seed` None draws one; the report tells it."""
+
+    prompts: str | None = None
+    n_samples_per_prompt: Positive = 8
+    max_prompts: Positive | None = None
+    seed: Natural | None = None
+
+
+class Config(Section):
+    """The whole tree."""
+
+    model: ModelConfig = msgspec.field(default_factory=ModelConfig)
+    engines: EnginesConfig = msgspec.field(default_factory=EnginesConfig)
+    scheduling: SchedulingConfig = msgspec.field(default_factory=SchedulingConfig)
+    sampling: SamplingConfig = msgspec.field(default_factory=SamplingConfig)
+    rollout: RolloutConfig = msgspec.field(default_factory=RolloutConfig)
+
+
+def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file (None: all defaults) and apply `key.path=value` overrides.
+
+    Raises ConfigError with one line that names the key and where it was set.
+    """
+    tree: dict[str, Any] = {}
+    where: dict[str, str] = {}
+    if path is not None:
+        tree, where = _read(path)
+    for override in overrides:
+        _apply(tree, override, where)
+    return parse(tree, where)
+
+
+def parse(tree: Mapping[str, Any], where: Mapping[str, str] | None = None) -> Config:
+    """A checked Config from plain mappings. `where`: key path -> the place it was set."""
+    try:
+        config = msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error), where or {})) from None
+    _check(config, where or {})
+    return config
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        tree = yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not a YAML text file"
+        raise ConfigError(f"{path}{line}: {problem}") from None
+    if tree is None:
+        return {}, {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}:1: expected a mapping with sections such as `engines:`")
+    return tree, dict(_lines(node, str(path), ""))
+
+
+def _lines(node: yaml.Node | None, path: str, prefix: str) -> Iterator[tuple[str, str]]:
+    """(key path, file:line) of every key below a YAML node."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            name = f"{prefix}.{key.value}" if prefix else str(key.value)
+            yield name, f"{path}:{key.start_mark.line + 1}"
+            yield from _lines(value, path, name)
+
+
+def _apply(tree: dict[str, Any], override: str, where: dict[str, str]) -> None:
+    key, equals, raw = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"--set {override}: expected key.path=value")
+    try:
+        value = yaml.safe_load(raw)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {override}: the value is not valid YAML") from None
+    *parents, leaf = key.split(".")
+    section = tree
+    for parent in parents:
+        below = section.setdefault(parent, {})
+        if not isinstance(below, dict):
+            raise ConfigError(f"--set {override}: {parent} is not a section")
+        section = below
+    section[leaf] = value
+    where[key] = f"--set {override}"
+
+
+def _explain(complaint: str, where: Mapping[str, str]) -> str:
+    """msgspec's message with the place in front and the key path in our spelling."""
+    message, _, path = complaint.partition(" - at `$")
+    key = path.rstrip("`").lstrip(".")
+    unknown = re.match(r"Object contains unknown field `(.*)`", message)
+    if unknown:
+        name = unknown.group(1)
+        known = [field.name for field in msgspec.structs.fields(_section(key))]
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
+        key = f"{key}.{name}" if key else name
+        message = f"unknown key{hint}"
+    else:
+        message = message[:1].lower() + message[1:].replace("`", "")
+    place = _place(key, where)
+    return f"{place}{key}: {message}" if key else f"{place}{message}"
+
+
+def _section(key: str) -> type[Section]:
+    section: type[Section] = Config
+    for name in filter(None, key.split(".")):
+        section = type(getattr(section(), name))
+    return section
+
+
+def _place(key: str, where: Mapping[str, str]) -> str:
+    """Where `key`, or the nearest section around it, was set; ends in ': ' or is empty."""
+    key = re.sub(r"\[.*", "", key)
+    while key:
+        if key in where:
+            return f"{where[key]}: "
+        key = key.rpartition(".")[0]
+    return ""
+
+
+def _check(config: Config, where: Mapping[str, str]) -> None:
+    """What a type cannot say: keys that contradict each other."""
+    engines = config.engines
+    wrong_engines = _wrong_external if engines.launch == "external" else _wrong_local
+    for key, why in (*wrong_engines(engines), *_wrong_sampling(config.sampling)):
+        raise ConfigError(f"{_place(key, where)}{key}: {why}")
+    if engines.launch == "local" and config.model.path is None:
+        raise ConfigError("model.path: launch: local needs a model")
+
+
+def _wrong_external(engines: EnginesConfig) -> Iterator[tuple[str, str]]:
+    if not engines.urls:
+        yield "engines.urls", "launch: external needs at least one URL"
+    for url in engines.urls:
+        if not re.match(r"https?://[^/]+/?$", url):
+            yield "engines.urls", f"{url!r} is not of the form http://host:port"
+    if len({url.rstrip("/") for url in engines.urls}) < len(engines.urls):
+        yield "engines.urls", "an engine is listed twice"
+
+
+def _wrong_local(engines: EnginesConfig) -> Iterator[tuple[str, str]]:
+    if engines.urls:
+        yield "engines.urls", "only for launch: external"
+    if isinstance(engines.cores, list):
+        if len(engines.cores) != engines.count:
+            yield "engines.cores", f"{len(engines.cores)} lists for count: {engines.count}"
+        absent = {core for cores in engines.cores for core in cores} - os.sched_getaffinity(0)
+        if absent:
+            yield "engines.cores", f"no core {min(absent)} on this machine"
+    flags = {name.replace("_", "-"): value for name, value in engines.sglang.items()}
+    for flag, key in RESERVED_FLAGS.items():
+        if flag in flags:
+            yield f"engines.sglang.{flag}", f"use {key}"
+    if flags.get("host", "127.0.0.1") not in LOOPBACK and not engines.api_key:
+        yield "engines.sglang.host", "listening beyond loopback needs engines.api_key"
+
+
+def _wrong_sampling(sampling: SamplingConfig) -> Iterator[tuple[str, str]]:
+    if not math.isfinite(sampling.temperature):
+        yield "sampling.temperature", "must be finite"
+    if sampling.top_k == 0:
+        yield "sampling.top_k", "must be -1 (off) or at least 1"
+    if sampling.min_new_tokens > sampling.max_response_len:
+        yield "sampling.min_new_tokens", "exceeds sampling.max_response_len"
+    if any(not stop for stop in sampling.stops()):
+        yield "sampling.stop", "an empty stop string"
+    grammars = [sampling.json_schema, sampling.regex, sampling.ebnf, sampling.structural_tag]
+    if sum(grammar is not None for grammar in grammars) > 1:
+        yield "sampling", "only one of json_schema, regex, ebnf and structural_tag can be set"

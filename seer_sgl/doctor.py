@@ -1,0 +1,175 @@
+"""`seer-sgl doctor`: what this machine has, what it lacks, and the command that mends it."""
+
+import ctypes.util
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import NamedTuple
+
+import psutil
+from rich.console import Console
+
+from .engine.process import engine_environment, gpu_visible
+
+SGLANG_VERSION = "0.5.21"
+ENGINE_MEMORY_GB = 2.0  # one CPU server, imports included
+PLUGIN_TIMEOUT_S = 180.0
+
+# Loads SGLang's plugins as a scheduler process does and tells which of our hooks are missing.
+_PLUGIN_PROBE = """
+from seer_sgl.engine.plugin import cpu, effect
+cpu.prepare()
+from sglang.srt.plugins import load_plugins
+load_plugins()
+print("hooks:", len(effect.expected), "missing:", *effect.missing())
+"""
+
+
+class Verdict(Enum):
+    """How a check ended. Only MISSING makes the exit status 1."""
+
+    OK = "ok"
+    OPTIONAL = "optional"
+    MISSING = "missing"
+
+
+class Check(NamedTuple):
+    """One line: what was found, and the command that mends it."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    mend: str = ""
+
+
+def examine(console: Console) -> bool:
+    """Print every check; whether everything needed is there."""
+    healthy = True
+    for check in _checks():
+        healthy = healthy and check.verdict is not Verdict.MISSING
+        color = {"ok": "green", "optional": "yellow", "missing": "red"}[check.verdict.value]
+        mend = f"; mend: {check.mend}" if check.mend else ""
+        console.print(f"[{color}]{check.verdict.value:9}[/]", end="")
+        console.print(f"{check.name:10}{check.found}{mend}", markup=False, soft_wrap=True)
+    return healthy
+
+
+def _checks() -> Iterator[Check]:
+    checks: tuple[Callable[[], Check], ...] = (
+        _python,
+        _torch,
+        _sglang,
+        _plugin,
+        _gpu,
+        _memory,
+        _mooncake,
+        _libraries,
+    )
+    for check in checks:
+        yield check()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _install_command() -> str:
+    return 'pip install "seer-sgl[sglang]"' if gpu_visible() else "make venv"
+
+
+def _python() -> Check:
+    return Check("python", Verdict.OK, f"{platform.python_version()} ({sys.executable})")
+
+
+def _torch() -> Check:
+    version = _version("torch")
+    if version is None:
+        return Check("torch", Verdict.MISSING, "not installed", _install_command())
+    import torch
+
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+    found = f"{torch.__version__}, {build} build"
+    if gpu_visible() and not torch.cuda.is_available():
+        return Check("torch", Verdict.MISSING, f"{found}, sees no GPU", _install_command())
+    return Check("torch", Verdict.OK, found)
+
+
+def _sglang() -> Check:
+    version = _version("sglang")
+    if version is None:
+        return Check("sglang", Verdict.MISSING, "not installed", _install_command())
+    if version != SGLANG_VERSION:
+        found = f"{version}, needs {SGLANG_VERSION}"
+        return Check("sglang", Verdict.MISSING, found, _install_command())
+    return Check("sglang", Verdict.OK, version)
+
+
+def _plugin() -> Check:
+    """Whether SGLang finds our plugin and every hook can be set, in a process of its own."""
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-c", _PLUGIN_PROBE],
+            env=engine_environment(None),
+            capture_output=True,
+            text=True,
+            timeout=PLUGIN_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Check("plugin", Verdict.MISSING, f"SGLang did not load in {PLUGIN_TIMEOUT_S:g} s")
+    lines = probe.stdout.strip().splitlines()
+    if probe.returncode != 0 or not lines:
+        why = (probe.stderr.strip().splitlines() or ["no output"])[-1]
+        return Check("plugin", Verdict.MISSING, f"SGLang does not load: {why}", _install_command())
+    hooks, _, missing = lines[-1].removeprefix("hooks: ").partition(" missing:")
+    if hooks == "0":
+        return Check("plugin", Verdict.MISSING, "SGLang does not find it", "pip install seer-sgl")
+    if missing.strip():
+        return Check("plugin", Verdict.MISSING, f"cannot hook{missing}", _install_command())
+    return Check("plugin", Verdict.OK, f"loaded by SGLang, {hooks} hooks in place")
+
+
+def _gpu() -> Check:
+    if not gpu_visible():
+        return Check("gpu", Verdict.OK, "none: engines run on the CPU")
+    import torch
+
+    count = torch.cuda.device_count()
+    if not count:
+        return Check("gpu", Verdict.MISSING, "not usable by torch", _install_command())
+    name = torch.cuda.get_device_name(0)
+    return Check("gpu", Verdict.OK, f"{count} x {name}")
+
+
+def _memory() -> Check:
+    free = psutil.virtual_memory().available / (1 << 30)
+    found = f"{free:.1f} GiB free, {len(os.sched_getaffinity(0))} cores"
+    if free < ENGINE_MEMORY_GB:
+        mend = f"free {ENGINE_MEMORY_GB - free:.1f} GiB: an engine takes {ENGINE_MEMORY_GB:g} GiB"
+        return Check("memory", Verdict.MISSING, found, mend)
+    return Check("memory", Verdict.OK, found)
+
+
+def _mooncake() -> Check:
+    names = ("mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda")
+    name = names[0] if gpu_visible() else names[1]
+    for candidate in names:
+        if version := _version(candidate):
+            return Check("mooncake", Verdict.OK, f"{candidate} {version}")
+    found = "not installed: KV is recomputed when a chunk changes engines"
+    return Check("mooncake", Verdict.OPTIONAL, found, f"pip install {name}")
+
+
+def _libraries() -> Check:
+    """System libraries that SGLang and Mooncake load and pip cannot bring."""
+    if ctypes.util.find_library("ibverbs") is None:
+        found = "no libibverbs, which Mooncake loads"
+        return Check("libraries", Verdict.OPTIONAL, found, "apt-get install libibverbs1")
+    return Check("libraries", Verdict.OK, "libibverbs")

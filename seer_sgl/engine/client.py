@@ -1,0 +1,182 @@
+"""The HTTP client of one SGLang server (aiohttp).
+
+There is no read timeout on generation: a finite one would restart long chunks for ever. A stuck
+engine is found by watching its progress instead (rollout/monitor.py).
+"""
+
+import asyncio
+import contextlib
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from seer_sgl.config import SamplingConfig
+from seer_sgl.errors import EngineUnavailable, RequestRejected
+from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad
+
+from . import wire
+from .plugin import effect
+
+T = TypeVar("T")
+
+# SGLang's uvicorn closes an idle connection after 5 s; reusing one at that moment loses a request.
+KEEPALIVE_S = 4.0
+CONNECT_TIMEOUT_S = 10.0
+CONTROL_TIMEOUT_S = 10.0  # a reply to anything but /generate
+HEALTH_TIMEOUT_S = 30.0  # SGLang itself gives a silent scheduler 20 s
+ABORT_TIMEOUT_S = 2.0
+
+
+# The scheduler bounds the chunks in flight per engine; this only catches a driver gone mad.
+MAX_CONNECTIONS = 1 << 16
+
+
+def open_session(api_key: str | None = None) -> aiohttp.ClientSession:
+    """The one session a fleet shares; an async context manager."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=KEEPALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+    )
+
+
+class HttpEngine:
+    """One SGLang server behind a URL."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        session: aiohttp.ClientSession,
+        sampling: SamplingConfig,
+    ) -> None:
+        self._info = info
+        self._session = session
+        self._shared = wire.constant_sampling_params(sampling)
+        self._min_new_tokens = sampling.min_new_tokens
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the server said of itself when it was joined."""
+        return self._info
+
+    async def generate(self, chunk: Chunk) -> ChunkReply:
+        """Run one chunk to its end. Cancelling the call aborts it on the server.
+
+        Raises EngineUnavailable (connection, 5xx, a reply that is not SGLang's) or
+        RequestRejected (4xx).
+        """
+        body = wire.encode_generate(chunk, self._shared, self._min_new_tokens)
+        try:
+            reply = await self._call("POST", "/generate", body)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._abort(chunk.rid))
+            raise
+        try:
+            return wire.decode_generate(reply)
+        except (msgspec.DecodeError, OverflowError) as error:
+            raise EngineUnavailable(f"{self._name}: unreadable /generate reply: {error}") from None
+
+    async def load(self) -> EngineLoad:
+        """`/v1/loads`, summed over data-parallel ranks. Raises EngineUnavailable."""
+        body = await self._control("/v1/loads", CONTROL_TIMEOUT_S)
+        loads = _decode(body, wire.Loads, f"{self._name}: unreadable /v1/loads reply").loads
+        return EngineLoad(
+            running=sum(load.num_running_reqs for load in loads),
+            waiting=sum(load.num_waiting_reqs for load in loads),
+            used_tokens=sum(load.num_used_tokens for load in loads),
+            progress=tuple(msgspec.structs.astuple(load) for load in loads),
+        )
+
+    async def healthy(self) -> bool:
+        """`/health`: SGLang generates a token if it is idle, and answers 200 once one came out."""
+        try:
+            await self._control("/health", HEALTH_TIMEOUT_S)
+        except (EngineUnavailable, RequestRejected):
+            return False
+        return True
+
+    @property
+    def _name(self) -> str:
+        return f"engine {self._info.engine_id} ({self._info.url})"
+
+    async def _abort(self, rid: str) -> None:
+        """Tell the server to drop a request; if it does not listen, it sees the closed socket."""
+        with contextlib.suppress(EngineUnavailable, RequestRejected, TimeoutError):
+            async with asyncio.timeout(ABORT_TIMEOUT_S):
+                await self._call("POST", "/abort_request", msgspec.json.encode({"rid": rid}))
+
+    async def _control(self, path: str, timeout_s: float) -> bytes:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._call("GET", path)
+        except TimeoutError:
+            raise EngineUnavailable(f"{self._name}: no answer on {path}") from None
+
+    async def _call(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        url = self._info.url + path
+        headers = {"Content-Type": "application/json"} if body is not None else None
+        try:
+            async with self._session.request(method, url, data=body, headers=headers) as response:
+                reply = await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            reason = str(error) or type(error).__name__
+            raise EngineUnavailable(f"{self._name}: {reason}") from None
+        if response.status >= 500:
+            raise EngineUnavailable(f"{self._name}: HTTP {response.status}{_message(reply)}")
+        if response.status >= 400:
+            raise RequestRejected(f"{self._name}: HTTP {response.status}{_message(reply)}")
+        return reply
+
+
+async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> EngineInfo:
+    """Ask a server who it is. Raises EngineUnavailable when it does not answer like SGLang."""
+    name = f"engine {engine_id} ({url})"
+    try:
+        timeout = aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_S)
+        async with session.get(f"{url}/server_info", timeout=timeout) as response:
+            body = await response.read()
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        reason = str(error) or type(error).__name__
+        raise EngineUnavailable(f"{name}: {reason}") from None
+    if response.status != 200:
+        raise EngineUnavailable(f"{name}: HTTP {response.status} on /server_info{_message(body)}")
+    said = _decode(body, wire.ServerInfo, f"{name}: not an SGLang server we know")
+    if said.dp_size != 1:
+        raise EngineUnavailable(f"{name}: dp_size {said.dp_size}; start one server a rank instead")
+    state = said.internal_states[0]
+    plugin = state.seer_sgl
+    problem = effect.problem([state.seer_sgl for state in said.internal_states])
+    if plugin is not None and problem is not None:  # a stock server without it is fine
+        raise EngineUnavailable(f"{name}: {problem}")
+    return EngineInfo(
+        engine_id=engine_id,
+        url=url,
+        sglang_version=said.version,
+        model_path=said.model_path,
+        max_total_num_tokens=said.max_total_num_tokens,
+        max_running_requests=state.effective_max_running_requests_per_dp,
+        max_request_len=said.max_req_input_len,
+        page_size=said.page_size,
+        weight_version=said.weight_version,
+        deterministic=said.enable_deterministic_inference,
+        has_tokenizer=not said.skip_tokenizer_init,
+        plugin=plugin["version"] if plugin else None,
+    )
+
+
+def _decode(body: bytes, kind: type[T], complaint: str) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise EngineUnavailable(f"{complaint}: {error}") from None
+
+
+def _message(body: bytes) -> str:
+    """SGLang's explanation of an error, if there is one, on one line."""
+    try:
+        said: Any = msgspec.json.decode(body)
+        text = said["error"]["message"]
+    except (msgspec.DecodeError, KeyError, TypeError, IndexError):
+        text = body[:200].decode(errors="replace")
+    return f": {' '.join(str(text).split())}" if text else ""

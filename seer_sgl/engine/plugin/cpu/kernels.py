@@ -1,0 +1,81 @@
+"""A stand-in for the compiled package `sgl_kernel`, put into `sys.modules` on CPU machines.
+
+It holds the names that SGLang 0.5.21 imports on its CPU path. Plain decoding calls only the
+seeded-sampling hash; the others serve speculative decoding and refuse to run.
+"""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+U64 = npt.NDArray[np.uint64]
+_LOW_32 = np.uint64(0xFFFFFFFF)
+
+
+# Imported by name on the way to plain decoding, called only by speculative decoding.
+_SPECULATIVE = frozenset(
+    {
+        "assign_draft_cache_locs_contiguous_cpu",
+        "assign_extend_cache_locs_cpu",
+        "assign_req_to_token_pool_cpu",
+        "build_tree_kernel_efficient_cpu",
+        "copy_all_layer_kv_cache_cpu",
+        "fill_accept_out_cache_loc_cpu",
+        "fill_bonus_tokens_cpu",
+        "verify_tree_greedy_cpu",
+    }
+)
+
+
+def __getattr__(name: str) -> Callable[..., NoReturn]:
+    if name not in _SPECULATIVE:
+        raise AttributeError(f"sgl_kernel has no {name!r} on a CPU")
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(f"sgl_kernel.{name} has no CPU version here: speculative decoding only")
+
+    return refuse
+
+
+def _rotate_left(x: U64, bits: int) -> U64:
+    return ((x << np.uint64(bits)) | (x >> np.uint64(32 - bits))) & _LOW_32
+
+
+def _mix(hashed: U64, block: U64) -> U64:
+    """One round of MurmurHash3 (32 bit) on 32-bit values held in 64-bit integers."""
+    block = (block * np.uint64(0xCC9E2D51)) & _LOW_32
+    block = (_rotate_left(block, 15) * np.uint64(0x1B873593)) & _LOW_32
+    hashed = _rotate_left(hashed ^ block, 13)
+    return (hashed * np.uint64(5) + np.uint64(0xE6546B64)) & _LOW_32
+
+
+def murmur_hash32(
+    seed: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor
+) -> torch.Tensor:
+    """MurmurHash3 of (seed, position, column), as `sglang.kernels.ops.sampling.murmur_hash`.
+
+    seed: uint64 [rows]; positions: integer [rows]; columns: integer [vocabulary].
+    Returns uint32 [rows, vocabulary], the source of SGLang's per-request Gumbel noise.
+    """
+    seeds = seed.view(torch.int64).numpy().view(np.uint64)[:, None]
+    rows = positions.to(torch.int64).numpy().view(np.uint64)[:, None] & _LOW_32
+    cols = columns.to(torch.int64).numpy().view(np.uint64)[None, :] & _LOW_32
+    hashed = _mix(np.zeros_like(seeds), seeds & _LOW_32)
+    hashed = _mix(hashed, seeds >> np.uint64(32))
+    hashed = _mix(hashed, rows)
+    hashed = _mix(hashed, cols)
+    hashed = hashed ^ np.uint64(16)
+    hashed ^= hashed >> np.uint64(16)
+    hashed = (hashed * np.uint64(0x85EBCA6B)) & _LOW_32
+    hashed ^= hashed >> np.uint64(13)
+    hashed = (hashed * np.uint64(0xC2B2AE35)) & _LOW_32
+    hashed ^= hashed >> np.uint64(16)
+    return torch.from_numpy(hashed.astype(np.uint32))
+
+
+_library = torch.library.Library("sgl_kernel", "FRAGMENT")
+_library.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor col_indices) -> Tensor")
+_library.impl("murmur_hash32_cpu", murmur_hash32, "CPU")

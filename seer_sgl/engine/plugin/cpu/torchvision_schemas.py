@@ -1,0 +1,24 @@
+"""Let torchvision be imported beside a CPU build of torch.
+
+PyPI's torchvision wheel carries compiled CUDA operators that a CPU build of torch cannot load, and
+then fails at import because the operators it wants to describe do not exist. SGLang and
+transformers only need the import; nobody calls these two operators here.
+"""
+
+import torch
+
+_SCHEMAS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+_libraries: list[torch.library.Library] = []  # a schema lives as long as its library object
+
+
+def define_missing_schemas() -> None:
+    """Define the schemas of torchvision's detection operators once, on a CPU build of torch."""
+    if torch.version.cuda is not None or _libraries:
+        return
+    library = torch.library.Library("torchvision", "DEF")
+    for schema in _SCHEMAS:
+        library.define(schema)
+    _libraries.append(library)

@@ -1,0 +1,73 @@
+"""One SGLang server with our plugin: `python -m seer_sgl.engine.plugin.server --model-path M ...`.
+
+`seer-sgl engine` and the local launcher both start this module. Everything at module level runs
+again in the spawned scheduler and detokenizer processes, which is where the CPU stand-ins must be
+in place before `sglang` is imported.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+from seer_sgl.engine.plugin import PARENT_PID, cpu, effect
+
+cpu.prepare()
+
+PARENT_POLL_S = 1.0
+VERIFY_POLL_S = 1.0
+
+
+def main(arguments: list[str]) -> None:
+    """Run the server until it is told to stop. `arguments`: SGLang's own flags."""
+    parent = os.environ.get(PARENT_PID)
+    if parent is not None:
+        threading.Thread(target=_end_with_parent, args=(int(parent),), daemon=True).start()
+
+    from sglang.launch_server import run_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    load_plugins()
+    server_args = prepare_server_args(arguments)
+    threading.Thread(target=_verify_plugin, args=(server_args,), daemon=True).start()
+    try:
+        run_server(server_args)
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_POLL_S)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def _verify_plugin(server_args: Any) -> None:
+    """End the server if its schedulers run without our hooks: SGLang only logs such a failure."""
+    request = urllib.request.Request(f"{server_args.url()}/server_info")
+    if server_args.api_key:
+        request.add_header("Authorization", f"Bearer {server_args.api_key}")
+    while True:
+        time.sleep(VERIFY_POLL_S)
+        try:
+            with urllib.request.urlopen(request) as reply:
+                states = json.load(reply)["internal_states"]
+        except (OSError, ValueError, KeyError):  # not up yet
+            continue
+        problem = effect.problem([state.get(effect.KEY) for state in states])
+        if problem is None:
+            return
+        print(f"seer-sgl: {problem}", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,165 @@
+"""SGLang's JSON, as far as we read and write it.
+
+Replies are decoded tolerantly: only the fields needed, everything else skipped.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+
+from seer_sgl.config import SamplingConfig
+from seer_sgl.types import (
+    Chunk,
+    ChunkReply,
+    FinishReason,
+    WeightSpan,
+    logprob_array,
+    token_array,
+)
+
+
+class _Finish(msgspec.Struct):
+    type: FinishReason
+    matched: int | str | None = None
+    message: str | None = None
+
+
+class _CachedDetails(msgspec.Struct):
+    device: int = 0
+    host: int = 0
+    storage: int = 0
+
+
+class _VersionSpan(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Meta(msgspec.Struct):
+    finish_reason: _Finish
+    completion_tokens: int = 0
+    output_token_logprobs: list[tuple[float | None, int, str | None]] = []
+    weight_version: str = "default"
+    weight_versions: list[_VersionSpan] | None = None
+    cached_tokens: int = 0
+    cached_tokens_details: _CachedDetails | None = None
+    num_retractions: int = 0
+    spec_verify_ct: int = 0
+
+
+class _Reply(msgspec.Struct):
+    meta_info: _Meta
+
+
+class LoadEntry(msgspec.Struct):
+    """One data-parallel rank of `/v1/loads`."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    num_used_tokens: int = 0
+    total_prefill_uncached_tokens: int = 0
+    decode_moments: list[float] | None = None
+
+
+class Loads(msgspec.Struct):
+    """`/v1/loads`."""
+
+    loads: list[LoadEntry]
+
+
+class InternalState(msgspec.Struct):
+    """One scheduler of `/server_info`; `seer_sgl` is our plugin's report (plugin/effect.py)."""
+
+    effective_max_running_requests_per_dp: int
+    seer_sgl: dict[str, Any] | None = None
+
+
+class ServerInfo(msgspec.Struct):
+    """`/server_info`."""
+
+    version: str
+    model_path: str
+    max_total_num_tokens: int
+    max_req_input_len: int
+    page_size: int
+    dp_size: int
+    weight_version: str
+    enable_deterministic_inference: bool
+    skip_tokenizer_init: bool
+    internal_states: list[InternalState]
+
+
+_reply_decoder = msgspec.json.Decoder(_Reply)
+_encoder = msgspec.json.Encoder()
+
+
+def constant_sampling_params(sampling: SamplingConfig) -> dict[str, Any]:
+    """What every chunk of a rollout shares. All of it is sent: a server may have own defaults."""
+    shared = {
+        name: getattr(sampling, name)
+        for name in sampling.__struct_fields__
+        if name not in ("max_response_len", "min_new_tokens")
+    }
+    return {name: value for name, value in shared.items() if value not in ([], {}, None)}
+
+
+def encode_generate(chunk: Chunk, shared: dict[str, Any], min_new_tokens: int) -> bytes:
+    """The body of `/generate` for a chunk: prompt and everything generated so far as input ids."""
+    request = chunk.request
+    return _encoder.encode(
+        {
+            "rid": chunk.rid,
+            "input_ids": request.group.prompt.prompt_ids.tolist() + request.response_ids.tolist(),
+            "sampling_params": {
+                **shared,
+                "max_new_tokens": chunk.max_new_tokens,
+                # What is left of it: SGLang counts the tokens of one call only, and refuses a
+                # minimum above the call's own budget.
+                "min_new_tokens": min(
+                    max(0, min_new_tokens - request.generated), chunk.max_new_tokens
+                ),
+                "sampling_seed": request.seed,
+            },
+            "return_logprob": True,
+        }
+    )
+
+
+def decode_generate(body: bytes) -> ChunkReply:
+    """A reply of `/generate`. Raises msgspec.DecodeError for anything else.
+
+    Ids and logprobs are read from the same triples, so they cannot disagree in length.
+    """
+    meta = _reply_decoder.decode(body).meta_info
+    triples = meta.output_token_logprobs
+    finish = meta.finish_reason
+    # An aborted call may report tokens whose logprobs had not arrived: they are sampled again.
+    if finish.type != "abort" and len(triples) != meta.completion_tokens:
+        raise msgspec.ValidationError(
+            f"{len(triples)} token logprobs for {meta.completion_tokens} tokens"
+        )
+    details = meta.cached_tokens_details or _CachedDetails(device=meta.cached_tokens)
+    return ChunkReply(
+        ids=token_array([token for _, token, _ in triples]),
+        logprobs=logprob_array([-math.inf if lp is None else lp for lp, _, _ in triples]),
+        weight_spans=_spans(meta, len(triples)),
+        finish=finish.type,
+        matched=finish.matched,
+        cached_device=details.device,
+        cached_host=details.host,
+        cached_storage=details.storage,
+        retractions=meta.num_retractions,
+        verify_steps=meta.spec_verify_ct,
+    )
+
+
+def _spans(meta: _Meta, tokens: int) -> list[WeightSpan]:
+    """The weight versions of exactly the first `tokens` tokens of the reply."""
+    spans = meta.weight_versions or [_VersionSpan(meta.weight_version, 0, tokens)]
+    return [
+        WeightSpan(span.version, min(span.end, tokens) - span.start)
+        for span in spans
+        if span.start < tokens
+    ]

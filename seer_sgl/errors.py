@@ -1,0 +1,57 @@
+"""Every error seer-sgl raises for its user; each message is one clear line.
+
+SeerError
+├── InputError              the user's mistake: exit status 2
+│   ├── ConfigError         a config file, a --set, an impossible combination
+│   └── PromptError         a prompt: names file and line
+├── EngineStartError        an engine did not come up: exit status 1
+├── EngineError             one chunk did not come back
+│   ├── EngineUnavailable   connection, 5xx: another engine can take the chunk
+│   ├── ChunkInterrupted    we took it back (stuck engine, group given up)
+│   └── RequestRejected     4xx: no engine will ever take it
+└── RolloutError            the rollout cannot go on; finished samples are kept
+"""
+
+
+class SeerError(Exception):
+    """Root of the tree."""
+
+    exit_status = 1
+
+
+class InputError(SeerError):
+    """The user gave something that cannot work."""
+
+    exit_status = 2
+
+
+class ConfigError(InputError):
+    """A key, a type or a value of the config; the message names the key and where it was set."""
+
+
+class PromptError(InputError):
+    """A prompt that cannot be used; the message names the file and the line."""
+
+
+class EngineStartError(SeerError):
+    """An engine did not become ready; the message carries the end of its log."""
+
+
+class EngineError(SeerError):
+    """One chunk did not come back from its engine."""
+
+
+class EngineUnavailable(EngineError):
+    """The engine is unreachable or failing. The chunk can run elsewhere."""
+
+
+class ChunkInterrupted(EngineError):
+    """The driver took the chunk back: its engine is stuck, or its group was given up."""
+
+
+class RequestRejected(EngineError):
+    """The engine refused the request itself (HTTP 4xx). It would be refused anywhere."""
+
+
+class RolloutError(SeerError):
+    """The rollout ended without every sample; what had finished is kept."""

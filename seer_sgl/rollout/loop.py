@@ -1,0 +1,172 @@
+"""The asyncio loop: sends what the scheduler assigns, hands back what engines return.
+
+It decides nothing. One task a chunk in flight; everything else happens between two awaits.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from seer_sgl.engine.protocol import Engine
+from seer_sgl.errors import ChunkInterrupted, EngineError, EngineUnavailable
+from seer_sgl.scheduling.scheduler import Scheduler
+from seer_sgl.types import Chunk, ChunkReply, ChunkResult, EngineLoad, Group, Request, RequestState
+
+Clock = Callable[[], float]
+Amend = Callable[[Request, ChunkReply], ChunkReply]
+
+
+class Observer:
+    """Sees what happens in a rollout; override what is of interest. Called between two awaits."""
+
+    def sent(self, chunk: Chunk, now: float) -> None:
+        """A chunk went to its engine."""
+
+    def returned(self, result: ChunkResult) -> None:
+        """A chunk came back; its request has not grown yet."""
+
+    def finished(self, request: Request) -> None:
+        """A request is complete."""
+
+    def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
+        """An engine told how busy it is."""
+
+
+class Run:
+    """The groups of one caller. Complete or given-up groups appear in `done`."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.observers = observers
+        self.done: asyncio.Queue[Group] = asyncio.Queue()
+        self.unfinished: dict[str, Group] = {}
+
+
+class RolloutLoop:
+    """Drives a Scheduler against engines until it is cancelled.
+
+    `amend` may shorten a reply before it counts (string stops across chunks). `clock`: seconds.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        engines: Mapping[str, Engine],
+        clock: Clock,
+        amend: Amend,
+    ) -> None:
+        self._scheduler = scheduler
+        self._engines = engines
+        self._clock = clock
+        self._amend = amend
+        self._results: asyncio.Queue[ChunkResult | None] = asyncio.Queue()
+        self._inflight: dict[str, tuple[Run, Chunk, asyncio.Task[None]]] = {}  # by request uid
+        self._interrupted: dict[str, str] = {}  # request uid -> why its chunk was taken back
+        self._runs: dict[str, Run] = {}  # by group id, while the group is unfinished
+
+    def submit(self, groups: Sequence[Group], observers: Sequence[Observer]) -> Run:
+        """Roll the groups out. Raises ValueError for a group id that is under way already."""
+        for group in groups:
+            if group.group_id in self._runs:
+                raise ValueError(f"group {group.group_id!r} is being rolled out already")
+        run = Run(observers)
+        for group in groups:
+            self._runs[group.group_id] = run
+            run.unfinished[group.group_id] = group
+            self._scheduler.submit(group)
+        self._wake()
+        return run
+
+    def close(self, run: Run) -> None:
+        """The caller is done: what is unfinished is given up, its chunks in flight aborted."""
+        run.observers = ()
+        for group in list(run.unfinished.values()):
+            self._scheduler.withdraw(group)
+            self._leave(run, group)
+        self._wake()
+
+    def set_available(self, engine_id: str, available: bool) -> None:
+        """An engine went away or came back (monitor.py)."""
+        self._scheduler.set_available(engine_id, available)
+        self._wake()
+
+    def interrupt(self, engine_id: str, why: str) -> None:
+        """Take every chunk away from an engine; they are sent again, elsewhere if possible."""
+        for uid, (_, chunk, _) in self._inflight.items():
+            if chunk.engine_id == engine_id:
+                self._interrupt(uid, why)
+
+    def loaded(self, engine_id: str, load: EngineLoad) -> None:
+        """An engine told how busy it is (monitor.py)."""
+        for run in set(self._runs.values()):
+            for observer in run.observers:
+                observer.loaded(engine_id, load, self._clock())
+
+    async def run(self) -> None:
+        """Work for ever. On cancellation every chunk in flight is aborted first."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._dispatch(tasks)
+                self._take(await self._results.get())
+                while not self._results.empty():
+                    self._take(self._results.get_nowait())
+
+    def _wake(self) -> None:
+        """Look for work again although no chunk came back."""
+        self._results.put_nowait(None)
+
+    def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
+        while (chunk := self._scheduler.next_assignment(self._clock())) is not None:
+            run = self._runs[chunk.request.group.group_id]
+            task = tasks.create_task(self._serve(chunk))
+            self._inflight[chunk.request.uid] = (run, chunk, task)
+            for observer in run.observers:
+                observer.sent(chunk, self._clock())
+
+    async def _serve(self, chunk: Chunk) -> None:
+        """One chunk, start to end; always reports exactly one result."""
+        reply: ChunkReply | None = None
+        error: EngineError | None = None
+        try:
+            reply = await self._engines[chunk.engine_id].generate(chunk)
+            reply = self._amend(chunk.request, reply)
+        except EngineError as failure:
+            error = failure
+        except asyncio.CancelledError:
+            why = self._interrupted.get(chunk.request.uid)
+            task = asyncio.current_task()
+            if why is None or task is None:
+                raise
+            task.uncancel()
+            error = ChunkInterrupted(why)
+        self._results.put_nowait(
+            ChunkResult(chunk=chunk, now=self._clock(), reply=reply, error=error)
+        )
+
+    def _take(self, result: ChunkResult | None) -> None:
+        if result is None:
+            return
+        request, group = result.chunk.request, result.chunk.request.group
+        run, _, _ = self._inflight.pop(request.uid)
+        self._interrupted.pop(request.uid, None)
+        if isinstance(result.error, EngineUnavailable):
+            self._scheduler.set_available(result.chunk.engine_id, False)
+        for observer in run.observers:
+            observer.returned(result)
+        self._scheduler.complete(result)
+        if request.state is RequestState.FINISHED:
+            for observer in run.observers:
+                observer.finished(request)
+        if group.group_id in run.unfinished and (group.finished or group.withdrawn):
+            self._leave(run, group)
+            run.done.put_nowait(group)
+
+    def _leave(self, run: Run, group: Group) -> None:
+        """The group is complete or given up: nothing of it stays in flight."""
+        del self._runs[group.group_id], run.unfinished[group.group_id]
+        for request in group.requests:
+            if request.uid in self._inflight:
+                self._interrupt(request.uid, "the group was given up")
+
+    def _interrupt(self, uid: str, why: str) -> None:
+        if uid not in self._interrupted:
+            self._interrupted[uid] = why
+            self._inflight[uid][2].cancel()

@@ -1,0 +1,164 @@
+"""Prompts in: a JSONL file or Python objects, checked and tokenized.
+
+A line is `{"prompt": str | "messages": [...] | "prompt_ids": [...], "n"?, "id"?, "metadata"?}`.
+Every complaint names the file and the line (or the position in a Python sequence).
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from seer_sgl.errors import PromptError
+from seer_sgl.types import Prompt, token_array
+
+from .tokenizer import Tokenizer
+
+
+class PromptRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A prompt as the user writes it; exactly one of prompt, messages and prompt_ids."""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    prompt_ids: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]] | None = None
+    n: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    id: str | int | None = None
+    metadata: Any = None
+
+
+PromptLike = Prompt | PromptRecord | Mapping[str, Any] | str
+_decoder = msgspec.json.Decoder(PromptRecord)
+
+
+class PromptReader:
+    """Turns what the user gave into Prompts.
+
+    `n`: samples of a prompt that does not say. `vocab_size` and `max_prompt_len` (tokens; None:
+    unknown) are what the model can take.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        tokenizer: Tokenizer | None,
+        vocab_size: int | None,
+        max_prompt_len: int | None,
+    ) -> None:
+        self._n = n
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._max_prompt_len = max_prompt_len
+
+    def read(self, path: Path, limit: int | None = None) -> list[Prompt]:
+        """The first `limit` prompts of a JSONL file. Raises PromptError before any is used."""
+        return self._unique(self._records(path), limit, str(path))
+
+    def convert(self, prompts: Iterable[PromptLike]) -> list[Prompt]:
+        """Prompts from Python objects: Prompt, a mapping like a JSONL line, or just the text."""
+        return self._unique(self._given(prompts), None, "prompts")
+
+    def _records(self, path: Path) -> Iterator[tuple[str, str, PromptRecord]]:
+        """(place, default id, record) of each non-empty line."""
+        try:
+            lines = path.read_bytes().splitlines()
+        except OSError as error:
+            raise PromptError(f"{path}: {error.strerror}") from None
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            place = f"{path}:{number}"
+            try:
+                record = _decoder.decode(line)
+            except msgspec.DecodeError as error:
+                raise PromptError(f"{place}: {_plain(error)}") from None
+            except UnicodeDecodeError:
+                raise PromptError(f"{place}: not UTF-8") from None
+            yield place, str(number), record
+
+    def _given(
+        self, prompts: Iterable[PromptLike]
+    ) -> Iterator[tuple[str, str, PromptRecord | Prompt]]:
+        for number, given in enumerate(prompts):
+            place = f"prompts[{number}]"
+            if isinstance(given, str):
+                yield place, str(number), PromptRecord(prompt=given)
+            elif isinstance(given, Prompt | PromptRecord):
+                yield place, str(number), given
+            else:
+                try:
+                    yield place, str(number), msgspec.convert(dict(given), PromptRecord)
+                except (msgspec.ValidationError, TypeError, ValueError) as error:
+                    raise PromptError(f"{place}: {_plain(error)}") from None
+
+    def _unique(
+        self,
+        records: Iterable[tuple[str, str, PromptRecord | Prompt]],
+        limit: int | None,
+        source: str,
+    ) -> list[Prompt]:
+        prompts: list[Prompt] = []
+        places: dict[str, str] = {}
+        for place, default_id, record in records:
+            if limit is not None and len(prompts) == limit:
+                break
+            prompt = self._prompt(record, default_id, place)
+            if prompt.prompt_id in places:
+                first = places[prompt.prompt_id]
+                raise PromptError(f"{place}: id {prompt.prompt_id!r} was used at {first} already")
+            places[prompt.prompt_id] = place
+            prompts.append(prompt)
+        if not prompts:
+            raise PromptError(f"{source}: no prompts")
+        return prompts
+
+    def _prompt(self, record: PromptRecord | Prompt, default_id: str, place: str) -> Prompt:
+        if isinstance(record, Prompt):
+            prompt = record
+        else:
+            prompt = Prompt(
+                prompt_id=default_id if record.id is None else str(record.id),
+                prompt_ids=self._ids(record, place),
+                n=record.n or self._n,
+                text=record.prompt,
+                messages=record.messages,
+                metadata=record.metadata,
+            )
+        ids = prompt.prompt_ids
+        if not ids:
+            raise PromptError(f"{place}: the prompt is empty")
+        if self._vocab_size is not None and not 0 <= min(ids) <= max(ids) < self._vocab_size:
+            wrong = next(i for i in ids if not 0 <= i < self._vocab_size)
+            raise PromptError(
+                f"{place}: token id {wrong} is outside the vocabulary of {self._vocab_size}"
+            )
+        if self._max_prompt_len is not None and len(ids) > self._max_prompt_len:
+            raise PromptError(
+                f"{place}: {len(ids)} prompt tokens; the engines take {self._max_prompt_len} "
+                "and at least one response token"
+            )
+        return prompt
+
+    def _ids(self, record: PromptRecord, place: str) -> "array[int]":
+        given = [record.prompt, record.messages, record.prompt_ids]
+        if sum(part is not None for part in given) != 1:
+            raise PromptError(f"{place}: give exactly one of prompt, messages and prompt_ids")
+        if record.prompt_ids is not None:
+            return token_array(record.prompt_ids)
+        if self._tokenizer is None:
+            raise PromptError(f"{place}: text prompts need a tokenizer: set model.path")
+        if record.prompt is not None:
+            if not record.prompt:
+                raise PromptError(f"{place}: the prompt is empty")
+            return self._tokenizer.encode(record.prompt)
+        try:
+            return self._tokenizer.apply_chat_template(record.messages or [])
+        except ValueError as error:
+            raise PromptError(f"{place}: {error}") from None
+
+
+def _plain(error: Exception) -> str:
+    """msgspec's complaint without its back-quotes and `$.` paths."""
+    text = str(error).replace(" - at `$.", " at `").replace("`", "")
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,94 @@
+"""What happened in a rollout, as compact series and counters.
+
+Costs a few appends a chunk; the report and the timeline are computed from it at the end.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+
+from seer_sgl.types import (
+    Chunk,
+    ChunkResult,
+    EngineInfo,
+    EngineLoad,
+    Request,
+)
+
+from .loop import Observer
+
+
+class EngineRecord:
+    """One engine's part. Series are pairs of equally long arrays; times in rollout seconds."""
+
+    def __init__(self, info: EngineInfo) -> None:
+        self.info = info
+        self.chunks = 0
+        self.lost_chunks = 0
+        self.response_tokens = 0
+        self.retractions = 0
+        self.inflight = 0
+        self.inflight_at = array("d")
+        self.inflight_count = array("i")
+        self.load_at = array("d")
+        self.used_tokens = array("q")
+
+    def step(self, now: float, change: int) -> None:
+        """One chunk more (+1) or less (-1) in flight from `now` on."""
+        self.inflight += change
+        self.inflight_at.append(now)
+        self.inflight_count.append(self.inflight)
+
+
+class Recorder(Observer):
+    """Keeps what the report and the timeline need. `started_at`: on the loop's clock."""
+
+    def __init__(self, engines: Iterable[EngineInfo], started_at: float) -> None:
+        self.started_at = started_at
+        self.engines = {info.engine_id: EngineRecord(info) for info in engines}
+        self.migrations = 0
+        self.recomputed_tokens = 0
+        self.cached: Counter[str] = Counter()
+        self.verify_steps = 0
+        self.finish_reasons: Counter[str] = Counter()
+        self.finished_at = array("d")  # in order
+        self.response_lens = array("i")  # of finished requests, same order
+        self.speculated_tokens = 0
+
+    def sent(self, chunk: Chunk, now: float) -> None:
+        """A chunk went to its engine."""
+        self.engines[chunk.engine_id].step(now - self.started_at, +1)
+
+    def returned(self, result: ChunkResult) -> None:
+        """A chunk came back; its request has not grown yet."""
+        chunk, reply = result.chunk, result.reply
+        engine = self.engines[chunk.engine_id]
+        engine.step(result.now - self.started_at, -1)
+        if reply is None:
+            engine.lost_chunks += 1
+            return
+        engine.chunks += 1
+        engine.response_tokens += len(reply.ids)
+        engine.retractions += reply.retractions
+        self.migrations += chunk.migrated
+        self.cached.update(
+            device=reply.cached_device, host=reply.cached_host, storage=reply.cached_storage
+        )
+        self.verify_steps += reply.verify_steps
+        if reply.verify_steps:
+            self.speculated_tokens += len(reply.ids)
+        if chunk.request.generated:
+            # SGLang always runs the last input token, whatever it has cached.
+            self.recomputed_tokens += max(0, chunk.request.total_len - reply.cached - 1)
+
+    def finished(self, request: Request) -> None:
+        """A request is complete."""
+        self.finished_at.append((request.finished_at or 0.0) - self.started_at)
+        self.response_lens.append(request.generated)
+        self.finish_reasons[request.finish_reason or "abort"] += 1
+
+    def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
+        """The monitor's figure of an engine's KV use."""
+        engine = self.engines[engine_id]
+        engine.load_at.append(now - self.started_at)
+        engine.used_tokens.append(load.used_tokens)

@@ -1,0 +1,86 @@
+"""The report of a rollout: one JSON object, computed from what the recorder saw."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from .recorder import EngineRecord, Recorder
+
+TAIL_SHARE = 0.1  # the paper's tail: the last 10 % of requests to finish
+
+
+def tail_begin(finished_at: Sequence[float]) -> float:
+    """When only the last 10 % of the requests were left. `finished_at`: ascending seconds."""
+    if not finished_at:
+        return 0.0
+    before_tail = math.ceil(len(finished_at) * (1 - TAIL_SHARE))
+    return finished_at[max(before_tail, 1) - 1]
+
+
+def report(
+    record: Recorder, rollout_id: str, seed: int, groups: int, unfinished_groups: int
+) -> dict[str, Any]:
+    """The report's keys (README, "The report"). `groups`: complete ones."""
+    ends = record.finished_at
+    wall_s = ends[-1] if ends else 0.0
+    lengths = sorted(record.response_lens)
+    speculated = record.speculated_tokens / record.verify_steps if record.verify_steps else None
+    return {
+        "rollout_id": rollout_id,
+        "seed": seed,
+        "groups": groups,
+        "unfinished_groups": unfinished_groups,
+        "samples": len(ends),
+        "response_tokens": sum(lengths),
+        "wall_s": round(wall_s, 3),
+        "throughput_tok_s": round(sum(lengths) / wall_s, 1) if wall_s else 0.0,
+        "tail_s": round(wall_s - tail_begin(ends), 3),
+        "chunks": sum(engine.chunks for engine in record.engines.values()),
+        "lost_chunks": sum(engine.lost_chunks for engine in record.engines.values()),
+        "migrations": record.migrations,
+        "cached_tokens": {tier: record.cached[tier] for tier in ("device", "host", "storage")},
+        "recomputed_tokens": record.recomputed_tokens,
+        "retractions": sum(engine.retractions for engine in record.engines.values()),
+        "accept_length": None if speculated is None else round(speculated, 3),
+        "finish_reasons": dict(record.finish_reasons),
+        "response_length": {
+            "mean": round(sum(lengths) / len(lengths), 1) if lengths else 0.0,
+            "median": quantile(lengths, 0.5),
+            "p99": quantile(lengths, 0.99),
+            "max": lengths[-1] if lengths else 0,
+        },
+        "engines": [_engine(engine, wall_s) for engine in record.engines.values()],
+    }
+
+
+def quantile(ordered: Sequence[int], share: float) -> int:
+    """The nearest-rank quantile of an ascending sequence; 0 of an empty one."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0
+
+
+def _engine(engine: EngineRecord, wall_s: float) -> dict[str, Any]:
+    info = engine.info
+    return {
+        "engine_id": info.engine_id,
+        "url": info.url,
+        "sglang_version": info.sglang_version,
+        "plugin": info.plugin,
+        "weight_version": info.weight_version,
+        "chunks": engine.chunks,
+        "lost_chunks": engine.lost_chunks,
+        "response_tokens": engine.response_tokens,
+        "throughput_tok_s": round(engine.response_tokens / wall_s, 1) if wall_s else 0.0,
+        "retractions": engine.retractions,
+        "kv_capacity": info.max_total_num_tokens,
+        "kv_peak": round(max(engine.used_tokens, default=0) / info.max_total_num_tokens, 4),
+        "mean_inflight": round(_mean_inflight(engine, wall_s), 2),
+        "max_inflight": max(engine.inflight_count, default=0),
+    }
+
+
+def _mean_inflight(engine: EngineRecord, wall_s: float) -> float:
+    if not wall_s:
+        return 0.0
+    ends = [*engine.inflight_at[1:], wall_s]
+    spans = zip(engine.inflight_at, ends, engine.inflight_count, strict=True)
+    return sum((end - begin) * count for begin, end, count in spans) / wall_s

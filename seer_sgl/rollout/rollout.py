@@ -1,0 +1,282 @@
+"""`Rollout`: engines up, groups out, engines down.
+
+async with Rollout(config) as rollout:
+    async for group in rollout.run(prompts):
+        train_on(group.samples)
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from seer_sgl.config import Config, load, parse
+from seer_sgl.engine.fleet import open_fleet, require_model
+from seer_sgl.engine.protocol import Engine
+from seer_sgl.errors import ConfigError, RolloutError
+from seer_sgl.scheduling.ledger import KVLedger
+from seer_sgl.scheduling.placement import Placement
+from seer_sgl.scheduling.scheduler import Scheduler
+from seer_sgl.types import ChunkReply, EngineInfo, Group, Prompt, Request
+
+from .admission import check_engines, response_limit
+from .boundary import StopRecheck
+from .loop import Observer, RolloutLoop, Run
+from .model import model_facts
+from .monitor import Monitor
+from .prompts import PromptLike, PromptReader
+from .recorder import Recorder
+from .report import report
+from .samples import SampleMaker
+from .tokenizer import Tokenizer
+
+clock = time.monotonic
+
+
+class Rollout:
+    """A fleet of engines and the loop that drives it; one `run` at a time.
+
+    config: a Config, a mapping of the same shape, or a YAML file. `log_dir`: where local engines
+    write their logs. `announce` hears one line for each step of the start-up and each warning.
+    `placement` replaces the choice of engines (experiments).
+    Raises InputError for what cannot work, EngineStartError when an engine does not come up.
+    """
+
+    def __init__(
+        self,
+        config: Config | Mapping[str, Any] | str | Path,
+        *,
+        log_dir: Path | str = "logs",
+        announce: Callable[[str], None] = lambda _: None,
+        placement: Placement | None = None,
+    ) -> None:
+        if isinstance(config, str | Path):
+            config = load(Path(config))
+        self.config = config if isinstance(config, Config) else parse(config)
+        self._log_dir = Path(log_dir)
+        self._announce = announce
+        self._placement = placement
+        seed = self.config.rollout.seed
+        self._seed = secrets.randbits(32) if seed is None else seed
+        self._order = itertools.count()
+        self._runs = 0
+        self.recorder: Recorder | None = None  # of the current or latest run
+        self._report: dict[str, Any] = {}
+
+        model = self.config.model
+        if self.config.engines.launch == "local":
+            require_model(model.path or "")
+        self._facts = model_facts(model.path)
+        tokenizer_path = model.tokenizer_path or model.path
+        self._tokenizer = Tokenizer(tokenizer_path) if tokenizer_path else None
+        self._recheck = _stop_recheck(self.config, self._tokenizer)
+
+    async def __aenter__(self) -> Self:
+        async with contextlib.AsyncExitStack() as stack:
+            engines = await stack.enter_async_context(
+                open_fleet(self.config, self._log_dir, self._announce)
+            )
+            self._infos = [engine.info for engine in engines]
+            check_engines(self.config, self._infos)
+            self._driver = await stack.enter_async_context(self._driving(engines))
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def engines(self) -> list[EngineInfo]:
+        """What the engines said of themselves."""
+        return self._infos
+
+    def report(self) -> dict[str, Any]:
+        """The report of the current or latest run (README, "The report")."""
+        if self.recorder is None:
+            raise RolloutError("nothing was rolled out yet")
+        return report(self.recorder, **self._report)
+
+    def read_prompts(self, path: Path | str) -> list[Prompt]:
+        """The prompts of a JSONL file, checked; works before the engines are up.
+
+        Raises PromptError with file and line.
+        """
+        return self._reader(self._max_prompt_len()).read(
+            Path(path), self.config.rollout.max_prompts
+        )
+
+    async def run(
+        self, prompts: Iterable[PromptLike], observers: Sequence[Observer] = ()
+    ) -> AsyncIterator[Group]:
+        """Roll the prompts out and yield each group once all its samples are there.
+
+        prompts: Prompt objects, mappings like a line of a prompts file, or texts. Leaving the
+        loop early aborts what is in flight. Raises PromptError before anything is sent, and
+        RolloutError after all other groups if some had to be given up.
+        """
+        room = min(info.max_request_len for info in self._infos) - 1
+        prompts = self._reader(room).convert(prompts)
+        rollout_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        seed = self._seed + self._runs
+        self._runs += 1
+        started_at = clock()
+        groups = [self._group(prompt, rollout_id, seed, started_at) for prompt in prompts]
+        self.recorder = Recorder(self._infos, started_at)
+        self._report = {
+            "rollout_id": rollout_id,
+            "seed": seed,
+            "groups": 0,
+            "unfinished_groups": len(groups),
+        }
+        maker = SampleMaker(rollout_id, started_at, self.config.sampling, self._tokenizer)
+        run = self._loop.submit(groups, [self.recorder, maker, *observers])
+        given_up: list[Group] = []
+        try:
+            for _ in groups:
+                group = await self._next(run)
+                if group.error is not None:
+                    given_up.append(group)
+                    continue
+                self._report["groups"] += 1
+                self._report["unfinished_groups"] -= 1
+                group.samples.sort(key=lambda sample: sample.index)
+                yield group
+        finally:
+            self._loop.close(run)
+        if given_up:
+            first = given_up[0]
+            raise RolloutError(
+                f"{len(given_up)} of {len(groups)} groups were given up; "
+                f"the first, {first.group_id!r}: {first.error}"
+            )
+
+    async def _next(self, run: Run) -> Group:
+        """The next complete group; raises what ended the driver if it ended."""
+        waiter = asyncio.ensure_future(run.done.get())
+        try:
+            await asyncio.wait({waiter, self._driver}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not waiter.done():
+                waiter.cancel()
+        if waiter.done() and not waiter.cancelled():
+            return waiter.result()
+        self._driver.result()
+        raise RolloutError("the rollout was closed")
+
+    def _group(self, prompt: Prompt, rollout_id: str, seed: int, now: float) -> Group:
+        group = Group(group_id=prompt.prompt_id, prompt=prompt)
+        limit = response_limit(self.config, self._infos, prompt)
+        for index in range(prompt.n):
+            order = next(self._order)
+            group.requests.append(
+                Request(
+                    uid=f"{rollout_id}.{order}",
+                    order=order,
+                    group=group,
+                    index=index,
+                    seed=request_seed(seed, group.group_id, index),
+                    max_response_len=limit,
+                    submitted_at=now,
+                )
+            )
+        return group
+
+    def _max_prompt_len(self) -> int | None:
+        """What the model's context leaves for a prompt, as far as it is known without engines."""
+        flags = {k.replace("_", "-"): v for k, v in self.config.engines.sglang.items()}
+        length = flags.get("context-length", self._facts.max_position_embeddings)
+        return length - 1 if isinstance(length, int) else None
+
+    def _reader(self, max_prompt_len: int | None) -> PromptReader:
+        vocab_size = self._facts.vocab_size
+        if vocab_size is None and self._tokenizer is not None:
+            vocab_size = self._tokenizer.vocab_size
+        n = self.config.rollout.n_samples_per_prompt
+        return PromptReader(n, self._tokenizer, vocab_size, max_prompt_len)
+
+    def _scheduler(self, engines: Sequence[Engine]) -> Scheduler:
+        scheduling = self.config.scheduling
+        undivided = self.config.sampling.undivided_because()
+        if undivided and scheduling.divide:
+            self._announce(
+                f"warning: requests run undivided: sampling.{', sampling.'.join(undivided)} "
+                "cannot cross a chunk boundary"
+            )
+        scheduler = Scheduler(
+            scheduling.chunk_tokens,
+            divide=scheduling.divide and not undivided,
+            placement=self._placement,
+        )
+        for engine in engines:
+            info = engine.info
+            ledger = KVLedger(info.max_total_num_tokens, info.page_size)
+            scheduler.add_engine(
+                info.engine_id,
+                ledger if scheduling.kv_ledger else None,
+                min(
+                    info.max_running_requests,
+                    scheduling.max_inflight_per_engine or info.max_running_requests,
+                ),
+            )
+        return scheduler
+
+    @contextlib.asynccontextmanager
+    async def _driving(self, engines: Sequence[Engine]) -> AsyncIterator["asyncio.Task[None]"]:
+        """The loop and the monitor, running as one task until the block is left."""
+        scheduler = self._scheduler(engines)
+        by_id = {engine.info.engine_id: engine for engine in engines}
+        self._loop = RolloutLoop(scheduler, by_id, clock, self._recheck)
+        monitor = Monitor(
+            [(slot, by_id[slot.engine_id]) for slot in scheduler.engines],
+            self._loop,
+            clock,
+            stall_timeout_s=self.config.engines.stall_timeout_s,
+            recovery_timeout_s=self.config.engines.recovery_timeout_s,
+        )
+
+        async def drive() -> None:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._loop.run())
+                    tasks.create_task(monitor.run())
+            except* RolloutError as failures:
+                raise _first(failures) from None
+
+        driver = asyncio.create_task(drive())
+        try:
+            yield driver
+        finally:
+            driver.cancel()
+            with contextlib.suppress(asyncio.CancelledError, RolloutError):
+                await driver
+
+
+def request_seed(seed: int, group_id: str, index: int) -> int:
+    """A request's sampling seed, 63 bits: SGLang derives its noise from it and the position."""
+    digest = hashlib.blake2b(f"{seed}/{index}/{group_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _stop_recheck(
+    config: Config, tokenizer: Tokenizer | None
+) -> Callable[[Request, ChunkReply], ChunkReply]:
+    stops = config.sampling.stops()
+    if not stops:
+        return lambda _, reply: reply
+    if tokenizer is None:
+        raise ConfigError("sampling.stop: stop strings need a tokenizer: set model.path")
+    recheck = StopRecheck(stops, tokenizer.stop_len, tokenizer.decode)
+    return lambda request, reply: recheck(request.response_ids, reply)
+
+
+def _first(failures: BaseExceptionGroup[RolloutError]) -> RolloutError:
+    found: BaseException = failures
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    assert isinstance(found, RolloutError)
+    return found

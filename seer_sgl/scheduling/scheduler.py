@@ -1,0 +1,142 @@
+"""The scheduler: a state machine with two verbs, `next_assignment` and `complete`.
+
+The asyncio loop drives it against real engines; nothing here knows that time passes or that there
+is a network.
+"""
+
+from collections.abc import Iterable
+
+from seer_sgl.errors import RequestRejected
+from seer_sgl.types import Chunk, ChunkReply, ChunkResult, Group, Request, RequestState
+
+from .ledger import KVLedger
+from .placement import EngineSlot, LeastLoaded, Placement
+from .policy import FirstComeFirstServed, Policy
+
+# A chunk that brings nothing this many times in a row for one request is not bad luck.
+MAX_CONSECUTIVE_FAILURES = 5
+
+
+class Scheduler:
+    """Turns requests into chunks on engines, one at a time, without ever over-promising KV.
+
+    `chunk_tokens`: the token budget of a chunk. `divide` False sends every request whole.
+    """
+
+    def __init__(
+        self,
+        chunk_tokens: int,
+        *,
+        divide: bool = True,
+        policy: Policy | None = None,
+        placement: Placement | None = None,
+    ) -> None:
+        self._chunk_tokens = chunk_tokens
+        self._divide = divide
+        self._policy = policy or FirstComeFirstServed()
+        self._placement = placement or LeastLoaded()
+        self._engines: dict[str, EngineSlot] = {}
+
+    @property
+    def engines(self) -> Iterable[EngineSlot]:
+        """Every engine, available or not."""
+        return self._engines.values()
+
+    def add_engine(self, engine_id: str, ledger: KVLedger | None, max_inflight: int) -> None:
+        """An engine joins. `ledger` None admits by count only."""
+        self._engines[engine_id] = EngineSlot(engine_id, ledger, max_inflight)
+
+    def set_available(self, engine_id: str, available: bool) -> None:
+        """Stop or resume sending chunks to an engine; what is in flight there goes on."""
+        self._engines[engine_id].available = available
+
+    def submit(self, group: Group) -> None:
+        """All requests of the group become ready."""
+        for request in group.requests:
+            self._policy.push(request)
+
+    def withdraw(self, group: Group) -> None:
+        """Give the group up: nothing of it is sent again; chunks in flight still complete."""
+        group.withdrawn = True
+
+    def next_assignment(self, now: float) -> Chunk | None:
+        """The next chunk to send, already accounted for; None when nothing can start now.
+
+        `now`: seconds on the caller's clock.
+        """
+        request = self._next_ready()
+        if request is None:
+            return None
+        budget = request.remaining
+        if self._divide:
+            budget = min(budget, self._chunk_tokens)
+        total_len = request.total_len + budget
+        slot = self._placement.choose(request, total_len, self._engines.values())
+        if slot is None:
+            return None
+        self._policy.pop()
+        return self._start(request, slot, budget, now)
+
+    def complete(self, result: ChunkResult) -> None:
+        """A chunk came back: the request grows, and finishes or becomes ready again."""
+        chunk = result.chunk
+        request, group = chunk.request, chunk.request.group
+        slot = self._engines[chunk.engine_id]
+        slot.inflight -= 1
+        slot.completed += 1
+        if slot.ledger is not None:
+            slot.ledger.release(group.group_id, request.prompt_len, chunk.kv_tokens)
+        request.state = RequestState.PENDING
+        if result.reply is not None:
+            self._grow(result.reply, chunk, result.now)
+        brought = result.reply is not None and len(result.reply.ids) > 0
+        request.failures = 0 if brought else request.failures + 1
+        if request.state is RequestState.FINISHED or group.withdrawn:
+            return
+        if isinstance(result.error, RequestRejected):
+            group.error = str(result.error)
+        elif request.failures >= MAX_CONSECUTIVE_FAILURES:
+            last = result.error or "the engine aborted it without a token"
+            group.error = f"{request.failures} chunks in a row failed, the last one so: {last}"
+        if group.error is None:
+            self._policy.push(request)
+        else:
+            self.withdraw(group)
+
+    def _next_ready(self) -> Request | None:
+        while (request := self._policy.peek()) is not None:
+            if not request.group.withdrawn:
+                return request
+            self._policy.pop()
+        return None
+
+    def _start(self, request: Request, slot: EngineSlot, budget: int, now: float) -> Chunk:
+        total_len = request.total_len + budget
+        slot.inflight += 1
+        if slot.ledger is not None:
+            slot.ledger.reserve(request.group.group_id, request.prompt_len, total_len)
+        request.state = RequestState.RUNNING
+        request.attempts += 1
+        if request.started_at is None:
+            request.started_at = now
+        return Chunk(
+            request=request,
+            engine_id=slot.engine_id,
+            # The terminator keeps SGLang's prefix match of /abort_request from hitting c10 by c1.
+            rid=f"{request.uid}.c{request.attempts}/",
+            max_new_tokens=budget,
+            kv_tokens=total_len,
+            migrated=bool(request.engines) and request.engines[-1] != slot.engine_id,
+        )
+
+    def _grow(self, reply: ChunkReply, chunk: Chunk, now: float) -> None:
+        request = chunk.request
+        request.append(reply)
+        request.engines.append(chunk.engine_id)
+        if reply.finish == "stop":
+            request.finish("stop", reply.matched, now)
+        elif reply.finish == "length" and (
+            request.remaining <= 0 or len(reply.ids) < chunk.max_new_tokens
+        ):
+            # Fewer tokens than asked for and still "length": the engine's own limit was reached.
+            request.finish("length", None, now)

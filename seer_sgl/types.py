@@ -1,0 +1,234 @@
+"""The nouns of a rollout.
+
+Token ids and logprobs live in `array.array` ("i" and "f", 4 bytes an item): a rollout holds
+10^8 of them, and lists of Python ints would take nine times the room.
+"""
+
+from array import array
+from enum import Enum
+from typing import Any, Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+def token_array(ids: Any = ()) -> "array[int]":
+    """Token ids as int32. Raises TypeError or OverflowError for anything else."""
+    return array("i", ids)
+
+
+def logprob_array(values: Any = ()) -> "array[float]":
+    """Logprobs as float32, the precision SGLang computes them in."""
+    return array("f", values)
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt, tokenized. `text` and `messages` are what it was made from, if anything."""
+
+    prompt_id: str
+    prompt_ids: "array[int]"
+    n: int
+    text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    metadata: Any = None
+
+
+class WeightSpan(msgspec.Struct, frozen=True):
+    """`tokens` consecutive response tokens that were sampled with weights `version`."""
+
+    version: str
+    tokens: int
+
+
+class RequestState(Enum):
+    """Where a request is: in the buffer, in flight on an engine, or done."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class ChunkReply(msgspec.Struct, kw_only=True):
+    """What an engine returned for one chunk (SGLang's /generate reply, the fields we need)."""
+
+    ids: "array[int]"
+    logprobs: "array[float]"
+    weight_spans: list[WeightSpan]
+    finish: FinishReason
+    matched: int | str | None = None  # the stop token id or stop string, when finish == "stop"
+    cached_device: int = 0
+    cached_host: int = 0
+    cached_storage: int = 0
+    retractions: int = 0
+    verify_steps: int = 0  # SGLang's spec_verify_ct; 0 without speculative decoding
+
+    @property
+    def cached(self) -> int:
+        """Input tokens whose KV was found in a cache."""
+        return self.cached_device + self.cached_host + self.cached_storage
+
+
+class Request(msgspec.Struct, kw_only=True, eq=False):
+    """One trajectory in the making."""
+
+    uid: str  # SGLang request ids start with it
+    order: int  # of submission
+    group: "Group"
+    index: int  # 0 .. n-1 within the group
+    seed: int
+    max_response_len: int
+    state: RequestState = RequestState.PENDING
+    response_ids: "array[int]" = msgspec.field(default_factory=token_array)
+    logprobs: "array[float]" = msgspec.field(default_factory=logprob_array)
+    weight_spans: list[WeightSpan] = msgspec.field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    matched: int | str | None = None
+    engines: list[str] = msgspec.field(default_factory=list)  # one entry a chunk that returned
+    attempts: int = 0  # chunks sent, failed ones included: makes SGLang request ids unique
+    failures: int = 0  # consecutive chunks that brought nothing
+    verify_steps: int = 0
+    submitted_at: float = 0.0
+    started_at: float | None = None
+    finished_at: float | None = None
+
+    @property
+    def prompt_len(self) -> int:
+        """Prompt tokens."""
+        return len(self.group.prompt.prompt_ids)
+
+    @property
+    def generated(self) -> int:
+        """Response tokens so far."""
+        return len(self.response_ids)
+
+    @property
+    def total_len(self) -> int:
+        """Prompt and response tokens: the input length of the next chunk."""
+        return self.prompt_len + self.generated
+
+    @property
+    def remaining(self) -> int:
+        """Response tokens still allowed."""
+        return self.max_response_len - self.generated
+
+    def append(self, reply: ChunkReply) -> None:
+        """The one place where a request grows: ids, logprobs and versions together."""
+        spanned = sum(span.tokens for span in reply.weight_spans)
+        if not len(reply.ids) == len(reply.logprobs) == spanned:
+            raise ValueError(
+                f"chunk of {self.uid}: {len(reply.ids)} ids, {len(reply.logprobs)} logprobs and "
+                f"weight versions for {spanned} tokens"
+            )
+        self.response_ids.extend(reply.ids)
+        self.logprobs.extend(reply.logprobs)
+        for span in reply.weight_spans:
+            last = self.weight_spans[-1] if self.weight_spans else None
+            if last is not None and last.version == span.version:
+                self.weight_spans[-1] = WeightSpan(span.version, last.tokens + span.tokens)
+            elif span.tokens:
+                self.weight_spans.append(span)
+        self.verify_steps += reply.verify_steps
+
+    def finish(self, reason: FinishReason, matched: int | str | None, now: float) -> None:
+        """Close the trajectory. A finished request never changes again."""
+        if self.state is RequestState.FINISHED:
+            raise ValueError(f"request {self.uid} finished twice")
+        self.state = RequestState.FINISHED
+        self.finish_reason, self.matched, self.finished_at = reason, matched, now
+
+
+class Group(msgspec.Struct, kw_only=True, eq=False):
+    """One prompt and its n requests.
+
+    `samples` grows as requests finish. A withdrawn group is never sent again; `error` says why,
+    unless its user asked for it.
+    """
+
+    group_id: str
+    prompt: Prompt
+    requests: list[Request] = msgspec.field(default_factory=list)
+    samples: list["Sample"] = msgspec.field(default_factory=list)
+    withdrawn: bool = False
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all n trajectories are complete."""
+        return all(request.state is RequestState.FINISHED for request in self.requests)
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One `/generate` call: a request, its engine and its token budget."""
+
+    request: Request
+    engine_id: str
+    rid: str
+    max_new_tokens: int
+    kv_tokens: int  # what the ledger reserved for it on the engine
+    migrated: bool  # the request's previous chunk ran on another engine
+
+
+class ChunkResult(msgspec.Struct, kw_only=True):
+    """How a chunk ended: a reply, or an error (then nothing was appended)."""
+
+    chunk: Chunk
+    now: float  # seconds on the rollout's clock
+    reply: ChunkReply | None = None
+    error: Exception | None = None
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine says of itself once it is up (SGLang `/server_info`)."""
+
+    engine_id: str
+    url: str
+    sglang_version: str
+    model_path: str
+    max_total_num_tokens: int  # KV capacity, tokens
+    max_running_requests: int
+    max_request_len: int  # longest prompt + response it takes, tokens
+    page_size: int
+    weight_version: str
+    deterministic: bool
+    has_tokenizer: bool
+    plugin: str | None  # version of our plugin inside it; None in a stock server
+
+
+class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """A moment of an engine's life (SGLang `/v1/loads`). `progress` changes while it works."""
+
+    running: int
+    waiting: int
+    used_tokens: int
+    progress: tuple[Any, ...]
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """The finished record: what training needs, and how it was made.
+
+    `rollout_log_probs[i]` is the log probability of `response_ids[i]` under the sampling
+    distribution (log-softmax of logits / temperature, before top-p and top-k). Times are seconds
+    since the start of the rollout.
+    """
+
+    rollout_id: str
+    group_id: str
+    index: int
+    prompt_ids: "array[int]"
+    response_ids: "array[int]"
+    response_length: int
+    rollout_log_probs: "array[float]"
+    finish_reason: FinishReason
+    matched: int | str | None
+    weight_version: str  # of the last token
+    weight_spans: list[WeightSpan]
+    text: str | None
+    seed: int
+    chunks: int
+    engines: list[str]
+    accept_length: float | None
+    submitted_at: float
+    started_at: float
+    finished_at: float
+    metadata: Any = None
