@@ -1,3 +1,18 @@
 """Divided, context-aware rollout for synchronous RL on SGLang (Seer, arXiv 2511.14617)."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .rollout import Rollout
+
 __version__ = "0.1.0"
+__all__ = ["Rollout", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """`Rollout` on demand: SGLang's processes import this package too, and do not need it."""
+    if name == "Rollout":
+        from .rollout import Rollout
+
+        return Rollout
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

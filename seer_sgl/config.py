@@ -207,9 +207,8 @@ def _apply(tree: dict[str, Any], override: str, where: dict[str, str]) -> None:
 
 def _explain(complaint: str, where: Mapping[str, str]) -> str:
     """msgspec's message with the place in front and the key path in our spelling."""
-    message, _, path = complaint.partition(" - at `$")
-    key = path.rstrip("`").lstrip(".")
-    unknown = re.match(r"Object contains unknown field `(.*)`", message)
+    key, message = key_and_message(complaint)
+    unknown = re.match(r"object contains unknown field (.*)", message)
     if unknown:
         name = unknown.group(1)
         known = [field.name for field in msgspec.structs.fields(_section(key))]
@@ -217,10 +216,15 @@ def _explain(complaint: str, where: Mapping[str, str]) -> str:
         hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
         key = f"{key}.{name}" if key else name
         message = f"unknown key{hint}"
-    else:
-        message = message[:1].lower() + message[1:].replace("`", "")
     place = _place(key, where)
     return f"{place}{key}: {message}" if key else f"{place}{message}"
+
+
+def key_and_message(complaint: str) -> tuple[str, str]:
+    """msgspec's complaint, split into the key path (may be empty) and what is wrong with it."""
+    message, _, path = complaint.partition(" - at `$")
+    message = message.replace("`", "")
+    return path.rstrip("`").lstrip("."), message[:1].lower() + message[1:]
 
 
 def _section(key: str) -> type[Section]:

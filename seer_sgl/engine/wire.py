@@ -18,6 +18,9 @@ from seer_sgl.types import (
     token_array,
 )
 
+# What SGLang reports as the matched stop when logits are NaN (Req._check_vocab_boundary_finish).
+NAN_MATCH = "NaN happened"
+
 
 class _Finish(msgspec.Struct):
     type: FinishReason
@@ -140,6 +143,8 @@ def decode_generate(body: bytes) -> ChunkReply:
         raise msgspec.ValidationError(
             f"{len(triples)} token logprobs for {meta.completion_tokens} tokens"
         )
+    if finish.matched == NAN_MATCH:
+        raise msgspec.ValidationError("the model produced NaN logits")
     details = meta.cached_tokens_details or _CachedDetails(device=meta.cached_tokens)
     return ChunkReply(
         ids=token_array([token for _, token, _ in triples]),

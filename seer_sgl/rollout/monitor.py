@@ -45,7 +45,7 @@ class StallClock:
 
 
 class Monitor:
-    """Polls every engine every `poll_s`. `clock` gives seconds."""
+    """Polls every engine every POLL_S. `clock` gives seconds."""
 
     def __init__(
         self,
@@ -55,14 +55,12 @@ class Monitor:
         *,
         stall_timeout_s: float,
         recovery_timeout_s: float,
-        poll_s: float = POLL_S,
     ) -> None:
         self._engines = list(engines)
         self._reins = reins
         self._clock = clock
         self._stall_timeout_s = stall_timeout_s
         self._recovery_timeout_s = recovery_timeout_s
-        self._poll_s = poll_s
         self._alive_at = clock()  # when an engine was last known to serve
 
     async def run(self) -> None:
@@ -75,7 +73,7 @@ class Monitor:
         stall = StallClock(self._stall_timeout_s)
         why = ""
         while True:
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(POLL_S)
             mark: tuple[Any, ...] | None = None  # stays None while the engine does not answer
             try:
                 load = await engine.load()

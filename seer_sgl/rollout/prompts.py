@@ -4,6 +4,7 @@ A line is `{"prompt": str | "messages": [...] | "prompt_ids": [...], "n"?, "id"?
 Every complaint names the file and the line (or the position in a Python sequence).
 """
 
+import itertools
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from seer_sgl.config import key_and_message
 from seer_sgl.errors import PromptError
 from seer_sgl.types import Prompt, token_array
 
@@ -100,9 +102,7 @@ class PromptReader:
     ) -> list[Prompt]:
         prompts: list[Prompt] = []
         places: dict[str, str] = {}
-        for place, default_id, record in records:
-            if limit is not None and len(prompts) == limit:
-                break
+        for place, default_id, record in itertools.islice(records, limit):
             prompt = self._prompt(record, default_id, place)
             if prompt.prompt_id in places:
                 first = places[prompt.prompt_id]
@@ -159,6 +159,5 @@ class PromptReader:
 
 
 def _plain(error: Exception) -> str:
-    """msgspec's complaint without its back-quotes and `$.` paths."""
-    text = str(error).replace(" - at `$.", " at `").replace("`", "")
-    return text[:1].lower() + text[1:]
+    key, message = key_and_message(str(error))
+    return f"{key}: {message}" if key else message

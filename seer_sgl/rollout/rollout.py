@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -112,7 +112,7 @@ class Rollout:
 
     async def run(
         self, prompts: Iterable[PromptLike], observers: Sequence[Observer] = ()
-    ) -> AsyncIterator[Group]:
+    ) -> AsyncGenerator[Group, None]:
         """Roll the prompts out and yield each group once all its samples are there.
 
         prompts: Prompt objects, mappings like a line of a prompts file, or texts. Leaving the
@@ -252,8 +252,9 @@ class Rollout:
             yield driver
         finally:
             driver.cancel()
-            with contextlib.suppress(asyncio.CancelledError, RolloutError):
-                await driver
+            await asyncio.wait({driver})
+            if not driver.cancelled():
+                driver.exception()  # whoever was in `run` has it; nobody else is concerned
 
 
 def request_seed(seed: int, group_id: str, index: int) -> int:

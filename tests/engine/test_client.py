@@ -1,0 +1,168 @@
+"""The HTTP client against a fake server on a real socket: what it sends, reads and survives."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator
+
+import pytest
+
+from seer_sgl.config import SamplingConfig
+from seer_sgl.engine.client import HttpEngine, describe, open_session
+from seer_sgl.errors import EngineUnavailable, RequestRejected
+from seer_sgl.types import Chunk, Request
+from tests.fake_sglang import FakeSGLang, response_of, serving
+from tests.helpers import make_group, make_reply
+
+
+@contextlib.asynccontextmanager
+async def joined(
+    fake: FakeSGLang, sampling: SamplingConfig | None = None, api_key: str | None = None
+) -> AsyncIterator[HttpEngine]:
+    async with serving(fake) as url, open_session(api_key) as session:
+        info = await describe(session, "e0", url)
+        yield HttpEngine(info, session, sampling or SamplingConfig())
+
+
+def chunk_of(request: Request, budget: int = 10) -> Chunk:
+    request.attempts += 1
+    return Chunk(
+        request=request,
+        engine_id="e0",
+        rid=f"{request.uid}.c{request.attempts}/",
+        max_new_tokens=budget,
+        kv_tokens=0,
+        migrated=False,
+    )
+
+
+async def test_a_chunk_carries_prompt_and_response_and_comes_back_typed() -> None:
+    fake = FakeSGLang(longest=1)
+    request = make_group(n=1).requests[0]
+    request.seed = 5
+    request.append(make_reply(3))
+    fake.prompt_lens[5] = request.total_len
+    async with joined(fake) as engine:
+        reply = await engine.generate(chunk_of(request))
+    sent = fake.seen[0]
+    assert sent["input_ids"] == [*range(10), 1, 2, 3]
+    assert sent["rid"] == "g.0.c1/"
+    assert sent["return_logprob"] is True
+    assert sent["sampling_params"]["max_new_tokens"] == 10
+    assert sent["sampling_params"]["sampling_seed"] == 5
+    assert "stop" not in sent["sampling_params"]
+    assert list(reply.ids) == response_of(5, request.total_len, 1)
+    assert (reply.finish, reply.matched, reply.cached_device) == ("stop", 0, 12)
+    assert [span.version for span in reply.weight_spans] == ["v1"]
+
+
+@pytest.mark.parametrize(
+    ("minimum", "generated", "budget", "sent"),
+    [(0, 0, 10, 0), (25, 0, 10, 10), (25, 20, 10, 5), (25, 30, 10, 0)],
+)
+async def test_min_new_tokens_is_what_is_left_of_it(
+    minimum: int, generated: int, budget: int, sent: int
+) -> None:
+    fake = FakeSGLang()
+    request = make_group(n=1).requests[0]
+    if generated:
+        request.append(make_reply(generated))
+    fake.prompt_lens[0] = request.total_len
+    async with joined(fake, SamplingConfig(min_new_tokens=minimum)) as engine:
+        await engine.generate(chunk_of(request, budget))
+    assert fake.seen[0]["sampling_params"]["min_new_tokens"] == sent
+
+
+@pytest.mark.parametrize("fault", ["reset", "mid_body", "503", "500", "garbage"])
+async def test_a_failing_engine_is_unavailable(fault: str) -> None:
+    async with joined(FakeSGLang(faults=deque([fault]))) as engine:
+        request = make_group(n=1).requests[0]
+        with pytest.raises(EngineUnavailable, match="engine e0"):
+            await engine.generate(chunk_of(request))
+        assert (await engine.generate(chunk_of(request))).ids, "and works again afterwards"
+
+
+async def test_a_4xx_rejects_the_request_with_the_servers_words() -> None:
+    async with joined(FakeSGLang(faults=deque(["400"]))) as engine:
+        with pytest.raises(RequestRejected, match="HTTP 400: fault 400"):
+            await engine.generate(chunk_of(make_group(n=1).requests[0]))
+
+
+async def test_a_refused_connection_is_unavailable() -> None:
+    async with joined(FakeSGLang()) as engine:
+        pass
+    async with open_session() as session:
+        gone = HttpEngine(engine.info, session, SamplingConfig())
+        with pytest.raises(EngineUnavailable, match="engine e0"):
+            await gone.generate(chunk_of(make_group(n=1).requests[0]))
+        with pytest.raises(EngineUnavailable):
+            await gone.load()
+        assert not await gone.healthy()
+
+
+async def test_an_abort_returns_the_partial_output() -> None:
+    async with joined(FakeSGLang(faults=deque(["abort"]), longest=1)) as engine:
+        reply = await engine.generate(chunk_of(make_group(n=1).requests[0]))
+    assert reply.finish == "abort"
+    assert len(reply.ids) == 0
+
+
+async def test_cancelling_a_chunk_aborts_it_on_the_server() -> None:
+    fake = FakeSGLang(faults=deque(["stall"]))
+    async with joined(fake) as engine:
+        request = make_group(n=1).requests[0]
+        task = asyncio.create_task(engine.generate(chunk_of(request)))
+        await fake.called.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert fake.aborted == ["g.0.c1/"]
+
+
+async def test_a_slow_reply_is_waited_for() -> None:
+    async with joined(FakeSGLang(faults=deque(["slow"]))) as engine:
+        assert (await engine.generate(chunk_of(make_group(n=1).requests[0]))).ids
+
+
+async def test_load_and_health() -> None:
+    fake = FakeSGLang()
+    async with joined(fake) as engine:
+        before = await engine.load()
+        await engine.generate(chunk_of(make_group(n=1).requests[0]))
+        after = await engine.load()
+        assert (before.running, before.used_tokens) == (0, 0)
+        assert before.progress != after.progress
+        assert await engine.healthy()
+        fake.healthy = False
+        assert not await engine.healthy()
+
+
+async def test_the_token_is_sent_with_every_call() -> None:
+    fake = FakeSGLang(api_key="secret")
+    async with joined(fake, api_key="secret") as engine:
+        assert (await engine.generate(chunk_of(make_group(n=1).requests[0]))).ids
+    async with joined(fake) as engine:
+        with pytest.raises(RequestRejected, match="401"):
+            await engine.generate(chunk_of(make_group(n=1).requests[0]))
+
+
+async def test_a_server_whose_plugin_failed_is_refused_and_a_stock_one_is_not() -> None:
+    async with joined(FakeSGLang()) as engine:
+        assert engine.info.plugin is None
+    async with joined(FakeSGLang(plugin={"version": "9", "missing": []})) as engine:
+        assert engine.info.plugin == "9"
+    with pytest.raises(EngineUnavailable, match=r"could not hook sglang\.x"):
+        async with joined(FakeSGLang(plugin={"version": "9", "missing": ["sglang.x"]})):
+            pass
+
+
+async def test_something_that_is_not_sglang_is_refused() -> None:
+    class Odd(FakeSGLang):
+        async def server_info(self, _: object) -> object:  # type: ignore[override]
+            from aiohttp import web
+
+            return web.json_response({"hello": 1})
+
+    with pytest.raises(EngineUnavailable, match="not an SGLang server we know"):
+        async with joined(Odd()):
+            pass

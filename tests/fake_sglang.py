@@ -1,0 +1,235 @@
+"""A fake SGLang server on a real socket, for unit tests, fault injection and the driver benchmark.
+
+It is never evidence for a claim about SGLang. Its tokens depend on (seed, position) only, as
+SGLang's do under deterministic inference, so a divided run can be compared with a whole one.
+
+As a program (`python -m tests.fake_sglang PORT ...`) it serves until it is killed.
+"""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+EOS = 0
+VOCAB = 1000
+
+
+def token_at(seed: int, position: int) -> int:
+    """The token a request with `seed` draws at absolute `position`; never EOS."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    return 1 + (mixed >> 33) % (VOCAB - 1)
+
+
+def length_of(seed: int, longest: int) -> int:
+    """How many tokens a request with `seed` generates before it says EOS."""
+    return 1 + (seed >> 7) % longest
+
+
+def response_of(seed: int, prompt_len: int, longest: int) -> list[int]:
+    """The whole response of an undivided, unlimited call."""
+    length = length_of(seed, longest)
+    return [token_at(seed, prompt_len + i) for i in range(length - 1)] + [EOS]
+
+
+@dataclass
+class FakeSGLang:
+    """The server's behaviour and what it has seen.
+
+    `faults` are consumed one a /generate call: ok, stall, reset, abort, mid_body, slow, garbage,
+    or an HTTP status. `prompt_lens` tells where a seed's response begins (seed -> prompt tokens).
+    """
+
+    longest: int = 50  # response tokens
+    max_total_num_tokens: int = 100_000
+    max_running_requests: int = 1_000
+    page_size: int = 1
+    delay_s: float = 0.0
+    has_tokenizer: bool = True
+    plugin: dict[str, Any] | None = None
+    faults: deque[str] = field(default_factory=deque)
+    prompt_lens: dict[int, int] = field(default_factory=dict)
+    seen: list[dict[str, Any]] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    running: int = 0
+    peak_running: int = 0
+    steps: int = 0
+    healthy: bool = True
+    api_key: str | None = None
+    weight_version: str = "v1"
+    record: bool = True
+    called: asyncio.Event = field(default_factory=asyncio.Event)
+    _woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def app(self) -> web.Application:
+        """The aiohttp application."""
+        app = web.Application(client_max_size=1 << 26)
+        app.add_routes(
+            [
+                web.post("/generate", self.generate),
+                web.post("/abort_request", self.abort_request),
+                web.get("/server_info", self.server_info),
+                web.get("/v1/loads", self.loads),
+                web.get("/health", self.health),
+            ]
+        )
+        return app
+
+    async def generate(self, http: web.Request) -> web.StreamResponse:
+        """One chunk."""
+        if self.api_key and http.headers.get("Authorization") != f"Bearer {self.api_key}":
+            return web.json_response({"error": {"message": "no token"}}, status=401)
+        call = msgspec.json.decode(await http.read())
+        if self.record:
+            self.seen.append(call)
+            self.called.set()
+        fault = self.faults.popleft() if self.faults else "ok"
+        self.running += 1
+        self.peak_running = max(self.peak_running, self.running)
+        try:
+            return await self._answer(http, call, fault)
+        finally:
+            self.running -= 1
+
+    async def _answer(
+        self, http: web.Request, call: dict[str, Any], fault: str
+    ) -> web.StreamResponse:
+        if fault == "stall":
+            await self._woken.wait()
+        if fault == "reset":
+            assert http.transport is not None
+            http.transport.abort()
+        if fault.isdigit():
+            return web.json_response({"error": {"message": f"fault {fault}"}}, status=int(fault))
+        if fault == "garbage":
+            return web.Response(body=b'{"meta_info": 3}')
+        await asyncio.sleep(1.0 if fault == "slow" else self.delay_s)
+        self.steps += 1
+        body = msgspec.json.encode(self._reply(call, cut=fault == "abort"))
+        if fault == "mid_body":
+            response = web.StreamResponse(headers={"Content-Length": str(len(body))})
+            await response.prepare(http)
+            await response.write(body[: len(body) // 2])
+            assert http.transport is not None
+            http.transport.abort()
+            return response
+        return web.Response(body=body, content_type="application/json")
+
+    def _reply(self, call: dict[str, Any], cut: bool) -> dict[str, Any]:
+        params, ids = call["sampling_params"], call["input_ids"]
+        seed, budget = params["sampling_seed"], params["max_new_tokens"]
+        prompt_len = self.prompt_lens.setdefault(seed, len(ids))
+        whole = response_of(seed, prompt_len, self.longest)
+        done = len(ids) - prompt_len
+        new = whole[done : done + budget]
+        if cut:
+            new = new[: len(new) // 2]
+        if cut:
+            finish: dict[str, Any] = {"type": "abort", "message": "aborted"}
+        elif new and new[-1] == EOS:
+            finish = {"type": "stop", "matched": EOS}
+        else:
+            finish = {"type": "length", "length": budget}
+        return {
+            "text": "ignored",
+            "output_ids": new,
+            "meta_info": {
+                "id": call["rid"],
+                "finish_reason": finish,
+                "prompt_tokens": len(ids),
+                "completion_tokens": len(new),
+                "output_token_logprobs": [[-1.0 - token / VOCAB, token, None] for token in new],
+                "weight_version": self.weight_version,
+                "cached_tokens": max(0, len(ids) - 1),
+                "num_retractions": 0,
+                "unknown_field": {"later": ["versions", "may", "add"]},
+            },
+        }
+
+    async def abort_request(self, http: web.Request) -> web.Response:
+        """Note the abort."""
+        self.aborted.append((await http.json())["rid"])
+        return web.json_response({})
+
+    async def server_info(self, _: web.Request) -> web.Response:
+        """The fields of SGLang 0.5.21 that the client reads, and one it does not."""
+        return web.json_response(
+            {
+                "version": "0.5.21",
+                "model_path": "fake",
+                "max_total_num_tokens": self.max_total_num_tokens,
+                "max_req_input_len": self.max_total_num_tokens - 6,
+                "page_size": self.page_size,
+                "dp_size": 1,
+                "weight_version": self.weight_version,
+                "enable_deterministic_inference": True,
+                "skip_tokenizer_init": not self.has_tokenizer,
+                "internal_states": [
+                    {
+                        "effective_max_running_requests_per_dp": self.max_running_requests,
+                        "seer_sgl": self.plugin,
+                    }
+                ],
+                "unread": 1,
+            }
+        )
+
+    async def loads(self, _: web.Request) -> web.Response:
+        """Moves only while chunks are answered, like a stuck scheduler's snapshot."""
+        entry = {
+            "num_running_reqs": self.running,
+            "num_used_tokens": 10 * self.running,
+            "decode_moments": [float(self.steps)],
+        }
+        return web.json_response({"loads": [entry]})
+
+    async def health(self, _: web.Request) -> web.Response:
+        """200 unless the test says otherwise."""
+        return web.Response(status=200 if self.healthy else 503)
+
+    def wake_stalled(self) -> None:
+        """Let stalled calls go on."""
+        self._woken.set()
+
+
+@contextlib.asynccontextmanager
+async def serving(fake: FakeSGLang) -> AsyncIterator[str]:
+    """Serve on a free loopback port; yields the URL."""
+    runner = web.AppRunner(fake.app(), access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    assert site._server is not None
+    port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        fake.wake_stalled()
+        await runner.cleanup()
+
+
+async def _serve_for_ever(options: dict[str, Any]) -> None:
+    import uvloop
+
+    assert isinstance(asyncio.get_running_loop(), uvloop.Loop)
+    async with contextlib.AsyncExitStack() as stack:
+        count = options.pop("count", 1)
+        urls = [
+            await stack.enter_async_context(serving(FakeSGLang(**options, record=False)))
+            for _ in range(count)
+        ]
+        print(json.dumps(urls), flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    uvloop.run(_serve_for_ever(json.loads(sys.argv[1])))

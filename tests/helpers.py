@@ -1,0 +1,40 @@
+"""Small makers shared by the unit tests."""
+
+import itertools
+from array import array
+
+from seer_sgl.types import ChunkReply, FinishReason, Group, Prompt, Request, WeightSpan
+
+_orders = itertools.count()
+
+
+def make_group(
+    group_id: str = "g", *, n: int = 2, prompt_len: int = 10, max_response_len: int = 100
+) -> Group:
+    """A group of pending requests with consecutive orders."""
+    prompt = Prompt(prompt_id=group_id, prompt_ids=array("i", range(prompt_len)), n=n)
+    group = Group(group_id=group_id, prompt=prompt)
+    group.requests = [
+        Request(
+            uid=f"{group_id}.{i}",
+            order=next(_orders),
+            group=group,
+            index=i,
+            seed=i,
+            max_response_len=max_response_len,
+        )
+        for i in range(n)
+    ]
+    return group
+
+
+def make_reply(
+    tokens: int, finish: FinishReason = "length", *, version: str = "v1", first: int = 1
+) -> ChunkReply:
+    """A reply of consecutive token ids."""
+    return ChunkReply(
+        ids=array("i", range(first, first + tokens)),
+        logprobs=array("f", [-0.5] * tokens),
+        weight_spans=[WeightSpan(version, tokens)],
+        finish=finish,
+    )

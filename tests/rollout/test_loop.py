@@ -1,0 +1,259 @@
+"""The loop and the monitor on fake servers with real sockets: every request ends exactly once,
+with the tokens of an undivided run, whatever the engines do."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from seer_sgl import Rollout
+from seer_sgl.errors import ConfigError, EngineStartError, PromptError, RolloutError
+from seer_sgl.rollout import monitor
+from seer_sgl.rollout.monitor import StallClock
+from seer_sgl.types import Group
+from tests.fake_sglang import FakeSGLang, response_of, serving
+
+PROMPTS: list[dict[str, Any]] = [
+    {"prompt_ids": [5] * length, "id": f"p{length}"} for length in (3, 7, 11, 20)
+]
+
+
+@contextlib.asynccontextmanager
+async def rolling(
+    *fakes: FakeSGLang, announced: list[str] | None = None, **sections: dict[str, Any]
+) -> AsyncIterator[Rollout]:
+    """A Rollout over fake engines that share their knowledge of where responses begin."""
+    async with contextlib.AsyncExitStack() as stack:
+        prompt_lens: dict[int, int] = {}
+        urls = []
+        for fake in fakes:
+            fake.prompt_lens = prompt_lens
+            urls.append(await stack.enter_async_context(serving(fake)))
+        config = {
+            "engines": {"launch": "external", "urls": urls, **sections.pop("engines", {})},
+            "scheduling": {"chunk_tokens": 8, **sections.pop("scheduling", {})},
+            "rollout": {"n_samples_per_prompt": 4, "seed": 1, **sections.pop("rollout", {})},
+            "sampling": {"max_response_len": 60, **sections.pop("sampling", {})},
+        }
+        lines = announced if announced is not None else []
+        yield await stack.enter_async_context(Rollout(config, announce=lines.append))
+
+
+def check(groups: list[Group], longest: int = 50, limit: int = 60) -> None:
+    """Every prompt has its n samples exactly once, as an undivided engine would give them."""
+    assert sorted(group.group_id for group in groups) == sorted(p["id"] for p in PROMPTS)
+    for group in groups:
+        assert [sample.index for sample in group.samples] == [0, 1, 2, 3]
+        for sample in group.samples:
+            whole = response_of(sample.seed, len(sample.prompt_ids), longest)
+            assert list(sample.response_ids) == whole[:limit]
+            assert len(sample.rollout_log_probs) == sample.response_length == len(whole[:limit])
+            expected = pytest.approx([-1.0 - token / 1000 for token in whole[:limit]])
+            assert list(sample.rollout_log_probs) == expected
+            assert sample.finish_reason == ("stop" if len(whole) <= limit else "length")
+
+
+async def all_groups(rollout: Rollout) -> list[Group]:
+    return [group async for group in rollout.run(PROMPTS)]
+
+
+async def test_divided_over_two_engines_equals_undivided() -> None:
+    fakes = FakeSGLang(), FakeSGLang()
+    async with rolling(*fakes) as rollout:
+        groups = await all_groups(rollout)
+        check(groups)
+        report = rollout.report()
+    calls = [call for fake in fakes for call in fake.seen]
+    assert len({call["rid"] for call in calls}) == len(calls) == report["chunks"]
+    assert all(call["sampling_params"]["max_new_tokens"] <= 8 for call in calls)
+    assert report["samples"] == 16
+    assert report["groups"] == 4
+    assert report["response_tokens"] == sum(s.response_length for g in groups for s in g.samples)
+    assert sum(engine["chunks"] for engine in report["engines"]) == report["chunks"]
+    assert all(fake.seen for fake in fakes)
+
+
+async def test_max_response_len_ends_by_length() -> None:
+    async with rolling(FakeSGLang(), sampling={"max_response_len": 20}) as rollout:
+        groups = await all_groups(rollout)
+        check(groups, limit=20)
+        assert {s.finish_reason for g in groups for s in g.samples} == {"stop", "length"}
+
+
+@pytest.mark.parametrize("fault", ["reset", "mid_body", "503", "garbage", "abort", "slow"])
+async def test_faults_on_one_engine_lose_nothing_and_change_nothing(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    bad = FakeSGLang(faults=deque(["ok", fault, fault, "ok", fault]), longest=200)
+    async with rolling(bad, FakeSGLang(longest=200), sampling={"max_response_len": 300}) as rollout:
+        groups = await all_groups(rollout)
+        check(groups, longest=200, limit=300)
+        report = rollout.report()
+    assert len(bad.seen) >= 5, "the engine came back after its faults"
+    lost = {"abort": 0, "slow": 0}.get(fault, 3)
+    assert report["lost_chunks"] == lost
+
+
+async def test_an_engine_that_dies_for_good_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    dying = FakeSGLang(faults=deque(["ok"] * 3 + ["reset"] * 1000), healthy=False)
+    async with rolling(dying, FakeSGLang(delay_s=0.01)) as rollout:
+        check(await all_groups(rollout))
+    assert len(dying.seen) > 3, "it was sent chunks that it lost"
+
+
+async def test_a_stuck_engine_loses_its_chunks_to_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    stuck = FakeSGLang(faults=deque(["ok", "ok"] + ["stall"] * 1000), healthy=False)
+    engines = {"stall_timeout_s": 0.3}
+    async with rolling(stuck, FakeSGLang(), engines=engines) as rollout:
+        check(await all_groups(rollout))
+        assert rollout.report()["lost_chunks"] >= 1
+    assert stuck.aborted, "what was taken away is aborted on the engine"
+
+
+async def test_a_rejected_request_gives_up_its_group_only() -> None:
+    fake = FakeSGLang(faults=deque(["ok", "400"]))
+    async with rolling(fake) as rollout:
+        groups = []
+        with pytest.raises(RolloutError, match=r"1 of 4 groups were given up.*HTTP 400: fault 400"):
+            async for group in rollout.run(PROMPTS):
+                groups.append(group)  # noqa: PERF401
+        assert len(groups) == 3
+        report = rollout.report()
+    assert (report["groups"], report["unfinished_groups"]) == (3, 1)
+
+
+async def test_no_engine_left_is_an_error_that_keeps_what_had_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    fake = FakeSGLang(longest=5, faults=deque(["ok"] * 6 + ["reset"] * 1000), healthy=False)
+    async with rolling(fake, engines={"recovery_timeout_s": 0.3}) as rollout:
+        with pytest.raises(RolloutError, match=r"no engine has served for 0\.3 s"):
+            await all_groups(rollout)
+        assert rollout.report()["samples"] >= 1
+
+
+async def test_leaving_early_aborts_what_is_in_flight_and_the_next_run_is_clean() -> None:
+    fake = FakeSGLang(delay_s=0.02)
+    async with rolling(fake) as rollout:
+        async with contextlib.aclosing(rollout.run(PROMPTS)) as groups:
+            async for _ in groups:
+                break
+        fake.delay_s = 0.0
+        check(await all_groups_with_new_seed(rollout))
+        assert rollout.report()["samples"] == 16
+    assert fake.aborted
+
+
+async def all_groups_with_new_seed(rollout: Rollout) -> list[Group]:
+    groups = [group async for group in rollout.run(PROMPTS)]
+    assert rollout.report()["seed"] == 2
+    return groups
+
+
+async def test_a_second_run_has_other_seeds() -> None:
+    async with rolling(FakeSGLang()) as rollout:
+        first, second = await all_groups(rollout), await all_groups(rollout)
+    seeds = [{s.seed for g in groups for s in g.samples} for groups in (first, second)]
+    assert len(seeds[0]) == len(seeds[1]) == 16
+    assert not seeds[0] & seeds[1]
+
+
+async def test_the_ledger_bounds_what_an_engine_gets() -> None:
+    fake = FakeSGLang(max_total_num_tokens=90, delay_s=0.001)
+    async with rolling(fake) as rollout:
+        check(await all_groups(rollout))
+    # The smallest chunk needs 3 + 8 tokens, siblings 8 each: never more than 10 at once.
+    assert 1 < fake.peak_running <= 10
+
+
+async def test_inflight_is_bounded_by_engine_and_config() -> None:
+    few = FakeSGLang(max_running_requests=3, delay_s=0.01)
+    fewer = FakeSGLang(delay_s=0.01)
+    async with rolling(few) as rollout:
+        await all_groups(rollout)
+    async with rolling(fewer, scheduling={"max_inflight_per_engine": 2}) as rollout:
+        await all_groups(rollout)
+    assert (few.peak_running, fewer.peak_running) == (3, 2)
+
+
+async def test_what_cannot_be_divided_runs_whole_with_one_warning() -> None:
+    announced: list[str] = []
+    fake = FakeSGLang()
+    async with rolling(
+        fake, announced=announced, sampling={"presence_penalty": 0.5, "regex": "a"}
+    ) as rollout:
+        check(await all_groups(rollout))
+    warnings = [line for line in announced if line.startswith("warning")]
+    assert len(warnings) == 1
+    assert "sampling.presence_penalty, sampling.regex" in warnings[0]
+    assert len(fake.seen) == 16
+
+
+async def test_requests_larger_than_the_kv_cache_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"do not fit into the KV cache of engine e0 \(60 tok"):
+        async with rolling(FakeSGLang(max_total_num_tokens=60)) as rollout:
+            await all_groups(rollout)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "fake", "complaint"),
+    [
+        ({"min_p": 0.1}, FakeSGLang(), "sampling.min_p: engine e0"),
+        (
+            {"min_new_tokens": 3},
+            FakeSGLang(has_tokenizer=False),
+            "sampling.min_new_tokens: engine e0",
+        ),
+        ({"stop": "x"}, FakeSGLang(), "sampling.stop: stop strings need a tokenizer"),
+    ],
+)
+async def test_what_the_engines_would_refuse_is_refused_first(
+    sampling: dict[str, Any], fake: FakeSGLang, complaint: str
+) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        async with rolling(fake, sampling=sampling):
+            pass
+
+
+async def test_bad_prompts_send_nothing() -> None:
+    fake = FakeSGLang()
+    async with rolling(fake) as rollout:
+        with pytest.raises(PromptError, match=r"prompts\[0\]: 99999 prompt tokens"):
+            async for _ in rollout.run([{"prompt_ids": [1] * 99_999}]):
+                pass
+    assert not fake.seen
+
+
+async def test_an_engine_that_cannot_be_joined_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seer_sgl.engine.fleet.JOIN_TIMEOUT_S", 0.1)
+    config = {"engines": {"launch": "external", "urls": ["http://127.0.0.1:9"]}}
+    with pytest.raises(EngineStartError, match=r"engine e0 \(http://127.0.0.1:9\)"):
+        async with Rollout(config):
+            pass
+
+
+async def test_a_program_error_in_the_loop_reaches_the_caller() -> None:
+    async with rolling(FakeSGLang()) as rollout:
+        rollout._loop._amend = lambda *_: 1 / 0  # type: ignore[assignment]
+        with pytest.raises(BaseExceptionGroup, match="unhandled errors"):
+            await asyncio.wait_for(all_groups(rollout), 5)
+
+
+def test_the_stall_clock_wants_work_and_no_movement() -> None:
+    clock = StallClock(10.0)
+    assert not clock.stalled(0.0, 1, ("a",))
+    assert not clock.stalled(9.0, 1, ("a",))
+    assert clock.stalled(10.0, 1, ("a",))
+    assert not clock.stalled(11.0, 1, ("b",)), "it moved"
+    assert not clock.stalled(30.0, 0, ("b",)), "nothing to do"
+    assert not clock.stalled(39.0, 1, ("b",)), "idle time does not count"
+    assert clock.stalled(40.0, 1, ("b",))

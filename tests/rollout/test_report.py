@@ -1,0 +1,144 @@
+"""The report's figures on a rollout small enough to work out by hand; the plot is drawn."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from seer_sgl.rollout.recorder import Recorder
+from seer_sgl.rollout.report import quantile, report, tail_begin
+from seer_sgl.rollout.timeline import draw_timeline
+from seer_sgl.types import Chunk, ChunkResult, EngineInfo, EngineLoad, Request
+from tests.helpers import make_group, make_reply
+
+
+def info(engine_id: str) -> EngineInfo:
+    return EngineInfo(
+        engine_id=engine_id,
+        url=f"http://{engine_id}",
+        sglang_version="0.5.21",
+        model_path="m",
+        max_total_num_tokens=200,
+        max_running_requests=8,
+        max_request_len=194,
+        page_size=1,
+        weight_version="1",
+        deterministic=True,
+        has_tokenizer=True,
+        plugin=None,
+    )
+
+
+def chunk_on(engine_id: str, request: Request, migrated: bool = False) -> Chunk:
+    return Chunk(
+        request=request,
+        engine_id=engine_id,
+        rid="r/",
+        max_new_tokens=10,
+        kv_tokens=20,
+        migrated=migrated,
+    )
+
+
+@pytest.fixture
+def record() -> Recorder:
+    """Two requests of 20 and 10 tokens; the first moves from a to b and loses 7 tokens of KV."""
+    record = Recorder([info("a"), info("b")], started_at=100.0)
+    long, short = make_group(n=2).requests
+
+    def send(engine_id: str, request: Request, at: float) -> Chunk:
+        migrated = bool(request.engines) and request.engines[-1] != engine_id
+        chunk = chunk_on(engine_id, request, migrated)
+        record.sent(chunk, 100.0 + at)
+        return chunk
+
+    def give_back(chunk: Chunk, at: float, cached: int, retractions: int = 0) -> None:
+        reply = make_reply(10)
+        reply.cached_device, reply.retractions = cached, retractions
+        record.returned(ChunkResult(chunk=chunk, now=100.0 + at, reply=reply))
+        chunk.request.append(reply)
+        chunk.request.engines.append(chunk.engine_id)
+
+    first, other = send("a", long, 0.0), send("a", short, 0.0)
+    give_back(other, 1.0, cached=9)
+    short.finish("stop", 3, 101.0)
+    record.finished(short)
+    give_back(first, 2.0, cached=0)
+    # Input of 20 tokens, of which 19 could have been cached.
+    give_back(send("b", long, 2.0), 4.0, cached=12, retractions=1)
+    long.finish("length", None, 104.0)
+    record.finished(long)
+    record.loaded("b", EngineLoad(running=1, waiting=0, used_tokens=50, progress=()), 103.0)
+    return record
+
+
+def test_figures(record: Recorder) -> None:
+    said = report(record, "r1", 7, groups=1, unfinished_groups=0)
+    expected = {
+        "rollout_id": "r1",
+        "seed": 7,
+        "groups": 1,
+        "samples": 2,
+        "response_tokens": 30,
+        "wall_s": 4.0,
+        "throughput_tok_s": 7.5,
+        "tail_s": 0.0,
+        "chunks": 3,
+        "migrations": 1,
+        "cached_tokens": {"device": 21, "host": 0, "storage": 0},
+        "recomputed_tokens": 7,
+        "retractions": 1,
+        "accept_length": None,
+        "finish_reasons": {"stop": 1, "length": 1},
+    }
+    assert {key: said[key] for key in expected} == expected
+    a, b = said["engines"]
+    assert (a["chunks"], b["chunks"]) == (2, 1)
+    assert (a["max_inflight"], a["mean_inflight"]) == (2, 0.75)
+    assert b["kv_peak"] == 0.25
+    json.dumps(said)
+
+
+def test_a_lost_chunk_is_counted_and_nothing_else(record: Recorder) -> None:
+    before = report(record, "r1", 7, 1, 0)
+    chunk = chunk_on("a", make_group("other").requests[0])
+    record.sent(chunk, 104.0)
+    record.returned(ChunkResult(chunk=chunk, now=104.0, error=OSError("gone")))
+    after = report(record, "r1", 7, 1, 0)
+    assert after["lost_chunks"] == before["lost_chunks"] + 1
+    assert after["chunks"] == before["chunks"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "begin"),
+    [([], 0.0), ([1.0], 1.0), ([1.0, 2.0], 2.0), ([float(i) for i in range(1, 21)], 18.0)],
+)
+def test_the_tail_begins_when_a_tenth_of_the_requests_is_left(
+    ends: list[float], begin: float
+) -> None:
+    assert tail_begin(ends) == begin
+
+
+def test_quantiles_are_nearest_rank() -> None:
+    assert [quantile([1, 2, 3, 4], share) for share in (0.0, 0.5, 0.75, 0.99, 1.0)] == [
+        1,
+        2,
+        3,
+        4,
+        4,
+    ]
+    assert quantile([], 0.5) == 0
+
+
+def test_an_empty_rollout_has_a_report_and_a_plot(tmp_path: Path) -> None:
+    empty = Recorder([info("a")], 0.0)
+    said = report(empty, "r", 0, groups=0, unfinished_groups=2)
+    assert (said["wall_s"], said["throughput_tok_s"], said["samples"]) == (0.0, 0.0, 0)
+    draw_timeline(empty, tmp_path / "t.png", "empty")
+    assert (tmp_path / "t.png").stat().st_size > 1000
+
+
+def test_the_timeline_is_a_png_with_a_lane_per_engine(record: Recorder, tmp_path: Path) -> None:
+    path = tmp_path / "timeline.png"
+    draw_timeline(record, path, "two engines")
+    assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

@@ -1,0 +1,78 @@
+"""The KV ledger never over-promises, counts a shared prompt once, and returns to zero."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seer_sgl.scheduling.ledger import KVLedger
+
+
+def test_a_prompt_shared_by_siblings_is_counted_once() -> None:
+    ledger = KVLedger(capacity=1000)
+    ledger.reserve("g", 100, 150)
+    ledger.reserve("g", 100, 180)
+    assert ledger.used == 100 + 50 + 80
+    ledger.release("g", 100, 150)
+    assert ledger.used == 100 + 80
+    ledger.release("g", 100, 180)
+    assert ledger.used == 0
+
+
+def test_only_full_pages_of_the_prompt_are_shared() -> None:
+    ledger = KVLedger(capacity=1000, page_size=16)
+    ledger.reserve("g", 40, 50)
+    assert ledger.used == 64  # 50 tokens are 4 pages
+    ledger.reserve("g", 40, 50)
+    assert ledger.used == 64 + 32  # 2 of the prompt's pages are full and shared
+
+
+def test_a_chunk_that_does_not_fit_is_not_reserved() -> None:
+    ledger = KVLedger(capacity=100)
+    ledger.reserve("a", 10, 60)
+    assert not ledger.admits("b", 10, 41)
+    assert ledger.admits("b", 10, 40)
+    assert ledger.admits("a", 10, 50)
+    with pytest.raises(ValueError, match="do not fit"):
+        ledger.reserve("b", 10, 41)
+    assert ledger.used == 60
+
+
+def test_releasing_what_was_never_reserved_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no chunk of group g"):
+        KVLedger(capacity=10).release("g", 1, 2)
+
+
+CHUNK = st.tuples(st.sampled_from("abcd"), st.integers(1, 200))
+PROMPT_LEN = {"a": 1, "b": 16, "c": 33, "d": 90}
+
+
+@given(
+    capacity=st.integers(50, 1000),
+    page_size=st.sampled_from([1, 16]),
+    steps=st.lists(st.one_of(CHUNK, st.integers(0, 30)), max_size=60),
+)
+def test_any_sequence_stays_within_capacity_and_ends_at_zero(
+    capacity: int, page_size: int, steps: list[tuple[str, int] | int]
+) -> None:
+    ledger = KVLedger(capacity, page_size)
+    held: list[tuple[str, int, int]] = []
+    for step in steps:
+        if isinstance(step, int):  # release one of those held
+            if held:
+                ledger.release(*held.pop(step % len(held)))
+        else:
+            group, extra = step
+            chunk = (group, PROMPT_LEN[group], PROMPT_LEN[group] + extra)
+            if ledger.admits(*chunk):
+                ledger.reserve(*chunk)
+                held.append(chunk)
+        assert 0 <= ledger.used <= capacity
+        # Never less than the tokens really needed with the prompt shared once.
+        groups = {group for group, _, _ in held}
+        needed = sum(PROMPT_LEN[g] // page_size * page_size for g in groups) + sum(
+            total - prompt // page_size * page_size for _, prompt, total in held
+        )
+        assert ledger.used >= needed
+    for chunk in held:
+        ledger.release(*chunk)
+    assert ledger.used == 0

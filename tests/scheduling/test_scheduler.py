@@ -1,0 +1,266 @@
+"""The scheduler: order, placement, division, and that every request ends exactly once."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seer_sgl.errors import EngineUnavailable, RequestRejected
+from seer_sgl.scheduling.ledger import KVLedger
+from seer_sgl.scheduling.scheduler import MAX_CONSECUTIVE_FAILURES, Scheduler
+from seer_sgl.types import Chunk, ChunkReply, ChunkResult, FinishReason, RequestState
+from tests.helpers import make_group, make_reply
+
+
+def one_engine(chunk_tokens: int = 30, capacity: int = 1000, max_inflight: int = 10) -> Scheduler:
+    scheduler = Scheduler(chunk_tokens)
+    scheduler.add_engine("e0", KVLedger(capacity), max_inflight)
+    return scheduler
+
+
+def take(scheduler: Scheduler) -> Chunk:
+    chunk = scheduler.next_assignment(0.0)
+    assert chunk is not None
+    return chunk
+
+
+def returned(scheduler: Scheduler, chunk: Chunk, reply: ChunkReply) -> None:
+    scheduler.complete(ChunkResult(chunk=chunk, now=1.0, reply=reply))
+
+
+def failed(scheduler: Scheduler, chunk: Chunk, error: Exception) -> None:
+    scheduler.complete(ChunkResult(chunk=chunk, now=1.0, error=error))
+
+
+def test_a_request_is_sent_in_chunks_and_the_last_one_is_shorter() -> None:
+    scheduler = one_engine(chunk_tokens=40)
+    group = make_group(n=1, max_response_len=100)
+    scheduler.submit(group)
+    budgets = []
+    for _ in range(3):
+        chunk = take(scheduler)
+        assert scheduler.next_assignment(0.0) is None, "one chunk of a request at a time"
+        budgets.append(chunk.max_new_tokens)
+        returned(scheduler, chunk, make_reply(chunk.max_new_tokens))
+    assert budgets == [40, 40, 20]
+    assert group.finished
+    assert group.requests[0].finish_reason == "length"
+    assert scheduler.next_assignment(0.0) is None
+
+
+def test_requests_go_first_come_first_served_and_keep_their_place() -> None:
+    scheduler = one_engine(max_inflight=2)
+    group = make_group(n=4)
+    scheduler.submit(group)
+    first, second = take(scheduler), take(scheduler)
+    assert [first.request.index, second.request.index] == [0, 1]
+    returned(scheduler, first, make_reply(30))
+    assert take(scheduler).request.index == 0, "a request between chunks is older than index 2"
+
+
+def test_chunks_go_to_the_least_loaded_engine_that_admits_them() -> None:
+    scheduler = Scheduler(20)
+    scheduler.add_engine("small", KVLedger(40), 10)
+    scheduler.add_engine("large", KVLedger(1000), 10)
+    scheduler.submit(make_group(n=4))  # 10 prompt + 20 chunk
+    engines = [take(scheduler).engine_id for _ in range(4)]
+    assert engines == ["small", "large", "large", "large"]
+
+
+def test_between_equally_loaded_engines_a_request_stays() -> None:
+    scheduler = Scheduler(20)
+    for engine_id in ("a", "b"):
+        scheduler.add_engine(engine_id, None, 10)
+    scheduler.submit(make_group(n=2))
+    on_a, on_b = take(scheduler), take(scheduler)
+    returned(scheduler, on_b, make_reply(20))
+    returned(scheduler, on_a, make_reply(20))
+    chunks = {chunk.request.index: chunk for chunk in (take(scheduler), take(scheduler))}
+    assert [chunks[0].engine_id, chunks[1].engine_id] == ["a", "b"]
+    assert not any(chunk.migrated for chunk in chunks.values())
+
+
+def test_a_chunk_elsewhere_counts_as_a_migration() -> None:
+    scheduler = Scheduler(20)
+    for engine_id in ("a", "b"):
+        scheduler.add_engine(engine_id, None, 10)
+    scheduler.submit(make_group(n=1))
+    chunk = take(scheduler)
+    returned(scheduler, chunk, make_reply(20))
+    scheduler.set_available("a", False)
+    chunk = take(scheduler)
+    assert (chunk.engine_id, chunk.migrated) == ("b", True)
+
+
+def test_nothing_is_sent_beyond_kv_capacity_or_inflight_limit() -> None:
+    scheduler = one_engine(chunk_tokens=30, capacity=100, max_inflight=2)
+    scheduler.submit(make_group("a", n=3))
+    take(scheduler)
+    take(scheduler)
+    assert scheduler.next_assignment(0.0) is None
+    assert [slot.inflight for slot in scheduler.engines] == [2]
+
+
+def test_undivided_requests_are_sent_whole() -> None:
+    scheduler = Scheduler(30, divide=False)
+    scheduler.add_engine("e0", None, 10)
+    scheduler.submit(make_group(n=1, max_response_len=100))
+    assert take(scheduler).max_new_tokens == 100
+
+
+def test_abort_keeps_the_tokens_and_the_request_goes_on() -> None:
+    scheduler = one_engine()
+    group = make_group(n=1, max_response_len=30)
+    scheduler.submit(group)
+    returned(scheduler, take(scheduler), make_reply(12, "abort"))
+    chunk = take(scheduler)
+    assert chunk.max_new_tokens == 18
+    returned(scheduler, chunk, make_reply(18, first=13))
+    assert list(group.requests[0].response_ids) == list(range(1, 31))
+
+
+def test_an_engine_that_stops_short_ends_the_request_by_length() -> None:
+    scheduler = one_engine()
+    group = make_group(n=1)
+    scheduler.submit(group)
+    returned(scheduler, take(scheduler), make_reply(5, "length"))
+    assert group.requests[0].finish_reason == "length"
+
+
+def test_a_failed_chunk_is_sent_again_under_a_new_id() -> None:
+    scheduler = one_engine()
+    scheduler.submit(make_group(n=1))
+    first = take(scheduler)
+    failed(scheduler, first, EngineUnavailable("reset"))
+    second = take(scheduler)
+    assert first.rid != second.rid
+    assert first.rid.endswith("/")
+    assert second.request is first.request
+
+
+def test_a_rejected_request_gives_its_group_up_at_once() -> None:
+    scheduler = one_engine()
+    group = make_group(n=2)
+    scheduler.submit(group)
+    failed(scheduler, take(scheduler), RequestRejected("HTTP 400: too long"))
+    assert group.withdrawn
+    assert group.error == "HTTP 400: too long"
+    assert scheduler.next_assignment(0.0) is None
+
+
+def test_a_request_that_only_fails_gives_its_group_up_and_progress_forgives() -> None:
+    scheduler = one_engine(chunk_tokens=10)
+    group = make_group(n=1)
+    scheduler.submit(group)
+    for _ in range(MAX_CONSECUTIVE_FAILURES - 1):
+        failed(scheduler, take(scheduler), EngineUnavailable("reset"))
+    returned(scheduler, take(scheduler), make_reply(10))
+    for _ in range(MAX_CONSECUTIVE_FAILURES - 1):
+        failed(scheduler, take(scheduler), EngineUnavailable("reset"))
+    assert group.error is None
+    failed(scheduler, take(scheduler), EngineUnavailable("the last reset"))
+    assert group.error is not None
+    assert "the last reset" in group.error
+
+
+def test_a_withdrawn_group_is_not_sent_again_but_its_kv_is_released() -> None:
+    scheduler = one_engine()
+    group = make_group(n=3)
+    scheduler.submit(group)
+    chunk = take(scheduler)
+    scheduler.withdraw(group)
+    assert scheduler.next_assignment(0.0) is None
+    returned(scheduler, chunk, make_reply(30))
+    (slot,) = scheduler.engines
+    assert slot.ledger is not None
+    assert (slot.inflight, slot.ledger.used) == (0, 0)
+
+
+REPLIES: dict[str, tuple[float, FinishReason]] = {
+    "length": (1.0, "length"),
+    "stop": (1.0, "stop"),
+    "abort": (0.5, "abort"),
+    "empty abort": (0.0, "abort"),
+}
+OUTCOMES = st.sampled_from([*REPLIES, "fail", "down", "up"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    outcomes=st.lists(st.tuples(st.integers(0, 10_000), OUTCOMES), max_size=120),
+    groups=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 60)), min_size=1, max_size=5),
+    chunk_tokens=st.integers(1, 50),
+    capacities=st.lists(st.integers(170, 600), min_size=1, max_size=3),
+)
+def test_every_request_ends_exactly_once_and_the_ledger_at_zero(
+    outcomes: list[tuple[int, str]],
+    groups: list[tuple[int, int]],
+    chunk_tokens: int,
+    capacities: list[int],
+) -> None:
+    scheduler = Scheduler(chunk_tokens)
+    for i, capacity in enumerate(capacities):
+        scheduler.add_engine(f"e{i}", KVLedger(capacity), 4)
+    submitted = [
+        make_group(f"g{i}", n=n, prompt_len=prompt_len) for i, (n, prompt_len) in enumerate(groups)
+    ]
+    for group in submitted:
+        scheduler.submit(group)
+    inflight: list[Chunk] = []
+    script = iter(outcomes)
+
+    def fill() -> None:
+        while (chunk := scheduler.next_assignment(0.0)) is not None:
+            assert all(other.request is not chunk.request for other in inflight)
+            inflight.append(chunk)
+        for slot in scheduler.engines:
+            assert slot.inflight == sum(c.engine_id == slot.engine_id for c in inflight) <= 4
+            assert slot.ledger is not None
+            assert slot.ledger.used <= slot.ledger.capacity
+
+    fill()
+    while inflight:
+        pick, outcome = next(script, (0, "stop"))
+        chunk = inflight.pop(pick % len(inflight))
+        if outcome in ("down", "up"):
+            scheduler.set_available(chunk.engine_id, outcome == "up")
+        if outcome in REPLIES:
+            share, finish = REPLIES[outcome]
+            returned(scheduler, chunk, make_reply(int(share * chunk.max_new_tokens), finish))
+        else:
+            failed(scheduler, chunk, EngineUnavailable("x"))
+        for slot in scheduler.engines:
+            slot.available = slot.available or not inflight
+        fill()
+
+    for group in submitted:
+        assert group.finished or group.error is not None
+        for request in group.requests:
+            assert request.generated <= request.max_response_len
+            assert (request.finish_reason is not None) == (request.state is RequestState.FINISHED)
+    for slot in scheduler.engines:
+        assert slot.ledger is not None
+        assert (slot.inflight, slot.ledger.used) == (0, 0)
+
+
+def test_a_policy_or_placement_of_ones_own_is_used() -> None:
+    class Never:
+        def choose(self, *_: object) -> None:
+            return None
+
+    scheduler = Scheduler(10, placement=Never())
+    scheduler.add_engine("e0", None, 10)
+    scheduler.submit(make_group())
+    assert scheduler.next_assignment(0.0) is None
+
+
+@pytest.mark.parametrize("total", [10, 100])
+def test_a_group_counts_its_prompt_once_on_each_engine(total: int) -> None:
+    scheduler = Scheduler(total)
+    scheduler.add_engine("a", KVLedger(10_000), 10)
+    scheduler.add_engine("b", KVLedger(10_000), 10)
+    scheduler.submit(make_group(n=4, prompt_len=50))
+    for _ in range(4):
+        take(scheduler)
+    for slot in scheduler.engines:
+        assert slot.ledger is not None
+        assert slot.ledger.used == 50 + 2 * total

@@ -1,0 +1,151 @@
+"""The config: every mistake is one line that names the key and where it was set."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from seer_sgl.config import Config, SamplingConfig, load, parse
+from seer_sgl.errors import ConfigError
+
+BASE = """\
+model:
+  path: m
+engines:
+  count: 2
+  sglang:
+    dtype: float32
+scheduling:
+  chunk_tokens: 64
+"""
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    path = tmp_path / "c.yaml"
+    path.write_text(BASE)
+    return path
+
+
+def test_a_file_and_overrides(base: Path) -> None:
+    config = load(
+        base,
+        [
+            "scheduling.chunk_tokens=4096",
+            "sampling.stop=['a', 'b']",
+            "engines.sglang.max-total-tokens=10",
+        ],
+    )
+    assert config.scheduling.chunk_tokens == 4096
+    assert config.sampling.stops() == ["a", "b"]
+    assert config.engines.sglang == {"dtype": "float32", "max-total-tokens": 10}
+    assert config.sampling.temperature == 1.0
+
+
+def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None:
+    path = tmp_path / "empty.yaml"
+    path.write_text("")
+    with pytest.raises(ConfigError, match=r"model\.path: launch: local needs a model"):
+        load(path)
+    assert load(path, ["model.path=x"]).model.path == "x"
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (
+            "scheduling:\n  chunk_token: 3",
+            r":2: scheduling\.chunk_token: unknown key; did you mean chunk_tokens\?",
+        ),
+        ("schedulin: {}", r":1: schedulin: unknown key; did you mean scheduling\?"),
+        ("zzz: 1", r":1: zzz: unknown key; known: model, engines"),
+        ("scheduling:\n\n  chunk_tokens: 0", r":3: scheduling\.chunk_tokens: expected int >= 1"),
+        ("scheduling:\n  chunk_tokens: many", r":2: scheduling\.chunk_tokens: expected int, got s"),
+        ("scheduling: 7", r":1: scheduling: expected object, got int"),
+        ("engines:\n  launch: ray2", r":2: engines\.launch: invalid enum value 'ray2'"),
+        ("engines:\n  urls: [3]", r":2: engines\.urls\[0\]: expected str"),
+        ("engines:\n  urls: ['http://a']", r":2: engines\.urls: only for launch: external"),
+        ("engines: {launch: external}", r":1: engines\.urls: .* needs at least one URL"),
+        (
+            "engines:\n  launch: external\n  urls: ['a:80']",
+            r":3: engines\.urls: 'a:80' is not of the form",
+        ),
+        (
+            "engines:\n  launch: external\n  urls: ['http://a:1', 'http://a:1/']",
+            r":3: engines\.urls: .* twice",
+        ),
+        ("engines:\n  cores: [[0]]\n  count: 2", r":2: engines\.cores: 1 lists for count: 2"),
+        ("engines:\n  cores: [[9999]]", r":2: engines\.cores: no core 9999"),
+        ("engines:\n  sglang:\n    port: 1", r":3: engines\.sglang\.port: use engines\.base_port"),
+        ("engines:\n  sglang: {host: 0.0.0.0}", r":2: engines\.sglang\.host: .* engines\.api_key"),
+        ("sampling:\n  temperature: -1", r":2: sampling\.temperature: expected float >= 0"),
+        ("sampling:\n  temperature: .inf", r":2: sampling\.temperature: must be finite"),
+        ("sampling:\n  top_k: 0", r":2: sampling\.top_k: must be -1"),
+        ("sampling:\n  top_p: 0", r":2: sampling\.top_p: expected float > 0"),
+        ("sampling: {stop: ['']}", r":1: sampling\.stop: an empty stop string"),
+        (
+            "sampling: {min_new_tokens: 9, max_response_len: 8}",
+            r":1: sampling\.min_new_tokens: exceeds",
+        ),
+        ("sampling: {regex: a, ebnf: b}", r":1: sampling: only one of"),
+        ("a: [1", r":1: expected ',' or ']'"),
+        ("- 1", r":1: expected a mapping"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named_with_its_line(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=complaint) as raised:
+        load(path, ["model.path=m"])
+    assert str(raised.value).startswith(f"{path}:")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("scheduling.chunk_tokens", "expected key.path=value"),
+        (".x=1", "expected key.path=value"),
+        ("scheduling.chunk_tokens=[", "not valid YAML"),
+        ("model.path.deeper=1", "path is not a section"),
+        ("scheduling.chunk_tokens=-1", r"scheduling\.chunk_tokens: expected int >= 1"),
+        ("scheduling.nope=1", r"scheduling\.nope: unknown key"),
+    ],
+)
+def test_a_mistake_in_an_override_is_named(base: Path, override: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint) as raised:
+        load(base, [override])
+    assert f"--set {override}" in str(raised.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nope\.yaml: No such file"):
+        load(tmp_path / "nope.yaml")
+
+
+def test_a_mapping_is_checked_like_a_file() -> None:
+    with pytest.raises(ConfigError, match=r"^scheduling\.x: unknown key"):
+        parse({"scheduling": {"x": 1}})
+
+
+def test_what_cannot_be_divided_is_known() -> None:
+    assert SamplingConfig().undivided_because() == []
+    assert SamplingConfig(presence_penalty=0.5, regex="a").undivided_because() == [
+        "presence_penalty",
+        "regex",
+    ]
+
+
+def test_the_shipped_configs_are_valid() -> None:
+    paths = sorted(Path("configs").glob("*.yaml"))
+    assert paths
+    for path in paths:
+        assert isinstance(load(path), Config)
+
+
+def test_cores_of_this_machine_are_accepted() -> None:
+    core = min(os.sched_getaffinity(0))
+    config = parse({"model": {"path": "m"}, "engines": {"cores": [[core]]}})
+    assert config.engines.cores == [[core]]

@@ -1,0 +1,45 @@
+"""A request grows in one place, and ids, logprobs and versions never disagree."""
+
+import pytest
+
+from seer_sgl.types import ChunkReply, RequestState, WeightSpan, logprob_array, token_array
+from tests.helpers import make_group, make_reply
+
+
+def test_append_joins_neighbouring_spans_of_one_weight_version() -> None:
+    request = make_group().requests[0]
+    for version, tokens in (("1", 3), ("1", 2), ("2", 4)):
+        request.append(make_reply(tokens, version=version))
+    assert request.weight_spans == [WeightSpan("1", 5), WeightSpan("2", 4)]
+    assert request.generated == len(request.logprobs) == 9
+    assert request.remaining == 91
+    assert request.total_len == 19
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "spanned"), [(3, 2, 3), (3, 3, 2), (2, 3, 3), (0, 0, 1)]
+)
+def test_append_refuses_lengths_that_disagree(ids: int, logprobs: int, spanned: int) -> None:
+    request = make_group().requests[0]
+    reply = ChunkReply(
+        ids=token_array(range(ids)),
+        logprobs=logprob_array([0.0] * logprobs),
+        weight_spans=[WeightSpan("1", spanned)],
+        finish="length",
+    )
+    with pytest.raises(ValueError, match=r"chunk of g\.0"):
+        request.append(reply)
+    assert request.generated == 0
+
+
+def test_a_request_finishes_once() -> None:
+    request = make_group().requests[0]
+    request.finish("stop", 7, 1.0)
+    assert request.state is RequestState.FINISHED
+    with pytest.raises(ValueError, match="finished twice"):
+        request.finish("length", None, 2.0)
+
+
+def test_token_ids_beyond_32_bits_are_refused() -> None:
+    with pytest.raises(OverflowError):
+        token_array([1 << 40])
