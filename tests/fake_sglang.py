@@ -8,6 +8,7 @@ As a program (`python -m tests.fake_sglang PORT ...`) it serves until it is kill
 
 import asyncio
 import contextlib
+import functools
 import json
 import sys
 from collections import deque
@@ -39,7 +40,7 @@ def response_of(seed: int, prompt_len: int, longest: int) -> list[int]:
     return [token_at(seed, prompt_len + i) for i in range(length - 1)] + [EOS]
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeSGLang:
     """The server's behaviour and what it has seen.
 
@@ -64,7 +65,7 @@ class FakeSGLang:
     healthy: bool = True
     api_key: str | None = None
     weight_version: str = "v1"
-    record: bool = True
+    canned_tokens: int = 0  # answer every call alike, unread, with so many tokens: the benchmark
     called: asyncio.Event = field(default_factory=asyncio.Event)
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -86,10 +87,12 @@ class FakeSGLang:
         """One chunk."""
         if self.api_key and http.headers.get("Authorization") != f"Bearer {self.api_key}":
             return web.json_response({"error": {"message": "no token"}}, status=401)
-        call = msgspec.json.decode(await http.read())
-        if self.record:
-            self.seen.append(call)
-            self.called.set()
+        body = await http.read()
+        if self.canned_tokens:
+            return web.Response(body=self._canned(), content_type="application/json")
+        call = msgspec.json.decode(body)
+        self.seen.append(call)
+        self.called.set()
         fault = self.faults.popleft() if self.faults else "ok"
         self.running += 1
         self.peak_running = max(self.peak_running, self.running)
@@ -152,6 +155,15 @@ class FakeSGLang:
                 "unknown_field": {"later": ["versions", "may", "add"]},
             },
         }
+
+    @functools.cache  # noqa: B019 (as many as there are servers)
+    def _canned(self) -> bytes:
+        endless = (self.longest - 1) << 7  # the seed of the longest response
+        budget = {"sampling_seed": endless, "max_new_tokens": self.canned_tokens}
+        call = {"rid": "", "input_ids": [], "sampling_params": budget}
+        reply = self._reply(call, cut=False)
+        reply["meta_info"]["finish_reason"] = {"type": "length", "length": self.canned_tokens}
+        return msgspec.json.encode(reply)
 
     async def abort_request(self, http: web.Request) -> web.Response:
         """Note the abort."""
@@ -222,8 +234,7 @@ async def _serve_for_ever(options: dict[str, Any]) -> None:
     async with contextlib.AsyncExitStack() as stack:
         count = options.pop("count", 1)
         urls = [
-            await stack.enter_async_context(serving(FakeSGLang(**options, record=False)))
-            for _ in range(count)
+            await stack.enter_async_context(serving(FakeSGLang(**options))) for _ in range(count)
         ]
         print(json.dumps(urls), flush=True)
         await asyncio.Event().wait()

@@ -6,10 +6,12 @@ engine is found by watching its progress instead (rollout/monitor.py).
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
+from aiohttp.abc import AbstractStreamWriter
 
 from seer_sgl.config import SamplingConfig
 from seer_sgl.errors import EngineUnavailable, RequestRejected
@@ -41,6 +43,26 @@ def open_session(api_key: str | None = None) -> aiohttp.ClientSession:
     )
 
 
+class _LateBody(aiohttp.Payload):
+    """A request body that is encoded when it is written and not kept afterwards.
+
+    A chunk is in flight for minutes; its input as JSON is larger than the tokens themselves.
+    """
+
+    _value: Callable[[], bytes]
+
+    def __init__(self, encode: Callable[[], bytes]) -> None:
+        super().__init__(encode, content_type="application/json")
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Send the body (chunked, because its length is not known before)."""
+        await writer.write(self._value())
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """The body as text."""
+        return self._value().decode(encoding, errors)
+
+
 class HttpEngine:
     """One SGLang server behind a URL."""
 
@@ -66,7 +88,7 @@ class HttpEngine:
         Raises EngineUnavailable (connection, 5xx, a reply that is not SGLang's) or
         RequestRejected (4xx).
         """
-        body = wire.encode_generate(chunk, self._shared, self._min_new_tokens)
+        body = _LateBody(lambda: wire.encode_generate(chunk, self._shared, self._min_new_tokens))
         try:
             reply = await self._call("POST", "/generate", body)
         except asyncio.CancelledError:
@@ -104,7 +126,7 @@ class HttpEngine:
         """Tell the server to drop a request; if it does not listen, it sees the closed socket."""
         with contextlib.suppress(EngineUnavailable, RequestRejected, TimeoutError):
             async with asyncio.timeout(ABORT_TIMEOUT_S):
-                await self._call("POST", "/abort_request", msgspec.json.encode({"rid": rid}))
+                await self._call("POST", "/abort_request", aiohttp.JsonPayload({"rid": rid}))
 
     async def _control(self, path: str, timeout_s: float) -> bytes:
         try:
@@ -113,11 +135,10 @@ class HttpEngine:
         except TimeoutError:
             raise EngineUnavailable(f"{self._name}: no answer on {path}") from None
 
-    async def _call(self, method: str, path: str, body: bytes | None = None) -> bytes:
+    async def _call(self, method: str, path: str, body: aiohttp.Payload | None = None) -> bytes:
         url = self._info.url + path
-        headers = {"Content-Type": "application/json"} if body is not None else None
         try:
-            async with self._session.request(method, url, data=body, headers=headers) as response:
+            async with self._session.request(method, url, data=body) as response:
                 reply = await response.read()
         except (aiohttp.ClientError, OSError) as error:
             reason = str(error) or type(error).__name__

@@ -32,26 +32,30 @@ def check_engines(config: Config, engines: Sequence[EngineInfo]) -> None:
                 )
 
 
-def response_limit(config: Config, engines: Sequence[EngineInfo], prompt: Prompt) -> int:
-    """Response tokens this prompt may get: max_response_len, or what the context leaves.
+class Room:
+    """How long a request may get on every one of the engines."""
 
-    Raises ConfigError when a whole request would not fit into an engine's KV cache.
-    """
-    wanted = config.sampling.max_response_len
-    limit = wanted
-    for info in engines:
-        room = info.max_request_len - len(prompt.prompt_ids)
-        kv_bound = info.max_request_len + KV_LIMIT_SLACK >= info.max_total_num_tokens
-        if room < wanted and kv_bound:
+    def __init__(self, max_response_len: int, engines: Sequence[EngineInfo]) -> None:
+        self._wanted = max_response_len
+        self._least = min(engines, key=lambda info: info.max_request_len)
+
+    @property
+    def longest_prompt(self) -> int:
+        """Prompt tokens that still leave room for one response token."""
+        return self._least.max_request_len - 1
+
+    def response_limit(self, prompt: Prompt) -> int:
+        """Response tokens this prompt may get: max_response_len, or what the context leaves.
+
+        The prompt is no longer than `longest_prompt`. Raises ConfigError when it is the KV cache
+        that cannot hold a whole request.
+        """
+        left = self._least.max_request_len - len(prompt.prompt_ids)
+        capacity = self._least.max_total_num_tokens
+        if left < self._wanted and self._least.max_request_len + KV_LIMIT_SLACK >= capacity:
             raise ConfigError(
-                f"sampling.max_response_len: {wanted} tokens after prompt {prompt.prompt_id!r} of "
-                f"{len(prompt.prompt_ids)} do not fit into the KV cache of engine "
-                f"{info.engine_id} ({info.max_total_num_tokens} tokens)"
+                f"sampling.max_response_len: {self._wanted} tokens after the "
+                f"{len(prompt.prompt_ids)} of prompt {prompt.prompt_id!r} do not fit into the KV "
+                f"cache of engine {self._least.engine_id} ({capacity} tokens)"
             )
-        limit = min(limit, room)
-    if limit < 1:
-        raise ConfigError(
-            f"prompt {prompt.prompt_id!r}: {len(prompt.prompt_ids)} tokens; the engines take "
-            f"{min(info.max_request_len for info in engines) - 1}"
-        )
-    return limit
+        return min(self._wanted, left)

@@ -64,20 +64,13 @@ class PromptReader:
     def _records(self, path: Path) -> Iterator[tuple[str, str, PromptRecord]]:
         """(place, default id, record) of each non-empty line."""
         try:
-            lines = path.read_bytes().splitlines()
+            with path.open("rb") as lines:
+                for number, line in enumerate(lines, 1):
+                    if line.strip():
+                        place = f"{path}:{number}"
+                        yield place, str(number), _decode_line(line, place)
         except OSError as error:
             raise PromptError(f"{path}: {error.strerror}") from None
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            place = f"{path}:{number}"
-            try:
-                record = _decoder.decode(line)
-            except msgspec.DecodeError as error:
-                raise PromptError(f"{place}: {_plain(error)}") from None
-            except UnicodeDecodeError:
-                raise PromptError(f"{place}: not UTF-8") from None
-            yield place, str(number), record
 
     def _given(
         self, prompts: Iterable[PromptLike]
@@ -156,6 +149,15 @@ class PromptReader:
             return self._tokenizer.apply_chat_template(record.messages or [])
         except ValueError as error:
             raise PromptError(f"{place}: {error}") from None
+
+
+def _decode_line(line: bytes, place: str) -> PromptRecord:
+    try:
+        return _decoder.decode(line)
+    except msgspec.DecodeError as error:
+        raise PromptError(f"{place}: {_plain(error)}") from None
+    except UnicodeDecodeError:
+        raise PromptError(f"{place}: not UTF-8") from None
 
 
 def _plain(error: Exception) -> str:

@@ -24,7 +24,7 @@ from seer_sgl.scheduling.placement import Placement
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import ChunkReply, EngineInfo, Group, Prompt, Request
 
-from .admission import check_engines, response_limit
+from .admission import Room, check_engines
 from .boundary import StopRecheck
 from .loop import Observer, RolloutLoop, Run
 from .model import model_facts
@@ -119,13 +119,16 @@ class Rollout:
         loop early aborts what is in flight. Raises PromptError before anything is sent, and
         RolloutError after all other groups if some had to be given up.
         """
-        room = min(info.max_request_len for info in self._infos) - 1
-        prompts = self._reader(room).convert(prompts)
+        room = Room(self.config.sampling.max_response_len, self._infos)
+        prompts = self._reader(room.longest_prompt).convert(prompts)
         rollout_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         seed = self._seed + self._runs
         self._runs += 1
         started_at = clock()
-        groups = [self._group(prompt, rollout_id, seed, started_at) for prompt in prompts]
+        groups = [
+            self._group(prompt, room.response_limit(prompt), rollout_id, seed, started_at)
+            for prompt in prompts
+        ]
         self.recorder = Recorder(self._infos, started_at)
         self._report = {
             "rollout_id": rollout_id,
@@ -168,9 +171,8 @@ class Rollout:
         self._driver.result()
         raise RolloutError("the rollout was closed")
 
-    def _group(self, prompt: Prompt, rollout_id: str, seed: int, now: float) -> Group:
+    def _group(self, prompt: Prompt, limit: int, rollout_id: str, seed: int, now: float) -> Group:
         group = Group(group_id=prompt.prompt_id, prompt=prompt)
-        limit = response_limit(self.config, self._infos, prompt)
         for index in range(prompt.n):
             order = next(self._order)
             group.requests.append(

@@ -45,8 +45,14 @@ class LeastLoaded:
     ) -> EngineSlot | None:
         """The least-loaded engine that admits the chunk, or None this cycle."""
         last = request.engines[-1] if request.engines else None
-        return min(
-            (slot for slot in engines if slot.admits(request, total_len)),
-            key=lambda slot: (slot.inflight, slot.engine_id != last),
-            default=None,
-        )
+        best: EngineSlot | None = None
+        for slot in engines:
+            # The ledger is asked only about an engine that would be an improvement.
+            better = (
+                best is None
+                or slot.inflight < best.inflight
+                or (slot.inflight == best.inflight and slot.engine_id == last)
+            )
+            if better and slot.admits(request, total_len):
+                best = slot
+        return best

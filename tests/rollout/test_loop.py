@@ -199,7 +199,7 @@ async def test_what_cannot_be_divided_runs_whole_with_one_warning() -> None:
 
 
 async def test_requests_larger_than_the_kv_cache_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"do not fit into the KV cache of engine e0 \(60 tok"):
+    with pytest.raises(ConfigError, match=r"KV cache of engine e0 \(60 tokens\)"):
         async with rolling(FakeSGLang(max_total_num_tokens=60)) as rollout:
             await all_groups(rollout)
 

@@ -1,0 +1,151 @@
+"""What the driver alone costs: a rollout against fake engines in another process.
+
+`python -m bench.driver --json` rolls 10,000 requests with inputs of 8k tokens, each its own, out
+over 64 fake engines, all in flight at once. It measures chunk completions a second, CPU
+microseconds a chunk, where they go, and peak memory against the tokens' own size (4 bytes a token
+and 4 a logprob). The fakes live in another process and answer at once, unread.
+"""
+
+import argparse
+import asyncio
+import cProfile
+import json
+import pstats
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvloop
+
+from seer_sgl.rollout import Rollout
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def config(urls: list[str], chunk_tokens: int, max_response_len: int) -> dict[str, Any]:
+    """A rollout over fake engines."""
+    return {
+        "engines": {"launch": "external", "urls": urls},
+        "scheduling": {"chunk_tokens": chunk_tokens},
+        "sampling": {"max_response_len": max_response_len},
+        "rollout": {"n_samples_per_prompt": 1, "seed": 1},
+    }
+
+
+def write_prompts(options: argparse.Namespace, path: Path) -> None:
+    """One prompt a request, all different."""
+    with path.open("w") as output:
+        for i in range(options.requests):
+            ids = [(i * 7919 + k) % 100_000 for k in range(options.input_tokens)]
+            output.write(json.dumps({"prompt_ids": ids}) + "\n")
+
+
+async def measure(
+    urls: list[str], prompts_file: Path, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Run the rollout once; its figures."""
+    settings = config(urls, options.chunk_tokens, options.chunks * options.chunk_tokens)
+    async with Rollout(settings) as rollout:
+        prompts = rollout.read_prompts(prompts_file)
+        started, cpu_before = time.perf_counter(), time.process_time()
+        samples = [sample async for group in rollout.run(prompts) for sample in group.samples]
+        wall_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_before
+        report = rollout.report()
+        resident_mb = psutil.Process().memory_info().rss / 1e6
+    chunks = report["chunks"]
+    assert len(samples) == options.requests
+    assert chunks == options.requests * options.chunks
+    return {
+        "requests": len(samples),
+        "engines": len(urls),
+        "input_tokens": options.input_tokens,
+        "chunk_tokens": options.chunk_tokens,
+        "chunks": chunks,
+        "chunks_per_s": round(chunks / wall_s, 1),
+        "cpu_us_per_chunk": round(cpu_s / chunks * 1e6, 1),
+        "wall_s": round(wall_s, 2),
+        "resident_mb": round(resident_mb, 1),
+    }
+
+
+def start_fakes(options: argparse.Namespace) -> tuple["subprocess.Popen[str]", list[str]]:
+    """The fake engines, in one process of their own; their URLs."""
+    fake = {
+        "count": options.engines,
+        "canned_tokens": options.chunk_tokens,
+        "longest": 1 << 20,
+        "max_total_num_tokens": 1 << 40,
+        "max_running_requests": -(-options.requests // options.engines),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.fake_sglang", json.dumps(fake)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process, json.loads(process.stdout.readline())
+
+
+def hot_spots(profile: cProfile.Profile, chunks: int, count: int = 12) -> list[dict[str, Any]]:
+    """Where the time goes: own time a chunk of the dearest functions, microseconds."""
+    stats: Any = pstats.Stats(profile)
+    rows = sorted(stats.stats.items(), key=lambda row: -row[1][2])[:count]
+    return [
+        {"function": f"{Path(file).name}:{name}", "own_us_per_chunk": round(own / chunks * 1e6, 1)}
+        for (file, _, name), (_, _, own, _, _) in rows
+    ]
+
+
+def main() -> None:
+    """Measure, once plainly and once with the profiler on; print one JSON object last."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--engines", type=int, default=64)
+    parser.add_argument("--input-tokens", type=int, default=8192)
+    parser.add_argument("--chunk-tokens", type=int, default=256)
+    parser.add_argument("--chunks", type=int, default=2, help="chunks a request")
+    parser.add_argument("--profile", action="store_true", help="also say where the time goes")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    options = parser.parse_args()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    fakes, urls = start_fakes(options)
+    folder = tempfile.TemporaryDirectory()
+    prompts_file = Path(folder.name) / "prompts.jsonl"
+    try:
+        write_prompts(options, prompts_file)
+        base_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+        figures = uvloop.run(measure(urls, prompts_file, options))
+        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+        response_tokens = options.chunks * options.chunk_tokens
+        own_mb = options.requests * (options.input_tokens * 4 + response_tokens * 8) / 1e6
+        figures |= {
+            "peak_mb": round(peak_mb, 1),
+            "start_mb": round(base_mb, 1),
+            "tokens_mb": round(own_mb, 1),
+            "memory_ratio": round((peak_mb - base_mb) / own_mb, 2),
+        }
+        if options.profile:
+            profile = cProfile.Profile(time.process_time)
+            profile.enable()
+            again = uvloop.run(measure(urls, prompts_file, options))
+            profile.disable()
+            figures["profile"] = hot_spots(profile, again["chunks"])
+    finally:
+        folder.cleanup()
+        fakes.kill()
+        fakes.wait()
+    if not options.json:
+        for key, value in figures.items():
+            print(f"{key:18} {value}")
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
