@@ -7,7 +7,6 @@ and 4 a logprob). The fakes live in another process and answer at once, unread.
 """
 
 import argparse
-import asyncio
 import cProfile
 import json
 import pstats

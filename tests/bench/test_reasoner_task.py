@@ -173,8 +173,8 @@ def test_a_right_answer_earns_one_with_or_without_special_tokens(response: str) 
         "</think> answer 2 1 0 now",
         "</think> answer 2 1 0 </think> answer 3 0 0",
         "",
-        "\x00\ud800 ∞ ٣ ٣ ٣",
-        "</think> answer ٢ ١ ٠",
+        "\x00\ud800 \u221e",
+        "</think> answer \u0662 \u0661 \u0660",  # digits, but not ours
     ],
 )
 def test_wrong_truncated_and_garbled_responses_earn_nothing(response: str) -> None:

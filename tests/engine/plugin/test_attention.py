@@ -1,57 +1,68 @@
-"""Our extend gives the stock result, and its cost follows the new tokens.
+"""Our attention gives the stock result, and leaves what it does not cover to the stock version.
 
-Runs against SGLang's own `TorchNativeAttnBackend._run_sdpa_forward_extend`, in a process of its
-own, because the CPU engine's switches must be set before SGLang is imported.
+Runs against SGLang's own `TorchNativeAttnBackend`, in a process of its own, because the CPU
+engine's switches must be set before SGLang is imported.
 """
 
+import json
 import subprocess
 import sys
 
 from seer_sgl.engine.process import engine_environment
 
 PROBE = """
+import json
 import torch
 from seer_sgl.engine.plugin import cpu
 cpu.prepare()
-from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
-from seer_sgl.engine.plugin.cpu.attention import extend_new_rows_only
+from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend as Stock
+from seer_sgl.engine.plugin.cpu.attention import decode_grouped, extend_new_rows_only
 
-stock = TorchNativeAttnBackend._run_sdpa_forward_extend
 torch.manual_seed(0)
-HEADS, KV_HEADS, SIZE, SLOTS, ROOM = 4, 2, 32, 4096, 512
+HEADS, KV_HEADS, SIZE, SLOTS, ROOM = 6, 2, 32, 4096, 512
 k_cache, v_cache = torch.randn(SLOTS, KV_HEADS, SIZE), torch.randn(SLOTS, KV_HEADS, SIZE)
 req_to_token = torch.stack([torch.randperm(SLOTS)[:ROOM] for _ in range(8)]).to(torch.int32)
+backend = object.__new__(Stock)  # the methods under test use nothing of it
+stock_calls = []
 
-def compare(prefix, new, **options):
-    prefix_lens, new_lens = torch.tensor(prefix), torch.tensor(new)
-    rows = torch.randperm(8)[: len(new)]
-    query = torch.randn(sum(new), HEADS, SIZE)
-    common = (k_cache, v_cache, req_to_token, rows, prefix_lens + new_lens, prefix_lens, new_lens)
-    options = {"scaling": SIZE**-0.5, "enable_gqa": True, "causal": True} | options
-    ours = extend_new_rows_only(stock, None, query, torch.zeros_like(query), *common, **options)
-    theirs = stock(None, query, torch.zeros_like(query), *common, **options)
+def compare(hook, stock, tokens, *lengths, **options):
+    def counted(*args, **kwargs):
+        stock_calls.append(kwargs)
+        return stock(*args, **kwargs)
+    query = torch.randn(tokens, HEADS, SIZE)
+    rows = torch.randperm(8)[: len(lengths[0])]
+    common = (k_cache, v_cache, req_to_token, rows, *lengths)
+    options = {"scaling": SIZE**-0.5, "enable_gqa": True} | options
+    ours = hook(counted, backend, query, torch.zeros_like(query), *common, **options)
+    theirs = stock(backend, query, torch.zeros_like(query), *common, **options)
     return (ours - theirs).abs().max().item()
 
-print(compare([0, 0, 0], [5, 1, 130]))           # prompts
-print(compare([300, 7, 0, 511], [40, 1, 16, 1]))  # continuations, with and without a cache hit
-print(compare([64], [64], causal=False))          # left to the stock version
+def extend(prefix, new, **options):
+    prefix, new = torch.tensor(prefix), torch.tensor(new)
+    lengths = (prefix + new, prefix, new)
+    options = {"causal": True} | options
+    stock = Stock._run_sdpa_forward_extend
+    return compare(extend_new_rows_only, stock, int(new.sum()), *lengths, **options)
 
-calls = []
-def counting(*a, **k):
-    calls.append(k)
-    return stock(*a, **k)
+def decode(lengths, **options):
+    stock = Stock._run_sdpa_forward_decode
+    return compare(decode_grouped, stock, len(lengths), torch.tensor(lengths), **options)
 
-args = (k_cache, v_cache, req_to_token, torch.tensor([0]), torch.tensor([9]), torch.tensor([4]),
-        torch.tensor([5]))
-q = torch.randn(5, HEADS, SIZE)
-extend_new_rows_only(counting, object.__new__(TorchNativeAttnBackend), q, q.clone(), *args,
-                     scaling=0.1, enable_gqa=True, causal=True, sliding_window_size=3)
-extend_new_rows_only(counting, None, q, q.clone(), *args, scaling=0.1, enable_gqa=True, causal=True)
-print(len(calls))
+figures = {
+    "prompts": extend([0, 0, 0], [5, 1, 130]),
+    "continuations": extend([300, 7, 0, 511], [40, 1, 16, 1]),
+    "decode": decode([1, 2, 77, 512]),
+    "ours": len(stock_calls),
+    "not causal": extend([64], [64], causal=False),
+    "window": extend([20], [30], sliding_window_size=8),
+    "decode window": decode([50, 3], sliding_window_size=8),
+    "stock": len(stock_calls),
+}
+print(json.dumps(figures))
 """
 
 
-def test_extend_equals_stock_on_prompts_and_continuations() -> None:
+def test_attention_equals_stock_and_leaves_other_layers_to_it() -> None:
     probe = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROBE],
         env=engine_environment(1),
@@ -60,8 +71,10 @@ def test_extend_equals_stock_on_prompts_and_continuations() -> None:
         check=False,
     )
     assert probe.returncode == 0, probe.stderr[-2000:]
-    prompts, continuations, not_causal, stock_calls = map(float, probe.stdout.split()[-4:])
-    assert prompts < 1e-6
-    assert continuations < 1e-5
-    assert not_causal == 0.0
-    assert stock_calls == 1, "only the sliding window goes to the stock version"
+    figures = json.loads(probe.stdout.splitlines()[-1])
+    assert figures["prompts"] < 1e-6
+    assert figures["continuations"] < 1e-5
+    assert figures["decode"] < 1e-5
+    assert figures["ours"] == 0, "none of these needs the stock version"
+    assert figures["not causal"] == figures["window"] == figures["decode window"] == 0.0
+    assert figures["stock"] == 3

@@ -39,7 +39,7 @@ def prepare() -> None:
 
 def hooks() -> list[tuple[str, Callable[..., Any], str]]:
     """The hooks of the CPU engine as (SGLang target, function, kind of hook)."""
-    from .attention import extend_new_rows_only
+    from .attention import decode_grouped, extend_new_rows_only
 
     def no_batch_invariant_triton_kernels(self: Any) -> None:
         """Those kernels are Triton; on a CPU `torch_native` runs each request by itself."""
@@ -49,6 +49,12 @@ def hooks() -> list[tuple[str, Callable[..., Any], str]]:
             "sglang.srt.layers.attention.torch_native_backend."
             "TorchNativeAttnBackend._run_sdpa_forward_extend",
             extend_new_rows_only,
+            "around",
+        ),
+        (
+            "sglang.srt.layers.attention.torch_native_backend."
+            "TorchNativeAttnBackend._run_sdpa_forward_decode",
+            decode_grouped,
             "around",
         ),
         (

@@ -1,8 +1,8 @@
-"""`torch_native` extend that computes only the new rows.
+"""`torch_native` attention whose cost is that of the work to be done.
 
 Stock SGLang pads the query of a continuation to the whole sequence, so that a chunk with a full
-cache hit still costs O(length^2). Chunks are continuations: here they cost what their new tokens
-cost, as they do with the GPU backends.
+cache hit still costs O(length^2), and it repeats the KV heads for every query head. Chunks are
+continuations: here they cost what their new tokens cost, as they do with the GPU backends.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,65 @@ from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+
+def _plain(encoder_lens: torch.Tensor | None, options: dict[str, Any]) -> bool:
+    """Whether a layer is ordinary self-attention; every other kind stays stock."""
+    window = options.get("sliding_window_size")
+    return (
+        encoder_lens is None
+        and not options.get("is_cross_attn")
+        and (window is None or window <= -1)
+    )
+
+
+def _gather(cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[slots, KV heads, size] of a whole pool -> [1, KV heads, tokens, size] of one request."""
+    return cache.index_select(0, slots).transpose(0, 1).unsqueeze(0).to(dtype)
+
+
+def decode_grouped(  # noqa: PLR0917 (SGLang's signature)
+    stock: Callable[..., torch.Tensor],
+    self: Any,
+    query: torch.Tensor,
+    output: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    encoder_lens: torch.Tensor | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """Around `TorchNativeAttnBackend._run_sdpa_forward_decode`, with its shapes.
+
+    The query heads that share a KV head become rows of one query: no KV head is repeated.
+    """
+    if not _plain(encoder_lens, options):
+        return stock(
+            self,
+            query,
+            output,
+            k_cache,
+            v_cache,
+            req_to_token,
+            req_pool_indices,
+            seq_lens,
+            encoder_lens,
+            **options,
+        )
+    heads, kv_heads = query.shape[1], k_cache.shape[1]
+    rows = zip(seq_lens.tolist(), req_pool_indices.tolist(), strict=True)
+    for i, (length, row) in enumerate(rows):
+        slots = req_to_token[row, :length]
+        attended = scaled_dot_product_attention(
+            query[i].view(1, kv_heads, heads // kv_heads, -1),
+            _gather(k_cache, slots, query.dtype),
+            _gather(v_cache, slots, query.dtype),
+            scale=options.get("scaling"),
+        )
+        output[i] = attended.view(heads, -1)
+    return output
 
 
 def extend_new_rows_only(  # noqa: PLR0917 (SGLang's signature)
@@ -30,11 +89,9 @@ def extend_new_rows_only(  # noqa: PLR0917 (SGLang's signature)
     """Around `TorchNativeAttnBackend._run_sdpa_forward_extend`, with its shapes.
 
     query, output: [new tokens of all requests, heads, head size]; k_cache, v_cache:
-    [KV slots, KV heads, head size]. Encoder, non-causal and sliding-window layers stay stock.
+    [KV slots, KV heads, head size].
     """
-    window = options.get("sliding_window_size")
-    plain = options.get("causal") and not options.get("is_cross_attn") and encoder_lens is None
-    if not plain or (window is not None and window > -1):
+    if not (options.get("causal") and _plain(encoder_lens, options)):
         return stock(
             self,
             query,
@@ -54,11 +111,8 @@ def extend_new_rows_only(  # noqa: PLR0917 (SGLang's signature)
         seq_lens.tolist(), extend_seq_lens.tolist(), req_pool_indices.tolist(), strict=True
     )
     for length, new, row in per_request:
-        slots = req_to_token[row, :length].long()
-        # [tokens, heads, size] -> [1, heads, tokens, size]
+        slots = req_to_token[row, :length]
         q = query[start : start + new].transpose(0, 1).unsqueeze(0)
-        k = k_cache[slots].transpose(0, 1).unsqueeze(0).to(q.dtype)
-        v = v_cache[slots].transpose(0, 1).unsqueeze(0).to(q.dtype)
         whole = new == length
         mask = (
             None
@@ -67,8 +121,8 @@ def extend_new_rows_only(  # noqa: PLR0917 (SGLang's signature)
         )
         attended = scaled_dot_product_attention(
             q,
-            k,
-            v,
+            _gather(k_cache, slots, q.dtype),
+            _gather(v_cache, slots, q.dtype),
             attn_mask=mask,
             is_causal=whole,
             scale=options.get("scaling"),

@@ -1,0 +1,5 @@
+"""`python -m seer_sgl` is `seer-sgl`."""
+
+from .cli import main
+
+main()

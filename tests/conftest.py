@@ -1,0 +1,15 @@
+"""Order: quick tests first, then those that start engines of their own, then those that share a
+pair. So at most three servers ever run at once, and a broken unit test fails in seconds."""
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort by cost; the order within a class of cost stays."""
+
+    def cost(item: pytest.Item) -> int:
+        if item.get_closest_marker("own_engines"):
+            return 1
+        return 2 if item.get_closest_marker("shared_engines") else 0
+
+    items.sort(key=cost)

@@ -1,0 +1,89 @@
+"""A pair of real SGLang servers for the session, started as a user would: `seer-sgl engine`."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seer_sgl.engine.process import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "bench" / "reasoner" / "model"
+HELD_OUT = ROOT / "bench" / "reasoner" / "prompts" / "held_out.jsonl"
+KV_TOKENS = 10_240
+START_TIMEOUT_S = 300.0
+SEER_SGL = [sys.executable, "-m", "seer_sgl"]
+
+SERVER_FLAGS = [
+    "--model-path",
+    str(MODEL),
+    "--dtype",
+    "float32",
+    "--max-total-tokens",
+    str(KV_TOKENS),
+    "--max-running-requests",
+    "48",
+    "--enable-deterministic-inference",
+    "--skip-server-warmup",
+]
+
+
+@pytest.fixture(scope="session")
+def engine_urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """URLs of two servers; they are gone at the end whatever happens."""
+    logs = tmp_path_factory.mktemp("engines")
+    cores = sorted(os.sched_getaffinity(0))
+    processes: list[subprocess.Popen[bytes]] = []
+    urls: list[str] = []
+    try:
+        for i in range(2):
+            port = free_port()
+            log = logs / f"e{i}.log"
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    [*SEER_SGL, "engine", *SERVER_FLAGS, "--port", str(port)],
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    start_new_session=True,
+                )
+            os.sched_setaffinity(process.pid, {cores[i % len(cores)]})
+            processes.append(process)
+            urls.append(f"http://127.0.0.1:{port}")
+        deadline = time.monotonic() + START_TIMEOUT_S
+        for process, url in zip(processes, urls, strict=True):
+            while not _answers(url):
+                assert process.poll() is None, f"an engine ended; see {logs}"
+                assert time.monotonic() < deadline, f"an engine is not ready; see {logs}"
+                time.sleep(0.5)
+        yield urls
+    finally:
+        for process in processes:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/server_info", timeout=5) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
+
+
+def external(urls: list[str], **sections: dict[str, Any]) -> dict[str, Any]:
+    """A config over running servers."""
+    return {
+        "model": {"path": str(MODEL)},
+        "engines": {"launch": "external", "urls": urls},
+        "scheduling": {"chunk_tokens": 64, **sections.pop("scheduling", {})},
+        "sampling": {"max_response_len": 4000, **sections.pop("sampling", {})},
+        "rollout": {"seed": 11, **sections.pop("rollout", {})},
+    }

@@ -1,0 +1,137 @@
+"""Divided equals undivided, token for token, on real SGLang servers.
+
+Seeded, temperature 1, deterministic inference, float32. Every chunk is forced onto the other
+server, which has to recompute what was generated elsewhere.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from seer_sgl import Rollout
+from seer_sgl.scheduling.placement import EngineSlot
+from seer_sgl.types import Request, Sample
+from tests.e2e.conftest import HELD_OUT, external
+
+pytestmark = pytest.mark.shared_engines
+
+LOGPROB_TOLERANCE = 1e-4
+Samples = dict[tuple[str, int], Sample]
+
+
+class AlwaysElsewhere:
+    """Never the engine that ran the request's last chunk."""
+
+    def choose(
+        self, request: Request, total_len: int, engines: Iterable[EngineSlot]
+    ) -> EngineSlot | None:
+        last = request.engines[-1] if request.engines else None
+        able = (s for s in engines if s.engine_id != last and s.admits(request, total_len))
+        return min(able, key=lambda slot: slot.inflight, default=None)
+
+
+async def roll(config: dict[str, Any], prompts: int, **options: Any) -> tuple[Samples, Any]:
+    """All samples of the first held-out prompts, and the report."""
+    config["rollout"]["max_prompts"] = prompts
+    async with Rollout(config, **options) as rollout:
+        ready = rollout.read_prompts(HELD_OUT)
+        groups = [group async for group in rollout.run(ready)]
+    samples = {(s.group_id, s.index): s for group in groups for s in group.samples}
+    return samples, rollout.report()
+
+
+async def both_ways(
+    urls: list[str], prompts: int, chunk_tokens: int, sampling: dict[str, Any]
+) -> tuple[Samples, Samples, Any]:
+    """(undivided on the first server, divided over both with every chunk elsewhere, report)."""
+    whole, plain = await roll(
+        external(urls[:1], sampling=sampling, scheduling={"divide": False}), prompts
+    )
+    assert plain["chunks"] == plain["samples"]
+    assert plain["retractions"] == 0
+    parts, report = await roll(
+        external(urls, sampling=sampling, scheduling={"chunk_tokens": chunk_tokens}),
+        prompts,
+        placement=AlwaysElsewhere(),
+    )
+    assert report["migrations"] == report["chunks"] - report["samples"]
+    assert report["recomputed_tokens"] > 0
+    return whole, parts, report
+
+
+def assert_identical(whole: Samples, parts: Samples) -> None:
+    """Same tokens, same end, same text; logprobs within the tolerance."""
+    assert whole.keys() == parts.keys()
+    worst = 0.0
+    for key, undivided in whole.items():
+        divided = parts[key]
+        assert list(divided.response_ids) == list(undivided.response_ids), key
+        assert divided.finish_reason == undivided.finish_reason
+        assert divided.matched == undivided.matched
+        assert divided.text == undivided.text
+        assert len(divided.rollout_log_probs) == divided.response_length
+        pairs = zip(divided.rollout_log_probs, undivided.rollout_log_probs, strict=True)
+        worst = max(worst, *(abs(a - b) for a, b in pairs))
+    assert worst < LOGPROB_TOLERANCE
+
+
+async def test_divided_over_two_servers_equals_undivided_on_one(engine_urls: list[str]) -> None:
+    whole, parts, report = await both_ways(engine_urls, 8, 128, {})
+    assert len(whole) == 64
+    assert_identical(whole, parts)
+    assert max(sample.chunks for sample in parts.values()) > 5
+    assert {sample.finish_reason for sample in whole.values()} >= {"stop"}
+    assert report["chunks"] > 2 * report["samples"]
+
+
+async def test_string_stops_that_span_chunks_end_where_they_should(engine_urls: list[str]) -> None:
+    sampling = {"stop": ["equal , done", "check :"]}
+    chunk_tokens = 9
+    whole, parts, _ = await both_ways(engine_urls, 8, chunk_tokens, sampling)
+    assert len(whole) == 64
+    assert_identical(whole, parts)
+    stopped = [sample for sample in parts.values() if isinstance(sample.matched, str)]
+    assert len(stopped) >= 16
+    for sample in stopped:
+        assert str(sample.matched) not in (sample.text or "")
+    # Some stops really began in one chunk and ended in the next: fewer tokens after the
+    # boundary than the shortest stop has.
+    assert any(0 < sample.response_length % chunk_tokens < 2 for sample in stopped)
+
+
+async def test_min_new_tokens_counts_over_all_chunks(engine_urls: list[str]) -> None:
+    minimum = 300
+    whole, parts, _ = await both_ways(engine_urls, 8, 128, {"min_new_tokens": minimum})
+    assert len(whole) == 64
+    assert_identical(whole, parts)
+    lengths = [sample.response_length for sample in parts.values()]
+    assert min(lengths) > minimum - 1
+    plain, _ = await roll(external(engine_urls[:1]), 8)
+    assert min(sample.response_length for sample in plain.values()) < minimum
+
+
+async def test_length_and_stop_token_ends_are_right_across_chunks(engine_urls: list[str]) -> None:
+    first, _ = await roll(external(engine_urls[:1]), 1)
+    token = next(iter(first.values())).response_ids[100]
+    sampling = {"max_response_len": 150, "stop_token_ids": [token], "min_new_tokens": 90}
+    whole, parts, _ = await both_ways(engine_urls, 8, 40, sampling)
+    assert_identical(whole, parts)
+    for sample in parts.values():
+        if sample.finish_reason == "length":
+            assert sample.response_length == 150
+    assert any(sample.matched == token for sample in parts.values())
+
+
+async def test_penalties_run_undivided_and_stay_exact(engine_urls: list[str]) -> None:
+    announced: list[str] = []
+    sampling = {"frequency_penalty": 0.3, "max_response_len": 200}
+    first, report = await roll(
+        external(engine_urls, sampling=sampling), 2, announce=announced.append
+    )
+    again, _ = await roll(
+        external(engine_urls[:1], sampling=sampling, scheduling={"divide": False}), 2
+    )
+    assert report["chunks"] == report["samples"] == 16
+    assert sum("cannot cross a chunk boundary" in line for line in announced) == 1
+    assert_identical(first, again)
