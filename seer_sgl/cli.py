@@ -71,15 +71,13 @@ def main() -> None:
     """Entry point: every SeerError becomes one line and an exit status."""
     try:
         cli.main(standalone_mode=False)
-    except click.exceptions.Abort:
-        sys.exit(INTERRUPTED)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except SeerError as error:
         print(f"seer-sgl: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, click.exceptions.Abort):  # click turns the first into the second
         print("seer-sgl: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
 

@@ -235,11 +235,12 @@ def _section(key: str) -> type[Section]:
 
 
 def _place(key: str, where: Mapping[str, str]) -> str:
-    """Where `key`, or the nearest section around it, was set; ends in ': ' or is empty."""
+    """Where `key`, something in it, or else a section around it was set; '...: ' or empty."""
     key = re.sub(r"\[.*", "", key)
     while key:
-        if key in where:
-            return f"{where[key]}: "
+        for name, place in where.items():
+            if name == key or name.startswith(f"{key}."):
+                return f"{place}: "
         key = key.rpartition(".")[0]
     return ""
 

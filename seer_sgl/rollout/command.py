@@ -43,7 +43,7 @@ async def roll_out(config: Config, out: Path, overwrite: bool, console: Console)
             finally:
                 if rollout.recorder is not None:
                     _write_results(rollout.report(), rollout.recorder, out)
-    announce(_summary(rollout.report(), out))
+                    announce(_summary(rollout.report(), out))
 
 
 def _new_samples_file(out: Path, overwrite: bool) -> Path:
@@ -67,10 +67,12 @@ def _write_results(report: dict[str, Any], record: Recorder, out: Path) -> None:
 
 
 def _summary(report: dict[str, Any], out: Path) -> str:
+    left = f" ({report['unfinished_groups']} unfinished)" if report["unfinished_groups"] else ""
     return (
-        f"{report['groups']} groups, {report['samples']} samples, {report['response_tokens']} "
-        f"tokens in {report['wall_s']:.1f} s: {report['throughput_tok_s']:.0f} tok/s, tail "
-        f"{report['tail_s']:.1f} s, {report['chunks']} chunks, {report['migrations']} migrations, "
+        f"{report['groups']} groups{left}, {report['samples']} samples, "
+        f"{report['response_tokens']} tokens in {report['wall_s']:.1f} s: "
+        f"{report['throughput_tok_s']:.0f} tok/s, tail {report['tail_s']:.1f} s, "
+        f"{report['chunks']} chunks, {report['migrations']} migrations, "
         f"{report['recomputed_tokens']} tokens recomputed, {report['retractions']} retractions\n"
         f"wrote {out / 'samples.jsonl'}, report.json and timeline.png"
     )

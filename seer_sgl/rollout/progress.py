@@ -64,14 +64,17 @@ class Progress(Observer):
     async def shown(self, console: Console) -> AsyncIterator[None]:
         """Show the progress while the block runs, and one last time at its end."""
         if not console.is_terminal:
-            async with _repeating(PLAIN_LINE_S, lambda: console.print(self.line())):
+            async with _repeating(PLAIN_LINE_S, lambda: self._print_line(console)):
                 yield
-            console.print(self.line())
+            self._print_line(console)
             return
         with Live(self.table(), console=console, refresh_per_second=4) as live:
             async with _repeating(REFRESH_S, lambda: live.update(self.table())):
                 yield
             live.update(self.table())
+
+    def _print_line(self, console: Console) -> None:
+        console.print(self.line(), soft_wrap=True, markup=False)
 
     def line(self) -> str:
         """The state as one plain line."""

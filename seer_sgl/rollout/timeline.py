@@ -19,6 +19,8 @@ def draw_timeline(record: Recorder, path: Path, title: str) -> None:
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
     ends = record.finished_at
     wall_s = ends[-1] if ends else 0.0
@@ -44,14 +46,17 @@ def draw_timeline(record: Recorder, path: Path, title: str) -> None:
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
     share = (wall_s - begin) / wall_s if wall_s else 0.0
-    axes[0, 0].set_title(title, loc="left", fontsize=11)
-    axes[0, 0].annotate(
-        f"tail: last 10 % of requests, {share:.0%} of the time",
-        xy=(0.995, 1.06),
-        xycoords="axes fraction",
-        ha="right",
+    figure.suptitle(title, x=0.008, ha="left", fontsize=11)
+    figure.legend(
+        handles=[
+            Patch(color=RUNNING, alpha=0.75, label="running requests"),
+            Line2D([], [], color=KV, label="KV cache in use"),
+            Patch(color=TAIL, alpha=0.4, label=f"tail: last 10 % of requests, {share:.0%} of time"),
+        ],
+        loc="outside upper right",
+        ncols=3,
         fontsize=9,
-        bbox={"boxstyle": "round,pad=0.25", "facecolor": TAIL, "alpha": 0.4, "linewidth": 0},
+        frameon=False,
     )
     axes[-1, 0].set_xlabel("seconds since the rollout began")
     figure.savefig(path, dpi=150)
@@ -73,10 +78,6 @@ def _lane(axis: "Axes", engine: EngineRecord, wall_s: float, most: int) -> None:
     kv_axis.tick_params(axis="y", colors=KV, labelsize=8)
     for side in ("top", "left"):
         kv_axis.spines[side].set_visible(False)
-    axis.text(0.005, 0.86, "running requests", color=RUNNING, fontsize=8, transform=axis.transAxes)
-    axis.text(
-        0.995, 0.86, "KV cache in use", color=KV, fontsize=8, ha="right", transform=axis.transAxes
-    )
 
 
 def _left(axis: "Axes", record: Recorder, wall_s: float) -> None:

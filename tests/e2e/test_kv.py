@@ -14,7 +14,7 @@ async def test_the_ledger_fills_the_cache_without_a_retraction(engine_urls: list
     assert report["retractions"] == 0
     assert max(engine["kv_peak"] for engine in report["engines"]) > 0.8
 
-    without = scheduling | {"kv_ledger": False, "chunk_tokens": 4000}
+    without = scheduling | {"kv_ledger": False}
     theirs, baseline = await roll(external(engine_urls[:1], scheduling=without), 16)
     assert baseline["retractions"] > 0, "the same load without the ledger retracts"
     assert_identical(ours, theirs)

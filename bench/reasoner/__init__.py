@@ -1,0 +1,1 @@
+"""A tiny reasoning model: its task, tokenizer, training, reward and evaluation."""

@@ -1,0 +1,181 @@
+"""`seer-sgl rollout` with servers of its own: results, and that nothing is lost or left behind."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from seer_sgl.engine.plugin import PARENT_PID
+from tests.e2e.conftest import HELD_OUT, MODEL, ROOT, SEER_SGL
+
+pytestmark = pytest.mark.own_engines
+
+WAIT_S = 400.0
+SMALL = [
+    "--config",
+    "configs/cpu.yaml",
+    "--set",
+    "rollout.max_prompts=4",
+    "--set",
+    "sampling.max_response_len=1500",
+]
+
+
+def start(out: Path, *options: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [*SEER_SGL, "rollout", *SMALL, "--out", str(out), *options],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def servers_of(driver: int) -> list[psutil.Process]:
+    """The server processes that a driver owns, by the mark it gave them."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(PARENT_PID) == str(driver):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def assert_nothing_left(driver: int) -> None:
+    deadline = time.monotonic() + 20
+    while (left := servers_of(driver)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left
+
+
+def samples_in(out: Path) -> list[dict[str, Any]]:
+    path = out / "samples.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for_samples(driver: "subprocess.Popen[str]", out: Path, count: int) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while len(samples_in(out)) < count:
+        assert driver.poll() is None, driver.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_rollout_writes_samples_report_and_timeline(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    driver = start(out)
+    _, said = driver.communicate(timeout=WAIT_S)
+    assert driver.returncode == 0, said
+    report = json.loads((out / "report.json").read_text())
+    samples = samples_in(out)
+    assert report["groups"] == 4
+    assert len(samples) == report["samples"] == 32
+    assert report["response_tokens"] == sum(sample["response_length"] for sample in samples)
+    assert report["retractions"] == 0
+    assert len(report["engines"]) == 2
+    assert all(engine["plugin"] for engine in report["engines"])
+    first = json.loads(HELD_OUT.read_text().splitlines()[0])
+    for sample in samples:
+        length = sample["response_length"]
+        assert length == len(sample["response_ids"]) == len(sample["rollout_log_probs"])
+        assert sample["weight_spans"] == [{"version": "default", "tokens": length}]
+        assert sample["text"]
+        if sample["group_id"] == first["id"]:
+            assert sample["metadata"] == first["metadata"]
+    assert sorted((s["group_id"], s["index"]) for s in samples) == sorted(
+        (group, index) for group in {s["group_id"] for s in samples} for index in range(8)
+    )
+    assert (out / "timeline.png").read_bytes()[:4] == b"\x89PNG"
+    assert (out / "engines" / "e1.log").stat().st_size > 0
+    assert "groups 4/4" in said, "plain progress lines when the output is not a terminal"
+    assert "\x1b[" not in said
+    assert_nothing_left(driver.pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_keeps_what_had_finished_and_leaves_nothing_running(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    out = tmp_path / "out"
+    driver = start(
+        out, "--set", "rollout.max_prompts=32", "--set", "sampling.max_response_len=7000"
+    )
+    wait_for_samples(driver, out, 5)
+    driver.send_signal(number)
+    _, said = driver.communicate(timeout=60)
+    assert driver.returncode == 130, said
+    assert said.splitlines()[-1] == "seer-sgl: interrupted"
+    assert "Traceback" not in said
+    samples = samples_in(out)
+    report = json.loads((out / "report.json").read_text())
+    assert 5 <= len(samples) == report["samples"] < 32 * 8
+    assert report["unfinished_groups"] > 0
+    assert (out / "timeline.png").exists()
+    assert_nothing_left(driver.pid)
+
+
+def test_a_killed_engine_costs_no_sample_and_a_killed_driver_leaves_no_engine(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    driver = start(out, "--set", "rollout.max_prompts=8", "--set", "rollout.n_samples_per_prompt=4")
+    wait_for_samples(driver, out, 3)
+    mains = [p for p in servers_of(driver.pid) if p.ppid() == driver.pid]
+    assert len(mains) == 2
+    os.killpg(mains[1].pid, signal.SIGKILL)
+    _, said = driver.communicate(timeout=WAIT_S)
+    assert driver.returncode == 0, said
+    samples = samples_in(out)
+    assert len({(s["group_id"], s["index"]) for s in samples}) == len(samples) == 32
+    report = json.loads((out / "report.json").read_text())
+    assert report["lost_chunks"] > 0
+
+    driver = start(tmp_path / "again")
+    deadline = time.monotonic() + WAIT_S
+    while not servers_of(driver.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    driver.kill()
+    driver.communicate()
+    assert_nothing_left(driver.pid)
+
+
+def test_an_engine_that_dies_at_start_is_explained_by_its_log(tmp_path: Path) -> None:
+    driver = start(tmp_path / "out", "--set", "engines.sglang.attention-backend=nonsense")
+    _, said = driver.communicate(timeout=WAIT_S)
+    assert driver.returncode == 1
+    last = said[said.index("seer-sgl: ") :]
+    assert "ended with status" in last.splitlines()[0]
+    assert "nonsense" in last, "the end of the engine's own log"
+    assert "Traceback (most recent call last):\n  File" not in last
+    assert_nothing_left(driver.pid)
+
+
+def test_seer_sgl_engine_refuses_what_cannot_work(tmp_path: Path) -> None:
+    def refused(*flags: str) -> str:
+        done = subprocess.run(
+            [*SEER_SGL, "engine", *flags], capture_output=True, text=True, check=False, cwd=ROOT
+        )
+        assert done.returncode == 2
+        return done.stderr.strip()
+
+    assert refused() == "seer-sgl: engine: --model-path is missing"
+    assert refused("--model-path", "/nowhere") == "seer-sgl: model.path: /nowhere does not exist"
+    empty = refused("--model-path", str(tmp_path))
+    assert empty == f"seer-sgl: model.path: {tmp_path} has no config.json"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        in_use = refused("--model-path", str(MODEL), "--port", port)
+    assert in_use == f"seer-sgl: engine: --port: port {port}: Address already in use"
+    assert "not a number" in refused("--model-path", str(MODEL), "--port", "x")

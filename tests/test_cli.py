@@ -1,0 +1,126 @@
+"""The command line without engines: every mistake is one line and exit status 2."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from seer_sgl.engine.process import server_flags
+
+MODEL_CONFIG = {"vocab_size": 64, "max_position_embeddings": 128}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A config, prompts of token ids and a model folder that is never loaded."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(MODEL_CONFIG))
+    (tmp_path / "c.yaml").write_text("engines:\n  launch: external\n  urls: ['http://127.0.0.1:9']")
+    (tmp_path / "p.jsonl").write_text('{"prompt_ids": [1, 2, 3]}\n')
+    return tmp_path
+
+
+def rollout(folder: Path, *options: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "seer_sgl", "rollout", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr.strip()
+
+
+GOOD = ["--config", "c.yaml", "--prompts", "p.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--config", "no.yaml"], "seer-sgl: no.yaml: No such file or directory"),
+        (["--config", "c.yaml"], "seer-sgl: rollout.prompts: no prompts; give --prompts or set"),
+        ([*GOOD, "--set", "x.y=1"], "seer-sgl: --set x.y=1: x: unknown key"),
+        (
+            [*GOOD, "--set", "scheduling.chunk_tokens=0"],
+            "scheduling.chunk_tokens: expected int >= 1",
+        ),
+        (["--config", "c.yaml", "--prompts", "no.jsonl"], "seer-sgl: no.jsonl: No such file"),
+        ([*GOOD, "--set", "sampling.stop=x"], "sampling.stop: stop strings need a tokenizer"),
+        ([*GOOD, "--out", "p.jsonl"], "seer-sgl: --out p.jsonl: File exists"),
+        (
+            [*GOOD, "--set", "engines.launch=local", "--set", "engines.urls=[]"],
+            "seer-sgl: model.path: launch: local needs a model",
+        ),
+        (
+            [*GOOD, "--set", "engines={}", "--set", "model.path=nowhere/at/all"],
+            "seer-sgl: model.path: nowhere/at/all does not exist",
+        ),
+        (
+            [*GOOD, "--set", "engines={}", "--set", "model.path=."],
+            "seer-sgl: model.path: . has no config.json",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(
+    folder: Path, options: list[str], complaint: str
+) -> None:
+    status, said = rollout(folder, *options)
+    assert status == 2
+    assert complaint in said
+    assert "\n" not in said
+
+
+def test_a_port_in_use_is_named_before_anything_starts(folder: Path) -> None:
+    from seer_sgl.config import parse
+    from seer_sgl.engine.process import require_free_port
+    from seer_sgl.errors import ConfigError
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        config = parse({"model": {"path": "m"}, "engines": {"base_port": port}})
+        with pytest.raises(ConfigError, match=rf"engines\.base_port: port {port}: Address already"):
+            require_free_port(config.engines.base_port or 0, "engines.base_port")
+
+
+def test_an_engine_nobody_answers_for_is_status_1(folder: Path) -> None:
+    status, said = rollout(folder, *GOOD)
+    assert status == 1
+    assert said.splitlines()[-1].startswith(
+        "seer-sgl: not ready after 10 s: engine e0 (http://127.0.0.1:9): Cannot connect"
+    )
+
+
+def test_samples_of_an_earlier_rollout_are_not_overwritten(folder: Path) -> None:
+    (folder / "out").mkdir()
+    (folder / "out" / "samples.jsonl").write_text("precious\n")
+    status, said = rollout(folder, *GOOD)
+    assert status == 2
+    assert said == (
+        "seer-sgl: --out out: out/samples.jsonl exists; use another folder or --overwrite"
+    )
+    assert (folder / "out" / "samples.jsonl").read_text() == "precious\n"
+
+
+def test_sglang_flags_pass_through_untouched() -> None:
+    flags = server_flags(
+        {
+            "tp-size": 2,
+            "enable_metrics": True,
+            "disable-radix-cache": False,
+            "lora-paths": ["a", "b"],
+        }
+    )
+    assert flags == ["--tp-size", "2", "--enable-metrics", "--lora-paths", "a", "b"]
+
+
+def test_unknown_commands_and_options_are_usage_errors(folder: Path) -> None:
+    assert rollout(folder, "--nope")[0] == 2
+    version = [sys.executable, "-m", "seer_sgl", "--version"]
+    assert subprocess.run(version, capture_output=True, check=False).returncode == 0
