@@ -30,6 +30,7 @@ HEALTH_TIMEOUT_S = 30.0  # SGLang itself gives a silent scheduler 20 s
 ABORT_TIMEOUT_S = 2.0
 
 
+BUSY_STATUSES = (408, 429)  # 4xx that say nothing against the request itself
 # The scheduler bounds the chunks in flight per engine; this only catches a driver gone mad.
 MAX_CONNECTIONS = 1 << 16
 
@@ -143,7 +144,7 @@ class HttpEngine:
         except (aiohttp.ClientError, OSError) as error:
             reason = str(error) or type(error).__name__
             raise EngineUnavailable(f"{self._name}: {reason}") from None
-        if response.status >= 500:
+        if response.status >= 500 or response.status in BUSY_STATUSES:
             raise EngineUnavailable(f"{self._name}: HTTP {response.status}{_message(reply)}")
         if response.status >= 400:
             raise RequestRejected(f"{self._name}: HTTP {response.status}{_message(reply)}")

@@ -4,6 +4,7 @@ It decides nothing. One task a chunk in flight; everything else happens between 
 """
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from seer_sgl.engine.protocol import Engine
@@ -13,6 +14,7 @@ from seer_sgl.types import Chunk, ChunkReply, ChunkResult, EngineLoad, Group, Re
 
 Clock = Callable[[], float]
 Amend = Callable[[Request, ChunkReply], ChunkReply]
+ChunkTask = asyncio.Task[ChunkReply | EngineError]
 
 
 class Observer:
@@ -58,7 +60,7 @@ class RolloutLoop:
         self._clock = clock
         self._amend = amend
         self._results: asyncio.Queue[ChunkResult | None] = asyncio.Queue()
-        self._inflight: dict[str, tuple[Run, Chunk, asyncio.Task[None]]] = {}  # by request uid
+        self._inflight: dict[str, tuple[Run, Chunk, ChunkTask]] = {}  # by request uid
         self._interrupted: dict[str, str] = {}  # request uid -> why its chunk was taken back
         self._runs: dict[str, Run] = {}  # by group id, while the group is unfinished
 
@@ -117,29 +119,37 @@ class RolloutLoop:
         while (chunk := self._scheduler.next_assignment(self._clock())) is not None:
             run = self._runs[chunk.request.group.group_id]
             task = tasks.create_task(self._serve(chunk))
+            task.add_done_callback(functools.partial(self._served, chunk))
             self._inflight[chunk.request.uid] = (run, chunk, task)
             for observer in run.observers:
                 observer.sent(chunk, self._clock())
 
-    async def _serve(self, chunk: Chunk) -> None:
-        """One chunk, start to end; always reports exactly one result."""
-        reply: ChunkReply | None = None
-        error: EngineError | None = None
+    async def _serve(self, chunk: Chunk) -> ChunkReply | EngineError:
+        """One chunk, start to end."""
         try:
             reply = await self._engines[chunk.engine_id].generate(chunk)
-            reply = self._amend(chunk.request, reply)
-        except EngineError as failure:
-            error = failure
-        except asyncio.CancelledError:
+        except EngineError as error:
+            return error
+        return self._amend(chunk.request, reply)
+
+    def _served(self, chunk: Chunk, task: ChunkTask) -> None:
+        """The task of a chunk is over: exactly one result, also when it was never started."""
+        outcome: ChunkReply | EngineError
+        if task.cancelled():
             why = self._interrupted.get(chunk.request.uid)
-            task = asyncio.current_task()
-            if why is None or task is None:
-                raise
-            task.uncancel()
-            error = ChunkInterrupted(why)
-        self._results.put_nowait(
-            ChunkResult(chunk=chunk, now=self._clock(), reply=reply, error=error)
-        )
+            if why is None:  # the loop itself is being cancelled
+                return
+            outcome = ChunkInterrupted(why)
+        elif task.exception() is not None:  # an error of ours; it ends the loop
+            return
+        else:
+            outcome = task.result()
+        result = ChunkResult(chunk=chunk, now=self._clock())
+        if isinstance(outcome, EngineError):
+            result.error = outcome
+        else:
+            result.reply = outcome
+        self._results.put_nowait(result)
 
     def _take(self, result: ChunkResult | None) -> None:
         if result is None:

@@ -17,6 +17,7 @@ from .loop import Observer
 
 REFRESH_S = 0.5
 PLAIN_LINE_S = 5.0
+MAX_ENGINES_SHOWN = 8
 RATE_WINDOW_S = 10.0  # tok/s is the mean over this much of the past
 
 
@@ -80,8 +81,10 @@ class Progress(Observer):
         """The state as one plain line."""
         engines = "  ".join(
             f"{engine_id} {self._inflight[engine_id]} running, KV {self._kv(engine_id):.0%}"
-            for engine_id in self._infos
+            for engine_id in self._shown()
         )
+        if hidden := len(self._infos) - len(self._shown()):
+            engines += f"  and {hidden} more, {sum(self._inflight.values())} running in all"
         return (
             f"{time.monotonic() - self._began:6.1f} s  "
             f"groups {self._groups_done}/{self._groups}  "
@@ -100,7 +103,7 @@ class Progress(Observer):
             f"{self._rate():.0f} tok/s",
             f"{self._tokens} tokens in {time.monotonic() - self._began:.0f} s",
         )
-        for engine_id in self._infos:
+        for engine_id in self._shown():
             kv = self._kv(engine_id)
             table.add_row(
                 engine_id,
@@ -108,7 +111,13 @@ class Progress(Observer):
                 f"KV {kv:.0%}",
                 f"{self._inflight[engine_id]} running, {self._chunks[engine_id]} chunks done",
             )
+        if hidden := len(self._infos) - len(self._shown()):
+            table.add_row("", f"and {hidden} more engines")
         return table
+
+    def _shown(self) -> list[str]:
+        """The engines there is room for."""
+        return list(self._infos)[:MAX_ENGINES_SHOWN]
 
     def _kv(self, engine_id: str) -> float:
         return self._used[engine_id] / self._infos[engine_id].max_total_num_tokens

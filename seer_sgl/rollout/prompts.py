@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 
 from seer_sgl.config import key_and_message
 from seer_sgl.errors import PromptError
@@ -18,13 +19,15 @@ from seer_sgl.types import Prompt, token_array
 
 from .tokenizer import Tokenizer
 
+MAX_TOKEN_ID = (1 << 31) - 1
+
 
 class PromptRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A prompt as the user writes it; exactly one of prompt, messages and prompt_ids."""
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
-    prompt_ids: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]] | None = None
+    prompt_ids: list[Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]] | None = None
     n: Annotated[int, msgspec.Meta(ge=1)] | None = None
     id: str | int | None = None
     metadata: Any = None
@@ -121,11 +124,11 @@ class PromptReader:
         ids = prompt.prompt_ids
         if not ids:
             raise PromptError(f"{place}: the prompt is empty")
-        if self._vocab_size is not None and not 0 <= min(ids) <= max(ids) < self._vocab_size:
-            wrong = next(i for i in ids if not 0 <= i < self._vocab_size)
-            raise PromptError(
-                f"{place}: token id {wrong} is outside the vocabulary of {self._vocab_size}"
-            )
+        values = np.frombuffer(ids, dtype=np.int32)
+        wrong = values[(values < 0) | (values >= (self._vocab_size or MAX_TOKEN_ID))]
+        if wrong.size:
+            of = f" of {self._vocab_size}" if self._vocab_size else ""
+            raise PromptError(f"{place}: token id {wrong[0]} is outside the vocabulary{of}")
         if self._max_prompt_len is not None and len(ids) > self._max_prompt_len:
             raise PromptError(
                 f"{place}: {len(ids)} prompt tokens; the engines take {self._max_prompt_len} "

@@ -41,10 +41,14 @@ class EngineRecord:
 
 
 class Recorder(Observer):
-    """Keeps what the report and the timeline need. `started_at`: on the loop's clock."""
+    """Keeps what the report and the timeline need.
 
-    def __init__(self, engines: Iterable[EngineInfo], started_at: float) -> None:
+    `started_at`: on the loop's clock; `requests`: how many there are in all.
+    """
+
+    def __init__(self, engines: Iterable[EngineInfo], started_at: float, requests: int) -> None:
         self.started_at = started_at
+        self.requests = requests
         self.engines = {info.engine_id: EngineRecord(info) for info in engines}
         self.migrations = 0
         self.recomputed_tokens = 0

@@ -81,6 +81,7 @@ def _engine(engine: EngineRecord, wall_s: float) -> dict[str, Any]:
 def _mean_inflight(engine: EngineRecord, wall_s: float) -> float:
     if not wall_s:
         return 0.0
-    ends = [*engine.inflight_at[1:], wall_s]
-    spans = zip(engine.inflight_at, ends, engine.inflight_count, strict=True)
+    # An interrupted rollout has chunks in flight after its last finished request.
+    begins = [min(at, wall_s) for at in engine.inflight_at]
+    spans = zip(begins, [*begins[1:], wall_s], engine.inflight_count, strict=True)
     return sum((end - begin) * count for begin, end, count in spans) / wall_s

@@ -129,7 +129,7 @@ class Rollout:
             self._group(prompt, room.response_limit(prompt), rollout_id, seed, started_at)
             for prompt in prompts
         ]
-        self.recorder = Recorder(self._infos, started_at)
+        self.recorder = Recorder(self._infos, started_at, sum(prompt.n for prompt in prompts))
         self._report = {
             "rollout_id": rollout_id,
             "seed": seed,

@@ -38,7 +38,7 @@ def draw_timeline(record: Recorder, path: Path, title: str) -> None:
     )
     most = max((max(e.inflight_count, default=1) for e in record.engines.values()), default=1)
     for axis, engine in zip(axes[:, 0], record.engines.values(), strict=False):
-        _lane(axis, engine, wall_s, most)
+        _lane(axis, engine, wall_s, most, crowded=height == MAX_INCHES)
     _left(axes[-1, 0], record, wall_s)
     for axis in axes[:, 0]:
         axis.axvspan(begin, wall_s, color=TAIL, alpha=0.28, lw=0, zorder=0)
@@ -63,8 +63,9 @@ def draw_timeline(record: Recorder, path: Path, title: str) -> None:
     plt.close(figure)
 
 
-def _lane(axis: "Axes", engine: EngineRecord, wall_s: float, most: int) -> None:
-    times = [0.0, *engine.inflight_at, wall_s]
+def _lane(axis: "Axes", engine: EngineRecord, wall_s: float, most: int, crowded: bool) -> None:
+    last = max(wall_s, engine.inflight_at[-1] if engine.inflight_at else 0.0)
+    times = [0.0, *engine.inflight_at, last]
     counts = [0, *engine.inflight_count, engine.inflight]
     axis.fill_between(times, counts, step="post", color=RUNNING, alpha=0.75, lw=0)
     axis.set_ylim(0, most * 1.08)
@@ -75,14 +76,17 @@ def _lane(axis: "Axes", engine: EngineRecord, wall_s: float, most: int) -> None:
     kv_axis.plot(engine.load_at, [100 * used / capacity for used in engine.used_tokens], color=KV)
     kv_axis.set_ylim(0, 108)
     kv_axis.set_yticks([0, 50, 100], ["0", "50", "100 %"])
+    if crowded:  # the labels of one lane would run into the next
+        axis.set_yticks([most])
+        kv_axis.set_yticks([100], ["100 %"])
     kv_axis.tick_params(axis="y", colors=KV, labelsize=8)
     for side in ("top", "left"):
         kv_axis.spines[side].set_visible(False)
 
 
 def _left(axis: "Axes", record: Recorder, wall_s: float) -> None:
-    total = len(record.finished_at)
-    left = [total, *range(total - 1, -1, -1)]
+    total = record.requests
+    left = [total - done for done in range(len(record.finished_at) + 1)]
     axis.step([0.0, *record.finished_at], left, where="post", color=LEFT)
     axis.fill_between([0.0, *record.finished_at], left, step="post", color=LEFT, alpha=0.15, lw=0)
     axis.set_ylim(0, (total or 1) * 1.08)

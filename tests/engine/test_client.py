@@ -73,7 +73,7 @@ async def test_min_new_tokens_is_what_is_left_of_it(
     assert fake.seen[0]["sampling_params"]["min_new_tokens"] == sent
 
 
-@pytest.mark.parametrize("fault", ["reset", "mid_body", "503", "500", "garbage"])
+@pytest.mark.parametrize("fault", ["reset", "mid_body", "503", "500", "429", "garbage"])
 async def test_a_failing_engine_is_unavailable(fault: str) -> None:
     async with joined(FakeSGLang(faults=deque([fault]))) as engine:
         request = make_group(n=1).requests[0]

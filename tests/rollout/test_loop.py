@@ -159,6 +159,19 @@ async def all_groups_with_new_seed(rollout: Rollout) -> list[Group]:
     return groups
 
 
+async def test_a_run_closed_before_its_chunks_started_leaves_nothing_reserved() -> None:
+    async with rolling(FakeSGLang()) as rollout:
+        for turns in range(6):
+            first = asyncio.ensure_future(anext(rollout.run(PROMPTS)))
+            for _ in range(turns):  # let the loop come a little further each time
+                await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.wait({first})
+        check(await all_groups(rollout))
+        slots = list(rollout._loop._scheduler.engines)
+        assert [(slot.inflight, slot.ledger and slot.ledger.used) for slot in slots] == [(0, 0)]
+
+
 async def test_a_second_run_has_other_seeds() -> None:
     async with rolling(FakeSGLang()) as rollout:
         first, second = await all_groups(rollout), await all_groups(rollout)

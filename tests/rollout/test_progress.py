@@ -67,6 +67,14 @@ async def test_shown_while_it_runs_and_once_more_at_the_end(
         assert "running, 1 chunks done" in text
 
 
+def test_of_a_large_fleet_only_the_first_engines_are_shown() -> None:
+    shown = Progress([info(f"e{i}") for i in range(64)], groups=1, requests=1)
+    assert "e7 0 running" in shown.line()
+    assert "e8" not in shown.line()
+    assert "and 56 more, 0 running in all" in shown.line()
+    assert shown.table().row_count == 2 + 8 + 1
+
+
 def test_the_tail_clock_starts_with_the_last_tenth() -> None:
     shown = half_done()
     last = make_group("z", n=1).requests[0]

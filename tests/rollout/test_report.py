@@ -43,7 +43,7 @@ def chunk_on(engine_id: str, request: Request, migrated: bool = False) -> Chunk:
 @pytest.fixture
 def record() -> Recorder:
     """Two requests of 20 and 10 tokens; the first moves from a to b and loses 7 tokens of KV."""
-    record = Recorder([info("a"), info("b")], started_at=100.0)
+    record = Recorder([info("a"), info("b")], started_at=100.0, requests=2)
     long, short = make_group(n=2).requests
 
     def send(engine_id: str, request: Request, at: float) -> Chunk:
@@ -131,7 +131,7 @@ def test_quantiles_are_nearest_rank() -> None:
 
 
 def test_an_empty_rollout_has_a_report_and_a_plot(tmp_path: Path) -> None:
-    empty = Recorder([info("a")], 0.0)
+    empty = Recorder([info("a")], 0.0, 16)
     said = report(empty, "r", 0, groups=0, unfinished_groups=2)
     assert (said["wall_s"], said["throughput_tok_s"], said["samples"]) == (0.0, 0.0, 0)
     draw_timeline(empty, tmp_path / "t.png", "empty")
