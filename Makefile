@@ -36,5 +36,9 @@ check: $(READY)
 test: check
 	$(BIN)/python -m pytest
 
+bench: $(READY)
+	$(BIN)/python -m bench.driver --profile
+	$(BIN)/python -m bench.attention
+
 clean:
 	rm -rf .venv out

@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import aiohttp
 
@@ -25,8 +25,18 @@ from .process import (
 )
 
 POLL_S = 0.25
+REMIND_S = 15.0
 JOIN_TIMEOUT_S = 10.0  # an external engine is up already; this only rides out a hiccup
 Announce = Callable[[str], None]
+
+
+class _Start(NamedTuple):
+    """An engine that is coming up. `process` is None for an external one."""
+
+    engine_id: str
+    url: str
+    timeout_s: float
+    process: EngineProcess | None = None
 
 
 @contextlib.asynccontextmanager
@@ -38,34 +48,22 @@ async def open_fleet(
     `announce` receives one line for each step of the start-up. Raises EngineStartError or
     ConfigError; then nothing is left running.
     """
-    processes: list[EngineProcess] = []
+    starts: list[_Start] = []
     try:
         async with open_session(config.engines.api_key) as session:
             if config.engines.launch == "external":
-                starts = _join_all(config, session)
+                urls = [url.rstrip("/") for url in config.engines.urls]
+                starts += [_Start(f"e{i}", url, JOIN_TIMEOUT_S) for i, url in enumerate(urls)]
             else:
-                starts = await _launch_all(config, session, log_dir, processes, announce)
-            infos = await _all_ready(starts, announce)
+                await _launch(config, log_dir, starts, announce)
+            infos = await _all_ready(starts, session, announce)
             yield [HttpEngine(info, session, config.sampling) for info in infos]
     finally:
-        await asyncio.gather(*(process.stop() for process in processes))
+        await asyncio.gather(*(start.process.stop() for start in starts if start.process))
 
 
-def _join_all(
-    config: Config, session: aiohttp.ClientSession
-) -> list[Coroutine[Any, Any, EngineInfo]]:
-    urls = [url.rstrip("/") for url in config.engines.urls]
-    return [_await_ready(session, f"e{i}", url, JOIN_TIMEOUT_S) for i, url in enumerate(urls)]
-
-
-async def _launch_all(
-    config: Config,
-    session: aiohttp.ClientSession,
-    log_dir: Path,
-    processes: list[EngineProcess],
-    announce: Announce,
-) -> list[Coroutine[Any, Any, EngineInfo]]:
-    """Start every server process (into `processes`); one waiter for each."""
+async def _launch(config: Config, log_dir: Path, starts: list[_Start], announce: Announce) -> None:
+    """Start every local server process; each is in `starts` as soon as it exists."""
     engines = config.engines
     require_model(config.model.path or "")
     if engines.base_port is None:
@@ -75,15 +73,12 @@ async def _launch_all(
         for port in ports:
             require_free_port(port, "engines.base_port")
     announce(f"starting {engines.count} SGLang engine(s), logs in {log_dir}")
-    starts = []
     for i, port in enumerate(ports):
         process = await EngineProcess.start(
             server_flags(_flags(config, i, port)), log_dir / f"e{i}.log", _cores(config, i)
         )
-        processes.append(process)
         url = f"http://127.0.0.1:{port}"
-        starts.append(_await_ready(session, f"e{i}", url, engines.start_timeout_s, process))
-    return starts
+        starts.append(_Start(f"e{i}", url, engines.start_timeout_s, process))
 
 
 def _flags(config: Config, index: int, port: int) -> dict[str, FlagValue]:
@@ -112,13 +107,15 @@ def _cores(config: Config, index: int) -> list[int] | None:
 
 
 async def _all_ready(
-    starts: Iterable[Coroutine[Any, Any, EngineInfo]], announce: Announce
+    starts: list[_Start], session: aiohttp.ClientSession, announce: Announce
 ) -> list[EngineInfo]:
     """Wait for every engine at once; the first failure cancels the rest and is raised."""
     began = time.monotonic()
+    pending = {start.engine_id: start for start in starts}
 
-    async def report(start: Coroutine[Any, Any, EngineInfo]) -> EngineInfo:
-        info = await start
+    async def wait(start: _Start) -> EngineInfo:
+        info = await _await_ready(start, session)
+        del pending[start.engine_id]
         announce(
             f"engine {info.engine_id} ready after {time.monotonic() - began:.0f} s: {info.url}, "
             f"SGLang {info.sglang_version}, {info.max_total_num_tokens} KV tokens, "
@@ -127,41 +124,47 @@ async def _all_ready(
         )
         return info
 
+    async def remind() -> None:
+        while True:
+            await asyncio.sleep(REMIND_S)
+            for start in pending.values():
+                doing = f": {start.process.last_line()}" if start.process else ""
+                seconds = time.monotonic() - began
+                announce(f"engine {start.engine_id} not ready after {seconds:.0f} s{doing}")
+
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(report(start)) for start in starts]
+            reminder = group.create_task(remind())
+            tasks = [group.create_task(wait(start)) for start in starts]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            reminder.cancel()
     except* (EngineStartError, ConfigError) as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
-async def _await_ready(
-    session: aiohttp.ClientSession,
-    engine_id: str,
-    url: str,
-    timeout_s: float,
-    process: EngineProcess | None = None,
-) -> EngineInfo:
+async def _await_ready(start: _Start, session: aiohttp.ClientSession) -> EngineInfo:
     """Poll an engine until it tells who it is. Raises EngineStartError."""
-    deadline = time.monotonic() + timeout_s
+    process = start.process
+    deadline = time.monotonic() + start.timeout_s
     while True:
         if process is not None and process.exit_status is not None:
             raise EngineStartError(
-                f"engine {engine_id} ended with status {process.exit_status} while starting; "
-                f"the end of {process.log}:\n{process.log_tail()}"
+                f"engine {start.engine_id} ended with status {process.exit_status} while "
+                f"starting; the end of {process.log}:\n{process.log_tail()}"
             )
         try:
-            info = await describe(session, engine_id, url)
+            info = await describe(session, start.engine_id, start.url)
         except EngineUnavailable as error:
             if time.monotonic() < deadline:
                 await asyncio.sleep(POLL_S)
                 continue
             log = f"; the end of {process.log}:\n{process.log_tail()}" if process else ""
-            raise EngineStartError(f"not ready after {timeout_s:g} s: {error}{log}") from None
+            raise EngineStartError(f"not ready after {start.timeout_s:g} s: {error}{log}") from None
         if process is not None and info.plugin is None:
             raise EngineStartError(
-                f"engine {engine_id} runs without the seer-sgl plugin; is seer-sgl installed in "
-                f"its environment (`seer-sgl doctor`)? SGLANG_PLUGINS may leave it out"
+                f"engine {start.engine_id} runs without the seer-sgl plugin; is seer-sgl installed "
+                f"in its environment (`seer-sgl doctor`)? SGLANG_PLUGINS may leave it out"
             )
         return info
 

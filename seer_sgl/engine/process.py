@@ -15,7 +15,9 @@ from seer_sgl.errors import ConfigError
 
 from .plugin import PARENT_PID, cpu
 
+SERVER_MODULE = "seer_sgl.engine.plugin.server"
 LOG_TAIL_LINES = 8
+LAST_LINE_CHARS = 100
 STOP_GRACE_S = 5.0
 
 
@@ -77,7 +79,7 @@ def require_free_port(port: int, key: str) -> None:
 
 
 class EngineProcess:
-    """A running `seer_sgl.engine.plugin.server` with its log file."""
+    """A running server process with its log file."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self._process = process
@@ -95,7 +97,7 @@ class EngineProcess:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "seer_sgl.engine.plugin.server",
+                SERVER_MODULE,
                 *arguments,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
@@ -123,9 +125,15 @@ class EngineProcess:
 
     def log_tail(self) -> str:
         """The last lines of the log that say something, indented, for an error message."""
+        return "\n".join(f"    {line}" for line in self._log_lines()[-LOG_TAIL_LINES:])
+
+    def last_line(self) -> str:
+        """What the server said last, cut to a line's length."""
+        return (self._log_lines() or ["nothing in its log yet"])[-1][:LAST_LINE_CHARS]
+
+    def _log_lines(self) -> list[str]:
         text = self.log.read_text(errors="replace")
-        lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-        return "\n".join(f"    {line}" for line in lines[-LOG_TAIL_LINES:])
+        return [line.rstrip() for line in text.splitlines() if line.strip()]
 
     async def stop(self) -> None:
         """End the server and everything it started; returns when nothing of it is left."""

@@ -7,7 +7,14 @@ from typing import NoReturn
 from seer_sgl.errors import ConfigError
 
 from .fleet import require_model
-from .process import cpu_flags, engine_environment, gpu_visible, require_free_port, server_flags
+from .process import (
+    SERVER_MODULE,
+    cpu_flags,
+    engine_environment,
+    gpu_visible,
+    require_free_port,
+    server_flags,
+)
 
 SGLANG_DEFAULT_PORT = 30000
 
@@ -29,7 +36,7 @@ def exec_engine(flags: list[str]) -> NoReturn:
         require_free_port(int(port), "engine: --port")
     # Our defaults come first: of a repeated flag SGLang takes the last.
     defaults = [] if gpu_visible() else server_flags(cpu_flags())
-    command = [sys.executable, "-m", "seer_sgl.engine.plugin.server", *defaults, *flags]
+    command = [sys.executable, "-m", SERVER_MODULE, *defaults, *flags]
     sys.stdout.flush()
     os.execve(sys.executable, command, engine_environment(None))
 

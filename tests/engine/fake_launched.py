@@ -1,0 +1,41 @@
+"""Stands in for the server module in tests of the launcher: `--mode` says how it behaves.
+
+serve: comes up with our plugin; stock: comes up without; die: prints a reason and ends; hang:
+never listens. A child process is started first, to see that it goes with its parent.
+"""
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import time
+
+from aiohttp import web
+
+from tests.fake_sglang import FakeSGLang
+
+
+async def serve(port: int, plugin: bool) -> None:
+    fake = FakeSGLang(plugin={"version": "1", "missing": []} if plugin else None)
+    runner = web.AppRunner(fake.app(), access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--mode")
+    flags, _ = parser.parse_known_args()
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    print("loading weights", flush=True)
+    if flags.mode == "die":
+        print("ValueError: the weights are gone", flush=True)
+        sys.exit(3)
+    if flags.mode == "hang":
+        time.sleep(600)
+    asyncio.run(serve(flags.port, plugin=flags.mode == "serve"))
+
+
+main()

@@ -1,0 +1,125 @@
+"""The launcher with stand-in server processes: parallel start, limits, reasons, nothing left."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from seer_sgl.config import Config, parse
+from seer_sgl.engine import fleet, process
+from seer_sgl.engine.fleet import open_fleet, require_model
+from seer_sgl.engine.plugin import PARENT_PID
+from seer_sgl.errors import ConfigError, EngineStartError
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(process, "SERVER_MODULE", "tests.engine.fake_launched")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def config(model: Path, mode: str, **engines: Any) -> Config:
+    return parse(
+        {
+            "model": {"path": str(model)},
+            "engines": {"count": 2, "sglang": {"mode": mode}, **engines},
+        }
+    )
+
+
+def owned() -> list[int]:
+    """Processes that carry our mark, children included."""
+    found = []
+    for candidate in psutil.process_iter():
+        try:
+            if candidate.environ().get(PARENT_PID) == str(os.getpid()):
+                found.append(candidate.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Any:
+    yield
+    deadline = time.monotonic() + 5
+    while owned() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not owned()
+
+
+async def test_engines_start_together_pinned_and_are_gone_at_the_end(
+    model: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    core = min(os.sched_getaffinity(0))
+    settings = config(model, "serve", cores=[[core], [core]])
+    async with open_fleet(settings, tmp_path / "logs", said.append) as engines:
+        assert [engine.info.engine_id for engine in engines] == ["e0", "e1"]
+        assert len({engine.info.url for engine in engines}) == 2
+        assert len(owned()) == 4
+        assert all(os.sched_getaffinity(pid) == {core} for pid in owned())
+        assert (await engines[1].load()).running == 0
+    assert said[0].startswith("starting 2 SGLang engine(s)")
+    assert sum("ready after" in line for line in said) == 2
+    assert "loading weights" in (tmp_path / "logs" / "e1.log").read_text()
+
+
+async def test_an_engine_that_dies_is_explained_by_its_log(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineStartError) as raised:
+        async with open_fleet(config(model, "die"), tmp_path, lambda _: None):
+            pass
+    first, *log = str(raised.value).splitlines()
+    assert "ended with status 3 while starting" in first
+    assert log[-1].strip() == "ValueError: the weights are gone"
+
+
+async def test_an_engine_that_never_comes_up_is_given_up(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "REMIND_S", 0.2)
+    said: list[str] = []
+    with pytest.raises(EngineStartError, match=r"not ready after 1 s: engine e[01] .*"):
+        async with open_fleet(config(model, "hang", start_timeout_s=1), tmp_path, said.append):
+            pass
+    assert any("e0 not ready after" in line and "loading weights" in line for line in said)
+
+
+async def test_a_local_engine_without_the_plugin_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineStartError, match="runs without the seer-sgl plugin"):
+        async with open_fleet(config(model, "stock"), tmp_path, lambda _: None):
+            pass
+
+
+async def test_cancelling_the_start_leaves_nothing(model: Path, tmp_path: Path) -> None:
+    async def start() -> None:
+        async with open_fleet(config(model, "hang"), tmp_path, lambda _: None):
+            pass
+
+    task = asyncio.create_task(start())
+    for _ in range(200):
+        if len(owned()) == 4:
+            break
+        await asyncio.sleep(0.05)
+    assert len(owned()) == 4
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_a_model_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    for wrong in ("/nowhere", "./nowhere", "a/b/c", str(tmp_path / "x")):
+        with pytest.raises(ConfigError, match="does not exist"):
+            require_model(wrong)
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        require_model(str(tmp_path))
+    with pytest.raises(ConfigError, match="seer_sgl/nope does not exist"):
+        require_model("seer_sgl/nope")  # looks like a hub id, but the first part is a folder here
+    require_model("some-org/some-model")
