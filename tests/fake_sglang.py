@@ -51,6 +51,7 @@ class FakeSGLang:
     longest: int = 50  # response tokens
     max_total_num_tokens: int = 100_000
     max_running_requests: int = 1_000
+    max_request_len: int | None = None
     page_size: int = 1
     delay_s: float = 0.0
     has_tokenizer: bool = True
@@ -177,7 +178,7 @@ class FakeSGLang:
                 "version": "0.5.21",
                 "model_path": "fake",
                 "max_total_num_tokens": self.max_total_num_tokens,
-                "max_req_input_len": self.max_total_num_tokens - 6,
+                "max_req_input_len": self.max_request_len or self.max_total_num_tokens - 6,
                 "page_size": self.page_size,
                 "dp_size": 1,
                 "weight_version": self.weight_version,

@@ -5,13 +5,14 @@ Costs a few appends a chunk; the report and the timeline are computed from it at
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from seer_sgl.types import (
     Chunk,
     ChunkResult,
     EngineInfo,
     EngineLoad,
+    Group,
     Request,
 )
 
@@ -41,14 +42,25 @@ class EngineRecord:
 
 
 class Recorder(Observer):
-    """Keeps what the report and the timeline need.
+    """Keeps what the report and the timeline need of one rollout.
 
-    `started_at`: on the loop's clock; `requests`: how many there are in all.
+    `groups`: all of them, complete or not; `started_at`: on the loop's clock.
     """
 
-    def __init__(self, engines: Iterable[EngineInfo], started_at: float, requests: int) -> None:
+    def __init__(
+        self,
+        rollout_id: str,
+        seed: int,
+        engines: Iterable[EngineInfo],
+        groups: Sequence[Group],
+        started_at: float,
+    ) -> None:
+        self.rollout_id = rollout_id
+        self.seed = seed
         self.started_at = started_at
-        self.requests = requests
+        self.groups = len(groups)
+        self.requests = sum(len(group.requests) for group in groups)
+        self.finished_groups = 0
         self.engines = {info.engine_id: EngineRecord(info) for info in engines}
         self.migrations = 0
         self.recomputed_tokens = 0
@@ -90,6 +102,7 @@ class Recorder(Observer):
         self.finished_at.append((request.finished_at or 0.0) - self.started_at)
         self.response_lens.append(request.generated)
         self.finish_reasons[request.finish_reason or "abort"] += 1
+        self.finished_groups += request.group.finished
 
     def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
         """The monitor's figure of an engine's KV use."""

@@ -17,19 +17,17 @@ def tail_begin(finished_at: Sequence[float]) -> float:
     return finished_at[max(before_tail, 1) - 1]
 
 
-def report(
-    record: Recorder, rollout_id: str, seed: int, groups: int, unfinished_groups: int
-) -> dict[str, Any]:
-    """The report's keys (README, "The report"). `groups`: complete ones."""
+def report(record: Recorder) -> dict[str, Any]:
+    """The report's keys (README, "The report")."""
     ends = record.finished_at
     wall_s = ends[-1] if ends else 0.0
     lengths = sorted(record.response_lens)
     speculated = record.speculated_tokens / record.verify_steps if record.verify_steps else None
     return {
-        "rollout_id": rollout_id,
-        "seed": seed,
-        "groups": groups,
-        "unfinished_groups": unfinished_groups,
+        "rollout_id": record.rollout_id,
+        "seed": record.seed,
+        "groups": record.finished_groups,
+        "unfinished_groups": record.groups - record.finished_groups,
         "samples": len(ends),
         "response_tokens": sum(lengths),
         "wall_s": round(wall_s, 3),

@@ -18,7 +18,7 @@ from typing import Any, Self
 from seer_sgl.config import Config, load, parse
 from seer_sgl.engine.fleet import open_fleet, require_model
 from seer_sgl.engine.protocol import Engine
-from seer_sgl.errors import ConfigError, RolloutError
+from seer_sgl.errors import ConfigError, PromptError, RolloutError
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.placement import Placement
 from seer_sgl.scheduling.scheduler import Scheduler
@@ -66,7 +66,6 @@ class Rollout:
         self._order = itertools.count()
         self._runs = 0
         self.recorder: Recorder | None = None  # of the current or latest run
-        self._report: dict[str, Any] = {}
 
         model = self.config.model
         if self.config.engines.launch == "local":
@@ -99,7 +98,7 @@ class Rollout:
         """The report of the current or latest run (README, "The report")."""
         if self.recorder is None:
             raise RolloutError("nothing was rolled out yet")
-        return report(self.recorder, **self._report)
+        return report(self.recorder)
 
     def read_prompts(self, path: Path | str) -> list[Prompt]:
         """The prompts of a JSONL file, checked; works before the engines are up.
@@ -129,15 +128,14 @@ class Rollout:
             self._group(prompt, room.response_limit(prompt), rollout_id, seed, started_at)
             for prompt in prompts
         ]
-        self.recorder = Recorder(self._infos, started_at, sum(prompt.n for prompt in prompts))
-        self._report = {
-            "rollout_id": rollout_id,
-            "seed": seed,
-            "groups": 0,
-            "unfinished_groups": len(groups),
-        }
+        self._warn_of_short_responses(groups)
+        recorder = Recorder(rollout_id, seed, self._infos, groups, started_at)
         maker = SampleMaker(rollout_id, started_at, self.config.sampling, self._tokenizer)
-        run = self._loop.submit(groups, [self.recorder, maker, *observers])
+        try:
+            run = self._loop.submit(groups, [recorder, maker, *observers])
+        except ValueError as error:
+            raise PromptError(str(error)) from None
+        self.recorder = recorder
         given_up: list[Group] = []
         try:
             for _ in groups:
@@ -145,8 +143,6 @@ class Rollout:
                 if group.error is not None:
                     given_up.append(group)
                     continue
-                self._report["groups"] += 1
-                self._report["unfinished_groups"] -= 1
                 group.samples.sort(key=lambda sample: sample.index)
                 yield group
         finally:
@@ -156,6 +152,15 @@ class Rollout:
             raise RolloutError(
                 f"{len(given_up)} of {len(groups)} groups were given up; "
                 f"the first, {first.group_id!r}: {first.error}"
+            )
+
+    def _warn_of_short_responses(self, groups: Sequence[Group]) -> None:
+        wanted = self.config.sampling.max_response_len
+        short = [group for group in groups if group.requests[0].max_response_len < wanted]
+        if short:
+            self._announce(
+                f"warning: {len(short)} of {len(groups)} prompts leave less than "
+                f"max_response_len = {wanted} tokens in the context; their responses end there"
             )
 
     async def _next(self, run: Run) -> Group:

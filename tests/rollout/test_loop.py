@@ -237,6 +237,25 @@ async def test_what_the_engines_would_refuse_is_refused_first(
             pass
 
 
+async def test_responses_cut_by_the_context_are_announced() -> None:
+    announced: list[str] = []
+    fake = FakeSGLang(max_request_len=50)
+    async with rolling(fake, announced=announced) as rollout:
+        groups = await all_groups(rollout)
+    for group in groups:
+        assert all(len(s.prompt_ids) + s.response_length <= 50 for s in group.samples)
+    assert sum("4 of 4 prompts leave less than max_response_len = 60" in a for a in announced) == 1
+
+
+async def test_a_prompt_that_is_under_way_cannot_be_sent_again() -> None:
+    async with rolling(FakeSGLang(delay_s=0.05)) as rollout:
+        first = rollout.run(PROMPTS)
+        await anext(first)
+        with pytest.raises(PromptError, match="is being rolled out already"):
+            await anext(rollout.run(PROMPTS))
+        await first.aclose()
+
+
 async def test_bad_prompts_send_nothing() -> None:
     fake = FakeSGLang()
     async with rolling(fake) as rollout:

@@ -43,8 +43,9 @@ def chunk_on(engine_id: str, request: Request, migrated: bool = False) -> Chunk:
 @pytest.fixture
 def record() -> Recorder:
     """Two requests of 20 and 10 tokens; the first moves from a to b and loses 7 tokens of KV."""
-    record = Recorder([info("a"), info("b")], started_at=100.0, requests=2)
-    long, short = make_group(n=2).requests
+    group = make_group(n=2)
+    record = Recorder("r1", 7, [info("a"), info("b")], [group], started_at=100.0)
+    long, short = group.requests
 
     def send(engine_id: str, request: Request, at: float) -> Chunk:
         migrated = bool(request.engines) and request.engines[-1] != engine_id
@@ -73,7 +74,7 @@ def record() -> Recorder:
 
 
 def test_figures(record: Recorder) -> None:
-    said = report(record, "r1", 7, groups=1, unfinished_groups=0)
+    said = report(record)
     expected = {
         "rollout_id": "r1",
         "seed": 7,
@@ -100,11 +101,11 @@ def test_figures(record: Recorder) -> None:
 
 
 def test_a_lost_chunk_is_counted_and_nothing_else(record: Recorder) -> None:
-    before = report(record, "r1", 7, 1, 0)
+    before = report(record)
     chunk = chunk_on("a", make_group("other").requests[0])
     record.sent(chunk, 104.0)
     record.returned(ChunkResult(chunk=chunk, now=104.0, error=OSError("gone")))
-    after = report(record, "r1", 7, 1, 0)
+    after = report(record)
     assert after["lost_chunks"] == before["lost_chunks"] + 1
     assert after["chunks"] == before["chunks"]
 
@@ -131,9 +132,10 @@ def test_quantiles_are_nearest_rank() -> None:
 
 
 def test_an_empty_rollout_has_a_report_and_a_plot(tmp_path: Path) -> None:
-    empty = Recorder([info("a")], 0.0, 16)
-    said = report(empty, "r", 0, groups=0, unfinished_groups=2)
+    empty = Recorder("r", 0, [info("a")], [make_group("x"), make_group("y")], 0.0)
+    said = report(empty)
     assert (said["wall_s"], said["throughput_tok_s"], said["samples"]) == (0.0, 0.0, 0)
+    assert (said["groups"], said["unfinished_groups"]) == (0, 2)
     draw_timeline(empty, tmp_path / "t.png", "empty")
     assert (tmp_path / "t.png").stat().st_size > 1000
 
