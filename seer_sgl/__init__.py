@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .rollout import Rollout
 
-__version__ = "0.1.0"
-__all__ = ["Rollout", "__version__"]
+__all__ = ["Rollout"]
 
 
 def __getattr__(name: str) -> Any:

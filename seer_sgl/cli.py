@@ -12,7 +12,6 @@ import click
 import uvloop
 from rich.console import Console
 
-from . import __version__
 from .config import load
 from .errors import SeerError
 
@@ -20,7 +19,7 @@ INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__)
+@click.version_option(package_name="seer-sgl")
 def cli() -> None:
     """Divided, context-aware rollout for synchronous RL on SGLang."""
 

@@ -6,9 +6,8 @@ its part of `/server_info`, which of our hooks really stand where they should.
 
 import pkgutil
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import Any
-
-import seer_sgl
 
 KEY = "seer_sgl"  # in internal_states[i] of /server_info
 
@@ -45,7 +44,7 @@ def hook() -> tuple[str, Callable[..., Any], str]:
 
     def add_report(result: Any, *_: Any, **__: Any) -> Any:
         result.internal_state[KEY] = {
-            "version": seer_sgl.__version__,
+            "version": version("seer-sgl"),
             "hooks": len(expected),
             "missing": missing(),
         }
