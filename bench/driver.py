@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import uvloop
 
+from seer_sgl.engine.client import raise_file_limit
 from seer_sgl.rollout import Rollout
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,8 +113,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="also say where the time goes")
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_file_limit()
     fakes, urls = start_fakes(options)
     folder = tempfile.TemporaryDirectory()
     prompts_file = Path(folder.name) / "prompts.jsonl"

@@ -1,7 +1,6 @@
 """The command line: `seer-sgl rollout | engine | doctor`."""
 
 import asyncio
-import resource
 import signal
 import sys
 from collections.abc import Coroutine
@@ -83,7 +82,6 @@ def main() -> None:
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
     """Run on uvloop; Ctrl-C and SIGTERM cancel the work, which then cleans up after itself."""
-    _raise_file_limit()
 
     async def cancellable() -> None:
         task = asyncio.current_task()
@@ -96,9 +94,3 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
             runner.run(cancellable())
         except asyncio.CancelledError:  # SIGTERM
             raise KeyboardInterrupt from None
-
-
-def _raise_file_limit() -> None:
-    """Every chunk in flight holds a socket; the usual soft limit is 1,024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -32,7 +32,7 @@ RESERVED_FLAGS = {
     "port": "engines.base_port",
     "api-key": "engines.api_key",
 }
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LAST_PORT = 65535
 
 
 class Section(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -55,7 +55,9 @@ class EnginesConfig(Section):
     cores: list[list[Natural]] | Literal["auto"] | None = None
     sglang: dict[str, FlagValue] = {}  # SGLang's own server flags, passed through untouched
     urls: list[str] = []
-    base_port: Annotated[int, msgspec.Meta(ge=1024, le=65535)] | None = None  # default: free ports
+    base_port: Annotated[int, msgspec.Meta(ge=1024, le=LAST_PORT)] | None = (
+        None  # default: free ports
+    )
     start_timeout_s: Seconds = 600.0
     stall_timeout_s: Seconds = 120.0  # an engine with work and no progress for so long is stuck
     recovery_timeout_s: Seconds = 60.0  # how long a rollout waits while no engine answers
@@ -174,7 +176,14 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         return {}, {}
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}:1: expected a mapping with sections such as `engines:`")
-    return tree, dict(_lines(node, str(path), ""))
+    return _with_text_keys(tree), dict(_lines(node, str(path), ""))
+
+
+def _with_text_keys(tree: Any) -> Any:
+    """The tree with text for keys: `logit_bias: {5: 1.0}` means token "5"."""
+    if isinstance(tree, dict):
+        return {str(key): _with_text_keys(value) for key, value in tree.items()}
+    return tree
 
 
 def _lines(node: yaml.Node | None, path: str, prefix: str) -> Iterator[tuple[str, str]]:
@@ -278,8 +287,13 @@ def _wrong_local(engines: EnginesConfig) -> Iterator[tuple[str, str]]:
     for flag, key in RESERVED_FLAGS.items():
         if flag in flags:
             yield f"engines.sglang.{flag}", f"use {key}"
-    if flags.get("host", "127.0.0.1") not in LOOPBACK and not engines.api_key:
-        yield "engines.sglang.host", "listening beyond loopback needs engines.api_key"
+    if "host" in flags:
+        yield "engines.sglang.host", "local engines serve their driver, on loopback"
+    if engines.base_port is not None and engines.base_port + engines.count - 1 > LAST_PORT:
+        yield (
+            "engines.base_port",
+            f"{engines.count} ports from {engines.base_port} pass {LAST_PORT}",
+        )
 
 
 def _wrong_sampling(sampling: SamplingConfig) -> Iterator[tuple[str, str]]:

@@ -92,7 +92,11 @@ def _torch() -> Check:
     version = _version("torch")
     if version is None:
         return Check("torch", Verdict.MISSING, "not installed", _install_command())
-    import torch
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        why = str(error).splitlines()[0]
+        return Check("torch", Verdict.MISSING, f"cannot be imported: {why}", _install_command())
 
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
     found = f"{torch.__version__}, {build} build"
@@ -123,7 +127,8 @@ def _plugin() -> Check:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Check("plugin", Verdict.MISSING, f"SGLang did not load in {PLUGIN_TIMEOUT_S:g} s")
+        found = f"SGLang did not load in {PLUGIN_TIMEOUT_S:g} s"
+        return Check("plugin", Verdict.MISSING, found, "seer-sgl doctor, on a quieter machine")
     lines = probe.stdout.strip().splitlines()
     if probe.returncode != 0 or not lines:
         why = (probe.stderr.strip().splitlines() or ["no output"])[-1]
@@ -139,7 +144,10 @@ def _plugin() -> Check:
 def _gpu() -> Check:
     if not gpu_visible():
         return Check("gpu", Verdict.OK, "none: engines run on the CPU")
-    import torch
+    try:
+        import torch
+    except (ImportError, OSError):
+        return Check("gpu", Verdict.MISSING, "not usable without torch", _install_command())
 
     count = torch.cuda.device_count()
     if not count:

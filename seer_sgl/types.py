@@ -87,6 +87,7 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     engines: list[str] = msgspec.field(default_factory=list)  # one entry a chunk that returned
     attempts: int = 0  # chunks sent, failed ones included: makes SGLang request ids unique
     failures: int = 0  # consecutive chunks that brought nothing
+    failing_since: float | None = None  # when the first of them ended
     verify_steps: int = 0
     submitted_at: float = 0.0
     started_at: float | None = None
@@ -141,11 +142,13 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
 class Group(msgspec.Struct, kw_only=True, eq=False):
     """One prompt and its n requests.
 
+    `uid` tells groups of different rollouts apart, whose users may have given them equal ids.
     `samples` grows as requests finish. A withdrawn group is never sent again; `error` says why,
     unless its user asked for it.
     """
 
     group_id: str
+    uid: str
     prompt: Prompt
     requests: list[Request] = msgspec.field(default_factory=list)
     samples: list["Sample"] = msgspec.field(default_factory=list)
@@ -189,6 +192,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_running_requests: int
     max_request_len: int  # longest prompt + response it takes, tokens
     page_size: int
+    radix_cache: bool  # siblings share the KV of their prompt
     weight_version: str
     deterministic: bool
     has_tokenizer: bool
@@ -198,8 +202,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     """A moment of an engine's life (SGLang `/v1/loads`). `progress` changes while it works."""
 
-    running: int
-    waiting: int
     used_tokens: int
     progress: tuple[Any, ...]
 

@@ -44,8 +44,9 @@ def response_of(seed: int, prompt_len: int, longest: int) -> list[int]:
 class FakeSGLang:
     """The server's behaviour and what it has seen.
 
-    `faults` are consumed one a /generate call: ok, stall, reset, abort, mid_body, slow, garbage,
-    or an HTTP status. `prompt_lens` tells where a seed's response begins (seed -> prompt tokens).
+    `faults` are consumed one a /generate call: ok, stall, reset, abort (half-way), abort_late (in
+    the last step, whose stop SGLang then does not see), mid_body, slow, garbage, or a status.
+    `prompt_lens` tells where a seed's response begins (seed -> prompt tokens).
     """
 
     longest: int = 50  # response tokens
@@ -66,8 +67,12 @@ class FakeSGLang:
     healthy: bool = True
     api_key: str | None = None
     weight_version: str = "v1"
+    updates: dict[int, str] = field(default_factory=dict)  # after so many calls: a new version
+    model_path: str = "fake"
+    away: bool = False  # as if nobody listened
     canned_tokens: int = 0  # answer every call alike, unread, with so many tokens: the benchmark
     called: asyncio.Event = field(default_factory=asyncio.Event)
+    stalled: asyncio.Event = field(default_factory=asyncio.Event)  # by the last of the faults
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     def app(self) -> web.Application:
@@ -106,6 +111,8 @@ class FakeSGLang:
         self, http: web.Request, call: dict[str, Any], fault: str
     ) -> web.StreamResponse:
         if fault == "stall":
+            if not self.faults:
+                self.stalled.set()
             await self._woken.wait()
         if fault == "reset":
             assert http.transport is not None
@@ -116,7 +123,8 @@ class FakeSGLang:
             return web.Response(body=b'{"meta_info": 3}')
         await asyncio.sleep(1.0 if fault == "slow" else self.delay_s)
         self.steps += 1
-        body = msgspec.json.encode(self._reply(call, cut=fault == "abort"))
+        self.weight_version = self.updates.get(self.steps, self.weight_version)
+        body = msgspec.json.encode(self._reply(call, fault))
         if fault == "mid_body":
             response = web.StreamResponse(headers={"Content-Length": str(len(body))})
             await response.prepare(http)
@@ -126,16 +134,16 @@ class FakeSGLang:
             return response
         return web.Response(body=body, content_type="application/json")
 
-    def _reply(self, call: dict[str, Any], cut: bool) -> dict[str, Any]:
+    def _reply(self, call: dict[str, Any], fault: str = "ok") -> dict[str, Any]:
         params, ids = call["sampling_params"], call["input_ids"]
         seed, budget = params["sampling_seed"], params["max_new_tokens"]
         prompt_len = self.prompt_lens.setdefault(seed, len(ids))
         whole = response_of(seed, prompt_len, self.longest)
         done = len(ids) - prompt_len
         new = whole[done : done + budget]
-        if cut:
+        if fault == "abort":
             new = new[: len(new) // 2]
-        if cut:
+        if fault.startswith("abort"):
             finish: dict[str, Any] = {"type": "abort", "message": "aborted"}
         elif new and new[-1] == EOS:
             finish = {"type": "stop", "matched": EOS}
@@ -162,7 +170,7 @@ class FakeSGLang:
         endless = (self.longest - 1) << 7  # the seed of the longest response
         budget = {"sampling_seed": endless, "max_new_tokens": self.canned_tokens}
         call = {"rid": "", "input_ids": [], "sampling_params": budget}
-        reply = self._reply(call, cut=False)
+        reply = self._reply(call)
         reply["meta_info"]["finish_reason"] = {"type": "length", "length": self.canned_tokens}
         return msgspec.json.encode(reply)
 
@@ -176,10 +184,11 @@ class FakeSGLang:
         return web.json_response(
             {
                 "version": "0.5.21",
-                "model_path": "fake",
+                "model_path": self.model_path,
                 "max_total_num_tokens": self.max_total_num_tokens,
                 "max_req_input_len": self.max_request_len or self.max_total_num_tokens - 6,
                 "page_size": self.page_size,
+                "disable_radix_cache": False,
                 "dp_size": 1,
                 "weight_version": self.weight_version,
                 "enable_deterministic_inference": True,
@@ -196,6 +205,8 @@ class FakeSGLang:
 
     async def loads(self, _: web.Request) -> web.Response:
         """Moves only while chunks are answered, like a stuck scheduler's snapshot."""
+        if self.away:
+            return web.Response(status=503)
         entry = {
             "num_running_reqs": self.running,
             "num_used_tokens": 10 * self.running,

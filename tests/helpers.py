@@ -13,7 +13,7 @@ def make_group(
 ) -> Group:
     """A group of pending requests with consecutive orders."""
     prompt = Prompt(prompt_id=group_id, prompt_ids=array("i", range(prompt_len)), n=n)
-    group = Group(group_id=group_id, prompt=prompt)
+    group = Group(group_id=group_id, uid=group_id, prompt=prompt)
     group.requests = [
         Request(
             uid=f"{group_id}.{i}",

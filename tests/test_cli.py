@@ -21,6 +21,9 @@ def folder(tmp_path: Path) -> Path:
     (model / "config.json").write_text(json.dumps(MODEL_CONFIG))
     (tmp_path / "c.yaml").write_text("engines:\n  launch: external\n  urls: ['http://127.0.0.1:9']")
     (tmp_path / "p.jsonl").write_text('{"prompt_ids": [1, 2, 3]}\n')
+    (tmp_path / "bad.jsonl").write_text('{"prompt_ids": [63]}\n{"prompt_ids": [64]}\n')
+    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt_ids": [1] * 200}) + "\n")
+    (tmp_path / "odd" / "samples.jsonl").mkdir(parents=True)
     return tmp_path
 
 
@@ -37,6 +40,7 @@ def rollout(folder: Path, *options: str) -> tuple[int, str]:
 
 
 GOOD = ["--config", "c.yaml", "--prompts", "p.jsonl"]
+LOCAL = ["--set", "model.path=model"]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +56,9 @@ GOOD = ["--config", "c.yaml", "--prompts", "p.jsonl"]
         (["--config", "c.yaml", "--prompts", "no.jsonl"], "seer-sgl: no.jsonl: No such file"),
         ([*GOOD, "--set", "sampling.stop=x"], "sampling.stop: stop strings need a tokenizer"),
         ([*GOOD, "--out", "p.jsonl"], "seer-sgl: --out p.jsonl: File exists"),
+        ([*GOOD, "--out", "odd", "--overwrite"], "seer-sgl: --out odd: Is a directory"),
+        ([*LOCAL, "--prompts", "bad.jsonl"], "seer-sgl: bad.jsonl:2: token id 64 is outside the"),
+        ([*LOCAL, "--prompts", "long.jsonl"], "seer-sgl: long.jsonl:1: 200 prompt tokens; the"),
         (
             [*GOOD, "--set", "engines.launch=local", "--set", "engines.urls=[]"],
             "seer-sgl: model.path: launch: local needs a model",

@@ -42,6 +42,12 @@ def test_a_file_and_overrides(base: Path) -> None:
     assert config.sampling.temperature == 1.0
 
 
+def test_token_ids_may_be_keys(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("model: {path: m}\nsampling: {logit_bias: {5: 1.5}}")
+    assert load(path).sampling.logit_bias == {"5": 1.5}
+
+
 def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None:
     path = tmp_path / "empty.yaml"
     path.write_text("")
@@ -77,7 +83,12 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
         ("engines:\n  cores: [[0]]\n  count: 2", r":2: engines\.cores: 1 lists for count: 2"),
         ("engines:\n  cores: [[9999]]", r":2: engines\.cores: no core 9999"),
         ("engines:\n  sglang:\n    port: 1", r":3: engines\.sglang\.port: use engines\.base_port"),
-        ("engines:\n  sglang: {host: 0.0.0.0}", r":2: engines\.sglang\.host: .* engines\.api_key"),
+        ("engines:\n  sglang: {host: 0.0.0.0}", r":2: engines\.sglang\.host: .* on loopback"),
+        (
+            "engines: {base_port: 65535, count: 2}",
+            r":1: engines\.base_port: 2 ports from 65535 pass",
+        ),
+        ("5: 1", r":1: 5: unknown key"),
         ("sampling:\n  temperature: -1", r":2: sampling\.temperature: expected float >= 0"),
         ("sampling:\n  temperature: .inf", r":2: sampling\.temperature: must be finite"),
         ("sampling:\n  top_k: 0", r":2: sampling\.top_k: must be -1"),

@@ -6,6 +6,7 @@ engine is found by watching its progress instead (rollout/monitor.py).
 
 import asyncio
 import contextlib
+import resource
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,13 +15,21 @@ import msgspec
 from aiohttp.abc import AbstractStreamWriter
 
 from seer_sgl.config import SamplingConfig
-from seer_sgl.errors import EngineUnavailable, RequestRejected
+from seer_sgl.errors import (
+    EngineError,
+    EngineStartError,
+    EngineUnavailable,
+    RequestRejected,
+)
 from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad
 
 from . import wire
 from .plugin import effect
 
 T = TypeVar("T")
+
+# What must not change while a rollout relies on it (EngineInfo fields).
+LASTING = ("model_path", "max_total_num_tokens", "max_request_len", "page_size", "deterministic")
 
 # SGLang's uvicorn closes an idle connection after 5 s; reusing one at that moment loses a request.
 KEEPALIVE_S = 4.0
@@ -37,11 +46,18 @@ MAX_CONNECTIONS = 1 << 16
 
 def open_session(api_key: str | None = None) -> aiohttp.ClientSession:
     """The one session a fleet shares; an async context manager."""
+    raise_file_limit()
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=KEEPALIVE_S),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
         headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
     )
+
+
+def raise_file_limit() -> None:
+    """Every chunk in flight holds a socket; the usual soft limit is 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _LateBody(aiohttp.Payload):
@@ -65,15 +81,17 @@ class _LateBody(aiohttp.Payload):
 
 
 class HttpEngine:
-    """One SGLang server behind a URL."""
+    """One SGLang server behind a URL. `obituary` tells how its process ended, if it did."""
 
     def __init__(
         self,
         info: EngineInfo,
         session: aiohttp.ClientSession,
         sampling: SamplingConfig,
+        obituary: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._info = info
+        self._obituary = obituary
         self._session = session
         self._shared = wire.constant_sampling_params(sampling)
         self._min_new_tokens = sampling.min_new_tokens
@@ -105,19 +123,22 @@ class HttpEngine:
         body = await self._control("/v1/loads", CONTROL_TIMEOUT_S)
         loads = _decode(body, wire.Loads, f"{self._name}: unreadable /v1/loads reply").loads
         return EngineLoad(
-            running=sum(load.num_running_reqs for load in loads),
-            waiting=sum(load.num_waiting_reqs for load in loads),
             used_tokens=sum(load.num_used_tokens for load in loads),
             progress=tuple(msgspec.structs.astuple(load) for load in loads),
         )
 
-    async def healthy(self) -> bool:
-        """`/health`: SGLang generates a token if it is idle, and answers 200 once one came out."""
+    async def problem(self) -> str | None:
+        """Why the engine cannot serve now; None when it generates and still is what it was.
+
+        `/health`: SGLang generates a token if it is idle, and answers 200 once one came out.
+        """
         try:
             await self._control("/health", HEALTH_TIMEOUT_S)
-        except (EngineUnavailable, RequestRejected):
-            return False
-        return True
+            now = await describe(self._session, self._info.engine_id, self._info.url)
+        except (EngineError, EngineStartError) as error:
+            return str(error)
+        changed = [name for name in LASTING if getattr(now, name) != getattr(self._info, name)]
+        return f"{self._name} came back with another {', '.join(changed)}" if changed else None
 
     @property
     def _name(self) -> str:
@@ -142,7 +163,7 @@ class HttpEngine:
             async with self._session.request(method, url, data=body) as response:
                 reply = await response.read()
         except (aiohttp.ClientError, OSError) as error:
-            reason = str(error) or type(error).__name__
+            reason = self._obituary() or str(error) or type(error).__name__
             raise EngineUnavailable(f"{self._name}: {reason}") from None
         if response.status >= 500 or response.status in BUSY_STATUSES:
             raise EngineUnavailable(f"{self._name}: HTTP {response.status}{_message(reply)}")
@@ -152,7 +173,11 @@ class HttpEngine:
 
 
 async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> EngineInfo:
-    """Ask a server who it is. Raises EngineUnavailable when it does not answer like SGLang."""
+    """Ask a server who it is.
+
+    Raises EngineUnavailable when it does not answer like SGLang (yet), EngineStartError when its
+    answer is one we cannot work with.
+    """
     name = f"engine {engine_id} ({url})"
     try:
         timeout = aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_S)
@@ -165,12 +190,12 @@ async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> 
         raise EngineUnavailable(f"{name}: HTTP {response.status} on /server_info{_message(body)}")
     said = _decode(body, wire.ServerInfo, f"{name}: not an SGLang server we know")
     if said.dp_size != 1:
-        raise EngineUnavailable(f"{name}: dp_size {said.dp_size}; start one server a rank instead")
+        raise EngineStartError(f"{name}: dp_size {said.dp_size}; start one server a rank instead")
     state = said.internal_states[0]
     plugin = state.seer_sgl
     problem = effect.problem([state.seer_sgl for state in said.internal_states])
     if plugin is not None and problem is not None:  # a stock server without it is fine
-        raise EngineUnavailable(f"{name}: {problem}")
+        raise EngineStartError(f"{name}: {problem}")
     return EngineInfo(
         engine_id=engine_id,
         url=url,
@@ -180,6 +205,7 @@ async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> 
         max_running_requests=state.effective_max_running_requests_per_dp,
         max_request_len=said.max_req_input_len,
         page_size=said.page_size,
+        radix_cache=not said.disable_radix_cache,
         weight_version=said.weight_version,
         deterministic=said.enable_deterministic_inference,
         has_tokenizer=not said.skip_tokenizer_init,

@@ -57,9 +57,16 @@ async def open_fleet(
             else:
                 await _launch(config, log_dir, starts, announce)
             infos = await _all_ready(starts, session, announce)
-            yield [HttpEngine(info, session, config.sampling) for info in infos]
+            yield [
+                HttpEngine(info, session, config.sampling, _obituary(start))
+                for start, info in zip(starts, infos, strict=True)
+            ]
     finally:
         await asyncio.gather(*(start.process.stop() for start in starts if start.process))
+
+
+def _obituary(start: _Start) -> Callable[[], str | None]:
+    return start.process.obituary if start.process else lambda: None
 
 
 async def _launch(config: Config, log_dir: Path, starts: list[_Start], announce: Announce) -> None:
@@ -75,7 +82,10 @@ async def _launch(config: Config, log_dir: Path, starts: list[_Start], announce:
     announce(f"starting {engines.count} SGLang engine(s), logs in {log_dir}")
     for i, port in enumerate(ports):
         process = await EngineProcess.start(
-            server_flags(_flags(config, i, port)), log_dir / f"e{i}.log", _cores(config, i)
+            server_flags(_flags(config, i, port)),
+            log_dir / f"e{i}.log",
+            _cores(config, i),
+            engines.api_key,
         )
         url = f"http://127.0.0.1:{port}"
         starts.append(_Start(f"e{i}", url, engines.start_timeout_s, process))
@@ -87,8 +97,6 @@ def _flags(config: Config, index: int, port: int) -> dict[str, FlagValue]:
     flags: dict[str, FlagValue] = {"model-path": str(config.model.path), "port": port}
     if config.model.tokenizer_path:
         flags["tokenizer-path"] = config.model.tokenizer_path
-    if config.engines.api_key:
-        flags["api-key"] = config.engines.api_key
     if gpu_visible():
         ranks = own.get("tp-size", own.get("tensor-parallel-size", own.get("tp", 1)))
         flags["base-gpu-id"] = index * int(str(ranks))
@@ -175,6 +183,8 @@ def require_model(path: str) -> None:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ConfigError(f"model.path: {path} has no config.json")
+        return
+    if "://" in path:
         return
     hub_id = path.count("/") == 1 and not path.startswith(("/", ".", "~"))
     if not hub_id or folder.parent.is_dir():

@@ -13,7 +13,7 @@ import psutil
 from seer_sgl.config import FlagValue
 from seer_sgl.errors import ConfigError
 
-from .plugin import PARENT_PID, cpu
+from .plugin import API_KEY, PARENT_PID, cpu
 
 SERVER_MODULE = "seer_sgl.engine.plugin.server"
 LOG_TAIL_LINES = 8
@@ -69,11 +69,13 @@ def free_port() -> int:
 
 
 def require_free_port(port: int, key: str) -> None:
-    """Raise ConfigError when something listens on `port` already."""
+    """Raise ConfigError when something listens on `port` already, or it is none."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
+        except OverflowError:
+            raise ConfigError(f"{key}: there is no port {port}") from None
         except OSError as error:
             raise ConfigError(f"{key}: port {port}: {error.strerror}") from None
 
@@ -87,13 +89,26 @@ class EngineProcess:
 
     @classmethod
     async def start(
-        cls, arguments: list[str], log: Path, cores: list[int] | None
+        cls,
+        arguments: list[str],
+        log: Path,
+        cores: list[int] | None = None,
+        api_key: str | None = None,
     ) -> "EngineProcess":
-        """Start a server in a process group of its own, pinned to `cores` if given."""
-        log.parent.mkdir(parents=True, exist_ok=True)
+        """Start a server in a process group of its own, pinned to `cores` if given.
+
+        Raises ConfigError when the log cannot be written.
+        """
         environment = engine_environment(len(cores) if cores else 1)
         environment[PARENT_PID] = str(os.getpid())
-        with log.open("wb") as output:
+        if api_key is not None:  # command lines are for everybody to read
+            environment[API_KEY] = api_key
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            output = log.open("wb")
+        except OSError as error:
+            raise ConfigError(f"engine log {log}: {error.strerror}") from None
+        with output:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -119,9 +134,11 @@ class EngineProcess:
         """None while the server runs."""
         return self._process.returncode
 
-    async def wait(self) -> int:
-        """Wait for the server's end; its exit status."""
-        return await self._process.wait()
+    def obituary(self) -> str | None:
+        """How the process ended and where its last words are; None while it runs."""
+        if self.exit_status is None:
+            return None
+        return f"its process ended with status {self.exit_status}; its log: {self.log}"
 
     def log_tail(self) -> str:
         """The last lines of the log that say something, indented, for an error message."""

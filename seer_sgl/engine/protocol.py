@@ -18,5 +18,5 @@ class Engine(Protocol):
     async def load(self) -> EngineLoad:
         """How busy the engine is now."""
 
-    async def healthy(self) -> bool:
-        """Whether the engine really generates (asks it to, so slower than `load`)."""
+    async def problem(self) -> str | None:
+        """Why the engine cannot serve now; None when it generates and still is what it was."""

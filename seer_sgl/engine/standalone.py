@@ -17,19 +17,24 @@ from .process import (
 )
 
 SGLANG_DEFAULT_PORT = 30000
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def exec_engine(flags: list[str]) -> NoReturn:
     """Replace this process by the server. `flags`: SGLang's own, passed through untouched.
 
-    Raises ConfigError for a missing model or a port in use.
+    Raises ConfigError for a missing model, a port in use, or a host without a token.
     """
     asked_for_help = bool({"-h", "--help"} & set(flags))
     if not asked_for_help:
         model = _value(flags, "--model-path", "--model")
-        if model is None:
+        if model is not None:
+            require_model(model)
+        elif _value(flags, "--config") is None:  # SGLang's own file may name the model
             raise ConfigError("engine: --model-path is missing")
-        require_model(model)
+        host = _value(flags, "--host") or LOOPBACK[0]
+        if host not in LOOPBACK and _value(flags, "--api-key") is None:
+            raise ConfigError(f"engine: --host {host} listens beyond loopback: add --api-key")
         port = _value(flags, "--port") or str(SGLANG_DEFAULT_PORT)
         if not port.isdigit():
             raise ConfigError(f"engine: --port {port} is not a number")

@@ -67,7 +67,6 @@ class LoadEntry(msgspec.Struct):
     """One data-parallel rank of `/v1/loads`."""
 
     num_running_reqs: int = 0
-    num_waiting_reqs: int = 0
     num_used_tokens: int = 0
     total_prefill_uncached_tokens: int = 0
     decode_moments: list[float] | None = None
@@ -94,6 +93,7 @@ class ServerInfo(msgspec.Struct):
     max_total_num_tokens: int
     max_req_input_len: int
     page_size: int
+    disable_radix_cache: bool
     dp_size: int
     weight_version: str
     enable_deterministic_inference: bool
@@ -145,8 +145,12 @@ def decode_generate(body: bytes) -> ChunkReply:
     meta = _reply_decoder.decode(body).meta_info
     tokens = meta.output_token_logprobs
     finish = meta.finish_reason
-    # An aborted call may report tokens whose logprobs had not arrived: they are sampled again.
-    if finish.type != "abort" and len(tokens) != meta.completion_tokens:
+    if finish.type == "abort":
+        # SGLang appends the tokens of a step and then ends an aborted request without looking for
+        # a stop in them (Req.update_finish_state): the last step is sampled again. How many tokens
+        # a speculative step brought is not told.
+        tokens = [] if meta.spec_verify_ct else tokens[:-1]
+    elif len(tokens) != meta.completion_tokens:
         raise msgspec.ValidationError(
             f"{len(tokens)} token logprobs for {meta.completion_tokens} tokens"
         )

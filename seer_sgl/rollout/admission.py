@@ -14,6 +14,10 @@ KV_LIMIT_SLACK = 8
 def check_engines(config: Config, engines: Sequence[EngineInfo]) -> None:
     """Raise ConfigError for sampling parameters an engine cannot serve."""
     sampling = config.sampling
+    versions = {info.weight_version: info.engine_id for info in engines}
+    if len(versions) > 1:
+        serving = ", ".join(f"{engine}: {version}" for version, engine in versions.items())
+        raise ConfigError(f"engines: they serve different weight versions ({serving})")
     for info in engines:
         if sampling.min_p > 0 and info.deterministic:
             raise ConfigError(
@@ -30,6 +34,20 @@ def check_engines(config: Config, engines: Sequence[EngineInfo]) -> None:
                     f"sampling.{key}: engine {info.engine_id} runs with --skip-tokenizer-init, "
                     "where SGLang refuses it"
                 )
+
+
+def mismatches(engines: Sequence[EngineInfo]) -> list[str]:
+    """What differs between engines that should be alike; a mistake more often than not."""
+    warnings = []
+    for name, what in (
+        ("model_path", "model paths"),
+        ("deterministic", "settings of enable-deterministic-inference"),
+        ("sglang_version", "versions of SGLang"),
+    ):
+        values = {str(getattr(info, name)) for info in engines}
+        if len(values) > 1:
+            warnings.append(f"the engines have different {what}: {', '.join(sorted(values))}")
+    return warnings
 
 
 class Room:

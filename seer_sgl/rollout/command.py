@@ -1,6 +1,7 @@
 """`seer-sgl rollout`: a rollout from files to files."""
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from seer_sgl.errors import ConfigError
 from .progress import Progress
 from .recorder import Recorder
 from .rollout import Rollout
-from .samples import SampleWriter
+from .samples import SampleWriter, explained
 from .timeline import draw_timeline
 
 
@@ -35,35 +36,43 @@ async def roll_out(config: Config, out: Path, overwrite: bool, console: Console)
     announce(f"{len(prompts)} groups, {requests} requests")
     async with rollout:
         progress = Progress(rollout.engines, len(prompts), requests)
-        with samples.open("wb") as output:
-            try:
-                async with progress.shown(console):
-                    async for _ in rollout.run(prompts, [SampleWriter(output), progress]):
-                        pass
-            finally:
-                if rollout.recorder is not None:
-                    _write_results(rollout.report(), rollout.recorder, out)
-                    announce(_summary(rollout.report(), out))
+        writer = SampleWriter(samples)
+        try:
+            async with progress.shown(console):
+                async for _ in rollout.run(prompts, [writer, progress]):
+                    pass
+        finally:
+            if rollout.recorder is not None:
+                writer.close()
+                _write_results(rollout.report(), rollout.recorder, out)
+                announce(_summary(rollout.report(), out))
 
 
 def _new_samples_file(out: Path, overwrite: bool) -> Path:
+    """Where the samples go, known to be writable before any engine starts."""
     samples = out / "samples.jsonl"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}") from None
     if samples.exists() and not overwrite:
         raise ConfigError(f"--out {out}: {samples} exists; use another folder or --overwrite")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+        if samples.exists():
+            samples.open("ab").close()
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}") from None
     return samples
 
 
 def _write_results(report: dict[str, Any], record: Recorder, out: Path) -> None:
-    (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    with explained(out / "report.json"):
+        (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     title = (
         f"{report['samples']:,} samples, {report['response_tokens']:,} tokens, "
         f"{report['throughput_tok_s']:,.0f} tok/s"
     )
-    draw_timeline(record, out / "timeline.png", title)
+    with explained(out / "timeline.png"):
+        draw_timeline(record, out / "timeline.png", title)
 
 
 def _summary(report: dict[str, Any], out: Path) -> str:

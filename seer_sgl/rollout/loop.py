@@ -12,6 +12,7 @@ from seer_sgl.errors import ChunkInterrupted, EngineError, EngineUnavailable
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import Chunk, ChunkReply, ChunkResult, EngineLoad, Group, Request, RequestState
 
+SETTLE_S = 3.0  # a little longer than an abort may take
 Clock = Callable[[], float]
 Amend = Callable[[Request, ChunkReply], ChunkReply]
 ChunkTask = asyncio.Task[ChunkReply | EngineError]
@@ -85,6 +86,19 @@ class RolloutLoop:
             self._leave(run, group)
         self._wake()
 
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for anything."""
+        return not self._runs
+
+    async def settle(self) -> None:
+        """Give everything up and wait until the engines have heard of it."""
+        for run in set(self._runs.values()):
+            self.close(run)
+        tasks = [task for _, _, task in self._inflight.values()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=SETTLE_S)
+
     def set_available(self, engine_id: str, available: bool) -> None:
         """An engine went away or came back (monitor.py)."""
         self._scheduler.set_available(engine_id, available)
@@ -157,7 +171,8 @@ class RolloutLoop:
         request, group = result.chunk.request, result.chunk.request.group
         run, _, _ = self._inflight.pop(request.uid)
         self._interrupted.pop(request.uid, None)
-        if isinstance(result.error, EngineUnavailable):
+        aborted = result.reply is not None and not result.reply.ids
+        if aborted or isinstance(result.error, EngineUnavailable):
             self._scheduler.set_available(result.chunk.engine_id, False)
         for observer in run.observers:
             observer.returned(result)

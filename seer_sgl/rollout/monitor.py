@@ -19,6 +19,10 @@ POLL_S = 0.5
 class Reins(Protocol):
     """What the monitor may do to the rollout loop."""
 
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for anything."""
+
     def set_available(self, engine_id: str, available: bool) -> None:
         """Stop or resume sending chunks to an engine."""
 
@@ -64,7 +68,7 @@ class Monitor:
         self._alive_at = clock()  # when an engine was last known to serve
 
     async def run(self) -> None:
-        """Watch for ever. Raises RolloutError when no engine answers for too long."""
+        """Watch for ever. Raises RolloutError when a rollout waits too long for any engine."""
         async with asyncio.TaskGroup() as tasks:
             for slot, engine in self._engines:
                 tasks.create_task(self._watch(slot, engine))
@@ -88,12 +92,15 @@ class Monitor:
                 why = f"engine {slot.engine_id}: no progress for {self._stall_timeout_s:g} s"
                 self._reins.set_available(slot.engine_id, False)
                 self._reins.interrupt(slot.engine_id, why)
-            elif mark is not None and not slot.available and await engine.healthy():
-                self._reins.set_available(slot.engine_id, True)
+            elif mark is not None and not slot.available:
+                problem = await engine.problem()
+                if problem is None:
+                    self._reins.set_available(slot.engine_id, True)
+                why = problem or why
             self._expect_life(why)
 
     def _expect_life(self, why: str) -> None:
-        if any(slot.available for slot, _ in self._engines):
+        if self._reins.idle or any(slot.available for slot, _ in self._engines):
             self._alive_at = self._clock()
         elif self._clock() - self._alive_at >= self._recovery_timeout_s:
             raise RolloutError(

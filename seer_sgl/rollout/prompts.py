@@ -148,8 +148,12 @@ class PromptReader:
             if not record.prompt:
                 raise PromptError(f"{place}: the prompt is empty")
             return self._tokenizer.encode(record.prompt)
+        messages = record.messages or []
+        for number, message in enumerate(messages):
+            if not isinstance(message.get("role"), str):
+                raise PromptError(f"{place}: messages[{number}] has no role")
         try:
-            return self._tokenizer.apply_chat_template(record.messages or [])
+            return self._tokenizer.apply_chat_template(messages)
         except ValueError as error:
             raise PromptError(f"{place}: {error}") from None
 

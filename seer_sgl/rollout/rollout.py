@@ -24,7 +24,7 @@ from seer_sgl.scheduling.placement import Placement
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import ChunkReply, EngineInfo, Group, Prompt, Request
 
-from .admission import Room, check_engines
+from .admission import Room, check_engines, mismatches
 from .boundary import StopRecheck
 from .loop import Observer, RolloutLoop, Run
 from .model import model_facts
@@ -33,7 +33,7 @@ from .prompts import PromptLike, PromptReader
 from .recorder import Recorder
 from .report import report
 from .samples import SampleMaker
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, load_tokenizer
 
 clock = time.monotonic
 
@@ -72,7 +72,7 @@ class Rollout:
             require_model(model.path or "")
         self._facts = model_facts(model.path)
         tokenizer_path = model.tokenizer_path or model.path
-        self._tokenizer = Tokenizer(tokenizer_path) if tokenizer_path else None
+        self._tokenizer = load_tokenizer(tokenizer_path) if tokenizer_path else None
         self._recheck = _stop_recheck(self.config, self._tokenizer)
 
     async def __aenter__(self) -> Self:
@@ -82,6 +82,8 @@ class Rollout:
             )
             self._infos = [engine.info for engine in engines]
             check_engines(self.config, self._infos)
+            for mismatch in mismatches(self._infos):
+                self._announce(f"warning: {mismatch}")
             self._driver = await stack.enter_async_context(self._driving(engines))
             self._stack = stack.pop_all()
         return self
@@ -121,7 +123,7 @@ class Rollout:
         room = Room(self.config.sampling.max_response_len, self._infos)
         prompts = self._reader(room.longest_prompt).convert(prompts)
         rollout_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-        seed = self._seed + self._runs
+        seed = self._seed if not self._runs else derived_seed(self._seed, "run", self._runs)
         self._runs += 1
         started_at = clock()
         groups = [
@@ -177,7 +179,9 @@ class Rollout:
         raise RolloutError("the rollout was closed")
 
     def _group(self, prompt: Prompt, limit: int, rollout_id: str, seed: int, now: float) -> Group:
-        group = Group(group_id=prompt.prompt_id, prompt=prompt)
+        group = Group(
+            group_id=prompt.prompt_id, uid=f"{rollout_id}/{prompt.prompt_id}", prompt=prompt
+        )
         for index in range(prompt.n):
             order = next(self._order)
             group.requests.append(
@@ -186,7 +190,7 @@ class Rollout:
                     order=order,
                     group=group,
                     index=index,
-                    seed=request_seed(seed, group.group_id, index),
+                    seed=derived_seed(seed, index, group.group_id),
                     max_response_len=limit,
                     submitted_at=now,
                 )
@@ -195,6 +199,8 @@ class Rollout:
 
     def _max_prompt_len(self) -> int | None:
         """What the model's context leaves for a prompt, as far as it is known without engines."""
+        if self.config.engines.launch == "external":
+            return None
         flags = {k.replace("_", "-"): v for k, v in self.config.engines.sglang.items()}
         length = flags.get("context-length", self._facts.max_position_embeddings)
         return length - 1 if isinstance(length, int) else None
@@ -217,11 +223,12 @@ class Rollout:
         scheduler = Scheduler(
             scheduling.chunk_tokens,
             divide=scheduling.divide and not undivided,
+            patience_s=self.config.engines.recovery_timeout_s,
             placement=self._placement,
         )
         for engine in engines:
             info = engine.info
-            ledger = KVLedger(info.max_total_num_tokens, info.page_size)
+            ledger = KVLedger(info.max_total_num_tokens, info.page_size, info.radix_cache)
             scheduler.add_engine(
                 info.engine_id,
                 ledger if scheduling.kv_ledger else None,
@@ -258,15 +265,20 @@ class Rollout:
         try:
             yield driver
         finally:
+            await self._loop.settle()
             driver.cancel()
             await asyncio.wait({driver})
             if not driver.cancelled():
                 driver.exception()  # whoever was in `run` has it; nobody else is concerned
 
 
-def request_seed(seed: int, group_id: str, index: int) -> int:
-    """A request's sampling seed, 63 bits: SGLang derives its noise from it and the position."""
-    digest = hashlib.blake2b(f"{seed}/{index}/{group_id}".encode(), digest_size=8).digest()
+def derived_seed(seed: int, *of: int | str) -> int:
+    """The seed, 63 bits, of a part of what `seed` stands for: a request of a run, a later run.
+
+    SGLang derives a request's noise from its seed and the position.
+    """
+    name = "/".join(map(str, (seed, *of)))
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 

@@ -1,12 +1,16 @@
 """Finished requests become Samples, and Samples become lines of `samples.jsonl`."""
 
+import contextlib
 import io
 from array import array
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from seer_sgl.config import SamplingConfig
+from seer_sgl.errors import RolloutError
 from seer_sgl.types import Request, Sample
 
 from .loop import Observer
@@ -83,16 +87,35 @@ _encoder = msgspec.json.Encoder(enc_hook=_array_to_list)
 
 
 class SampleWriter(Observer):
-    """Writes a line to `output` for every finished request.
+    """Writes a line to the file `path` for every finished request.
 
     Comes after the SampleMaker among the observers. Each line is flushed at once: a driver that
-    is killed has lost nothing that had finished.
+    is killed has lost nothing that had finished. An earlier file is replaced when the first line
+    is written (or at `close`), not before. Raises RolloutError when the disk refuses.
     """
 
-    def __init__(self, output: io.BufferedIOBase) -> None:
-        self._output = output
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._output: io.BufferedWriter | None = None
 
     def finished(self, request: Request) -> None:
         """Write the newest sample of the request's group."""
-        self._output.write(_encoder.encode(request.group.samples[-1]) + b"\n")
-        self._output.flush()
+        line = _encoder.encode(request.group.samples[-1]) + b"\n"
+        with explained(self._path):
+            self._output = self._output or self._path.open("wb")
+            self._output.write(line)
+            self._output.flush()
+
+    def close(self) -> None:
+        """End the file; it is empty if nothing had finished."""
+        with explained(self._path):
+            (self._output or self._path.open("wb")).close()
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn what the disk says of `path` into a RolloutError of one line."""
+    try:
+        yield
+    except OSError as error:
+        raise RolloutError(f"{path}: {error.strerror}") from None

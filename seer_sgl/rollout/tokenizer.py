@@ -1,23 +1,38 @@
 """Text in and out, through the model's own tokenizer."""
 
 from array import array
+from pathlib import Path
 from typing import Any
 
 from seer_sgl.errors import ConfigError
 from seer_sgl.types import token_array
 
+# At least one of these is in a folder that has a tokenizer.
+TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "tiktoken*", "*.tiktoken")
+
+
+def load_tokenizer(path: str) -> "Tokenizer | None":
+    """The Hugging Face tokenizer of a folder or hub id; None for a folder that has none.
+
+    Raises ConfigError if there is one and it cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    folder = Path(path)
+    if folder.is_dir() and not any(any(folder.glob(name)) for name in TOKENIZER_FILES):
+        return None
+    try:
+        return Tokenizer(AutoTokenizer.from_pretrained(path))
+    except Exception as error:  # its files are data for many readers: KeyError, TypeError, ...
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"no tokenizer in {path}: {reason}") from None
+
 
 class Tokenizer:
-    """A Hugging Face tokenizer from a folder or hub id. Raises ConfigError if it cannot load."""
+    """A Hugging Face tokenizer."""
 
-    def __init__(self, path: str) -> None:
-        from transformers import AutoTokenizer
-
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ConfigError(f"no tokenizer in {path}: {reason}") from None
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
 
     @property
     def vocab_size(self) -> int:

@@ -24,7 +24,7 @@ class EngineSlot:
         if not self.available or self.inflight >= self.max_inflight:
             return False
         return self.ledger is None or self.ledger.admits(
-            request.group.group_id, request.prompt_len, total_len
+            request.group.uid, request.prompt_len, total_len
         )
 
 

@@ -13,7 +13,8 @@ from .ledger import KVLedger
 from .placement import EngineSlot, LeastLoaded, Placement
 from .policy import FirstComeFirstServed, Policy
 
-# A chunk that brings nothing this many times in a row for one request is not bad luck.
+# Chunks of one request that bring nothing so many times in a row, for as long as an outage may
+# last, are not bad luck.
 MAX_CONSECUTIVE_FAILURES = 5
 
 
@@ -21,6 +22,7 @@ class Scheduler:
     """Turns requests into chunks on engines, one at a time, without ever over-promising KV.
 
     `chunk_tokens`: the token budget of a chunk. `divide` False sends every request whole.
+    `patience_s`: a group is not given up for failures that have lasted less than this.
     """
 
     def __init__(
@@ -28,11 +30,13 @@ class Scheduler:
         chunk_tokens: int,
         *,
         divide: bool = True,
+        patience_s: float = 60.0,
         policy: Policy | None = None,
         placement: Placement | None = None,
     ) -> None:
         self._chunk_tokens = chunk_tokens
         self._divide = divide
+        self._patience_s = patience_s
         self._policy = policy or FirstComeFirstServed()
         self._placement = placement or LeastLoaded()
         self._engines: dict[str, EngineSlot] = {}
@@ -85,23 +89,34 @@ class Scheduler:
         slot.inflight -= 1
         slot.completed += 1
         if slot.ledger is not None:
-            slot.ledger.release(group.group_id, request.prompt_len, chunk.kv_tokens)
+            slot.ledger.release(group.uid, request.prompt_len, chunk.kv_tokens)
         request.state = RequestState.PENDING
         if result.reply is not None:
             self._grow(result.reply, chunk, result.now)
-        brought = result.reply is not None and len(result.reply.ids) > 0
-        request.failures = 0 if brought else request.failures + 1
+        if result.reply is not None and result.reply.ids:
+            request.failures, request.failing_since = 0, None
+        else:
+            request.failures += 1
+            request.failing_since = request.failing_since or result.now
         if request.state is RequestState.FINISHED or group.withdrawn:
             return
         if isinstance(result.error, RequestRejected):
             group.error = str(result.error)
-        elif request.failures >= MAX_CONSECUTIVE_FAILURES:
+        elif self._hopeless(request, result.now):
             last = result.error or "the engine aborted it without a token"
             group.error = f"{request.failures} chunks in a row failed, the last one so: {last}"
         if group.error is None:
             self._policy.push(request)
         else:
             self.withdraw(group)
+
+    def _hopeless(self, request: Request, now: float) -> bool:
+        since = request.failing_since
+        return (
+            since is not None
+            and request.failures >= MAX_CONSECUTIVE_FAILURES
+            and now - since >= self._patience_s
+        )
 
     def _next_ready(self) -> Request | None:
         while (request := self._policy.peek()) is not None:
@@ -114,7 +129,7 @@ class Scheduler:
         total_len = request.total_len + budget
         slot.inflight += 1
         if slot.ledger is not None:
-            slot.ledger.reserve(request.group.group_id, request.prompt_len, total_len)
+            slot.ledger.reserve(request.group.uid, request.prompt_len, total_len)
         request.state = RequestState.RUNNING
         request.attempts += 1
         if request.started_at is None:
@@ -135,8 +150,6 @@ class Scheduler:
         request.engines.append(chunk.engine_id)
         if reply.finish == "stop":
             request.finish("stop", reply.matched, now)
-        elif reply.finish == "length" and (
-            request.remaining <= 0 or len(reply.ids) < chunk.max_new_tokens
-        ):
-            # Fewer tokens than asked for and still "length": the engine's own limit was reached.
+        elif reply.finish == "length" and request.remaining <= 0:
+            # Fewer tokens than asked for is a limit of that one call (SGLang's own cap): go on.
             request.finish("length", None, now)

@@ -21,6 +21,9 @@ KV_TOKENS = 10_240
 START_TIMEOUT_S = 300.0
 SEER_SGL = [sys.executable, "-m", "seer_sgl"]
 
+# A program started in the background of a script inherits that SIGINT is ignored; ours must not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 SERVER_FLAGS = [
     "--model-path",
     str(MODEL),

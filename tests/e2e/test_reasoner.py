@@ -25,9 +25,10 @@ async def test_held_out_responses_are_long_tailed_correlated_right_and_different
     )
     path = tmp_path / "samples.jsonl"
     async with Rollout(config) as rollout:
-        with path.open("wb") as output:
-            async for group in rollout.run(rollout.read_prompts(HELD_OUT), [SampleWriter(output)]):
-                assert len(group.samples) == 8
+        writer = SampleWriter(path)
+        async for group in rollout.run(rollout.read_prompts(HELD_OUT), [writer]):
+            assert len(group.samples) == 8
+        writer.close()
         report = rollout.report()
     facts = measure(read(path.read_text().splitlines()))
     assert failed_criteria(facts) == [], msgspec.json.encode(facts)

@@ -9,7 +9,7 @@ import pytest
 
 from seer_sgl.config import SamplingConfig
 from seer_sgl.engine.client import HttpEngine, describe, open_session
-from seer_sgl.errors import EngineUnavailable, RequestRejected
+from seer_sgl.errors import EngineStartError, EngineUnavailable, RequestRejected
 from seer_sgl.types import Chunk, Request
 from tests.fake_sglang import FakeSGLang, response_of, serving
 from tests.helpers import make_group, make_reply
@@ -97,14 +97,20 @@ async def test_a_refused_connection_is_unavailable() -> None:
             await gone.generate(chunk_of(make_group(n=1).requests[0]))
         with pytest.raises(EngineUnavailable):
             await gone.load()
-        assert not await gone.healthy()
+        assert "Cannot connect" in (await gone.problem() or "")
+        dead = HttpEngine(engine.info, session, SamplingConfig(), lambda: "it ended, status 3")
+        with pytest.raises(EngineUnavailable, match=r"engine e0 .*: it ended, status 3"):
+            await dead.load()
 
 
-async def test_an_abort_returns_the_partial_output() -> None:
-    async with joined(FakeSGLang(faults=deque(["abort"]), longest=1)) as engine:
-        reply = await engine.generate(chunk_of(make_group(n=1).requests[0]))
+async def test_an_abort_returns_the_partial_output_but_its_unexamined_last_token() -> None:
+    request = make_group(n=1).requests[0]
+    request.seed = 19 << 7
+    async with joined(FakeSGLang(faults=deque(["abort"]), longest=20)) as engine:
+        reply = await engine.generate(chunk_of(request, 12))
     assert reply.finish == "abort"
-    assert len(reply.ids) == 0
+    assert list(reply.ids) == response_of(request.seed, request.prompt_len, 20)[:5]
+    assert len(reply.logprobs) == sum(span.tokens for span in reply.weight_spans) == 5
 
 
 async def test_cancelling_a_chunk_aborts_it_on_the_server() -> None:
@@ -130,11 +136,20 @@ async def test_load_and_health() -> None:
         before = await engine.load()
         await engine.generate(chunk_of(make_group(n=1).requests[0]))
         after = await engine.load()
-        assert (before.running, before.used_tokens) == (0, 0)
+        assert before.used_tokens == 0
         assert before.progress != after.progress
-        assert await engine.healthy()
+        assert await engine.problem() is None
         fake.healthy = False
-        assert not await engine.healthy()
+        assert "HTTP 503" in (await engine.problem() or "")
+
+
+async def test_an_engine_that_comes_back_as_another_is_not_trusted() -> None:
+    fake = FakeSGLang()
+    async with joined(fake) as engine:
+        fake.max_total_num_tokens = 50
+        said = await engine.problem()
+    assert said is not None
+    assert "came back with another max_total_num_tokens, max_request_len" in said
 
 
 async def test_the_token_is_sent_with_every_call() -> None:
@@ -151,7 +166,7 @@ async def test_a_server_whose_plugin_failed_is_refused_and_a_stock_one_is_not() 
         assert engine.info.plugin is None
     async with joined(FakeSGLang(plugin={"version": "9", "missing": []})) as engine:
         assert engine.info.plugin == "9"
-    with pytest.raises(EngineUnavailable, match=r"could not hook sglang\.x"):
+    with pytest.raises(EngineStartError, match=r"could not hook sglang\.x"):
         async with joined(FakeSGLang(plugin={"version": "9", "missing": ["sglang.x"]})):
             pass
 

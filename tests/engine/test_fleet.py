@@ -66,7 +66,7 @@ async def test_engines_start_together_pinned_and_are_gone_at_the_end(
         assert len({engine.info.url for engine in engines}) == 2
         assert len(owned()) == 4
         assert all(os.sched_getaffinity(pid) == {core} for pid in owned())
-        assert (await engines[1].load()).running == 0
+        assert (await engines[1].load()).used_tokens == 0
     assert said[0].startswith("starting 2 SGLang engine(s)")
     assert sum("ready after" in line for line in said) == 2
     assert "loading weights" in (tmp_path / "logs" / "e1.log").read_text()

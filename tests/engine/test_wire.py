@@ -46,7 +46,9 @@ def test_fewer_logprobs_than_tokens_is_an_error_except_after_an_abort() -> None:
     with pytest.raises(msgspec.ValidationError, match="2 token logprobs for 3 tokens"):
         decode_generate(body(completion_tokens=3))
     aborted = body(completion_tokens=3, finish_reason={"type": "abort", "message": "m"})
-    assert len(decode_generate(aborted).ids) == 2
+    assert list(decode_generate(aborted).ids) == [7], "the last token was not looked at for a stop"
+    speculated = body(finish_reason={"type": "abort", "message": "m"}, spec_verify_ct=2)
+    assert not decode_generate(speculated).ids, "nor a whole step, however long"
 
 
 def test_an_abort_in_the_queue_brings_no_tokens() -> None:

@@ -83,7 +83,9 @@ async def test_max_response_len_ends_by_length() -> None:
         assert {s.finish_reason for g in groups for s in g.samples} == {"stop", "length"}
 
 
-@pytest.mark.parametrize("fault", ["reset", "mid_body", "503", "garbage", "abort", "slow"])
+@pytest.mark.parametrize(
+    "fault", ["reset", "mid_body", "503", "garbage", "abort", "abort_late", "slow"]
+)
 async def test_faults_on_one_engine_lose_nothing_and_change_nothing(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +96,7 @@ async def test_faults_on_one_engine_lose_nothing_and_change_nothing(
         check(groups, longest=200, limit=300)
         report = rollout.report()
     assert len(bad.seen) >= 5, "the engine came back after its faults"
-    lost = {"abort": 0, "slow": 0}.get(fault, 3)
+    lost = {"abort": 0, "abort_late": 0, "slow": 0}.get(fault, 3)
     assert report["lost_chunks"] == lost
 
 
@@ -155,8 +157,73 @@ async def test_leaving_early_aborts_what_is_in_flight_and_the_next_run_is_clean(
 
 async def all_groups_with_new_seed(rollout: Rollout) -> list[Group]:
     groups = [group async for group in rollout.run(PROMPTS)]
-    assert rollout.report()["seed"] == 2
+    assert rollout.report()["seed"] not in (1, 2)
     return groups
+
+
+async def test_other_prompts_under_the_same_ids_after_leaving_early() -> None:
+    async with rolling(FakeSGLang(delay_s=0.01, max_total_num_tokens=2000)) as rollout:
+        for turn in range(6):
+            prompts = [{"prompt_ids": [5] * (300 if turn % 2 else 10)}] * 4
+            async with contextlib.aclosing(rollout.run(prompts)) as groups:
+                assert len((await asyncio.wait_for(anext(groups), 10)).samples) == 4
+        slots = list(rollout._loop._scheduler.engines)
+        await rollout._loop.settle()
+        await asyncio.sleep(0)
+        assert [(slot.inflight, slot.ledger and slot.ledger.used) for slot in slots] == [(0, 0)]
+
+
+async def test_closing_tells_the_engine_of_every_chunk_in_flight() -> None:
+    fake = FakeSGLang(faults=deque(["ok"] * 4 + ["stall"] * 196), longest=1)
+    async with rolling(fake, rollout={"n_samples_per_prompt": 50}) as rollout:
+        groups = rollout.run(PROMPTS)
+        waiting = asyncio.ensure_future(anext(groups))
+        await asyncio.wait_for(fake.stalled.wait(), 20)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+    assert len(fake.aborted) == 196
+
+
+async def test_an_engine_that_was_away_between_two_runs_does_no_harm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    fake = FakeSGLang()
+    async with rolling(fake, engines={"recovery_timeout_s": 0.1}) as rollout:
+        check(await all_groups(rollout))
+        fake.away = True
+        await asyncio.sleep(0.4)
+        fake.away = False
+        check(await all_groups(rollout))
+
+
+async def test_the_weight_version_of_every_token_is_kept() -> None:
+    fake = FakeSGLang(longest=50)
+    async with rolling(fake) as rollout:
+        fake.updates = {20: "v2"}
+        groups = await all_groups(rollout)
+    check(groups)
+    spans = [sample.weight_spans for group in groups for sample in group.samples]
+    assert {tuple(span.version for span in part) for part in spans} >= {("v1",), ("v1", "v2")}
+    for group in groups:
+        for sample in group.samples:
+            assert sum(span.tokens for span in sample.weight_spans) == sample.response_length
+            assert sample.weight_version == sample.weight_spans[-1].version
+            if len(sample.weight_spans) == 2:
+                assert sample.weight_spans[0].tokens % 8 == 0, "between two chunks of 8"
+
+
+async def test_engines_with_different_weights_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"different weight versions \(e0: v1, e1: v2\)"):
+        async with rolling(FakeSGLang(), FakeSGLang(weight_version="v2")):
+            pass
+
+
+async def test_engines_with_different_models_are_announced() -> None:
+    announced: list[str] = []
+    async with rolling(FakeSGLang(), FakeSGLang(model_path="x"), announced=announced):
+        pass
+    assert "warning: the engines have different model paths: fake, x" in announced
 
 
 async def test_a_run_closed_before_its_chunks_started_leaves_nothing_reserved() -> None:

@@ -33,7 +33,7 @@ def half_done() -> Progress:
     shown.returned(ChunkResult(chunk=chunks[0], now=1.0, reply=make_reply(10)))
     requests[0].finish("stop", None, 1.0)
     shown.finished(requests[0])
-    shown.loaded("b", EngineLoad(running=1, waiting=0, used_tokens=100, progress=()), 1.0)
+    shown.loaded("b", EngineLoad(used_tokens=100, progress=()), 1.0)
     return shown
 
 

@@ -68,6 +68,7 @@ def test_limit_takes_the_first_prompts(tmp_path: Path) -> None:
         ('{"prompt": ""}', "the prompt is empty"),
         ('{"prompt_ids": []}', "the prompt is empty"),
         ('{"messages": []}', "chat template: no messages"),
+        ('{"messages": [{}]}', "messages[0] has no role"),
         ("{}", "exactly one of prompt, messages and prompt_ids"),
         ('{"prompt": "a", "prompt_ids": [1]}', "exactly one of"),
         ('{"prompt_ids": [1, 50]}', "token id 50 is outside the vocabulary of 50"),

@@ -22,6 +22,7 @@ def info(engine_id: str) -> EngineInfo:
         max_running_requests=8,
         max_request_len=194,
         page_size=1,
+        radix_cache=True,
         weight_version="1",
         deterministic=True,
         has_tokenizer=True,
@@ -69,7 +70,7 @@ def record() -> Recorder:
     give_back(send("b", long, 2.0), 4.0, cached=12, retractions=1)
     long.finish("length", None, 104.0)
     record.finished(long)
-    record.loaded("b", EngineLoad(running=1, waiting=0, used_tokens=50, progress=()), 103.0)
+    record.loaded("b", EngineLoad(used_tokens=50, progress=()), 103.0)
     return record
 
 

@@ -118,12 +118,31 @@ def test_abort_keeps_the_tokens_and_the_request_goes_on() -> None:
     assert list(group.requests[0].response_ids) == list(range(1, 31))
 
 
-def test_an_engine_that_stops_short_ends_the_request_by_length() -> None:
+def test_an_engine_that_stops_short_does_not_shorten_the_response() -> None:
     scheduler = one_engine()
-    group = make_group(n=1)
+    group = make_group(n=1, max_response_len=30)
     scheduler.submit(group)
     returned(scheduler, take(scheduler), make_reply(5, "length"))
+    assert group.requests[0].finish_reason is None
+    chunk = take(scheduler)
+    assert chunk.max_new_tokens == 25
+    returned(scheduler, chunk, make_reply(25))
     assert group.requests[0].finish_reason == "length"
+
+
+def test_groups_of_equal_ids_do_not_share_a_prompt() -> None:
+    scheduler = one_engine()
+    (slot,) = scheduler.engines
+    assert slot.ledger is not None
+    earlier, later = make_group("g", n=1, prompt_len=10), make_group("g", n=1, prompt_len=70)
+    earlier.uid, later.uid = "first/g", "second/g"
+    scheduler.submit(earlier)
+    scheduler.submit(later)
+    chunks = [take(scheduler), take(scheduler)]
+    assert slot.ledger.used == 10 + 30 + 70 + 30
+    for chunk in chunks:
+        returned(scheduler, chunk, make_reply(1, "stop"))
+    assert slot.ledger.used == 0
 
 
 def test_a_failed_chunk_is_sent_again_under_a_new_id() -> None:
@@ -148,7 +167,8 @@ def test_a_rejected_request_gives_its_group_up_at_once() -> None:
 
 
 def test_a_request_that_only_fails_gives_its_group_up_and_progress_forgives() -> None:
-    scheduler = one_engine(chunk_tokens=10)
+    scheduler = Scheduler(10, patience_s=0.0)
+    scheduler.add_engine("e0", None, 10)
     group = make_group(n=1)
     scheduler.submit(group)
     for _ in range(MAX_CONSECUTIVE_FAILURES - 1):
@@ -160,6 +180,20 @@ def test_a_request_that_only_fails_gives_its_group_up_and_progress_forgives() ->
     failed(scheduler, take(scheduler), EngineUnavailable("the last reset"))
     assert group.error is not None
     assert "the last reset" in group.error
+
+
+def test_an_outage_shorter_than_our_patience_costs_no_group() -> None:
+    scheduler = Scheduler(10, patience_s=5.0)
+    scheduler.add_engine("e0", None, 10)
+    group = make_group(n=1)
+    scheduler.submit(group)
+    for now in (1.0, 2.0, 3.0, 4.0, 5.0, 5.9):
+        chunk = take(scheduler)
+        scheduler.complete(ChunkResult(chunk=chunk, now=now, error=EngineUnavailable("503")))
+        assert group.error is None
+    chunk = take(scheduler)
+    scheduler.complete(ChunkResult(chunk=chunk, now=6.0, error=EngineUnavailable("503")))
+    assert group.error == "7 chunks in a row failed, the last one so: 503"
 
 
 def test_a_withdrawn_group_is_not_sent_again_but_its_kv_is_released() -> None:
@@ -197,7 +231,7 @@ def test_every_request_ends_exactly_once_and_the_ledger_at_zero(
     chunk_tokens: int,
     capacities: list[int],
 ) -> None:
-    scheduler = Scheduler(chunk_tokens)
+    scheduler = Scheduler(chunk_tokens, patience_s=0.0)
     for i, capacity in enumerate(capacities):
         scheduler.add_engine(f"e{i}", KVLedger(capacity), 4)
     submitted = [

@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from seer_sgl.engine.plugin import PARENT_PID, cpu, effect
+from seer_sgl.engine.plugin import API_KEY, PARENT_PID, cpu, effect
 
 cpu.prepare()
 
@@ -28,6 +28,10 @@ def main(arguments: list[str]) -> None:
     parent = os.environ.get(PARENT_PID)
     if parent is not None:
         threading.Thread(target=_end_with_parent, args=(int(parent),), daemon=True).start()
+
+    api_key = os.environ.pop(API_KEY, None)
+    if api_key is not None:
+        arguments = [*arguments, "--api-key", api_key]
 
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
