@@ -12,17 +12,11 @@ import aiohttp
 
 from seer_sgl.config import Config, FlagValue
 from seer_sgl.errors import ConfigError, EngineStartError, EngineUnavailable
+from seer_sgl.processes import OwnedProcess, free_port, require_free_port
 from seer_sgl.types import EngineInfo
 
 from .client import HttpEngine, describe, open_session
-from .process import (
-    EngineProcess,
-    cpu_flags,
-    free_port,
-    gpu_visible,
-    require_free_port,
-    server_flags,
-)
+from .process import cpu_flags, gpu_visible, start_server
 
 POLL_S = 0.25
 REMIND_S = 15.0
@@ -36,7 +30,7 @@ class _Start(NamedTuple):
     engine_id: str
     url: str
     timeout_s: float
-    process: EngineProcess | None = None
+    process: OwnedProcess | None = None
 
 
 @contextlib.asynccontextmanager
@@ -81,11 +75,11 @@ async def _launch(config: Config, log_dir: Path, starts: list[_Start], announce:
             require_free_port(port, "engines.base_port")
     announce(f"starting {engines.count} SGLang engine(s), logs in {log_dir}")
     for i, port in enumerate(ports):
-        process = await EngineProcess.start(
-            server_flags(_flags(config, i, port)),
+        process = await start_server(
+            _flags(config, i, port),
             log_dir / f"e{i}.log",
             _cores(config, i),
-            engines.api_key,
+            api_key=engines.api_key,
         )
         url = f"http://127.0.0.1:{port}"
         starts.append(_Start(f"e{i}", url, engines.start_timeout_s, process))

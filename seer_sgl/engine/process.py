@@ -1,24 +1,16 @@
-"""One local SGLang server process: its command line, its log, its end."""
+"""How a local SGLang server process is started: its environment and its command line."""
 
-import asyncio
 import os
-import signal
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
-
 from seer_sgl.config import FlagValue
-from seer_sgl.errors import ConfigError
+from seer_sgl.processes import OwnedProcess
 
-from .plugin import API_KEY, PARENT_PID, cpu
+from .plugin import API_KEY, cpu
 
 SERVER_MODULE = "seer_sgl.engine.plugin.server"
-LOG_TAIL_LINES = 8
-LAST_LINE_CHARS = 100
-STOP_GRACE_S = 5.0
 
 
 def gpu_visible() -> bool:
@@ -61,122 +53,16 @@ def cpu_flags() -> dict[str, FlagValue]:
     return {"device": "cpu", "attention-backend": "torch_native", "sleep-on-idle": True}
 
 
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def require_free_port(port: int, key: str) -> None:
-    """Raise ConfigError when something listens on `port` already, or it is none."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OverflowError:
-            raise ConfigError(f"{key}: there is no port {port}") from None
-        except OSError as error:
-            raise ConfigError(f"{key}: port {port}: {error.strerror}") from None
-
-
-class EngineProcess:
-    """A running server process with its log file."""
-
-    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
-        self._process = process
-        self.log = log
-
-    @classmethod
-    async def start(
-        cls,
-        arguments: list[str],
-        log: Path,
-        cores: list[int] | None = None,
-        api_key: str | None = None,
-    ) -> "EngineProcess":
-        """Start a server in a process group of its own, pinned to `cores` if given.
-
-        Raises ConfigError when the log cannot be written.
-        """
-        environment = engine_environment(len(cores) if cores else 1)
-        environment[PARENT_PID] = str(os.getpid())
-        if api_key is not None:  # command lines are for everybody to read
-            environment[API_KEY] = api_key
-        try:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            output = log.open("wb")
-        except OSError as error:
-            raise ConfigError(f"engine log {log}: {error.strerror}") from None
-        with output:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                SERVER_MODULE,
-                *arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=asyncio.subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,  # a Ctrl-C in the terminal is the driver's to handle
-            )
-        if cores:
-            os.sched_setaffinity(process.pid, cores)  # before it has threads or children
-        return cls(process, log)
-
-    @property
-    def pid(self) -> int:
-        """Process id, also the id of the process group."""
-        return self._process.pid
-
-    @property
-    def exit_status(self) -> int | None:
-        """None while the server runs."""
-        return self._process.returncode
-
-    def obituary(self) -> str | None:
-        """How the process ended and where its last words are; None while it runs."""
-        if self.exit_status is None:
-            return None
-        return f"its process ended with status {self.exit_status}; its log: {self.log}"
-
-    def log_tail(self) -> str:
-        """The last lines of the log that say something, indented, for an error message."""
-        return "\n".join(f"    {line}" for line in self._log_lines()[-LOG_TAIL_LINES:])
-
-    def last_line(self) -> str:
-        """What the server said last, cut to a line's length."""
-        return (self._log_lines() or ["nothing in its log yet"])[-1][:LAST_LINE_CHARS]
-
-    def _log_lines(self) -> list[str]:
-        text = self.log.read_text(errors="replace")
-        return [line.rstrip() for line in text.splitlines() if line.strip()]
-
-    async def stop(self) -> None:
-        """End the server and everything it started; returns when nothing of it is left."""
-        family = _family(self.pid)
-        _signal_group(self.pid, signal.SIGTERM)
-        try:
-            await asyncio.wait_for(self._process.wait(), STOP_GRACE_S)
-        except TimeoutError:
-            pass
-        finally:
-            _signal_group(self.pid, signal.SIGKILL)
-            for member in family:
-                if member.is_running():
-                    member.kill()
-        await self._process.wait()
-
-
-def _family(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _signal_group(pid: int, number: int) -> None:
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        return
+async def start_server(
+    flags: Mapping[str, FlagValue],
+    log: Path,
+    cores: list[int] | None = None,
+    extra_environment: Mapping[str, str] | None = None,
+    api_key: str | None = None,
+) -> OwnedProcess:
+    """Start an SGLang server with our plugin, pinned to `cores` if given."""
+    environment = engine_environment(len(cores) if cores else 1) | dict(extra_environment or {})
+    if api_key is not None:  # command lines are for everybody to read
+        environment[API_KEY] = api_key
+    command = [sys.executable, "-m", SERVER_MODULE, *server_flags(flags)]
+    return await OwnedProcess.start(command, log, environment, cores)

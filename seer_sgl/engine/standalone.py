@@ -5,16 +5,10 @@ import sys
 from typing import NoReturn
 
 from seer_sgl.errors import ConfigError
+from seer_sgl.processes import require_free_port
 
 from .fleet import require_model
-from .process import (
-    SERVER_MODULE,
-    cpu_flags,
-    engine_environment,
-    gpu_visible,
-    require_free_port,
-    server_flags,
-)
+from .process import SERVER_MODULE, cpu_flags, engine_environment, gpu_visible, server_flags
 
 SGLANG_DEFAULT_PORT = 30000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.engine.process import free_port
+from seer_sgl.processes import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "bench" / "reasoner" / "model"

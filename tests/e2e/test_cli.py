@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from seer_sgl.engine.plugin import PARENT_PID
+from seer_sgl.processes import PARENT_PID
 from tests.e2e.conftest import HELD_OUT, MODEL, ROOT, SEER_SGL
 
 pytestmark = pytest.mark.own_engines

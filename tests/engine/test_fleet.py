@@ -12,8 +12,8 @@ import pytest
 from seer_sgl.config import Config, parse
 from seer_sgl.engine import fleet, process
 from seer_sgl.engine.fleet import open_fleet, require_model
-from seer_sgl.engine.plugin import PARENT_PID
 from seer_sgl.errors import ConfigError, EngineStartError
+from seer_sgl.processes import PARENT_PID
 
 
 @pytest.fixture

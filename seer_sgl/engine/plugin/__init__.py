@@ -7,9 +7,6 @@ through `/server_info` (see effect.py).
 
 from . import cpu, effect
 
-# Environment variable set by a driver that owns a server: the server ends when that process is
-# gone, because a driver killed outright cannot stop its engines.
-PARENT_PID = "SEER_SGL_PARENT_PID"
 API_KEY = "SEER_SGL_API_KEY"  # environment variable: the bearer token a server of ours demands
 
 

@@ -15,20 +15,17 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from seer_sgl.engine.plugin import API_KEY, PARENT_PID, cpu, effect
+from seer_sgl.engine.plugin import API_KEY, cpu, effect
+from seer_sgl.processes import end_with_parent
 
 cpu.prepare()
 
-PARENT_POLL_S = 1.0
 VERIFY_POLL_S = 1.0
 
 
 def main(arguments: list[str]) -> None:
     """Run the server until it is told to stop. `arguments`: SGLang's own flags."""
-    parent = os.environ.get(PARENT_PID)
-    if parent is not None:
-        threading.Thread(target=_end_with_parent, args=(int(parent),), daemon=True).start()
-
+    end_with_parent()
     api_key = os.environ.pop(API_KEY, None)
     if api_key is not None:
         arguments = [*arguments, "--api-key", api_key]
@@ -45,12 +42,6 @@ def main(arguments: list[str]) -> None:
         run_server(server_args)
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
-
-
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_POLL_S)
-    os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 def _verify_plugin(server_args: Any) -> None:

@@ -1,0 +1,152 @@
+"""Child processes that are ours: started with a log file, ended with everything they started.
+
+A driver killed outright cannot end its children, so they watch for its end themselves
+(`end_with_parent`).
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from .errors import ConfigError
+
+# Environment variable of a child that must not outlive the process of this id.
+PARENT_PID = "SEER_SGL_PARENT_PID"
+PARENT_POLL_S = 1.0
+LOG_TAIL_LINES = 8
+LAST_LINE_CHARS = 100
+STOP_GRACE_S = 5.0
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def require_free_port(port: int, key: str) -> None:
+    """Raise ConfigError when something listens on `port` already, or it is none."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OverflowError:
+            raise ConfigError(f"{key}: there is no port {port}") from None
+        except OSError as error:
+            raise ConfigError(f"{key}: port {port}: {error.strerror}") from None
+
+
+def end_with_parent() -> None:
+    """In a child: end the whole process group once the process that owns it is gone."""
+    parent = os.environ.get(PARENT_PID)
+    if parent is not None:
+        threading.Thread(target=_watch_parent, args=(int(parent),), daemon=True).start()
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_POLL_S)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+class OwnedProcess:
+    """A running child process with its log file."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        self._process = process
+        self.log = log
+
+    @classmethod
+    async def start(
+        cls,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        cores: Sequence[int] | None = None,
+    ) -> "OwnedProcess":
+        """Start a process in a group of its own, pinned to `cores` if given.
+
+        Raises ConfigError when the log cannot be written.
+        """
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            output = log.open("wb")
+        except OSError as error:
+            raise ConfigError(f"log file {log}: {error.strerror}") from None
+        with output:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                env={**environment, PARENT_PID: str(os.getpid())},
+                start_new_session=True,  # a Ctrl-C in the terminal is the driver's to handle
+            )
+        if cores:
+            os.sched_setaffinity(process.pid, cores)  # before it has threads or children
+        return cls(process, log)
+
+    @property
+    def pid(self) -> int:
+        """Process id, also the id of the process group."""
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while the process runs."""
+        return self._process.returncode
+
+    def obituary(self) -> str | None:
+        """How the process ended and where its last words are; None while it runs."""
+        if self.exit_status is None:
+            return None
+        return f"its process ended with status {self.exit_status}; its log: {self.log}"
+
+    def log_tail(self) -> str:
+        """The last lines of the log that say something, indented, for an error message."""
+        return "\n".join(f"    {line}" for line in self._log_lines()[-LOG_TAIL_LINES:])
+
+    def last_line(self) -> str:
+        """What the process said last, cut to a line's length."""
+        return (self._log_lines() or ["nothing in its log yet"])[-1][:LAST_LINE_CHARS]
+
+    def _log_lines(self) -> list[str]:
+        text = self.log.read_text(errors="replace")
+        return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+    async def stop(self) -> None:
+        """End the process and everything it started; returns when nothing of it is left."""
+        family = _family(self.pid)
+        _signal_group(self.pid, signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_GRACE_S)
+        except TimeoutError:
+            pass
+        finally:
+            _signal_group(self.pid, signal.SIGKILL)
+            for member in family:
+                if member.is_running():
+                    member.kill()
+        await self._process.wait()
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _signal_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return
