@@ -4,6 +4,7 @@
 SEER_PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+IBVERBS := $(SEER_PYTHON) -c 'import ctypes; ctypes.CDLL("libibverbs.so.1")' 2>/dev/null
 GPU := $(wildcard /proc/driver/nvidia/version /dev/kfd)
 
 .PHONY: venv rollout test check bench clean
@@ -19,6 +20,9 @@ ifeq ($(GPU),)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 uv==0.13.8
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements-cpu.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	@$(IBVERBS) || { test "$$(id -u)" = 0 && apt-get -qq update && \
+		apt-get -qq install --yes --no-install-recommends libibverbs1 >/dev/null; } || \
+		echo "Mooncake needs libibverbs: sudo apt-get install libibverbs1"
 else
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[sglang,dev]"
 endif

@@ -33,6 +33,19 @@ RESERVED_FLAGS = {
     "api-key": "engines.api_key",
 }
 LAST_PORT = 65535
+SIZE = re.compile(r"([0-9.]+) *([kmgt]?)i?b?")
+SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+LEAST_MEMORY = 16 << 20  # bytes; Mooncake mounts segments in pieces of 16 MiB
+# SGLang flags that the KV pool sets.
+POOL_FLAGS = {
+    "page-size": "kv_pool.page_size",
+    "hicache-ratio": "kv_pool.host_ratio",
+    "hicache-storage-backend": "kv_pool.backend",
+    "hicache-storage-backend-extra-config": "kv_pool",
+    "hicache-write-policy": "kv_pool",
+    "hicache-storage-prefetch-policy": "kv_pool",
+    "disable-radix-cache": "kv_pool.backend: none",
+}
 
 
 class Section(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -62,6 +75,33 @@ class EnginesConfig(Section):
     stall_timeout_s: Seconds = 120.0  # an engine with work and no progress for so long is stuck
     recovery_timeout_s: Seconds = 60.0  # how long a rollout waits while no engine answers
     api_key: str | None = None
+
+
+class KvPoolConfig(Section):
+    """The global KV pool (paper section 1): KV of a chunk waits there for the next engine.
+
+    `mooncake` starts a local Mooncake, or joins the one at `master`; `file` is a folder that all
+    engines see; `none`: a chunk on another engine prefills again.
+    """
+
+    backend: Literal["none", "mooncake", "file"] = "none"
+    page_size: Positive = 64  # tokens; full pages only are shared
+    host_ratio: Annotated[float, msgspec.Meta(gt=1.0)] = 2.0  # host KV tokens per device KV token
+    memory: str = "4gb"  # of a local store node
+    stores: Positive = 1  # local store nodes
+    replicas: Positive = 1  # copies of a page, each on another store node
+    protocol: Literal["tcp", "rdma"] = "tcp"
+    device: str = ""  # RDMA devices, as Mooncake names them
+    master: str | None = None  # host:port of a Mooncake that runs already
+    ssd_path: str | None = None  # folder where local store nodes put what memory cannot hold
+    directory: str | None = None  # of the file backend
+
+    def memory_bytes(self) -> int:
+        """`memory` in bytes. Raises ValueError when it is not a size."""
+        found = SIZE.fullmatch(self.memory.lower().strip())
+        if found is None:
+            raise ValueError(f"{self.memory!r} is not a size such as 512mb or 4gb")
+        return int(float(found[1]) * SIZE_UNITS[found[2]])
 
 
 class SchedulingConfig(Section):
@@ -131,6 +171,7 @@ class Config(Section):
 
     model: ModelConfig = msgspec.field(default_factory=ModelConfig)
     engines: EnginesConfig = msgspec.field(default_factory=EnginesConfig)
+    kv_pool: KvPoolConfig = msgspec.field(default_factory=KvPoolConfig)
     scheduling: SchedulingConfig = msgspec.field(default_factory=SchedulingConfig)
     sampling: SamplingConfig = msgspec.field(default_factory=SamplingConfig)
     rollout: RolloutConfig = msgspec.field(default_factory=RolloutConfig)
@@ -258,7 +299,11 @@ def _check(config: Config, where: Mapping[str, str]) -> None:
     """What a type cannot say: keys that contradict each other."""
     engines = config.engines
     wrong_engines = _wrong_external if engines.launch == "external" else _wrong_local
-    for key, why in (*wrong_engines(engines), *_wrong_sampling(config.sampling)):
+    for key, why in (
+        *wrong_engines(engines),
+        *_wrong_pool(config.kv_pool, engines),
+        *_wrong_sampling(config.sampling),
+    ):
         raise ConfigError(f"{_place(key, where)}{key}: {why}")
     if engines.launch == "local" and config.model.path is None:
         raise ConfigError("model.path: launch: local needs a model")
@@ -294,6 +339,32 @@ def _wrong_local(engines: EnginesConfig) -> Iterator[tuple[str, str]]:
             "engines.base_port",
             f"{engines.count} ports from {engines.base_port} pass {LAST_PORT}",
         )
+
+
+def _wrong_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[tuple[str, str]]:
+    if pool.backend == "none":
+        return
+    if engines.launch == "external":
+        yield "kv_pool.backend", "external engines bring their pool with their own flags"
+    flags = {name.replace("_", "-") for name in engines.sglang}
+    for flag, key in POOL_FLAGS.items():
+        if flag in flags:
+            yield f"engines.sglang.{flag}", f"the KV pool sets it; use {key}"
+    if pool.backend == "file":
+        if not pool.directory:
+            yield "kv_pool.directory", "backend: file needs a folder that every engine sees"
+        return
+    try:
+        memory = pool.memory_bytes()
+    except ValueError as error:
+        yield "kv_pool.memory", str(error)
+        return
+    if memory < LEAST_MEMORY:
+        yield "kv_pool.memory", f"{pool.memory} is less than Mooncake's smallest segment, 16mb"
+    if pool.master is None and pool.replicas > pool.stores:
+        yield "kv_pool.replicas", f"{pool.replicas} copies need as many kv_pool.stores"
+    if pool.master is not None and not re.fullmatch(r"[^:/\s]+:[0-9]+", pool.master):
+        yield "kv_pool.master", f"{pool.master!r} is not of the form host:port"
 
 
 def _wrong_sampling(sampling: SamplingConfig) -> Iterator[tuple[str, str]]:

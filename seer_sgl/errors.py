@@ -4,6 +4,7 @@ SeerError
 ├── InputError              the user's mistake: exit status 2
 │   ├── ConfigError         a config file, a --set, an impossible combination
 │   └── PromptError         a prompt: names file and line
+├── PoolError               the KV pool did not come up: exit status 1
 ├── EngineStartError        an engine did not come up: exit status 1
 ├── EngineError             one chunk did not come back
 │   ├── EngineUnavailable   connection, 5xx: another engine can take the chunk
@@ -31,6 +32,10 @@ class ConfigError(InputError):
 
 class PromptError(InputError):
     """A prompt that cannot be used; the message names the file and the line."""
+
+
+class PoolError(SeerError):
+    """The KV pool did not start; the message carries the end of a log."""
 
 
 class EngineStartError(SeerError):

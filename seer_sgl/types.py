@@ -41,6 +41,14 @@ class WeightSpan(msgspec.Struct, frozen=True):
     tokens: int
 
 
+class Move(Enum):
+    """How the KV of a chunk gets to its engine."""
+
+    STAY = "stay"  # it is there, or there is none yet
+    FETCH = "fetch"  # through the pool
+    PREFILL = "prefill"  # computed again
+
+
 class RequestState(Enum):
     """Where a request is: in the buffer, in flight on an engine, or done."""
 
@@ -88,6 +96,9 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     attempts: int = 0  # chunks sent, failed ones included: makes SGLang request ids unique
     failures: int = 0  # consecutive chunks that brought nothing
     failing_since: float | None = None  # when the first of them ended
+    stored_tokens: int = 0  # of the sequence, known to be in the KV pool
+    rid: str = ""  # of the newest chunk
+    stored: bool = False  # the KV of the newest chunk is in the pool, and all before it
     verify_steps: int = 0
     submitted_at: float = 0.0
     started_at: float | None = None
@@ -169,6 +180,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     rid: str
     max_new_tokens: int
     kv_tokens: int  # what the ledger reserved for it on the engine
+    move: Move
     migrated: bool  # the request's previous chunk ran on another engine
 
 
@@ -197,6 +209,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool
     has_tokenizer: bool
     plugin: str | None  # version of our plugin inside it; None in a stock server
+    instance: str | None = None  # the plugin's name for this start of the server
+    pool: str | None = None  # namespace of its pages in a KV pool; equal names share pages
+    kv_bytes_per_token: int = 0  # of one rank
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):

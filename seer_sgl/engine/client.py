@@ -196,6 +196,7 @@ async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> 
     problem = effect.problem([state.seer_sgl for state in said.internal_states])
     if plugin is not None and problem is not None:  # a stock server without it is fine
         raise EngineStartError(f"{name}: {problem}")
+    pool = plugin.get("pool") if plugin else None
     return EngineInfo(
         engine_id=engine_id,
         url=url,
@@ -210,6 +211,9 @@ async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> 
         deterministic=said.enable_deterministic_inference,
         has_tokenizer=not said.skip_tokenizer_init,
         plugin=plugin["version"] if plugin else None,
+        instance=plugin.get("instance") if plugin else None,
+        pool=pool["namespace"] if pool else None,
+        kv_bytes_per_token=pool["kv_bytes_per_token"] if pool else 0,
     )
 
 

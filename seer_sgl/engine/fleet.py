@@ -12,10 +12,13 @@ import aiohttp
 
 from seer_sgl.config import Config, FlagValue
 from seer_sgl.errors import ConfigError, EngineStartError, EngineUnavailable
+from seer_sgl.kvpool.hicache import Pool, open_pool
 from seer_sgl.processes import OwnedProcess, free_port, require_free_port
 from seer_sgl.types import EngineInfo
 
 from .client import HttpEngine, describe, open_session
+from .link import LinkServer, open_link
+from .plugin.frames import LINK_TOKEN, LINK_URL
 from .process import cpu_flags, gpu_visible, start_server
 
 POLL_S = 0.25
@@ -33,40 +36,51 @@ class _Start(NamedTuple):
     process: OwnedProcess | None = None
 
 
-@contextlib.asynccontextmanager
-async def open_fleet(
-    config: Config, log_dir: Path, announce: Announce
-) -> AsyncIterator[list[HttpEngine]]:
-    """Start or join the engines of `config`; local ones are stopped on the way out.
+class Fleet(NamedTuple):
+    """Engines that are up, and the link to their plugins."""
 
-    `announce` receives one line for each step of the start-up. Raises EngineStartError or
-    ConfigError; then nothing is left running.
+    engines: list[HttpEngine]
+    link: LinkServer
+
+
+@contextlib.asynccontextmanager
+async def open_fleet(config: Config, log_dir: Path, announce: Announce) -> AsyncIterator[Fleet]:
+    """Start or join the engines of `config`; what was started is stopped on the way out.
+
+    `announce` receives one line for each step of the start-up. Raises EngineStartError, PoolError
+    or ConfigError; then nothing is left running.
     """
-    starts: list[_Start] = []
-    try:
-        async with open_session(config.engines.api_key) as session:
-            if config.engines.launch == "external":
-                urls = [url.rstrip("/") for url in config.engines.urls]
-                starts += [_Start(f"e{i}", url, JOIN_TIMEOUT_S) for i, url in enumerate(urls)]
-            else:
-                await _launch(config, log_dir, starts, announce)
-            infos = await _all_ready(starts, session, announce)
-            yield [
-                HttpEngine(info, session, config.sampling, _obituary(start))
-                for start, info in zip(starts, infos, strict=True)
-            ]
-    finally:
-        await asyncio.gather(*(start.process.stop() for start in starts if start.process))
+    async with contextlib.AsyncExitStack() as stack:
+        link = await stack.enter_async_context(open_link())
+        session = await stack.enter_async_context(open_session(config.engines.api_key))
+        if config.engines.launch == "external":
+            urls = [url.rstrip("/") for url in config.engines.urls]
+            starts = [_Start(f"e{i}", url, JOIN_TIMEOUT_S) for i, url in enumerate(urls)]
+        else:
+            require_model(config.model.path or "")
+            pool = await stack.enter_async_context(open_pool(config.kv_pool, log_dir, announce))
+            starts = await stack.enter_async_context(
+                _launched(config, log_dir, pool, link, announce)
+            )
+        infos = await _all_ready(starts, session, announce)
+        engines = [
+            HttpEngine(info, session, config.sampling, _obituary(start))
+            for start, info in zip(starts, infos, strict=True)
+        ]
+        yield Fleet(engines, link)
 
 
 def _obituary(start: _Start) -> Callable[[], str | None]:
     return start.process.obituary if start.process else lambda: None
 
 
-async def _launch(config: Config, log_dir: Path, starts: list[_Start], announce: Announce) -> None:
-    """Start every local server process; each is in `starts` as soon as it exists."""
+@contextlib.asynccontextmanager
+async def _launched(
+    config: Config, log_dir: Path, pool: Pool, link: LinkServer, announce: Announce
+) -> AsyncIterator[list[_Start]]:
+    """Every local server process, started; stopped on the way out."""
     engines = config.engines
-    require_model(config.model.path or "")
+    starts: list[_Start] = []
     if engines.base_port is None:
         ports = [free_port() for _ in range(engines.count)]
     else:
@@ -74,15 +88,21 @@ async def _launch(config: Config, log_dir: Path, starts: list[_Start], announce:
         for port in ports:
             require_free_port(port, "engines.base_port")
     announce(f"starting {engines.count} SGLang engine(s), logs in {log_dir}")
-    for i, port in enumerate(ports):
-        process = await start_server(
-            _flags(config, i, port),
-            log_dir / f"e{i}.log",
-            _cores(config, i),
-            api_key=engines.api_key,
-        )
-        url = f"http://127.0.0.1:{port}"
-        starts.append(_Start(f"e{i}", url, engines.start_timeout_s, process))
+    environment = pool.environment() | {LINK_URL: link.url, LINK_TOKEN: link.token}
+    try:
+        for i, port in enumerate(ports):
+            process = await start_server(
+                pool.flags() | _flags(config, i, port),
+                log_dir / f"e{i}.log",
+                _cores(config, i),
+                environment,
+                engines.api_key,
+            )
+            url = f"http://127.0.0.1:{port}"
+            starts.append(_Start(f"e{i}", url, engines.start_timeout_s, process))
+        yield starts
+    finally:
+        await asyncio.gather(*(start.process.stop() for start in starts if start.process))
 
 
 def _flags(config: Config, index: int, port: int) -> dict[str, FlagValue]:

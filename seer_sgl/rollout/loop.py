@@ -116,14 +116,30 @@ class RolloutLoop:
             for observer in run.observers:
                 observer.loaded(engine_id, load, self._clock())
 
+    def stored(self, rid: str, tokens: int, whole: bool) -> None:
+        """The KV of a chunk has reached the pool (engine/link.py)."""
+        self._scheduler.stored(rid, tokens, whole)
+        if self._scheduler.wake_at is not None:
+            self._wake()
+
     async def run(self) -> None:
         """Work for ever. On cancellation every chunk in flight is aborted first."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._dispatch(tasks)
-                self._take(await self._results.get())
+                self._take(await self._next_result())
                 while not self._results.empty():
                     self._take(self._results.get_nowait())
+
+    async def _next_result(self) -> ChunkResult | None:
+        """What comes back next; None when it is time to look again."""
+        wake_at = self._scheduler.wake_at
+        timeout = None if wake_at is None else max(0.0, wake_at - self._clock())
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._results.get()
+        except TimeoutError:
+            return None
 
     def _wake(self) -> None:
         """Look for work again although no chunk came back."""

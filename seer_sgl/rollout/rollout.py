@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from seer_sgl.config import Config, load, parse
-from seer_sgl.engine.fleet import open_fleet, require_model
+from seer_sgl.engine.fleet import Fleet, open_fleet, require_model
 from seer_sgl.engine.protocol import Engine
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
 from seer_sgl.scheduling.ledger import KVLedger
-from seer_sgl.scheduling.placement import Placement
+from seer_sgl.scheduling.placement import EngineSlot, Placement
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import ChunkReply, EngineInfo, Group, Prompt, Request
 
@@ -77,14 +77,14 @@ class Rollout:
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
-            engines = await stack.enter_async_context(
+            fleet = await stack.enter_async_context(
                 open_fleet(self.config, self._log_dir, self._announce)
             )
-            self._infos = [engine.info for engine in engines]
+            self._infos = [engine.info for engine in fleet.engines]
             check_engines(self.config, self._infos)
             for mismatch in mismatches(self._infos):
                 self._announce(f"warning: {mismatch}")
-            self._driver = await stack.enter_async_context(self._driving(engines))
+            self._driver = await stack.enter_async_context(self._driving(fleet))
             self._stack = stack.pop_all()
         return self
 
@@ -229,22 +229,25 @@ class Rollout:
         for engine in engines:
             info = engine.info
             ledger = KVLedger(info.max_total_num_tokens, info.page_size, info.radix_cache)
+            most = scheduling.max_inflight_per_engine or info.max_running_requests
             scheduler.add_engine(
-                info.engine_id,
-                ledger if scheduling.kv_ledger else None,
-                min(
-                    info.max_running_requests,
-                    scheduling.max_inflight_per_engine or info.max_running_requests,
-                ),
+                EngineSlot(
+                    info.engine_id,
+                    ledger if scheduling.kv_ledger else None,
+                    min(info.max_running_requests, most),
+                    info.pool,
+                )
             )
         return scheduler
 
     @contextlib.asynccontextmanager
-    async def _driving(self, engines: Sequence[Engine]) -> AsyncIterator["asyncio.Task[None]"]:
+    async def _driving(self, fleet: Fleet) -> AsyncIterator["asyncio.Task[None]"]:
         """The loop and the monitor, running as one task until the block is left."""
+        engines = fleet.engines
         scheduler = self._scheduler(engines)
         by_id = {engine.info.engine_id: engine for engine in engines}
         self._loop = RolloutLoop(scheduler, by_id, clock, self._recheck)
+        fleet.link.on_stored = self._loop.stored
         monitor = Monitor(
             [(slot, by_id[slot.engine_id]) for slot in scheduler.engines],
             self._loop,

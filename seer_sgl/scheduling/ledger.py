@@ -35,6 +35,10 @@ class KVLedger:
         """Whether that chunk fits beside everything already promised."""
         return self.used + self.need(group_uid, prompt_len, total_len) <= self.capacity
 
+    def holds(self, group_uid: str) -> bool:
+        """Whether a chunk of the group is in flight here, and with it the KV of its prompt."""
+        return self._siblings[group_uid] > 0
+
     def reserve(self, group_uid: str, prompt_len: int, total_len: int) -> None:
         """Promise the chunk its KV. Raises ValueError beyond the capacity."""
         if not self.admits(group_uid, prompt_len, total_len):

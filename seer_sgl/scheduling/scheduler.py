@@ -7,12 +7,13 @@ is a network.
 from collections.abc import Iterable
 
 from seer_sgl.errors import RequestRejected
-from seer_sgl.types import Chunk, ChunkReply, ChunkResult, Group, Request, RequestState
+from seer_sgl.types import Chunk, ChunkReply, ChunkResult, Group, Move, Request, RequestState
 
-from .ledger import KVLedger
-from .placement import EngineSlot, LeastLoaded, Placement
+from .placement import CacheAware, EngineSlot, Placement, Verdict
 from .policy import FirstComeFirstServed, Policy
 
+# How long a request that should move waits for its KV to be stored; usually 4 to 30 ms.
+STORE_PATIENCE_S = 1.0
 # Chunks of one request that bring nothing so many times in a row, for as long as an outage may
 # last, are not bad luck.
 MAX_CONSECUTIVE_FAILURES = 5
@@ -38,17 +39,25 @@ class Scheduler:
         self._divide = divide
         self._patience_s = patience_s
         self._policy = policy or FirstComeFirstServed()
-        self._placement = placement or LeastLoaded()
+        self._placement = placement or CacheAware()
         self._engines: dict[str, EngineSlot] = {}
+        self._live: dict[str, Request] = {}  # by uid, until finished or withdrawn
+        self._hurried: set[str] = set()  # uids that have waited long enough
+        self._parked: dict[str, tuple[Request, float]] = {}  # by uid: waits until then at most
 
     @property
     def engines(self) -> Iterable[EngineSlot]:
         """Every engine, available or not."""
         return self._engines.values()
 
-    def add_engine(self, engine_id: str, ledger: KVLedger | None, max_inflight: int) -> None:
-        """An engine joins. `ledger` None admits by count only."""
-        self._engines[engine_id] = EngineSlot(engine_id, ledger, max_inflight)
+    @property
+    def wake_at(self) -> float | None:
+        """When `next_assignment` may have more to say although nothing came back; None: never."""
+        return min((until for _, until in self._parked.values()), default=None)
+
+    def add_engine(self, slot: EngineSlot) -> None:
+        """An engine joins."""
+        self._engines[slot.engine_id] = slot
 
     def set_available(self, engine_id: str, available: bool) -> None:
         """Stop or resume sending chunks to an engine; what is in flight there goes on."""
@@ -57,29 +66,48 @@ class Scheduler:
     def submit(self, group: Group) -> None:
         """All requests of the group become ready."""
         for request in group.requests:
+            self._live[request.uid] = request
             self._policy.push(request)
 
     def withdraw(self, group: Group) -> None:
         """Give the group up: nothing of it is sent again; chunks in flight still complete."""
         group.withdrawn = True
+        for request in group.requests:
+            self._live.pop(request.uid, None)
+            self._parked.pop(request.uid, None)
+
+    def stored(self, rid: str, tokens: int, whole: bool) -> None:
+        """The KV of the first `tokens` tokens of chunk `rid` is in the pool; `whole`: all of it."""
+        request = self._live.get(rid.rpartition(".")[0])
+        if request is None or rid != request.rid:
+            return
+        request.stored, request.stored_tokens = whole, tokens
+        if request.uid in self._parked:
+            del self._parked[request.uid]
+            self._policy.push(request)
 
     def next_assignment(self, now: float) -> Chunk | None:
         """The next chunk to send, already accounted for; None when nothing can start now.
 
         `now`: seconds on the caller's clock.
         """
-        request = self._next_ready()
-        if request is None:
-            return None
-        budget = request.remaining
-        if self._divide:
-            budget = min(budget, self._chunk_tokens)
-        total_len = request.total_len + budget
-        slot = self._placement.choose(request, total_len, self._engines.values())
-        if slot is None:
-            return None
-        self._policy.pop()
-        return self._start(request, slot, budget, now)
+        self._unpark(now)
+        while (request := self._next_ready()) is not None:
+            budget = request.remaining
+            if self._divide:
+                budget = min(budget, self._chunk_tokens)
+            total_len = request.total_len + budget
+            slots = list(self._engines.values())
+            chosen = self._placement.choose(
+                request, total_len, slots, request.uid not in self._hurried
+            )
+            if chosen is Verdict.FULL:
+                return None
+            self._policy.pop()
+            if chosen is not Verdict.UNSTORED:
+                return self._start(request, *chosen, budget, now)
+            self._parked[request.uid] = (request, now + STORE_PATIENCE_S)
+        return None
 
     def complete(self, result: ChunkResult) -> None:
         """A chunk came back: the request grows, and finishes or becomes ready again."""
@@ -91,13 +119,17 @@ class Scheduler:
         if slot.ledger is not None:
             slot.ledger.release(group.uid, request.prompt_len, chunk.kv_tokens)
         request.state = RequestState.PENDING
-        if result.reply is not None:
+        if result.reply is None:
+            request.stored = False  # what the engine stored may not be what we have
+        else:
             self._grow(result.reply, chunk, result.now)
         if result.reply is not None and result.reply.ids:
             request.failures, request.failing_since = 0, None
         else:
             request.failures += 1
             request.failing_since = request.failing_since or result.now
+        if request.state is RequestState.FINISHED:
+            self._live.pop(request.uid, None)
         if request.state is RequestState.FINISHED or group.withdrawn:
             return
         if isinstance(result.error, RequestRejected):
@@ -125,22 +157,35 @@ class Scheduler:
             self._policy.pop()
         return None
 
-    def _start(self, request: Request, slot: EngineSlot, budget: int, now: float) -> Chunk:
+    def _unpark(self, now: float) -> None:
+        for uid, (request, until) in list(self._parked.items()):
+            if until <= now:
+                del self._parked[uid]
+                self._hurried.add(uid)
+                self._policy.push(request)
+
+    def _start(
+        self, request: Request, slot: EngineSlot, move: Move, budget: int, now: float
+    ) -> Chunk:
         total_len = request.total_len + budget
+        self._hurried.discard(request.uid)
         slot.inflight += 1
         if slot.ledger is not None:
             slot.ledger.reserve(request.group.uid, request.prompt_len, total_len)
         request.state = RequestState.RUNNING
         request.attempts += 1
+        # The terminator keeps SGLang's prefix match of /abort_request from hitting c10 by c1.
+        request.rid = f"{request.uid}.c{request.attempts}/"
+        request.stored = False
         if request.started_at is None:
             request.started_at = now
         return Chunk(
             request=request,
             engine_id=slot.engine_id,
-            # The terminator keeps SGLang's prefix match of /abort_request from hitting c10 by c1.
-            rid=f"{request.uid}.c{request.attempts}/",
+            rid=request.rid,
             max_new_tokens=budget,
             kv_tokens=total_len,
+            move=move,
             migrated=bool(request.engines) and request.engines[-1] != slot.engine_id,
         )
 

@@ -4,41 +4,14 @@ Seeded, temperature 1, deterministic inference, float32. Every chunk is forced o
 server, which has to recompute what was generated elsewhere.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from seer_sgl import Rollout
-from seer_sgl.scheduling.placement import EngineSlot
-from seer_sgl.types import Request, Sample
-from tests.e2e.conftest import HELD_OUT, external
+from tests.e2e.compare import AlwaysElsewhere, Samples, assert_identical, roll
+from tests.e2e.conftest import external
 
 pytestmark = pytest.mark.shared_engines
-
-LOGPROB_TOLERANCE = 1e-4
-Samples = dict[tuple[str, int], Sample]
-
-
-class AlwaysElsewhere:
-    """Never the engine that ran the request's last chunk."""
-
-    def choose(
-        self, request: Request, total_len: int, engines: Iterable[EngineSlot]
-    ) -> EngineSlot | None:
-        last = request.engines[-1] if request.engines else None
-        able = (s for s in engines if s.engine_id != last and s.admits(request, total_len))
-        return min(able, key=lambda slot: slot.inflight, default=None)
-
-
-async def roll(config: dict[str, Any], prompts: int, **options: Any) -> tuple[Samples, Any]:
-    """All samples of the first held-out prompts, and the report."""
-    config["rollout"]["max_prompts"] = prompts
-    async with Rollout(config, **options) as rollout:
-        ready = rollout.read_prompts(HELD_OUT)
-        groups = [group async for group in rollout.run(ready)]
-    samples = {(s.group_id, s.index): s for group in groups for s in group.samples}
-    return samples, rollout.report()
 
 
 async def both_ways(
@@ -58,22 +31,6 @@ async def both_ways(
     assert report["migrations"] == report["chunks"] - report["samples"]
     assert report["recomputed_tokens"] > 0
     return whole, parts, report
-
-
-def assert_identical(whole: Samples, parts: Samples) -> None:
-    """Same tokens, same end, same text; logprobs within the tolerance."""
-    assert whole.keys() == parts.keys()
-    worst = 0.0
-    for key, undivided in whole.items():
-        divided = parts[key]
-        assert list(divided.response_ids) == list(undivided.response_ids), key
-        assert divided.finish_reason == undivided.finish_reason
-        assert divided.matched == undivided.matched
-        assert divided.text == undivided.text
-        assert len(divided.rollout_log_probs) == divided.response_length
-        pairs = zip(divided.rollout_log_probs, undivided.rollout_log_probs, strict=True)
-        worst = max(worst, *(abs(a - b) for a, b in pairs))
-    assert worst < LOGPROB_TOLERANCE
 
 
 async def test_divided_over_two_servers_equals_undivided_on_one(engine_urls: list[str]) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.e2e.compare import assert_identical, roll
 from tests.e2e.conftest import external
-from tests.e2e.test_exact import assert_identical, roll
 
 pytestmark = pytest.mark.shared_engines
 

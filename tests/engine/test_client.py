@@ -10,7 +10,7 @@ import pytest
 from seer_sgl.config import SamplingConfig
 from seer_sgl.engine.client import HttpEngine, describe, open_session
 from seer_sgl.errors import EngineStartError, EngineUnavailable, RequestRejected
-from seer_sgl.types import Chunk, Request
+from seer_sgl.types import Chunk, Move, Request
 from tests.fake_sglang import FakeSGLang, response_of, serving
 from tests.helpers import make_group, make_reply
 
@@ -32,6 +32,7 @@ def chunk_of(request: Request, budget: int = 10) -> Chunk:
         rid=f"{request.uid}.c{request.attempts}/",
         max_new_tokens=budget,
         kv_tokens=0,
+        move=Move.STAY,
         migrated=False,
     )
 

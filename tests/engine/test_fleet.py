@@ -61,7 +61,7 @@ async def test_engines_start_together_pinned_and_are_gone_at_the_end(
     said: list[str] = []
     core = min(os.sched_getaffinity(0))
     settings = config(model, "serve", cores=[[core], [core]])
-    async with open_fleet(settings, tmp_path / "logs", said.append) as engines:
+    async with open_fleet(settings, tmp_path / "logs", said.append) as (engines, _):
         assert [engine.info.engine_id for engine in engines] == ["e0", "e1"]
         assert len({engine.info.url for engine in engines}) == 2
         assert len(owned()) == 4

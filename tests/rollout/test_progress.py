@@ -8,7 +8,7 @@ from rich.console import Console
 
 from seer_sgl.rollout import progress
 from seer_sgl.rollout.progress import Progress
-from seer_sgl.types import Chunk, ChunkResult, EngineLoad
+from seer_sgl.types import Chunk, ChunkResult, EngineLoad, Move
 from tests.helpers import make_group, make_reply
 from tests.rollout.test_report import info
 
@@ -24,6 +24,7 @@ def half_done() -> Progress:
             rid="r/",
             max_new_tokens=10,
             kv_tokens=20,
+            move=Move.STAY,
             migrated=False,
         )
         for request, engine_id in zip(requests, "ab", strict=True)

@@ -8,7 +8,7 @@ import pytest
 from seer_sgl.rollout.recorder import Recorder
 from seer_sgl.rollout.report import quantile, report, tail_begin
 from seer_sgl.rollout.timeline import draw_timeline
-from seer_sgl.types import Chunk, ChunkResult, EngineInfo, EngineLoad, Request
+from seer_sgl.types import Chunk, ChunkResult, EngineInfo, EngineLoad, Move, Request
 from tests.helpers import make_group, make_reply
 
 
@@ -37,6 +37,7 @@ def chunk_on(engine_id: str, request: Request, migrated: bool = False) -> Chunk:
         rid="r/",
         max_new_tokens=10,
         kv_tokens=20,
+        move=Move.STAY,
         migrated=migrated,
     )
 

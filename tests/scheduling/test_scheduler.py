@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from seer_sgl.errors import EngineUnavailable, RequestRejected
 from seer_sgl.scheduling.ledger import KVLedger
+from seer_sgl.scheduling.placement import EngineSlot, Verdict
 from seer_sgl.scheduling.scheduler import MAX_CONSECUTIVE_FAILURES, Scheduler
 from seer_sgl.types import Chunk, ChunkReply, ChunkResult, FinishReason, RequestState
 from tests.helpers import make_group, make_reply
@@ -13,7 +14,7 @@ from tests.helpers import make_group, make_reply
 
 def one_engine(chunk_tokens: int = 30, capacity: int = 1000, max_inflight: int = 10) -> Scheduler:
     scheduler = Scheduler(chunk_tokens)
-    scheduler.add_engine("e0", KVLedger(capacity), max_inflight)
+    scheduler.add_engine(EngineSlot("e0", KVLedger(capacity), max_inflight))
     return scheduler
 
 
@@ -59,8 +60,8 @@ def test_requests_go_first_come_first_served_and_keep_their_place() -> None:
 
 def test_chunks_go_to_the_least_loaded_engine_that_admits_them() -> None:
     scheduler = Scheduler(20)
-    scheduler.add_engine("small", KVLedger(40), 10)
-    scheduler.add_engine("large", KVLedger(1000), 10)
+    scheduler.add_engine(EngineSlot("small", KVLedger(40), 10))
+    scheduler.add_engine(EngineSlot("large", KVLedger(1000), 10))
     scheduler.submit(make_group(n=4))  # 10 prompt + 20 chunk
     engines = [take(scheduler).engine_id for _ in range(4)]
     assert engines == ["small", "large", "large", "large"]
@@ -69,7 +70,7 @@ def test_chunks_go_to_the_least_loaded_engine_that_admits_them() -> None:
 def test_between_equally_loaded_engines_a_request_stays() -> None:
     scheduler = Scheduler(20)
     for engine_id in ("a", "b"):
-        scheduler.add_engine(engine_id, None, 10)
+        scheduler.add_engine(EngineSlot(engine_id, None, 10))
     scheduler.submit(make_group(n=2))
     on_a, on_b = take(scheduler), take(scheduler)
     returned(scheduler, on_b, make_reply(20))
@@ -82,7 +83,7 @@ def test_between_equally_loaded_engines_a_request_stays() -> None:
 def test_a_chunk_elsewhere_counts_as_a_migration() -> None:
     scheduler = Scheduler(20)
     for engine_id in ("a", "b"):
-        scheduler.add_engine(engine_id, None, 10)
+        scheduler.add_engine(EngineSlot(engine_id, None, 10))
     scheduler.submit(make_group(n=1))
     chunk = take(scheduler)
     returned(scheduler, chunk, make_reply(20))
@@ -102,7 +103,7 @@ def test_nothing_is_sent_beyond_kv_capacity_or_inflight_limit() -> None:
 
 def test_undivided_requests_are_sent_whole() -> None:
     scheduler = Scheduler(30, divide=False)
-    scheduler.add_engine("e0", None, 10)
+    scheduler.add_engine(EngineSlot("e0", None, 10))
     scheduler.submit(make_group(n=1, max_response_len=100))
     assert take(scheduler).max_new_tokens == 100
 
@@ -168,7 +169,7 @@ def test_a_rejected_request_gives_its_group_up_at_once() -> None:
 
 def test_a_request_that_only_fails_gives_its_group_up_and_progress_forgives() -> None:
     scheduler = Scheduler(10, patience_s=0.0)
-    scheduler.add_engine("e0", None, 10)
+    scheduler.add_engine(EngineSlot("e0", None, 10))
     group = make_group(n=1)
     scheduler.submit(group)
     for _ in range(MAX_CONSECUTIVE_FAILURES - 1):
@@ -184,7 +185,7 @@ def test_a_request_that_only_fails_gives_its_group_up_and_progress_forgives() ->
 
 def test_an_outage_shorter_than_our_patience_costs_no_group() -> None:
     scheduler = Scheduler(10, patience_s=5.0)
-    scheduler.add_engine("e0", None, 10)
+    scheduler.add_engine(EngineSlot("e0", None, 10))
     group = make_group(n=1)
     scheduler.submit(group)
     for now in (1.0, 2.0, 3.0, 4.0, 5.0, 5.9):
@@ -233,7 +234,7 @@ def test_every_request_ends_exactly_once_and_the_ledger_at_zero(
 ) -> None:
     scheduler = Scheduler(chunk_tokens, patience_s=0.0)
     for i, capacity in enumerate(capacities):
-        scheduler.add_engine(f"e{i}", KVLedger(capacity), 4)
+        scheduler.add_engine(EngineSlot(f"e{i}", KVLedger(capacity), 4))
     submitted = [
         make_group(f"g{i}", n=n, prompt_len=prompt_len) for i, (n, prompt_len) in enumerate(groups)
     ]
@@ -278,11 +279,11 @@ def test_every_request_ends_exactly_once_and_the_ledger_at_zero(
 
 def test_a_policy_or_placement_of_ones_own_is_used() -> None:
     class Never:
-        def choose(self, *_: object) -> None:
-            return None
+        def choose(self, *_: object) -> Verdict:
+            return Verdict.FULL
 
     scheduler = Scheduler(10, placement=Never())
-    scheduler.add_engine("e0", None, 10)
+    scheduler.add_engine(EngineSlot("e0", None, 10))
     scheduler.submit(make_group())
     assert scheduler.next_assignment(0.0) is None
 
@@ -290,8 +291,8 @@ def test_a_policy_or_placement_of_ones_own_is_used() -> None:
 @pytest.mark.parametrize("total", [10, 100])
 def test_a_group_counts_its_prompt_once_on_each_engine(total: int) -> None:
     scheduler = Scheduler(total)
-    scheduler.add_engine("a", KVLedger(10_000), 10)
-    scheduler.add_engine("b", KVLedger(10_000), 10)
+    scheduler.add_engine(EngineSlot("a", KVLedger(10_000), 10))
+    scheduler.add_engine(EngineSlot("b", KVLedger(10_000), 10))
     scheduler.submit(make_group(n=4, prompt_len=50))
     for _ in range(4):
         take(scheduler)

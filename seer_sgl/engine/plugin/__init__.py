@@ -5,7 +5,7 @@ by SGLang and the server goes on without it, so `load` leaves a record that the 
 through `/server_info` (see effect.py).
 """
 
-from . import cpu, effect
+from . import cpu, effect, pool
 
 API_KEY = "SEER_SGL_API_KEY"  # environment variable: the bearer token a server of ours demands
 
@@ -14,9 +14,9 @@ def load() -> None:
     """Register our hooks with SGLang's HookRegistry (called by `load_plugins`)."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    wanted = [effect.hook()]
+    wanted = [effect.hook(), *pool.hooks()]
     if cpu.wanted():
-        cpu.allow_deterministic_inference()
+        cpu.prepare_sglang()
         wanted += cpu.hooks()
     for target, hook, kind in wanted:
         HookRegistry.register(target, hook, HookType(kind))

@@ -4,10 +4,13 @@ SGLang swallows a hook that cannot be applied. After start-up each scheduler the
 its part of `/server_info`, which of our hooks really stand where they should.
 """
 
+import os
 import pkgutil
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
+
+from . import pool
 
 KEY = "seer_sgl"  # in internal_states[i] of /server_info
 
@@ -47,6 +50,8 @@ def hook() -> tuple[str, Callable[..., Any], str]:
             "version": version("seer-sgl"),
             "hooks": len(expected),
             "missing": missing(),
+            "instance": os.environ.get(pool.INSTANCE),
+            "pool": pool.facts(),
         }
         return result
 

@@ -39,6 +39,7 @@ def prepare() -> None:
 
 def hooks() -> list[tuple[str, Callable[..., Any], str]]:
     """The hooks of the CPU engine as (SGLang target, function, kind of hook)."""
+    from . import hicache
     from .attention import decode_grouped, extend_new_rows_only
 
     def no_batch_invariant_triton_kernels(self: Any) -> None:
@@ -62,10 +63,19 @@ def hooks() -> list[tuple[str, Callable[..., Any], str]]:
             no_batch_invariant_triton_kernels,
             "replace",
         ),
+        *hicache.hooks(),
     ]
 
 
-def allow_deterministic_inference() -> None:
+def prepare_sglang() -> None:
+    """What is no hook: SGLang's own lists and constants."""
+    from . import hicache
+
+    _allow_deterministic_inference()
+    hicache.reserve_less_memory()
+
+
+def _allow_deterministic_inference() -> None:
     """Let `--enable-deterministic-inference` (per-request seeds) run on `torch_native`."""
     from sglang.srt.arg_groups import choices
 

@@ -1,0 +1,108 @@
+"""The driver's end of the link: a WebSocket server for the plugins of its engines.
+
+On loopback by default, and never without a token. An engine may come and go; nothing is lost by
+that but acknowledgements, and a chunk without one is placed where its KV is.
+"""
+
+import contextlib
+import hmac
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+from aiohttp import WSMsgType, web
+
+from .plugin import frames
+
+logger = logging.getLogger(__name__)
+HEARTBEAT_S = 10.0
+MAX_PARTIAL = 100_000  # calls of which only some ranks have reported
+
+# Called with a call's id, the tokens of it in the pool, and whether that is all of it.
+OnStored = Callable[[str, int, bool], None]
+
+
+class LinkServer:
+    """What engines say is handed to `on_stored`; what they must know goes out by `forget`."""
+
+    def __init__(self) -> None:
+        self.token = secrets.token_urlsafe(32)
+        self.url = ""
+        self.on_stored: OnStored = lambda *_: None
+        self._sockets: dict[str, dict[int, web.WebSocketResponse]] = {}  # by instance and rank
+        self._partial: OrderedDict[str, dict[int, frames.Stored]] = OrderedDict()
+
+    @property
+    def connected(self) -> int:
+        """Scheduler processes that are linked now."""
+        return sum(len(ranks) for ranks in self._sockets.values())
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """One scheduler process, from its hello to its end."""
+        offered = request.headers.get("Authorization", "").encode()
+        if not hmac.compare_digest(offered, f"Bearer {self.token}".encode()):
+            return web.json_response({"error": {"message": "no token"}}, status=401)
+        socket = web.WebSocketResponse(
+            heartbeat=HEARTBEAT_S, max_msg_size=frames.MAX_FRAME_BYTES, compress=False
+        )
+        await socket.prepare(request)
+        hello: frames.Hello | None = None
+        try:
+            async for message in socket:
+                if message.type is not WSMsgType.BINARY:
+                    continue
+                frame = frames.decode_to_driver(message.data)
+                if isinstance(frame, frames.Hello):
+                    if frame.protocol != frames.PROTOCOL:
+                        logger.warning("an engine speaks link protocol %d", frame.protocol)
+                        break
+                    hello = frame
+                    self._sockets.setdefault(hello.instance, {})[hello.rank] = socket
+                elif hello is not None:
+                    self._stored(frame, hello)
+        except msgspec.DecodeError as error:
+            logger.warning("unreadable frame on the link: %s", error)
+        finally:
+            if hello is not None and self._sockets[hello.instance].get(hello.rank) is socket:
+                del self._sockets[hello.instance][hello.rank]
+        await socket.close()
+        return socket
+
+    def _stored(self, frame: frames.Stored, hello: frames.Hello) -> None:
+        """Pass an acknowledgement on once every rank has given it: each stores its own part."""
+        parts = self._partial.setdefault(frame.rid, {})
+        parts[hello.rank] = frame
+        if len(parts) < hello.ranks:
+            if len(self._partial) > MAX_PARTIAL:
+                self._partial.popitem(last=False)
+            return
+        del self._partial[frame.rid]
+        tokens = min(part.tokens for part in parts.values())
+        self.on_stored(frame.rid, tokens, all(part.whole for part in parts.values()))
+
+    async def forget(self, instance: str, uid: str, keep: int) -> None:
+        """Tell every rank of an engine that a request's KV beyond `keep` tokens is not needed."""
+        frame = frames.encode(frames.Forget(uid, keep))
+        for socket in list(self._sockets.get(instance, {}).values()):
+            with contextlib.suppress(ConnectionError):
+                await socket.send_bytes(frame)
+
+
+@contextlib.asynccontextmanager
+async def open_link(host: str = "127.0.0.1") -> AsyncIterator[LinkServer]:
+    """Listen on a free port of `host`."""
+    server = LinkServer()
+    app = web.Application()
+    app.router.add_get("/link", server.serve)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        server.url = f"http://{host}:{port}/link"
+        yield server
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,144 @@
+"""HiCache on a CPU: pages without Triton, copies between KV pools without CUDA kernels.
+
+For the plain MHA pools only: MLA, sliding-window and Mamba pools stay stock and do not run here.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Hook = tuple[str, Callable[..., Any], str]
+
+_HOST_POOL = "sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost"
+_ALLOCATOR = "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator"
+_PIN_MEMORY_POSITION = 6  # of MHATokenToKVPoolHost.__init__, self included
+HOST_RESERVE_BYTES = 1 << 30
+
+
+def hooks() -> list[Hook]:
+    """The hooks as (SGLang target, function, kind of hook)."""
+    return [
+        (f"{_HOST_POOL}.__init__", unpinned, "before"),
+        (f"{_HOST_POOL}.backup_from_device_all_layer", copy_to_host, "replace"),
+        (f"{_HOST_POOL}.load_to_device_per_layer", copy_from_host, "replace"),
+        (f"{_ALLOCATOR}.alloc_extend", alloc_extend, "replace"),
+        (f"{_ALLOCATOR}.alloc_decode", alloc_decode, "replace"),
+    ]
+
+
+def reserve_less_memory() -> None:
+    """SGLang leaves 10 GiB of host memory alone, which suits servers with GPUs."""
+    from sglang.srt.mem_cache.pool_host import base
+
+    base.HICACHE_HOST_MEMORY_RESERVE_BYTES = HOST_RESERVE_BYTES
+
+
+def unpinned(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Before `MHATokenToKVPoolHost.__init__`: no page-locked memory, which CUDA would give."""
+    if len(args) > _PIN_MEMORY_POSITION:
+        args = (*args[:_PIN_MEMORY_POSITION], False, *args[_PIN_MEMORY_POSITION + 1 :])
+    else:
+        kwargs["pin_memory"] = False
+    return args, kwargs
+
+
+def _layer(pool: Any, buffer: torch.Tensor, layer: int) -> torch.Tensor:
+    """One layer of a host buffer in any of its layouts; see `_at` for its indices."""
+    if pool.layout == "layer_first":  # [layer, token, head, size]
+        return buffer[layer]
+    if pool.layout in ("page_first", "page_first_direct"):  # [token or page, layer, ...]
+        return buffer[:, layer]
+    if pool.layout == "page_head":  # [page, head, offset, layer, size]
+        return buffer[:, :, :, layer].transpose(1, 2)
+    raise ValueError(f"no CPU copy for HiCache layout {pool.layout}")
+
+
+def _at(pool: Any, view: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Indices of host token slots in a view of `_layer`: by token, or by page and offset."""
+    token_dims = 3
+    if view.dim() == token_dims:
+        return (tokens,)
+    return (tokens // pool.page_size, tokens % pool.page_size)
+
+
+def copy_to_host(
+    self: Any,
+    device_pool: Any,
+    host_indices: torch.Tensor,
+    device_indices: torch.Tensor,
+    io_backend: str,
+) -> None:
+    """Instead of `MHATokenToKVPoolHost.backup_from_device_all_layer`."""
+    pools = (device_pool, *self.mtp_draft_device_pools)
+    for name, host in (("k_buffer", self.k_buffer), ("v_buffer", self.v_buffer)):
+        layers = [layer for pool in pools for layer in getattr(pool, name)]
+        for number, layer in enumerate(layers):
+            view = _layer(self, host, number)
+            rows = layer.view(-1, self.head_num, self.head_dim)[device_indices]
+            view[_at(self, view, host_indices)] = rows
+
+
+def copy_from_host(  # noqa: PLR0917 (SGLang's signature)
+    self: Any,
+    device_pool: Any,
+    host_indices: torch.Tensor,
+    device_indices: torch.Tensor,
+    layer_id: int,
+    io_backend: str,
+    *,
+    is_draft: bool = False,
+) -> None:
+    """Instead of `MHATokenToKVPoolHost.load_to_device_per_layer`."""
+    layer = 0 if is_draft else layer_id
+    for device, host in (
+        (device_pool.k_buffer[layer], self.k_buffer),
+        (device_pool.v_buffer[layer], self.v_buffer),
+    ):
+        view = _layer(self, host, layer_id)
+        device.view(-1, self.head_num, self.head_dim)[device_indices] = view[
+            _at(self, view, host_indices)
+        ]
+
+
+def alloc_extend(  # noqa: PLR0917 (SGLang's signature)
+    self: Any,
+    prefix_lens: torch.Tensor,
+    prefix_lens_cpu: torch.Tensor,
+    seq_lens: torch.Tensor,
+    seq_lens_cpu: torch.Tensor,
+    last_loc: torch.Tensor,
+    extend_num_tokens: int,
+    num_new_pages: int | None = None,
+) -> torch.Tensor | None:
+    """Instead of `PagedTokenToKVPoolAllocator.alloc_extend`: SGLang's own torch version."""
+    from sglang.srt.mem_cache.allocator.paged import alloc_extend_naive
+
+    size = self.page_size
+    if num_new_pages is None:
+        pages = (seq_lens_cpu + size - 1) // size - (prefix_lens_cpu + size - 1) // size
+        num_new_pages = int(pages.sum())
+    if num_new_pages > len(self.free_pages):
+        self.merge_and_sort_free()
+    if num_new_pages > len(self.free_pages):
+        return None
+    slots = torch.empty((extend_num_tokens,), dtype=torch.int64)
+    alloc_extend_naive(prefix_lens, seq_lens, last_loc, self.free_pages, slots, size, self.device)
+    self.free_pages = self.free_pages[num_new_pages:]
+    return slots
+
+
+def alloc_decode(
+    self: Any, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
+) -> torch.Tensor | None:
+    """Instead of `PagedTokenToKVPoolAllocator.alloc_decode`: a slot each, a page when due."""
+    opens_page = (seq_lens - 1) % self.page_size == 0
+    needed = int(opens_page.sum())
+    if needed > len(self.free_pages):
+        self.merge_and_sort_free()
+    if needed > len(self.free_pages):
+        return None
+    slots = last_loc.to(torch.int64) + 1
+    slots[opens_page] = self.free_pages[:needed] * self.page_size
+    self.free_pages = self.free_pages[needed:]
+    return slots

@@ -1,0 +1,46 @@
+"""What travels on the link between the plugin in an engine and the driver: msgpack, one a message.
+
+A change that an older side would misread raises PROTOCOL; the driver refuses any other.
+"""
+
+import msgspec
+
+PROTOCOL = 1
+LINK_URL = "SEER_SGL_LINK_URL"  # environment variable: where a server of ours finds its driver
+LINK_TOKEN = "SEER_SGL_LINK_TOKEN"  # and what it shows there
+MAX_FRAME_BYTES = 1 << 20
+
+
+class Hello(msgspec.Struct, tag="hello", frozen=True):
+    """The first message: who speaks. `instance` is the server's, as its `/server_info` tells."""
+
+    protocol: int
+    instance: str
+    rank: int  # of `ranks` scheduler processes that each hold a part of the KV
+    ranks: int
+
+
+class Stored(msgspec.Struct, tag="stored", frozen=True):
+    """This rank's part of the first `tokens` tokens of a finished /generate call is in the pool.
+
+    `whole`: that is all there was to store.
+    """
+
+    rid: str
+    tokens: int
+    whole: bool
+
+
+class Forget(msgspec.Struct, tag="forget", frozen=True):
+    """From the driver: nobody will use the KV of request `uid` beyond its first `keep` tokens."""
+
+    uid: str
+    keep: int
+
+
+ToDriver = Hello | Stored
+ToEngine = Forget
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_driver = msgspec.msgpack.Decoder(ToDriver).decode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

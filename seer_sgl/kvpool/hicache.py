@@ -1,0 +1,86 @@
+"""SGLang's HiCache as the way into the pool: what every engine of a fleet is started with."""
+
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from seer_sgl.config import FlagValue, KvPoolConfig
+from seer_sgl.errors import ConfigError
+from seer_sgl.processes import free_port
+
+from .mooncake import Announce, open_mooncake
+from .node import P2P
+
+FILE_DIRECTORY = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"  # SGLang's own
+NAMESPACE = "SEER_SGL_POOL_NAMESPACE"  # keeps the fleets that share a pool apart
+REPLICAS = "seer_replicas"  # in HiCache's extra config, for our plugin
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """An open KV pool, as an engine needs to know it. `master`: host:port of Mooncake's."""
+
+    config: KvPoolConfig
+    master: str | None = None
+    namespace: str = msgspec.field(default_factory=lambda: secrets.token_hex(4))
+
+    def flags(self) -> dict[str, FlagValue]:
+        """SGLang flags of one engine; none without a pool.
+
+        write_through, because the other policies leave output tokens out; wait_complete, because a
+        prefetch that is not waited for is cut short (best_effort hit nothing at all).
+        """
+        config = self.config
+        if config.backend == "none":
+            return {}
+        extra: dict[str, Any] = {"prefetch_threshold": config.page_size}
+        if config.backend == "mooncake":
+            extra |= {
+                "master_server_address": self.master,
+                "local_hostname": f"127.0.0.1:{free_port()}",
+                "metadata_server": P2P,
+                "protocol": config.protocol,
+                "device_name": config.device,
+                "global_segment_size": 0,  # an engine's death takes no KV with it
+                REPLICAS: config.replicas,
+            }
+        return {
+            "page-size": config.page_size,
+            "enable-hierarchical-cache": True,
+            "hicache-ratio": config.host_ratio,
+            "hicache-write-policy": "write_through",
+            "hicache-storage-backend": config.backend,
+            "hicache-storage-prefetch-policy": "wait_complete",
+            "hicache-storage-backend-extra-config": json.dumps(extra),
+            "enable-cache-report": True,
+        }
+
+    def environment(self) -> dict[str, str]:
+        """Environment of an engine's process."""
+        environment = {NAMESPACE: self.namespace}
+        if self.config.backend == "file" and self.config.directory:
+            environment[FILE_DIRECTORY] = self.config.directory
+        return environment
+
+
+@contextlib.asynccontextmanager
+async def open_pool(config: KvPoolConfig, log_dir: Path, announce: Announce) -> AsyncIterator[Pool]:
+    """Open the pool of `config` for the time of the block. Raises ConfigError or PoolError."""
+    if config.backend != "mooncake":
+        _make(config.directory)
+        yield Pool(config)
+        return
+    async with open_mooncake(config, log_dir, announce) as master:
+        yield Pool(config, master)
+
+
+def _make(directory: str | None) -> None:
+    try:
+        if directory is not None:
+            Path(directory).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"kv_pool.directory: {directory}: {error.strerror}") from None

@@ -1,0 +1,169 @@
+"""A Mooncake of our own: one master, store nodes, kept alive; or one that runs already."""
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from seer_sgl.config import KvPoolConfig
+from seer_sgl.errors import ConfigError, PoolError
+from seer_sgl.processes import OwnedProcess, free_port
+
+from .node import P2P
+
+START_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 5.0
+POLL_S = 0.1
+WATCH_S = 0.5
+Announce = Callable[[str], None]
+
+
+@contextlib.asynccontextmanager
+async def open_mooncake(
+    config: KvPoolConfig, log_dir: Path, announce: Announce
+) -> AsyncIterator[str]:
+    """The address of a master whose stores are mounted; what is started here ends with the block.
+
+    Raises ConfigError when Mooncake cannot run or be reached, PoolError when it does not start.
+    """
+    _require_mooncake()
+    if config.master is not None:
+        await _require_master(config.master)
+        yield config.master
+        return
+    port, metrics_port = free_port(), free_port()
+    address = f"127.0.0.1:{port}"
+    nodes = {"master": _Node("master", _master_flags(config, port, metrics_port), log_dir)}
+    for i in range(config.stores):
+        nodes[f"store{i}"] = _Node("store", _store_settings(config, address, i), log_dir, i)
+    keeper: asyncio.Task[None] | None = None
+    try:
+        await nodes["master"].start()
+        await _until(lambda: _answers(address), nodes["master"])
+        for node in list(nodes.values())[1:]:
+            await node.start()
+        for node in list(nodes.values())[1:]:
+            await _until(node.mounted, node)
+        announce(f"KV pool: Mooncake master at {address}, {config.stores} x {config.memory}")
+        keeper = asyncio.create_task(_keep_alive(list(nodes.values()), announce))
+        yield address
+    finally:
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.wait({keeper})
+        await asyncio.gather(*(node.stop() for node in reversed(nodes.values())))
+
+
+class _Node:
+    """A process of the local Mooncake that can be started again as it was."""
+
+    def __init__(
+        self, kind: str, settings: Mapping[str, Any], log_dir: Path, index: int = 0
+    ) -> None:
+        self.name = kind if kind == "master" else f"{kind}{index}"
+        self._command = [sys.executable, "-m", "seer_sgl.kvpool.node", kind, json.dumps(settings)]
+        self._log = log_dir / f"mooncake-{self.name}.log"
+        self.process: OwnedProcess | None = None
+
+    async def start(self) -> None:
+        environment = {**os.environ, "MC_LOG_LEVEL": "WARNING"}
+        self.process = await OwnedProcess.start(self._command, self._log, environment)
+
+    async def mounted(self) -> bool:
+        assert self.process is not None
+        return "segment mounted" in self.process.log.read_text(errors="replace")
+
+    @property
+    def ended(self) -> bool:
+        return self.process is not None and self.process.exit_status is not None
+
+    async def stop(self) -> None:
+        if self.process is not None:
+            await self.process.stop()
+
+
+async def _keep_alive(nodes: list[_Node], announce: Announce) -> None:
+    """Start again what has died. What it held is lost; engines compute it again."""
+    while True:
+        await asyncio.sleep(WATCH_S)
+        for node in nodes:
+            if node.ended and node.process is not None:
+                announce(f"KV pool: {node.name} is started again: {node.process.obituary()}")
+                await node.stop()
+                await node.start()
+
+
+def _master_flags(config: KvPoolConfig, port: int, metrics_port: int) -> dict[str, Any]:
+    flags: dict[str, Any] = {
+        "rpc_port": port,
+        "rpc_address": "127.0.0.1",
+        "metrics_port": metrics_port,
+        "metrics_host": "127.0.0.1",
+    }
+    if config.ssd_path is not None:
+        flags["enable_offload"] = "true"
+    return flags
+
+
+def _store_settings(config: KvPoolConfig, master: str, index: int) -> dict[str, str]:
+    settings = {
+        "local_hostname": f"127.0.0.1:{free_port()}",
+        "metadata_server": P2P,
+        "global_segment_size": str(config.memory_bytes()),
+        "local_buffer_size": "0",
+        "protocol": config.protocol,
+        "rdma_devices": config.device,
+        "master_server_addr": master,
+    }
+    if config.ssd_path is not None:
+        folder = Path(config.ssd_path) / f"store{index}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"kv_pool.ssd_path: {folder}: {error.strerror}") from None
+        settings |= {"enable_ssd_offload": "true", "ssd_offload_path": str(folder)}
+    return settings
+
+
+def _require_mooncake() -> None:
+    if importlib.util.find_spec("mooncake") is None:
+        raise ConfigError("kv_pool.backend: mooncake is not installed (`seer-sgl doctor` says how)")
+    try:
+        import mooncake.store  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"kv_pool.backend: mooncake cannot be loaded: {error} (`seer-sgl doctor` says how)"
+        ) from None
+
+
+async def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host, int(port))
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+async def _require_master(address: str) -> None:
+    if not await _answers(address):
+        raise ConfigError(f"kv_pool.master: nothing answers at {address}")
+
+
+async def _until(done: Callable[[], Any], node: _Node) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + START_TIMEOUT_S
+    while not await done():
+        process = node.process
+        assert process is not None
+        if node.ended or loop.time() > deadline:
+            why = process.obituary() or f"not ready after {START_TIMEOUT_S:g} s"
+            raise PoolError(f"Mooncake {node.name}: {why}; its end:\n{process.log_tail()}")
+        await asyncio.sleep(POLL_S)

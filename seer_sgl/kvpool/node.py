@@ -1,0 +1,60 @@
+"""One process of a local Mooncake: `python -m seer_sgl.kvpool.node master|store JSON`.
+
+`master` runs the real `mooncake_master` (Mooncake's metadata service); `store` lends it a segment
+of this machine's memory through Mooncake's own client library. Both end with the driver that
+started them. Mooncake's own store service would do as well, but it opens a REST port to the world.
+"""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from seer_sgl.processes import end_with_parent
+
+P2P = "P2PHANDSHAKE"  # clients find each other through the master: no metadata server
+
+
+def master(settings: dict[str, Any]) -> int:
+    """Run `mooncake_master` on loopback until it ends. `settings`: its flags."""
+    spec = importlib.util.find_spec("mooncake")
+    assert spec is not None
+    assert spec.origin is not None
+    binary = Path(spec.origin).parent / "mooncake_master"
+    process = subprocess.Popen([str(binary), *(f"--{k}={v}" for k, v in settings.items())])
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    return process.wait()
+
+
+def store(settings: dict[str, Any]) -> int:
+    """Mount a segment until told to stop. `settings`: of MooncakeDistributedStore.setup."""
+    from mooncake.store import MooncakeDistributedStore
+
+    client = MooncakeDistributedStore()
+    status = client.setup(settings)
+    if status != 0:
+        print(f"Mooncake refuses the segment: error {status}", flush=True)
+        return 1
+    print("segment mounted", flush=True)
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    stop.wait()
+    client.close()
+    return 0
+
+
+def main(kind: str, settings: str) -> int:
+    """Exit status of the process."""
+    end_with_parent()
+    return {"master": master, "store": store}[kind](json.loads(settings))
+
+
+if __name__ == "__main__":
+    status = main(*sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(status)  # Mooncake's threads do not end by themselves

@@ -1,0 +1,76 @@
+"""Two rollouts of the same prompts, compared token for token."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from seer_sgl import Rollout
+from seer_sgl.rollout.loop import Observer
+from seer_sgl.scheduling.placement import EngineSlot, Placed, Verdict
+from seer_sgl.types import ChunkResult, Move, Request, Sample
+from tests.e2e.conftest import HELD_OUT
+
+LOGPROB_TOLERANCE = 1e-4
+Samples = dict[tuple[str, int], Sample]
+
+
+class AlwaysElsewhere:
+    """Never the engine that ran the request's last chunk. `fetch`: once its KV is in the pool."""
+
+    def __init__(self, fetch: bool = False) -> None:
+        self._fetch = fetch
+
+    def choose(
+        self, request: Request, total_len: int, engines: Sequence[EngineSlot], patient: bool
+    ) -> Placed | Verdict:
+        last = request.engines[-1] if request.engines else None
+        if self._fetch and last is not None and not request.stored and patient:
+            return Verdict.UNSTORED
+        able = [s for s in engines if s.engine_id != last and s.admits(request, total_len)]
+        if not able:
+            return Verdict.FULL
+        moved = Move.FETCH if request.stored else Move.PREFILL
+        return Placed(min(able, key=lambda slot: slot.inflight), moved if last else Move.STAY)
+
+
+class Migrations(Observer):
+    """How many input tokens of each chunk that moved were computed again."""
+
+    def __init__(self) -> None:
+        self.recomputed: list[int] = []
+
+    def returned(self, result: ChunkResult) -> None:
+        """A chunk came back; its request has not grown yet."""
+        if result.reply is not None and result.chunk.migrated:
+            self.recomputed.append(result.chunk.request.total_len - result.reply.cached)
+
+
+async def roll(
+    config: dict[str, Any], prompts: int, observers: Sequence[Observer] = (), **options: Any
+) -> tuple[Samples, Any]:
+    """All samples of the first held-out prompts, and the report."""
+    config["rollout"]["max_prompts"] = prompts
+    async with Rollout(config, **options) as rollout:
+        ready = rollout.read_prompts(HELD_OUT)
+        groups = [group async for group in rollout.run(ready, observers)]
+    return by_key([sample for group in groups for sample in group.samples]), rollout.report()
+
+
+def by_key(samples: Sequence[Sample]) -> Samples:
+    """Samples by group and index."""
+    return {(sample.group_id, sample.index): sample for sample in samples}
+
+
+def assert_identical(whole: Samples, parts: Samples) -> None:
+    """Same tokens, same end, same text; logprobs within the tolerance."""
+    assert whole.keys() == parts.keys()
+    worst = 0.0
+    for key, undivided in whole.items():
+        divided = parts[key]
+        assert list(divided.response_ids) == list(undivided.response_ids), key
+        assert divided.finish_reason == undivided.finish_reason
+        assert divided.matched == undivided.matched
+        assert divided.text == undivided.text
+        assert len(divided.rollout_log_probs) == divided.response_length
+        pairs = zip(divided.rollout_log_probs, undivided.rollout_log_probs, strict=True)
+        worst = max(worst, *(abs(a - b) for a, b in pairs))
+    assert worst < LOGPROB_TOLERANCE
