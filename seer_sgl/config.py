@@ -111,6 +111,8 @@ class SchedulingConfig(Section):
     divide: bool = True
     kv_ledger: bool = True  # False admits by count only: the baseline that retracts
     max_inflight_per_engine: Positive | None = None  # default: the engine's max_running_requests
+    max_spread: Natural | None = None  # chunks in flight, most minus least, that count as balanced
+    fetch_gap_tokens: Natural = 512  # a larger cache gap is fetched from the pool, not prefilled
 
 
 class SamplingConfig(Section):

@@ -1,6 +1,7 @@
 """`seer-sgl doctor`: what this machine has, what it lacks, and the command that mends it."""
 
 import ctypes.util
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -170,9 +171,19 @@ def _mooncake() -> Check:
     name = names[0] if gpu_visible() else names[1]
     for candidate in names:
         if version := _version(candidate):
-            return Check("mooncake", Verdict.OK, f"{candidate} {version}")
+            return _mooncake_loads(f"{candidate} {version}")
     found = "not installed: KV is recomputed when a chunk changes engines"
     return Check("mooncake", Verdict.OPTIONAL, found, f"pip install {name}")
+
+
+def _mooncake_loads(found: str) -> Check:
+    try:
+        importlib.import_module("mooncake.store")
+    except (ImportError, OSError) as error:
+        why = str(error).splitlines()[0]
+        mend = "sudo apt-get install libibverbs1" if "ibverbs" in why else _install_command()
+        return Check("mooncake", Verdict.OPTIONAL, f"{found} cannot be loaded: {why}", mend)
+    return Check("mooncake", Verdict.OK, found)
 
 
 def _libraries() -> Check:

@@ -96,8 +96,8 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     attempts: int = 0  # chunks sent, failed ones included: makes SGLang request ids unique
     failures: int = 0  # consecutive chunks that brought nothing
     failing_since: float | None = None  # when the first of them ended
-    stored_tokens: int = 0  # of the sequence, known to be in the KV pool
     rid: str = ""  # of the newest chunk
+    returned_at: float | None = None  # when it came back; None while it is in flight
     stored: bool = False  # the KV of the newest chunk is in the pool, and all before it
     verify_steps: int = 0
     submitted_at: float = 0.0
@@ -211,7 +211,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     plugin: str | None  # version of our plugin inside it; None in a stock server
     instance: str | None = None  # the plugin's name for this start of the server
     pool: str | None = None  # namespace of its pages in a KV pool; equal names share pages
-    kv_bytes_per_token: int = 0  # of one rank
+    kv_bytes_per_token: int = 0  # in the pool, all ranks together
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):

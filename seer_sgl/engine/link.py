@@ -4,6 +4,7 @@ On loopback by default, and never without a token. An engine may come and go; no
 that but acknowledgements, and a chunk without one is placed where its KV is.
 """
 
+import asyncio
 import contextlib
 import hmac
 import logging
@@ -20,17 +21,20 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 10.0
 MAX_PARTIAL = 100_000  # calls of which only some ranks have reported
 
-# Called with a call's id, the tokens of it in the pool, and whether that is all of it.
-OnStored = Callable[[str, int, bool], None]
+# Called with the id of a /generate call and whether all of its KV is in the pool.
+OnStored = Callable[[str, bool], None]
+OnRates = Callable[[frames.Rates], None]
 
 
 class LinkServer:
-    """What engines say is handed to `on_stored`; what they must know goes out by `forget`."""
+    """What engines say is handed to `on_stored` and `on_rates`; `forget` tells them something."""
 
     def __init__(self) -> None:
         self.token = secrets.token_urlsafe(32)
         self.url = ""
         self.on_stored: OnStored = lambda *_: None
+        self.on_rates: OnRates = lambda _: None
+        self._sending: set[asyncio.Task[None]] = set()
         self._sockets: dict[str, dict[int, web.WebSocketResponse]] = {}  # by instance and rank
         self._partial: OrderedDict[str, dict[int, frames.Stored]] = OrderedDict()
 
@@ -60,6 +64,8 @@ class LinkServer:
                         break
                     hello = frame
                     self._sockets.setdefault(hello.instance, {})[hello.rank] = socket
+                elif isinstance(frame, frames.Rates):
+                    self.on_rates(frame)
                 elif hello is not None:
                     self._stored(frame, hello)
         except msgspec.DecodeError as error:
@@ -79,15 +85,20 @@ class LinkServer:
                 self._partial.popitem(last=False)
             return
         del self._partial[frame.rid]
-        tokens = min(part.tokens for part in parts.values())
-        self.on_stored(frame.rid, tokens, all(part.whole for part in parts.values()))
+        self.on_stored(frame.rid, all(part.whole for part in parts.values()))
 
-    async def forget(self, instance: str, uid: str, keep: int) -> None:
+    def forget(self, instance: str, uid: str, keep: int) -> None:
         """Tell every rank of an engine that a request's KV beyond `keep` tokens is not needed."""
         frame = frames.encode(frames.Forget(uid, keep))
-        for socket in list(self._sockets.get(instance, {}).values()):
-            with contextlib.suppress(ConnectionError):
-                await socket.send_bytes(frame)
+        for socket in self._sockets.get(instance, {}).values():
+            task = asyncio.create_task(_send(socket, frame))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+
+async def _send(socket: web.WebSocketResponse, frame: bytes) -> None:
+    with contextlib.suppress(ConnectionError):
+        await socket.send_bytes(frame)
 
 
 @contextlib.asynccontextmanager

@@ -30,6 +30,9 @@ class Observer:
     def finished(self, request: Request) -> None:
         """A request is complete."""
 
+    def stored(self, request: Request, whole: bool, now: float) -> None:
+        """The KV of the request's newest chunk is in the pool, or as much as there will be."""
+
     def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
         """An engine told how busy it is."""
 
@@ -116,11 +119,15 @@ class RolloutLoop:
             for observer in run.observers:
                 observer.loaded(engine_id, load, self._clock())
 
-    def stored(self, rid: str, tokens: int, whole: bool) -> None:
+    def stored(self, rid: str, whole: bool) -> None:
         """The KV of a chunk has reached the pool (engine/link.py)."""
-        self._scheduler.stored(rid, tokens, whole)
-        if self._scheduler.wake_at is not None:
-            self._wake()
+        request = self._scheduler.stored(rid, whole)
+        run = self._runs.get(request.group.group_id) if request is not None else None
+        if request is None or run is None:
+            return
+        for observer in run.observers:
+            observer.stored(request, whole, self._clock())
+        self._wake()
 
     async def run(self) -> None:
         """Work for ever. On cancellation every chunk in flight is aborted first."""

@@ -13,6 +13,7 @@ from seer_sgl.types import (
     EngineInfo,
     EngineLoad,
     Group,
+    Move,
     Request,
 )
 
@@ -64,6 +65,10 @@ class Recorder(Observer):
         self.engines = {info.engine_id: EngineRecord(info) for info in engines}
         self.migrations = 0
         self.recomputed_tokens = 0
+        self.fetches = 0  # migrations whose KV came out of the pool
+        self.moved_bytes = 0
+        self.store_s = array("d")  # from a reply to its KV being in the pool
+        self.unstored = 0  # chunks of which some KV never got there
         self.cached: Counter[str] = Counter()
         self.verify_steps = 0
         self.finish_reasons: Counter[str] = Counter()
@@ -87,6 +92,8 @@ class Recorder(Observer):
         engine.response_tokens += len(reply.ids)
         engine.retractions += reply.retractions
         self.migrations += chunk.migrated
+        self.fetches += chunk.move is Move.FETCH
+        self.moved_bytes += reply.cached_storage * engine.info.kv_bytes_per_token
         self.cached.update(
             device=reply.cached_device, host=reply.cached_host, storage=reply.cached_storage
         )
@@ -96,6 +103,15 @@ class Recorder(Observer):
         if chunk.request.generated:
             # SGLang always runs the last input token, whatever it has cached.
             self.recomputed_tokens += max(0, chunk.request.total_len - reply.cached - 1)
+
+    def stored(self, request: Request, whole: bool, now: float) -> None:
+        """The KV of the request's newest chunk is in the pool, or as much as there will be."""
+        if whole:
+            # An acknowledgement may overtake the reply.
+            returned_at = now if request.returned_at is None else request.returned_at
+            self.store_s.append(now - returned_at)
+        else:
+            self.unstored += 1
 
     def finished(self, request: Request) -> None:
         """A request is complete."""

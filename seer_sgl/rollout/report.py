@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from .recorder import EngineRecord, Recorder
 
+Number = TypeVar("Number", int, float)
 TAIL_SHARE = 0.1  # the paper's tail: the last 10 % of requests to finish
 
 
@@ -36,6 +37,13 @@ def report(record: Recorder) -> dict[str, Any]:
         "chunks": sum(engine.chunks for engine in record.engines.values()),
         "lost_chunks": sum(engine.lost_chunks for engine in record.engines.values()),
         "migrations": record.migrations,
+        "fetches": record.fetches,
+        "moved_bytes": record.moved_bytes,
+        "store_latency_ms": {
+            "p50": round(1e3 * quantile(sorted(record.store_s), 0.5), 1),
+            "p99": round(1e3 * quantile(sorted(record.store_s), 0.99), 1),
+        },
+        "unstored_chunks": record.unstored,
         "cached_tokens": {tier: record.cached[tier] for tier in ("device", "host", "storage")},
         "recomputed_tokens": record.recomputed_tokens,
         "retractions": sum(engine.retractions for engine in record.engines.values()),
@@ -51,7 +59,7 @@ def report(record: Recorder) -> dict[str, Any]:
     }
 
 
-def quantile(ordered: Sequence[int], share: float) -> int:
+def quantile(ordered: Sequence[Number], share: float) -> Number | int:
     """The nearest-rank quantile of an ascending sequence; 0 of an empty one."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0
 

@@ -17,10 +17,12 @@ from typing import Any, Self
 
 from seer_sgl.config import Config, load, parse
 from seer_sgl.engine.fleet import Fleet, open_fleet, require_model
+from seer_sgl.engine.plugin.frames import Rates
 from seer_sgl.engine.protocol import Engine
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
+from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.ledger import KVLedger
-from seer_sgl.scheduling.placement import EngineSlot, Placement
+from seer_sgl.scheduling.placement import CacheAware, EngineSlot, Placement
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import ChunkReply, EngineInfo, Group, Prompt, Request
 
@@ -29,6 +31,7 @@ from .boundary import StopRecheck
 from .loop import Observer, RolloutLoop, Run
 from .model import model_facts
 from .monitor import Monitor
+from .pages import PageReleaser
 from .prompts import PromptLike, PromptReader
 from .recorder import Recorder
 from .report import report
@@ -64,6 +67,7 @@ class Rollout:
         seed = self.config.rollout.seed
         self._seed = secrets.randbits(32) if seed is None else seed
         self._order = itertools.count()
+        self._costs = Costs()
         self._runs = 0
         self.recorder: Recorder | None = None  # of the current or latest run
 
@@ -134,7 +138,8 @@ class Rollout:
         recorder = Recorder(rollout_id, seed, self._infos, groups, started_at)
         maker = SampleMaker(rollout_id, started_at, self.config.sampling, self._tokenizer)
         try:
-            run = self._loop.submit(groups, [recorder, maker, *observers])
+            releaser = PageReleaser(self._link, self._infos)
+            run = self._loop.submit(groups, [recorder, maker, releaser, *observers])
         except ValueError as error:
             raise PromptError(str(error)) from None
         self.recorder = recorder
@@ -177,6 +182,12 @@ class Rollout:
             return waiter.result()
         self._driver.result()
         raise RolloutError("the rollout was closed")
+
+    def _measured(self, rates: Rates) -> None:
+        if rates.prefill_tokens:
+            self._costs.observe_prefill(rates.prefill_tokens, rates.prefill_s)
+        if rates.fetch_tokens:
+            self._costs.observe_fetch(rates.fetch_tokens, rates.fetch_s)
 
     def _group(self, prompt: Prompt, limit: int, rollout_id: str, seed: int, now: float) -> Group:
         group = Group(
@@ -224,7 +235,10 @@ class Rollout:
             scheduling.chunk_tokens,
             divide=scheduling.divide and not undivided,
             patience_s=self.config.engines.recovery_timeout_s,
-            placement=self._placement,
+            placement=self._placement
+            or CacheAware(
+                self._costs, max_spread=scheduling.max_spread, gap=scheduling.fetch_gap_tokens
+            ),
         )
         for engine in engines:
             info = engine.info
@@ -248,6 +262,8 @@ class Rollout:
         by_id = {engine.info.engine_id: engine for engine in engines}
         self._loop = RolloutLoop(scheduler, by_id, clock, self._recheck)
         fleet.link.on_stored = self._loop.stored
+        fleet.link.on_rates = self._measured
+        self._link = fleet.link
         monitor = Monitor(
             [(slot, by_id[slot.engine_id]) for slot in scheduler.engines],
             self._loop,

@@ -76,15 +76,20 @@ class Scheduler:
             self._live.pop(request.uid, None)
             self._parked.pop(request.uid, None)
 
-    def stored(self, rid: str, tokens: int, whole: bool) -> None:
-        """The KV of the first `tokens` tokens of chunk `rid` is in the pool; `whole`: all of it."""
+    def stored(self, rid: str, whole: bool) -> Request | None:
+        """The KV of chunk `rid` is in the pool; `whole` False: not all, and it never will be.
+
+        Returns the request whose newest chunk that is, if it still is one.
+        """
         request = self._live.get(rid.rpartition(".")[0])
         if request is None or rid != request.rid:
-            return
-        request.stored, request.stored_tokens = whole, tokens
-        if request.uid in self._parked:
-            del self._parked[request.uid]
+            return None
+        request.stored = whole
+        if self._parked.pop(request.uid, None) is not None:
+            if not whole:
+                self._hurried.add(request.uid)
             self._policy.push(request)
+        return request
 
     def next_assignment(self, now: float) -> Chunk | None:
         """The next chunk to send, already accounted for; None when nothing can start now.
@@ -118,7 +123,7 @@ class Scheduler:
         slot.completed += 1
         if slot.ledger is not None:
             slot.ledger.release(group.uid, request.prompt_len, chunk.kv_tokens)
-        request.state = RequestState.PENDING
+        request.state, request.returned_at = RequestState.PENDING, result.now
         if result.reply is None:
             request.stored = False  # what the engine stored may not be what we have
         else:
@@ -176,7 +181,7 @@ class Scheduler:
         request.attempts += 1
         # The terminator keeps SGLang's prefix match of /abort_request from hitting c10 by c1.
         request.rid = f"{request.uid}.c{request.attempts}/"
-        request.stored = False
+        request.stored, request.returned_at = False, None
         if request.started_at is None:
             request.started_at = now
         return Chunk(

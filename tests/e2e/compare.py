@@ -5,31 +5,11 @@ from typing import Any
 
 from seer_sgl import Rollout
 from seer_sgl.rollout.loop import Observer
-from seer_sgl.scheduling.placement import EngineSlot, Placed, Verdict
-from seer_sgl.types import ChunkResult, Move, Request, Sample
+from seer_sgl.types import ChunkResult, Sample
 from tests.e2e.conftest import HELD_OUT
 
 LOGPROB_TOLERANCE = 1e-4
 Samples = dict[tuple[str, int], Sample]
-
-
-class AlwaysElsewhere:
-    """Never the engine that ran the request's last chunk. `fetch`: once its KV is in the pool."""
-
-    def __init__(self, fetch: bool = False) -> None:
-        self._fetch = fetch
-
-    def choose(
-        self, request: Request, total_len: int, engines: Sequence[EngineSlot], patient: bool
-    ) -> Placed | Verdict:
-        last = request.engines[-1] if request.engines else None
-        if self._fetch and last is not None and not request.stored and patient:
-            return Verdict.UNSTORED
-        able = [s for s in engines if s.engine_id != last and s.admits(request, total_len)]
-        if not able:
-            return Verdict.FULL
-        moved = Move.FETCH if request.stored else Move.PREFILL
-        return Placed(min(able, key=lambda slot: slot.inflight), moved if last else Move.STAY)
 
 
 class Migrations(Observer):

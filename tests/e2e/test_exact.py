@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.compare import AlwaysElsewhere, Samples, assert_identical, roll
+from bench.elsewhere import AlwaysElsewhere
+from tests.e2e.compare import Samples, assert_identical, roll
 from tests.e2e.conftest import external
 
 pytestmark = pytest.mark.shared_engines

@@ -5,13 +5,15 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.compare import AlwaysElsewhere, Migrations, assert_identical, roll
+from bench.elsewhere import AlwaysElsewhere
+from seer_sgl.config import FlagValue
+from tests.e2e.compare import Migrations, assert_identical, roll
 from tests.e2e.conftest import MODEL
 
 pytestmark = pytest.mark.own_engines
 
 PAGE = 16
-SGLANG = {
+SGLANG: dict[str, FlagValue] = {
     "dtype": "float32",
     "max-total-tokens": 16384,
     "max-running-requests": 48,
@@ -26,7 +28,7 @@ def local(count: int, **sections: dict[str, Any]) -> dict[str, Any]:
         "model": {"path": str(MODEL)},
         "engines": {"count": count, "cores": "auto", "sglang": SGLANG},
         "scheduling": {"chunk_tokens": 128, **sections.pop("scheduling", {})},
-        "sampling": {"max_response_len": 3000},
+        "sampling": {"max_response_len": 3000, **sections.pop("sampling", {})},
         "rollout": {"seed": 11},
         **sections,
     }

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from . import pool
+from . import member, pool
 
 KEY = "seer_sgl"  # in internal_states[i] of /server_info
 
@@ -50,7 +50,7 @@ def hook() -> tuple[str, Callable[..., Any], str]:
             "version": version("seer-sgl"),
             "hooks": len(expected),
             "missing": missing(),
-            "instance": os.environ.get(pool.INSTANCE),
+            "instance": os.environ.get(member.INSTANCE),
             "pool": pool.facts(),
         }
         return result

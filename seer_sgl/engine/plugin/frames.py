@@ -21,14 +21,20 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
 
 
 class Stored(msgspec.Struct, tag="stored", frozen=True):
-    """This rank's part of the first `tokens` tokens of a finished /generate call is in the pool.
-
-    `whole`: that is all there was to store.
-    """
+    """This rank's part of the KV of a finished /generate call is in the pool; `whole` False: not
+    all of it, and the rest will not come."""
 
     rid: str
-    tokens: int
     whole: bool
+
+
+class Rates(msgspec.Struct, tag="rates", frozen=True):
+    """What this rank has measured since it last told: tokens and the seconds they took."""
+
+    prefill_tokens: int
+    prefill_s: float
+    fetch_tokens: int
+    fetch_s: float
 
 
 class Forget(msgspec.Struct, tag="forget", frozen=True):
@@ -38,7 +44,7 @@ class Forget(msgspec.Struct, tag="forget", frozen=True):
     keep: int
 
 
-ToDriver = Hello | Stored
+ToDriver = Hello | Stored | Rates
 ToEngine = Forget
 
 encode = msgspec.msgpack.Encoder().encode

@@ -1,33 +1,23 @@
 """HiCache in a pool that engines share: names that cannot collide, acknowledgements, release.
 
-Inside SGLang's scheduler process, one `Member` a rank once a storage backend is attached. SGLang
-answers a request before its KV is in the pool and never says when it is: the member asks the
-storage backend itself, as soon as the last page was written, and tells the driver.
+Hooks of SGLang's scheduler process. There is one Member (member.py) a rank once a storage backend
+is attached; without one none of them does anything.
 """
 
-import logging
 import os
-import queue
-import threading
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from seer_sgl.kvpool.hicache import NAMESPACE, REPLICAS
 from seer_sgl.kvpool.namespace import Layout, WeightsName, model_fingerprint
 
 from . import frames
-from .link import Link
+from .member import Member
 
-logger = logging.getLogger(__name__)
-INSTANCE = "SEER_SGL_INSTANCE"  # environment variable: a name for this server, given by itself
-FIRST_CHECK_S = 0.05
 BUSY_POLL_S = 0.001
-GIVE_UP_S = 5.0  # after which what is there is all that will be
-MAX_CHAINS = 20_000  # finished calls whose page names are remembered for their release
+RATE_TOKENS = 256  # of a transfer or a prefill that tells a rate: shorter ones tell a latency
 
 _CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
 _HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"
@@ -43,6 +33,9 @@ def hooks() -> list[tuple[str, Callable[..., Any], str]]:
         (f"{_CONTROLLER}._generate_storage_config", name_the_layout, "after"),
         (f"{_HYBRID}.attach_storage_backend", join, "after"),
         (f"{_HYBRID}._page_backup", page_written, "after"),
+        (f"{_CONTROLLER}._page_transfer", pages_fetched, "around"),
+        (f"{_SCHEDULER}.run_batch", batch_begins, "before"),
+        (f"{_SCHEDULER}.process_batch_result", batch_ended, "after"),
         (f"{_TREE}.insert_req", call_finished, "after"),
         (f"{_SCHEDULER}.handle_generate_request", name_the_weights, "before"),
         (f"{_SCHEDULER}.handle_update_weight_version", version_named, "after"),
@@ -50,144 +43,6 @@ def hooks() -> list[tuple[str, Callable[..., Any], str]]:
         (f"{_UPDATER}.record_weight_version_after_update", weights_updated, "after"),
         (f"{_MOONCAKE}._put_batch_zero_copy_impl", put_replicas, "around"),
     ]
-
-
-class Chain:
-    """The pages of one finished call, by name."""
-
-    def __init__(self, rid: str, key: Any) -> None:
-        self.rid = rid
-        self.key = key  # SGLang's RadixKey: tokens and namespace
-        self.pages: list[str] = []
-        self.began = time.monotonic()
-        self.check_at = self.began
-        self.patience = FIRST_CHECK_S
-
-
-class Member:
-    """This rank's part in the pool. Everything but `finished` and `written` is its own thread's."""
-
-    def __init__(self, controller: Any, layout: Layout) -> None:
-        self.layout = layout
-        self._controller = controller
-        self._page_size = controller.page_size
-        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._awaited: dict[str, Chain] = {}  # by rid
-        self._by_last_page: dict[str, Chain] = {}
-        self._finished: OrderedDict[str, Chain] = OrderedDict()  # by request uid, newest last
-        self._forgotten: dict[str, int] = {}  # uid -> tokens to keep, once its writes are over
-        self._link = self._connect()
-        threading.Thread(target=self._run, name="seer-sgl pool", daemon=True).start()
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of this rank's KV of one token."""
-        return int(self._controller.mem_pool_host.size_per_token)
-
-    def finished(self, rid: str, key: Any) -> None:
-        """SGLang is done with a call whose KV is that of `key`; it will be written now."""
-        self._events.put(Chain(rid, key))
-
-    def written(self, last_page: str) -> None:
-        """SGLang's backup thread has put a run of pages, or failed to."""
-        self._events.put(last_page)
-
-    def _connect(self) -> Link | None:
-        url, token = os.environ.get(frames.LINK_URL), os.environ.get(frames.LINK_TOKEN)
-        if url is None or token is None:
-            return None
-        ranks = self._controller.tp_size * self._controller.pp_size
-        rank = self._controller.pp_rank * self._controller.tp_size + self._controller.tp_rank
-        hello = frames.Hello(frames.PROTOCOL, os.environ.get(INSTANCE, ""), rank, ranks)
-        return Link(url, token, hello, self._events.put)
-
-    def _run(self) -> None:
-        while True:
-            wait = FIRST_CHECK_S if self._awaited else None
-            try:
-                event = self._events.get(timeout=wait)
-            except queue.Empty:
-                event = None
-            try:
-                self._take(event)
-            except Exception:
-                # The pool is an aid: whatever goes wrong with it must not end the acknowledgements.
-                logger.exception("seer-sgl: KV pool bookkeeping failed")
-
-    def _take(self, event: Any) -> None:
-        if isinstance(event, Chain):
-            self._expect(event)
-        elif isinstance(event, frames.Forget):
-            self._forget(event.uid, event.keep)
-        elif event in self._by_last_page:
-            self._check(self._by_last_page[event])
-        now = time.monotonic()
-        for chain in [chain for chain in self._awaited.values() if chain.check_at <= now]:
-            self._check(chain)
-
-    def _expect(self, chain: Chain) -> None:
-        from sglang.srt.mem_cache.utils import get_storage_hash_str
-
-        chain.pages = list(get_storage_hash_str(chain.key, None, page_size=self._page_size))
-        chain.check_at = chain.began + chain.patience
-        if not chain.pages:
-            return
-        uid = chain.rid.rpartition(".")[0]
-        self._finished[uid] = chain
-        self._finished.move_to_end(uid)
-        if len(self._finished) > MAX_CHAINS:
-            self._finished.popitem(last=False)
-        self._awaited[chain.rid] = chain
-        self._by_last_page[chain.pages[-1]] = chain
-
-    def _check(self, chain: Chain) -> None:
-        """Tell the driver once all is there, or once it will not get more."""
-        there = self._controller.storage_backend.batch_exists(chain.pages)
-        age = time.monotonic() - chain.began
-        whole = there == len(chain.pages)
-        if not whole and age < GIVE_UP_S:
-            chain.patience *= 2
-            chain.check_at = chain.began + chain.patience
-            return
-        del self._awaited[chain.rid]
-        if self._by_last_page.get(chain.pages[-1]) is chain:
-            del self._by_last_page[chain.pages[-1]]
-        if self._link is not None:
-            self._link.send(frames.Stored(chain.rid, there * self._page_size, whole))
-        uid = chain.rid.rpartition(".")[0]
-        if uid in self._forgotten:
-            self._forget(uid, self._forgotten.pop(uid))
-
-    def _forget(self, uid: str, keep: int) -> None:
-        """Remove the pages of a request beyond its first `keep` tokens."""
-        chain = self._finished.get(uid)
-        if chain is None:
-            return
-        if chain.rid in self._awaited:
-            self._forgotten[uid] = keep
-            return
-        if not keep:
-            del self._finished[uid]
-        remove_pages(self._controller.storage_backend, chain.pages[keep // self._page_size :])
-
-
-def remove_pages(backend: Any, pages: list[str]) -> None:
-    """Take pages out of the pool, whoever may have looked at them lately."""
-    if not pages:
-        return
-    if hasattr(backend, "store"):  # Mooncake
-        keys = backend._tag_keys(pages)
-        if backend.is_mla_backend:
-            names = [f"{key}_{backend.mla_suffix}_k" for key in keys]
-        else:
-            suffixes = backend.mha_suffix
-            ranks = suffixes if isinstance(suffixes, list) else [suffixes]
-            names = [f"{key}_{rank}_{part}" for key in keys for rank in ranks for part in "kv"]
-        backend.store.batch_remove(names, True)
-    elif hasattr(backend, "file_path"):
-        for page in pages:
-            path = Path(backend.file_path) / f"{backend._get_suffixed_key(page)}.bin"
-            path.unlink(missing_ok=True)
 
 
 _member: Member | None = None
@@ -201,7 +56,6 @@ def facts() -> dict[str, Any] | None:
     return {
         "namespace": _member.layout.tag(os.environ.get(NAMESPACE, "")),
         "kv_bytes_per_token": _member.kv_bytes_per_token,
-        "linked": _member._link is not None,
     }
 
 
@@ -241,6 +95,33 @@ def page_written(result: Any, self: Any, operation: Any) -> Any:
     """After `HybridCacheController._page_backup`."""
     if _member is not None and operation.hash_value:
         _member.written(operation.hash_value[-1])
+    return result
+
+
+def pages_fetched(stock: Callable[..., int], self: Any, operation: Any) -> int:
+    """Around `HiCacheController._page_transfer`: how fast the pool is read."""
+    began = time.monotonic()
+    pages = stock(self, operation)
+    tokens = pages * self.page_size
+    if _member is not None and tokens >= RATE_TOKENS:
+        _member.measured(frames.Rates(0, 0.0, tokens, time.monotonic() - began))
+    return pages
+
+
+def batch_begins(*args: Any, **kwargs: Any) -> None:
+    """Before `Scheduler.run_batch`."""
+    batch = kwargs["batch"] if "batch" in kwargs else args[1]
+    if _member is not None and batch.forward_mode.is_extend():
+        batch.seer_began = time.monotonic()
+
+
+def batch_ended(result: Any, self: Any, batch: Any, *_: Any, **__: Any) -> Any:
+    """After `Scheduler.process_batch_result`: how fast the engine prefills."""
+    began = getattr(batch, "seer_began", None)
+    if _member is not None and began is not None and batch.forward_mode.is_extend():
+        tokens = batch.extend_num_tokens or 0
+        if tokens >= RATE_TOKENS:
+            _member.measured(frames.Rates(tokens, time.monotonic() - began, 0, 0.0))
     return result
 
 

@@ -1,0 +1,30 @@
+"""A placement for experiments: every chunk moves."""
+
+from collections.abc import Sequence
+
+from seer_sgl.scheduling.placement import EngineSlot, Placed, Verdict
+from seer_sgl.types import Move, Request
+
+
+class AlwaysElsewhere:
+    """Not the engine that ran the request's last chunk, if another one is up.
+
+    `fetch`: only once its KV is in the pool, or will not get there.
+    """
+
+    def __init__(self, fetch: bool = False) -> None:
+        self._fetch = fetch
+
+    def choose(
+        self, request: Request, total_len: int, engines: Sequence[EngineSlot], patient: bool
+    ) -> Placed | Verdict:
+        last = request.engines[-1] if request.engines else None
+        if self._fetch and last is not None and not request.stored and patient:
+            return Verdict.UNSTORED
+        up = [slot for slot in engines if slot.available]
+        others = [slot for slot in up if slot.engine_id != last] or up
+        able = [slot for slot in others if slot.admits(request, total_len)]
+        if not able:
+            return Verdict.FULL
+        moved = Move.FETCH if request.stored else Move.PREFILL
+        return Placed(min(able, key=lambda slot: slot.inflight), moved if last else Move.STAY)

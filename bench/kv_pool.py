@@ -1,0 +1,215 @@
+"""What it costs to move a chunk: no pool, files, Mooncake, on real SGLang servers side by side.
+
+`python -m bench.kv_pool --json` keeps two servers of each arm up and lets the arms take turns.
+First, one sequence of growing length generated on one server and continued on the other: the time
+to the first token there. Then whole rollouts in which every chunk moves, by chunk size. Figures are
+medians over the rounds. The plot is bench/pictures/kv_pool.png.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from seer_sgl import Rollout
+
+from .elsewhere import AlwaysElsewhere
+
+ARMS = ("none", "file", "mooncake")
+CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 7168)
+CHUNKS = (64, 256, 1024)
+PAGE = 16
+STORE_S = 0.3  # more than the slowest acknowledgement seen here takes
+REASONER = Path(__file__).parent / "reasoner"
+PICTURE = Path(__file__).parent / "pictures" / "kv_pool.png"
+
+
+def config(arm: str, chunk_tokens: int, folder: Path, prompts: int) -> dict[str, Any]:
+    """Two servers, a core each, with the pool of the arm."""
+    pool = {"backend": arm, "page_size": PAGE, "memory": "1gb", "directory": str(folder / "pages")}
+    sglang: dict[str, Any] = {
+        "dtype": "float32",
+        "max-total-tokens": 32_768,
+        "max-running-requests": 48,
+        "enable-deterministic-inference": True,
+        "skip-server-warmup": True,
+    }
+    if arm == "none":
+        sglang["page-size"] = PAGE
+    return {
+        "model": {"path": str(REASONER / "model")},
+        "engines": {"count": 2, "cores": "auto", "sglang": sglang},
+        "kv_pool": pool,
+        "scheduling": {"chunk_tokens": chunk_tokens},
+        "sampling": {"max_response_len": 3000},
+        "rollout": {
+            "seed": 3,
+            "max_prompts": prompts,
+            "prompts": str(REASONER / "prompts" / "held_out.jsonl"),
+        },
+    }
+
+
+async def first_token(
+    session: aiohttp.ClientSession, url: str, ids: list[int]
+) -> tuple[float, int]:
+    """(seconds to one token after `ids`, tokens of it found in a cache)."""
+    body = {
+        "input_ids": ids,
+        "sampling_params": {"max_new_tokens": 1, "sampling_seed": 1},
+    }
+    began = time.perf_counter()
+    async with session.post(f"{url}/generate", json=body) as response:
+        reply = await response.json()
+    return time.perf_counter() - began, int(reply["meta_info"]["cached_tokens"])
+
+
+async def move_once(
+    session: aiohttp.ClientSession, rollout: Rollout, context: int
+) -> tuple[float, int]:
+    """A new sequence of `context` tokens on one engine, then its first token on the other."""
+    ids = [random.randrange(3, 64) for _ in range(context)]
+    home, other = (engine.url for engine in rollout.engines)
+    await first_token(session, home, ids)
+    await asyncio.sleep(STORE_S)
+    return await first_token(session, other, ids)
+
+
+async def by_context(rollouts: dict[str, Rollout], rounds: int) -> dict[str, Any]:
+    """{arm: {context: {ms, cached}}}"""
+    times: dict[tuple[str, int], list[float]] = {}
+    cached: dict[tuple[str, int], list[int]] = {}
+    connector = aiohttp.TCPConnector(force_close=True)  # SGLang closes idle ones after 5 s
+    async with aiohttp.ClientSession(connector=connector) as session:
+        for turn in range(rounds + 1):
+            for context in CONTEXTS:
+                for arm, rollout in rollouts.items():
+                    seconds, found = await move_once(session, rollout, context)
+                    if turn:  # the first turn warms up
+                        times.setdefault((arm, context), []).append(seconds)
+                        cached.setdefault((arm, context), []).append(found)
+    return {
+        arm: {
+            context: {
+                "ms": round(1e3 * statistics.median(times[arm, context]), 1),
+                "cached": statistics.median(cached[arm, context]),
+            }
+            for context in CONTEXTS
+        }
+        for arm in rollouts
+    }
+
+
+async def by_chunk(rollouts: dict[str, Rollout], rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """{arm: reports}, the arms taking turns. Every chunk of a rollout moves."""
+    reports: dict[str, list[dict[str, Any]]] = {arm: [] for arm in rollouts}
+    for _ in range(rounds):
+        for arm, rollout in rollouts.items():
+            prompts = rollout.read_prompts(rollout.config.rollout.prompts or "")
+            async for _group in rollout.run(prompts):
+                pass
+            reports[arm].append(rollout.report())
+    return reports
+
+
+def summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians of what matters."""
+    return {
+        key: statistics.median(report[key] for report in reports)
+        for key in ("wall_s", "throughput_tok_s", "recomputed_tokens", "migrations", "moved_bytes")
+    }
+
+
+def crossover(contexts: dict[str, Any], arm: str) -> int | None:
+    """From which context length on the arm is faster than computing again; None: never."""
+    slower = [c for c in CONTEXTS if contexts[arm][c]["ms"] >= contexts["none"][c]["ms"]]
+    later = [c for c in CONTEXTS if not slower or c > max(slower)]
+    return later[0] if later else None
+
+
+def draw(figures: dict[str, Any], path: Path) -> None:
+    """The two comparisons side by side."""
+    from matplotlib.figure import Figure
+
+    colors = {"none": "#888888", "file": "#e0a030", "mooncake": "#4c78a8"}
+    labels = {"none": "no pool: computed again", "file": "files", "mooncake": "Mooncake"}
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    for arm in ARMS:
+        by_length = figures["contexts"][arm]
+        milliseconds = [by_length[context]["ms"] for context in CONTEXTS]
+        left.plot(CONTEXTS, milliseconds, "o-", color=colors[arm], label=labels[arm])
+    left.set(xscale="log", yscale="log", xlabel="tokens of the sequence", ylabel="ms")
+    left.set_title("first token on another engine", loc="left")
+    left.set_xticks(CONTEXTS, [str(context) for context in CONTEXTS], rotation=45)
+    left.minorticks_off()
+    left.legend(frameon=False)
+    for place, key, title in (
+        (middle, "wall_s", "rollout in which every chunk moves: seconds"),
+        (right, "recomputed_tokens", "tokens computed again"),
+    ):
+        for offset, arm in enumerate(ARMS):
+            heights = [figures["chunks"][str(chunk)][arm][key] for chunk in CHUNKS]
+            places = [number + 0.27 * (offset - 1) for number in range(len(CHUNKS))]
+            place.bar(places, heights, 0.25, color=colors[arm])
+        place.set_xticks(range(len(CHUNKS)), [str(chunk) for chunk in CHUNKS])
+        place.set_xlabel("chunk_tokens")
+        place.set_title(title, loc="left")
+    for place in (left, middle, right):
+        place.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+async def measure(rounds: int, prompts: int, say: Any) -> dict[str, Any]:
+    """All figures."""
+    figures: dict[str, Any] = {"contexts": {}, "chunks": {}}
+    with tempfile.TemporaryDirectory() as scratch:
+        for number, chunk_tokens in enumerate(CHUNKS):
+            async with contextlib.AsyncExitStack() as stack:
+                rollouts = {
+                    arm: await stack.enter_async_context(
+                        Rollout(
+                            config(arm, chunk_tokens, Path(scratch), prompts),
+                            log_dir=Path(scratch) / f"{arm}{chunk_tokens}",
+                            placement=AlwaysElsewhere(fetch=arm != "none"),
+                        )
+                    )
+                    for arm in ARMS
+                }
+                if number == 0:
+                    figures["contexts"] = await by_context(rollouts, rounds)
+                    say(figures["contexts"])
+                reports = await by_chunk(rollouts, rounds)
+                figures["chunks"][str(chunk_tokens)] = {
+                    arm: summary(some) for arm, some in reports.items()
+                }
+                say(figures["chunks"][str(chunk_tokens)])
+    figures["crossover_tokens"] = {
+        arm: crossover(figures["contexts"], arm) for arm in ARMS if arm != "none"
+    }
+    return figures
+
+
+def main() -> None:
+    """Measure, draw, and print one JSON object last."""
+    parser = argparse.ArgumentParser(description="Moving KV against computing it again.")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    options = parser.parse_args()
+    say = (lambda _: None) if options.json else print
+    figures = asyncio.run(measure(options.rounds, options.prompts, say))
+    draw(figures, PICTURE)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

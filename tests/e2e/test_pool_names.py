@@ -1,0 +1,149 @@
+"""KV of other weights or of another layout is never read, on real servers that share a Mooncake."""
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from seer_sgl.config import KvPoolConfig
+from seer_sgl.engine.process import cpu_flags, start_server
+from seer_sgl.kvpool.hicache import Pool, open_pool
+from seer_sgl.processes import OwnedProcess, free_port
+from tests.e2e.conftest import MODEL
+from tests.e2e.test_pool import PAGE, SGLANG
+
+pytestmark = pytest.mark.own_engines
+
+PROMPT = [3 + (7 * i * i + i) % 60 for i in range(600)]
+FULL_PAGES = 599 // PAGE * PAGE  # the last token is always computed
+START_S = 300
+STORE_S = 10
+
+
+class Server:
+    """A server process and what it answers."""
+
+    def __init__(self, process: OwnedProcess, url: str, session: aiohttp.ClientSession) -> None:
+        self.process = process
+        self._url = url
+        self._session = session
+
+    async def call(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        async with self._session.post(self._url + path, json=body or {}) as reply:
+            return json.loads(await reply.text()) if path == "/generate" else reply.status
+
+    async def generate(self) -> tuple[list[int], dict[str, int]]:
+        """40 seeded tokens after PROMPT, and where its KV was found."""
+        sampling = {"max_new_tokens": 40, "ignore_eos": True, "sampling_seed": 5}
+        body = {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True}
+        meta = (await self.call("/generate", body))["meta_info"]
+        found = meta["cached_tokens_details"] or {"device": 0, "host": 0, "storage": 0}
+        return [token[1] for token in meta["output_token_logprobs"]], found
+
+    async def ready(self) -> None:
+        async with asyncio.timeout(START_S):
+            while True:
+                assert self.process.exit_status is None, self.process.log_tail()
+                try:
+                    async with self._session.get(f"{self._url}/server_info") as reply:
+                        if reply.status == 200:
+                            return
+                except aiohttp.ClientError:
+                    pass
+                await asyncio.sleep(0.5)
+
+
+async def start(
+    pool: Pool, session: aiohttp.ClientSession, log: Path, model: Path, **flags: Any
+) -> Server:
+    port = free_port()
+    process = await start_server(
+        cpu_flags()
+        | SGLANG
+        | pool.flags()
+        | {"model-path": str(model), "port": port, "served-model-name": "one name for all"}
+        | flags,
+        log,
+        None,
+        pool.environment(),
+    )
+    return Server(process, f"http://127.0.0.1:{port}", session)
+
+
+def other_checkpoint(folder: Path) -> Path:
+    """The reasoner with weights a little different."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(MODEL, folder)
+    weights = load_file(folder / "model.safetensors")
+    changed = {name: tensor * 1.05 for name, tensor in weights.items()}
+    save_file(changed, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+async def stored(server: Server) -> None:
+    """Wait until the KV of PROMPT is found in the pool after the server forgot its own."""
+    async with asyncio.timeout(STORE_S):
+        while True:
+            await asyncio.sleep(0.2)
+            await server.call("/flush_cache")
+            if (await server.generate())[1]["storage"] == FULL_PAGES:
+                return
+
+
+async def test_kv_is_read_under_its_own_weights_and_layout_only(tmp_path: Path) -> None:
+    changed = other_checkpoint(tmp_path / "changed")
+    config = KvPoolConfig(backend="mooncake", page_size=PAGE, memory="64mb")
+    servers: list[Server] = []
+    async with (
+        open_pool(config, tmp_path, lambda _: None) as pool,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
+    ):
+        try:
+            servers += [
+                await start(pool, session, tmp_path / "a.log", MODEL),
+                await start(
+                    pool,
+                    session,
+                    tmp_path / "b.log",
+                    MODEL,
+                    **{
+                        "hicache-mem-layout": "page_first_direct",
+                        "hicache-io-backend": "direct",
+                    },
+                ),
+                await start(Pool(KvPoolConfig()), session, tmp_path / "c.log", changed),
+            ]
+            server, other_layout, fresh = servers
+            await asyncio.gather(*(each.ready() for each in servers))
+
+            before, found = await server.generate()
+            assert found["storage"] == 0
+            await stored(server)
+            same, found = await other_layout.generate()
+            assert same == before
+            assert found == {"device": 0, "host": 0, "storage": 0} | found
+            assert found["storage"] == 0, "pages of another layout"
+            await stored(other_layout)
+
+            update = {"model_path": str(changed), "weight_version": "2"}
+            assert await server.call("/update_weights_from_disk", update) == 200
+            expected, _ = await fresh.generate()
+            assert expected != before, "the weights make a difference"
+            after, found = await server.generate()
+            assert after == expected
+            assert sum(found[tier] for tier in ("device", "host", "storage")) == 0
+            await stored(server)
+
+            assert await server.call("/update_weights_from_disk", {"model_path": str(MODEL)}) == 200
+            back, found = await server.generate()
+            assert back == before
+            assert sum(found[tier] for tier in ("device", "host", "storage")) == 0, (
+                "nobody named these weights, so nothing of older ones is theirs"
+            )
+        finally:
+            await asyncio.gather(*(each.process.stop() for each in servers))
