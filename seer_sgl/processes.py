@@ -104,6 +104,10 @@ class OwnedProcess:
         """None while the process runs."""
         return self._process.returncode
 
+    async def wait(self) -> int:
+        """Wait for the end of the process; its exit status."""
+        return await self._process.wait()
+
     def obituary(self) -> str | None:
         """How the process ended and where its last words are; None while it runs."""
         if self.exit_status is None:

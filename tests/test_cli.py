@@ -10,7 +10,14 @@ import pytest
 
 from seer_sgl.engine.process import server_flags
 
-MODEL_CONFIG = {"vocab_size": 64, "max_position_embeddings": 128}
+MODEL_CONFIG = {
+    "vocab_size": 64,
+    "max_position_embeddings": 128,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "hidden_size": 1024,
+}
 
 
 @pytest.fixture
@@ -40,6 +47,7 @@ def rollout(folder: Path, *options: str) -> tuple[int, str]:
 
 
 GOOD = ["--config", "c.yaml", "--prompts", "p.jsonl"]
+POOLED = ["--prompts", "p.jsonl", "--set", "model.path=model", "--set", "kv_pool.backend=mooncake"]
 LOCAL = ["--set", "model.path=model"]
 
 
@@ -57,6 +65,10 @@ LOCAL = ["--set", "model.path=model"]
         ([*GOOD, "--set", "sampling.stop=x"], "sampling.stop: stop strings need a tokenizer"),
         ([*GOOD, "--out", "p.jsonl"], "seer-sgl: --out p.jsonl: File exists"),
         ([*GOOD, "--out", "odd", "--overwrite"], "seer-sgl: --out odd: Is a directory"),
+        (
+            [*POOLED, "--set", "kv_pool.memory=16mb"],
+            "seer-sgl: kv_pool.memory: 1 x 16mb cannot hold the KV of one chunk of 8192 tokens",
+        ),
         ([*LOCAL, "--prompts", "bad.jsonl"], "seer-sgl: bad.jsonl:2: token id 64 is outside the"),
         ([*LOCAL, "--prompts", "long.jsonl"], "seer-sgl: long.jsonl:1: 200 prompt tokens; the"),
         (
@@ -94,6 +106,15 @@ def test_a_port_in_use_is_named_before_anything_starts(folder: Path) -> None:
         config = parse({"model": {"path": "m"}, "engines": {"base_port": port}})
         with pytest.raises(ConfigError, match=rf"engines\.base_port: port {port}: Address already"):
             require_free_port(config.engines.base_port or 0, "engines.base_port")
+
+
+def test_a_mooncake_nobody_answers_for_is_named_before_any_engine_starts(folder: Path) -> None:
+    status, said = rollout(folder, *POOLED, "--set", "kv_pool.master=127.0.0.1:9")
+    assert status == 2
+    assert said.splitlines() == [
+        "1 groups, 8 requests",
+        "seer-sgl: kv_pool.master: nothing answers at 127.0.0.1:9",
+    ]
 
 
 def test_an_engine_nobody_answers_for_is_status_1(folder: Path) -> None:

@@ -89,6 +89,18 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
             r":1: engines\.base_port: 2 ports from 65535 pass",
         ),
         ("5: 1", r":1: 5: unknown key"),
+        ("kv_pool: {backend: file}", r":1: kv_pool\.directory: backend: file needs a folder"),
+        (
+            "kv_pool: {backend: mooncake, memory: lots}",
+            r":1: kv_pool\.memory: 'lots' is not a size",
+        ),
+        ("kv_pool: {backend: mooncake, memory: 8mb}", r":1: kv_pool\.memory: 8mb is less than"),
+        ("kv_pool: {backend: mooncake, replicas: 2}", r":1: kv_pool\.replicas: 2 copies need"),
+        ("kv_pool: {backend: mooncake, master: here}", r":1: kv_pool\.master: 'here' is not of"),
+        (
+            "kv_pool: {backend: mooncake}\nengines: {sglang: {page-size: 8}}",
+            r":2: engines\.sglang\.page-size: the KV pool sets it; use kv_pool\.page_size",
+        ),
         ("sampling:\n  temperature: -1", r":2: sampling\.temperature: expected float >= 0"),
         ("sampling:\n  temperature: .inf", r":2: sampling\.temperature: must be finite"),
         ("sampling:\n  top_k: 0", r":2: sampling\.top_k: must be -1"),

@@ -18,6 +18,8 @@ from .node import P2P
 
 START_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 5.0
+PROBE_TIMEOUT_S = 10.0
+PROBE_BUFFER_BYTES = 1 << 24
 POLL_S = 0.1
 WATCH_S = 0.5
 Announce = Callable[[str], None]
@@ -33,7 +35,7 @@ async def open_mooncake(
     """
     _require_mooncake()
     if config.master is not None:
-        await _require_master(config.master)
+        await _require_master(config, config.master, log_dir)
         yield config.master
         return
     port, metrics_port = free_port(), free_port()
@@ -110,15 +112,20 @@ def _master_flags(config: KvPoolConfig, port: int, metrics_port: int) -> dict[st
     return flags
 
 
-def _store_settings(config: KvPoolConfig, master: str, index: int) -> dict[str, str]:
-    settings = {
+def _client_settings(config: KvPoolConfig, master: str) -> dict[str, str]:
+    return {
         "local_hostname": f"127.0.0.1:{free_port()}",
         "metadata_server": P2P,
-        "global_segment_size": str(config.memory_bytes()),
-        "local_buffer_size": "0",
         "protocol": config.protocol,
         "rdma_devices": config.device,
         "master_server_addr": master,
+    }
+
+
+def _store_settings(config: KvPoolConfig, master: str, index: int) -> dict[str, str]:
+    settings = _client_settings(config, master) | {
+        "global_segment_size": str(config.memory_bytes()),
+        "local_buffer_size": "0",
     }
     if config.ssd_path is not None:
         folder = Path(config.ssd_path) / f"store{index}"
@@ -152,9 +159,26 @@ async def _answers(address: str) -> bool:
     return True
 
 
-async def _require_master(address: str) -> None:
+async def _require_master(config: KvPoolConfig, address: str, log_dir: Path) -> None:
     if not await _answers(address):
         raise ConfigError(f"kv_pool.master: nothing answers at {address}")
+    settings = _client_settings(config, address) | {
+        "global_segment_size": "0",
+        "local_buffer_size": str(PROBE_BUFFER_BYTES),
+    }
+    node = _Node("probe", settings, log_dir)
+    await node.start()
+    assert node.process is not None
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            status = await node.process.wait()
+            why = node.process.last_line()
+    except TimeoutError:
+        status, why = 1, f"no Mooncake master in {PROBE_TIMEOUT_S:g} s"
+    finally:
+        await node.stop()
+    if status != 0:
+        raise ConfigError(f"kv_pool.master: {address}: {why}")
 
 
 async def _until(done: Callable[[], Any], node: _Node) -> None:

@@ -1,4 +1,4 @@
-"""One process of a local Mooncake: `python -m seer_sgl.kvpool.node master|store JSON`.
+"""One process of a local Mooncake: `python -m seer_sgl.kvpool.node master|store|probe JSON`.
 
 `master` runs the real `mooncake_master` (Mooncake's metadata service); `store` lends it a segment
 of this machine's memory through Mooncake's own client library. Both end with the driver that
@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,26 @@ def store(settings: dict[str, Any]) -> int:
     return 0
 
 
+def probe(settings: dict[str, Any]) -> int:
+    """Put and get one small object: whether there is a master, and memory behind it."""
+    from mooncake.store import MooncakeDistributedStore
+
+    client = MooncakeDistributedStore()
+    if client.setup(settings) != 0:
+        print("it is no Mooncake master", flush=True)
+        return 1
+    key, value = f"seer-probe-{uuid.uuid4().hex}", b"seer" * 256
+    if client.put(key, value) != 0 or client.get(key) != value:
+        print("no store node has memory mounted there", flush=True)
+        return 1
+    client.remove(key, True)
+    return 0
+
+
 def main(kind: str, settings: str) -> int:
     """Exit status of the process."""
     end_with_parent()
-    return {"master": master, "store": store}[kind](json.loads(settings))
+    return {"master": master, "store": store, "probe": probe}[kind](json.loads(settings))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,11 @@ def check_engines(config: Config, engines: Sequence[EngineInfo]) -> None:
     if len(versions) > 1:
         serving = ", ".join(f"{engine}: {version}" for version, engine in versions.items())
         raise ConfigError(f"engines: they serve different weight versions ({serving})")
+    sizes = {info.page_size for info in engines if info.pool is not None}
+    if len(sizes) > 1:
+        raise ConfigError(
+            f"engines: their KV pool pages differ in size ({', '.join(map(str, sorted(sizes)))})"
+        )
     for info in engines:
         if sampling.min_p > 0 and info.deterministic:
             raise ConfigError(
@@ -34,6 +39,19 @@ def check_engines(config: Config, engines: Sequence[EngineInfo]) -> None:
                     f"sampling.{key}: engine {info.engine_id} runs with --skip-tokenizer-init, "
                     "where SGLang refuses it"
                 )
+
+
+def check_pool(config: Config, kv_bytes_per_token: int | None) -> None:
+    """Raise ConfigError for a local KV pool that could not hold the KV of a single chunk."""
+    pool, chunk = config.kv_pool, config.scheduling.chunk_tokens
+    if pool.backend != "mooncake" or pool.master is not None or kv_bytes_per_token is None:
+        return
+    chunk = min(chunk, config.sampling.max_response_len)
+    if pool.memory_bytes() * pool.stores < kv_bytes_per_token * chunk * pool.replicas:
+        raise ConfigError(
+            f"kv_pool.memory: {pool.stores} x {pool.memory} cannot hold the KV of one chunk of "
+            f"{chunk} tokens of this model"
+        )
 
 
 def mismatches(engines: Sequence[EngineInfo]) -> list[str]:

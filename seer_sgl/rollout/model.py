@@ -12,7 +12,22 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
     vocab_size: int | None = None
     max_position_embeddings: int | None = None
+    num_hidden_layers: int | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    hidden_size: int | None = None
+    head_dim: int | None = None
     text_config: "ModelFacts | None" = None
+
+    def least_kv_bytes_per_token(self) -> int | None:
+        """Bytes of KV of one token at 8 bits a number; None for a model of another kind."""
+        heads = self.num_key_value_heads or self.num_attention_heads
+        size = self.head_dim
+        if size is None and self.hidden_size and self.num_attention_heads:
+            size = self.hidden_size // self.num_attention_heads
+        if heads is None or size is None or self.num_hidden_layers is None:
+            return None
+        return 2 * self.num_hidden_layers * heads * size
 
 
 def model_facts(path: str | None) -> ModelFacts:

@@ -26,7 +26,7 @@ from seer_sgl.scheduling.placement import CacheAware, EngineSlot, Placement
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import ChunkReply, EngineInfo, Group, Prompt, Request
 
-from .admission import Room, check_engines, mismatches
+from .admission import Room, check_engines, check_pool, mismatches
 from .boundary import StopRecheck
 from .loop import Observer, RolloutLoop, Run
 from .model import model_facts
@@ -75,6 +75,7 @@ class Rollout:
         if self.config.engines.launch == "local":
             require_model(model.path or "")
         self._facts = model_facts(model.path)
+        check_pool(self.config, self._facts.least_kv_bytes_per_token())
         tokenizer_path = model.tokenizer_path or model.path
         self._tokenizer = load_tokenizer(tokenizer_path) if tokenizer_path else None
         self._recheck = _stop_recheck(self.config, self._tokenizer)
@@ -249,7 +250,8 @@ class Rollout:
                     info.engine_id,
                     ledger if scheduling.kv_ledger else None,
                     min(info.max_running_requests, most),
-                    info.pool,
+                    # Without a link nobody tells when KV has reached the pool.
+                    info.pool if self.config.engines.launch == "local" else None,
                 )
             )
         return scheduler
