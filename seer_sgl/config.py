@@ -44,6 +44,8 @@ POOL_FLAGS = {
     "hicache-storage-backend-extra-config": "kv_pool",
     "hicache-write-policy": "kv_pool",
     "hicache-storage-prefetch-policy": "kv_pool",
+    "enable-hierarchical-cache": "kv_pool.backend",
+    "enable-cache-report": "kv_pool",
     "disable-radix-cache": "kv_pool.backend: none",
 }
 

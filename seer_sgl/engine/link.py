@@ -45,7 +45,7 @@ class LinkServer:
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """One scheduler process, from its hello to its end."""
-        offered = request.headers.get("Authorization", "").encode()
+        offered = request.headers.get("Authorization", "").encode(errors="replace")
         if not hmac.compare_digest(offered, f"Bearer {self.token}".encode()):
             return web.json_response({"error": {"message": "no token"}}, status=401)
         socket = web.WebSocketResponse(

@@ -75,6 +75,7 @@ class Scheduler:
         for request in group.requests:
             self._live.pop(request.uid, None)
             self._parked.pop(request.uid, None)
+            self._hurried.discard(request.uid)
 
     def stored(self, rid: str, whole: bool) -> Request | None:
         """The KV of chunk `rid` is in the pool; `whole` False: not all, and it never will be.
@@ -85,9 +86,9 @@ class Scheduler:
         if request is None or rid != request.rid:
             return None
         request.stored = whole
+        if not whole:
+            self._hurried.add(request.uid)  # there is nothing to wait for
         if self._parked.pop(request.uid, None) is not None:
-            if not whole:
-                self._hurried.add(request.uid)
             self._policy.push(request)
         return request
 
@@ -125,7 +126,7 @@ class Scheduler:
             slot.ledger.release(group.uid, request.prompt_len, chunk.kv_tokens)
         request.state, request.returned_at = RequestState.PENDING, result.now
         if result.reply is None:
-            request.stored = False  # what the engine stored may not be what we have
+            request.rid, request.stored = "", False  # what was stored may not be what we have
         else:
             self._grow(result.reply, chunk, result.now)
         if result.reply is not None and result.reply.ids:
@@ -135,6 +136,7 @@ class Scheduler:
             request.failing_since = request.failing_since or result.now
         if request.state is RequestState.FINISHED:
             self._live.pop(request.uid, None)
+            self._hurried.discard(request.uid)
         if request.state is RequestState.FINISHED or group.withdrawn:
             return
         if isinstance(result.error, RequestRejected):

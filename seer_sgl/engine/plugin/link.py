@@ -74,12 +74,18 @@ class Link:
                         self._receive(frames.decode_to_engine(message.data))
         finally:
             sender.cancel()
-            await asyncio.wait({sender})
+            await asyncio.gather(sender, return_exceptions=True)
 
     async def _send_waiting(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
-            await self._filled.wait()
-            self._filled.clear()
+            # What the last socket did not take is first.
             while self._waiting:
-                await socket.send_bytes(self._waiting[0])  # lost only if the socket takes it
-                self._waiting.popleft()
+                frame = self._waiting.popleft()
+                try:
+                    await socket.send_bytes(frame)
+                except BaseException:
+                    self._waiting.appendleft(frame)
+                    raise
+            self._filled.clear()
+            if not self._waiting:
+                await self._filled.wait()

@@ -1,0 +1,234 @@
+"""The hooks that name KV, tell the rank's member what happens, and write copies. Without SGLang."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from seer_sgl.engine.plugin import pool
+from seer_sgl.engine.plugin.frames import Rates
+from seer_sgl.kvpool.hicache import NAMESPACE, REPLICAS
+from seer_sgl.kvpool.namespace import Layout, WeightsName
+
+PAGE = 16
+LAYOUT = Layout(model="m", dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
+
+
+class FakeMember:
+    """Notes what the hooks tell it."""
+
+    layout = LAYOUT
+    kv_bytes_per_token = 100
+
+    def __init__(self) -> None:
+        self.pages: list[str] = []
+        self.rates: list[Rates] = []
+        self.written = self.pages.append
+        self.measured = self.rates.append
+
+
+@pytest.fixture
+def member(monkeypatch: pytest.MonkeyPatch) -> FakeMember:
+    made = FakeMember()
+    monkeypatch.setattr(pool, "_member", made)
+    return made
+
+
+@pytest.fixture
+def weights(monkeypatch: pytest.MonkeyPatch) -> WeightsName:
+    made = WeightsName("v1", "unique")
+    monkeypatch.setattr(pool, "_weights", made)
+    return made
+
+
+def call(extra_key: str | None = None) -> Any:
+    return SimpleNamespace(extra_key=extra_key)
+
+
+def scheduler_with(*waiting: Any) -> Any:
+    return SimpleNamespace(waiting_queue=list(waiting))
+
+
+def test_each_hook_has_a_target_of_its_own() -> None:
+    targets = [target for target, _, _ in pool.hooks()]
+    assert len(set(targets)) == len(targets)
+    assert {kind for _, _, kind in pool.hooks()} <= {"before", "after", "around"}
+
+
+@pytest.mark.parametrize(("own", "named"), [(None, "v1|"), ("mine", "v1|mine")])
+@pytest.mark.usefixtures("weights")
+def test_a_call_carries_the_weights_it_is_answered_with_and_the_users_own_key(
+    own: str | None, named: str
+) -> None:
+    by_place, by_name = call(own), call(own)
+    assert pool.name_the_weights("scheduler", by_place) == (("scheduler", by_place), {})
+    pool.name_the_weights("scheduler", recv_req=by_name)
+    assert by_place.extra_key == by_name.extra_key == named
+
+
+def test_without_a_pool_the_hooks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_member", None)
+    monkeypatch.setattr(pool, "_weights", None)
+    unnamed, waiting = call("mine"), call("v1|mine")
+    assert pool.name_the_weights("scheduler", unnamed) == (("scheduler", unnamed), {})
+    assert pool.version_named("done", scheduler_with(waiting), SimpleNamespace(new_version="v2"))
+    assert (unnamed.extra_key, waiting.extra_key) == ("mine", "v1|mine")
+    assert pool.page_written("done", None, SimpleNamespace(hash_value=["p"])) == "done"
+    assert pool.call_finished("done", None, None, up_to=1) == "done"
+    assert pool.pages_fetched(lambda *_: 99, SimpleNamespace(page_size=PAGE), "operation") == 99
+    assert pool.facts() is None
+
+
+def by_update(scheduler: Any, version: str | None) -> Any:
+    return pool.weights_updated("done", SimpleNamespace(scheduler=scheduler), version)
+
+
+def by_name_alone(scheduler: Any, version: str | None) -> Any:
+    return pool.version_named("done", scheduler, SimpleNamespace(new_version=version))
+
+
+@pytest.mark.parametrize("update", [by_update, by_name_alone])
+def test_new_weights_rename_what_waits_and_what_comes(
+    weights: WeightsName, update: Callable[[Any, str | None], Any]
+) -> None:
+    waiting, like_it, foreign, plain = call("v1|v1|x"), call("v11|x"), call("x"), call()
+    queue = scheduler_with(waiting, like_it, foreign, plain)
+    assert update(queue, "v2") == "done"
+    assert [req.extra_key for req in queue.waiting_queue] == ["v2|v1|x", "v11|x", "x", None]
+    coming = call()
+    pool.name_the_weights("scheduler", coming)
+    assert coming.extra_key == "v2|"
+
+
+def test_nameless_weights_meet_neither_the_old_nor_those_of_others(weights: WeightsName) -> None:
+    waiting, names = call("v1|"), ["v1|"]
+    for _ in range(2):
+        by_update(scheduler_with(waiting), None)
+        names.append(waiting.extra_key)
+    assert len(set(names)) == 3
+    assert all(name.startswith("unique") for name in names[1:])
+
+
+def test_the_last_page_of_a_written_run_is_passed_on(member: FakeMember) -> None:
+    for pages in (["a", "b"], [], None, ["c"]):
+        assert pool.page_written("done", None, SimpleNamespace(hash_value=pages)) == "done"
+    assert member.pages == ["b", "c"]
+
+
+def test_a_fetch_that_is_long_enough_tells_a_rate(member: FakeMember) -> None:
+    controller = SimpleNamespace(page_size=PAGE)
+    least = pool.RATE_TOKENS // PAGE
+    for pages in (0, least - 1, least):
+        assert pool.pages_fetched(lambda *_, n=pages: n, controller, "operation") == pages
+    (rates,) = member.rates
+    assert (rates.prefill_tokens, rates.fetch_tokens) == (0, pool.RATE_TOKENS)
+    assert rates.fetch_s >= 0.0
+
+
+def batch(tokens: int | None, *, extend: bool = True) -> Any:
+    mode = SimpleNamespace(is_extend=lambda: extend)
+    return SimpleNamespace(forward_mode=mode, extend_num_tokens=tokens)
+
+
+def test_a_prefill_that_is_long_enough_tells_a_rate(member: FakeMember) -> None:
+    unseen = batch(5000)
+    pool.batch_ended("done", None, unseen)
+    for ran in (
+        batch(pool.RATE_TOKENS - 1),
+        batch(None),
+        batch(5000, extend=False),
+        batch(pool.RATE_TOKENS),
+    ):
+        pool.batch_begins("scheduler", ran)
+        assert pool.batch_ended("done", None, ran, "result") == "done"
+    (rates,) = member.rates
+    assert (rates.prefill_tokens, rates.fetch_tokens) == (pool.RATE_TOKENS, 0)
+    assert rates.prefill_s >= 0.0
+
+
+def test_a_server_tells_its_namespace_and_the_size_of_its_kv(
+    member: FakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NAMESPACE, "fleet")
+    assert pool.facts() == {"namespace": LAYOUT.tag("fleet"), "kv_bytes_per_token": 100}
+
+
+def test_every_backends_keys_tell_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_layout_of", lambda _: LAYOUT)
+    monkeypatch.setenv(NAMESPACE, "fleet")
+    for name, named in (("org/m", "-org/m"), (None, "-")):
+        result = pool.name_the_layout(SimpleNamespace(model_name=name), None)
+        assert result.model_name == LAYOUT.tag("fleet") + named
+
+
+@pytest.mark.usefixtures("member")
+@pytest.mark.parametrize(
+    ("busy", "sleeps"),
+    [
+        ("", True),
+        ("waiting_queue", False),
+        ("ongoing_write_through", False),
+        ("ongoing_backup", False),
+        ("ongoing_prefetch", False),
+    ],
+)
+def test_a_scheduler_does_not_sleep_while_kv_is_on_its_way(busy: str, sleeps: bool) -> None:
+    on_its_way = {
+        name: {name: 1} if name == busy else {}
+        for name in ("ongoing_write_through", "ongoing_backup", "ongoing_prefetch")
+    }
+    waiting = ["request"] if busy == "waiting_queue" else []
+    idle = SimpleNamespace(waiting_queue=waiting, tree_cache=SimpleNamespace(**on_its_way))
+    slept: list[Any] = []
+    pool.keep_awake(slept.append, idle)
+    assert slept == ([idle] if sleeps else [])
+
+
+class Copies:
+    """A MooncakeStore that notes how pages were put."""
+
+    def __init__(self, extra: dict[str, Any] | None, *, multi_buffer: bool = False) -> None:
+        self.storage_config = SimpleNamespace(extra_config=extra)
+        self.store = self
+        self.multi_buffer = multi_buffer
+        self.put: list[Any] = []
+        self._replicate_config_cls = SimpleNamespace
+
+    def _uses_multi_buffer(self, _: Any) -> bool:
+        return self.multi_buffer
+
+    def batch_put_from(self, *arguments: Any) -> str:
+        *pages, config = arguments
+        self.put.append((*pages, config.replica_num))
+        return "replicated"
+
+
+def test_pages_are_put_as_often_as_configured() -> None:
+    backend = Copies({REPLICAS: 3})
+    assert pool.put_replicas(lambda *_: "stock", backend, ["k"], [1], [2]) == "replicated"
+    assert backend.put == [(["k"], [1], [2], 3)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "groups"),
+    [
+        (Copies(None), None),
+        (Copies({}), None),
+        (Copies({REPLICAS: 1}), None),
+        (Copies({REPLICAS: 2}), ["group"]),
+        (Copies({REPLICAS: 2}, multi_buffer=True), None),
+    ],
+    ids=["no extra", "no replicas", "one", "groups", "multi buffer"],
+)
+def test_everything_else_is_put_by_sglang(backend: Copies, groups: Any) -> None:
+    arguments = (backend, ["k"], [1], [2], groups)
+    seen: list[Any] = []
+
+    def stock(*given: Any) -> str:
+        seen.append(given)
+        return "stock"
+
+    assert pool.put_replicas(stock, *arguments) == "stock"
+    assert seen == [arguments]
+    assert backend.put == []

@@ -1,0 +1,98 @@
+"""What an engine is started with for each kind of pool."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seer_sgl.config import POOL_FLAGS, KvPoolConfig
+from seer_sgl.errors import ConfigError
+from seer_sgl.kvpool.hicache import FILE_DIRECTORY, NAMESPACE, REPLICAS, Pool, open_pool
+
+
+def extra_of(pool: Pool) -> dict[str, Any]:
+    flag = pool.flags()["hicache-storage-backend-extra-config"]
+    assert isinstance(flag, str)
+    extra: dict[str, Any] = json.loads(flag)
+    return extra
+
+
+def test_without_a_pool_an_engine_gets_no_flags() -> None:
+    assert Pool(KvPoolConfig()).flags() == {}
+
+
+@pytest.mark.parametrize("backend", ["file", "mooncake"])
+def test_every_pool_writes_all_tokens_through_and_waits_for_what_it_reads(backend: Any) -> None:
+    flags = Pool(KvPoolConfig(backend=backend, page_size=16, host_ratio=3.5), "h:1").flags()
+    assert flags["hicache-storage-backend"] == backend
+    assert flags["page-size"] == 16
+    assert flags["hicache-ratio"] == 3.5
+    assert flags["hicache-write-policy"] == "write_through"
+    assert flags["hicache-storage-prefetch-policy"] == "wait_complete"
+    assert flags["enable-hierarchical-cache"] is True
+    assert flags["enable-cache-report"] is True
+
+
+@pytest.mark.parametrize("backend", ["file", "mooncake"])
+def test_a_user_cannot_set_what_the_pool_sets(backend: Any) -> None:
+    flags = set(Pool(KvPoolConfig(backend=backend), "h:1").flags())
+    assert flags <= set(POOL_FLAGS)
+
+
+def test_a_mooncake_engine_joins_the_master_and_lends_no_memory() -> None:
+    config = KvPoolConfig(
+        backend="mooncake", page_size=16, replicas=2, protocol="rdma", device="mlx5_0"
+    )
+    extra = extra_of(Pool(config, "10.0.0.1:50051"))
+    host, _, port = extra.pop("local_hostname").partition(":")
+    assert (host, int(port) > 0) == ("127.0.0.1", True)
+    assert extra == {
+        "prefetch_threshold": 16,
+        "master_server_address": "10.0.0.1:50051",
+        "metadata_server": "P2PHANDSHAKE",
+        "protocol": "rdma",
+        "device_name": "mlx5_0",
+        "global_segment_size": 0,
+        REPLICAS: 2,
+    }
+
+
+def test_a_file_engine_is_told_nothing_of_mooncake() -> None:
+    assert extra_of(Pool(KvPoolConfig(backend="file", page_size=32))) == {"prefetch_threshold": 32}
+
+
+def test_each_pool_has_a_namespace_of_its_own_that_its_engines_share() -> None:
+    one, other = Pool(KvPoolConfig()), Pool(KvPoolConfig())
+    assert one.environment() == one.environment() == {NAMESPACE: one.namespace}
+    assert one.environment() != other.environment()
+
+
+async def test_a_file_pool_makes_its_folder_and_tells_the_engines(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "pages"
+    config = KvPoolConfig(backend="file", directory=str(folder))
+    for _ in range(2):  # the second time it is there
+        async with open_pool(config, tmp_path / "logs", print) as pool:
+            assert folder.is_dir()
+            assert pool.environment() == {FILE_DIRECTORY: str(folder), NAMESPACE: pool.namespace}
+            assert pool.master is None
+    assert folder.is_dir(), "what is stored outlives the pool"
+
+
+def test_only_a_file_pool_names_a_folder() -> None:
+    config = KvPoolConfig(backend="mooncake", directory="/somewhere")
+    assert FILE_DIRECTORY not in Pool(config, "h:1").environment()
+
+
+@pytest.mark.parametrize(
+    ("below", "why"), [("file/pages", "Not a directory"), ("file", "File exists")]
+)
+async def test_a_folder_that_cannot_be_made_is_one_line_that_names_the_key(
+    tmp_path: Path, below: str, why: str
+) -> None:
+    (tmp_path / "file").touch()
+    config = KvPoolConfig(backend="file", directory=str(tmp_path / below))
+    with pytest.raises(ConfigError) as raised:
+        async with open_pool(config, tmp_path, print):
+            pass
+    assert str(raised.value) == f"kv_pool.directory: {tmp_path / below}: {why}"

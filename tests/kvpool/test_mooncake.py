@@ -1,0 +1,239 @@
+"""A real Mooncake on loopback: it starts, is kept alive, and leaves nothing behind."""
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from seer_sgl.config import KvPoolConfig
+from seer_sgl.errors import ConfigError, PoolError
+from seer_sgl.kvpool import mooncake
+from seer_sgl.kvpool.mooncake import open_mooncake
+from seer_sgl.processes import free_port
+
+DEADLINE_S = 60.0
+
+# A client in a process of its own, because Mooncake's threads do not end. It ends with status 0
+# once it reads what it wrote: when nodes have died, not before that is noticed and made good.
+CLIENT = """
+import os, sys, time
+from mooncake.store import MooncakeDistributedStore
+client = MooncakeDistributedStore()
+settings = {
+    "local_hostname": "127.0.0.1", "metadata_server": "P2PHANDSHAKE", "protocol": "tcp",
+    "global_segment_size": "0", "local_buffer_size": str(16 << 20),
+    "rdma_devices": "", "master_server_addr": sys.argv[1],
+}
+works = client.setup(settings) == 0
+while works:
+    key, value = os.urandom(8).hex(), os.urandom(1000)
+    if client.put(key, value) == 0 and client.get(key) == value:
+        break
+    time.sleep(0.1)
+os._exit(0 if works else 1)
+"""
+
+
+def config(**keys: Any) -> KvPoolConfig:
+    return KvPoolConfig(backend="mooncake", memory="16mb", **keys)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.05)
+
+
+async def stores_and_finds(address: str) -> bool:
+    client = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CLIENT, address),
+        env={**os.environ, "MC_LOG_LEVEL": "FATAL"},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        return await asyncio.wait_for(client.wait(), DEADLINE_S) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            client.kill()
+            await client.wait()
+
+
+def lives(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def started() -> set[psutil.Process]:
+    """What this process has started, and what that has."""
+    return set(filter(lives, psutil.Process().children(recursive=True)))
+
+
+def nodes(kind: str) -> set[psutil.Process]:
+    """Our processes of a kind: store, master (which starts Mooncake's) or mooncake_master."""
+    found = set()
+    for process in started():
+        with contextlib.suppress(psutil.Error):  # it ended just now
+            command = process.cmdline()
+            if kind in (*command[3:4], *(Path(part).name for part in command[:1])):
+                found.add(process)
+    return found
+
+
+def kill(kind: str) -> psutil.Process:
+    victim = min(nodes(kind), key=lambda process: process.pid)
+    victim.kill()
+    return victim
+
+
+class Opened:
+    """Where an open Mooncake is, and what it announced."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.lines: list[str] = []
+
+
+@asynccontextmanager
+async def opened(log_dir: Path, **keys: Any) -> AsyncIterator[Opened]:
+    """An open Mooncake, of which nothing may be left afterwards."""
+    it, before, during = Opened(), started(), set[psutil.Process]()
+    try:
+        async with open_mooncake(config(**keys), log_dir, it.lines.append) as it.address:
+            try:
+                yield it
+            finally:
+                during = started() - before
+    finally:
+        assert {process.pid for process in during if lives(process)} == set()
+        assert started() <= before
+        host, _, port = it.address.partition(":")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)))
+
+
+async def test_master_and_stores_start_on_loopback_and_end_with_the_block(tmp_path: Path) -> None:
+    async with opened(tmp_path, stores=2) as pool:
+        assert pool.lines == [f"KV pool: Mooncake master at {pool.address}, 2 x 16mb"]
+        assert len(nodes("store")) == 2
+        (master,) = nodes("mooncake_master")
+        listening = [c.laddr for c in master.net_connections() if c.status == psutil.CONN_LISTEN]
+        assert pool.address in {f"{address.ip}:{address.port}" for address in listening}
+        assert {address.ip for address in listening} == {"127.0.0.1"}
+        assert await stores_and_finds(pool.address)
+
+
+async def test_nothing_is_left_of_it_when_the_block_fails(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with opened(tmp_path):
+            raise ZeroDivisionError
+
+
+async def test_a_killed_store_is_started_again_and_the_others_go_on(tmp_path: Path) -> None:
+    async with opened(tmp_path, stores=2) as pool:
+        before = nodes("store") | nodes("master") | nodes("mooncake_master")
+        victim = kill("store")
+        await until(lambda: "store0 is started again" in pool.lines[-1])
+        log = tmp_path / "mooncake-store0.log"  # begun anew
+        await until(lambda: bool(nodes("store") - before) and "segment mounted" in log.read_text())
+        assert [line.partition(":")[2] for line in pool.lines[1:]] == [
+            f" store0 is started again: its process ended with status -9; its log: {log}"
+        ]
+        assert {process for process in before if lives(process)} == before - {victim}
+
+
+@pytest.mark.parametrize("kind", ["master", "mooncake_master"])
+async def test_a_killed_master_is_started_again_and_the_stores_join_it(
+    kind: str, tmp_path: Path
+) -> None:
+    async with opened(tmp_path) as pool:
+        stores, victim = nodes("store"), kill(kind)
+        await until(lambda: bool(nodes(kind) - {victim}))
+        assert "master is started again" in pool.lines[-1]
+        assert await stores_and_finds(pool.address)
+        assert nodes("store") == stores
+
+
+async def test_a_mooncake_that_runs_already_is_joined_and_nothing_started(tmp_path: Path) -> None:
+    async with opened(tmp_path) as pool:
+        before, lines = started(), [*pool.lines]
+        settings = config(master=pool.address)
+        async with open_mooncake(settings, tmp_path, pool.lines.append) as address:
+            assert address == pool.address
+            assert started() == before
+        assert pool.lines == lines
+        assert await stores_and_finds(pool.address), "and is left as it was"
+
+
+async def test_something_that_is_no_mooncake_is_refused_by_the_keys_name(tmp_path: Path) -> None:
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    before = started()
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        master = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(ConfigError, match=rf"^kv_pool\.master: {master}: "):
+            async with open_mooncake(config(master=master), tmp_path, print):
+                pass
+    assert started() <= before
+
+
+async def test_a_master_that_does_not_answer_is_one_line_that_names_the_key(
+    tmp_path: Path,
+) -> None:
+    master = f"127.0.0.1:{free_port()}"
+    with pytest.raises(ConfigError) as raised:
+        async with open_mooncake(config(master=master), tmp_path, print):
+            pass
+    assert str(raised.value) == f"kv_pool.master: nothing answers at {master}"
+
+
+async def test_a_master_that_cannot_start_is_reported_with_the_end_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = started()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        monkeypatch.setattr(mooncake, "free_port", lambda: taken.getsockname()[1])
+        with pytest.raises(PoolError, match=r"(?s)Mooncake master: its process ended .*its end:"):
+            async with open_mooncake(config(), tmp_path, print):
+                pass
+    assert started() <= before
+
+
+async def test_a_machine_without_mooncake_is_told_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "mooncake" else find(name)
+    )
+    with pytest.raises(ConfigError, match=r"^kv_pool\.backend: mooncake is not .*doctor"):
+        async with open_mooncake(config(), tmp_path, print):
+            pass
+
+
+async def test_a_mooncake_that_cannot_be_loaded_is_said_to_be_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mooncake.store", None)  # its import raises ImportError
+    with pytest.raises(ConfigError, match=r"^kv_pool\.backend: mooncake cannot be loaded: "):
+        async with open_mooncake(config(), tmp_path, print):
+            pass
+
+
+async def test_a_folder_for_the_ssd_that_cannot_be_made_names_the_key(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"^kv_pool\.ssd_path: .*/file/store0: Not a directory$"):
+        async with open_mooncake(config(ssd_path=str(tmp_path / "file")), tmp_path, print):
+            pass
