@@ -1,9 +1,10 @@
 """KV that nobody will read again leaves the pool, so that its size follows what is in flight."""
 
+from array import array
 from collections.abc import Iterable
 
 from seer_sgl.engine.link import LinkServer
-from seer_sgl.types import EngineInfo, Request
+from seer_sgl.types import ChunkResult, EngineInfo, Group, Request, RequestState
 
 from .loop import Observer
 
@@ -11,7 +12,8 @@ from .loop import Observer
 class PageReleaser(Observer):
     """Tells the engine that ran a finished request last: it knows the names of all its pages.
 
-    The pages of the prompt stay for the siblings and go with the last of them.
+    Pages that an unfinished sibling shares stay: those of the prompt, and of a beginning they have
+    in common. While a sibling may still turn out to begin alike, nothing is released.
     """
 
     def __init__(self, link: LinkServer, engines: Iterable[EngineInfo]) -> None:
@@ -19,10 +21,46 @@ class PageReleaser(Observer):
         self._instances = {
             info.engine_id: info.instance for info in engines if info.pool is not None
         }
+        self._waiting: dict[str, list[Request]] = {}  # finished ones, by group uid
+
+    def returned(self, result: ChunkResult) -> None:
+        """A chunk came back: its sibling may have told itself apart by now."""
+        self._release(result.chunk.request.group)
 
     def finished(self, request: Request) -> None:
         """A request is complete."""
-        instance = self._instances.get(request.engines[-1]) if request.engines else None
-        if instance is not None:
-            keep = 0 if request.group.finished else request.prompt_len
-            self._link.forget(instance, request.uid, keep)
+        if request.engines and self._instances.get(request.engines[-1]) is not None:
+            self._waiting.setdefault(request.group.uid, []).append(request)
+            self._release(request.group)
+
+    def _release(self, group: Group) -> None:
+        waiting = self._waiting.pop(group.uid, [])
+        still = [request for request in waiting if not self._released(request, group)]
+        if still:
+            self._waiting[group.uid] = still
+
+    def _released(self, request: Request, group: Group) -> bool:
+        shared = 0
+        for sibling in group.requests:
+            if sibling.state is not RequestState.FINISHED:
+                common = common_prefix(request.response_ids, sibling.response_ids)
+                if common == sibling.generated:
+                    return False
+                shared = max(shared, common)
+        keep = 0 if group.finished else request.prompt_len + shared
+        instance = self._instances[request.engines[-1]]
+        assert instance is not None
+        self._link.forget(instance, request.uid, keep)
+        return True
+
+
+def common_prefix(first: "array[int]", second: "array[int]") -> int:
+    """How many tokens both begin with."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -42,7 +42,9 @@ class Scheduler:
         self._placement = placement or CacheAware()
         self._engines: dict[str, EngineSlot] = {}
         self._live: dict[str, Request] = {}  # by uid, until finished or withdrawn
-        self._hurried: set[str] = set()  # uids that have waited long enough
+        # By uid, requests whose KV did not reach the pool in time: a hole in it may well stay, so
+        # they wait no more until all of it is acknowledged.
+        self._hurried: set[str] = set()
         self._parked: dict[str, tuple[Request, float]] = {}  # by uid: waits until then at most
 
     @property
@@ -86,7 +88,9 @@ class Scheduler:
         if request is None or rid != request.rid:
             return None
         request.stored = whole
-        if not whole:
+        if whole:
+            self._hurried.discard(request.uid)
+        else:
             self._hurried.add(request.uid)  # there is nothing to wait for
         if self._parked.pop(request.uid, None) is not None:
             self._policy.push(request)
@@ -175,7 +179,6 @@ class Scheduler:
         self, request: Request, slot: EngineSlot, move: Move, budget: int, now: float
     ) -> Chunk:
         total_len = request.total_len + budget
-        self._hurried.discard(request.uid)
         slot.inflight += 1
         if slot.ledger is not None:
             slot.ledger.reserve(request.group.uid, request.prompt_len, total_len)

@@ -320,8 +320,12 @@ def test_a_request_waits_so_long_and_is_then_offered_as_impatient(
     assert placement.offers[-1] == (0, False)
     assert scheduler.wake_at is None
     scheduler.complete(ChunkResult(chunk=chunk, now=60.0, reply=make_reply(10)))
-    assert scheduler.next_assignment(60.0) is None
-    assert placement.offers[-1] == (0, True), "patient again with the next chunk"
+    chunk = started(scheduler, 60.0)
+    assert placement.offers[-1] == (0, False), "its KV has a hole that may well stay"
+    scheduler.stored(chunk.rid, True)
+    scheduler.complete(ChunkResult(chunk=chunk, now=61.0, reply=make_reply(10)))
+    started(scheduler, 61.0)
+    assert placement.offers[-1] == (0, True), "patient again after an acknowledgement"
 
 
 def test_the_first_to_have_waited_long_enough_wakes_the_driver(scheduler: Scheduler) -> None:

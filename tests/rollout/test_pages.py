@@ -1,0 +1,108 @@
+"""Pages are released once no sibling can read them, and not before."""
+
+from array import array
+from typing import Any
+
+import pytest
+
+from seer_sgl.rollout.pages import PageReleaser, common_prefix
+from seer_sgl.types import Chunk, ChunkResult, Group, Move
+from tests.helpers import make_group
+from tests.rollout.test_report import info
+
+
+class FakeLink:
+    def __init__(self) -> None:
+        self.forgotten: list[tuple[str, str, int]] = []
+
+    def forget(self, instance: str, uid: str, keep: int) -> None:
+        self.forgotten.append((instance, uid, keep))
+
+
+def releaser(pool: str | None = "p") -> tuple[PageReleaser, FakeLink]:
+    import msgspec
+
+    link: Any = FakeLink()
+    engine = msgspec.structs.replace(info("a"), pool=pool, instance="i")
+    return PageReleaser(link, [engine]), link
+
+
+def say(group: Group, index: int, *ids: int) -> None:
+    group.requests[index].response_ids = array("i", ids)
+    group.requests[index].engines = ["a"]
+
+
+def finish(pages: PageReleaser, group: Group, index: int) -> None:
+    group.requests[index].finish("stop", None, 1.0)
+    pages.finished(group.requests[index])
+
+
+def came_back(pages: PageReleaser, group: Group, index: int) -> None:
+    chunk = Chunk(
+        request=group.requests[index],
+        engine_id="a",
+        rid="r/",
+        max_new_tokens=1,
+        kv_tokens=1,
+        move=Move.STAY,
+        migrated=False,
+    )
+    pages.returned(ChunkResult(chunk=chunk, now=1.0))
+
+
+def test_what_a_sibling_shares_stays_and_the_rest_goes_at_once() -> None:
+    pages, link = releaser()
+    group = make_group(n=3, prompt_len=10)
+    say(group, 0, 1, 2, 3, 4, 5)
+    say(group, 1, 1, 2, 9)
+    say(group, 2, 1, 8)
+    finish(pages, group, 0)
+    assert link.forgotten == [("i", "g.0", 12)]
+
+
+def test_nothing_goes_while_a_sibling_may_still_begin_alike() -> None:
+    pages, link = releaser()
+    group = make_group(n=2, prompt_len=10)
+    say(group, 0, 1, 2, 3)
+    finish(pages, group, 0)
+    assert not link.forgotten, "its sibling has said nothing yet"
+    say(group, 1, 1, 2)
+    came_back(pages, group, 1)
+    assert not link.forgotten, "nor anything else than it did"
+    say(group, 1, 1, 2, 7)
+    came_back(pages, group, 1)
+    came_back(pages, group, 1)
+    assert link.forgotten == [("i", "g.0", 12)]
+
+
+def test_the_last_of_a_group_leaves_nothing() -> None:
+    pages, link = releaser()
+    group = make_group(n=2, prompt_len=10)
+    say(group, 0, 1, 2, 3)
+    say(group, 1, 1, 2, 3)
+    finish(pages, group, 0)
+    assert not link.forgotten
+    finish(pages, group, 1)
+    assert link.forgotten == [("i", "g.0", 0), ("i", "g.1", 0)]
+
+
+def test_engines_without_a_pool_are_told_nothing() -> None:
+    pages, link = releaser(pool=None)
+    group = make_group(n=1)
+    say(group, 0, 1)
+    finish(pages, group, 0)
+    assert not link.forgotten
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "common"),
+    [
+        ([], [], 0),
+        ([1], [], 0),
+        ([1, 2, 3], [1, 2, 3], 3),
+        ([1, 2, 3], [1, 2, 4, 5], 2),
+        ([1], [2], 0),
+    ],
+)
+def test_common_prefix(first: list[int], second: list[int], common: int) -> None:
+    assert common_prefix(array("i", first), array("i", second)) == common
