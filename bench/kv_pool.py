@@ -27,12 +27,13 @@ ARMS = ("none", "file", "mooncake")
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 7168)
 CHUNKS = (64, 256, 1024)
 PAGE = 16
+MIN_STEPS, MAX_STEPS = 60, 130  # of the prompts: responses of some 1,000 to 3,000 tokens
 STORE_S = 0.3  # more than the slowest acknowledgement seen here takes
 REASONER = Path(__file__).parent / "reasoner"
 PICTURE = Path(__file__).parent / "pictures" / "kv_pool.png"
 
 
-def config(arm: str, chunk_tokens: int, folder: Path, prompts: int) -> dict[str, Any]:
+def config(arm: str, chunk_tokens: int, folder: Path) -> dict[str, Any]:
     """Two servers, a core each, with the pool of the arm."""
     pool = {"backend": arm, "page_size": PAGE, "memory": "1gb", "directory": str(folder / "pages")}
     sglang: dict[str, Any] = {
@@ -52,7 +53,7 @@ def config(arm: str, chunk_tokens: int, folder: Path, prompts: int) -> dict[str,
         "sampling": {"max_response_len": 3000},
         "rollout": {
             "seed": 3,
-            "max_prompts": prompts,
+            "n_samples_per_prompt": 4,
             "prompts": str(REASONER / "prompts" / "held_out.jsonl"),
         },
     }
@@ -83,6 +84,14 @@ async def move_once(
     return await first_token(session, other, ids)
 
 
+async def forget(rollout: Rollout) -> None:
+    """Empty the engines' own caches, so that every rollout begins alike."""
+    async with aiohttp.ClientSession() as session:
+        for engine in rollout.engines:
+            async with session.post(f"{engine.url}/flush_cache"):
+                pass
+
+
 async def by_context(rollouts: dict[str, Rollout], rounds: int) -> dict[str, Any]:
     """{arm: {context: {ms, cached}}}"""
     times: dict[tuple[str, int], list[float]] = {}
@@ -108,13 +117,17 @@ async def by_context(rollouts: dict[str, Rollout], rounds: int) -> dict[str, Any
     }
 
 
-async def by_chunk(rollouts: dict[str, Rollout], rounds: int) -> dict[str, list[dict[str, Any]]]:
+async def by_chunk(
+    rollouts: dict[str, Rollout], rounds: int, count: int
+) -> dict[str, list[dict[str, Any]]]:
     """{arm: reports}, the arms taking turns. Every chunk of a rollout moves."""
     reports: dict[str, list[dict[str, Any]]] = {arm: [] for arm in rollouts}
     for _ in range(rounds):
         for arm, rollout in rollouts.items():
-            prompts = rollout.read_prompts(rollout.config.rollout.prompts or "")
-            async for _group in rollout.run(prompts):
+            await forget(rollout)
+            everything = rollout.read_prompts(rollout.config.rollout.prompts or "")
+            prompts = [p for p in everything if MIN_STEPS <= p.metadata["steps"] <= MAX_STEPS]
+            async for _group in rollout.run(prompts[:count]):
                 pass
             reports[arm].append(rollout.report())
     return reports
@@ -177,7 +190,7 @@ async def measure(rounds: int, prompts: int, say: Any) -> dict[str, Any]:
                 rollouts = {
                     arm: await stack.enter_async_context(
                         Rollout(
-                            config(arm, chunk_tokens, Path(scratch), prompts),
+                            config(arm, chunk_tokens, Path(scratch)),
                             log_dir=Path(scratch) / f"{arm}{chunk_tokens}",
                             placement=AlwaysElsewhere(fetch=arm != "none"),
                         )
@@ -187,7 +200,7 @@ async def measure(rounds: int, prompts: int, say: Any) -> dict[str, Any]:
                 if number == 0:
                     figures["contexts"] = await by_context(rollouts, rounds)
                     say(figures["contexts"])
-                reports = await by_chunk(rollouts, rounds)
+                reports = await by_chunk(rollouts, rounds, prompts)
                 figures["chunks"][str(chunk_tokens)] = {
                     arm: summary(some) for arm, some in reports.items()
                 }

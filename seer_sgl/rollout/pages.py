@@ -12,8 +12,9 @@ from .loop import Observer
 class PageReleaser(Observer):
     """Tells the engine that ran a finished request last: it knows the names of all its pages.
 
-    Pages that an unfinished sibling shares stay: those of the prompt, and of a beginning they have
-    in common. While a sibling may still turn out to begin alike, nothing is released.
+    Pages that an unfinished sibling shares stay: a beginning they have in common. While a sibling
+    may still turn out to begin alike, nothing is released. The pages of the prompt are left to the
+    pool's own eviction: an engine that holds them would not write them a second time.
     """
 
     def __init__(self, link: LinkServer, engines: Iterable[EngineInfo]) -> None:
@@ -47,10 +48,9 @@ class PageReleaser(Observer):
                 if common == sibling.generated:
                     return False
                 shared = max(shared, common)
-        keep = 0 if group.finished else request.prompt_len + shared
         instance = self._instances[request.engines[-1]]
         assert instance is not None
-        self._link.forget(instance, request.uid, keep)
+        self._link.forget(instance, request.uid, request.prompt_len + shared)
         return True
 
 

@@ -1,18 +1,26 @@
 """KV moves between real SGLang servers through a real Mooncake: same tokens, almost no prefill."""
 
+import asyncio
+import json
+import os
+import re
+import urllib.request
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from bench.elsewhere import AlwaysElsewhere
+from seer_sgl import Rollout
 from seer_sgl.config import FlagValue
-from tests.e2e.compare import Migrations, assert_identical, roll
-from tests.e2e.conftest import MODEL
+from tests.e2e.compare import Migrations, assert_identical, by_key, roll
+from tests.e2e.conftest import HELD_OUT, MODEL
 
 pytestmark = pytest.mark.own_engines
 
 PAGE = 16
+WARM_UP_OBJECTS = 2
 SGLANG: dict[str, FlagValue] = {
     "dtype": "float32",
     "max-total-tokens": 16384,
@@ -38,6 +46,30 @@ def pooled(backend: str, **keys: Any) -> dict[str, Any]:
     return {"backend": backend, "page_size": PAGE, "memory": "256mb", **keys}
 
 
+def pages_in(backend: str, folder: Path) -> int:
+    """Objects in the pool: page parts, and what each engine puts there to warm up."""
+    if backend == "file":
+        return len(list(folder.glob("*.bin")))
+    for process in psutil.process_iter():
+        line = process.cmdline()
+        if "seer_sgl.kvpool.node" in line and "master" in line and process.ppid() == os.getpid():
+            port = json.loads(line[-1])["metrics_port"]
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics/summary") as reply:
+                found = re.search(r"Keys: (\d+)", reply.read().decode())
+            assert found is not None
+            return int(found[1])
+    raise AssertionError("no master")
+
+
+async def assert_empties(backend: str, folder: Path) -> None:
+    """All groups are complete: soon nothing of them is left (their prompts are below a page)."""
+    for _ in range(60):
+        if (left := pages_in(backend, folder)) <= WARM_UP_OBJECTS:
+            return
+        await asyncio.sleep(0.5)
+    raise AssertionError(f"{left} objects are left in the pool")
+
+
 @pytest.mark.parametrize("backend", ["mooncake", "file"])
 async def test_every_chunk_moves_with_its_kv_and_no_token_changes(
     backend: str, tmp_path: Path
@@ -45,13 +77,15 @@ async def test_every_chunk_moves_with_its_kv_and_no_token_changes(
     whole, plain = await roll(local(1, scheduling={"divide": False}), 8, log_dir=tmp_path / "plain")
     assert plain["chunks"] == plain["samples"] == 64
     seen = Migrations()
-    parts, report = await roll(
-        local(2, kv_pool=pooled(backend, directory=str(tmp_path / "pages"))),
-        8,
-        [seen],
-        placement=AlwaysElsewhere(fetch=True),
-        log_dir=tmp_path / "pool",
-    )
+    config = local(2, kv_pool=pooled(backend, directory=str(tmp_path / "pages")))
+    async with Rollout(
+        config, placement=AlwaysElsewhere(fetch=True), log_dir=tmp_path / "pool"
+    ) as rollout:
+        prompts = rollout.read_prompts(HELD_OUT)[:8]
+        groups = [group async for group in rollout.run(prompts, [seen])]
+        report = rollout.report()
+        await assert_empties(backend, tmp_path / "pages")
+    parts = by_key([sample for group in groups for sample in group.samples])
     assert_identical(whole, parts)
     assert len(seen.recomputed) == report["migrations"] >= 200
     within_a_page = [tokens <= PAGE + 1 for tokens in seen.recomputed]

@@ -75,7 +75,7 @@ def test_nothing_goes_while_a_sibling_may_still_begin_alike() -> None:
     assert link.forgotten == [("i", "g.0", 12)]
 
 
-def test_the_last_of_a_group_leaves_nothing() -> None:
+def test_the_last_of_a_group_leaves_its_prompt() -> None:
     pages, link = releaser()
     group = make_group(n=2, prompt_len=10)
     say(group, 0, 1, 2, 3)
@@ -83,7 +83,7 @@ def test_the_last_of_a_group_leaves_nothing() -> None:
     finish(pages, group, 0)
     assert not link.forgotten
     finish(pages, group, 1)
-    assert link.forgotten == [("i", "g.0", 0), ("i", "g.1", 0)]
+    assert link.forgotten == [("i", "g.0", 10), ("i", "g.1", 10)]
 
 
 def test_engines_without_a_pool_are_told_nothing() -> None:
