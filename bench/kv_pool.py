@@ -166,7 +166,7 @@ def draw(figures: dict[str, Any], path: Path) -> None:
     left.minorticks_off()
     left.legend(frameon=False)
     for place, key, title in (
-        (middle, "wall_s", "rollout in which every chunk moves: seconds"),
+        (middle, "wall_s", "seconds, every chunk moved"),
         (right, "recomputed_tokens", "tokens computed again"),
     ):
         for offset, arm in enumerate(ARMS):
