@@ -85,12 +85,14 @@ class Scheduler:
         Returns the request whose newest chunk that is, if it still is one.
         """
         request = self._live.get(rid.rpartition(".")[0])
-        if request is None or rid != request.rid:
+        if request is None:
+            return None
+        if whole:
+            self._hurried.discard(request.uid)  # late, but without a hole: waiting pays again
+        if rid != request.rid:
             return None
         request.stored = whole
-        if whole:
-            self._hurried.discard(request.uid)
-        else:
+        if not whole:
             self._hurried.add(request.uid)  # there is nothing to wait for
         if self._parked.pop(request.uid, None) is not None:
             self._policy.push(request)

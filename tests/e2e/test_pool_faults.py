@@ -13,7 +13,7 @@ import pytest
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
 from seer_sgl.kvpool.node import P2P
-from seer_sgl.processes import PARENT_PID, free_port
+from seer_sgl.processes import free_port
 from seer_sgl.rollout.loop import Observer
 from seer_sgl.types import ChunkResult
 from tests.e2e.compare import Samples, assert_identical, by_key
@@ -47,13 +47,8 @@ class Strike(Observer):
 
 def kill(*words: str) -> None:
     """SIGKILL for the process group of our own child whose command line has all the words."""
-    for process in psutil.process_iter():
-        try:
-            ours = process.environ().get(PARENT_PID) == str(os.getpid())
-            line = process.cmdline()
-        except psutil.Error:
-            continue
-        if ours and process.ppid() == os.getpid() and all(word in line for word in words):
+    for process in psutil.Process().children():
+        if all(word in process.cmdline() for word in words):
             os.killpg(process.pid, signal.SIGKILL)
             return
     raise AssertionError(f"no process {words}")

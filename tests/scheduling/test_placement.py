@@ -328,6 +328,18 @@ def test_a_request_waits_so_long_and_is_then_offered_as_impatient(
     assert placement.offers[-1] == (0, True), "patient again after an acknowledgement"
 
 
+def test_a_late_acknowledgement_makes_the_request_patient_again(
+    scheduler: Scheduler, placement: WaitsForKV
+) -> None:
+    _, late = parked(scheduler, now=50.0)
+    chunk = started(scheduler, 50.0 + STORE_PATIENCE_S)
+    assert placement.offers[-1] == (0, False)
+    assert scheduler.stored(late.rid, True) is None, "the newest chunk is another one"
+    scheduler.complete(ChunkResult(chunk=chunk, now=60.0, reply=make_reply(10)))
+    assert scheduler.next_assignment(60.0) is None
+    assert placement.offers[-1] == (0, True)
+
+
 def test_the_first_to_have_waited_long_enough_wakes_the_driver(scheduler: Scheduler) -> None:
     parked(scheduler, "a", now=50.0)
     parked(scheduler, "b", now=50.5)
