@@ -141,9 +141,10 @@ class RolloutLoop:
     async def _next_result(self) -> ChunkResult | None:
         """What comes back next; None when it is time to look again."""
         wake_at = self._scheduler.wake_at
-        timeout = None if wake_at is None else max(0.0, wake_at - self._clock())
+        if wake_at is None:
+            return await self._results.get()
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(max(0.0, wake_at - self._clock())):
                 return await self._results.get()
         except TimeoutError:
             return None
