@@ -70,9 +70,8 @@ class EnginesConfig(Section):
     cores: list[list[Natural]] | Literal["auto"] | None = None
     sglang: dict[str, FlagValue] = {}  # SGLang's own server flags, passed through untouched
     urls: list[str] = []
-    base_port: Annotated[int, msgspec.Meta(ge=1024, le=LAST_PORT)] | None = (
-        None  # default: free ports
-    )
+    # Default: free ports.
+    base_port: Annotated[int, msgspec.Meta(ge=1024, le=LAST_PORT)] | None = None
     start_timeout_s: Seconds = 600.0
     stall_timeout_s: Seconds = 120.0  # an engine with work and no progress for so long is stuck
     recovery_timeout_s: Seconds = 60.0  # how long a rollout waits while no engine answers

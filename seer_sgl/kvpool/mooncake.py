@@ -40,25 +40,27 @@ async def open_mooncake(
         return
     port, metrics_port = free_port(), free_port()
     address = f"127.0.0.1:{port}"
-    nodes = {"master": _Node("master", _master_flags(config, port, metrics_port), log_dir)}
-    for i in range(config.stores):
-        nodes[f"store{i}"] = _Node("store", _store_settings(config, address, i), log_dir, i)
+    master = _Node("master", _master_flags(config, port, metrics_port), log_dir)
+    stores = [
+        _Node("store", _store_settings(config, address, i), log_dir, i)
+        for i in range(config.stores)
+    ]
     keeper: asyncio.Task[None] | None = None
     try:
-        await nodes["master"].start()
-        await _until(lambda: _answers(address), nodes["master"])
-        for node in list(nodes.values())[1:]:
-            await node.start()
-        for node in list(nodes.values())[1:]:
-            await _until(node.mounted, node)
+        await master.start()
+        await _until(lambda: _answers(address), master)
+        for store in stores:
+            await store.start()
+        for store in stores:
+            await _until(store.mounted, store)
         announce(f"KV pool: Mooncake master at {address}, {config.stores} x {config.memory}")
-        keeper = asyncio.create_task(_keep_alive(list(nodes.values()), announce))
+        keeper = asyncio.create_task(_keep_alive([master, *stores], announce))
         yield address
     finally:
         if keeper is not None:
             keeper.cancel()
             await asyncio.wait({keeper})
-        await asyncio.gather(*(node.stop() for node in reversed(nodes.values())))
+        await asyncio.gather(*(node.stop() for node in (*stores, master)))
 
 
 class _Node:
