@@ -60,17 +60,22 @@ def engine_urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]
             os.sched_setaffinity(process.pid, {cores[i % len(cores)]})
             processes.append(process)
             urls.append(f"http://127.0.0.1:{port}")
-        deadline = time.monotonic() + START_TIMEOUT_S
-        for process, url in zip(processes, urls, strict=True):
-            while not _answers(url):
-                assert process.poll() is None, f"an engine ended; see {logs}"
-                assert time.monotonic() < deadline, f"an engine is not ready; see {logs}"
-                time.sleep(0.5)
+        wait_for(processes, urls, logs)
         yield urls
     finally:
         for process in processes:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def wait_for(processes: list[subprocess.Popen[bytes]], urls: list[str], logs: Path) -> None:
+    """Return once every server answers."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    for process, url in zip(processes, urls, strict=True):
+        while not _answers(url):
+            assert process.poll() is None, f"an engine ended; see {logs}"
+            assert time.monotonic() < deadline, f"an engine is not ready; see {logs}"
+            time.sleep(0.5)
 
 
 def _answers(url: str) -> bool:

@@ -1,9 +1,10 @@
 """What dies while KV moves costs time, never a sample and never a token."""
 
+import asyncio
+import contextlib
 import os
 import signal
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from seer_sgl import Rollout
 from seer_sgl.kvpool.node import P2P
 from seer_sgl.processes import free_port
 from seer_sgl.rollout.loop import Observer
-from seer_sgl.types import ChunkResult
+from seer_sgl.types import Chunk, ChunkResult
 from tests.e2e.compare import Samples, assert_identical, by_key
 from tests.e2e.conftest import HELD_OUT
 from tests.e2e.test_pool import local, pooled
@@ -28,21 +29,27 @@ AFTER_CHUNKS = 40  # of a run of some 150: KV is in the pool, and much is left t
 
 
 class Strike(Observer):
-    """Does something terrible once, after so many chunks."""
+    """Does something terrible once, after so many chunks; with `engine`, while it has one to lose.
 
-    def __init__(self, deed: Callable[[], None]) -> None:
+    A chunk is lost for certain if it was sent just before.
+    """
+
+    def __init__(self, deed: Callable[[], None], engine: str | None = None) -> None:
         self._deed = deed
-        self._left = AFTER_CHUNKS
+        self._engine = engine
+        self._returned = 0
+        self.struck = False
 
     def returned(self, result: ChunkResult) -> None:
         """A chunk came back."""
-        self._left -= 1
-        if self._left == 0:
-            self._deed()
+        self._returned += 1
 
-    @property
-    def struck(self) -> bool:
-        return self._left <= 0
+    def sent(self, chunk: Chunk, now: float) -> None:
+        """A chunk went to its engine."""
+        here = self._engine in (None, chunk.engine_id)
+        if here and not self.struck and self._returned >= AFTER_CHUNKS:
+            self.struck = True
+            self._deed()
 
 
 def kill(*words: str) -> None:
@@ -54,33 +61,42 @@ def kill(*words: str) -> None:
     raise AssertionError(f"no process {words}")
 
 
-class Filler:
-    """Keeps a pool full of rubbish while it is entered."""
+@contextlib.contextmanager
+def pool_client(master: str) -> Iterator[Any]:
+    """A client of Mooncake that brings no memory of its own."""
+    from mooncake.store import MooncakeDistributedStore
 
-    def __init__(self, master: str) -> None:
-        from mooncake.store import MooncakeDistributedStore
+    client = MooncakeDistributedStore()
+    hostname = f"127.0.0.1:{free_port()}"
+    assert client.setup(hostname, P2P, 0, 1 << 24, "tcp", "", master) == 0
+    try:
+        yield client
+    finally:
+        client.close()
 
-        self._client = MooncakeDistributedStore()
-        hostname = f"127.0.0.1:{free_port()}"
-        assert self._client.setup(hostname, P2P, 0, 1 << 24, "tcp", "", master) == 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._fill)
-        self.refused = 0
 
-    def _fill(self) -> None:
-        rubbish, number = bytes(1 << 18), 0
-        while not self._over.wait(0.002):
-            number += 1
-            self.refused += self._client.put(f"rubbish{number}", rubbish) != 0
+@contextlib.contextmanager
+def filled(master: str) -> Iterator[None]:
+    """The pool is full to the brim of rubbish that cannot be evicted."""
+    from mooncake.store import ReplicateConfig
 
-    def __enter__(self) -> "Filler":
-        self._thread.start()
-        return self
+    rubbish: list[str] = []
+    pinned = ReplicateConfig()
+    pinned.with_hard_pin = True
+    with pool_client(master) as client:
+        for size in (1 << 20, 1 << 16, 1 << 12):
+            while client.put(f"rubbish{len(rubbish)}", bytes(size), pinned) == 0:
+                rubbish.append(f"rubbish{len(rubbish)}")
+        assert len(rubbish) > 16
+        yield
+        assert client.put("one more", bytes(size), pinned) != 0, "it is still full"
+        client.batch_remove(rubbish, True)
 
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        self._client.close()
+
+def takes_pages(master: str) -> bool:
+    """Whether the Mooncake behind `master` stores something."""
+    with pool_client(master) as client:
+        return bool(client.put("rubbish", b"rubbish") == 0)
 
 
 async def run(rollout: Rollout, *observers: Observer) -> tuple[Samples, Any]:
@@ -92,6 +108,18 @@ async def run(rollout: Rollout, *observers: Observer) -> tuple[Samples, Any]:
 def master_of(said: list[str]) -> str:
     line = next(line for line in said if "Mooncake master at" in line)
     return line.split("master at ")[1].split(",")[0]
+
+
+def restarts(said: list[str]) -> int:
+    return sum("is started again" in line for line in said)
+
+
+async def until(done: Callable[[], bool]) -> None:
+    for _ in range(120):
+        if await asyncio.to_thread(done):
+            return
+        await asyncio.sleep(0.5)
+    raise AssertionError("it never came true")
 
 
 async def test_nothing_that_dies_costs_a_sample_or_a_token(tmp_path: Path) -> None:
@@ -108,10 +136,9 @@ async def test_nothing_that_dies_costs_a_sample_or_a_token(tmp_path: Path) -> No
         announce=said.append,
         placement=AlwaysElsewhere(fetch=True),
     ) as rollout:
-        with Filler(master_of(said)) as filler:
+        with filled(master_of(said)):
             parts, report = await run(rollout)
         assert_identical(whole[0], parts)
-        assert filler.refused > 0, "the store was full to the brim"
 
         for number, node in ((1, "store"), (2, "master")):
             strike = Strike(lambda node=node: kill("seer_sgl.kvpool.node", node))  # type: ignore[misc]
@@ -119,15 +146,16 @@ async def test_nothing_that_dies_costs_a_sample_or_a_token(tmp_path: Path) -> No
             assert strike.struck
             assert_identical(whole[number], parts)
             assert report["lost_chunks"] == 0
-        restarted = [line for line in said if "is started again" in line]
-        assert len(restarted) == 2
+            await until(lambda: restarts(said) == number)  # noqa: B023 (awaited at once)
+            await until(lambda: takes_pages(master_of(said)))
 
         parts, report = await run(rollout)
         assert_identical(whole[3], parts)
         assert report["cached_tokens"]["storage"] > 0, "the pool works again"
 
-        port = rollout.engines[1].url.rpartition(":")[2]
-        strike = Strike(lambda: kill("--port", port))
+        doomed = rollout.engines[1]
+        port = doomed.url.rpartition(":")[2]
+        strike = Strike(lambda: kill("--port", port), doomed.engine_id)
         parts, report = await run(rollout, strike)
         assert strike.struck
         assert_identical(whole[4], parts)
