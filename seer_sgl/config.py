@@ -33,6 +33,7 @@ RESERVED_FLAGS = {
     "api-key": "engines.api_key",
 }
 LAST_PORT = 65535
+HOST_PORT = re.compile(r"[^:/\s]+:[0-9]+")
 SIZE = re.compile(r"([0-9.]+) *([kmgt]?)i?b?")
 SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 LEAST_MEMORY = 16 << 20  # bytes; Mooncake mounts segments in pieces of 16 MiB
@@ -70,6 +71,8 @@ class EnginesConfig(Section):
     cores: list[list[Natural]] | Literal["auto"] | None = None
     sglang: dict[str, FlagValue] = {}  # SGLang's own server flags, passed through untouched
     urls: list[str] = []
+    # host:port where the driver listens for the plugins of external engines; local ones know it.
+    link: str | None = None
     # Default: free ports.
     base_port: Annotated[int, msgspec.Meta(ge=1024, le=LAST_PORT)] | None = None
     start_timeout_s: Seconds = 600.0
@@ -94,6 +97,8 @@ class KvPoolConfig(Section):
     protocol: Literal["tcp", "rdma"] = "tcp"
     device: str = ""  # RDMA devices, as Mooncake names them
     master: str | None = None  # host:port of a Mooncake that runs already
+    # Of external engines: a name that no other run with other weights uses in that pool.
+    namespace: str | None = None
     ssd_path: str | None = None  # folder where local store nodes put what memory cannot hold
     directory: str | None = None  # of the file backend
 
@@ -320,11 +325,15 @@ def _wrong_external(engines: EnginesConfig) -> Iterator[tuple[str, str]]:
             yield "engines.urls", f"{url!r} is not of the form http://host:port"
     if len({url.rstrip("/") for url in engines.urls}) < len(engines.urls):
         yield "engines.urls", "an engine is listed twice"
+    if engines.link is not None and not HOST_PORT.fullmatch(engines.link):
+        yield "engines.link", f"{engines.link!r} is not of the form host:port"
 
 
 def _wrong_local(engines: EnginesConfig) -> Iterator[tuple[str, str]]:
     if engines.urls:
         yield "engines.urls", "only for launch: external"
+    if engines.link is not None:
+        yield "engines.link", "only for launch: external; local engines know their driver"
     if isinstance(engines.cores, list):
         if len(engines.cores) != engines.count:
             yield "engines.cores", f"{len(engines.cores)} lists for count: {engines.count}"
@@ -348,7 +357,9 @@ def _wrong_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[tuple[st
     if pool.backend == "none":
         return
     if engines.launch == "external":
-        yield "kv_pool.backend", "external engines bring their pool with their own flags"
+        yield from _wrong_shared_pool(pool, engines)
+    elif pool.namespace is not None:
+        yield "kv_pool.namespace", "only for launch: external; local engines get one of their own"
     flags = {name.replace("_", "-") for name in engines.sglang}
     for flag, key in POOL_FLAGS.items():
         if flag in flags:
@@ -366,8 +377,18 @@ def _wrong_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[tuple[st
         yield "kv_pool.memory", f"{pool.memory} is less than Mooncake's smallest segment, 16mb"
     if pool.master is None and pool.replicas > pool.stores:
         yield "kv_pool.replicas", f"{pool.replicas} copies need as many kv_pool.stores"
-    if pool.master is not None and not re.fullmatch(r"[^:/\s]+:[0-9]+", pool.master):
+    if pool.master is not None and not HOST_PORT.fullmatch(pool.master):
         yield "kv_pool.master", f"{pool.master!r} is not of the form host:port"
+
+
+def _wrong_shared_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[tuple[str, str]]:
+    """What engines need that are started apart from each other and from the driver."""
+    if engines.link is None:
+        yield "engines.link", "a KV pool of external engines needs it: host:port of this driver"
+    if not pool.namespace:
+        yield "kv_pool.namespace", "external engines need one: a new name for each training run"
+    if pool.backend == "mooncake" and pool.master is None:
+        yield "kv_pool.master", "external engines need a Mooncake that runs already"
 
 
 def _wrong_sampling(sampling: SamplingConfig) -> Iterator[tuple[str, str]]:

@@ -32,16 +32,28 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def require_free_port(port: int, key: str) -> None:
-    """Raise ConfigError when something listens on `port` already, or it is none."""
+def require_free_port(port: int, key: str, host: str = "127.0.0.1") -> None:
+    """Raise ConfigError when something listens on `port` already, or it is none of `host`'s."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((host, port))
         except OverflowError:
             raise ConfigError(f"{key}: there is no port {port}") from None
         except OSError as error:
-            raise ConfigError(f"{key}: port {port}: {error.strerror}") from None
+            where = f"port {port}" if host == "127.0.0.1" else f"{host}:{port}"
+            raise ConfigError(f"{key}: {where}: {error.strerror}") from None
+
+
+def own_address(peer: str) -> str:
+    """The address of this machine that `peer` (host:port) would be reached from."""
+    host, _, port = peer.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, int(port)))  # of a datagram socket: nothing is sent
+        except (OSError, OverflowError):
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
 
 
 def end_with_parent() -> None:

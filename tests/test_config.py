@@ -18,6 +18,7 @@ engines:
 scheduling:
   chunk_tokens: 64
 """
+EXTERNAL = "engines: {launch: external, urls: ['http://a:1']"
 
 
 @pytest.fixture
@@ -79,6 +80,24 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
         (
             "engines:\n  launch: external\n  urls: ['http://a:1', 'http://a:1/']",
             r":3: engines\.urls: .* twice",
+        ),
+        ("engines: {link: 'a:1'}", r":1: engines\.link: only for launch: external"),
+        (
+            "engines: {launch: external, urls: ['http://a:1'], link: here}",
+            r":1: engines\.link: 'here' is not of the form host:port",
+        ),
+        (f"{EXTERNAL}}}\nkv_pool: {{backend: file}}", r"engines\.link: a KV pool of external"),
+        (
+            f"{EXTERNAL}, link: 'a:1'}}\nkv_pool: {{backend: file}}",
+            r":2: kv_pool\.namespace: external engines need one",
+        ),
+        (
+            f"{EXTERNAL}, link: 'a:1'}}\nkv_pool: {{backend: mooncake, namespace: x}}",
+            r":2: kv_pool\.master: external engines need a Mooncake",
+        ),
+        (
+            "kv_pool: {backend: mooncake, namespace: x}",
+            r":1: kv_pool\.namespace: only for launch: external",
         ),
         ("engines:\n  cores: [[0]]\n  count: 2", r":2: engines\.cores: 1 lists for count: 2"),
         ("engines:\n  cores: [[9999]]", r":2: engines\.cores: no core 9999"),

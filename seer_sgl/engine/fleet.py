@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
+import msgspec
 
 from seer_sgl.config import Config, FlagValue
 from seer_sgl.errors import ConfigError, EngineStartError, EngineUnavailable
@@ -24,6 +25,7 @@ from .process import cpu_flags, gpu_visible, start_server
 POLL_S = 0.25
 REMIND_S = 15.0
 JOIN_TIMEOUT_S = 10.0  # an external engine is up already; this only rides out a hiccup
+LINK_TIMEOUT_S = 15.0  # its plugin tries twice a second
 Announce = Callable[[str], None]
 
 
@@ -51,7 +53,7 @@ async def open_fleet(config: Config, log_dir: Path, announce: Announce) -> Async
     or ConfigError; then nothing is left running.
     """
     async with contextlib.AsyncExitStack() as stack:
-        link = await stack.enter_async_context(open_link())
+        link = await stack.enter_async_context(_open_link(config))
         session = await stack.enter_async_context(open_session(config.engines.api_key))
         if config.engines.launch == "external":
             urls = [url.rstrip("/") for url in config.engines.urls]
@@ -63,11 +65,43 @@ async def open_fleet(config: Config, log_dir: Path, announce: Announce) -> Async
                 _launched(config, log_dir, pool, link, announce)
             )
         infos = await _all_ready(starts, session, announce)
+        infos = [await _with_link(info, config, link) for info in infos]
         engines = [
             HttpEngine(info, session, config.sampling, _obituary(start))
             for start, info in zip(starts, infos, strict=True)
         ]
         yield Fleet(engines, link)
+
+
+def _open_link(config: Config) -> contextlib.AbstractAsyncContextManager[LinkServer]:
+    if config.engines.link is None:
+        return open_link()
+    token = os.environ.get(LINK_TOKEN)
+    if not token:
+        raise ConfigError(f"engines.link: set {LINK_TOKEN}, the same here and for the engines")
+    host, _, port = config.engines.link.rpartition(":")
+    require_free_port(int(port), "engines.link", host)
+    return open_link(host, int(port), token)
+
+
+async def _with_link(info: EngineInfo, config: Config, link: LinkServer) -> EngineInfo:
+    """The engine, once its plugin is linked; without a KV pool where that cannot be.
+
+    Nobody else tells when KV has reached the pool. Raises EngineStartError.
+    """
+    if info.pool is None:
+        return info
+    if config.engines.launch == "external" and config.engines.link is None:
+        return msgspec.structs.replace(info, pool=None)
+    try:
+        async with asyncio.timeout(LINK_TIMEOUT_S):
+            await link.until_linked(info.instance or "")
+    except TimeoutError:
+        raise EngineStartError(
+            f"engine {info.engine_id} ({info.url}) does not come to the driver's link, {link.url}; "
+            f"it finds it by its {LINK_URL} and {LINK_TOKEN} (`seer-sgl engine --fleet` sets it)"
+        ) from None
+    return info
 
 
 def _obituary(start: _Start) -> Callable[[], str | None]:

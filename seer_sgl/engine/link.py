@@ -29,19 +29,26 @@ OnRates = Callable[[frames.Rates], None]
 class LinkServer:
     """What engines say is handed to `on_stored` and `on_rates`; `forget` tells them something."""
 
-    def __init__(self) -> None:
-        self.token = secrets.token_urlsafe(32)
+    def __init__(self, token: str | None = None) -> None:
+        self.token = token or secrets.token_urlsafe(32)
         self.url = ""
         self.on_stored: OnStored = lambda *_: None
         self.on_rates: OnRates = lambda _: None
         self._sending: set[asyncio.Task[None]] = set()
         self._sockets: dict[str, dict[int, web.WebSocketResponse]] = {}  # by instance and rank
+        self._hello = asyncio.Event()  # somebody has said it
+        self._ranks: dict[str, int] = {}  # how many there are, by instance
         self._partial: OrderedDict[str, dict[int, frames.Stored]] = OrderedDict()
 
-    @property
-    def connected(self) -> int:
-        """Scheduler processes that are linked now."""
-        return sum(len(ranks) for ranks in self._sockets.values())
+    def linked(self, instance: str) -> bool:
+        """Whether every rank of an engine is connected."""
+        return len(self._sockets.get(instance, ())) == self._ranks.get(instance)
+
+    async def until_linked(self, instance: str) -> None:
+        """Wait for every rank of an engine."""
+        while not self.linked(instance):
+            self._hello.clear()
+            await self._hello.wait()
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """One scheduler process, from its hello to its end."""
@@ -64,6 +71,8 @@ class LinkServer:
                         break
                     hello = frame
                     self._sockets.setdefault(hello.instance, {})[hello.rank] = socket
+                    self._ranks[hello.instance] = hello.ranks
+                    self._hello.set()
                 elif isinstance(frame, frames.Rates):
                     self.on_rates(frame)
                 elif hello is not None:
@@ -102,15 +111,20 @@ async def _send(socket: web.WebSocketResponse, frame: bytes) -> None:
 
 
 @contextlib.asynccontextmanager
-async def open_link(host: str = "127.0.0.1") -> AsyncIterator[LinkServer]:
-    """Listen on a free port of `host`."""
-    server = LinkServer()
+async def open_link(
+    host: str = "127.0.0.1", port: int = 0, token: str | None = None
+) -> AsyncIterator[LinkServer]:
+    """Listen on `host`, by default on a free port and with a token of its own.
+
+    Raises OSError when it cannot listen there.
+    """
+    server = LinkServer(token)
     app = web.Application()
     app.router.add_get("/link", server.serve)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, 0)
+        site = web.TCPSite(runner, host, port)
         await site.start()
         port = runner.addresses[0][1]
         server.url = f"http://{host}:{port}/link"

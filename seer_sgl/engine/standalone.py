@@ -1,43 +1,111 @@
 """`seer-sgl engine`: one SGLang server in this terminal."""
 
+import asyncio
 import os
 import sys
+import tempfile
+from pathlib import Path
 from typing import NoReturn
 
+from seer_sgl.config import Config, load
 from seer_sgl.errors import ConfigError
+from seer_sgl.kvpool.hicache import Pool, open_pool
 from seer_sgl.processes import require_free_port
 
 from .fleet import require_model
+from .plugin import API_KEY
+from .plugin.frames import LINK_TOKEN, LINK_URL
 from .process import SERVER_MODULE, cpu_flags, engine_environment, gpu_visible, server_flags
 
 SGLANG_DEFAULT_PORT = 30000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+FLEET = "--fleet"
 
 
-def exec_engine(flags: list[str]) -> NoReturn:
-    """Replace this process by the server. `flags`: SGLang's own, passed through untouched.
+def exec_engine(arguments: list[str]) -> NoReturn:
+    """Replace this process by the server.
 
-    Raises ConfigError for a missing model, a port in use, or a host without a token.
+    `arguments`: SGLang's own flags, passed through untouched; `--fleet CONFIG` makes it an engine
+    of that config: its model, flags, API key, KV pool and link.
+    Raises ConfigError for a missing model, a port in use, a host without a token, or a pool or
+    a link that cannot work.
     """
-    asked_for_help = bool({"-h", "--help"} & set(flags))
-    if not asked_for_help:
-        model = _value(flags, "--model-path", "--model")
-        if model is not None:
-            require_model(model)
-        elif _value(flags, "--config") is None:  # SGLang's own file may name the model
-            raise ConfigError("engine: --model-path is missing")
-        host = _value(flags, "--host") or LOOPBACK[0]
-        if host not in LOOPBACK and _value(flags, "--api-key") is None:
-            raise ConfigError(f"engine: --host {host} listens beyond loopback: add --api-key")
-        port = _value(flags, "--port") or str(SGLANG_DEFAULT_PORT)
-        if not port.isdigit():
-            raise ConfigError(f"engine: --port {port} is not a number")
-        require_free_port(int(port), "engine: --port")
-    # Our defaults come first: of a repeated flag SGLang takes the last.
+    flags, fleet = _without_fleet(arguments)
+    # Defaults come first: of a repeated flag SGLang takes the last.
     defaults = [] if gpu_visible() else server_flags(cpu_flags())
+    environment = engine_environment(None)
+    if fleet is not None:
+        config = load(Path(fleet))
+        defaults += _fleet_flags(config)
+        environment |= _fleet_environment(config)
+    if not {"-h", "--help"} & set(flags):
+        _check([*defaults, *flags], API_KEY in environment)
+        if fleet is not None:
+            pool = asyncio.run(_pool(config))
+            defaults += server_flags(pool.flags())
+            environment |= pool.environment()
     command = [sys.executable, "-m", SERVER_MODULE, *defaults, *flags]
     sys.stdout.flush()
-    os.execve(sys.executable, command, engine_environment(None))
+    os.execve(sys.executable, command, environment)
+
+
+def _without_fleet(arguments: list[str]) -> tuple[list[str], str | None]:
+    """The flags that are SGLang's, and the value of ours."""
+    flags, fleet = list(arguments), None
+    for index, flag in enumerate(arguments):
+        if flag == FLEET or flag.startswith(f"{FLEET}="):
+            fleet = _value(arguments, FLEET)
+            if fleet is None:
+                raise ConfigError(f"engine: {FLEET} needs a config file")
+            del flags[index : index + (2 if flag == FLEET else 1)]
+            break
+    return flags, fleet
+
+
+def _fleet_flags(config: Config) -> list[str]:
+    if config.engines.launch != "external":
+        raise ConfigError(
+            f"engine: {FLEET}: that config has engines.launch: local, which starts them"
+        )
+    flags = dict(config.engines.sglang)
+    if config.model.path is not None:
+        flags["model-path"] = config.model.path
+    if config.model.tokenizer_path is not None:
+        flags["tokenizer-path"] = config.model.tokenizer_path
+    return server_flags(flags)
+
+
+def _fleet_environment(config: Config) -> dict[str, str]:
+    environment = {}
+    if config.engines.api_key is not None:
+        environment[API_KEY] = config.engines.api_key
+    if config.engines.link is not None:
+        if not os.environ.get(LINK_TOKEN):
+            raise ConfigError(f"engines.link: set {LINK_TOKEN}, the same here and for the driver")
+        environment[LINK_URL] = f"http://{config.engines.link}/link"
+    return environment
+
+
+async def _pool(config: Config) -> Pool:
+    """The pool of the fleet, which runs elsewhere; raises ConfigError if it cannot be reached."""
+    with tempfile.TemporaryDirectory() as logs:
+        async with open_pool(config.kv_pool, Path(logs), print) as pool:
+            return pool
+
+
+def _check(flags: list[str], has_api_key: bool) -> None:
+    model = _value(flags, "--model-path", "--model")
+    if model is not None:
+        require_model(model)
+    elif _value(flags, "--config") is None:  # SGLang's own file may name the model
+        raise ConfigError("engine: --model-path is missing")
+    host = _value(flags, "--host") or LOOPBACK[0]
+    if host not in LOOPBACK and not has_api_key and _value(flags, "--api-key") is None:
+        raise ConfigError(f"engine: --host {host} listens beyond loopback: add --api-key")
+    port = _value(flags, "--port") or str(SGLANG_DEFAULT_PORT)
+    if not port.isdigit():
+        raise ConfigError(f"engine: --port {port} is not a number")
+    require_free_port(int(port), "engine: --port")
 
 
 def _value(flags: list[str], *names: str) -> str | None:

@@ -11,7 +11,7 @@ import msgspec
 
 from seer_sgl.config import FlagValue, KvPoolConfig
 from seer_sgl.errors import ConfigError
-from seer_sgl.processes import free_port
+from seer_sgl.processes import free_port, own_address
 
 from .mooncake import Announce, open_mooncake
 from .node import P2P
@@ -26,7 +26,7 @@ class Pool(msgspec.Struct, frozen=True):
 
     config: KvPoolConfig
     master: str | None = None
-    namespace: str = msgspec.field(default_factory=lambda: secrets.token_hex(4))
+    namespace: str = ""
 
     def flags(self) -> dict[str, FlagValue]:
         """SGLang flags of one engine; none without a pool.
@@ -41,7 +41,7 @@ class Pool(msgspec.Struct, frozen=True):
         if config.backend == "mooncake":
             extra |= {
                 "master_server_address": self.master,
-                "local_hostname": f"127.0.0.1:{free_port()}",
+                "local_hostname": f"{own_address(self.master or '')}:{free_port()}",
                 "metadata_server": P2P,
                 "protocol": config.protocol,
                 "device_name": config.device,
@@ -70,12 +70,13 @@ class Pool(msgspec.Struct, frozen=True):
 @contextlib.asynccontextmanager
 async def open_pool(config: KvPoolConfig, log_dir: Path, announce: Announce) -> AsyncIterator[Pool]:
     """Open the pool of `config` for the time of the block. Raises ConfigError or PoolError."""
+    namespace = config.namespace or secrets.token_hex(4)
     if config.backend != "mooncake":
         _make(config.directory)
-        yield Pool(config)
+        yield Pool(config, None, namespace)
         return
     async with open_mooncake(config, log_dir, announce) as master:
-        yield Pool(config, master)
+        yield Pool(config, master, namespace)
 
 
 def _make(directory: str | None) -> None:

@@ -18,6 +18,12 @@ def check_engines(config: Config, engines: Sequence[EngineInfo]) -> None:
     if len(versions) > 1:
         serving = ", ".join(f"{engine}: {version}" for version, engine in versions.items())
         raise ConfigError(f"engines: they serve different weight versions ({serving})")
+    for info in engines:
+        if config.kv_pool.backend != "none" and info.pool is None:
+            raise ConfigError(
+                f"kv_pool.backend: engine {info.engine_id} ({info.url}) runs without a KV pool; "
+                "start it with `seer-sgl engine --fleet` and this config"
+            )
     sizes = {info.page_size for info in engines if info.pool is not None}
     if len(sizes) > 1:
         raise ConfigError(
@@ -61,6 +67,7 @@ def mismatches(engines: Sequence[EngineInfo]) -> list[str]:
         ("model_path", "model paths"),
         ("deterministic", "settings of enable-deterministic-inference"),
         ("sglang_version", "versions of SGLang"),
+        ("pool", "names of their KV in the pool, which cannot move between them"),
     ):
         values = {str(getattr(info, name)) for info in engines}
         if len(values) > 1:

@@ -250,8 +250,7 @@ class Rollout:
                     info.engine_id,
                     ledger if scheduling.kv_ledger else None,
                     min(info.max_running_requests, most),
-                    # Without a link nobody tells when KV has reached the pool.
-                    info.pool if self.config.engines.launch == "local" else None,
+                    info.pool,
                 )
             )
         return scheduler

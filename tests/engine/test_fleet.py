@@ -1,8 +1,11 @@
 """The launcher with stand-in server processes: parallel start, limits, reasons, nothing left."""
 
 import asyncio
+import contextlib
 import os
+import socket
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,12 @@ import pytest
 from seer_sgl.config import Config, parse
 from seer_sgl.engine import fleet, process
 from seer_sgl.engine.fleet import open_fleet, require_model
+from seer_sgl.engine.link import LinkServer
+from seer_sgl.engine.plugin import frames
 from seer_sgl.errors import ConfigError, EngineStartError
-from seer_sgl.processes import PARENT_PID
+from seer_sgl.processes import PARENT_PID, free_port
+from tests.engine.test_link import engine
+from tests.fake_sglang import FakeSGLang, serving
 
 
 @pytest.fixture
@@ -112,6 +119,64 @@ async def test_cancelling_the_start_leaves_nothing(model: Path, tmp_path: Path) 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@contextlib.asynccontextmanager
+async def pooled_server(instance: str) -> AsyncIterator[str]:
+    """A server that runs already, with our plugin and a KV pool."""
+    pool = {"namespace": "n", "kv_bytes_per_token": 8}
+    plugin = {"version": "1", "missing": [], "instance": instance, "pool": pool}
+    async with serving(FakeSGLang(plugin=plugin)) as url:
+        yield url
+
+
+def joined(url: str, **engines: Any) -> Config:
+    return parse({"engines": {"launch": "external", "urls": [url], **engines}})
+
+
+@pytest.mark.parametrize("token", ["right", "wrong"])
+async def test_an_external_engine_has_a_pool_for_us_once_its_plugin_is_linked(
+    token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(frames.LINK_TOKEN, "right")
+    monkeypatch.setattr(fleet, "LINK_TIMEOUT_S", 5.0 if token == "right" else 0.5)
+    link = f"127.0.0.1:{free_port()}"
+    address = LinkServer(token)
+    address.url = f"http://{link}/link"
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(engine(address, "one"))
+        url = await stack.enter_async_context(pooled_server("one"))
+        opening = open_fleet(joined(url, link=link), tmp_path, lambda _: None)
+        if token == "right":
+            engines, _ = await stack.enter_async_context(opening)
+            assert engines[0].info.pool == "n"
+        else:
+            with pytest.raises(EngineStartError, match=f"does not come .* http://{link}/link"):
+                await stack.enter_async_context(opening)
+
+
+async def test_a_pool_without_a_link_is_not_used(tmp_path: Path) -> None:
+    async with (
+        pooled_server("one") as url,
+        open_fleet(joined(url), tmp_path, lambda _: None) as (engines, _),
+    ):
+        assert engines[0].info.pool is None
+
+
+async def test_a_link_that_cannot_be_is_named_before_any_engine_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        config = joined("http://127.0.0.1:9", link=f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(ConfigError, match=r"engines\.link: set SEER_SGL_LINK_TOKEN"):
+            async with open_fleet(config, tmp_path, lambda _: None):
+                pass
+        monkeypatch.setenv(frames.LINK_TOKEN, "secret")
+        with pytest.raises(ConfigError, match=r"engines\.link: port \d+: Address already in use"):
+            async with open_fleet(config, tmp_path, lambda _: None):
+                pass
 
 
 def test_a_model_path_that_does_not_exist_is_named(tmp_path: Path) -> None:

@@ -157,13 +157,16 @@ async def test_what_an_engine_says_is_passed_on_in_order(server: LinkServer, hea
         assert heard.rates == [RATES]
 
 
-async def test_the_driver_knows_who_is_connected(server: LinkServer) -> None:
-    assert server.connected == 0
+async def test_an_engine_is_linked_while_all_its_ranks_are(server: LinkServer) -> None:
+    assert not server.linked("one")
     async with engine(server, "one", 0, 2), engine(server, "two"):
+        await server.until_linked("two")
+        assert not server.linked("one")
         async with engine(server, "one", 1, 2):
-            await until(lambda: server.connected == 3)
-        await until(lambda: server.connected == 2)
-    await until(lambda: server.connected == 0)
+            await server.until_linked("one")
+        await until(lambda: not server.linked("one"))
+        assert server.linked("two")
+    await until(lambda: not server.linked("two"))
 
 
 @pytest.mark.parametrize("parts", [(True, True), (True, False), (False, True)])
@@ -221,7 +224,7 @@ async def test_an_engine_with_a_wrong_token_is_never_heard(
             await until(lambda: refused >= 3)
             right.send(Stored("right", True))
             assert await heard.all_of(right) == [("right", True)]
-            assert server.connected == 1
+            assert server.linked("one")
 
 
 async def test_another_protocol_is_refused(server: LinkServer, heard: Heard) -> None:
@@ -229,7 +232,7 @@ async def test_another_protocol_is_refused(server: LinkServer, heard: Heard) -> 
         await socket.send_bytes(frames.encode(Hello(frames.PROTOCOL + 1, "new", 0, 1)))
         await socket.send_bytes(frames.encode(Stored("g.0.c1/", True)))
         assert await closed(socket)
-    assert server.connected == 0
+    assert not server.linked("new")
     assert heard.stored == []
 
 
@@ -248,10 +251,10 @@ async def test_an_unreadable_frame_costs_its_socket_only(
 ) -> None:
     async with engine(server) as one, raw_socket(server) as socket:
         await socket.send_bytes(frames.encode(Hello(frames.PROTOCOL, "odd", 0, 1)))
-        await until(lambda: server.connected == 2)
+        await server.until_linked("odd")
         await socket.send_bytes(garbage)
         assert await closed(socket)
-        await until(lambda: server.connected == 1)
+        await until(lambda: not server.linked("odd"))
         one.send(Stored("g.0.c1/", True))
         assert await heard.all_of(one) == [("g.0.c1/", True)]
 
@@ -262,7 +265,8 @@ async def test_forget_reaches_every_rank_of_its_engine_and_no_other(server: Link
         engine(server, "one", 1, 2) as second,
         engine(server, "two") as other,
     ):
-        await until(lambda: server.connected == 3)
+        await server.until_linked("one")
+        await server.until_linked("two")
         server.forget("gone", "g.0", 1)
         server.forget("one", "g.0", 64)
         server.forget("two", "g.1", 0)
@@ -283,7 +287,7 @@ async def test_an_engine_that_starts_again_takes_over_from_its_dead_socket(
         await dead.close()
         await alive.send_bytes(frames.encode(RATES))
         await heard.rates_of(3)
-        assert server.connected == 1
+        assert server.linked("one")
         server.forget("one", "g.0", 0)
         message = await alive.receive(DEADLINE_S)
         assert frames.decode_to_engine(message.data) == Forget("g.0", 0)
@@ -318,7 +322,7 @@ async def test_what_is_said_while_the_driver_is_away_arrives_when_it_is_there(
         one.send(Stored("the two", True))
         async with serving(driver.serve, port):
             assert (await heard.all_of(one))[1:] == [("between", True), ("the two", True)]
-            assert driver.connected == 1
+            assert driver.linked("one")
 
 
 async def test_only_the_newest_frames_wait_for_the_driver(
@@ -356,5 +360,5 @@ async def test_what_could_not_be_sent_arrives_after_the_reconnect(
     async with engine(driver) as one:
         one.send(Stored("g.0.c1/", True))
         async with serving(driver.serve, port):
-            await until(lambda: breaks and driver.connected == 1)
+            await until(lambda: breaks and driver.linked("one"))
             await until(lambda: heard.stored, deadline_s=3.0)

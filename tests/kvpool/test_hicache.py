@@ -9,6 +9,7 @@ import pytest
 from seer_sgl.config import POOL_FLAGS, KvPoolConfig
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import FILE_DIRECTORY, NAMESPACE, REPLICAS, Pool, open_pool
+from seer_sgl.processes import own_address
 
 
 def extra_of(pool: Pool) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def test_a_mooncake_engine_joins_the_master_and_lends_no_memory() -> None:
     )
     extra = extra_of(Pool(config, "10.0.0.1:50051"))
     host, _, port = extra.pop("local_hostname").partition(":")
-    assert (host, int(port) > 0) == ("127.0.0.1", True)
+    assert (host, int(port) > 0) == (own_address("10.0.0.1:50051"), True)
     assert extra == {
         "prefetch_threshold": 16,
         "master_server_address": "10.0.0.1:50051",
@@ -62,10 +63,16 @@ def test_a_file_engine_is_told_nothing_of_mooncake() -> None:
     assert extra_of(Pool(KvPoolConfig(backend="file", page_size=32))) == {"prefetch_threshold": 32}
 
 
-def test_each_pool_has_a_namespace_of_its_own_that_its_engines_share() -> None:
-    one, other = Pool(KvPoolConfig()), Pool(KvPoolConfig())
-    assert one.environment() == one.environment() == {NAMESPACE: one.namespace}
-    assert one.environment() != other.environment()
+async def test_a_pool_has_a_namespace_of_its_own_or_the_one_it_was_given(tmp_path: Path) -> None:
+    async def namespace_of(config: KvPoolConfig) -> str:
+        async with open_pool(config, tmp_path, print) as pool:
+            assert pool.environment() == {NAMESPACE: pool.namespace}
+            return pool.namespace
+
+    own = {await namespace_of(KvPoolConfig()) for _ in range(2)}
+    assert len(own) == 2
+    assert "" not in own
+    assert await namespace_of(KvPoolConfig(namespace="run-7")) == "run-7"
 
 
 async def test_a_file_pool_makes_its_folder_and_tells_the_engines(tmp_path: Path) -> None:

@@ -1,0 +1,144 @@
+"""`seer-sgl engine`: what it makes of its flags and of a fleet's config."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seer_sgl.engine.plugin import API_KEY
+from seer_sgl.engine.plugin.frames import LINK_TOKEN, LINK_URL
+from seer_sgl.engine.process import SERVER_MODULE
+from seer_sgl.engine.standalone import exec_engine
+from seer_sgl.errors import ConfigError
+from seer_sgl.kvpool.hicache import FILE_DIRECTORY, NAMESPACE
+from seer_sgl.processes import free_port
+
+FLEET = """\
+model: {{path: {model}}}
+engines:
+  launch: external
+  urls: ["http://127.0.0.1:1"]
+  link: 127.0.0.1:7700
+  api_key: K
+  sglang: {{tp-size: 2}}
+kv_pool: {{backend: file, directory: {pages}, page_size: 32, namespace: run-7}}
+"""
+
+
+class Replaced(Exception):
+    """The process would be another one now."""
+
+
+@pytest.fixture
+def become(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs exec_engine; returns the server's flags and its environment."""
+    seen: list[Any] = []
+
+    def execve(_: str, command: list[str], environment: dict[str, str]) -> None:
+        seen.extend((command, environment))
+        raise Replaced
+
+    def run(*arguments: str) -> tuple[list[str], dict[str, str]]:
+        with pytest.raises(Replaced):
+            exec_engine([*arguments, "--port", str(free_port())])
+        command, environment = seen
+        assert command[1:3] == ["-m", SERVER_MODULE]
+        return command[3:-2], environment
+
+    monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.delenv(LINK_TOKEN, raising=False)
+    return run
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    path = tmp_path / "fleet.yaml"
+    path.write_text(FLEET.format(model=model, pages=tmp_path / "pages"))
+    return path
+
+
+def value_of(flags: list[str], name: str) -> str:
+    """The last value of a flag, which is the one SGLang takes."""
+    return flags[len(flags) - flags[::-1].index(name)]
+
+
+def test_an_engine_of_a_fleet_takes_what_its_config_says(
+    become: Any, fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LINK_TOKEN, "secret")
+    flags, environment = become("--fleet", str(fleet), "--host", "10.0.0.1")
+    assert value_of(flags, "--model-path") == str(tmp_path / "model")
+    assert value_of(flags, "--tp-size") == "2"
+    assert value_of(flags, "--page-size") == "32"
+    assert value_of(flags, "--hicache-storage-backend") == "file"
+    assert json.loads(value_of(flags, "--hicache-storage-backend-extra-config"))
+    assert "K" not in flags, "command lines are for everybody to read"
+    assert "--fleet" not in flags
+    assert str(fleet) not in flags
+    wanted = {
+        API_KEY: "K",
+        LINK_URL: "http://127.0.0.1:7700/link",
+        LINK_TOKEN: "secret",
+        NAMESPACE: "run-7",
+        FILE_DIRECTORY: str(tmp_path / "pages"),
+    }
+    assert environment.items() >= wanted.items()
+
+
+def test_the_flags_of_the_command_line_win(
+    become: Any, fleet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LINK_TOKEN, "secret")
+    flags, _ = become(f"--fleet={fleet}", "--tp-size", "1")
+    assert value_of(flags, "--tp-size") == "1"
+
+
+def test_an_engine_of_its_own_has_no_pool_and_no_link(become: Any, fleet: Path) -> None:
+    flags, environment = become("--model-path", str(fleet.parent / "model"))
+    assert "--hicache-storage-backend" not in flags
+    assert not environment.keys() & {LINK_URL, NAMESPACE, API_KEY}
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "complaint"),
+    [
+        (("", ""), [], r"engines\.link: set SEER_SGL_LINK_TOKEN"),
+        (("  link: 127.0.0.1:7700\n", ""), [], r"engines\.link: a KV pool of external engines"),
+        (("launch: external", "launch: local"), [], r"engines\.urls: only for"),
+        (
+            ("backend: file", "backend: mooncake, master: '127.0.0.1:9'"),
+            [],
+            r"kv_pool\.master: nothing answers at 127\.0\.0\.1:9",
+        ),
+        (("api_key: K", ""), ["--host", "10.0.0.1"], "--host 10.0.0.1 listens beyond loopback"),
+        (("path: ", "path: /nowhere"), [], r"model\.path: /nowhere.* does not exist"),
+    ],
+)
+def test_a_fleet_that_cannot_be_is_refused_in_one_line(
+    fleet: Path,
+    change: tuple[str, str],
+    flags: list[str],
+    complaint: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(LINK_TOKEN, raising=False)
+    if "LINK_TOKEN" not in complaint:
+        monkeypatch.setenv(LINK_TOKEN, "secret")
+    fleet.write_text(fleet.read_text().replace(*change))
+    with pytest.raises(ConfigError, match=complaint) as raised:
+        exec_engine(["--fleet", str(fleet), *flags])
+    assert "\n" not in str(raised.value)
+
+
+def test_a_config_that_starts_its_own_engines_is_no_fleet_to_join(tmp_path: Path) -> None:
+    path = tmp_path / "local.yaml"
+    path.write_text("model: {path: m}")
+    with pytest.raises(ConfigError, match=r"--fleet: .*launch: local"):
+        exec_engine(["--fleet", str(path)])
+    with pytest.raises(ConfigError, match="--fleet needs a config"):
+        exec_engine(["--fleet"])
