@@ -100,14 +100,23 @@ class KvPoolConfig(Section):
     # Of external engines: a name that no other run with other weights uses in that pool.
     namespace: str | None = None
     ssd_path: str | None = None  # folder where local store nodes put what memory cannot hold
+    ssd_size: str = "64gb"  # that a store node may take there; the oldest goes first
     directory: str | None = None  # of the file backend
 
     def memory_bytes(self) -> int:
         """`memory` in bytes. Raises ValueError when it is not a size."""
-        found = SIZE.fullmatch(self.memory.lower().strip())
-        if found is None:
-            raise ValueError(f"{self.memory!r} is not a size such as 512mb or 4gb")
-        return int(float(found[1]) * SIZE_UNITS[found[2]])
+        return _size(self.memory)
+
+    def ssd_bytes(self) -> int:
+        """`ssd_size` in bytes. Raises ValueError when it is not a size."""
+        return _size(self.ssd_size)
+
+
+def _size(text: str) -> int:
+    found = SIZE.fullmatch(text.lower().strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a size such as 512mb or 4gb")
+    return int(float(found[1]) * SIZE_UNITS[found[2]])
 
 
 class SchedulingConfig(Section):
@@ -373,6 +382,10 @@ def _wrong_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[tuple[st
     except ValueError as error:
         yield "kv_pool.memory", str(error)
         return
+    try:
+        pool.ssd_bytes()
+    except ValueError as error:
+        yield "kv_pool.ssd_size", str(error)
     if memory < LEAST_MEMORY:
         yield "kv_pool.memory", f"{pool.memory} is less than Mooncake's smallest segment, 16mb"
     if pool.master is None and pool.replicas > pool.stores:

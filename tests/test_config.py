@@ -113,6 +113,8 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
             "kv_pool: {backend: mooncake, memory: lots}",
             r":1: kv_pool\.memory: 'lots' is not a size",
         ),
+        ("kv_pool: {backend: mooncake, ssd_size: 1}", r":1: kv_pool\.ssd_size: expected str"),
+        ("kv_pool: {backend: mooncake, ssd_size: x}", r":1: kv_pool\.ssd_size: 'x' is not a size"),
         ("kv_pool: {backend: mooncake, memory: 8mb}", r":1: kv_pool\.memory: 8mb is less than"),
         ("kv_pool: {backend: mooncake, replicas: 2}", r":1: kv_pool\.replicas: 2 copies need"),
         ("kv_pool: {backend: mooncake, master: here}", r":1: kv_pool\.master: 'here' is not of"),

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ CONNECT_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 10.0
 PROBE_BUFFER_BYTES = 1 << 24
 POLL_S = 0.1
+SSD_BUCKET_OBJECTS = 32  # written together
 WATCH_S = 0.5
 Announce = Callable[[str], None]
 
@@ -42,7 +44,7 @@ async def open_mooncake(
     address = f"127.0.0.1:{port}"
     master = _Node("master", _master_flags(config, port, metrics_port), log_dir)
     stores = [
-        _Node("store", _store_settings(config, address, i), log_dir, i)
+        _Node("store", _store_settings(config, address, i), log_dir, i, _ssd_environment(config))
         for i in range(config.stores)
     ]
     keeper: asyncio.Task[None] | None = None
@@ -67,16 +69,21 @@ class _Node:
     """A process of the local Mooncake that can be started again as it was."""
 
     def __init__(
-        self, kind: str, settings: Mapping[str, Any], log_dir: Path, index: int = 0
+        self,
+        kind: str,
+        settings: Mapping[str, Any],
+        log_dir: Path,
+        index: int = 0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name = kind if kind == "master" else f"{kind}{index}"
         self._command = [sys.executable, "-m", "seer_sgl.kvpool.node", kind, json.dumps(settings)]
         self._log = log_dir / f"mooncake-{self.name}.log"
+        self._environment = {**os.environ, "MC_LOG_LEVEL": "WARNING", **(environment or {})}
         self.process: OwnedProcess | None = None
 
     async def start(self) -> None:
-        environment = {**os.environ, "MC_LOG_LEVEL": "WARNING"}
-        self.process = await OwnedProcess.start(self._command, self._log, environment)
+        self.process = await OwnedProcess.start(self._command, self._log, self._environment)
 
     async def mounted(self) -> bool:
         assert self.process is not None
@@ -130,13 +137,30 @@ def _store_settings(config: KvPoolConfig, master: str, index: int) -> dict[str, 
         "local_buffer_size": "0",
     }
     if config.ssd_path is not None:
-        folder = Path(config.ssd_path) / f"store{index}"
+        folder = Path(config.ssd_path) / f"seer-sgl-store{index}"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)  # of an earlier master, which knew its keys
+            folder.mkdir(parents=True)
         except OSError as error:
             raise ConfigError(f"kv_pool.ssd_path: {folder}: {error.strerror}") from None
         settings |= {"enable_ssd_offload": "true", "ssd_offload_path": str(folder)}
     return settings
+
+
+def _ssd_environment(config: KvPoolConfig) -> dict[str, str]:
+    """How a store node moves what memory cannot hold to its SSD.
+
+    Mooncake's defaults write once 500 objects wait, every ten seconds: until then what is evicted
+    is lost. Of its backends only `bucket` has a bound for the disk (0.3.13).
+    """
+    if config.ssd_path is None:
+        return {}
+    return {
+        "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS": "1",
+        "MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT": str(SSD_BUCKET_OBJECTS),
+        "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE": str(config.ssd_bytes()),
+        "MOONCAKE_OFFLOAD_BUCKET_EVICTION_POLICY": "fifo",
+    }
 
 
 def _require_mooncake() -> None:

@@ -24,7 +24,7 @@ DEADLINE_S = 60.0
 
 # A client in a process of its own, because Mooncake's threads do not end. It ends with status 0
 # once it reads what it wrote: when nodes have died, not before that is noticed and made good.
-CLIENT = """
+SET_UP = """
 import os, sys, time
 from mooncake.store import MooncakeDistributedStore
 client = MooncakeDistributedStore()
@@ -34,12 +34,25 @@ settings = {
     "rdma_devices": "", "master_server_addr": sys.argv[1],
 }
 works = client.setup(settings) == 0
+"""
+WRITE_AND_READ = """
 while works:
     key, value = os.urandom(8).hex(), os.urandom(1000)
     if client.put(key, value) == 0 and client.get(key) == value:
         break
     time.sleep(0.1)
 os._exit(0 if works else 1)
+"""
+# 512 objects of 64 KB, where memory has room for 256 at most.
+OVERFLOW = """
+values = [bytes([number % 256]) * (1 << 16) for number in range(512)]
+for number, value in enumerate(values):
+    while client.put(str(number), value) != 0:  # full until something was written to the SSD
+        time.sleep(0.1)
+    time.sleep(0.01)
+found = [client.get(str(number)) for number in range(512)]
+wrong = [read for read, value in zip(found, values) if read not in (b"", value)]
+os._exit(0 if not wrong and sum(map(bool, found)) > 300 else 1)
 """
 
 
@@ -56,8 +69,12 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def stores_and_finds(address: str) -> bool:
+    return await client_says(WRITE_AND_READ, address)
+
+
+async def client_says(script: str, address: str) -> bool:
     client = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", CLIENT, address),
+        *(sys.executable, "-c", SET_UP + script, address),
         env={**os.environ, "MC_LOG_LEVEL": "FATAL"},
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
@@ -234,6 +251,18 @@ async def test_a_mooncake_that_cannot_be_loaded_is_said_to_be_so(
 
 async def test_a_folder_for_the_ssd_that_cannot_be_made_names_the_key(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"^kv_pool\.ssd_path: .*/file/store0: Not a directory$"):
+    with pytest.raises(
+        ConfigError, match=r"^kv_pool\.ssd_path: .*/file/seer-sgl-store0: Not a directory$"
+    ):
         async with open_mooncake(config(ssd_path=str(tmp_path / "file")), tmp_path, print):
             pass
+
+
+@pytest.mark.parametrize("ssd", [True, False])
+async def test_what_memory_cannot_hold_is_read_from_the_ssd(tmp_path: Path, ssd: bool) -> None:
+    left_over = tmp_path / "seer-sgl-store0" / "of an earlier run"
+    left_over.mkdir(parents=True)
+    keys = {"ssd_path": str(tmp_path)} if ssd else {}
+    async with opened(tmp_path / "logs", **keys) as it:
+        assert await client_says(OVERFLOW, it.address) is ssd
+    assert left_over.exists() is not ssd
