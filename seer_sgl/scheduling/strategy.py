@@ -30,13 +30,12 @@ def make_strategy(
     `known`: lengths of earlier rollouts, a prior of `seer` and the truth of `oracle`. Raises
     KeyError for a name that is none.
     """
-    known = known or KnownLengths()
     if name == "seer":
         return Strategy(ContextAware(ESTIMATES[estimator], known), cache_aware)
     if name == "no_context":
         return Strategy(FirstComeFirstServed(), cache_aware)
     if name == "oracle":
-        return Strategy(LongestRemaining(known.true_length), cache_aware)
+        return Strategy(LongestRemaining((known or KnownLengths()).true_length), cache_aware)
     turns: dict[str, Turn] = {
         "group_round_robin": RoundRobin(),
         "group_least_loaded": least_requests,
