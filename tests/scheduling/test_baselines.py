@@ -78,6 +78,16 @@ def test_what_an_engine_lost_goes_to_another_and_no_pin_is_left(name: str) -> No
     assert not scheduler._placement._pins  # type: ignore[attr-defined]
 
 
+def test_what_is_still_to_be_sent_does_not_wait_for_an_engine_that_went_away() -> None:
+    scheduler = baseline("group_round_robin", engines=2)
+    scheduler.submit(make_group("g", n=3))
+    first = scheduler.next_assignment(0.0)
+    assert first is not None
+    scheduler.set_available(first.engine_id, False)
+    rest = all_of(scheduler)
+    assert [chunk.engine_id for chunk in rest] == ["e1", "e1"]
+
+
 def test_without_an_engine_everything_waits() -> None:
     scheduler = baseline("group_round_robin", engines=2)
     for engine_id in ("e0", "e1"):

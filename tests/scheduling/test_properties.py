@@ -168,6 +168,8 @@ def test_every_request_ends_exactly_once_and_every_promise_is_taken_back(
     assert scheduler.wake_at is None
     assert not scheduler._live
     assert made.policy.peek() is None
+    assert not getattr(made.policy, "_groups", None), "nothing is kept of groups that have ended"
+    assert not scheduler._fleet._holders
 
 
 @settings(max_examples=100, deadline=None)
