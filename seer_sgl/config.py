@@ -120,9 +120,14 @@ def _size(text: str) -> int:
 
 
 class SchedulingConfig(Section):
-    """How requests are divided and admitted (paper section 1)."""
+    """How requests are divided, ordered and admitted (paper sections 1 and 2)."""
 
+    policy: Literal["seer", "no_context", "oracle", "group_round_robin", "group_least_loaded"] = (
+        "seer"
+    )
+    lengths: str | None = None  # JSONL of an earlier rollout: prior of `seer`, truth of `oracle`
     chunk_tokens: Positive = 8192
+    adaptive_chunk: bool = False  # shorter chunks in the tail
     divide: bool = True
     kv_ledger: bool = True  # False admits by count only: the baseline that retracts
     max_inflight_per_engine: Positive | None = None  # default: the engine's max_running_requests
@@ -319,6 +324,7 @@ def _check(config: Config, where: Mapping[str, str]) -> None:
     for key, why in (
         *wrong_engines(engines),
         *_wrong_pool(config.kv_pool, engines),
+        *_wrong_scheduling(config),
         *_wrong_sampling(config.sampling),
     ):
         raise ConfigError(f"{_place(key, where)}{key}: {why}")
@@ -402,6 +408,25 @@ def _wrong_shared_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[t
         yield "kv_pool.namespace", "external engines need one: a new name for each training run"
     if pool.backend == "mooncake" and pool.master is None:
         yield "kv_pool.master", "external engines need a Mooncake that runs already"
+
+
+def _wrong_scheduling(config: Config) -> Iterator[tuple[str, str]]:
+    """Keys that the chosen policy would silently ignore."""
+    scheduling, policy = config.scheduling, f"policy: {config.scheduling.policy}"
+    if scheduling.policy == "oracle" and scheduling.lengths is None:
+        yield "scheduling.policy", "oracle needs scheduling.lengths"
+    if scheduling.policy not in ("seer", "oracle") and scheduling.lengths is not None:
+        yield "scheduling.lengths", f"{policy} uses no lengths"
+    if scheduling.policy.startswith("group_"):
+        whole = f"{policy} sends whole groups at once and never moves them"
+        if config.kv_pool.backend != "none":
+            yield "kv_pool.backend", whole
+        if scheduling.max_inflight_per_engine is not None:
+            yield "scheduling.max_inflight_per_engine", whole
+        if scheduling.adaptive_chunk:
+            yield "scheduling.adaptive_chunk", whole
+    elif scheduling.adaptive_chunk and not scheduling.divide:
+        yield "scheduling.adaptive_chunk", "without scheduling.divide there are no chunks"
 
 
 def _wrong_sampling(sampling: SamplingConfig) -> Iterator[tuple[str, str]]:
