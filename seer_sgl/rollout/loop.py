@@ -30,6 +30,9 @@ class Observer:
     def finished(self, request: Request) -> None:
         """A request is complete."""
 
+    def given_up(self, group: Group) -> None:
+        """Nothing of the group is sent again, though some of its requests are incomplete."""
+
     def stored(self, request: Request, whole: bool, now: float) -> None:
         """The KV of the request's newest chunk is in the pool, or as much as there will be."""
 
@@ -83,10 +86,10 @@ class RolloutLoop:
 
     def close(self, run: Run) -> None:
         """The caller is done: what is unfinished is given up, its chunks in flight aborted."""
-        run.observers = ()
         for group in list(run.unfinished.values()):
             self._scheduler.withdraw(group)
             self._leave(run, group)
+        run.observers = ()
         self._wake()
 
     @property
@@ -216,6 +219,9 @@ class RolloutLoop:
         for request in group.requests:
             if request.uid in self._inflight:
                 self._interrupt(request.uid, "the group was given up")
+        if group.withdrawn:
+            for observer in run.observers:
+                observer.given_up(group)
 
     def _interrupt(self, uid: str, why: str) -> None:
         if uid not in self._interrupted:

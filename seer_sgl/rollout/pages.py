@@ -34,6 +34,14 @@ class PageReleaser(Observer):
             self._waiting.setdefault(request.group.uid, []).append(request)
             self._release(request.group)
 
+    def given_up(self, group: Group) -> None:
+        """Nobody goes on with the group. What a chunk in flight still stores stays there."""
+        self._waiting.pop(group.uid, None)
+        for request in group.requests:
+            instance = self._instances.get(request.engines[-1]) if request.engines else None
+            if instance is not None:
+                self._link.forget(instance, request.uid, request.prompt_len)
+
     def _release(self, group: Group) -> None:
         waiting = self._waiting.pop(group.uid, [])
         still = [request for request in waiting if not self._released(request, group)]

@@ -14,6 +14,7 @@ import pytest
 from seer_sgl import Rollout
 from seer_sgl.errors import ConfigError, EngineStartError, PromptError, RolloutError
 from seer_sgl.rollout import monitor
+from seer_sgl.rollout.loop import Observer
 from seer_sgl.rollout.monitor import StallClock
 from seer_sgl.types import Group
 from tests.fake_sglang import FakeSGLang, response_of, serving
@@ -190,11 +191,21 @@ async def test_no_engine_left_is_an_error_that_keeps_what_had_finished(
 
 
 async def test_leaving_early_aborts_what_is_in_flight_and_the_next_run_is_clean() -> None:
-    fake = FakeSGLang(delay_s=0.02)
+    class Watcher(Observer):
+        def __init__(self) -> None:
+            self.groups: list[Group] = []
+
+        def given_up(self, group: Group) -> None:
+            self.groups.append(group)
+
+    fake, watcher = FakeSGLang(delay_s=0.02), Watcher()
     async with rolling(fake) as rollout:
-        async with contextlib.aclosing(rollout.run(PROMPTS)) as groups:
-            async for _ in groups:
-                break
+        async with contextlib.aclosing(rollout.run(PROMPTS, [watcher])) as groups:
+            complete = await anext(groups)
+        given_up = {group.group_id for group in watcher.groups}
+        assert complete.group_id not in given_up
+        assert len(given_up) == len(watcher.groups) >= 1
+        assert all(group.withdrawn and not group.finished for group in watcher.groups)
         fake.delay_s = 0.0
         check(await all_groups_with_new_seed(rollout))
         assert rollout.report()["samples"] == 16

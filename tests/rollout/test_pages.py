@@ -86,6 +86,18 @@ def test_the_last_of_a_group_leaves_its_prompt() -> None:
     assert link.forgotten == [("i", "g.0", 10), ("i", "g.1", 10)]
 
 
+def test_a_group_that_was_given_up_leaves_its_prompt_only() -> None:
+    pages, link = releaser()
+    group = make_group(n=3, prompt_len=10)
+    say(group, 0, 1, 2)
+    say(group, 1, 1, 2, 3)
+    finish(pages, group, 0)
+    pages.given_up(group)
+    assert link.forgotten == [("i", "g.0", 10), ("i", "g.1", 10)]
+    came_back(pages, group, 1)
+    assert len(link.forgotten) == 2
+
+
 def test_engines_without_a_pool_are_told_nothing() -> None:
     pages, link = releaser(pool=None)
     group = make_group(n=1)
