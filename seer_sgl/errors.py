@@ -3,14 +3,16 @@
 SeerError
 ├── InputError              the user's mistake: exit status 2
 │   ├── ConfigError         a config file, a --set, an impossible combination
-│   └── PromptError         a prompt: names file and line
+│   ├── PromptError         a prompt: names file and line
+│   └── TraceError          a line of a trace that cannot be simulated
 ├── PoolError               the KV pool did not come up: exit status 1
 ├── EngineStartError        an engine did not come up: exit status 1
 ├── EngineError             one chunk did not come back
 │   ├── EngineUnavailable   connection, 5xx: another engine can take the chunk
 │   ├── ChunkInterrupted    we took it back (stuck engine, group given up)
 │   └── RequestRejected     4xx: no engine will ever take it
-└── RolloutError            the rollout cannot go on; finished samples are kept
+├── RolloutError            the rollout cannot go on; finished samples are kept
+└── SimulationError         a simulated rollout stands still: a defect of ours
 """
 
 
@@ -32,6 +34,10 @@ class ConfigError(InputError):
 
 class PromptError(InputError):
     """A prompt that cannot be used; the message names the file and the line."""
+
+
+class TraceError(InputError):
+    """A trace that cannot be simulated; the message names the file and the line."""
 
 
 class PoolError(SeerError):
@@ -60,3 +66,7 @@ class RequestRejected(EngineError):
 
 class RolloutError(SeerError):
     """The rollout ended without every sample; what had finished is kept."""
+
+
+class SimulationError(SeerError):
+    """A simulated rollout stands still: nothing is due and requests are left."""
