@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import yaml
@@ -52,6 +52,9 @@ POOL_FLAGS = {
 
 class Section(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Base of every part of the tree."""
+
+
+Tree = TypeVar("Tree", bound=Section)
 
 
 class ModelConfig(Section):
@@ -185,23 +188,32 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
 
     Raises ConfigError with one line that names the key and where it was set.
     """
-    tree: dict[str, Any] = {}
-    where: dict[str, str] = {}
-    if path is not None:
-        tree, where = _read(path)
-    for override in overrides:
-        _apply(tree, override, where)
-    return parse(tree, where)
+    return parse(*read_tree(path, overrides))
 
 
 def parse(tree: Mapping[str, Any], where: Mapping[str, str] | None = None) -> Config:
     """A checked Config from plain mappings. `where`: key path -> the place it was set."""
-    try:
-        config = msgspec.convert(tree, Config)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error), where or {})) from None
+    config = convert(tree, where or {}, Config)
     _check(config, where or {})
     return config
+
+
+def read_tree(
+    path: Path | None, overrides: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """A YAML file (None: empty) with its overrides, as a tree, and where each key was set."""
+    tree, where = ({}, {}) if path is None else _read(path)
+    for override in overrides:
+        _apply(tree, override, where)
+    return tree, where
+
+
+def convert(tree: Mapping[str, Any], where: Mapping[str, str], kind: type[Tree]) -> Tree:
+    """The tree as a config of some `kind`. Raises ConfigError with key and place."""
+    try:
+        return msgspec.convert(tree, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error), where, kind)) from None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -258,13 +270,13 @@ def _apply(tree: dict[str, Any], override: str, where: dict[str, str]) -> None:
     where[key] = f"--set {override}"
 
 
-def _explain(complaint: str, where: Mapping[str, str]) -> str:
+def _explain(complaint: str, where: Mapping[str, str], kind: type[Section]) -> str:
     """msgspec's message with the place in front and the key path in our spelling."""
     key, message = key_and_message(complaint)
     unknown = re.match(r"object contains unknown field (.*)", message)
     if unknown:
         name = unknown.group(1)
-        known = [field.name for field in msgspec.structs.fields(_section(key))]
+        known = [field.name for field in msgspec.structs.fields(_section(kind, key))]
         close = difflib.get_close_matches(name, known, 1)
         hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
         key = f"{key}.{name}" if key else name
@@ -280,8 +292,8 @@ def key_and_message(complaint: str) -> tuple[str, str]:
     return path.rstrip("`").lstrip("."), message[:1].lower() + message[1:]
 
 
-def _section(key: str) -> type[Section]:
-    section: type[Section] = Config
+def _section(kind: type[Section], key: str) -> type[Section]:
+    section = kind
     for name in filter(None, key.split(".")):
         section = type(getattr(section(), name))
     return section
