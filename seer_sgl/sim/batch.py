@@ -13,13 +13,13 @@ let others decode in between; the quadratic part of attention in prefill is left
 from collections import deque
 
 from .cache import IdleCache
+from .config import EngineConfig
 from .job import Job
 from .running import RunningSet
 from .speculation import Pace, Speculation
 from .steps import StepTime, Stretch
 
 # SGLang's defaults, by their names there.
-CLIP_MAX_NEW_TOKENS = 4096
 MAX_PREFILL_TOKENS = 16384
 RETRACT_DECODE_STEPS = 20
 INIT_NEW_TOKEN_RATIO = 0.7
@@ -28,19 +28,15 @@ NEW_TOKEN_RATIO_DECAY = (INIT_NEW_TOKEN_RATIO - MIN_NEW_TOKEN_RATIO) / 600
 
 
 class Batch:
-    """Turns jobs into tokens. Whoever owns it calls `turn` at `wake_at`.
+    """Turns jobs into tokens. Whoever owns it calls `turn` at `wake_at`."""
 
-    `capacity`: KV tokens; `max_running`: SGLang's max_running_requests.
-    """
-
-    def __init__(
-        self, capacity: int, max_running: int, step: StepTime, speculation: Speculation
-    ) -> None:
+    def __init__(self, engine: EngineConfig, step: StepTime, speculation: Speculation) -> None:
         self.wake_at: float | None = None
         self.running = RunningSet()
         self.idle_cache = IdleCache()
-        self._capacity = capacity
-        self._max_running = max_running
+        self._capacity = engine.kv_tokens
+        self._max_running = engine.max_running_requests
+        self._reserve = engine.reserve_tokens
         self._step = step
         self._speculation = speculation
         self._waiting: deque[Job] = deque()
@@ -122,13 +118,13 @@ class Batch:
         running, cost = self.running, 0
         left = self._capacity - running.held
         # A bound of what the running ones may write; counted exactly only where that matters.
-        reserved, exact = len(running) * CLIP_MAX_NEW_TOKENS * self._ratio, False
+        reserved, exact = len(running) * self._reserve * self._ratio, False
         admitted: list[Job] = []
         while self._waiting and cost < MAX_PREFILL_TOKENS:
             job = self._waiting[0]
-            ask = job.context - self._in_use(job) + min(job.max_new, CLIP_MAX_NEW_TOKENS)
+            ask = job.context - self._in_use(job) + min(job.max_new, self._reserve)
             if ask >= left - reserved and not exact:
-                reserved, exact = running.reserved(CLIP_MAX_NEW_TOKENS) * self._ratio, True
+                reserved, exact = running.reserved(self._reserve) * self._ratio, True
             others = len(running) + len(admitted)
             # Alone, it runs whatever the estimate says.
             if others >= self._max_running or (ask >= left - reserved and others):
@@ -146,12 +142,14 @@ class Batch:
 
     def _hit(self, job: Job) -> int:
         """Input tokens that need no prefill; the last one always does."""
-        there = max(self.idle_cache.length(job.uid), self._in_use(job))
-        if job.retractions:
-            return min(there, job.context - 1)
-        job.cached = min(max(there, job.storage), job.context - 1)
-        job.storage = job.cached if job.storage > there else 0
-        return job.cached
+        device = max(self.idle_cache.length(job.uid), self._in_use(job))
+        if job.retractions:  # SGLang frees a retracted request's KV for good
+            return min(device, job.context - 1)
+        job.device = min(device, job.context - 1)
+        job.storage = max(0, min(job.fetched, job.context - 1) - job.device)
+        # What was evicted while it waited comes back from host memory; the copy overlaps.
+        job.host = max(0, job.context - 1 - job.device - job.storage) if job.pooled else 0
+        return job.device + job.storage + job.host
 
     def _in_use(self, job: Job) -> int:
         """Tokens of the job whose KV a running sibling holds."""

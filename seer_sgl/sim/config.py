@@ -44,6 +44,9 @@ class EngineConfig(Section):
     count: Positive = 8
     kv_tokens: Positive = 400_000  # KV capacity, SGLang's max_total_num_tokens
     max_running_requests: Positive = 1024
+    # Before it admits a request, an engine sets so many tokens aside for what it will write
+    # (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION). 0: it admits whatever fits now, as vLLM does.
+    reserve_tokens: Natural = 4096
     weights_gb: Amount = 16.0  # read by every step
     experts_gb: Rest = 0.0  # weights of the experts; a step reads those its tokens chose
     experts: Positive = 1
@@ -53,7 +56,7 @@ class EngineConfig(Section):
     bandwidth_gb_s: Amount = 2010.0
     tflops: Amount = 400.0
     overhead_ms: Rest = 3.0  # of a step, whatever is in it: kernel launches, scheduling, sampling
-    request_overhead_us: Rest = 10.0  # more of it for each running request
+    row_overhead_us: Rest = 10.0  # more of it for each sequence, and each draft to verify
     prefill_tok_s: Amount = 20_000.0
 
 

@@ -47,12 +47,7 @@ class SimulatedEngine:
         self._loop = asyncio.get_running_loop()
         step = StepTime(config.engine)
         self._speculation = Speculation(config.speculation, step)
-        self._batch = Batch(
-            config.engine.kv_tokens,
-            config.engine.max_running_requests,
-            step,
-            self._speculation,
-        )
+        self._batch = Batch(config.engine, step, self._speculation)
         self._replies: dict[str, asyncio.Future[Job]] = {}  # by request uid
         self._timer: asyncio.TimerHandle | None = None
         self._link_free_at = 0.0
@@ -66,8 +61,8 @@ class SimulatedEngine:
     async def generate(self, chunk: Chunk) -> ChunkReply:
         """Run one chunk to its end, in virtual time."""
         job = self._job(chunk)
-        if job.storage:
-            await self._fetch(job.storage)
+        if job.fetched:
+            await self._fetch(job.fetched)
         reply = self._loop.create_future()
         self._replies[job.uid] = reply
         try:
@@ -98,14 +93,16 @@ class SimulatedEngine:
     def _job(self, chunk: Chunk) -> Job:
         request = chunk.request
         tokens = min(self._lengths[request.uid] - request.generated, chunk.max_new_tokens)
-        here = self._batch.idle_cache.length(request.uid)
         # SGLang looks into the pool for whatever it lacks itself, whoever sent the request.
-        pooled = self._config.pool.enabled and request.generated and chunk.move is not Move.PREFILL
-        storage = request.total_len if pooled and here < request.total_len else 0
+        pooled = (
+            self._config.pool.enabled and request.generated > 0 and chunk.move is not Move.PREFILL
+        )
+        here = self._batch.idle_cache.length(request.uid)
+        fetched = request.total_len if pooled and here < request.total_len else 0
         alpha = 0.0
         if self._speculation.enabled:
             alpha = self._speculation.acceptance(references(request))
-        return Job(chunk, tokens, storage=storage, alpha=alpha)
+        return Job(chunk, tokens, pooled=pooled, fetched=fetched, alpha=alpha)
 
     async def _fetch(self, tokens: int) -> None:
         """Read KV from the pool; the engine's link takes one after the other."""
@@ -176,7 +173,8 @@ def _reply(job: Job, whole: int) -> ChunkReply:
         logprobs=logprobs(job.tokens),
         weight_spans=[WeightSpan(VERSION, job.tokens)],
         finish="stop" if stops else "length",
-        cached_device=job.cached - job.storage,
+        cached_device=job.device,
+        cached_host=job.host,
         cached_storage=job.storage,
         retractions=job.retractions,
         verify_steps=job.steps if job.alpha else 0,

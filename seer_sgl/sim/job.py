@@ -6,23 +6,27 @@ from seer_sgl.types import Chunk
 class Job:
     """A chunk, how many tokens it will bring, and how far it is.
 
-    `tokens`: it returns so many; `cached`: input tokens whose KV is there; `alpha`: probability
-    that a draft token of it is accepted. While it runs, its sizes follow from the engine's progress
+    `tokens`: it returns so many; `pooled`: the KV of its input is in host memory or the pool, of
+    which the first `fetched` tokens were brought along; `device`, `host`, `storage`: input tokens
+    found in each tier; `alpha`: probability that a draft token of it is accepted. While it runs, its sizes follow from the engine's progress
     P, the tokens every running sequence has been given: length = P + `length_base`, output =
     P + `output_base`.
     """
 
     __slots__ = (
         "alpha",
-        "cached",
         "chunk",
+        "device",
         "entry",
+        "fetched",
         "first_step",
         "group",
+        "host",
         "input_len",
         "length_base",
         "max_new",
         "output_base",
+        "pooled",
         "produced",
         "prompt_len",
         "retractions",
@@ -33,7 +37,13 @@ class Job:
     )
 
     def __init__(
-        self, chunk: Chunk, tokens: int, cached: int = 0, storage: int = 0, alpha: float = 0.0
+        self,
+        chunk: Chunk,
+        tokens: int,
+        *,
+        pooled: bool = False,
+        fetched: int = 0,
+        alpha: float = 0.0,
     ) -> None:
         request = chunk.request
         self.chunk = chunk
@@ -43,8 +53,9 @@ class Job:
         self.input_len = request.total_len
         self.max_new = chunk.max_new_tokens
         self.tokens = tokens
-        self.cached = cached
-        self.storage = storage  # of `cached`, those out of the pool
+        self.pooled = pooled
+        self.fetched = fetched
+        self.device = self.host = self.storage = 0
         self.alpha = alpha
         self.entry = 0  # changes whenever it starts to run: tells old queue entries from new ones
         self.length_base = 0.0

@@ -2,7 +2,7 @@
 
 A decode step over a batch of B sequences with K tokens of KV between them takes
 
-    overhead + B * overhead a request + max(weights read / bandwidth, B * FLOP / compute)
+    overhead + B * overhead a row + max(weights read / bandwidth, B * FLOP / compute)
              + K * KV bytes a token / bandwidth
 
 While the batch stays the same, K grows by a constant with every step, so any number of steps has a
@@ -36,7 +36,7 @@ class StepTime:
         read = self._weights_gb(rows) * self._per_weight_gb
         return (
             engine.overhead_ms * 1e-3
-            + batch * engine.request_overhead_us * 1e-6
+            + rows * engine.row_overhead_us * 1e-6
             + max(read, rows * self._compute_s)
         )
 

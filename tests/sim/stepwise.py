@@ -24,6 +24,7 @@ class Sequence:
         self.prompt_len, self.input_len = request.prompt_len, request.total_len
         self.max_new, self.tokens = chunk.max_new_tokens, tokens
         self.out = self.retractions = 0
+        self.pooled = False
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -57,14 +58,12 @@ class StepwiseEngine:
         left = self.lengths[request.uid] - request.generated
         sequence = Sequence(chunk, min(left, chunk.max_new_tokens))
         pool, here = self.config.pool, self.idle.get(request.uid, 0)
-        sequence_pooled = 0
-        moves = pool.enabled and request.generated and chunk.move is not Move.PREFILL
-        if moves and here < request.total_len:
-            sequence_pooled = request.total_len
+        prefills = chunk.move is Move.PREFILL or not request.generated
+        sequence.pooled = pool.enabled and not prefills
+        if sequence.pooled and here < request.total_len:
             size = request.total_len * self.config.engine.kv_bytes_per_token
             self.link_free_at = max(loop.time(), self.link_free_at) + size / (pool.gb_s * 1e9)
             await asyncio.sleep(self.link_free_at - loop.time() + pool.latency_ms / 1e3)
-        self.pooled = getattr(self, "pooled", {}) | {request.uid: sequence_pooled}
         self.waiting.append(sequence)
         self.arrived.set()
         await sequence.done
@@ -119,7 +118,7 @@ class StepwiseEngine:
 
     def prefill(self) -> float:
         """Admit what fits; its seconds."""
-        clip, cost, admitted = rules.CLIP_MAX_NEW_TOKENS, 0, []
+        clip, cost, admitted = self.config.engine.reserve_tokens, 0, []
         may = sum(min(s.max_new - s.out, clip) for s in self.running)
         left = self.config.engine.kv_tokens - self.held() - may * self.ratio
         groups = {s.group for s in self.running}
@@ -133,8 +132,8 @@ class StepwiseEngine:
                 break
             left -= ask
             there = max(shared, self.idle.get(sequence.uid, 0))
-            if not sequence.retractions:
-                there = max(there, self.pooled[sequence.uid])
+            if not sequence.retractions and sequence.pooled:
+                there = sequence.length
             cost += sequence.length - min(there, sequence.length - 1)
             admitted.append(self.waiting.pop(0))
         for sequence in admitted:
