@@ -1,8 +1,7 @@
 """A placement for experiments: every chunk moves."""
 
-from collections.abc import Sequence
-
-from seer_sgl.scheduling.placement import EngineSlot, Placed, Verdict
+from seer_sgl.scheduling.fleet import Fleet
+from seer_sgl.scheduling.placement import Placed, Verdict
 from seer_sgl.types import Move, Request
 
 
@@ -16,12 +15,12 @@ class AlwaysElsewhere:
         self._fetch = fetch
 
     def choose(
-        self, request: Request, total_len: int, engines: Sequence[EngineSlot], patient: bool
+        self, request: Request, total_len: int, fleet: Fleet, patient: bool
     ) -> Placed | Verdict:
         last = request.engines[-1] if request.engines else None
         if self._fetch and last is not None and not request.stored and patient:
             return Verdict.UNSTORED
-        up = [slot for slot in engines if slot.available]
+        up = [slot for slot in fleet if slot.available]
         others = [slot for slot in up if slot.engine_id != last] or up
         able = [slot for slot in others if slot.admits(request, total_len)]
         if not able:

@@ -109,9 +109,15 @@ class KvPoolConfig(Section):
 
 
 class SchedulingConfig(Section):
-    """How requests are divided and admitted (paper section 1)."""
+    """How requests are divided, ordered and admitted (paper sections 1 and 2)."""
 
+    policy: Literal["seer", "no_context", "oracle", "group_round_robin", "group_least_loaded"] = (
+        "seer"
+    )
+    lengths: str | None = None  # JSONL of an earlier rollout: prior of `seer`, truth of `oracle`
+    estimator: Literal["max", "survival"] = "max"  # of a group's length, in `seer`
     chunk_tokens: Positive = 8192
+    adaptive_chunk: bool = False  # shorter chunks in the tail
     divide: bool = True
     kv_ledger: bool = True  # False admits by count only: the baseline that retracts
     max_inflight_per_engine: Positive | None = None  # default: the engine's max_running_requests
@@ -317,6 +323,7 @@ def _check(config: Config, where: Mapping[str, str]) -> None:
     for key, why in (
         *wrong_engines(engines),
         *_wrong_pool(config.kv_pool, engines),
+        *_wrong_scheduling(config),
         *_wrong_sampling(config.sampling),
     ):
         raise ConfigError(f"{_place(key, where)}{key}: {why}")
@@ -380,6 +387,27 @@ def _wrong_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[tuple[st
         yield "kv_pool.replicas", f"{pool.replicas} copies need as many kv_pool.stores"
     if pool.master is not None and not re.fullmatch(r"[^:/\s]+:[0-9]+", pool.master):
         yield "kv_pool.master", f"{pool.master!r} is not of the form host:port"
+
+
+def _wrong_scheduling(config: Config) -> Iterator[tuple[str, str]]:
+    """Keys that the chosen policy would silently ignore."""
+    scheduling, policy = config.scheduling, f"policy: {config.scheduling.policy}"
+    if scheduling.policy == "oracle" and scheduling.lengths is None:
+        yield "scheduling.policy", "oracle needs scheduling.lengths"
+    if scheduling.policy not in ("seer", "oracle") and scheduling.lengths is not None:
+        yield "scheduling.lengths", f"{policy} uses no lengths"
+    if scheduling.policy != "seer" and scheduling.estimator != "max":
+        yield "scheduling.estimator", f"{policy} estimates no lengths"
+    if scheduling.policy.startswith("group_"):
+        whole = f"{policy} sends whole groups at once and never moves them"
+        if config.kv_pool.backend != "none":
+            yield "kv_pool.backend", whole
+        if scheduling.max_inflight_per_engine is not None:
+            yield "scheduling.max_inflight_per_engine", whole
+        if scheduling.adaptive_chunk:
+            yield "scheduling.adaptive_chunk", whole
+    elif scheduling.adaptive_chunk and not scheduling.divide:
+        yield "scheduling.adaptive_chunk", "without scheduling.divide there are no chunks"
 
 
 def _wrong_sampling(sampling: SamplingConfig) -> Iterator[tuple[str, str]]:

@@ -115,6 +115,8 @@ class RolloutLoop:
 
     def loaded(self, engine_id: str, load: EngineLoad) -> None:
         """An engine told how busy it is (monitor.py)."""
+        if self._scheduler.loaded(engine_id, load):
+            self._wake()
         for run in set(self._runs.values()):
             for observer in run.observers:
                 observer.loaded(engine_id, load, self._clock())

@@ -18,16 +18,15 @@ from typing import Any, Self
 from seer_sgl.config import Config, load, parse
 from seer_sgl.engine.fleet import Fleet, open_fleet, require_model
 from seer_sgl.engine.plugin.frames import Rates
-from seer_sgl.engine.protocol import Engine
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
 from seer_sgl.scheduling.costs import Costs
-from seer_sgl.scheduling.ledger import KVLedger
-from seer_sgl.scheduling.placement import CacheAware, EngineSlot, Placement
-from seer_sgl.scheduling.scheduler import Scheduler
+from seer_sgl.scheduling.placement import Placement
 from seer_sgl.types import ChunkReply, EngineInfo, Group, Prompt, Request
 
 from .admission import Room, check_engines, check_pool, mismatches
+from .assembly import make_scheduler
 from .boundary import StopRecheck
+from .lengths import expect_all, read_lengths
 from .loop import Observer, RolloutLoop, Run
 from .model import model_facts
 from .monitor import Monitor
@@ -71,6 +70,8 @@ class Rollout:
         self._runs = 0
         self.recorder: Recorder | None = None  # of the current or latest run
 
+        lengths = self.config.scheduling.lengths
+        self._known = None if lengths is None else read_lengths(Path(lengths))
         model = self.config.model
         if self.config.engines.launch == "local":
             require_model(model.path or "")
@@ -135,6 +136,8 @@ class Rollout:
             self._group(prompt, room.response_limit(prompt), rollout_id, seed, started_at)
             for prompt in prompts
         ]
+        if self._known is not None and self.config.scheduling.policy == "oracle":
+            expect_all(self._known, groups, str(self.config.scheduling.lengths))
         self._warn_of_short_responses(groups)
         recorder = Recorder(rollout_id, seed, self._infos, groups, started_at)
         maker = SampleMaker(rollout_id, started_at, self.config.sampling, self._tokenizer)
@@ -224,43 +227,18 @@ class Rollout:
         n = self.config.rollout.n_samples_per_prompt
         return PromptReader(n, self._tokenizer, vocab_size, max_prompt_len)
 
-    def _scheduler(self, engines: Sequence[Engine]) -> Scheduler:
-        scheduling = self.config.scheduling
-        undivided = self.config.sampling.undivided_because()
-        if undivided and scheduling.divide:
-            self._announce(
-                f"warning: requests run undivided: sampling.{', sampling.'.join(undivided)} "
-                "cannot cross a chunk boundary"
-            )
-        scheduler = Scheduler(
-            scheduling.chunk_tokens,
-            divide=scheduling.divide and not undivided,
-            patience_s=self.config.engines.recovery_timeout_s,
-            placement=self._placement
-            or CacheAware(
-                self._costs, max_spread=scheduling.max_spread, gap=scheduling.fetch_gap_tokens
-            ),
-        )
-        for engine in engines:
-            info = engine.info
-            ledger = KVLedger(info.max_total_num_tokens, info.page_size, info.radix_cache)
-            most = scheduling.max_inflight_per_engine or info.max_running_requests
-            scheduler.add_engine(
-                EngineSlot(
-                    info.engine_id,
-                    ledger if scheduling.kv_ledger else None,
-                    min(info.max_running_requests, most),
-                    # Without a link nobody tells when KV has reached the pool.
-                    info.pool if self.config.engines.launch == "local" else None,
-                )
-            )
-        return scheduler
-
     @contextlib.asynccontextmanager
     async def _driving(self, fleet: Fleet) -> AsyncIterator["asyncio.Task[None]"]:
         """The loop and the monitor, running as one task until the block is left."""
         engines = fleet.engines
-        scheduler = self._scheduler(engines)
+        scheduler = make_scheduler(
+            self.config,
+            self._infos,
+            costs=self._costs,
+            known=self._known,
+            placement=self._placement,
+            announce=self._announce,
+        )
         by_id = {engine.info.engine_id: engine for engine in engines}
         self._loop = RolloutLoop(scheduler, by_id, clock, self._recheck)
         fleet.link.on_stored = self._loop.stored

@@ -7,6 +7,8 @@ on one engine share the full pages of their prompt through the radix cache: coun
 
 from collections import Counter
 
+from .feedback import KVFeedback
+
 
 class KVLedger:
     """Reservations against one engine's KV capacity, in tokens, rounded up to whole pages.
@@ -20,45 +22,64 @@ class KVLedger:
         self.page_size = page_size
         self.shares_prompts = shares_prompts
         self.used = 0
+        self.feedback = KVFeedback(capacity)
         self._siblings: Counter[str] = Counter()  # chunks in flight of each group
+        # Most promised since the last report, and before it: a report may be a little old.
+        self._peak, self._peak_before = 0, 0
+
+    @property
+    def free(self) -> int:
+        """Tokens still to promise. An engine without a chunk of ours takes one whatever it says
+        of itself: else a request could wait for ever for strangers to leave."""
+        limit = self.feedback.usable if self.used else self.capacity
+        return max(0, limit - self.used)
+
+    @property
+    def room(self) -> int:
+        """The longest chunk (prompt + generated + budget) of a group not yet here that fits."""
+        return self.free // self.page_size * self.page_size
 
     def need(self, group_uid: str, prompt_len: int, total_len: int) -> int:
         """KV tokens that one more chunk would add: its own part, and the prompt if it is first.
 
         `total_len`: prompt + generated + chunk budget, tokens.
         """
-        shared = self._shared(prompt_len)
-        own = self._own(prompt_len, total_len)
-        return own if self._siblings[group_uid] else own + shared
+        whole = -(-total_len // self.page_size) * self.page_size
+        return whole - self._shared(prompt_len) if group_uid in self._siblings else whole
 
     def admits(self, group_uid: str, prompt_len: int, total_len: int) -> bool:
         """Whether that chunk fits beside everything already promised."""
-        return self.used + self.need(group_uid, prompt_len, total_len) <= self.capacity
+        return self.need(group_uid, prompt_len, total_len) <= self.free
 
     def holds(self, group_uid: str) -> bool:
         """Whether a chunk of the group is in flight here, and with it the KV of its prompt."""
-        return self._siblings[group_uid] > 0
+        return group_uid in self._siblings
 
     def reserve(self, group_uid: str, prompt_len: int, total_len: int) -> None:
         """Promise the chunk its KV. Raises ValueError beyond the capacity."""
-        if not self.admits(group_uid, prompt_len, total_len):
+        need = self.need(group_uid, prompt_len, total_len)
+        if need > self.free:
             raise ValueError(f"{total_len} tokens do not fit: {self.used} of {self.capacity} used")
-        self.used += self.need(group_uid, prompt_len, total_len)
+        self.used += need
+        self._peak = max(self._peak, self.used)
         self._siblings[group_uid] += 1
 
     def release(self, group_uid: str, prompt_len: int, total_len: int) -> None:
         """Take the promise back, with the numbers it was made with."""
-        if not self._siblings[group_uid]:
+        if group_uid not in self._siblings:
             raise ValueError(f"no chunk of group {group_uid} is reserved here")
         self._siblings[group_uid] -= 1
         if not self._siblings[group_uid]:
             del self._siblings[group_uid]
-            self.used -= self._shared(prompt_len)
-        self.used -= self._own(prompt_len, total_len)
+        self.used -= self.need(group_uid, prompt_len, total_len)
+
+    def reported(self, used_tokens: int) -> bool:
+        """The engine has so many tokens in use (`/v1/loads`). Returns whether there is more room
+        than before."""
+        before = self.feedback.usable
+        self.feedback.reported(used_tokens, max(self._peak, self._peak_before))
+        self._peak, self._peak_before = self.used, self._peak
+        return self.feedback.usable > before
 
     def _shared(self, prompt_len: int) -> int:
         return prompt_len // self.page_size * self.page_size if self.shares_prompts else 0
-
-    def _own(self, prompt_len: int, total_len: int) -> int:
-        pages = -(-total_len // self.page_size)
-        return pages * self.page_size - self._shared(prompt_len)

@@ -7,9 +7,21 @@ is a network.
 from collections.abc import Iterable
 
 from seer_sgl.errors import RequestRejected
-from seer_sgl.types import Chunk, ChunkReply, ChunkResult, Group, Move, Request, RequestState
+from seer_sgl.types import (
+    Chunk,
+    ChunkReply,
+    ChunkResult,
+    EngineLoad,
+    Group,
+    Move,
+    Request,
+    RequestState,
+)
 
-from .placement import CacheAware, EngineSlot, Placement, Verdict
+from .chunks import tail_chunk
+from .fleet import EngineSlot, Fleet
+from .parking import Parking
+from .placement import CacheAware, Placement, Verdict
 from .policy import FirstComeFirstServed, Policy
 
 # How long a request that should move waits for its KV to be stored; usually 4 to 30 ms.
@@ -22,7 +34,8 @@ MAX_CONSECUTIVE_FAILURES = 5
 class Scheduler:
     """Turns requests into chunks on engines, one at a time, without ever over-promising KV.
 
-    `chunk_tokens`: the token budget of a chunk. `divide` False sends every request whole.
+    `chunk_tokens`: the token budget of a chunk; `adaptive_chunk`: less in the tail (chunks.py).
+    `divide` False sends every request whole.
     `patience_s`: a group is not given up for failures that have lasted less than this.
     """
 
@@ -31,42 +44,59 @@ class Scheduler:
         chunk_tokens: int,
         *,
         divide: bool = True,
+        adaptive_chunk: bool = False,
         patience_s: float = 60.0,
         policy: Policy | None = None,
         placement: Placement | None = None,
     ) -> None:
         self._chunk_tokens = chunk_tokens
         self._divide = divide
+        self._adaptive_chunk = adaptive_chunk
         self._patience_s = patience_s
         self._policy = policy or FirstComeFirstServed()
         self._placement = placement or CacheAware()
-        self._engines: dict[str, EngineSlot] = {}
+        self._fleet = Fleet()
+        self._inflight = 0
+        self._most_inflight = 0  # since there was nothing to do
         self._live: dict[str, Request] = {}  # by uid, until finished or withdrawn
         # By uid, requests whose KV did not reach the pool in time: a hole in it may well stay, so
         # they wait no more until all of it is acknowledged.
         self._hurried: set[str] = set()
-        self._parked: dict[str, tuple[Request, float]] = {}  # by uid: waits until then at most
+        self._parking = Parking()
 
     @property
     def engines(self) -> Iterable[EngineSlot]:
         """Every engine, available or not."""
-        return self._engines.values()
+        return self._fleet
 
     @property
     def wake_at(self) -> float | None:
         """When `next_assignment` may have more to say although nothing came back; None: never."""
-        return min((until for _, until in self._parked.values()), default=None)
+        return self._parking.next_due
 
     def add_engine(self, slot: EngineSlot) -> None:
         """An engine joins."""
-        self._engines[slot.engine_id] = slot
+        self._fleet.add(slot)
 
     def set_available(self, engine_id: str, available: bool) -> None:
         """Stop or resume sending chunks to an engine; what is in flight there goes on."""
-        self._engines[engine_id].available = available
+        slot = self._fleet[engine_id]
+        slot.available = available
+        self._fleet.changed(slot)
+
+    def loaded(self, engine_id: str, load: EngineLoad) -> bool:
+        """An engine told how busy it is. Returns whether it has more room than we knew of."""
+        slot = self._fleet[engine_id]
+        if slot.ledger is None:
+            return False
+        more = slot.ledger.reported(load.used_tokens)
+        self._fleet.changed(slot)
+        return more
 
     def submit(self, group: Group) -> None:
         """All requests of the group become ready."""
+        if not self._live:
+            self._most_inflight = self._inflight
         for request in group.requests:
             self._live[request.uid] = request
             self._policy.push(request)
@@ -76,8 +106,9 @@ class Scheduler:
         group.withdrawn = True
         for request in group.requests:
             self._live.pop(request.uid, None)
-            self._parked.pop(request.uid, None)
+            self._parking.leave(request)
             self._hurried.discard(request.uid)
+        self._policy.withdraw(group)
 
     def stored(self, rid: str, whole: bool) -> Request | None:
         """The KV of chunk `rid` is in the pool; `whole` False: not all, and it never will be.
@@ -94,7 +125,7 @@ class Scheduler:
         request.stored = whole
         if not whole:
             self._hurried.add(request.uid)  # there is nothing to wait for
-        if self._parked.pop(request.uid, None) is not None:
+        if self._parking.leave(request):
             self._policy.push(request)
         return request
 
@@ -103,33 +134,34 @@ class Scheduler:
 
         `now`: seconds on the caller's clock.
         """
-        self._unpark(now)
-        while (request := self._next_ready()) is not None:
-            budget = request.remaining
-            if self._divide:
-                budget = min(budget, self._chunk_tokens)
-            total_len = request.total_len + budget
-            slots = list(self._engines.values())
+        for waited in self._parking.due(now):
+            self._hurried.add(waited.uid)
+            self._policy.push(waited)
+        while (request := self._policy.peek()) is not None:
+            budget = self._budget(request)
             chosen = self._placement.choose(
-                request, total_len, slots, request.uid not in self._hurried
+                request,
+                request.total_len + budget,
+                self._fleet,
+                request.uid not in self._hurried,
             )
             if chosen is Verdict.FULL:
                 return None
             self._policy.pop()
             if chosen is not Verdict.UNSTORED:
                 return self._start(request, *chosen, budget, now)
-            self._parked[request.uid] = (request, now + STORE_PATIENCE_S)
+            self._parking.park(request, now + STORE_PATIENCE_S)
         return None
 
     def complete(self, result: ChunkResult) -> None:
         """A chunk came back: the request grows, and finishes or becomes ready again."""
         chunk = result.chunk
         request, group = chunk.request, chunk.request.group
-        slot = self._engines[chunk.engine_id]
-        slot.inflight -= 1
-        slot.completed += 1
-        if slot.ledger is not None:
-            slot.ledger.release(group.uid, request.prompt_len, chunk.kv_tokens)
+        slot = self._fleet[chunk.engine_id]
+        if slot.ledger is not None and result.reply is not None and result.reply.retractions:
+            slot.ledger.feedback.retracted()
+        self._fleet.end(slot, request, chunk.kv_tokens)
+        self._inflight -= 1
         request.state, request.returned_at = RequestState.PENDING, result.now
         if result.reply is None:
             request.rid, request.stored = "", False  # what was stored may not be what we have
@@ -143,6 +175,7 @@ class Scheduler:
         if request.state is RequestState.FINISHED:
             self._live.pop(request.uid, None)
             self._hurried.discard(request.uid)
+            self._policy.finished(request)
         if request.state is RequestState.FINISHED or group.withdrawn:
             return
         if isinstance(result.error, RequestRejected):
@@ -163,27 +196,22 @@ class Scheduler:
             and now - since >= self._patience_s
         )
 
-    def _next_ready(self) -> Request | None:
-        while (request := self._policy.peek()) is not None:
-            if not request.group.withdrawn:
-                return request
-            self._policy.pop()
-        return None
-
-    def _unpark(self, now: float) -> None:
-        for uid, (request, until) in list(self._parked.items()):
-            if until <= now:
-                del self._parked[uid]
-                self._hurried.add(uid)
-                self._policy.push(request)
+    def _budget(self, request: Request) -> int:
+        """Response tokens of the request's next chunk."""
+        if not self._divide:
+            return request.remaining
+        chunk_tokens = self._chunk_tokens
+        if self._adaptive_chunk:
+            chunk_tokens = tail_chunk(chunk_tokens, len(self._live), self._most_inflight)
+        return min(request.remaining, chunk_tokens)
 
     def _start(
         self, request: Request, slot: EngineSlot, move: Move, budget: int, now: float
     ) -> Chunk:
         total_len = request.total_len + budget
-        slot.inflight += 1
-        if slot.ledger is not None:
-            slot.ledger.reserve(request.group.uid, request.prompt_len, total_len)
+        self._fleet.start(slot, request, total_len)
+        self._inflight += 1
+        self._most_inflight = max(self._most_inflight, self._inflight)
         request.state = RequestState.RUNNING
         request.attempts += 1
         # The terminator keeps SGLang's prefix match of /abort_request from hitting c10 by c1.

@@ -1,22 +1,18 @@
-"""Where a chunk goes, with its KV or without, and what waits for its KV to be stored."""
-
-from collections.abc import Sequence
+"""Where a chunk goes, with its KV or without."""
 
 import pytest
 
-from seer_sgl.errors import EngineUnavailable
 from seer_sgl.scheduling.costs import WEIGHT, Costs
+from seer_sgl.scheduling.fleet import EngineSlot, Fleet
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.placement import (
     GAP_TOKENS,
     MAX_SPREAD,
     CacheAware,
-    EngineSlot,
     Placed,
     Verdict,
 )
-from seer_sgl.scheduling.scheduler import STORE_PATIENCE_S, Scheduler
-from seer_sgl.types import Chunk, ChunkResult, Group, Move, Request
+from seer_sgl.types import Move, Request
 from tests.helpers import make_group, make_reply
 
 LIMIT = 4  # of the spread, in most tests here
@@ -37,12 +33,25 @@ def slot(
     return made
 
 
-def holding(engine_id: str, inflight: int, request: Request) -> EngineSlot:
-    """An engine that works on a sibling of `request`."""
-    made = slot(engine_id, inflight, ledger=KVLedger(1_000_000))
-    assert made.ledger is not None
-    made.ledger.reserve(request.group.uid, request.prompt_len, request.prompt_len + 1)
+class Holding(EngineSlot):
+    """An engine that works on a sibling of the request it is asked for."""
+
+
+def holding(engine_id: str, inflight: int) -> EngineSlot:
+    made = Holding(engine_id, KVLedger(1_000_000), 256, "pool")
+    made.inflight = inflight
     return made
+
+
+def fleet_for(request: Request, *engines: EngineSlot) -> Fleet:
+    fleet = Fleet()
+    for engine in engines:
+        fleet.add(engine)
+        if isinstance(engine, Holding):
+            fleet.start(engine, request, request.prompt_len + 1)
+            engine.inflight -= 1  # that one is counted
+            fleet.changed(engine)
+    return fleet
 
 
 def request_at(home: str | None, total_len: int = 1000, *, stored: bool = False) -> Request:
@@ -63,7 +72,9 @@ def choose(
     placement: CacheAware | None = None,
 ) -> tuple[str, Move] | Verdict:
     placement = placement or CacheAware(max_spread=LIMIT)
-    chosen = placement.choose(request, request.total_len + 10, engines, patient)
+    chosen = placement.choose(
+        request, request.total_len + 10, fleet_for(request, *engines), patient
+    )
     return (chosen.slot.engine_id, chosen.move) if isinstance(chosen, Placed) else chosen
 
 
@@ -121,19 +132,19 @@ def test_among_equal_caches_the_least_loaded_engine_wins_and_among_equal_loads_t
 
 def test_among_equal_loads_the_larger_cache_wins() -> None:
     request = request_at("home", stored=True)
-    engines = slot("home", BUSY), slot("cold"), holding("warm", 0, request)
+    engines = slot("home", BUSY), slot("cold"), holding("warm", 0)
     assert choose(request, *engines)[0] == "warm"  # type: ignore[index]
 
 
 def test_a_new_request_goes_to_a_siblings_engine_while_balanced() -> None:
     new = request_at(None)
-    assert choose(new, slot("cold"), holding("warm", LIMIT, new)) == ("warm", Move.STAY)
-    assert choose(new, slot("cold"), holding("warm", BUSY, new)) == ("cold", Move.STAY)
+    assert choose(new, slot("cold"), holding("warm", LIMIT)) == ("warm", Move.STAY)
+    assert choose(new, slot("cold"), holding("warm", BUSY)) == ("cold", Move.STAY)
 
 
 def test_home_holds_more_than_a_siblings_engine() -> None:
     request = request_at("home")
-    assert choose(request, holding("warm", 0, request), slot("home", 1)) == ("home", Move.STAY)
+    assert choose(request, holding("warm", 0), slot("home", 1)) == ("home", Move.STAY)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +157,7 @@ def test_only_a_gap_that_is_not_small_is_fetched(total_len: int, move: Move) -> 
 
 def test_a_siblings_prompt_is_no_part_of_the_gap() -> None:
     request = request_at("home", 5000, stored=True)
-    engines = slot("home", BUSY), holding("warm", 0, request)
+    engines = slot("home", BUSY), holding("warm", 0)
     assert choose(request, *engines) == ("warm", Move.PREFILL)
     narrow = CacheAware(max_spread=LIMIT, gap=request.generated - 1)
     assert choose(request, *engines, placement=narrow) == ("warm", Move.FETCH)
@@ -236,176 +247,3 @@ def test_rates_start_at_the_first_observation_and_follow_slowly() -> None:
     costs.observe_fetch(1000, 1.0)
     assert costs.prefill_tok_s == pytest.approx(500.0 + WEIGHT * 1000.0)
     assert costs.fetch_tok_s == pytest.approx(2000.0 - WEIGHT * 1000.0)
-
-
-class WaitsForKV:
-    """Requests that have run once move only with their KV, as long as they may wait for it."""
-
-    def __init__(self) -> None:
-        self.offers: list[tuple[int, bool]] = []  # (index, patient)
-
-    def choose(
-        self, request: Request, _: int, engines: Sequence[EngineSlot], patient: bool
-    ) -> Placed | Verdict:
-        self.offers.append((request.index, patient))
-        if not engines[0].admits(request, request.total_len):
-            return Verdict.FULL
-        if request.engines and not request.stored and patient:
-            return Verdict.UNSTORED
-        return Placed(engines[0], Move.FETCH if request.stored else Move.STAY)
-
-
-@pytest.fixture
-def placement() -> WaitsForKV:
-    return WaitsForKV()
-
-
-@pytest.fixture
-def scheduler(placement: WaitsForKV) -> Scheduler:
-    made = Scheduler(10, placement=placement)
-    made.add_engine(EngineSlot("e0", None, 10))
-    return made
-
-
-def started(scheduler: Scheduler, now: float = 0.0) -> Chunk:
-    chunk = scheduler.next_assignment(now)
-    assert chunk is not None
-    return chunk
-
-
-def parked(
-    scheduler: Scheduler, group_id: str = "g", *, n: int = 1, now: float = 50.0
-) -> tuple[Group, Chunk]:
-    """A group whose first request has run its first chunk and now waits, and that chunk."""
-    group = make_group(group_id, n=n)
-    scheduler.submit(group)
-    chunk = started(scheduler)
-    scheduler.complete(ChunkResult(chunk=chunk, now=now, reply=make_reply(10)))
-    others = [started(scheduler, now) for _ in range(n - 1)]
-    assert [chunk.request.index for chunk in others] == list(range(1, n)), "the others go on"
-    assert scheduler.next_assignment(now) is None
-    return group, chunk
-
-
-def test_a_request_that_waits_for_its_kv_lets_others_go_on_and_moves_once_stored(
-    scheduler: Scheduler,
-) -> None:
-    assert scheduler.wake_at is None
-    group, chunk = parked(scheduler, n=3)
-    assert scheduler.stored(chunk.rid, True) is group.requests[0]
-    assert scheduler.wake_at is None
-    moved = started(scheduler, 50.0)
-    assert (moved.request.index, moved.move) == (0, Move.FETCH)
-    assert scheduler.next_assignment(50.0) is None
-
-
-def test_an_acknowledgement_before_the_reply_spares_the_wait(scheduler: Scheduler) -> None:
-    scheduler.submit(make_group(n=1))
-    chunk = started(scheduler)
-    scheduler.stored(chunk.rid, True)
-    scheduler.complete(ChunkResult(chunk=chunk, now=1.0, reply=make_reply(10)))
-    assert started(scheduler).move is Move.FETCH
-    assert not chunk.request.stored, "the next chunk is to be stored anew"
-
-
-def test_a_request_waits_so_long_and_is_then_offered_as_impatient(
-    scheduler: Scheduler, placement: WaitsForKV
-) -> None:
-    parked(scheduler, now=50.0)
-    assert scheduler.wake_at == 50.0 + STORE_PATIENCE_S
-    offers = len(placement.offers)
-    assert scheduler.next_assignment(50.0 + STORE_PATIENCE_S - 0.001) is None
-    assert len(placement.offers) == offers, "nobody asks before"
-    chunk = started(scheduler, 50.0 + STORE_PATIENCE_S)
-    assert placement.offers[-1] == (0, False)
-    assert scheduler.wake_at is None
-    scheduler.complete(ChunkResult(chunk=chunk, now=60.0, reply=make_reply(10)))
-    chunk = started(scheduler, 60.0)
-    assert placement.offers[-1] == (0, False), "its KV has a hole that may well stay"
-    scheduler.stored(chunk.rid, True)
-    scheduler.complete(ChunkResult(chunk=chunk, now=61.0, reply=make_reply(10)))
-    started(scheduler, 61.0)
-    assert placement.offers[-1] == (0, True), "patient again after an acknowledgement"
-
-
-def test_a_late_acknowledgement_makes_the_request_patient_again(
-    scheduler: Scheduler, placement: WaitsForKV
-) -> None:
-    _, late = parked(scheduler, now=50.0)
-    chunk = started(scheduler, 50.0 + STORE_PATIENCE_S)
-    assert placement.offers[-1] == (0, False)
-    assert scheduler.stored(late.rid, True) is None, "the newest chunk is another one"
-    scheduler.complete(ChunkResult(chunk=chunk, now=60.0, reply=make_reply(10)))
-    assert scheduler.next_assignment(60.0) is None
-    assert placement.offers[-1] == (0, True)
-
-
-def test_the_first_to_have_waited_long_enough_wakes_the_driver(scheduler: Scheduler) -> None:
-    parked(scheduler, "a", now=50.0)
-    parked(scheduler, "b", now=50.5)
-    assert scheduler.wake_at == 50.0 + STORE_PATIENCE_S
-    started(scheduler, 50.0 + STORE_PATIENCE_S)
-    assert scheduler.wake_at == 50.5 + STORE_PATIENCE_S
-
-
-def test_an_impatient_request_stays_so_until_it_is_admitted(
-    scheduler: Scheduler, placement: WaitsForKV
-) -> None:
-    parked(scheduler, now=50.0)
-    (engine,) = scheduler.engines
-    engine.max_inflight = 0
-    assert scheduler.next_assignment(52.0) is None
-    assert scheduler.wake_at is None, "it is ready: what it lacks is room"
-    engine.max_inflight = 1
-    started(scheduler, 53.0)
-    assert placement.offers[-2:] == [(0, False), (0, False)]
-
-
-def test_kv_that_will_never_be_whole_is_not_waited_for_any_longer(
-    scheduler: Scheduler, placement: WaitsForKV
-) -> None:
-    _, chunk = parked(scheduler, now=50.0)
-    scheduler.stored(chunk.rid, False)
-    assert started(scheduler, 50.0).move is Move.STAY
-    assert placement.offers[-1] == (0, False)
-
-
-def test_acknowledgements_of_older_chunks_and_of_strangers_change_nothing(
-    scheduler: Scheduler,
-) -> None:
-    group = make_group(n=1)
-    scheduler.submit(group)
-    older = started(scheduler)
-    scheduler.complete(ChunkResult(chunk=older, now=1.0, error=EngineUnavailable("reset")))
-    newer = started(scheduler)
-    scheduler.complete(ChunkResult(chunk=newer, now=2.0, reply=make_reply(10)))
-    assert scheduler.next_assignment(2.0) is None
-    for rid in (older.rid, "someone.c1/", "", "/"):
-        assert scheduler.stored(rid, True) is None
-    assert not group.requests[0].stored
-    assert scheduler.next_assignment(2.0) is None
-    assert scheduler.wake_at == 2.0 + STORE_PATIENCE_S
-    assert scheduler.stored(newer.rid, True) is group.requests[0]
-
-
-def test_a_second_acknowledgement_does_not_send_a_request_twice(scheduler: Scheduler) -> None:
-    _, chunk = parked(scheduler)
-    scheduler.stored(chunk.rid, True)
-    scheduler.stored(chunk.rid, True)
-    started(scheduler)
-    assert scheduler.next_assignment(0.0) is None
-
-
-def test_a_withdrawn_groups_waiting_request_is_forgotten(scheduler: Scheduler) -> None:
-    group, chunk = parked(scheduler)
-    scheduler.withdraw(group)
-    assert scheduler.wake_at is None
-    assert scheduler.stored(chunk.rid, True) is None
-    assert scheduler.next_assignment(99.0) is None
-
-
-def test_a_finished_request_is_no_longer_acknowledged(scheduler: Scheduler) -> None:
-    scheduler.submit(make_group(n=1))
-    chunk = started(scheduler)
-    scheduler.complete(ChunkResult(chunk=chunk, now=1.0, reply=make_reply(3, "stop")))
-    assert scheduler.stored(chunk.rid, True) is None

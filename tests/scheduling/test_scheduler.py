@@ -264,7 +264,8 @@ def test_every_request_ends_exactly_once_and_the_ledger_at_zero(
         else:
             failed(scheduler, chunk, EngineUnavailable("x"))
         for slot in scheduler.engines:
-            slot.available = slot.available or not inflight
+            if not inflight:
+                scheduler.set_available(slot.engine_id, True)
         fill()
 
     for group in submitted:

@@ -1,0 +1,139 @@
+"""Seer's order (paper section 2): probes first, then the groups expected to be the longest.
+
+The first request of a group is its probe. A probe that ends early sends the rest of its group to
+the back; while none has ended, a group counts as long as a response may get.
+"""
+
+import heapq
+import itertools
+
+from seer_sgl.types import Group, Request
+
+from .lengths import Estimate, KnownLengths, Observed, longest_completed
+from .ready import ReadySet, Ticket
+
+# Every so many requests that are taken, one is the longest-waiting; the paper has an "occasionally"
+# here. A request that finds q others ready is thus taken after at most GUARD_EVERY * (q + 1).
+GUARD_EVERY = 32
+
+
+class ContextAware:
+    """The policy `seer`. `known`: lengths of earlier rollouts count as those of siblings that
+    ended, and a group that has some needs no probe."""
+
+    def __init__(
+        self,
+        estimate: Estimate = longest_completed,
+        known: KnownLengths | None = None,
+        *,
+        guard_every: int = GUARD_EVERY,
+    ) -> None:
+        self._estimate = estimate
+        self._known = known
+        self._guard_every = guard_every
+        self._taken = 0
+        self._ready = ReadySet()
+        self._probes: list[tuple[int, int, Ticket, Request]] = []  # shortest first
+        self._groups: dict[str, _Group] = {}  # by uid, until all of it has ended
+        # Longest estimate first. A group whose estimate changes is listed again, and its older
+        # entries are void: O(log n), however many of its requests are ready.
+        self._queue: list[tuple[int, int, int, _Group]] = []
+        self._turns = itertools.count()
+
+    def push(self, request: Request) -> None:
+        """The request is ready for its next chunk."""
+        group = self._group_of(request)
+        group.seen.ran(request)
+        ticket = self._ready.add(request)
+        if request.index == 0 and not group.seen.known:
+            heapq.heappush(self._probes, (request.generated, request.order, ticket, request))
+        else:
+            heapq.heappush(group.ready, (request.order, ticket, request))
+        self._list(group)
+
+    def peek(self) -> Request | None:
+        """The request that should go next, left in place; None when nothing is ready."""
+        if not len(self._ready):
+            return None
+        if (self._taken + 1) % self._guard_every == 0:
+            return self._ready.longest_waiting
+        return self._probe() or self._longest()
+
+    def pop(self) -> Request:
+        """Take out the request that `peek` shows."""
+        request = self.peek()
+        if request is None:
+            raise IndexError("nothing is ready")
+        self._ready.discard(request)
+        self._taken += 1
+        return request
+
+    def finished(self, request: Request) -> None:
+        """The request is complete: its siblings are known a little better."""
+        group = self._groups.get(request.group.uid)
+        if group is None:
+            return
+        group.seen.ended(request)
+        if group.seen.left:
+            self._list(group)
+        else:
+            del self._groups[request.group.uid]
+
+    def withdraw(self, group: Group) -> None:
+        """Forget the group: nothing of it goes any more."""
+        self._groups.pop(group.uid, None)
+        for request in group.requests:
+            self._ready.discard(request)
+
+    def _group_of(self, request: Request) -> "_Group":
+        uid = request.group.uid
+        if uid not in self._groups:
+            self._groups[uid] = _Group(request.group, Observed(request.group, self._known))
+        return self._groups[uid]
+
+    def _list(self, group: "_Group") -> None:
+        """Put the group into the queue by its estimate of now, unless it is there already."""
+        estimate = self._estimate(group.seen)
+        if group.ready and estimate != group.listed_at:
+            group.listed_at, group.turn = estimate, next(self._turns)
+            heapq.heappush(self._queue, (-estimate, group.order, group.turn, group))
+
+    def _probe(self) -> Request | None:
+        while self._probes:
+            _, _, ticket, request = self._probes[0]
+            if self._ready.valid(request, ticket):
+                return request
+            heapq.heappop(self._probes)
+        return None
+
+    def _longest(self) -> Request | None:
+        """The oldest request of the group of the longest estimate."""
+        while self._queue:
+            _, _, turn, group = self._queue[0]
+            if turn == group.turn:
+                request = group.oldest(self._ready)
+                if request is not None:
+                    return request
+                group.listed_at = None
+            heapq.heappop(self._queue)
+        return None
+
+
+class _Group:
+    """What the policy keeps of a group: its lengths, and its ready requests but the probe."""
+
+    def __init__(self, group: Group, seen: Observed) -> None:
+        self.seen = seen
+        self.order = group.requests[0].order
+        self.ready: list[tuple[int, Ticket, Request]] = []  # oldest submission first
+        self.listed_at: int | None = None  # the estimate of its valid entry in the queue
+        self.turn = 0  # of that entry
+
+    def oldest(self, ready: ReadySet) -> Request | None:
+        """The oldest ready request, if there is one."""
+        while self.ready:
+            _, ticket, request = self.ready[0]
+            if ready.valid(request, ticket):
+                return request
+            heapq.heappop(self.ready)
+        return None

@@ -1,0 +1,43 @@
+"""What the names of the config stand for."""
+
+from typing import NamedTuple
+
+from .baselines import PinnedGroups, RoundRobin, Turn, least_requests
+from .context_aware import ContextAware
+from .lengths import ESTIMATES, KnownLengths
+from .placement import CacheAware, Placement
+from .policy import FirstComeFirstServed, LongestRemaining, Policy
+
+
+class Strategy(NamedTuple):
+    """Who goes next and where to. `whole`: requests are undivided and all sent at once, so there
+    is neither a ledger nor a limit of chunks in flight."""
+
+    policy: Policy
+    placement: Placement
+    whole: bool = False
+
+
+def make_strategy(
+    name: str,
+    cache_aware: CacheAware,
+    *,
+    estimator: str = "max",
+    known: KnownLengths | None = None,
+) -> Strategy:
+    """The strategy `scheduling.policy` names. `cache_aware`: the placement of those that divide.
+
+    `known`: lengths of earlier rollouts, a prior of `seer` and the truth of `oracle`. Raises
+    KeyError for a name that is none.
+    """
+    if name == "seer":
+        return Strategy(ContextAware(ESTIMATES[estimator], known), cache_aware)
+    if name == "no_context":
+        return Strategy(FirstComeFirstServed(), cache_aware)
+    if name == "oracle":
+        return Strategy(LongestRemaining((known or KnownLengths()).true_length), cache_aware)
+    turns: dict[str, Turn] = {
+        "group_round_robin": RoundRobin(),
+        "group_least_loaded": least_requests,
+    }
+    return Strategy(FirstComeFirstServed(), PinnedGroups(turns[name]), whole=True)

@@ -1,0 +1,182 @@
+"""What waits for its KV to be stored, how long, and what ends the wait."""
+
+import pytest
+
+from seer_sgl.errors import EngineUnavailable
+from seer_sgl.scheduling.fleet import EngineSlot, Fleet
+from seer_sgl.scheduling.placement import Placed, Verdict
+from seer_sgl.scheduling.scheduler import STORE_PATIENCE_S, Scheduler
+from seer_sgl.types import Chunk, ChunkResult, Group, Move, Request
+from tests.helpers import make_group, make_reply
+
+
+class WaitsForKV:
+    """Requests that have run once move only with their KV, as long as they may wait for it."""
+
+    def __init__(self) -> None:
+        self.offers: list[tuple[int, bool]] = []  # (index, patient)
+
+    def choose(self, request: Request, _: int, fleet: Fleet, patient: bool) -> Placed | Verdict:
+        self.offers.append((request.index, patient))
+        (engine,) = fleet
+        if not engine.admits(request, request.total_len):
+            return Verdict.FULL
+        if request.engines and not request.stored and patient:
+            return Verdict.UNSTORED
+        return Placed(engine, Move.FETCH if request.stored else Move.STAY)
+
+
+@pytest.fixture
+def placement() -> WaitsForKV:
+    return WaitsForKV()
+
+
+@pytest.fixture
+def scheduler(placement: WaitsForKV) -> Scheduler:
+    made = Scheduler(10, placement=placement)
+    made.add_engine(EngineSlot("e0", None, 10))
+    return made
+
+
+def started(scheduler: Scheduler, now: float = 0.0) -> Chunk:
+    chunk = scheduler.next_assignment(now)
+    assert chunk is not None
+    return chunk
+
+
+def parked(
+    scheduler: Scheduler, group_id: str = "g", *, n: int = 1, now: float = 50.0
+) -> tuple[Group, Chunk]:
+    """A group whose first request has run its first chunk and now waits, and that chunk."""
+    group = make_group(group_id, n=n)
+    scheduler.submit(group)
+    chunk = started(scheduler)
+    scheduler.complete(ChunkResult(chunk=chunk, now=now, reply=make_reply(10)))
+    others = [started(scheduler, now) for _ in range(n - 1)]
+    assert [chunk.request.index for chunk in others] == list(range(1, n)), "the others go on"
+    assert scheduler.next_assignment(now) is None
+    return group, chunk
+
+
+def test_a_request_that_waits_for_its_kv_lets_others_go_on_and_moves_once_stored(
+    scheduler: Scheduler,
+) -> None:
+    assert scheduler.wake_at is None
+    group, chunk = parked(scheduler, n=3)
+    assert scheduler.stored(chunk.rid, True) is group.requests[0]
+    assert scheduler.wake_at is None
+    moved = started(scheduler, 50.0)
+    assert (moved.request.index, moved.move) == (0, Move.FETCH)
+    assert scheduler.next_assignment(50.0) is None
+
+
+def test_an_acknowledgement_before_the_reply_spares_the_wait(scheduler: Scheduler) -> None:
+    scheduler.submit(make_group(n=1))
+    chunk = started(scheduler)
+    scheduler.stored(chunk.rid, True)
+    scheduler.complete(ChunkResult(chunk=chunk, now=1.0, reply=make_reply(10)))
+    assert started(scheduler).move is Move.FETCH
+    assert not chunk.request.stored, "the next chunk is to be stored anew"
+
+
+def test_a_request_waits_so_long_and_is_then_offered_as_impatient(
+    scheduler: Scheduler, placement: WaitsForKV
+) -> None:
+    parked(scheduler, now=50.0)
+    assert scheduler.wake_at == 50.0 + STORE_PATIENCE_S
+    offers = len(placement.offers)
+    assert scheduler.next_assignment(50.0 + STORE_PATIENCE_S - 0.001) is None
+    assert len(placement.offers) == offers, "nobody asks before"
+    chunk = started(scheduler, 50.0 + STORE_PATIENCE_S)
+    assert placement.offers[-1] == (0, False)
+    assert scheduler.wake_at is None
+    scheduler.complete(ChunkResult(chunk=chunk, now=60.0, reply=make_reply(10)))
+    chunk = started(scheduler, 60.0)
+    assert placement.offers[-1] == (0, False), "its KV has a hole that may well stay"
+    scheduler.stored(chunk.rid, True)
+    scheduler.complete(ChunkResult(chunk=chunk, now=61.0, reply=make_reply(10)))
+    started(scheduler, 61.0)
+    assert placement.offers[-1] == (0, True), "patient again after an acknowledgement"
+
+
+def test_a_late_acknowledgement_makes_the_request_patient_again(
+    scheduler: Scheduler, placement: WaitsForKV
+) -> None:
+    _, late = parked(scheduler, now=50.0)
+    chunk = started(scheduler, 50.0 + STORE_PATIENCE_S)
+    assert placement.offers[-1] == (0, False)
+    assert scheduler.stored(late.rid, True) is None, "the newest chunk is another one"
+    scheduler.complete(ChunkResult(chunk=chunk, now=60.0, reply=make_reply(10)))
+    assert scheduler.next_assignment(60.0) is None
+    assert placement.offers[-1] == (0, True)
+
+
+def test_the_first_to_have_waited_long_enough_wakes_the_driver(scheduler: Scheduler) -> None:
+    parked(scheduler, "a", now=50.0)
+    parked(scheduler, "b", now=50.5)
+    assert scheduler.wake_at == 50.0 + STORE_PATIENCE_S
+    started(scheduler, 50.0 + STORE_PATIENCE_S)
+    assert scheduler.wake_at == 50.5 + STORE_PATIENCE_S
+
+
+def test_an_impatient_request_stays_so_until_it_is_admitted(
+    scheduler: Scheduler, placement: WaitsForKV
+) -> None:
+    parked(scheduler, now=50.0)
+    (engine,) = scheduler.engines
+    engine.max_inflight = 0
+    assert scheduler.next_assignment(52.0) is None
+    assert scheduler.wake_at is None, "it is ready: what it lacks is room"
+    engine.max_inflight = 1
+    started(scheduler, 53.0)
+    assert placement.offers[-2:] == [(0, False), (0, False)]
+
+
+def test_kv_that_will_never_be_whole_is_not_waited_for_any_longer(
+    scheduler: Scheduler, placement: WaitsForKV
+) -> None:
+    _, chunk = parked(scheduler, now=50.0)
+    scheduler.stored(chunk.rid, False)
+    assert started(scheduler, 50.0).move is Move.STAY
+    assert placement.offers[-1] == (0, False)
+
+
+def test_acknowledgements_of_older_chunks_and_of_strangers_change_nothing(
+    scheduler: Scheduler,
+) -> None:
+    group = make_group(n=1)
+    scheduler.submit(group)
+    older = started(scheduler)
+    scheduler.complete(ChunkResult(chunk=older, now=1.0, error=EngineUnavailable("reset")))
+    newer = started(scheduler)
+    scheduler.complete(ChunkResult(chunk=newer, now=2.0, reply=make_reply(10)))
+    assert scheduler.next_assignment(2.0) is None
+    for rid in (older.rid, "someone.c1/", "", "/"):
+        assert scheduler.stored(rid, True) is None
+    assert not group.requests[0].stored
+    assert scheduler.next_assignment(2.0) is None
+    assert scheduler.wake_at == 2.0 + STORE_PATIENCE_S
+    assert scheduler.stored(newer.rid, True) is group.requests[0]
+
+
+def test_a_second_acknowledgement_does_not_send_a_request_twice(scheduler: Scheduler) -> None:
+    _, chunk = parked(scheduler)
+    scheduler.stored(chunk.rid, True)
+    scheduler.stored(chunk.rid, True)
+    started(scheduler)
+    assert scheduler.next_assignment(0.0) is None
+
+
+def test_a_withdrawn_groups_waiting_request_is_forgotten(scheduler: Scheduler) -> None:
+    group, chunk = parked(scheduler)
+    scheduler.withdraw(group)
+    assert scheduler.wake_at is None
+    assert scheduler.stored(chunk.rid, True) is None
+    assert scheduler.next_assignment(99.0) is None
+
+
+def test_a_finished_request_is_no_longer_acknowledged(scheduler: Scheduler) -> None:
+    scheduler.submit(make_group(n=1))
+    chunk = started(scheduler)
+    scheduler.complete(ChunkResult(chunk=chunk, now=1.0, reply=make_reply(3, "stop")))
+    assert scheduler.stored(chunk.rid, True) is None
