@@ -73,7 +73,7 @@ def settings(workload: str, parameters: Parameters, seed: int) -> SimConfig:
     if INTEGER in parameters:
         overrides.append(f"{INTEGER}={int(parameters[INTEGER])}")
     overrides += [f"workload.lengths.seed={seed}", f"scheduling.policy={BASELINE}"]
-    return load_settings(workload_file(workload), overrides)
+    return load_settings(workload_file(workload), overrides=overrides)
 
 
 INTEGER = "engine.kv_tokens"
@@ -94,9 +94,7 @@ def residuals(config: SimConfig, result: Outcome) -> dict[str, float]:
         "preemptions": (result.preemptions, paper.preemptions),
         "idle_fraction": (result.idle_fraction, paper.idle_fraction),
     }
-    return {
-        name: max(got, 1e-9) / wanted - 1 for name, (got, wanted) in figures.items() if wanted
-    }
+    return {name: max(got, 1e-9) / wanted - 1 for name, (got, wanted) in figures.items() if wanted}
 
 
 def loss(workload: str, parameters: Parameters) -> float:

@@ -3,8 +3,7 @@
 SeerError
 ├── InputError              the user's mistake: exit status 2
 │   ├── ConfigError         a config file, a --set, an impossible combination
-│   ├── PromptError         a prompt: names file and line
-│   └── TraceError          a line of a trace that cannot be simulated
+│   └── PromptError         a prompt: names file and line
 ├── PoolError               the KV pool did not come up: exit status 1
 ├── EngineStartError        an engine did not come up: exit status 1
 ├── EngineError             one chunk did not come back
@@ -34,10 +33,6 @@ class ConfigError(InputError):
 
 class PromptError(InputError):
     """A prompt that cannot be used; the message names the file and the line."""
-
-
-class TraceError(InputError):
-    """A trace that cannot be simulated; the message names the file and the line."""
 
 
 class PoolError(SeerError):

@@ -93,7 +93,7 @@ class PaperConfig(Section):
     tail_s: Amount | None = None
     preemptions: Positive | None = None
     idle_fraction: Fraction | None = None
-    rows: dict[str, PaperRow] = {}
+    rows: dict[str, PaperRow] = msgspec.field(default_factory=dict)
 
 
 class SimConfig(Section):

@@ -8,9 +8,10 @@ class Job:
 
     `tokens`: it returns so many; `pooled`: the KV of its input is in host memory or the pool, of
     which the first `fetched` tokens were brought along; `device`, `host`, `storage`: input tokens
-    found in each tier; `alpha`: probability that a draft token of it is accepted. While it runs, its sizes follow from the engine's progress
-    P, the tokens every running sequence has been given: length = P + `length_base`, output =
-    P + `output_base`.
+    found in each tier; `alpha`: probability that a draft token of it is accepted.
+
+    While it runs, its sizes follow from the engine's progress P, the tokens that every running
+    sequence has been given: length = P + `length_base`, output = P + `output_base`.
     """
 
     __slots__ = (

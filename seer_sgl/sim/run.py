@@ -74,7 +74,9 @@ async def _roll_out(
     return recorder
 
 
-def assemble(config: SimConfig, infos: Sequence[EngineInfo], known: KnownLengths | None) -> Scheduler:
+def assemble(
+    config: SimConfig, infos: Sequence[EngineInfo], known: KnownLengths | None
+) -> Scheduler:
     """The scheduler a rollout with these settings would have. Rates are known from the start."""
     pool, engine = config.pool, config.engine
     costs = Costs(

@@ -8,9 +8,11 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Iterable
+from typing import TypeVar
 
 from .job import Job
 
+Rank = TypeVar("Rank", float, tuple[float, int])
 EPSILON = 1e-6  # tokens; progress is a float when drafts are accepted
 
 
@@ -22,8 +24,9 @@ class RunningSet:
         self.progress = 0.0  # tokens given to every sequence since the engine started
         self.steps = 0
         self._entries = itertools.count(1)
+        # Entries of jobs that have left stay until they come up: told by their number.
         self._by_end: list[tuple[float, int, Job]] = []
-        self._by_output: list[tuple[float, int, int, Job]] = []  # least output first
+        self._by_output: list[tuple[tuple[float, int], int, Job]] = []  # least output first
         self._siblings: Counter[str] = Counter()
         self._length_base = 0.0
         self._output_base = 0.0
@@ -62,7 +65,8 @@ class RunningSet:
         self.jobs[job.uid] = job
         end = job.tokens - job.output_base
         heapq.heappush(self._by_end, (end, job.entry, job))
-        heapq.heappush(self._by_output, (job.output_base, -job.prompt_len, job.entry, job))
+        rank = (job.output_base, -job.prompt_len)
+        heapq.heappush(self._by_output, (rank, job.entry, job))
         self._count(job, +1)
 
     def leave(self, job: Job) -> None:
@@ -83,13 +87,13 @@ class RunningSet:
 
     def to_first_end(self) -> float:
         """Tokens a sequence until the first job is done."""
-        self._forget(self._by_end)
+        _forget(self._by_end)
         return self._by_end[0][0] - self.progress
 
     def done(self) -> Iterable[Job]:
         """Take out the jobs that have all their tokens."""
         while self.jobs and self.to_first_end() <= EPSILON:
-            job = self._by_end[0][-1]
+            job = self._by_end[0][2]
             self.leave(job)
             yield job
 
@@ -98,8 +102,8 @@ class RunningSet:
 
         (`ScheduleBatch._get_decode_retraction_order`.)
         """
-        self._forget(self._by_output)
-        job = self._by_output[0][-1]
+        _forget(self._by_output)
+        job = self._by_output[0][2]
         job.produced = int(self.progress + job.output_base)
         self.leave(job)
         return job
@@ -127,8 +131,8 @@ class RunningSet:
         elif before + sign == 0:
             del self._siblings[job.group]
 
-    @staticmethod
-    def _forget(queue: list[tuple[float, int, Job]] | list[tuple[float, int, int, Job]]) -> None:
-        """Drop the queue's first entries while their jobs have left."""
-        while queue[0][-1].entry != queue[0][-2]:
-            heapq.heappop(queue)  # type: ignore[arg-type]
+
+def _forget(queue: list[tuple[Rank, int, Job]]) -> None:
+    """Drop the queue's first entries while their jobs have left."""
+    while queue[0][2].entry != queue[0][1]:
+        heapq.heappop(queue)

@@ -32,15 +32,32 @@ def workload_file(name: str) -> Path:
     return folder() / f"{name}.yaml"
 
 
-def load_settings(path: Path | None, overrides: Sequence[str] = ()) -> SimConfig:
-    """The settings in a file (None: all defaults) with `key.path=value` overrides.
+def load_settings(
+    *paths: Path, overrides: Sequence[str] = (), known: Mapping[str, Any] | None = None
+) -> SimConfig:
+    """The settings in files, a later one over an earlier one, `key.path=value` over both.
 
-    Raises ConfigError with one line that names the key and where it was set.
+    `known`: values for keys that nobody sets (of a trace). Raises ConfigError with one line that
+    names the key and where it was set.
     """
-    tree, where = read_tree(path, overrides)
+    tree, where = dict(known or {}), dict[str, str]()
+    for path in paths:
+        above, places = read_tree(path)
+        tree, where = merged(tree, above), where | places
+    above, places = read_tree(None, overrides)
+    tree, where = merged(tree, above), where | places
     config = convert(tree, where, SimConfig)
     check(config, where)
     return config
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two trees in one; where both have a value, that of `above`."""
+    both = {**below, **above}
+    for key in below.keys() & above.keys():
+        if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
+            both[key] = merged(below[key], above[key])
+    return both
 
 
 def check(config: SimConfig, where: Mapping[str, str] | None = None) -> None:

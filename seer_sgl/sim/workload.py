@@ -21,31 +21,30 @@ class Responses(msgspec.Struct, frozen=True):
     lengths: list[int]
 
 
-def sample(config: WorkloadConfig) -> list[Responses]:
-    """Groups with lengths drawn from the workload's distribution; equal seeds, equal groups."""
-    shape = (config.groups, config.n_samples_per_prompt)
-    lengths = draw(config.lengths, *shape)
+def sample(config: WorkloadConfig, epoch: int = 0) -> list[Responses]:
+    """Groups with lengths drawn from the workload's distribution; equal seeds, equal groups.
+
+    Another `epoch` has the same prompts with other responses.
+    """
+    lengths = draw(config.lengths, config.groups, config.n_samples_per_prompt, epoch)
     return [
         Responses(f"g{i}", array("i", [i]) * config.prompt_tokens, [int(x) for x in row])
         for i, row in enumerate(lengths)
     ]
 
 
-def draw(config: LengthsConfig, groups: int, n: int) -> Floats:
-    """Lengths, groups x n: log-normal, `group_share` of the variance between the groups.
-
-    Raises ValueError when no scale brings the cut-off lengths to the mean.
-    """
+def draw(config: LengthsConfig, groups: int, n: int, epoch: int = 0) -> Floats:
+    """Lengths, groups x n: log-normal, `group_share` of the variance between the groups."""
     random = np.random.default_rng(config.seed)
     between = random.standard_normal((groups, 1)) * math.sqrt(config.group_share)
+    if epoch:
+        random = np.random.default_rng([config.seed, epoch])
     within = random.standard_normal((groups, n)) * math.sqrt(1 - config.group_share)
     return _scaled(np.exp(config.sigma * (between + within)), config)
 
 
 def _scaled(shape: Floats, config: LengthsConfig) -> Floats:
     """The shape, scaled so that its mean is right after cutting off at both ends."""
-    if not 1 <= config.mean <= config.max:
-        raise ValueError(f"mean {config.mean:g} is not between 1 and max {config.max}")
     low, high = 0.0, float(config.max) / float(shape.min())
     for _ in range(100):
         middle = (low + high) / 2
@@ -54,8 +53,3 @@ def _scaled(shape: Floats, config: LengthsConfig) -> Floats:
         else:
             high = middle
     return np.clip(np.rint(shape * high), 1, config.max)
-
-
-def longest(groups: Sequence[Responses]) -> int:
-    """Tokens of the longest response."""
-    return max(max(group.lengths) for group in groups)

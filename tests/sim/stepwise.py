@@ -15,6 +15,10 @@ from seer_sgl.sim.tokens import ids, logprobs
 from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, Move, WeightSpan
 
 
+# Whoever is answered sends its next chunk at the same moment, after so many turns of the loop.
+HOPS = 10
+
+
 class Sequence:
     """A chunk, and how many of its tokens are there."""
 
@@ -98,8 +102,8 @@ class StepwiseEngine:
                 self.idle[sequence.uid] = sequence.length
                 self.full = False
                 sequence.done.set_result(None)
-            await asyncio.sleep(0)  # whoever is answered may send its next chunk at this moment
-            await asyncio.sleep(0)
+            for _ in range(HOPS):
+                await asyncio.sleep(0)
             if self.waiting and not self.full and (seconds := self.prefill()):
                 await asyncio.sleep(seconds)
             elif self.running:
@@ -118,7 +122,8 @@ class StepwiseEngine:
 
     def prefill(self) -> float:
         """Admit what fits; its seconds."""
-        clip, cost, admitted = self.config.engine.reserve_tokens, 0, []
+        clip, cost = self.config.engine.reserve_tokens, 0
+        admitted: list[Sequence] = []
         may = sum(min(s.max_new - s.out, clip) for s in self.running)
         left = self.config.engine.kv_tokens - self.held() - may * self.ratio
         groups = {s.group for s in self.running}
