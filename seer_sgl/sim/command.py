@@ -1,6 +1,7 @@
 """`seer-sgl simulate`: what a rollout takes, under which policy and with which settings."""
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,16 @@ from seer_sgl.errors import ConfigError
 from seer_sgl.rollout.samples import explained
 
 from .opening import Question
-from .plots import draw_all
+from .plots import draw_policies, draw_sweeps
 from .sweep import Point, parse_sweep
 from .tables import policies_table, sweep_table
 from .variants import VARIANTS, Case, check_variant
 
 SWEPT = "seer"  # the policy of a sweep, unless another is asked for
+# What --out sweeps besides.
+CHUNK_SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+ENGINE_COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024)
+GROUP_SIZES = (2, 4, 8, 16, 32)
 
 
 def run_simulation(
@@ -33,12 +38,19 @@ def run_simulation(
     # Tables are wider than a terminal that is none.
     console = Console(highlight=False, width=None if Console().is_terminal else 140)
     if sweep is not None:
-        answer = _swept(question, policy or SWEPT, sweep, console if not as_json else None)
+        key, values = parse_sweep(sweep)
+        points = _points(question, policy or SWEPT, key, values)
+        if not as_json:
+            console.print(sweep_table(key, points))
+        if out is not None:
+            draw_sweeps({key: points}, out / "sweep.png")
+        answer = _swept(key, points)
     else:
         case = question.open()
-        answer = _compared(case, policy, console if not as_json else None)
+        answer = _compared(case, policy, None if as_json else console)
         if out is not None:
-            draw_all(question, case, out)
+            draw_policies(case, out)
+            draw_sweeps(dict(_usual_sweeps(question, case)), out / "sweeps.png")
     if as_json:
         print(json.dumps(answer))
     if out is not None:
@@ -59,20 +71,49 @@ def _compared(case: Case, policy: str | None, console: Console | None) -> dict[s
     }
 
 
-def _swept(question: Question, policy: str, sweep: str, console: Console | None) -> dict[str, Any]:
-    key, values = parse_sweep(sweep)
-    points = []
-    for value in values:
-        case = question.open(f"{key}={json.dumps(value)}")
-        points.append(Point(value=value, outcome=case.outcome(policy)))
-    if console is not None:
-        console.print(sweep_table(key, points))
+def _swept(key: str, points: Sequence[Point]) -> dict[str, Any]:
     return {
         "workload": points[0].outcome.workload,
-        "policy": policy,
+        "policy": points[0].outcome.policy,
         "key": key,
         "points": [msgspec.to_builtins(point) for point in points],
     }
+
+
+def _points(
+    question: Question, policy: str, key: str, values: Sequence[object], *also: str
+) -> list[Point]:
+    """The policy's figures at each value, compared with the others at the same value."""
+    return [
+        Point(
+            value=value,
+            outcome=question.open(*also, f"{key}={json.dumps(value)}").outcome(policy),
+        )
+        for value in values
+    ]
+
+
+def _usual_sweeps(question: Question, case: Case) -> Iterator[tuple[str, list[Point]]]:
+    """Chunk size and number of engines; for a workload that can be redrawn, also group size."""
+    yield "chunk_tokens", _points(question, SWEPT, "scheduling.chunk_tokens", CHUNK_SIZES)
+    yield "engines", _points(question, SWEPT, "engine.count", ENGINE_COUNTS)
+    if question.workload is not None:
+        workload = case.config.workload
+        requests = workload.groups * workload.n_samples_per_prompt
+        yield (
+            "n_samples_per_prompt",
+            [
+                point
+                for n in GROUP_SIZES
+                for point in _points(
+                    question,
+                    SWEPT,
+                    "workload.n_samples_per_prompt",
+                    [n],
+                    f"workload.groups={requests // n}",
+                )
+            ],
+        )
 
 
 def _make_folder(out: Path) -> None:
