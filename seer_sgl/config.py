@@ -115,7 +115,6 @@ class SchedulingConfig(Section):
         "seer"
     )
     lengths: str | None = None  # JSONL of an earlier rollout: prior of `seer`, truth of `oracle`
-    estimator: Literal["max", "survival"] = "max"  # of a group's length, in `seer`
     chunk_tokens: Positive = 8192
     adaptive_chunk: bool = False  # shorter chunks in the tail
     divide: bool = True
@@ -396,8 +395,6 @@ def _wrong_scheduling(config: Config) -> Iterator[tuple[str, str]]:
         yield "scheduling.policy", "oracle needs scheduling.lengths"
     if scheduling.policy not in ("seer", "oracle") and scheduling.lengths is not None:
         yield "scheduling.lengths", f"{policy} uses no lengths"
-    if scheduling.policy != "seer" and scheduling.estimator != "max":
-        yield "scheduling.estimator", f"{policy} estimates no lengths"
     if scheduling.policy.startswith("group_"):
         whole = f"{policy} sends whole groups at once and never moves them"
         if config.kv_pool.backend != "none":

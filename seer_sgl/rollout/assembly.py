@@ -30,9 +30,7 @@ def make_scheduler(
     cache_aware = CacheAware(
         costs, max_spread=scheduling.max_spread, gap=scheduling.fetch_gap_tokens
     )
-    strategy = make_strategy(
-        scheduling.policy, cache_aware, estimator=scheduling.estimator, known=known
-    )
+    strategy = make_strategy(scheduling.policy, cache_aware, known)
     divide = scheduling.divide and not strategy.whole
     undivided = config.sampling.undivided_because()
     if undivided and divide:

@@ -9,26 +9,20 @@ import itertools
 
 from seer_sgl.types import Group, Request
 
-from .lengths import Estimate, KnownLengths, Observed, longest_completed
+from .lengths import GroupLengths, KnownLengths
 from .ready import ReadySet, Ticket
 
 # Every so many requests that are taken, one is the longest-waiting; the paper has an "occasionally"
 # here. A request that finds q others ready is thus taken after at most GUARD_EVERY * (q + 1).
-GUARD_EVERY = 32
+GUARD_EVERY = 64
 
 
 class ContextAware:
-    """The policy `seer`. `known`: lengths of earlier rollouts count as those of siblings that
-    ended, and a group that has some needs no probe."""
+    """The policy `seer`. `known`: a group with lengths from an earlier rollout needs no probe."""
 
     def __init__(
-        self,
-        estimate: Estimate = longest_completed,
-        known: KnownLengths | None = None,
-        *,
-        guard_every: int = GUARD_EVERY,
+        self, known: KnownLengths | None = None, *, guard_every: int = GUARD_EVERY
     ) -> None:
-        self._estimate = estimate
         self._known = known
         self._guard_every = guard_every
         self._taken = 0
@@ -43,9 +37,8 @@ class ContextAware:
     def push(self, request: Request) -> None:
         """The request is ready for its next chunk."""
         group = self._group_of(request)
-        group.seen.ran(request)
         ticket = self._ready.add(request)
-        if request.index == 0 and not group.seen.known:
+        if request.index == 0 and not group.lengths.known:
             heapq.heappush(self._probes, (request.generated, request.order, ticket, request))
         else:
             heapq.heappush(group.ready, (request.order, ticket, request))
@@ -53,9 +46,7 @@ class ContextAware:
 
     def peek(self) -> Request | None:
         """The request that should go next, left in place; None when nothing is ready."""
-        if not len(self._ready):
-            return None
-        if (self._taken + 1) % self._guard_every == 0:
+        if self._ready and (self._taken + 1) % self._guard_every == 0:
             return self._ready.longest_waiting
         return self._probe() or self._longest()
 
@@ -73,8 +64,8 @@ class ContextAware:
         group = self._groups.get(request.group.uid)
         if group is None:
             return
-        group.seen.ended(request)
-        if group.seen.left:
+        group.lengths.ended(request)
+        if group.lengths.left:
             self._list(group)
         else:
             del self._groups[request.group.uid]
@@ -88,12 +79,12 @@ class ContextAware:
     def _group_of(self, request: Request) -> "_Group":
         uid = request.group.uid
         if uid not in self._groups:
-            self._groups[uid] = _Group(request.group, Observed(request.group, self._known))
+            self._groups[uid] = _Group(request.group, GroupLengths(request.group, self._known))
         return self._groups[uid]
 
     def _list(self, group: "_Group") -> None:
         """Put the group into the queue by its estimate of now, unless it is there already."""
-        estimate = self._estimate(group.seen)
+        estimate = group.lengths.estimate
         if group.ready and estimate != group.listed_at:
             group.listed_at, group.turn = estimate, next(self._turns)
             heapq.heappush(self._queue, (-estimate, group.order, group.turn, group))
@@ -122,8 +113,8 @@ class ContextAware:
 class _Group:
     """What the policy keeps of a group: its lengths, and its ready requests but the probe."""
 
-    def __init__(self, group: Group, seen: Observed) -> None:
-        self.seen = seen
+    def __init__(self, group: Group, lengths: GroupLengths) -> None:
+        self.lengths = lengths
         self.order = group.requests[0].order
         self.ready: list[tuple[int, Ticket, Request]] = []  # oldest submission first
         self.listed_at: int | None = None  # the estimate of its valid entry in the queue

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from .baselines import PinnedGroups, RoundRobin, Turn, least_requests
 from .context_aware import ContextAware
-from .lengths import ESTIMATES, KnownLengths
+from .lengths import KnownLengths
 from .placement import CacheAware, Placement
 from .policy import FirstComeFirstServed, LongestRemaining, Policy
 
@@ -21,8 +21,6 @@ class Strategy(NamedTuple):
 def make_strategy(
     name: str,
     cache_aware: CacheAware,
-    *,
-    estimator: str = "max",
     known: KnownLengths | None = None,
 ) -> Strategy:
     """The strategy `scheduling.policy` names. `cache_aware`: the placement of those that divide.
@@ -31,7 +29,7 @@ def make_strategy(
     KeyError for a name that is none.
     """
     if name == "seer":
-        return Strategy(ContextAware(ESTIMATES[estimator], known), cache_aware)
+        return Strategy(ContextAware(known), cache_aware)
     if name == "no_context":
         return Strategy(FirstComeFirstServed(), cache_aware)
     if name == "oracle":

@@ -1,0 +1,112 @@
+"""The indexed fleet decides what a look at every engine would decide."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seer_sgl.scheduling.fleet import EngineSlot, Fleet
+from seer_sgl.scheduling.ledger import KVLedger
+from seer_sgl.scheduling.placement import CacheAware, Placed, Verdict
+from seer_sgl.types import Group, Move, Request
+from tests.helpers import make_group, make_reply
+
+
+def rule(request: Request, total_len: int, fleet: Fleet, limit: int) -> tuple[Any, Any] | None:
+    """The published rule word for word: (engine, its cached tokens), looking at all of them."""
+    last = request.engines[-1] if request.engines else None
+
+    def cached(slot: EngineSlot) -> int:
+        if slot.engine_id == last:
+            return request.total_len
+        holds = slot.ledger is not None and slot.ledger.holds(request.group.uid)
+        return request.prompt_len if holds else 0
+
+    up = [slot for slot in fleet if slot.available]
+    able = [slot for slot in up if slot.admits(request, total_len)]
+    if not able:
+        return None
+    loads = [slot.inflight for slot in up]
+    if max(loads) - min(loads) <= limit:
+        best = min(able, key=lambda slot: (-cached(slot), slot.inflight))
+    else:
+        best = min(able, key=lambda slot: (slot.inflight, -cached(slot)))
+    return best, cached(best)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["run", "run", "run", "end", "toggle", "join", "busy elsewhere"]),
+        st.integers(0, 1000),
+        st.integers(1, 60),
+    ),
+    max_size=80,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS, st.integers(0, 3), st.sampled_from([1, 16]))
+def test_placement_equals_the_rule_applied_to_every_engine(
+    steps: list[tuple[str, int, int]], limit: int, page_size: int
+) -> None:
+    fleet, placement = Fleet(), CacheAware(max_spread=limit)
+    groups = [make_group(f"g{i}", n=3, prompt_len=20 + 7 * i) for i in range(4)]
+    requests = [request for group in groups for request in group.requests]
+    running: list[tuple[EngineSlot, Request, int]] = []
+
+    def join(number: int) -> None:
+        ledger = None if number % 5 == 4 else KVLedger(100 + number % 300, page_size, number % 2)
+        fleet.add(EngineSlot(f"e{len(fleet)}", ledger, 1 + number % 4))
+
+    join(100)
+    join(201)
+    for step, number, budget in steps:
+        slots = list(fleet)
+        if step == "join":
+            join(number)
+        elif step == "toggle":
+            slot = slots[number % len(slots)]
+            slot.available = not slot.available
+            fleet.changed(slot)
+        elif step == "busy elsewhere":
+            slot = slots[number % len(slots)]
+            if slot.ledger is not None:
+                slot.ledger.reported(number)
+                fleet.changed(slot)
+        elif step == "end" and running:
+            slot, request, total_len = running.pop(number % len(running))
+            fleet.end(slot, request, total_len)
+            request.append(make_reply(1))
+            request.engines.append(slot.engine_id)
+        elif step == "run":
+            request = requests[number % len(requests)]
+            if any(other is request for _, other, _ in running):
+                continue
+            total_len = request.total_len + budget
+            expected = rule(request, total_len, fleet, limit)
+            chosen = placement.choose(request, total_len, fleet, True)
+            if expected is None:
+                assert chosen is Verdict.FULL
+                continue
+            assert isinstance(chosen, Placed)
+            assert chosen.slot is expected[0]
+            stays = not request.engines or chosen.slot.engine_id == request.engines[-1]
+            assert chosen.move is (Move.STAY if stays else Move.PREFILL)
+            fleet.start(chosen.slot, request, total_len)
+            running.append((chosen.slot, request, total_len))
+        up = [slot for slot in fleet if slot.available]
+        loads = [slot.inflight for slot in up] or [0]
+        assert fleet.spread == max(loads) - min(loads)
+        assert fleet.max_inflight == max((slot.max_inflight for slot in up), default=0)
+
+
+def test_what_is_no_longer_held_is_forgotten() -> None:
+    fleet, slot = Fleet(), EngineSlot("a", KVLedger(1000), 4)
+    fleet.add(slot)
+    group: Group = make_group(n=2)
+    first, second = group.requests
+    fleet.start(slot, first, 20)
+    assert set(fleet.holders(second)) == {slot}
+    fleet.end(slot, first, 20)
+    assert not fleet.holders(second)
+    assert (slot.inflight, slot.completed) == (0, 1)

@@ -1,0 +1,20 @@
+"""The tree finds what a walk along the sequence finds."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seer_sgl.scheduling.max_tree import ABSENT, MaxTree
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(ABSENT, 9)), max_size=80),
+    st.integers(0, 10),
+)
+def test_it_agrees_with_a_walk(puts: list[tuple[int, int]], least: int) -> None:
+    tree, plain = MaxTree(), [ABSENT] * 41
+    for index, value in puts:
+        tree.put(index, value)
+        plain[index] = value
+        assert tree.largest == max(plain)
+        found = next((i for i, item in enumerate(plain) if item >= least), None)
+        assert tree.first(least) == found

@@ -1,0 +1,226 @@
+"""Who goes next: probes, groups by estimate, the oracle; and that nobody waits beyond the bound."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seer_sgl.scheduling.context_aware import GUARD_EVERY, ContextAware
+from seer_sgl.scheduling.lengths import KnownLengths
+from seer_sgl.scheduling.policy import FirstComeFirstServed, LongestRemaining, Policy
+from seer_sgl.types import Group, Request
+from tests.helpers import make_group, make_reply
+
+UNGUARDED = 1 << 30
+
+
+def seer(known: KnownLengths | None = None) -> ContextAware:
+    return ContextAware(known, guard_every=UNGUARDED)
+
+
+def pushed(policy: Policy, *groups: Group) -> None:
+    for group in groups:
+        for request in group.requests:
+            policy.push(request)
+
+
+def taken(policy: Policy, count: int = 1000) -> list[str]:
+    """The uids of the next requests, in order."""
+    uids = []
+    while len(uids) < count and (seen := policy.peek()) is not None:
+        assert policy.peek() is seen, "looking changes nothing"
+        assert policy.pop() is seen
+        uids.append(seen.uid)
+    return uids
+
+
+def grow(request: Request, tokens: int) -> Request:
+    request.append(make_reply(tokens))
+    return request
+
+
+def end(policy: Policy, request: Request, length: int) -> None:
+    grow(request, length - request.generated).finish("stop", None, 1.0)
+    policy.finished(request)
+
+
+def test_the_first_request_of_each_group_goes_first() -> None:
+    policy = seer()
+    pushed(policy, make_group("a", n=3), make_group("b", n=2))
+    assert taken(policy) == ["a.0", "b.0", "a.1", "a.2", "b.1"]
+
+
+def test_among_probes_the_one_with_the_fewest_tokens_goes_first() -> None:
+    policy = seer()
+    groups = [make_group(name, n=2) for name in "abc"]
+    pushed(policy, *groups)
+    assert taken(policy, 3) == ["a.0", "b.0", "c.0"]
+    for group, tokens in zip(groups, (30, 10, 20), strict=True):
+        policy.push(grow(group.requests[0], tokens))
+    assert taken(policy, 4) == ["b.0", "c.0", "a.0", "a.1"]
+
+
+def test_groups_go_by_the_longest_of_their_ended_samples_and_unknown_ones_before() -> None:
+    policy = seer()
+    short, unknown, long = make_group("s", n=4), make_group("u", n=4), make_group("l", n=4)
+    pushed(policy, short, unknown, long)
+    taken(policy, 3)
+    end(policy, short.requests[0], 20)
+    end(policy, long.requests[0], 60)
+    assert taken(policy, 5) == ["u.1", "u.2", "u.3", "l.1", "l.2"]
+    end(policy, long.requests[1], 10)
+    assert taken(policy, 1) == ["l.3"], "the longest counts, not the latest"
+
+
+def test_a_group_moves_up_when_one_of_its_samples_turns_out_long() -> None:
+    policy = seer()
+    a, b = make_group("a", n=5), make_group("b", n=5)
+    pushed(policy, a, b)
+    taken(policy, 2)
+    end(policy, a.requests[0], 50)
+    end(policy, b.requests[0], 40)
+    assert taken(policy, 5) == ["a.1", "a.2", "a.3", "a.4", "b.1"]
+    policy.push(grow(a.requests[1], 5))
+    assert policy.peek() is a.requests[1]
+    end(policy, b.requests[1], 51)
+    assert taken(policy) == ["b.2", "b.3", "b.4", "a.1"]
+
+
+def test_between_chunks_a_request_keeps_its_place_in_its_group() -> None:
+    policy = seer()
+    group = make_group("a", n=4)
+    pushed(policy, group)
+    assert taken(policy, 3) == ["a.0", "a.1", "a.2"]
+    policy.push(grow(group.requests[1], 30))
+    assert taken(policy) == ["a.1", "a.3"]
+
+
+def test_a_changed_estimate_lists_the_group_once_more_not_its_requests() -> None:
+    policy = seer()
+    group = make_group("a", n=100)
+    pushed(policy, group)
+    taken(policy, 10)
+    before = len(policy._queue), len(policy._groups["a"].ready)
+    end(policy, group.requests[3], 7)
+    assert (len(policy._queue), len(policy._groups["a"].ready)) == (before[0] + 1, before[1])
+    end(policy, group.requests[4], 5)
+    assert len(policy._queue) == before[0] + 1, "the estimate is the same"
+    assert len(taken(policy)) == 90
+
+
+def test_a_group_known_from_before_needs_no_probe_and_goes_by_its_mean() -> None:
+    known = KnownLengths()
+    for name, lengths in {"a": (10, 90), "b": (60, 60), "c": (5, 7)}.items():
+        for index, length in enumerate(lengths):
+            known.add(length, prompt_ids=None, group_id=name, index=index)
+    policy = seer(known)
+    groups = {name: make_group(name, n=2) for name in ("c", "a", "b", "new")}
+    pushed(policy, *groups.values())
+    assert taken(policy) == ["new.0", "new.1", "b.0", "b.1", "a.0", "a.1", "c.0", "c.1"]
+
+
+def test_what_has_ended_now_counts_beside_what_ended_before() -> None:
+    known = KnownLengths()
+    known.add(50, prompt_ids=None, group_id="a", index=0)
+    known.add(60, prompt_ids=None, group_id="b", index=0)
+    policy = seer(known)
+    a, b = make_group("a", n=3), make_group("b", n=3)
+    pushed(policy, a, b)
+    assert taken(policy, 1) == ["b.0"]
+    end(policy, b.requests[0], 20)  # mean 40
+    assert taken(policy) == ["a.0", "a.1", "a.2", "b.1", "b.2"]
+
+
+def test_the_oracle_sends_what_has_most_tokens_to_go() -> None:
+    lengths = {"a.0": 50, "a.1": 80, "b.0": 70}
+    policy = LongestRemaining(lambda request: lengths[request.uid])
+    a, b = make_group("a", n=2), make_group("b", n=1)
+    pushed(policy, a, b)
+    assert taken(policy, 1) == ["a.1"]
+    policy.push(grow(a.requests[1], 20))  # 60 to go
+    assert taken(policy) == ["b.0", "a.1", "a.0"]
+
+
+@pytest.mark.parametrize(
+    "policy", [FirstComeFirstServed(), seer(), LongestRemaining(lambda request: request.order)]
+)
+def test_a_withdrawn_group_is_gone(policy: Policy) -> None:
+    gone, stays = make_group("gone", n=3), make_group("stays", n=3)
+    pushed(policy, gone, stays)
+    flying = policy.pop()
+    policy.withdraw(gone)
+    if flying.group is gone:
+        end(policy, flying, 10)
+    assert {uid.partition(".")[0] for uid in taken(policy)} == {"stays"}
+    with pytest.raises(IndexError):
+        policy.pop()
+
+
+def test_nothing_is_kept_of_groups_that_have_ended() -> None:
+    policy = seer()
+    groups = [make_group(f"g{i}", n=3) for i in range(5)]
+    pushed(policy, *groups)
+    taken(policy)
+    for group in groups:
+        for request in group.requests:
+            end(policy, request, 10)
+    assert not policy._groups
+    assert policy.peek() is None
+    assert not policy._queue
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    guard_every=st.integers(1, 6),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["take", "take", "back", "end", "new"]), st.integers(0, 99)),
+        max_size=150,
+    ),
+)
+def test_no_ready_request_waits_longer_than_the_bound(
+    guard_every: int, steps: list[tuple[str, int]]
+) -> None:
+    policy = ContextAware(guard_every=guard_every)
+    due: dict[Request, int] = {}  # when each ready request must have been taken, in takes
+    flying: list[Request] = []
+    takes = names = 0
+
+    def ready(request: Request) -> None:
+        policy.push(request)
+        due[request] = takes + guard_every * (len(due) + 1)
+
+    for step, number in [("new", 3), *steps, *[("take", 0)] * 300]:
+        if step == "new":
+            names += 1
+            for request in make_group(f"g{names}", n=1 + number % 4).requests:
+                ready(request)
+        elif step == "take" and due:
+            request = policy.pop()
+            takes += 1
+            assert due.pop(request) >= takes
+            flying.append(request)
+            assert all(bound >= takes for bound in due.values())
+        elif step == "back" and flying:
+            ready(grow(flying.pop(number % len(flying)), number % 7))
+        elif step == "end" and flying:
+            request = flying.pop(number % len(flying))
+            end(policy, request, request.generated + number)
+    assert policy.peek() is None
+    assert not due
+
+
+def test_without_the_guard_a_group_can_wait_for_as_long_as_longer_ones_come_back() -> None:
+    """The bound above is the guard's doing: the order alone starves a short group."""
+    for guard_every, starves in ((UNGUARDED, True), (GUARD_EVERY, False)):
+        policy = ContextAware(guard_every=guard_every)
+        short, long = make_group("s", n=2), make_group("l", n=4)
+        pushed(policy, short, long)
+        taken(policy, 2)
+        end(policy, short.requests[0], 1)
+        end(policy, long.requests[0], 90)
+        seen = set()
+        for _ in range(GUARD_EVERY * 5):
+            request = policy.pop()
+            seen.add(request.uid)
+            if request.group is long:
+                policy.push(request)
+        assert ("s.1" not in seen) is starves

@@ -1,0 +1,146 @@
+"""Engines in a few lines, to see what an order of dispatch does to the length of a rollout.
+
+An engine with n chunks takes `1 + n / WIDTH` units of time a token, for all of them at once;
+prefill and moves are free. Enough for comparisons between policies, not for predictions.
+"""
+
+import heapq
+import itertools
+import random
+from array import array
+from dataclasses import dataclass, field
+
+from seer_sgl.scheduling.fleet import UNLIMITED, EngineSlot
+from seer_sgl.scheduling.ledger import KVLedger
+from seer_sgl.scheduling.lengths import KnownLengths
+from seer_sgl.scheduling.placement import CacheAware
+from seer_sgl.scheduling.scheduler import Scheduler
+from seer_sgl.scheduling.strategy import make_strategy
+from seer_sgl.types import Chunk, ChunkResult, FinishReason, Group, Prompt
+from tests.helpers import make_group, make_reply
+
+WIDTH = 16
+PROMPT_LEN = 4
+
+
+@dataclass
+class Outcome:
+    """`tail`: the time after 90 % of the requests had finished."""
+
+    makespan: float
+    tail: float
+    order: list[Group] = field(default_factory=list)  # of first dispatches
+
+
+class ToyEngine:
+    def __init__(self) -> None:
+        self.tokens = 0.0  # that each chunk in flight has got since the beginning
+        self.at = 0.0  # time of that
+        self.running: list[tuple[float, int, Chunk]] = []  # ends when `tokens` is so high
+
+    def advance(self, now: float) -> None:
+        self.tokens += (now - self.at) / self.step
+        self.at = now
+
+    @property
+    def step(self) -> float:
+        return 1 + len(self.running) / WIDTH
+
+    @property
+    def next_end(self) -> float:
+        return self.at + (self.running[0][0] - self.tokens) * self.step
+
+
+def heavy_tailed(groups: int, n: int, *, longest: int, seed: int) -> list[list[int]]:
+    """Lengths of n samples a prompt: some prompts are ten times as long as others."""
+    dice = random.Random(seed)
+    medians = [dice.lognormvariate(0, 1.0) * longest / 12 for _ in range(groups)]
+    return [
+        [max(1, min(longest, int(median * dice.lognormvariate(0, 0.35)))) for _ in range(n)]
+        for median in medians
+    ]
+
+
+def roll(
+    policy: str,
+    lengths: list[list[int]],
+    *,
+    engines: int = 4,
+    max_inflight: int = 16,
+    capacity: int = 1 << 30,
+    chunk_tokens: int = 32,
+    longest: int = 1000,
+    known: KnownLengths | None = None,
+    adaptive_chunk: bool = False,
+) -> Outcome:
+    """Roll groups of these response lengths out."""
+    strategy = make_strategy(policy, CacheAware(), known)
+    scheduler = Scheduler(
+        chunk_tokens,
+        divide=not strategy.whole,
+        adaptive_chunk=adaptive_chunk,
+        policy=strategy.policy,
+        placement=strategy.placement,
+    )
+    toys = {f"e{i}": ToyEngine() for i in range(engines)}
+    for engine_id in toys:
+        ledger = None if strategy.whole else KVLedger(capacity)
+        most = UNLIMITED if strategy.whole else max_inflight
+        scheduler.add_engine(EngineSlot(engine_id, ledger, most))
+    groups = toy_groups(lengths, longest)
+    for group in groups:
+        scheduler.submit(group)
+    now, turns = 0.0, itertools.count()
+    ends: list[float] = []
+    dispatched: dict[Group, None] = {}
+    while True:
+        while (chunk := scheduler.next_assignment(now)) is not None:
+            toy = toys[chunk.engine_id]
+            dispatched.setdefault(chunk.request.group)
+            toy.advance(now)
+            tokens = min(_left(chunk), chunk.max_new_tokens)
+            heapq.heappush(toy.running, (toy.tokens + tokens, next(turns), chunk))
+        busy = [toy for toy in toys.values() if toy.running]
+        if not busy:
+            break
+        toy = min(busy, key=lambda toy: toy.next_end)
+        now = toy.next_end
+        toy.advance(now)
+        _, _, chunk = heapq.heappop(toy.running)
+        left = _left(chunk)
+        finish: FinishReason = "stop" if left <= chunk.max_new_tokens else "length"
+        reply = make_reply(min(left, chunk.max_new_tokens), finish)
+        scheduler.complete(ChunkResult(chunk=chunk, now=now, reply=reply))
+        if finish == "stop":
+            ends.append(now)
+    return Outcome(now, now - ends[int(0.9 * len(ends))], list(dispatched))
+
+
+def toy_groups(lengths: list[list[int]], longest: int) -> list[Group]:
+    """Groups whose prompts carry the lengths of their responses as metadata."""
+    made = []
+    for number, group_lengths in enumerate(lengths):
+        group = make_group(f"g{number}", n=len(group_lengths), max_response_len=longest)
+        group.prompt = Prompt(
+            prompt_id=group.group_id,
+            prompt_ids=array("i", [number] * PROMPT_LEN),
+            n=len(group_lengths),
+            metadata=group_lengths,
+        )
+        made.append(group)
+    return made
+
+
+def known_from(lengths: list[list[int]]) -> KnownLengths:
+    """What an earlier rollout of the same prompts would tell."""
+    known = KnownLengths()
+    for group, group_lengths in zip(toy_groups(lengths, 1), lengths, strict=True):
+        for index, length in enumerate(group_lengths):
+            known.add(length, prompt_ids=group.prompt.prompt_ids, group_id="", index=index)
+    return known
+
+
+def _left(chunk: Chunk) -> int:
+    request = chunk.request
+    lengths: list[int] = request.group.prompt.metadata
+    return lengths[request.index] - request.generated
