@@ -7,9 +7,9 @@ the idle share. Mean and longest response are right by construction (sim/workloa
 
 There are more parameters than figures, so each is also held near the value that hardware and
 experience suggest (PRIORS). Random search, then steps that shrink around the best: the objective
-jumps. Each candidate is judged by the mean over several draws of lengths, because
-one draw differs from the next by some 10 %; the file then gets a typical draw. The published figures of
-Seer are never looked at.
+jumps. Each candidate is judged by the mean over several draws of lengths, because one draw differs
+from the next by 10 % and more; the file then gets a typical one. The published figures of Seer are
+never looked at.
 """
 
 import argparse

@@ -54,22 +54,13 @@ def rollout(
 @click.option("--sweep", metavar="KEY=V1,V2,...", help="One key at several values.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for JSON and plots.")
-def simulate(
-    workload: str | None,
-    trace: Path | None,
-    policy: str | None,
-    config: Path | None,
-    overrides: tuple[str, ...],
-    sweep: str | None,
-    as_json: bool,
-    out: Path | None,
-) -> None:
+def simulate(*, policy: str | None, sweep: str | None, as_json: bool, **asked: Any) -> None:
     """Say what a rollout would take, without any engine: the real scheduler in virtual time."""
     from .sim.command import run_simulation
     from .sim.opening import Question
 
-    question = Question(workload=workload, trace=trace, config=config, overrides=overrides)
-    run_simulation(question, policy, sweep, as_json, out)
+    out = asked.pop("out")
+    run_simulation(Question(**asked), policy, sweep, as_json, out)
 
 
 @cli.command(

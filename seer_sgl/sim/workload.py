@@ -2,7 +2,6 @@
 
 import math
 from array import array
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-
 from seer_sgl.rollout.recorder import Recorder
 from seer_sgl.rollout.report import report
 from seer_sgl.sim import run

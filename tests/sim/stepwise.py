@@ -14,7 +14,6 @@ from seer_sgl.sim.steps import StepTime
 from seer_sgl.sim.tokens import ids, logprobs
 from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, Move, WeightSpan
 
-
 # Whoever is answered sends its next chunk at the same moment, after so many turns of the loop.
 HOPS = 10
 
