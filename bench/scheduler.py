@@ -62,7 +62,7 @@ class Stopwatch:
 
 def engine(number: int, options: argparse.Namespace) -> EngineInfo:
     """An engine whose KV is full at about as many requests as it may run."""
-    usual = PROMPT_TOKENS + 3 * CHUNK_TOKENS  # of a request in flight, tokens
+    usual = PROMPT_TOKENS + CHUNK_TOKENS  # of a young request in flight, tokens
     return EngineInfo(
         engine_id=f"e{number}",
         url="",

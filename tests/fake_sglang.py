@@ -61,6 +61,7 @@ class FakeSGLang:
     prompt_lens: dict[int, int] = field(default_factory=dict)
     seen: list[dict[str, Any]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    foreign_tokens: int = 0  # KV that somebody else uses
     running: int = 0
     peak_running: int = 0
     steps: int = 0
@@ -209,7 +210,7 @@ class FakeSGLang:
             return web.Response(status=503)
         entry = {
             "num_running_reqs": self.running,
-            "num_used_tokens": 10 * self.running,
+            "num_used_tokens": 10 * self.running + self.foreign_tokens,
             "decode_moments": [float(self.steps)],
         }
         return web.json_response({"loads": [entry]})

@@ -62,6 +62,14 @@ LOCAL = ["--set", "model.path=model"]
             "scheduling.chunk_tokens: expected int >= 1",
         ),
         (["--config", "c.yaml", "--prompts", "no.jsonl"], "seer-sgl: no.jsonl: No such file"),
+        (
+            [*GOOD, "--set", "scheduling.lengths=no.jsonl"],
+            "seer-sgl: scheduling.lengths: no.jsonl: No such file",
+        ),
+        (
+            [*GOOD, "--set", "scheduling.lengths=p.jsonl"],
+            "seer-sgl: scheduling.lengths: p.jsonl:1: give exactly one of response_length and",
+        ),
         ([*GOOD, "--set", "sampling.stop=x"], "sampling.stop: stop strings need a tokenizer"),
         ([*GOOD, "--out", "p.jsonl"], "seer-sgl: --out p.jsonl: File exists"),
         ([*GOOD, "--out", "odd", "--overwrite"], "seer-sgl: --out odd: Is a directory"),

@@ -3,8 +3,10 @@ with the tokens of an undivided run, whatever the engines do."""
 
 import asyncio
 import contextlib
+import json
 from collections import deque
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +76,50 @@ async def test_divided_over_two_engines_equals_undivided() -> None:
     assert report["response_tokens"] == sum(s.response_length for g in groups for s in g.samples)
     assert sum(engine["chunks"] for engine in report["engines"]) == report["chunks"]
     assert all(fake.seen for fake in fakes)
+
+
+@pytest.mark.parametrize(
+    "policy", ["seer", "no_context", "oracle", "group_round_robin", "group_least_loaded"]
+)
+async def test_a_policy_changes_when_and_where_but_no_token(policy: str, tmp_path: Path) -> None:
+    scheduling: dict[str, Any] = {"policy": policy}
+    if policy in ("seer", "oracle"):
+        lengths = tmp_path / "lengths.jsonl"
+        lines = (json.dumps({"group_id": p["id"], "lengths": [9, 3, 7, 5]}) for p in PROMPTS)
+        lengths.write_text("\n".join(lines))
+        scheduling["lengths"] = str(lengths)
+    fakes = [FakeSGLang(max_running_requests=2, delay_s=0.03) for _ in range(2)]
+    async with rolling(*fakes, scheduling=scheduling) as rollout:
+        check(await all_groups(rollout))
+    pinned = policy.startswith("group_")
+    assert max(fake.peak_running for fake in fakes) == (8 if pinned else 2)
+    prompts = [{tuple(call["input_ids"]) for call in fake.seen} for fake in fakes]
+    assert not (pinned and prompts[0] & prompts[1]), "whole groups stay together"
+    budgets = {call["sampling_params"]["max_new_tokens"] for fake in fakes for call in fake.seen}
+    assert (60 in budgets) is pinned
+
+
+async def test_the_oracle_without_a_length_of_every_sample_is_refused(tmp_path: Path) -> None:
+    lengths = tmp_path / "lengths.jsonl"
+    lengths.write_text(json.dumps({"group_id": "p3", "lengths": [1, 2, 3, 4]}))
+    scheduling = {"policy": "oracle", "lengths": str(lengths)}
+    async with rolling(FakeSGLang(), scheduling=scheduling) as rollout:
+        with pytest.raises(PromptError, match="has no length of sample 0 of prompt 'p7'"):
+            await all_groups(rollout)
+
+
+async def test_what_others_use_on_an_engine_is_not_promised_and_their_leaving_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    fake = FakeSGLang(max_total_num_tokens=200, foreign_tokens=180, delay_s=0.03)
+    async with rolling(fake) as rollout:
+        await asyncio.sleep(0.2)  # a few reports
+        check(await all_groups(rollout))
+        crowded, fake.peak_running, fake.foreign_tokens = fake.peak_running, 0, 0
+        await asyncio.sleep(1.0)
+        check(await all_groups(rollout))
+    assert 2 * crowded < fake.peak_running
 
 
 async def test_max_response_len_ends_by_length() -> None:

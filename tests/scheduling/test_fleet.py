@@ -55,7 +55,9 @@ def test_placement_equals_the_rule_applied_to_every_engine(
     running: list[tuple[EngineSlot, Request, int]] = []
 
     def join(number: int) -> None:
-        ledger = None if number % 5 == 4 else KVLedger(100 + number % 300, page_size, number % 2)
+        ledger = (
+            None if number % 5 == 4 else KVLedger(100 + number % 300, page_size, number % 2 == 0)
+        )
         fleet.add(EngineSlot(f"e{len(fleet)}", ledger, 1 + number % 4))
 
     join(100)

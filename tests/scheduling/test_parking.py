@@ -4,10 +4,26 @@ import pytest
 
 from seer_sgl.errors import EngineUnavailable
 from seer_sgl.scheduling.fleet import EngineSlot, Fleet
+from seer_sgl.scheduling.parking import Parking
 from seer_sgl.scheduling.placement import Placed, Verdict
 from seer_sgl.scheduling.scheduler import STORE_PATIENCE_S, Scheduler
 from seer_sgl.types import Chunk, ChunkResult, Group, Move, Request
 from tests.helpers import make_group, make_reply
+
+
+def test_a_request_that_left_and_came_back_waits_until_its_new_time() -> None:
+    parking = Parking()
+    first, second = make_group(n=2).requests
+    parking.park(first, 1.0)
+    parking.park(second, 2.0)
+    assert parking.leave(first)
+    assert not parking.leave(first)
+    parking.park(first, 3.0)
+    assert parking.next_due == 2.0
+    assert list(parking.due(2.5)) == [second]
+    assert parking.next_due == 3.0
+    assert list(parking.due(3.0)) == [first]
+    assert parking.next_due is None
 
 
 class WaitsForKV:

@@ -25,7 +25,7 @@ def pushed(policy: Policy, *groups: Group) -> None:
 
 def taken(policy: Policy, count: int = 1000) -> list[str]:
     """The uids of the next requests, in order."""
-    uids = []
+    uids: list[str] = []
     while len(uids) < count and (seen := policy.peek()) is not None:
         assert policy.peek() is seen, "looking changes nothing"
         assert policy.pop() is seen

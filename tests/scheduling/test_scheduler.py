@@ -8,7 +8,7 @@ from seer_sgl.errors import EngineUnavailable, RequestRejected
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.placement import EngineSlot, Verdict
 from seer_sgl.scheduling.scheduler import MAX_CONSECUTIVE_FAILURES, Scheduler
-from seer_sgl.types import Chunk, ChunkReply, ChunkResult, FinishReason, RequestState
+from seer_sgl.types import Chunk, ChunkReply, ChunkResult, EngineLoad, FinishReason, RequestState
 from tests.helpers import make_group, make_reply
 
 
@@ -300,3 +300,47 @@ def test_a_group_counts_its_prompt_once_on_each_engine(total: int) -> None:
     for slot in scheduler.engines:
         assert slot.ledger is not None
         assert slot.ledger.used == 50 + 2 * total
+
+
+def load(used_tokens: int) -> EngineLoad:
+    return EngineLoad(used_tokens=used_tokens, progress=())
+
+
+def test_room_that_strangers_take_is_not_promised_until_they_leave() -> None:
+    scheduler = one_engine(chunk_tokens=40, capacity=200)
+    assert not scheduler.loaded("e0", load(200))
+    scheduler.submit(make_group(n=4))
+    take(scheduler)  # the first chunk starts whatever the engine says
+    assert scheduler.next_assignment(0.0) is None
+    while scheduler.next_assignment(0.0) is None:
+        assert scheduler.loaded("e0", load(50)), "there is more room: worth another look"
+    assert not scheduler.loaded("e0", load(200))
+
+
+@pytest.mark.parametrize("retractions", [0, 1])
+def test_a_retracted_chunk_makes_its_engine_take_less(retractions: int) -> None:
+    scheduler = one_engine(chunk_tokens=40, capacity=170)  # prompt 10 + 4 x 40
+    scheduler.submit(make_group(n=5))
+    chunks = [take(scheduler) for _ in range(4)]
+    reply = make_reply(40, "stop")
+    reply.retractions = retractions
+    returned(scheduler, chunks[0], reply)
+    # 7/8 of 170 leave no room for a fourth chunk beside three.
+    assert (scheduler.next_assignment(0.0) is None) is bool(retractions)
+
+
+def test_engines_without_a_ledger_take_no_notice() -> None:
+    scheduler = Scheduler(10)
+    scheduler.add_engine(EngineSlot("e0", None, 2))
+    assert not scheduler.loaded("e0", load(10**9))
+    scheduler.submit(make_group(n=1))
+    take(scheduler)
+
+
+def test_an_engine_that_joins_late_is_used() -> None:
+    scheduler = one_engine(max_inflight=1)
+    scheduler.submit(make_group(n=2))
+    take(scheduler)
+    assert scheduler.next_assignment(0.0) is None
+    scheduler.add_engine(EngineSlot("e1", KVLedger(1000), 1))
+    assert take(scheduler).engine_id == "e1"

@@ -1,0 +1,202 @@
+"""Whatever happens: every request ends exactly once, the ledger keeps its promises, nobody starves.
+
+One script of completions, failures, retractions, reports of foreign load, engines that come and go,
+new groups and withdrawals, for every policy.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seer_sgl.errors import EngineUnavailable
+from seer_sgl.scheduling.context_aware import ContextAware
+from seer_sgl.scheduling.fleet import UNLIMITED, EngineSlot
+from seer_sgl.scheduling.ledger import KVLedger
+from seer_sgl.scheduling.lengths import KnownLengths
+from seer_sgl.scheduling.placement import CacheAware
+from seer_sgl.scheduling.scheduler import STORE_PATIENCE_S, Scheduler
+from seer_sgl.scheduling.strategy import Strategy, make_strategy
+from seer_sgl.types import Chunk, ChunkResult, EngineLoad, Group, Request, RequestState
+from tests.helpers import make_group, make_reply
+
+POLICIES = ["seer", "no_context", "oracle", "group_round_robin", "group_least_loaded"]
+CAPACITY = 200  # tokens; a whole request needs up to 110
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                *["length", "stop", "length", "abort", "empty abort", "retracted", "lost"],
+                *["down", "up", "join", "load", "submit", "withdraw", "stored", "wait"],
+            ]
+        ),
+        st.integers(0, 10_000),
+    ),
+    max_size=120,
+)
+
+
+@dataclass
+class World:
+    """A scheduler, what is in flight, and what has been counted."""
+
+    scheduler: Scheduler
+    whole: bool
+    now: float = 0.0
+    groups: list[Group] = field(default_factory=list)
+    inflight: list[Chunk] = field(default_factory=list)
+    ended: Counter[str] = field(default_factory=Counter)  # by request uid
+
+    def join(self) -> None:
+        number = len(list(self.scheduler.engines))
+        slot = EngineSlot(f"e{number}", KVLedger(CAPACITY, 1 + 15 * (number % 2)), 4, "pool")
+        if self.whole:
+            slot = EngineSlot(f"e{number}", None, UNLIMITED)
+        self.scheduler.add_engine(slot)
+
+    def submit(self, n: int) -> None:
+        group = make_group(f"g{len(self.groups)}", n=n, prompt_len=5 + 2 * (n % 3))
+        self.groups.append(group)
+        self.scheduler.submit(group)
+
+    def dispatch(self) -> None:
+        while (chunk := self.scheduler.next_assignment(self.now)) is not None:
+            request = chunk.request
+            assert all(other.request is not request for other in self.inflight)
+            assert request.state is RequestState.RUNNING
+            assert not request.group.withdrawn
+            self.inflight.append(chunk)
+        for slot in self.scheduler.engines:
+            here = [chunk for chunk in self.inflight if chunk.engine_id == slot.engine_id]
+            assert slot.inflight == len(here) <= slot.max_inflight
+            if slot.ledger is not None:
+                assert 0 <= slot.ledger.used <= slot.ledger.capacity
+                assert bool(slot.ledger.used) is bool(here)
+
+    def end(self, event: str, pick: int) -> None:
+        chunk = self.inflight.pop(pick % len(self.inflight))
+        result = ChunkResult(chunk=chunk, now=self.now)
+        if event == "lost":
+            result.error = EngineUnavailable("gone")
+        else:
+            share = {"abort": 0.5, "empty abort": 0.0}.get(event, 1.0)
+            finish = {"abort": "abort", "empty abort": "abort", "stop": "stop"}.get(event, "length")
+            reply = make_reply(int(share * chunk.max_new_tokens), finish)  # type: ignore[arg-type]
+            reply.retractions = int(event == "retracted")
+            result.reply = reply
+        self.scheduler.complete(result)
+        self.ended[chunk.request.uid] += chunk.request.state is RequestState.FINISHED
+
+    def step(self, event: str, pick: int) -> None:
+        slots = list(self.scheduler.engines)
+        engine_id = slots[pick % len(slots)].engine_id
+        self.now += 0.01
+        if event in ("down", "up"):
+            self.scheduler.set_available(engine_id, event == "up")
+        elif event == "join":
+            self.join()
+        elif event == "load":
+            load = EngineLoad(used_tokens=pick % (2 * CAPACITY), progress=())
+            self.scheduler.loaded(engine_id, load)
+        elif event == "submit":
+            self.submit(1 + pick % 4)
+        elif event == "withdraw":
+            self.scheduler.withdraw(self.groups[pick % len(self.groups)])
+        elif event == "wait":
+            self.now += STORE_PATIENCE_S
+        elif event == "stored":
+            requests = [request for group in self.groups for request in group.requests]
+            self.scheduler.stored(requests[pick % len(requests)].rid, bool(pick % 3))
+        elif self.inflight:
+            self.end(event, pick)
+
+    def finish(self) -> None:
+        """From now on everything goes well."""
+        for slot in self.scheduler.engines:
+            self.scheduler.set_available(slot.engine_id, True)
+        for _ in range(100_000):
+            self.now += STORE_PATIENCE_S
+            self.dispatch()
+            if not self.inflight:
+                return
+            self.end("length", 0)
+        raise AssertionError("it does not come to an end")
+
+
+def strategy(policy: str) -> Strategy:
+    known = KnownLengths()
+    for number in range(0, 40, 2):
+        for index in range(4):
+            length = 10 + 7 * number % 90 + index
+            known.add(length, prompt_ids=None, group_id=f"g{number}", index=index)
+    return make_strategy(policy, CacheAware(max_spread=1, gap=3), known)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=100, deadline=None)
+@given(events=EVENTS, chunk_tokens=st.integers(5, 120), adaptive=st.booleans())
+def test_every_request_ends_exactly_once_and_every_promise_is_taken_back(
+    policy: str, events: list[tuple[str, int]], chunk_tokens: int, adaptive: bool
+) -> None:
+    made = strategy(policy)
+    scheduler = Scheduler(
+        chunk_tokens,
+        divide=not made.whole,
+        adaptive_chunk=adaptive,
+        policy=made.policy,
+        placement=made.placement,
+    )
+    world = World(scheduler, made.whole)
+    world.join()
+    world.join()
+    world.submit(4)
+    world.submit(3)
+    for event, pick in events:
+        world.dispatch()
+        world.step(event, pick)
+    world.finish()
+    for group in world.groups:
+        assert group.withdrawn or group.finished
+        for request in group.requests:
+            assert world.ended[request.uid] == (request.state is RequestState.FINISHED)
+            assert request.generated <= request.max_response_len
+    for slot in scheduler.engines:
+        assert slot.inflight == 0
+        assert slot.ledger is None or slot.ledger.used == 0
+    assert scheduler.wake_at is None
+    assert not scheduler._live
+    assert made.policy.peek() is None
+    assert not getattr(made.policy, "_groups", None), "nothing is kept of groups that have ended"
+    assert not scheduler._fleet._holders
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    events=st.lists(st.tuples(st.sampled_from(["length", "stop", "lost"]), st.integers(0, 999))),
+    guard_every=st.integers(1, 5),
+)
+def test_no_ready_request_sees_more_dispatches_than_the_bound(
+    events: list[tuple[str, int]], guard_every: int
+) -> None:
+    scheduler = Scheduler(7, policy=ContextAware(guard_every=guard_every), patience_s=1e9)
+    world = World(scheduler, whole=False)
+    world.join()
+    for n in (4, 4, 4, 4):
+        world.submit(n)
+    due: dict[Request, int] = {}
+    dispatches = 0
+    for request in (request for group in world.groups for request in group.requests):
+        due[request] = guard_every * (len(due) + 1)
+    script = iter(events)
+    while due or world.inflight:
+        while (chunk := scheduler.next_assignment(0.0)) is not None:
+            dispatches += 1
+            assert due.pop(chunk.request) >= dispatches
+            world.inflight.append(chunk)
+        event, pick = next(script, ("stop", 0))
+        request = world.inflight[pick % len(world.inflight)].request
+        world.end(event, pick)
+        if request.state is RequestState.PENDING:
+            due[request] = dispatches + guard_every * (len(due) + 1)
