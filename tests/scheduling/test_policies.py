@@ -90,8 +90,22 @@ def test_between_chunks_a_request_keeps_its_place_in_its_group() -> None:
     group = make_group("a", n=4)
     pushed(policy, group)
     assert taken(policy, 3) == ["a.0", "a.1", "a.2"]
+    end(policy, group.requests[0], 50)
     policy.push(grow(group.requests[1], 30))
     assert taken(policy) == ["a.1", "a.3"]
+
+
+def test_while_nothing_is_known_the_request_with_the_fewest_tokens_goes_first() -> None:
+    policy = seer()
+    a, b = make_group("a", n=3), make_group("b", n=3)
+    pushed(policy, a, b)
+    assert taken(policy, 4) == ["a.0", "b.0", "a.1", "a.2"]
+    policy.push(grow(a.requests[1], 30))
+    policy.push(grow(a.requests[2], 20))
+    assert taken(policy, 3) == ["b.1", "b.2", "a.2"], "those that have nothing yet go first"
+    policy.push(grow(b.requests[1], 40))
+    end(policy, a.requests[0], 90)
+    assert taken(policy) == ["b.1", "a.1"], "a is known now, b is not"
 
 
 def test_a_changed_estimate_lists_the_group_once_more_not_its_requests() -> None:
