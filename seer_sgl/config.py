@@ -116,7 +116,6 @@ class SchedulingConfig(Section):
     )
     lengths: str | None = None  # JSONL of an earlier rollout: prior of `seer`, truth of `oracle`
     chunk_tokens: Positive = 8192
-    adaptive_chunk: bool = False  # shorter chunks in the tail
     divide: bool = True
     kv_ledger: bool = True  # False admits by count only: the baseline that retracts
     max_inflight_per_engine: Positive | None = None  # default: the engine's max_running_requests
@@ -401,10 +400,6 @@ def _wrong_scheduling(config: Config) -> Iterator[tuple[str, str]]:
             yield "kv_pool.backend", whole
         if scheduling.max_inflight_per_engine is not None:
             yield "scheduling.max_inflight_per_engine", whole
-        if scheduling.adaptive_chunk:
-            yield "scheduling.adaptive_chunk", whole
-    elif scheduling.adaptive_chunk and not scheduling.divide:
-        yield "scheduling.adaptive_chunk", "without scheduling.divide there are no chunks"
 
 
 def _wrong_sampling(sampling: SamplingConfig) -> Iterator[tuple[str, str]]:

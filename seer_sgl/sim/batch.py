@@ -25,6 +25,9 @@ RETRACT_DECODE_STEPS = 20
 INIT_NEW_TOKEN_RATIO = 0.7
 MIN_NEW_TOKEN_RATIO = 0.7 * 0.14
 NEW_TOKEN_RATIO_DECAY = (INIT_NEW_TOKEN_RATIO - MIN_NEW_TOKEN_RATIO) / 600
+# After replies the engine looks again so much later: by then whoever was answered has sent what
+# comes next (the virtual clock stands while anybody is busy), and one pass takes all of it.
+ANSWER_S = 1e-6
 
 
 class Batch:
@@ -77,26 +80,28 @@ class Batch:
             self._waiting = deque(job for job in self._waiting if job.uid != uid)
 
     def turn(self, now: float) -> list[Job]:
-        """The pass or stretch under way is over: the jobs that are done; the next one begins."""
+        """What was under way is over: the jobs that are done, or else the next pass begins."""
         self._settle()
         done = list(self.running.done())
         for job in done:
             self.idle_cache.put(job.uid, job.input_len + job.tokens)
         if done:
             self._full = False
+            self.wake_at = now + ANSWER_S
+            return done
         if self._waiting and not self._full:
             seconds = self._prefill()
             if seconds:
                 self.wake_at = now + seconds
-                return done
+                return []
         if not self.running:
             self.wake_at = None
-            return done
+            return []
         self._pace = self._next_pace()
         if self._retract():
             self._pace = self._next_pace()
         self._decode(now)
-        return done
+        return []
 
     def _interrupt(self, now: float) -> None:
         """Something is new: look at it after the step under way."""

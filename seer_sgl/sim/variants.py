@@ -72,18 +72,19 @@ class Case:
 
     def outcome(self, variant: str) -> Outcome:
         """The variant's figures, with ratios to baseline and oracle."""
-        plain = self._plain(variant)
+        plain = self.alone(variant)
         return msgspec.structs.replace(
             plain,
-            ratio_to_baseline=_ratio(plain, self._plain(BASELINE)),
-            ratio_to_oracle=_ratio(plain, self._plain(ORACLE)),
+            ratio_to_baseline=_ratio(plain, self.alone(BASELINE)),
+            ratio_to_oracle=_ratio(plain, self.alone(ORACLE)),
         )
 
     def outcome_of_baseline(self) -> Outcome:
         """What the others are compared with."""
         return self.outcome(BASELINE)
 
-    def _plain(self, variant: str) -> Outcome:
+    def alone(self, variant: str) -> Outcome:
+        """The variant's figures, not compared with others."""
         return outcome(self.name, variant, self.record(variant))
 
 

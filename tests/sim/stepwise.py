@@ -14,9 +14,6 @@ from seer_sgl.sim.steps import StepTime
 from seer_sgl.sim.tokens import ids, logprobs
 from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, Move, WeightSpan
 
-# Whoever is answered sends its next chunk at the same moment, after so many turns of the loop.
-HOPS = 10
-
 
 class Sequence:
     """A chunk, and how many of its tokens are there."""
@@ -95,14 +92,15 @@ class StepwiseEngine:
 
     async def run(self) -> None:
         while True:
-            for sequence in [s for s in self.running if s.out >= s.tokens]:
+            done = [s for s in self.running if s.out >= s.tokens]
+            for sequence in done:
                 self.running.remove(sequence)
                 self.idle.pop(sequence.uid, None)
                 self.idle[sequence.uid] = sequence.length
                 self.full = False
                 sequence.done.set_result(None)
-            for _ in range(HOPS):
-                await asyncio.sleep(0)
+            if done:
+                await asyncio.sleep(rules.ANSWER_S)
             if self.waiting and not self.full and (seconds := self.prefill()):
                 await asyncio.sleep(seconds)
             elif self.running:
