@@ -81,39 +81,34 @@ def _swept(key: str, points: Sequence[Point]) -> dict[str, Any]:
 
 
 def _points(
-    question: Question, policy: str, key: str, values: Sequence[object], *also: str
+    question: Question,
+    policy: str,
+    key: str,
+    values: Sequence[object],
+    *also: str,
+    with_oracle: bool = True,
 ) -> list[Point]:
     """The policy's figures at each value, compared with the others at the same value."""
-    return [
-        Point(
-            value=value,
-            outcome=question.open(*also, f"{key}={json.dumps(value)}").outcome(policy),
-        )
-        for value in values
-    ]
+    points = []
+    for value in values:
+        case = question.open(*also, f"{key}={json.dumps(value)}")
+        points.append(Point(value=value, outcome=case.outcome(policy, with_oracle=with_oracle)))
+    return points
 
 
 def _usual_sweeps(question: Question, case: Case) -> Iterator[tuple[str, list[Point]]]:
     """Chunk size and number of engines; for a workload that can be redrawn, also group size."""
-    yield "chunk_tokens", _points(question, SWEPT, "scheduling.chunk_tokens", CHUNK_SIZES)
-    yield "engines", _points(question, SWEPT, "engine.count", ENGINE_COUNTS)
+
+    def quick(key: str, values: Sequence[object], *also: str) -> list[Point]:
+        return _points(question, SWEPT, key, values, *also, with_oracle=False)
+
+    yield "chunk_tokens", quick("scheduling.chunk_tokens", CHUNK_SIZES)
+    yield "engines", quick("engine.count", ENGINE_COUNTS)
     if question.workload is not None:
-        workload = case.config.workload
+        workload, key = case.config.workload, "workload.n_samples_per_prompt"
         requests = workload.groups * workload.n_samples_per_prompt
-        yield (
-            "n_samples_per_prompt",
-            [
-                point
-                for n in GROUP_SIZES
-                for point in _points(
-                    question,
-                    SWEPT,
-                    "workload.n_samples_per_prompt",
-                    [n],
-                    f"workload.groups={requests // n}",
-                )
-            ],
-        )
+        points = [quick(key, [n], f"workload.groups={requests // n}") for n in GROUP_SIZES]
+        yield "n_samples_per_prompt", [point for (point,) in points]
 
 
 def _make_folder(out: Path) -> None:

@@ -159,10 +159,8 @@ def _mark(axis: "Axes", place: int, height: float) -> None:
 def _sweep(axis: "Axes", key: str, points: Sequence[Point]) -> None:
     values = [str(point.value) for point in points]
     gains = [point.outcome.ratio_to_baseline or 0.0 for point in points]
-    shares = [point.outcome.ratio_to_oracle or 0.0 for point in points]
     tails = [point.outcome.tail_s / point.outcome.wall_s for point in points]
     axis.plot(values, gains, "o-", color=COLOURS["seer"], label="throughput, x baseline")
-    axis.plot(values, shares, "s-", color=COLOURS[ORACLE], label="throughput, x oracle")
     axis.plot(values, tails, "^-", color=TAIL, label="tail, share of the time")
     axis.set_ylim(0)
     axis.set_xlabel(key)

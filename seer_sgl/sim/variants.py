@@ -70,13 +70,13 @@ class Case:
             self._records[variant] = simulate(self.responses, config, self._prior)
         return self._records[variant]
 
-    def outcome(self, variant: str) -> Outcome:
+    def outcome(self, variant: str, *, with_oracle: bool = True) -> Outcome:
         """The variant's figures, with ratios to baseline and oracle."""
         plain = self.alone(variant)
         return msgspec.structs.replace(
             plain,
             ratio_to_baseline=_ratio(plain, self.alone(BASELINE)),
-            ratio_to_oracle=_ratio(plain, self.alone(ORACLE)),
+            ratio_to_oracle=_ratio(plain, self.alone(ORACLE)) if with_oracle else None,
         )
 
     def outcome_of_baseline(self) -> Outcome:
