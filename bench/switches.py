@@ -24,6 +24,7 @@ from seer_sgl.types import Request
 
 BIG, SMALL = "scheduling.chunk_tokens=8192", "scheduling.chunk_tokens=2048"
 FIXED = "scheduling.max_spread=32"
+DRAWS = range(1, 6)
 
 
 class PublishedOrder(ContextAware):
@@ -65,15 +66,32 @@ def measure(workload: str) -> list[dict[str, Any]]:
     ]
 
 
+def other_draws(workload: str) -> list[dict[str, Any]]:
+    """What `seer` gains on other draws of lengths than the workload's own."""
+    rows = []
+    for seed in DRAWS:
+        case = Question(workload=workload, overrides=[f"workload.lengths.seed={seed}"]).open()
+        baseline, seer = case.alone(BASELINE), case.alone("seer")
+        rows.append(
+            {
+                "seed": seed,
+                "x_baseline": round(seer.throughput_tok_s / baseline.throughput_tok_s, 3),
+                "tail_cut": round(1 - seer.tail_s / baseline.tail_s, 3),
+            }
+        )
+    return rows
+
+
 def main() -> None:
     """Measure all workloads; print one JSON object last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workload", choices=workload_names(), help="only this one")
+    parser.add_argument("--draws", action="store_true", help="instead: other draws of lengths")
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
     found = {}
     for workload in [options.workload] if options.workload else workload_names():
-        found[workload] = measure(workload)
+        found[workload] = (other_draws if options.draws else measure)(workload)
         for line in found[workload] if not options.json else ():
             print(workload, line, flush=True)
     print(json.dumps(found))
