@@ -1,4 +1,4 @@
-"""The command line: `seer-sgl rollout | engine | doctor`."""
+"""The command line: `seer-sgl rollout | simulate | engine | doctor`."""
 
 import asyncio
 import signal
@@ -43,6 +43,24 @@ def rollout(
     if prompts is not None:
         settings.rollout.prompts = str(prompts)
     _run(roll_out(settings, out, overwrite, Console(stderr=True, highlight=False)))
+
+
+@cli.command()
+@click.option("--workload", help="moonlight, qwen2-vl-72b or kimi-k2 (configs/sim/).")
+@click.option("--trace", type=click.Path(path_type=Path), help="samples.jsonl of a rollout.")
+@click.option("--policy", help="One policy; without it, all of them side by side.")
+@click.option("--config", type=click.Path(path_type=Path), help="YAML like those of workloads.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any of its keys.")
+@click.option("--sweep", metavar="KEY=V1,V2,...", help="One key at several values.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for JSON and plots.")
+def simulate(*, policy: str | None, sweep: str | None, as_json: bool, **asked: Any) -> None:
+    """Say what a rollout would take, without any engine: the real scheduler in virtual time."""
+    from .sim.command import run_simulation
+    from .sim.opening import Question
+
+    out = asked.pop("out")
+    run_simulation(Question(**asked), policy, sweep, as_json, out)
 
 
 @cli.command(

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import yaml
@@ -53,6 +53,9 @@ POOL_FLAGS = {
 
 class Section(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Base of every part of the tree."""
+
+
+Tree = TypeVar("Tree", bound=Section)
 
 
 class ModelConfig(Section):
@@ -127,7 +130,6 @@ class SchedulingConfig(Section):
     )
     lengths: str | None = None  # JSONL of an earlier rollout: prior of `seer`, truth of `oracle`
     chunk_tokens: Positive = 8192
-    adaptive_chunk: bool = False  # shorter chunks in the tail
     divide: bool = True
     kv_ledger: bool = True  # False admits by count only: the baseline that retracts
     max_inflight_per_engine: Positive | None = None  # default: the engine's max_running_requests
@@ -204,23 +206,32 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
 
     Raises ConfigError with one line that names the key and where it was set.
     """
-    tree: dict[str, Any] = {}
-    where: dict[str, str] = {}
-    if path is not None:
-        tree, where = _read(path)
-    for override in overrides:
-        _apply(tree, override, where)
-    return parse(tree, where)
+    return parse(*read_tree(path, overrides))
 
 
 def parse(tree: Mapping[str, Any], where: Mapping[str, str] | None = None) -> Config:
     """A checked Config from plain mappings. `where`: key path -> the place it was set."""
-    try:
-        config = msgspec.convert(tree, Config)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error), where or {})) from None
+    config = convert(tree, where or {}, Config)
     _check(config, where or {})
     return config
+
+
+def read_tree(
+    path: Path | None, overrides: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """A YAML file (None: empty) with its overrides, as a tree, and where each key was set."""
+    tree, where = ({}, {}) if path is None else _read(path)
+    for override in overrides:
+        _apply(tree, override, where)
+    return tree, where
+
+
+def convert(tree: Mapping[str, Any], where: Mapping[str, str], kind: type[Tree]) -> Tree:
+    """The tree as a config of some `kind`. Raises ConfigError with key and place."""
+    try:
+        return msgspec.convert(tree, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error), where, kind)) from None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -277,13 +288,13 @@ def _apply(tree: dict[str, Any], override: str, where: dict[str, str]) -> None:
     where[key] = f"--set {override}"
 
 
-def _explain(complaint: str, where: Mapping[str, str]) -> str:
+def _explain(complaint: str, where: Mapping[str, str], kind: type[Section]) -> str:
     """msgspec's message with the place in front and the key path in our spelling."""
     key, message = key_and_message(complaint)
     unknown = re.match(r"object contains unknown field (.*)", message)
     if unknown:
         name = unknown.group(1)
-        known = [field.name for field in msgspec.structs.fields(_section(key))]
+        known = [field.name for field in msgspec.structs.fields(_section(kind, key))]
         close = difflib.get_close_matches(name, known, 1)
         hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
         key = f"{key}.{name}" if key else name
@@ -299,8 +310,8 @@ def key_and_message(complaint: str) -> tuple[str, str]:
     return path.rstrip("`").lstrip("."), message[:1].lower() + message[1:]
 
 
-def _section(key: str) -> type[Section]:
-    section: type[Section] = Config
+def _section(kind: type[Section], key: str) -> type[Section]:
+    section = kind
     for name in filter(None, key.split(".")):
         section = type(getattr(section(), name))
     return section
@@ -423,10 +434,6 @@ def _wrong_scheduling(config: Config) -> Iterator[tuple[str, str]]:
             yield "kv_pool.backend", whole
         if scheduling.max_inflight_per_engine is not None:
             yield "scheduling.max_inflight_per_engine", whole
-        if scheduling.adaptive_chunk:
-            yield "scheduling.adaptive_chunk", whole
-    elif scheduling.adaptive_chunk and not scheduling.divide:
-        yield "scheduling.adaptive_chunk", "without scheduling.divide there are no chunks"
 
 
 def _wrong_sampling(sampling: SamplingConfig) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,8 @@ SeerError
 │   ├── EngineUnavailable   connection, 5xx: another engine can take the chunk
 │   ├── ChunkInterrupted    we took it back (stuck engine, group given up)
 │   └── RequestRejected     4xx: no engine will ever take it
-└── RolloutError            the rollout cannot go on; finished samples are kept
+├── RolloutError            the rollout cannot go on; finished samples are kept
+└── SimulationError         a simulated rollout stands still: a defect of ours
 """
 
 
@@ -60,3 +61,7 @@ class RequestRejected(EngineError):
 
 class RolloutError(SeerError):
     """The rollout ended without every sample; what had finished is kept."""
+
+
+class SimulationError(SeerError):
+    """A simulated rollout stands still: nothing is due and requests are left."""

@@ -136,14 +136,6 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
             "scheduling:\n  policy: group_least_loaded\n  max_inflight_per_engine: 3",
             r":3: scheduling\.max_inflight_per_engine: policy: group_least_loaded sends whole",
         ),
-        (
-            "scheduling: {policy: group_round_robin, adaptive_chunk: true}",
-            r":1: scheduling\.adaptive_chunk: policy: group_round_robin sends whole",
-        ),
-        (
-            "scheduling: {divide: false, adaptive_chunk: true}",
-            r":1: scheduling\.adaptive_chunk: without scheduling\.divide there are no chunks",
-        ),
         ("sampling:\n  temperature: -1", r":2: sampling\.temperature: expected float >= 0"),
         ("sampling:\n  temperature: .inf", r":2: sampling\.temperature: must be finite"),
         ("sampling:\n  top_k: 0", r":2: sampling\.top_k: must be -1"),

@@ -41,7 +41,6 @@ def make_scheduler(
     scheduler = Scheduler(
         scheduling.chunk_tokens,
         divide=divide and not undivided,
-        adaptive_chunk=scheduling.adaptive_chunk,
         patience_s=config.engines.recovery_timeout_s,
         policy=strategy.policy,
         placement=placement or strategy.placement,

@@ -5,7 +5,7 @@ a whole group: `{"prompt_ids": [...] | "group_id": ..., "lengths": [...]}`. Ever
 skipped. Every complaint names the file, the line and the key.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +30,12 @@ class LengthRecord(msgspec.Struct, kw_only=True):
     response_length: Length | None = None
     lengths: list[Length] | None = None
 
+    def samples(self) -> list[tuple[int | None, int]]:
+        """Sample index (None: the next one) and length of each response in it."""
+        if self.lengths is not None:
+            return list(enumerate(self.lengths))
+        return [] if self.response_length is None else [(self.index, self.response_length)]
+
 
 _decoder = msgspec.json.Decoder(LengthRecord)
 
@@ -37,18 +43,28 @@ _decoder = msgspec.json.Decoder(LengthRecord)
 def read_lengths(path: Path) -> KnownLengths:
     """The lengths in a file. Raises ConfigError with one line."""
     known = KnownLengths()
+    for _, record in read_records(path, "scheduling.lengths"):
+        _add(known, record)
+    return known
+
+
+def read_records(path: Path, source: str) -> Iterator[tuple[str, LengthRecord]]:
+    """The lines of a file, each with its place for complaints. `source`: what named the file.
+
+    Raises ConfigError for a file without any, or at a line that says nothing of lengths.
+    """
     empty = True
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    _add(known, line, f"scheduling.lengths: {path}:{number}")
+                    place = f"{source}: {path}:{number}"
+                    yield place, _record(line, place)
                     empty = False
     except OSError as error:
-        raise ConfigError(f"scheduling.lengths: {path}: {error.strerror}") from None
+        raise ConfigError(f"{source}: {path}: {error.strerror}") from None
     if empty:
-        raise ConfigError(f"scheduling.lengths: {path}: no lengths")
-    return known
+        raise ConfigError(f"{source}: {path}: no lengths")
 
 
 def expect_all(known: KnownLengths, groups: Iterable[Group], source: str) -> None:
@@ -63,7 +79,7 @@ def expect_all(known: KnownLengths, groups: Iterable[Group], source: str) -> Non
                 )
 
 
-def _add(known: KnownLengths, line: bytes, place: str) -> None:
+def _record(line: bytes, place: str) -> LengthRecord:
     try:
         record = _decoder.decode(line)
     except msgspec.ValidationError as error:
@@ -75,10 +91,11 @@ def _add(known: KnownLengths, line: bytes, place: str) -> None:
         raise ConfigError(f"{place}: give prompt_ids or group_id")
     if (record.response_length is None) == (record.lengths is None):
         raise ConfigError(f"{place}: give exactly one of response_length and lengths")
-    lengths = record.lengths
-    samples = [(record.index, record.response_length)] if lengths is None else enumerate(lengths)
-    for index, length in samples:
-        assert length is not None
+    return record
+
+
+def _add(known: KnownLengths, record: LengthRecord) -> None:
+    for index, length in record.samples():
         known.add(
             length,
             prompt_ids=None if record.prompt_ids is None else token_array(record.prompt_ids),

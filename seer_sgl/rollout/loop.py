@@ -70,6 +70,7 @@ class RolloutLoop:
         self._inflight: dict[str, tuple[Run, Chunk, ChunkTask]] = {}  # by request uid
         self._interrupted: dict[str, str] = {}  # request uid -> why its chunk was taken back
         self._runs: dict[str, Run] = {}  # by group id, while the group is unfinished
+        self._open: set[Run] = set()  # those among them, each once
 
     def submit(self, groups: Sequence[Group], observers: Sequence[Observer]) -> Run:
         """Roll the groups out. Raises ValueError for a group id that is under way already."""
@@ -80,6 +81,7 @@ class RolloutLoop:
         for group in groups:
             self._runs[group.group_id] = run
             run.unfinished[group.group_id] = group
+            self._open.add(run)
             self._scheduler.submit(group)
         self._wake()
         return run
@@ -99,7 +101,7 @@ class RolloutLoop:
 
     async def settle(self) -> None:
         """Give everything up and wait until the engines have heard of it."""
-        for run in set(self._runs.values()):
+        for run in list(self._open):
             self.close(run)
         tasks = [task for _, _, task in self._inflight.values()]
         if tasks:
@@ -120,7 +122,7 @@ class RolloutLoop:
         """An engine told how busy it is (monitor.py)."""
         if self._scheduler.loaded(engine_id, load):
             self._wake()
-        for run in set(self._runs.values()):
+        for run in self._open:
             for observer in run.observers:
                 observer.loaded(engine_id, load, self._clock())
 
@@ -216,6 +218,8 @@ class RolloutLoop:
     def _leave(self, run: Run, group: Group) -> None:
         """The group is complete or given up: nothing of it stays in flight."""
         del self._runs[group.group_id], run.unfinished[group.group_id]
+        if not run.unfinished:
+            self._open.discard(run)
         for request in group.requests:
             if request.uid in self._inflight:
                 self._interrupt(request.uid, "the group was given up")

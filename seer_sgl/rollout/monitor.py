@@ -49,7 +49,7 @@ class StallClock:
 
 
 class Monitor:
-    """Polls every engine every POLL_S. `clock` gives seconds."""
+    """Polls every engine every `poll_s` (default POLL_S). `clock` gives seconds."""
 
     def __init__(
         self,
@@ -59,12 +59,14 @@ class Monitor:
         *,
         stall_timeout_s: float,
         recovery_timeout_s: float,
+        poll_s: float | None = None,
     ) -> None:
         self._engines = list(engines)
         self._reins = reins
         self._clock = clock
         self._stall_timeout_s = stall_timeout_s
         self._recovery_timeout_s = recovery_timeout_s
+        self._poll_s = poll_s
         self._alive_at = clock()  # when an engine was last known to serve
 
     async def run(self) -> None:
@@ -77,7 +79,7 @@ class Monitor:
         stall = StallClock(self._stall_timeout_s)
         why = ""
         while True:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_S if self._poll_s is None else self._poll_s)
             mark: tuple[Any, ...] | None = None  # stays None while the engine does not answer
             try:
                 load = await engine.load()

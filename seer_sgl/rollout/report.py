@@ -85,7 +85,7 @@ def _engine(engine: EngineRecord, wall_s: float) -> dict[str, Any]:
 
 
 def _mean_inflight(engine: EngineRecord, wall_s: float) -> float:
-    if not wall_s:
+    if not wall_s or not engine.inflight_at:
         return 0.0
     # An interrupted rollout has chunks in flight after its last finished request.
     begins = [min(at, wall_s) for at in engine.inflight_at]

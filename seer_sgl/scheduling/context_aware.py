@@ -1,11 +1,18 @@
 """Seer's order (paper section 2): probes first, then the groups expected to be the longest.
 
 The first request of a group is its probe. A probe that ends early sends the rest of its group to
-the back; while none has ended, a group counts as long as a response may get.
+the back; while none has ended, a group counts as long as a response may get. Two cases the paper
+leaves open, both measured (README, Simulator):
+
+- Groups of which nothing is known are equal: among their requests the one with the fewest tokens
+  goes first. None is left behind that may turn out to be the longest of all.
+- A request that has outgrown every sibling that ended is longer than its group is expected to be:
+  it goes before all groups of which something is known, the longest first.
 """
 
 import heapq
 import itertools
+from collections.abc import Callable
 
 from seer_sgl.types import Group, Request
 
@@ -28,6 +35,8 @@ class ContextAware:
         self._taken = 0
         self._ready = ReadySet()
         self._probes: list[tuple[int, int, Ticket, Request]] = []  # shortest first
+        self._blind: list[tuple[int, int, Ticket, Request]] = []  # fewest tokens first
+        self._outgrown: list[tuple[int, int, Ticket, Request]] = []  # most tokens first
         self._groups: dict[str, _Group] = {}  # by uid, until all of it has ended
         # Longest estimate first. A group whose estimate changes is listed again, and its older
         # entries are void: O(log n), however many of its requests are ready.
@@ -42,13 +51,19 @@ class ContextAware:
             heapq.heappush(self._probes, (request.generated, request.order, ticket, request))
         else:
             heapq.heappush(group.ready, (request.order, ticket, request))
+            self._list_alone(request, ticket, group)
         self._list(group)
 
     def peek(self) -> Request | None:
         """The request that should go next, left in place; None when nothing is ready."""
         if self._ready and (self._taken + 1) % self._guard_every == 0:
             return self._ready.longest_waiting
-        return self._probe() or self._longest()
+        return (
+            self._first(self._probes, lambda *_: True)
+            or self._first(self._blind, lambda request, group: group.lengths.blind)
+            or self._first(self._outgrown, _outgrows)
+            or self._longest()
+        )
 
     def pop(self) -> Request:
         """Take out the request that `peek` shows."""
@@ -64,7 +79,11 @@ class ContextAware:
         group = self._groups.get(request.group.uid)
         if group is None:
             return
+        was_blind = group.lengths.blind
         group.lengths.ended(request)
+        if was_blind:
+            for _, ticket, ready in group.ready:
+                self._list_alone(ready, ticket, group)
         if group.lengths.left:
             self._list(group)
         else:
@@ -85,16 +104,33 @@ class ContextAware:
     def _list(self, group: "_Group") -> None:
         """Put the group into the queue by its estimate of now, unless it is there already."""
         estimate = group.lengths.estimate
-        if group.ready and estimate != group.listed_at:
+        if group.ready and not group.lengths.blind and estimate != group.listed_at:
             group.listed_at, group.turn = estimate, next(self._turns)
             heapq.heappush(self._queue, (-estimate, group.order, group.turn, group))
 
-    def _probe(self) -> Request | None:
-        while self._probes:
-            _, _, ticket, request = self._probes[0]
-            if self._ready.valid(request, ticket):
+    def _list_alone(self, request: Request, ticket: Ticket, group: "_Group") -> None:
+        """Put a request that does not go by its group's estimate where it goes by its own length.
+
+        It stays in its group as well: an estimate may come, or catch up with it.
+        """
+        if group.lengths.blind:
+            entry = (request.generated, request.order, ticket, request)
+            heapq.heappush(self._blind, entry)
+        elif _outgrows(request, group):
+            entry = (-request.generated, request.order, ticket, request)
+            heapq.heappush(self._outgrown, entry)
+
+    def _first(
+        self,
+        queue: list[tuple[int, int, Ticket, Request]],
+        belongs: Callable[[Request, "_Group"], bool],
+    ) -> Request | None:
+        """The first request of a queue that is still ready and still belongs there."""
+        while queue:
+            _, _, ticket, request = queue[0]
+            if self._ready.valid(request, ticket) and belongs(request, self._group_of(request)):
                 return request
-            heapq.heappop(self._probes)
+            heapq.heappop(queue)
         return None
 
     def _longest(self) -> Request | None:
@@ -108,6 +144,10 @@ class ContextAware:
                 group.listed_at = None
             heapq.heappop(self._queue)
         return None
+
+
+def _outgrows(request: Request, group: "_Group") -> bool:
+    return request.generated >= group.lengths.estimate
 
 
 class _Group:

@@ -60,13 +60,12 @@ class Fleet:
     def __init__(self) -> None:
         self._slots: list[EngineSlot] = []
         self._by_id: dict[str, EngineSlot] = {}
-        self._indexed: list[tuple[int, int] | None] = []  # inflight, max_inflight if available
+        self._indexed: list[int | None] = []  # inflight if available
         # Engines by chunks in flight, then by place: their room. `_largest_room[k]` is the
         # largest among those with k chunks.
         self._by_inflight: defaultdict[int, MaxTree] = defaultdict(MaxTree)
         self._largest_room = MaxTree()
         self._inflight = Extremes()
-        self._limits: Counter[int] = Counter()  # max_inflight of available engines
         self._holders: dict[str, set[EngineSlot]] = {}  # group uid -> engines that run it
 
     def __iter__(self) -> Iterator[EngineSlot]:
@@ -84,9 +83,9 @@ class Fleet:
         return self._inflight.most - self._inflight.least
 
     @property
-    def max_inflight(self) -> int:
-        """The most that any available engine may have in flight."""
-        return max(self._limits, default=0)
+    def most_inflight(self) -> int:
+        """The most chunks in flight on an available engine."""
+        return self._inflight.most
 
     def add(self, slot: EngineSlot) -> None:
         """An engine joins."""
@@ -120,23 +119,17 @@ class Fleet:
     def changed(self, slot: EngineSlot) -> None:
         """Index the engine as it is now."""
         place, before = slot.place, self._indexed[slot.place]
-        now = (slot.inflight, slot.max_inflight) if slot.available else None
+        now = slot.inflight if slot.available else None
         if now is not None:
-            self._put(slot.inflight, place, slot.room)
+            self._put(now, place, slot.room)
         if now == before:
             return
         self._indexed[place] = now
         if now is not None:
-            self._inflight.add(slot.inflight)
-            self._limits[slot.max_inflight] += 1
+            self._inflight.add(now)
         if before is not None:
-            inflight, limit = before
-            self._inflight.remove(inflight)
-            self._limits[limit] -= 1
-            if not self._limits[limit]:
-                del self._limits[limit]
-            if now is None or inflight != slot.inflight:
-                self._put(inflight, place, ABSENT)
+            self._inflight.remove(before)
+            self._put(before, place, ABSENT)
 
     def home(self, request: Request) -> EngineSlot | None:
         """The engine that ran the request's last chunk."""

@@ -60,6 +60,11 @@ class GroupLengths:
         self._longest = 0
 
     @property
+    def blind(self) -> bool:
+        """Whether nothing is known, from before or from a sample that ended."""
+        return not self._ended
+
+    @property
     def estimate(self) -> int:
         """Published: the longest sibling that ended, else what a response may have at most.
 

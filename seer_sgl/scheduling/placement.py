@@ -17,7 +17,9 @@ __all__ = ["CacheAware", "EngineSlot", "Fleet", "Placed", "Placement", "Verdict"
 
 GAP_TOKENS = 512  # published: a smaller gap is prefilled
 MAX_SPREAD = 32  # published, for engines that run some 256 requests
-SPREAD_SHARE = 8  # a spread of 1/8 of what an engine may run is balanced
+# A spread of 1/8 of what the busiest engine runs is balanced: 32 of 256, and two of 16 in the tail,
+# whose requests would otherwise stay together on some engines while others run empty.
+SPREAD_SHARE = 8
 
 
 class Placed(NamedTuple):
@@ -84,7 +86,7 @@ class CacheAware:
     def _balanced(self, fleet: Fleet) -> bool:
         limit = self._max_spread
         if limit is None:
-            limit = min(MAX_SPREAD, max(1, fleet.max_inflight // SPREAD_SHARE))
+            limit = min(MAX_SPREAD, max(1, fleet.most_inflight // SPREAD_SHARE))
         return fleet.spread <= limit
 
 

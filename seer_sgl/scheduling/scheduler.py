@@ -18,7 +18,6 @@ from seer_sgl.types import (
     RequestState,
 )
 
-from .chunks import tail_chunk
 from .fleet import EngineSlot, Fleet
 from .parking import Parking
 from .placement import CacheAware, Placement, Verdict
@@ -34,8 +33,7 @@ MAX_CONSECUTIVE_FAILURES = 5
 class Scheduler:
     """Turns requests into chunks on engines, one at a time, without ever over-promising KV.
 
-    `chunk_tokens`: the token budget of a chunk; `adaptive_chunk`: less in the tail (chunks.py).
-    `divide` False sends every request whole.
+    `chunk_tokens`: the token budget of a chunk. `divide` False sends every request whole.
     `patience_s`: a group is not given up for failures that have lasted less than this.
     """
 
@@ -44,20 +42,16 @@ class Scheduler:
         chunk_tokens: int,
         *,
         divide: bool = True,
-        adaptive_chunk: bool = False,
         patience_s: float = 60.0,
         policy: Policy | None = None,
         placement: Placement | None = None,
     ) -> None:
         self._chunk_tokens = chunk_tokens
         self._divide = divide
-        self._adaptive_chunk = adaptive_chunk
         self._patience_s = patience_s
         self._policy = policy or FirstComeFirstServed()
         self._placement = placement or CacheAware()
         self._fleet = Fleet()
-        self._inflight = 0
-        self._most_inflight = 0  # since there was nothing to do
         self._live: dict[str, Request] = {}  # by uid, until finished or withdrawn
         # By uid, requests whose KV did not reach the pool in time: a hole in it may well stay, so
         # they wait no more until all of it is acknowledged.
@@ -95,8 +89,6 @@ class Scheduler:
 
     def submit(self, group: Group) -> None:
         """All requests of the group become ready."""
-        if not self._live:
-            self._most_inflight = self._inflight
         for request in group.requests:
             self._live[request.uid] = request
             self._policy.push(request)
@@ -161,7 +153,6 @@ class Scheduler:
         if slot.ledger is not None and result.reply is not None and result.reply.retractions:
             slot.ledger.feedback.retracted()
         self._fleet.end(slot, request, chunk.kv_tokens)
-        self._inflight -= 1
         request.state, request.returned_at = RequestState.PENDING, result.now
         if result.reply is None:
             request.rid, request.stored = "", False  # what was stored may not be what we have
@@ -200,18 +191,13 @@ class Scheduler:
         """Response tokens of the request's next chunk."""
         if not self._divide:
             return request.remaining
-        chunk_tokens = self._chunk_tokens
-        if self._adaptive_chunk:
-            chunk_tokens = tail_chunk(chunk_tokens, len(self._live), self._most_inflight)
-        return min(request.remaining, chunk_tokens)
+        return min(request.remaining, self._chunk_tokens)
 
     def _start(
         self, request: Request, slot: EngineSlot, move: Move, budget: int, now: float
     ) -> Chunk:
         total_len = request.total_len + budget
         self._fleet.start(slot, request, total_len)
-        self._inflight += 1
-        self._most_inflight = max(self._most_inflight, self._inflight)
         request.state = RequestState.RUNNING
         request.attempts += 1
         # The terminator keeps SGLang's prefix match of /abort_request from hitting c10 by c1.

@@ -146,3 +146,14 @@ def test_the_timeline_is_a_png_with_a_lane_per_engine(record: Recorder, tmp_path
     path = tmp_path / "timeline.png"
     draw_timeline(record, path, "two engines")
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_an_engine_that_was_never_needed_is_in_the_report() -> None:
+    record = Recorder("r1", 7, [info("a"), info("b")], [make_group(n=1)], started_at=0.0)
+    request = make_group(n=1).requests[0]
+    record.sent(chunk_on("a", request), 1.0)
+    request.finished_at = 5.0
+    record.finished(request)
+    engines = {engine["engine_id"]: engine for engine in report(record)["engines"]}
+    assert engines["a"]["mean_inflight"] == pytest.approx(0.8)
+    assert engines["b"]["mean_inflight"] == engines["b"]["chunks"] == 0

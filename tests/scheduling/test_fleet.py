@@ -99,7 +99,7 @@ def test_placement_equals_the_rule_applied_to_every_engine(
         up = [slot for slot in fleet if slot.available]
         loads = [slot.inflight for slot in up] or [0]
         assert fleet.spread == max(loads) - min(loads)
-        assert fleet.max_inflight == max((slot.max_inflight for slot in up), default=0)
+        assert fleet.most_inflight == max(loads)
 
 
 def test_what_is_no_longer_held_is_forgotten() -> None:

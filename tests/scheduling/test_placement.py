@@ -101,18 +101,18 @@ def test_the_least_loaded_engine_stays_home_to_its_requests_however_busy_others_
 @pytest.mark.parametrize(
     ("most", "limit"), [(4096, MAX_SPREAD), (256, MAX_SPREAD), (64, 8), (8, 1), (2, 1)]
 )
-def test_the_limit_follows_what_the_engines_may_run_up_to_the_published_one(
+def test_the_limit_follows_what_the_busiest_engine_runs_up_to_the_published_one(
     most: int, limit: int
 ) -> None:
     request = request_at("home", stored=True)
     scaled = CacheAware()
 
-    def sent_to(inflight: int) -> tuple[str, Move] | Verdict:
-        home = slot("home", inflight, most=max(most, inflight + 1))
-        return choose(request, home, slot("idle", most=most), placement=scaled)
+    def sent_to(spread: int) -> tuple[str, Move] | Verdict:
+        home, other = slot("home", most, most=most + 1), slot("other", most - spread, most=most)
+        return choose(request, home, other, placement=scaled)
 
     assert sent_to(limit) == ("home", Move.STAY)
-    assert sent_to(limit + 1) == ("idle", Move.FETCH)
+    assert sent_to(limit + 1) == ("other", Move.FETCH)
 
 
 def test_with_a_limit_of_zero_any_difference_moves_a_request() -> None:

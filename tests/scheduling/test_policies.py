@@ -90,8 +90,65 @@ def test_between_chunks_a_request_keeps_its_place_in_its_group() -> None:
     group = make_group("a", n=4)
     pushed(policy, group)
     assert taken(policy, 3) == ["a.0", "a.1", "a.2"]
+    end(policy, group.requests[0], 50)
     policy.push(grow(group.requests[1], 30))
     assert taken(policy) == ["a.1", "a.3"]
+
+
+def test_while_nothing_is_known_the_request_with_the_fewest_tokens_goes_first() -> None:
+    policy = seer()
+    a, b = make_group("a", n=3), make_group("b", n=3)
+    pushed(policy, a, b)
+    assert taken(policy, 4) == ["a.0", "b.0", "a.1", "a.2"]
+    policy.push(grow(a.requests[1], 30))
+    policy.push(grow(a.requests[2], 20))
+    assert taken(policy, 3) == ["b.1", "b.2", "a.2"], "those that have nothing yet go first"
+    policy.push(grow(b.requests[1], 40))
+    end(policy, a.requests[0], 90)
+    assert taken(policy) == ["b.1", "a.1"], "a is known now, b is not"
+
+
+def test_a_request_that_outgrew_its_siblings_goes_before_groups_with_an_estimate() -> None:
+    policy = seer()
+    short, long = make_group("s", n=4), make_group("l", n=3)
+    pushed(policy, short, long)
+    taken(policy, 7)
+    end(policy, short.requests[0], 20)
+    end(policy, long.requests[0], 60)
+    policy.push(grow(long.requests[1], 10))
+    policy.push(grow(short.requests[1], 19))
+    policy.push(grow(short.requests[2], 20))
+    policy.push(grow(short.requests[3], 30))
+    assert taken(policy, 1) == ["s.3"], "the longest of those that outgrew theirs"
+    policy.push(grow(short.requests[3], 5))
+    end(policy, long.requests[2], 90)
+    assert taken(policy) == ["s.3", "s.2", "l.1", "s.1"]
+
+
+def test_an_estimate_that_catches_up_puts_a_request_back_into_its_group() -> None:
+    policy = seer()
+    short, long = make_group("s", n=3), make_group("l", n=2)
+    pushed(policy, short, long)
+    taken(policy, 5)
+    end(policy, short.requests[0], 20)
+    end(policy, long.requests[0], 60)
+    policy.push(grow(short.requests[1], 25))
+    policy.push(grow(long.requests[1], 5))
+    assert policy.peek() is short.requests[1]
+    end(policy, short.requests[2], 40)
+    assert taken(policy) == ["l.1", "s.1"]
+
+
+def test_what_is_ready_when_the_first_sample_ends_may_have_outgrown_it_already() -> None:
+    policy = seer()
+    short, long = make_group("s", n=3), make_group("l", n=2)
+    pushed(policy, short, long)
+    taken(policy, 5)
+    end(policy, long.requests[0], 60)
+    policy.push(grow(short.requests[1], 25))
+    policy.push(grow(long.requests[1], 5))
+    end(policy, short.requests[0], 20)
+    assert taken(policy) == ["s.1", "l.1"]
 
 
 def test_a_changed_estimate_lists_the_group_once_more_not_its_requests() -> None:

@@ -136,15 +136,14 @@ def strategy(policy: str) -> Strategy:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=100, deadline=None)
-@given(events=EVENTS, chunk_tokens=st.integers(5, 120), adaptive=st.booleans())
+@given(events=EVENTS, chunk_tokens=st.integers(5, 120))
 def test_every_request_ends_exactly_once_and_every_promise_is_taken_back(
-    policy: str, events: list[tuple[str, int]], chunk_tokens: int, adaptive: bool
+    policy: str, events: list[tuple[str, int]], chunk_tokens: int
 ) -> None:
     made = strategy(policy)
     scheduler = Scheduler(
         chunk_tokens,
         divide=not made.whole,
-        adaptive_chunk=adaptive,
         policy=made.policy,
         placement=made.placement,
     )

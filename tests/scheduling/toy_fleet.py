@@ -71,14 +71,12 @@ def roll(
     chunk_tokens: int = 32,
     longest: int = 1000,
     known: KnownLengths | None = None,
-    adaptive_chunk: bool = False,
 ) -> Outcome:
     """Roll groups of these response lengths out."""
     strategy = make_strategy(policy, CacheAware(), known)
     scheduler = Scheduler(
         chunk_tokens,
         divide=not strategy.whole,
-        adaptive_chunk=adaptive_chunk,
         policy=strategy.policy,
         placement=strategy.placement,
     )

@@ -1,0 +1,118 @@
+"""`seer-sgl simulate`: what a rollout takes, under which policy and with which settings."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from seer_sgl.errors import ConfigError
+from seer_sgl.rollout.samples import explained
+
+from .opening import Question
+from .plots import draw_policies, draw_sweeps
+from .sweep import Point, parse_sweep
+from .tables import policies_table, sweep_table
+from .variants import VARIANTS, Case, check_variant
+
+SWEPT = "seer"  # the policy of a sweep, unless another is asked for
+# What --out sweeps besides.
+CHUNK_SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+ENGINE_COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024)
+GROUP_SIZES = (2, 4, 8, 16, 32)
+
+
+def run_simulation(
+    question: Question, policy: str | None, sweep: str | None, as_json: bool, out: Path | None
+) -> None:
+    """Answer on the standard output; with `out`, JSON and plots there as well.
+
+    Raises ConfigError for input that cannot be simulated.
+    """
+    if policy is not None:
+        check_variant(policy)
+    if out is not None:
+        _make_folder(out)
+    # Tables are wider than a terminal that is none.
+    console = Console(highlight=False, width=None if Console().is_terminal else 140)
+    if sweep is not None:
+        key, values = parse_sweep(sweep)
+        points = _points(question, policy or SWEPT, key, values)
+        if not as_json:
+            console.print(sweep_table(key, points))
+        if out is not None:
+            draw_sweeps({key: points}, out / "sweep.png")
+        answer = _swept(key, points)
+    else:
+        case = question.open()
+        answer = _compared(case, policy, None if as_json else console)
+        if out is not None:
+            draw_policies(case, out)
+            draw_sweeps(dict(_usual_sweeps(question, case)), out / "sweeps.png")
+    if as_json:
+        print(json.dumps(answer))
+    if out is not None:
+        with explained(out / "report.json"):
+            (out / "report.json").write_text(json.dumps(answer, indent=2) + "\n")
+
+
+def _compared(case: Case, policy: str | None, console: Console | None) -> dict[str, Any]:
+    rows = [case.outcome(name) for name in ([policy] if policy else VARIANTS)]
+    if console is not None:
+        console.print(policies_table(rows, case.outcome_of_baseline(), case.config.paper))
+    if policy is not None:
+        return msgspec.structs.asdict(rows[0])
+    return {
+        "workload": case.name,
+        "policies": [msgspec.structs.asdict(row) for row in rows],
+        "paper": msgspec.to_builtins(case.config.paper),
+    }
+
+
+def _swept(key: str, points: Sequence[Point]) -> dict[str, Any]:
+    return {
+        "workload": points[0].outcome.workload,
+        "policy": points[0].outcome.policy,
+        "key": key,
+        "points": [msgspec.to_builtins(point) for point in points],
+    }
+
+
+def _points(
+    question: Question,
+    policy: str,
+    key: str,
+    values: Sequence[object],
+    *also: str,
+    with_oracle: bool = True,
+) -> list[Point]:
+    """The policy's figures at each value, compared with the others at the same value."""
+    points = []
+    for value in values:
+        case = question.open(*also, f"{key}={json.dumps(value)}")
+        points.append(Point(value=value, outcome=case.outcome(policy, with_oracle=with_oracle)))
+    return points
+
+
+def _usual_sweeps(question: Question, case: Case) -> Iterator[tuple[str, list[Point]]]:
+    """Chunk size and number of engines; for a workload that can be redrawn, also group size."""
+
+    def quick(key: str, values: Sequence[object], *also: str) -> list[Point]:
+        return _points(question, SWEPT, key, values, *also, with_oracle=False)
+
+    yield "chunk_tokens", quick("scheduling.chunk_tokens", CHUNK_SIZES)
+    yield "engines", quick("engine.count", ENGINE_COUNTS)
+    if question.workload is not None:
+        workload, key = case.config.workload, "workload.n_samples_per_prompt"
+        requests = workload.groups * workload.n_samples_per_prompt
+        points = [quick(key, [n], f"workload.groups={requests // n}") for n in GROUP_SIZES]
+        yield "n_samples_per_prompt", [point for (point,) in points]
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}") from None

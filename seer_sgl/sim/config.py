@@ -1,0 +1,107 @@
+"""The parameters of a simulation: one YAML file a workload (configs/sim/).
+
+Every value there has its reason beside it. What is fitted, and to what, says bench/calibrate.py.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from seer_sgl.config import Fraction, Natural, Positive, SchedulingConfig, Section
+
+Amount = Annotated[float, msgspec.Meta(gt=0.0)]
+Rest = Annotated[float, msgspec.Meta(ge=0.0)]
+
+
+class LengthsConfig(Section):
+    """Response lengths: log-normal, cut off at `max`, their mean scaled to `mean` (tokens).
+
+    `sigma`: of the logarithm; `group_share`: how much of its variance is a property of the prompt.
+    """
+
+    mean: Amount = 8000.0
+    max: Positive = 32768
+    sigma: Rest = 1.0
+    group_share: Fraction = 0.7
+    seed: Natural = 1
+
+
+class WorkloadConfig(Section):
+    """What is rolled out: `groups` prompts, `n_samples_per_prompt` responses each."""
+
+    groups: Positive = 64
+    n_samples_per_prompt: Positive = 8
+    prompt_tokens: Positive = 512
+    lengths: LengthsConfig = msgspec.field(default_factory=LengthsConfig)
+
+
+class EngineConfig(Section):
+    """`count` equal engines. Bytes, bandwidth and FLOP are those of all GPUs of one engine.
+
+    Defaults: an 8B dense model in bf16 on one H800 at 60 % of its bandwidth.
+    """
+
+    count: Positive = 8
+    kv_tokens: Positive = 400_000  # KV capacity, SGLang's max_total_num_tokens
+    max_running_requests: Positive = 1024
+    # Before it admits a request, an engine sets so many tokens aside for what it will write
+    # (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION). 0: it admits whatever fits now, as vLLM does.
+    reserve_tokens: Natural = 4096
+    weights_gb: Amount = 16.0  # read by every step
+    experts_gb: Rest = 0.0  # weights of the experts; a step reads those its tokens chose
+    experts: Positive = 1
+    experts_per_token: Rest = 1.0
+    active_params_b: Amount = 8.0
+    kv_bytes_per_token: Amount = 131_072.0
+    bandwidth_gb_s: Amount = 2010.0
+    tflops: Amount = 400.0
+    overhead_ms: Rest = 3.0  # of a step, whatever is in it: kernel launches, scheduling, sampling
+    row_overhead_us: Rest = 10.0  # more of it for each sequence, and each draft to verify
+    prefill_tok_s: Amount = 20_000.0
+
+
+class PoolConfig(Section):
+    """The global KV pool; `enabled: false`: a request that moves prefills again."""
+
+    enabled: bool = True
+    gb_s: Amount = 20.0  # into one engine
+    latency_ms: Rest = 20.0  # of a fetch, however short
+    store_ms: Rest = 30.0  # from a reply to its KV being in the pool
+
+
+class SpeculationConfig(Section):
+    """Grouped speculative decoding. `accept_length[i]`: mean tokens a step with `references[i]`
+    responses of the same prompt to draft from (paper section 3, linear drafts)."""
+
+    enabled: bool = False
+    references: tuple[Natural, ...] = (0, 1, 5, 15)
+    accept_length: tuple[Amount, ...] = (1.70, 2.04, 2.32, 2.53)
+    draft_ms: Rest = 1.0  # of a step: drafting and sampling the drafts
+
+
+class PaperRow(Section):
+    """A published result: throughput in multiples of the baseline's, tail in parts of its tail."""
+
+    throughput: Amount | None = None
+    tail: Rest | None = None
+
+
+class PaperConfig(Section):
+    """What the paper measured. The baseline is what a workload is fitted to."""
+
+    wall_s: Amount | None = None
+    tail_s: Amount | None = None
+    preemptions: Positive | None = None
+    idle_fraction: Fraction | None = None
+    rows: dict[str, PaperRow] = msgspec.field(default_factory=dict)
+
+
+class SimConfig(Section):
+    """The whole tree."""
+
+    workload: WorkloadConfig = msgspec.field(default_factory=WorkloadConfig)
+    engine: EngineConfig = msgspec.field(default_factory=EngineConfig)
+    pool: PoolConfig = msgspec.field(default_factory=PoolConfig)
+    scheduling: SchedulingConfig = msgspec.field(default_factory=SchedulingConfig)
+    speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)
+    paper: PaperConfig = msgspec.field(default_factory=PaperConfig)

@@ -1,0 +1,181 @@
+"""A simulated engine behind the loop's Engine protocol: a Batch on the event loop's clock."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from seer_sgl.types import (
+    Chunk,
+    ChunkReply,
+    EngineInfo,
+    EngineLoad,
+    Move,
+    Request,
+    RequestState,
+    WeightSpan,
+)
+
+from .batch import Batch
+from .config import SimConfig
+from .job import Job
+from .speculation import Speculation
+from .steps import StepTime
+from .tokens import ids, logprobs
+
+VERSION = "simulated"
+PAGE_SIZE = 64  # SGLang's default with a KV pool
+MAX_REQUEST_SLACK = 6  # SGLang takes inputs up to max_total_num_tokens - 6
+
+Stored = Callable[[str, bool], None]
+
+
+class SimulatedEngine:
+    """One engine. `lengths`: response tokens of each request, by uid.
+
+    `stored` hears of every chunk whose KV has reached the pool (the link's message).
+    """
+
+    def __init__(
+        self,
+        engine_id: str,
+        config: SimConfig,
+        lengths: Mapping[str, int],
+        stored: Stored,
+    ) -> None:
+        self._config = config
+        self._lengths = lengths
+        self._stored = stored
+        self._loop = asyncio.get_running_loop()
+        step = StepTime(config.engine)
+        self._speculation = Speculation(config.speculation, step)
+        self._batch = Batch(config.engine, step, self._speculation)
+        self._replies: dict[str, asyncio.Future[Job]] = {}  # by request uid
+        self._timer: asyncio.TimerHandle | None = None
+        self._link_free_at = 0.0
+        self._info = engine_info(engine_id, config)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What a server of this kind would say of itself."""
+        return self._info
+
+    async def generate(self, chunk: Chunk) -> ChunkReply:
+        """Run one chunk to its end, in virtual time."""
+        job = self._job(chunk)
+        if job.fetched:
+            await self._fetch(job.fetched)
+        reply = self._loop.create_future()
+        self._replies[job.uid] = reply
+        try:
+            self._batch.add(job, self._loop.time())
+            self._set_timer()
+            await reply
+        except asyncio.CancelledError:
+            self._batch.abort(job.uid, self._loop.time())
+            self._set_timer()
+            raise
+        finally:
+            del self._replies[job.uid]
+        self._store(chunk)
+        return _reply(job, self._lengths[job.uid])
+
+    async def load(self) -> EngineLoad:
+        """KV in use, and a mark that moves while it works."""
+        now = self._loop.time()
+        busy = len(self._batch.running) + self._batch.waiting > 0
+        return EngineLoad(
+            used_tokens=int(self._batch.held(now)), progress=(now,) if busy else ("idle",)
+        )
+
+    async def problem(self) -> str | None:
+        """It never fails."""
+        return None
+
+    def _job(self, chunk: Chunk) -> Job:
+        request = chunk.request
+        tokens = min(self._lengths[request.uid] - request.generated, chunk.max_new_tokens)
+        # SGLang looks into the pool for whatever it lacks itself, whoever sent the request.
+        pooled = (
+            self._config.pool.enabled and request.generated > 0 and chunk.move is not Move.PREFILL
+        )
+        here = self._batch.idle_cache.length(request.uid)
+        fetched = request.total_len if pooled and here < request.total_len else 0
+        alpha = 0.0
+        if self._speculation.enabled:
+            alpha = self._speculation.acceptance(references(request))
+        return Job(chunk, tokens, pooled=pooled, fetched=fetched, alpha=alpha)
+
+    async def _fetch(self, tokens: int) -> None:
+        """Read KV from the pool; the engine's link takes one after the other."""
+        pool, now = self._config.pool, self._loop.time()
+        seconds = tokens * self._config.engine.kv_bytes_per_token / (pool.gb_s * 1e9)
+        self._link_free_at = max(now, self._link_free_at) + seconds
+        await asyncio.sleep(self._link_free_at - now + pool.latency_ms * 1e-3)
+
+    def _store(self, chunk: Chunk) -> None:
+        if self._config.pool.enabled:
+            delay_s = self._config.pool.store_ms * 1e-3
+            self._loop.call_later(delay_s, self._stored, chunk.rid, True)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._batch.wake_at is not None:
+            self._timer = self._loop.call_at(self._batch.wake_at, self._turn)
+
+    def _turn(self) -> None:
+        for job in self._batch.turn(self._loop.time()):
+            reply = self._replies.get(job.uid)
+            if reply is not None and not reply.done():
+                reply.set_result(job)
+        self._set_timer()
+
+
+def references(request: Request) -> int:
+    """Siblings to draft from: those that are finished or further than the request."""
+    return sum(
+        sibling is not request
+        and (
+            sibling.state is RequestState.FINISHED
+            or (sibling.generated > 0 and sibling.generated >= request.generated)
+        )
+        for sibling in request.group.requests
+    )
+
+
+def engine_info(engine_id: str, config: SimConfig) -> EngineInfo:
+    """An engine's own description, as `/server_info` would give it."""
+    engine = config.engine
+    return EngineInfo(
+        engine_id=engine_id,
+        url="",
+        sglang_version=VERSION,
+        model_path="",
+        max_total_num_tokens=engine.kv_tokens,
+        max_running_requests=engine.max_running_requests,
+        max_request_len=engine.kv_tokens - MAX_REQUEST_SLACK,
+        page_size=PAGE_SIZE if config.pool.enabled else 1,
+        radix_cache=True,
+        weight_version=VERSION,
+        deterministic=False,
+        has_tokenizer=False,
+        plugin=VERSION,
+        pool=VERSION if config.pool.enabled else None,
+        kv_bytes_per_token=int(engine.kv_bytes_per_token),
+    )
+
+
+def _reply(job: Job, whole: int) -> ChunkReply:
+    request = job.chunk.request
+    stops = whole < request.max_response_len and request.generated + job.tokens >= whole
+    return ChunkReply(
+        ids=ids(job.tokens),
+        logprobs=logprobs(job.tokens),
+        weight_spans=[WeightSpan(VERSION, job.tokens)],
+        finish="stop" if stops else "length",
+        cached_device=job.device,
+        cached_host=job.host,
+        cached_storage=job.storage,
+        retractions=job.retractions,
+        verify_steps=job.steps if job.alpha else 0,
+    )

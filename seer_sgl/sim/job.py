@@ -1,0 +1,72 @@
+"""One chunk on a simulated engine."""
+
+from seer_sgl.types import Chunk
+
+
+class Job:
+    """A chunk, how many tokens it will bring, and how far it is.
+
+    `tokens`: it returns so many; `pooled`: the KV of its input is in host memory or the pool, of
+    which the first `fetched` tokens were brought along; `device`, `host`, `storage`: input tokens
+    found in each tier; `alpha`: probability that a draft token of it is accepted.
+
+    While it runs, its sizes follow from the engine's progress P, the tokens that every running
+    sequence has been given: length = P + `length_base`, output = P + `output_base`.
+    """
+
+    __slots__ = (
+        "alpha",
+        "chunk",
+        "device",
+        "entry",
+        "fetched",
+        "first_step",
+        "group",
+        "host",
+        "input_len",
+        "length_base",
+        "max_new",
+        "output_base",
+        "pooled",
+        "produced",
+        "prompt_len",
+        "retractions",
+        "steps",
+        "storage",
+        "tokens",
+        "uid",
+    )
+
+    def __init__(
+        self,
+        chunk: Chunk,
+        tokens: int,
+        *,
+        pooled: bool = False,
+        fetched: int = 0,
+        alpha: float = 0.0,
+    ) -> None:
+        request = chunk.request
+        self.chunk = chunk
+        self.uid = request.uid
+        self.group = request.group.uid
+        self.prompt_len = request.prompt_len
+        self.input_len = request.total_len
+        self.max_new = chunk.max_new_tokens
+        self.tokens = tokens
+        self.pooled = pooled
+        self.fetched = fetched
+        self.device = self.host = self.storage = 0
+        self.alpha = alpha
+        self.entry = 0  # changes whenever it starts to run: tells old queue entries from new ones
+        self.length_base = 0.0
+        self.output_base = 0.0
+        self.produced = 0  # output tokens when it was last retracted
+        self.first_step = 0
+        self.steps = 0  # decode steps it took part in
+        self.retractions = 0
+
+    @property
+    def context(self) -> int:
+        """Tokens to have KV for before it can go on decoding."""
+        return self.input_len + self.produced

@@ -1,0 +1,54 @@
+"""The figures of a simulated rollout."""
+
+from typing import Any
+
+import msgspec
+
+from seer_sgl.rollout.recorder import EngineRecord, Recorder
+from seer_sgl.rollout.report import report
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What `simulate --json` prints. Seconds and tokens; `idle_fraction`: of all engines' time,
+    the part without a request. Ratios are of throughput, None where the other was not run."""
+
+    workload: str
+    policy: str
+    wall_s: float
+    tail_s: float
+    throughput_tok_s: float
+    idle_fraction: float
+    preemptions: int
+    migrations: int
+    accept_length: float | None
+    ratio_to_baseline: float | None = None
+    ratio_to_oracle: float | None = None
+
+
+def outcome(workload: str, policy: str, record: Recorder) -> Outcome:
+    """The figures of one run, by the definitions of the real report."""
+    figures: dict[str, Any] = report(record)
+    return Outcome(
+        workload=workload,
+        policy=policy,
+        wall_s=figures["wall_s"],
+        tail_s=figures["tail_s"],
+        throughput_tok_s=figures["throughput_tok_s"],
+        idle_fraction=round(idle_fraction(record, figures["wall_s"]), 4),
+        preemptions=figures["retractions"],
+        migrations=figures["migrations"],
+        accept_length=figures["accept_length"],
+    )
+
+
+def idle_fraction(record: Recorder, wall_s: float) -> float:
+    """Share of the engines' time in which nothing was in flight on them."""
+    busy = sum(busy_seconds(engine) for engine in record.engines.values())
+    return 1 - busy / (wall_s * len(record.engines)) if wall_s else 0.0
+
+
+def busy_seconds(engine: EngineRecord) -> float:
+    """Seconds in which the engine had a chunk in flight."""
+    times, counts = engine.inflight_at, engine.inflight_count
+    spans = zip(times, times[1:], counts, strict=False)
+    return sum(end - begin for begin, end, count in spans if count)

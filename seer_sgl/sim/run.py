@@ -1,0 +1,131 @@
+"""One simulated rollout: the real loop, scheduler and recorder on the virtual clock."""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+
+from seer_sgl.config import Config
+from seer_sgl.engine.protocol import Engine
+from seer_sgl.rollout.assembly import make_scheduler
+from seer_sgl.rollout.loop import RolloutLoop
+from seer_sgl.rollout.monitor import Monitor
+from seer_sgl.rollout.recorder import Recorder
+from seer_sgl.scheduling.costs import Costs
+from seer_sgl.scheduling.lengths import KnownLengths
+from seer_sgl.scheduling.scheduler import Scheduler
+from seer_sgl.types import EngineInfo, Group, Prompt, Request
+
+from .clock import run_virtually
+from .config import SimConfig
+from .engine import SimulatedEngine
+from .tokens import ids, logprobs
+from .workload import Responses
+
+SEED = 0  # lengths are given, so nothing is left to chance
+# Nobody but us uses a simulated engine, so its load is looked at for the timeline only.
+POLL_S = 10.0
+FOREVER_S = 1e12  # simulated engines do not stall
+
+
+def simulate(
+    responses: Sequence[Responses], config: SimConfig, prior: KnownLengths | None = None
+) -> Recorder:
+    """Roll the groups out in virtual time; what the recorder saw.
+
+    `prior`: lengths of earlier rollouts for the policy `seer`; the oracle gets the true ones.
+    """
+    return run_virtually(_roll_out(responses, config, prior))
+
+
+async def _roll_out(
+    responses: Sequence[Responses], config: SimConfig, prior: KnownLengths | None
+) -> Recorder:
+    clock = asyncio.get_running_loop().time
+    groups = make_groups(responses, config.workload.lengths.max)
+    lengths = true_lengths(groups, responses)
+
+    def stored(rid: str, whole: bool) -> None:
+        loop.stored(rid, whole)
+
+    engines = [
+        SimulatedEngine(f"e{i}", config, lengths, stored) for i in range(config.engine.count)
+    ]
+    infos = [engine.info for engine in engines]
+    known = truth(responses) if config.scheduling.policy == "oracle" else prior
+    scheduler = assemble(config, infos, known)
+    by_id: dict[str, Engine] = {engine.info.engine_id: engine for engine in engines}
+    loop = RolloutLoop(scheduler, by_id, clock, lambda _, reply: reply)
+    monitor = Monitor(
+        [(slot, by_id[slot.engine_id]) for slot in scheduler.engines],
+        loop,
+        clock,
+        stall_timeout_s=FOREVER_S,
+        recovery_timeout_s=FOREVER_S,
+        poll_s=POLL_S,
+    )
+    recorder = Recorder("simulated", SEED, infos, groups, 0.0)
+    run = loop.submit(groups, [recorder])
+    async with asyncio.TaskGroup() as tasks:
+        work = [tasks.create_task(loop.run()), tasks.create_task(monitor.run())]
+        for _ in groups:
+            await run.done.get()
+        for task in work:
+            task.cancel()
+    return recorder
+
+
+def assemble(
+    config: SimConfig, infos: Sequence[EngineInfo], known: KnownLengths | None
+) -> Scheduler:
+    """The scheduler a rollout with these settings would have. Rates are known from the start."""
+    pool, engine = config.pool, config.engine
+    costs = Costs(
+        prefill_tok_s=engine.prefill_tok_s,
+        fetch_tok_s=pool.gb_s * 1e9 / engine.kv_bytes_per_token,
+        latency_s=pool.latency_ms * 1e-3,
+    )
+    return make_scheduler(Config(scheduling=config.scheduling), infos, costs=costs, known=known)
+
+
+def true_lengths(groups: Sequence[Group], responses: Sequence[Responses]) -> dict[str, int]:
+    """Response tokens by request uid."""
+    return {
+        request.uid: length
+        for group, planned in zip(groups, responses, strict=True)
+        for request, length in zip(group.requests, planned.lengths, strict=True)
+    }
+
+
+def truth(responses: Sequence[Responses]) -> KnownLengths:
+    """What the oracle knows."""
+    known = KnownLengths()
+    for planned in responses:
+        for index, length in enumerate(planned.lengths):
+            known.add(length, prompt_ids=None, group_id=planned.group_id, index=index)
+    return known
+
+
+def make_groups(responses: Sequence[Responses], max_response_len: int) -> list[Group]:
+    """Groups of requests that keep count of their tokens instead of the tokens."""
+    orders = itertools.count()
+    groups = []
+    for planned in responses:
+        prompt = Prompt(
+            prompt_id=planned.group_id, prompt_ids=planned.prompt_ids, n=len(planned.lengths)
+        )
+        group = Group(group_id=planned.group_id, uid=planned.group_id, prompt=prompt)
+        group.requests = [
+            Request(
+                uid=f"r{order}",
+                order=order,
+                group=group,
+                index=index,
+                seed=SEED,
+                max_response_len=max_response_len,
+                response_ids=ids(),
+                logprobs=logprobs(),
+            )
+            for index, order in zip(range(prompt.n), orders, strict=False)
+        ]
+        groups.append(group)
+    return groups

@@ -1,0 +1,138 @@
+"""The requests an engine decodes, with the sums over them that a step needs.
+
+Every decode step gives each of them the same number of tokens, so a sum over them is
+`count * progress + a constant`: entering and leaving cost O(log count), a step costs nothing.
+"""
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from typing import TypeVar
+
+from .job import Job
+
+Rank = TypeVar("Rank", float, tuple[float, int])
+EPSILON = 1e-6  # tokens; progress is a float when drafts are accepted
+
+
+class RunningSet:
+    """Jobs being decoded, and the KV they hold; siblings share the KV of their prompt."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.progress = 0.0  # tokens given to every sequence since the engine started
+        self.steps = 0
+        self._entries = itertools.count(1)
+        # Entries of jobs that have left stay until they come up: told by their number.
+        self._by_end: list[tuple[float, int, Job]] = []
+        self._by_output: list[tuple[tuple[float, int], int, Job]] = []  # least output first
+        self._siblings: Counter[str] = Counter()
+        self._length_base = 0.0
+        self._output_base = 0.0
+        self._shared_again = 0  # tokens of prompts, counted once too often
+        self._max_new = 0
+        self._alpha = 0.0
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    @property
+    def context(self) -> float:
+        """Tokens that a step attends to, all sequences together."""
+        return len(self.jobs) * self.progress + self._length_base
+
+    @property
+    def held(self) -> float:
+        """KV tokens in use."""
+        return self.context - self._shared_again
+
+    @property
+    def alpha(self) -> float:
+        """Mean acceptance rate."""
+        return self._alpha / len(self.jobs) if self.jobs else 0.0
+
+    def holds(self, group: str) -> bool:
+        """Whether the KV of the group's prompt is in use."""
+        return self._siblings[group] > 0
+
+    def enter(self, job: Job) -> None:
+        """The job has its KV and the first token that its prefill sampled."""
+        job.entry = next(self._entries)
+        job.length_base = job.context + 1 - self.progress
+        job.output_base = job.produced + 1 - self.progress
+        job.first_step = self.steps
+        self.jobs[job.uid] = job
+        end = job.tokens - job.output_base
+        heapq.heappush(self._by_end, (end, job.entry, job))
+        rank = (job.output_base, -job.prompt_len)
+        heapq.heappush(self._by_output, (rank, job.entry, job))
+        self._count(job, +1)
+
+    def leave(self, job: Job) -> None:
+        """The job is done, retracted or aborted."""
+        del self.jobs[job.uid]
+        self._count(job, -1)
+        job.steps += self.steps - job.first_step
+        job.entry = 0
+
+    def step(self, count: int, tokens: float) -> None:
+        """`count` decode steps have passed, `tokens` a sequence each."""
+        self.steps += count
+        self.progress += count * tokens
+
+    def length(self, job: Job) -> float:
+        """Tokens of the job: prompt, earlier chunks and this one."""
+        return self.progress + job.length_base
+
+    def to_first_end(self) -> float:
+        """Tokens a sequence until the first job is done."""
+        _forget(self._by_end)
+        return self._by_end[0][0] - self.progress
+
+    def done(self) -> Iterable[Job]:
+        """Take out the jobs that have all their tokens."""
+        while self.jobs and self.to_first_end() <= EPSILON:
+            job = self._by_end[0][2]
+            self.leave(job)
+            yield job
+
+    def retract(self) -> Job:
+        """Take out the job that SGLang would: least output first, then longest prompt.
+
+        (`ScheduleBatch._get_decode_retraction_order`.)
+        """
+        _forget(self._by_output)
+        job = self._by_output[0][2]
+        job.produced = int(self.progress + job.output_base)
+        self.leave(job)
+        return job
+
+    def reserved(self, most: int) -> float:
+        """Tokens they may still ask for, at most `most` each."""
+        used = self.progress
+        return sum(min(job.max_new - used - job.output_base, most) for job in self.jobs.values())
+
+    def output_share(self, ahead: int) -> float:
+        """Output so far, and `ahead` tokens each, as a share of what they may write in all."""
+        count = len(self.jobs)
+        output = count * self.progress + self._output_base
+        return min(1.0, (output + ahead * count) / (self._max_new + 1))
+
+    def _count(self, job: Job, sign: int) -> None:
+        self._length_base += sign * job.length_base
+        self._output_base += sign * job.output_base
+        self._max_new += sign * job.max_new
+        self._alpha += sign * job.alpha
+        before = self._siblings[job.group]
+        self._siblings[job.group] = before + sign
+        if min(before, before + sign) > 0:
+            self._shared_again += sign * job.prompt_len
+        elif before + sign == 0:
+            del self._siblings[job.group]
+
+
+def _forget(queue: list[tuple[Rank, int, Job]]) -> None:
+    """Drop the queue's first entries while their jobs have left."""
+    while queue[0][2].entry != queue[0][1]:
+        heapq.heappop(queue)

@@ -1,0 +1,77 @@
+"""How long the forward passes of an engine take: a roofline with a fixed overhead.
+
+A decode step over a batch of B sequences with K tokens of KV between them takes
+
+    overhead + B * overhead a row + max(weights read / bandwidth, B * FLOP / compute)
+             + K * KV bytes a token / bandwidth
+
+While the batch stays the same, K grows by a constant with every step, so any number of steps has a
+closed form.
+"""
+
+import functools
+import math
+
+from .config import EngineConfig
+
+FLOP_PER_PARAMETER = 2  # a multiplication and an addition
+
+
+class StepTime:
+    """Step times of one kind of engine, in seconds."""
+
+    def __init__(self, engine: EngineConfig) -> None:
+        self._engine = engine
+        bandwidth = engine.bandwidth_gb_s * 1e9
+        self._per_weight_gb = 1e9 / bandwidth
+        self.per_kv_token = engine.kv_bytes_per_token / bandwidth
+        flop = FLOP_PER_PARAMETER * engine.active_params_b * 1e9
+        self._compute_s = flop / (engine.tflops * 1e12)
+        self.per_prefill_token = 1 / engine.prefill_tok_s
+
+    @functools.lru_cache(maxsize=1 << 16)  # noqa: B019 - lives as long as its engine
+    def fixed(self, batch: int, drafts: int = 0) -> float:
+        """A step without its KV: `batch` sequences, each with `drafts` draft tokens to verify."""
+        engine, rows = self._engine, batch * (1 + drafts)
+        read = self._weights_gb(rows) * self._per_weight_gb
+        return (
+            engine.overhead_ms * 1e-3
+            + rows * engine.row_overhead_us * 1e-6
+            + max(read, rows * self._compute_s)
+        )
+
+    def prefill(self, tokens: int) -> float:
+        """A pass that computes the KV of `tokens` and samples the first tokens of its requests."""
+        engine = self._engine
+        read = self._weights_gb(tokens) * self._per_weight_gb
+        return engine.overhead_ms * 1e-3 + max(read, tokens * self.per_prefill_token)
+
+    def _weights_gb(self, rows: int) -> float:
+        """Weights that a pass over `rows` tokens reads: of experts, those that any token chose."""
+        engine = self._engine
+        chosen = engine.experts_per_token / engine.experts
+        return engine.weights_gb + engine.experts_gb * (1 - (1 - chosen) ** rows)
+
+
+class Stretch:
+    """Decode steps of an unchanging batch: the first takes `first` seconds, each next one `more`
+    seconds longer."""
+
+    def __init__(self, first: float, more: float) -> None:
+        self._first = first
+        self._more = more
+
+    def seconds(self, steps: int) -> float:
+        """How long `steps` of them take together."""
+        return steps * self._first + self._more * steps * (steps - 1) / 2
+
+    def steps(self, seconds: float) -> int:
+        """How many steps it takes until `seconds` have passed, the last one finished."""
+        if seconds <= 0:
+            return 0
+        if self._more <= 0:
+            count = seconds / self._first
+        else:  # the root of seconds(count) = seconds
+            half = self._first - self._more / 2
+            count = (math.sqrt(half * half + 2 * self._more * seconds) - half) / self._more
+        return math.ceil(count - 1e-9)

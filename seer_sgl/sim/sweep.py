@@ -1,0 +1,52 @@
+"""One setting at many values: what does it bring, and where is the best place?"""
+
+from collections.abc import Iterator
+
+import msgspec
+import yaml
+
+from seer_sgl.errors import ConfigError
+
+from .config import SimConfig
+from .outcome import Outcome
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One value of the swept key, and what came out."""
+
+    value: object
+    outcome: Outcome
+
+
+def parse_sweep(text: str) -> tuple[str, list[object]]:
+    """`key=a,b,c` as the full key path and its values. A bare key is looked up in the sections.
+
+    Raises ConfigError for anything else.
+    """
+    key, equals, values = text.partition("=")
+    if not equals or not key or not all(values.split(",")):
+        raise ConfigError(f"--sweep {text}: expected key=value,value,...")
+    if "." not in key:
+        key = _full(key, text)
+    try:
+        return key, [yaml.safe_load(value) for value in values.split(",")]
+    except yaml.YAMLError:
+        raise ConfigError(f"--sweep {text}: a value is not valid YAML") from None
+
+
+def _full(key: str, text: str) -> str:
+    found = [path for path in _paths(SimConfig) if path.rpartition(".")[2] == key]
+    if len(found) != 1:
+        hint = f"ambiguous: {', '.join(found)}" if found else "no such key"
+        raise ConfigError(f"--sweep {text}: {key}: {hint}")
+    return found[0]
+
+
+def _paths(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
+    for field in msgspec.structs.fields(kind):
+        path = f"{prefix}{field.name}"
+        below = field.type
+        if isinstance(below, type) and issubclass(below, msgspec.Struct):
+            yield from _paths(below, f"{path}.")
+        else:
+            yield path

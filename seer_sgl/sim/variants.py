@@ -1,0 +1,103 @@
+"""What is compared: scheduling policies, and switches on top of `seer`."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from seer_sgl.errors import ConfigError
+from seer_sgl.rollout.recorder import Recorder
+from seer_sgl.scheduling.lengths import KnownLengths
+
+from .config import SimConfig
+from .outcome import Outcome, outcome
+from .run import simulate
+from .workload import Responses
+
+BASELINE, ORACLE = "group_round_robin", "oracle"
+
+
+def _policy(name: str) -> Callable[[SimConfig], None]:
+    def apply(config: SimConfig) -> None:
+        config.scheduling.policy = name  # type: ignore[assignment]
+
+    return apply
+
+
+def _speculating(config: SimConfig) -> None:
+    config.scheduling.policy = "seer"
+    config.speculation.enabled = True
+
+
+VARIANTS: dict[str, Callable[[SimConfig], None]] = {
+    BASELINE: _policy(BASELINE),
+    "group_least_loaded": _policy("group_least_loaded"),
+    "no_context": _policy("no_context"),
+    "seer": _policy("seer"),
+    ORACLE: _policy(ORACLE),
+    "seer+sd": _speculating,
+}
+SAYS = {
+    BASELINE: "whole groups pinned in turn (veRL)",
+    "group_least_loaded": "whole groups to the least loaded (OpenRLHF)",
+    "no_context": "divided only",
+    "seer": "divided, context-aware",
+    ORACLE: "divided, true lengths known",
+    "seer+sd": "seer with grouped speculative decoding",
+}
+
+
+class Case:
+    """A workload with its settings; runs variants of it, each once."""
+
+    def __init__(
+        self,
+        name: str,
+        responses: Sequence[Responses],
+        config: SimConfig,
+        prior: KnownLengths | None = None,
+    ) -> None:
+        self.name = name
+        self.responses = responses
+        self.config = config
+        self._prior = prior
+        self._records: dict[str, Recorder] = {}
+
+    def record(self, variant: str) -> Recorder:
+        """What happened under the variant."""
+        if variant not in self._records:
+            config = copied(self.config)
+            VARIANTS[variant](config)
+            self._records[variant] = simulate(self.responses, config, self._prior)
+        return self._records[variant]
+
+    def outcome(self, variant: str, *, with_oracle: bool = True) -> Outcome:
+        """The variant's figures, with ratios to baseline and oracle."""
+        plain = self.alone(variant)
+        return msgspec.structs.replace(
+            plain,
+            ratio_to_baseline=_ratio(plain, self.alone(BASELINE)),
+            ratio_to_oracle=_ratio(plain, self.alone(ORACLE)) if with_oracle else None,
+        )
+
+    def outcome_of_baseline(self) -> Outcome:
+        """What the others are compared with."""
+        return self.outcome(BASELINE)
+
+    def alone(self, variant: str) -> Outcome:
+        """The variant's figures, not compared with others."""
+        return outcome(self.name, variant, self.record(variant))
+
+
+def check_variant(name: str) -> None:
+    """Raise ConfigError unless there is a variant of that name."""
+    if name not in VARIANTS:
+        raise ConfigError(f"--policy {name}: unknown; known: {', '.join(VARIANTS)}")
+
+
+def copied(config: SimConfig) -> SimConfig:
+    """A deep copy: variants and sweeps change their own."""
+    return msgspec.convert(msgspec.to_builtins(config), SimConfig)
+
+
+def _ratio(one: Outcome, other: Outcome) -> float:
+    return round(one.throughput_tok_s / other.throughput_tok_s, 4)

@@ -1,0 +1,36 @@
+"""Small cases for the simulator's tests."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from seer_sgl.rollout.recorder import Recorder
+from seer_sgl.rollout.report import report
+from seer_sgl.sim import run
+from seer_sgl.sim.config import SimConfig
+from seer_sgl.sim.source import load_settings
+from seer_sgl.sim.workload import Responses, sample
+
+SMALL = {
+    "workload": {
+        "groups": 16,
+        "prompt_tokens": 200,
+        "lengths": {"mean": 800, "max": 6000, "sigma": 1.0},
+    },
+    "engine": {"count": 4, "kv_tokens": 60_000},
+    "scheduling": {"chunk_tokens": 1000},
+}
+
+
+def small(*overrides: str) -> SimConfig:
+    """16 groups of 8 on four engines, with changes."""
+    return load_settings(overrides=overrides, known=SMALL)
+
+
+def rolled(config: SimConfig, responses: Sequence[Responses] | None = None) -> Recorder:
+    """The record of one simulated rollout."""
+    return run.simulate(responses or sample(config.workload), config)
+
+
+def figures(config: SimConfig) -> dict[str, Any]:
+    """Its report."""
+    return report(rolled(config))

@@ -1,0 +1,88 @@
+"""Whatever is simulated: every request ends exactly once, with its tokens, and no KV is left."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from seer_sgl.scheduling.scheduler import Scheduler
+from seer_sgl.sim import run
+from seer_sgl.sim.config import SimConfig
+from seer_sgl.sim.source import load_settings
+from seer_sgl.sim.variants import VARIANTS
+from seer_sgl.sim.workload import Responses, sample
+from seer_sgl.types import Group, RequestState, token_array
+
+LONGEST = 600
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[list[Responses], SimConfig]:
+    lengths = st.lists(st.integers(1, LONGEST), min_size=1, max_size=6)
+    groups = draw(st.lists(lengths, min_size=1, max_size=8))
+    prompt = draw(st.integers(1, 200))
+    responses = [
+        Responses(f"g{i}", token_array([i]) * prompt, group) for i, group in enumerate(groups)
+    ]
+    config = load_settings(
+        known={
+            "workload": {"prompt_tokens": prompt, "lengths": {"mean": 100, "max": LONGEST}},
+            "engine": {
+                "count": draw(st.integers(1, 4)),
+                "kv_tokens": draw(st.integers(900, 4000)),
+                "max_running_requests": draw(st.integers(1, 20)),
+                "reserve_tokens": draw(st.sampled_from([0, 4096])),
+            },
+            "pool": {"enabled": draw(st.booleans())},
+            "scheduling": {"chunk_tokens": draw(st.integers(1, 700))},
+            "speculation": {"enabled": draw(st.booleans())},
+        }
+    )
+    return responses, config
+
+
+@given(case=cases(), variant=st.sampled_from(sorted(VARIANTS)))
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_every_request_ends_once_with_its_tokens_and_the_ledger_at_zero(
+    case: tuple[list[Responses], SimConfig], variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    responses, config = case
+    VARIANTS[variant](config)
+    made: dict[str, Any] = {}
+    make_groups, assemble = run.make_groups, run.assemble
+
+    def groups_seen(planned: Sequence[Responses], limit: int) -> list[Group]:
+        made["groups"] = make_groups(planned, limit)
+        return list(made["groups"])
+
+    def scheduler_seen(*arguments: Any) -> Scheduler:
+        made["scheduler"] = assemble(*arguments)
+        return made["scheduler"]  # type: ignore[no-any-return]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "make_groups", groups_seen)
+        patch.setattr(run, "assemble", scheduler_seen)
+        record = run.simulate(responses, config)
+    for group, planned in zip(made["groups"], responses, strict=True):
+        assert [request.generated for request in group.requests] == planned.lengths
+        assert all(request.state is RequestState.FINISHED for request in group.requests)
+        for request in group.requests:
+            wanted = "length" if request.generated == LONGEST else "stop"
+            assert request.finish_reason == wanted
+    assert len(record.finished_at) == sum(len(planned.lengths) for planned in responses)
+    for slot in made["scheduler"].engines:
+        assert slot.inflight == 0
+        if slot.ledger is not None:
+            assert slot.ledger.used == 0
+    if not variant.startswith("group_"):
+        assert sum(engine.retractions for engine in record.engines.values()) == 0
+
+
+def test_equal_settings_give_equal_rollouts() -> None:
+    config = load_settings(known={"workload": {"groups": 8}, "engine": {"count": 2}})
+    first, second = (run.simulate(sample(config.workload), config) for _ in range(2))
+    assert list(first.finished_at) == list(second.finished_at)

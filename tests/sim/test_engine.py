@@ -1,0 +1,83 @@
+"""The event-driven engine does what a plain step-by-step one does (stepwise.py)."""
+
+import pytest
+
+from seer_sgl.rollout.report import report
+from seer_sgl.sim import run
+from seer_sgl.sim.steps import Stretch
+from tests.sim.helpers import rolled, small
+from tests.sim.stepwise import StepwiseEngine
+
+POLICIES = ("group_round_robin", "no_context", "seer", "oracle")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "kv_tokens: 60000",
+        "kv_tokens: 12000",
+        "kv_tokens: 12000, reserve_tokens: 0",
+        "kv_tokens: 40000, max_running_requests: 9",
+    ],
+)
+@pytest.mark.parametrize("seed", [1])
+def test_it_agrees_with_the_step_by_step_engine(
+    policy: str, engine: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = dict(part.split(": ") for part in engine.split(", "))
+    config = small(
+        f"scheduling.policy={policy}",
+        f"workload.lengths.seed={seed}",
+        *(f"engine.{key}={value}" for key, value in settings.items()),
+    )
+    fast = report(rolled(config))
+    monkeypatch.setattr(run, "SimulatedEngine", StepwiseEngine)
+    plain = report(rolled(config))
+    assert fast["wall_s"] == pytest.approx(plain["wall_s"], rel=0.01)
+    assert fast["tail_s"] == pytest.approx(plain["tail_s"], rel=0.05)
+    assert fast["retractions"] == pytest.approx(plain["retractions"], rel=0.05, abs=2)
+    assert fast["response_tokens"] == plain["response_tokens"]
+
+
+def test_an_engine_without_reserve_preempts_and_one_with_the_ledger_never_does() -> None:
+    tight = "engine.kv_tokens=12000", "engine.reserve_tokens=0"
+    baseline = report(rolled(small(*tight, "scheduling.policy=group_round_robin")))
+    assert baseline["retractions"] > 10
+    for policy in ("no_context", "seer", "oracle"):
+        assert report(rolled(small(*tight, f"scheduling.policy={policy}")))["retractions"] == 0
+
+
+@pytest.mark.parametrize(("first", "more"), [(0.02, 0.0), (0.02, 1e-6), (0.5, 0.01)])
+def test_a_stretch_inverts_itself(first: float, more: float) -> None:
+    stretch = Stretch(first, more)
+    for steps in (1, 2, 17, 5000):
+        seconds = stretch.seconds(steps)
+        assert seconds == pytest.approx(sum(first + more * i for i in range(steps)))
+        assert stretch.steps(seconds) == steps
+        assert stretch.steps(seconds - first / 2) == steps
+        assert stretch.steps(seconds + first / 2) == steps + 1
+    assert stretch.steps(0.0) == 0
+
+
+def test_without_a_pool_a_request_that_moves_is_prefilled_again() -> None:
+    crowded = "engine.kv_tokens=12000", "engine.count=6", "scheduling.max_spread=0"
+    pooled = report(rolled(small(*crowded)))
+    alone = report(rolled(small(*crowded, "pool.enabled=false")))
+    assert pooled["migrations"] > 5
+    assert alone["migrations"] > 5
+    assert pooled["moved_bytes"] > 0
+    assert pooled["recomputed_tokens"] == alone["moved_bytes"] == 0
+    assert alone["recomputed_tokens"] > 1000
+
+
+def test_drafts_that_are_accepted_save_steps() -> None:
+    plain = report(rolled(small()))
+    drafted = report(rolled(small("speculation.enabled=true")))
+    assert plain["accept_length"] is None
+    assert 1.3 < drafted["accept_length"] < 2.6
+    assert drafted["wall_s"] < plain["wall_s"] / 1.2
+    never = report(
+        rolled(small("speculation.enabled=true", "speculation.accept_length=[1, 1, 1, 1]"))
+    )
+    assert never["wall_s"] == pytest.approx(plain["wall_s"], rel=1e-6)

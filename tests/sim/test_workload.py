@@ -1,0 +1,94 @@
+"""Sampled workloads have the figures they are asked for; traces are read as they are."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seer_sgl.errors import ConfigError
+from seer_sgl.sim.config import LengthsConfig
+from seer_sgl.sim.source import load_settings, workload_file, workload_names
+from seer_sgl.sim.trace import facts, read_trace
+from seer_sgl.sim.workload import draw, sample
+
+PUBLISHED = {  # requests, groups, mean, max, engines (paper, workloads)
+    "moonlight": (3200, 400, 22386, 65536, 32),
+    "qwen2-vl-72b": (9600, 600, 7615, 40960, 16),
+    "kimi-k2": (6400, 800, 38959, 98304, 8),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_workload_has_the_published_figures(name: str) -> None:
+    requests, groups, mean, longest, engines = PUBLISHED[name]
+    config = load_settings(workload_file(name))
+    drawn = sample(config.workload)
+    lengths = [length for group in drawn for length in group.lengths]
+    assert (len(lengths), len(drawn), config.engine.count) == (requests, groups, engines)
+    assert np.mean(lengths) == pytest.approx(mean, rel=0.001)
+    assert max(lengths) == longest
+    assert min(lengths) >= 1
+
+
+def test_every_workload_has_a_file() -> None:
+    assert workload_names() == sorted(PUBLISHED)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
+def test_group_share_is_the_share_of_variance_between_groups(share: float) -> None:
+    config = LengthsConfig(mean=1000, max=1_000_000, sigma=0.8, group_share=share)
+    logs = np.log(draw(config, 3000, 8))
+    within = logs.var(axis=1, ddof=1).mean()
+    between = logs.mean(axis=1).var(ddof=1) - within / 8
+    assert logs.std() == pytest.approx(0.8, rel=0.05)
+    assert between / (between + within) == pytest.approx(share, abs=0.05)
+
+
+def test_an_epoch_later_prompts_are_the_same_and_responses_are_not() -> None:
+    config = LengthsConfig(mean=1000, max=100_000, sigma=0.8, group_share=0.8)
+    first, again, later = draw(config, 500, 8), draw(config, 500, 8), draw(config, 500, 8, epoch=1)
+    assert (first == again).all()
+    assert (first == later).mean() < 0.05
+    means = np.log(first).mean(axis=1), np.log(later).mean(axis=1)
+    assert np.corrcoef(*means)[0, 1] > 0.9
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_a_trace_is_read_as_rollout_writes_it(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "samples.jsonl",
+        {"group_id": "a", "index": 1, "response_length": 30, "prompt_ids": [7, 8, 9], "seed": 4},
+        {"group_id": "b", "index": 0, "response_length": 5, "prompt_ids": [7]},
+        {"group_id": "a", "index": 0, "response_length": 20, "prompt_ids": [7, 8, 9]},
+    )
+    groups = read_trace(path)
+    assert [(g.group_id, list(g.prompt_ids), g.lengths) for g in groups] == [
+        ("a", [7, 8, 9], [20, 30]),
+        ("b", [7], [5]),
+    ]
+    workload = load_settings(known=facts(groups)).workload
+    assert (workload.groups, workload.n_samples_per_prompt, workload.prompt_tokens) == (2, 2, 3)
+    assert workload.lengths.mean == pytest.approx(55 / 3)
+    assert workload.lengths.max == 30
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ({"group_id": "a", "index": 0}, "t.jsonl:2: give exactly one of response_length and"),
+        ({"index": 0, "response_length": 3}, "t.jsonl:2: give prompt_ids or group_id"),
+        ({"group_id": "a", "response_length": "x"}, "t.jsonl:2: response_length: expected int"),
+        ({"group_id": "a", "index": 0, "response_length": 9}, "t.jsonl:2: index: sample 0 of its"),
+        ({"group_id": "a", "index": 1, "response_length": 0}, "t.jsonl:2: response_length: must"),
+        ("text", "t.jsonl:2: expected"),
+    ],
+)
+def test_a_bad_line_of_a_trace_is_named(tmp_path: Path, line: object, complaint: str) -> None:
+    path = write(tmp_path / "t.jsonl", {"group_id": "a", "index": 0, "response_length": 8}, line)
+    with pytest.raises(ConfigError, match=complaint):
+        read_trace(path)
