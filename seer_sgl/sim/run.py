@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from seer_sgl.config import Config
 from seer_sgl.engine.protocol import Engine
 from seer_sgl.rollout.assembly import make_scheduler
-from seer_sgl.rollout.loop import RolloutLoop
+from seer_sgl.rollout.loop import Observer, RolloutLoop
 from seer_sgl.rollout.monitor import Monitor
 from seer_sgl.rollout.recorder import Recorder
 from seer_sgl.scheduling.costs import Costs
@@ -28,17 +28,23 @@ FOREVER_S = 1e12  # simulated engines do not stall
 
 
 def simulate(
-    responses: Sequence[Responses], config: SimConfig, prior: KnownLengths | None = None
+    responses: Sequence[Responses],
+    config: SimConfig,
+    prior: KnownLengths | None = None,
+    observers: Sequence[Observer] = (),
 ) -> Recorder:
     """Roll the groups out in virtual time; what the recorder saw.
 
     `prior`: lengths of earlier rollouts for the policy `seer`; the oracle gets the true ones.
     """
-    return run_virtually(_roll_out(responses, config, prior))
+    return run_virtually(_roll_out(responses, config, prior, observers))
 
 
 async def _roll_out(
-    responses: Sequence[Responses], config: SimConfig, prior: KnownLengths | None
+    responses: Sequence[Responses],
+    config: SimConfig,
+    prior: KnownLengths | None,
+    observers: Sequence[Observer],
 ) -> Recorder:
     clock = asyncio.get_running_loop().time
     groups = make_groups(responses, config.workload.lengths.max)
@@ -64,7 +70,7 @@ async def _roll_out(
         poll_s=POLL_S,
     )
     recorder = Recorder("simulated", SEED, infos, groups, 0.0)
-    run = loop.submit(groups, [recorder])
+    run = loop.submit(groups, [recorder, *observers])
     async with asyncio.TaskGroup() as tasks:
         work = [tasks.create_task(loop.run()), tasks.create_task(monitor.run())]
         for _ in groups:

@@ -1,0 +1,284 @@
+"""Does the simulator tell the truth? The same prompts and policies on two real engines.
+
+`python -m bench.sim_reality --json` first measures how long steps take on this machine (decode by
+batch and context, prefill), then rolls prompts out on real SGLang servers under each policy, and
+gives the lengths that came out to the simulator with those step times. Beside each other: makespan,
+tail, retractions, and the order in which requests were first dispatched (Spearman's rank
+correlation; within a chunk's time of each other the order of real events is chance).
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from seer_sgl import Rollout
+from seer_sgl.rollout.loop import Observer
+from seer_sgl.sim.config import EngineConfig, SimConfig
+from seer_sgl.sim.outcome import Outcome, outcome
+from seer_sgl.sim.run import simulate
+from seer_sgl.sim.workload import Responses
+from seer_sgl.types import Chunk, Group
+
+POLICIES = ("seer", "no_context", "group_round_robin")
+BATCHES = (1, 4, 16)
+CONTEXTS = (16, 1500)
+STEPS = 192  # decode steps of a measurement
+PREFILLS = (64, 1024, 4096)
+KV_BYTES = 1536.0  # of a token of the reasoner; only its ratio to the bandwidth matters
+KV_TOKENS = 16_384
+MAX_RUNNING = 16
+CHUNK_TOKENS = 256
+LONGEST = 4000  # response tokens
+REASONER = Path(__file__).parent / "reasoner"
+
+
+class FirstDispatch(Observer):
+    """The requests by (group, index) in the order in which their first chunks were sent."""
+
+    def __init__(self) -> None:
+        self.order: list[tuple[str, int]] = []
+
+    def sent(self, chunk: Chunk, now: float) -> None:
+        """A chunk went to its engine."""
+        if not chunk.request.engines and chunk.request.attempts == 1:
+            self.order.append((chunk.request.group.group_id, chunk.request.index))
+
+
+def servers() -> dict[str, Any]:
+    """Two servers, one core each."""
+    return {
+        "model": {"path": str(REASONER / "model")},
+        "engines": {
+            "count": 2,
+            "cores": "auto",
+            "sglang": {
+                "dtype": "float32",
+                "max-total-tokens": KV_TOKENS,
+                "max-running-requests": MAX_RUNNING,
+                "enable-deterministic-inference": True,
+                "skip-server-warmup": True,
+            },
+        },
+    }
+
+
+def joined(policy: str, urls: Sequence[str]) -> dict[str, Any]:
+    """A rollout on them."""
+    return {
+        "model": {"path": str(REASONER / "model")},
+        "engines": {"launch": "external", "urls": list(urls)},
+        "scheduling": {"policy": policy, "chunk_tokens": CHUNK_TOKENS},
+        "sampling": {"max_response_len": LONGEST},
+        "rollout": {"seed": 5, "n_samples_per_prompt": 8},
+    }
+
+
+async def generate(
+    session: aiohttp.ClientSession, url: str, ids: Sequence[int], tokens: int
+) -> None:
+    body = {
+        "input_ids": list(ids),
+        "sampling_params": {"max_new_tokens": tokens, "ignore_eos": True, "sampling_seed": 1},
+        "return_logprob": True,
+    }
+    async with session.post(f"{url}/generate", json=body) as reply:
+        reply.raise_for_status()
+        await reply.read()
+
+
+async def seconds_of(
+    session: aiohttp.ClientSession, urls: Sequence[str], batch: int, context: int, tokens: int
+) -> float:
+    """Wall time of `batch` calls on each engine at once, each with an input nobody has cached."""
+    random = np.random.default_rng(time.monotonic_ns())
+    inputs = random.integers(3, 64, (len(urls), batch, context)).tolist()
+    began = time.perf_counter()
+    await asyncio.gather(
+        *(
+            generate(session, url, ids, tokens)
+            for url, calls in zip(urls, inputs, strict=True)
+            for ids in calls
+        )
+    )
+    return time.perf_counter() - began
+
+
+async def measured_engine(urls: Sequence[str]) -> EngineConfig:
+    """Step times of the servers at `urls`, all of them working at the same time.
+
+    Least squares: a decode step takes overhead + rows x row overhead + KV tokens x seconds a token.
+    """
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        await seconds_of(session, urls, max(BATCHES), 64, 32)  # warm
+        rows, steps = [], []
+        for batch in BATCHES:
+            for context in CONTEXTS:
+                first = await seconds_of(session, urls, batch, context, 1)
+                whole = await seconds_of(session, urls, batch, context, 1 + STEPS)
+                rows.append((1.0, batch, batch * (context + STEPS / 2)))
+                steps.append((whole - first) / STEPS)
+        (overhead, row, kv), *_ = np.linalg.lstsq(np.array(rows), np.array(steps), rcond=None)
+        prefills = [await seconds_of(session, urls, 1, tokens, 1) for tokens in PREFILLS]
+        slope = np.polyfit(PREFILLS, prefills, 1)[0]
+    return EngineConfig(
+        count=len(urls),
+        kv_tokens=KV_TOKENS,
+        max_running_requests=MAX_RUNNING,
+        weights_gb=1e-6,
+        active_params_b=1e-9,
+        kv_bytes_per_token=KV_BYTES,
+        bandwidth_gb_s=KV_BYTES / max(float(kv), 1e-12) / 1e9,
+        overhead_ms=float(overhead) * 1e3,
+        row_overhead_us=max(0.0, float(row)) * 1e6,
+        prefill_tok_s=1 / float(slope),
+    )
+
+
+async def real(
+    policy: str, urls: Sequence[str], prompts: int
+) -> tuple[dict[str, Any], FirstDispatch, list[Group]]:
+    """One rollout on servers that are up."""
+    seen = FirstDispatch()
+    async with Rollout(joined(policy, urls)) as rollout:
+        ready = rollout.read_prompts(REASONER / "prompts" / "held_out.jsonl")[:prompts]
+        groups = [group async for group in rollout.run(ready, [seen])]
+        return rollout.report(), seen, groups
+
+
+def simulated(
+    policy: str, groups: Sequence[Group], engine: EngineConfig
+) -> tuple[Outcome, FirstDispatch]:
+    """The same lengths under the same policy, simulated."""
+    config = SimConfig(engine=engine)
+    config.pool.enabled = False
+    config.scheduling.policy = policy  # type: ignore[assignment]
+    config.scheduling.chunk_tokens = CHUNK_TOKENS
+    config.workload.lengths.max = LONGEST
+    responses = [
+        Responses(
+            group.group_id,
+            group.prompt.prompt_ids,
+            [sample.response_length for sample in sorted(group.samples, key=lambda s: s.index)],
+        )
+        for group in sorted(groups, key=lambda group: group.requests[0].order)
+    ]
+    seen = FirstDispatch()
+    record = simulate(responses, config, observers=[seen])
+    return outcome("reasoner", policy, record), seen
+
+
+def agreement(one: FirstDispatch, other: FirstDispatch) -> float:
+    """Spearman's rank correlation of two orders of the same requests; 1: equal."""
+    rank = {request: place for place, request in enumerate(other.order)}
+    ranks = [rank[request] for request in one.order]
+    return float(np.corrcoef(np.arange(len(ranks)), ranks)[0, 1])
+
+
+def compared(
+    report: dict[str, Any], happened: FirstDispatch, predicted: Outcome, expected: FirstDispatch
+) -> dict[str, float]:
+    """One rollout beside its simulation."""
+    return {
+        "wall_s": report["wall_s"],
+        "predicted_wall_s": predicted.wall_s,
+        "error": predicted.wall_s / report["wall_s"] - 1,
+        "tail_s": report["tail_s"],
+        "predicted_tail_s": predicted.tail_s,
+        "retractions": report["retractions"],
+        "predicted_retractions": predicted.preemptions,
+        "order": agreement(happened, expected),
+    }
+
+
+async def compare(prompts: int, rounds: int) -> dict[str, Any]:
+    """Every policy in reality and simulated, in turn; medians over the rounds."""
+    rows: dict[str, list[dict[str, float]]] = {policy: [] for policy in POLICIES}
+    steps: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory() as logs:
+        async with Rollout(servers(), log_dir=logs) as fleet:
+            urls = [info.url for info in fleet.engines]
+            for number in range(rounds):
+                engine = await measured_engine(urls)
+                steps.append(facts(engine))
+                for policy in POLICIES:
+                    await flush(urls)
+                    report, happened, groups = await real(policy, urls, prompts)
+                    outcome = await asyncio.to_thread(simulated, policy, groups, engine)
+                    rows[policy].append(compared(report, happened, *outcome))
+                    print(number, policy, rounded(rows[policy][-1]), flush=True)
+    return {
+        "policies": {policy: medians(of) for policy, of in rows.items()},
+        "steps": medians(steps),
+    }
+
+
+async def flush(urls: Sequence[str]) -> None:
+    """Nothing of an earlier rollout is cached any more."""
+    async with aiohttp.ClientSession() as session:
+        for url in urls:
+            async with session.post(f"{url}/flush_cache") as reply:
+                reply.raise_for_status()
+
+
+def facts(engine: EngineConfig) -> dict[str, float]:
+    """The measured step times, in readable units."""
+    return {
+        "step_ms": engine.overhead_ms,
+        "row_us": engine.row_overhead_us,
+        "kv_token_ns": KV_BYTES / engine.bandwidth_gb_s,
+        "prefill_tok_s": engine.prefill_tok_s,
+    }
+
+
+def medians(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of each figure over the rounds."""
+    return rounded({key: statistics.median(row[key] for row in rows) for key in rows[0]})
+
+
+def rounded(figures: dict[str, float]) -> dict[str, float]:
+    """Fit to be read."""
+    return {key: round(float(value), 3) for key, value in figures.items()}
+
+
+def table(figures: dict[str, Any]) -> Table:
+    """Reality beside prediction, a row a policy."""
+    shown = Table("policy", "wall s", "predicted", "error", "tail s", "predicted", "order")
+    for policy, row in figures["policies"].items():
+        shown.add_row(
+            policy,
+            f"{row['wall_s']:.1f}",
+            f"{row['predicted_wall_s']:.1f}",
+            f"{row['error']:+.1%}",
+            f"{row['tail_s']:.1f}",
+            f"{row['predicted_tail_s']:.1f}",
+            f"{row['order']:.3f}",
+        )
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--prompts", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    arguments = parser.parse_args()
+    figures = asyncio.run(compare(arguments.prompts, arguments.rounds))
+    Console().print(table(figures))
+    if arguments.json:
+        print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
