@@ -43,6 +43,7 @@ test: check
 bench: $(READY)
 	$(BIN)/python -m bench.driver --profile
 	$(BIN)/python -m bench.scheduler
+	$(BIN)/python -m bench.sim_reality
 	$(BIN)/python -m bench.attention
 	$(BIN)/python -m bench.kv_pool
 
