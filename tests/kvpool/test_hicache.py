@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.config import POOL_FLAGS, KvPoolConfig
+from seer_sgl.config import KvPoolConfig
+from seer_sgl.config.contradictions import POOL_FLAGS
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import FILE_DIRECTORY, NAMESPACE, REPLICAS, Pool, open_pool
 from seer_sgl.processes import own_address

@@ -1,0 +1,61 @@
+"""The config: a tree of sections (tree.py), read from YAML (reading.py) and checked
+(contradictions.py)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from seer_sgl.errors import ConfigError
+
+from .contradictions import contradictions
+from .reading import convert, key_and_message, place_of, read_tree
+from .tree import (
+    Config,
+    EnginesConfig,
+    FlagValue,
+    Fraction,
+    KvPoolConfig,
+    ModelConfig,
+    Natural,
+    Positive,
+    RolloutConfig,
+    SamplingConfig,
+    SchedulingConfig,
+    Section,
+)
+
+__all__ = [
+    "Config",
+    "EnginesConfig",
+    "FlagValue",
+    "Fraction",
+    "KvPoolConfig",
+    "ModelConfig",
+    "Natural",
+    "Positive",
+    "RolloutConfig",
+    "SamplingConfig",
+    "SchedulingConfig",
+    "Section",
+    "convert",
+    "key_and_message",
+    "load",
+    "parse",
+    "read_tree",
+]
+
+
+def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file (None: all defaults) and apply `key.path=value` overrides.
+
+    Raises ConfigError with one line that names the key and where it was set.
+    """
+    return parse(*read_tree(path, overrides))
+
+
+def parse(tree: Mapping[str, Any], where: Mapping[str, str] | None = None) -> Config:
+    """A checked Config from plain mappings. `where`: key path -> the place it was set."""
+    config = convert(tree, where or {}, Config)
+    for key, why in contradictions(config):
+        raise ConfigError(f"{place_of(key, where or {})}{key}: {why}")
+    return config

@@ -1,0 +1,151 @@
+"""What a type cannot say: keys that contradict each other, or that cannot be on this machine."""
+
+import math
+import os
+import re
+from collections.abc import Iterator
+
+from .tree import LAST_PORT, Config, EnginesConfig, KvPoolConfig, SamplingConfig
+
+Complaint = tuple[str, str]  # key path, what is wrong with it
+
+# SGLang flags that have a key of their own.
+RESERVED_FLAGS = {
+    "model-path": "model.path",
+    "model": "model.path",
+    "tokenizer-path": "model.tokenizer_path",
+    "port": "engines.base_port",
+    "api-key": "engines.api_key",
+}
+HOST_PORT = re.compile(r"[^:/\s]+:[0-9]+")
+LEAST_MEMORY = 16 << 20  # bytes; Mooncake mounts segments in pieces of 16 MiB
+# SGLang flags that the KV pool sets.
+POOL_FLAGS = {
+    "page-size": "kv_pool.page_size",
+    "hicache-ratio": "kv_pool.host_ratio",
+    "hicache-storage-backend": "kv_pool.backend",
+    "hicache-storage-backend-extra-config": "kv_pool",
+    "hicache-write-policy": "kv_pool",
+    "hicache-storage-prefetch-policy": "kv_pool",
+    "enable-hierarchical-cache": "kv_pool.backend",
+    "enable-cache-report": "kv_pool",
+    "disable-radix-cache": "kv_pool.backend: none",
+}
+
+
+def contradictions(config: Config) -> Iterator[Complaint]:
+    """Every complaint, the first that matters first."""
+    engines = config.engines
+    yield from (_wrong_external if engines.launch == "external" else _wrong_local)(engines)
+    yield from _wrong_pool(config.kv_pool, engines)
+    yield from _wrong_scheduling(config)
+    yield from _wrong_sampling(config.sampling)
+    if engines.launch == "local" and config.model.path is None:
+        yield "model.path", "launch: local needs a model"
+
+
+def _wrong_external(engines: EnginesConfig) -> Iterator[Complaint]:
+    if not engines.urls:
+        yield "engines.urls", "launch: external needs at least one URL"
+    for url in engines.urls:
+        if not re.match(r"https?://[^/]+/?$", url):
+            yield "engines.urls", f"{url!r} is not of the form http://host:port"
+    if len({url.rstrip("/") for url in engines.urls}) < len(engines.urls):
+        yield "engines.urls", "an engine is listed twice"
+    if engines.link is not None and not HOST_PORT.fullmatch(engines.link):
+        yield "engines.link", f"{engines.link!r} is not of the form host:port"
+
+
+def _wrong_local(engines: EnginesConfig) -> Iterator[Complaint]:
+    if engines.urls:
+        yield "engines.urls", "only for launch: external"
+    if engines.link is not None:
+        yield "engines.link", "only for launch: external; local engines know their driver"
+    if isinstance(engines.cores, list):
+        if len(engines.cores) != engines.count:
+            yield "engines.cores", f"{len(engines.cores)} lists for count: {engines.count}"
+        absent = {core for cores in engines.cores for core in cores} - os.sched_getaffinity(0)
+        if absent:
+            yield "engines.cores", f"no core {min(absent)} on this machine"
+    flags = {name.replace("_", "-"): value for name, value in engines.sglang.items()}
+    for flag, key in RESERVED_FLAGS.items():
+        if flag in flags:
+            yield f"engines.sglang.{flag}", f"use {key}"
+    if "host" in flags:
+        yield "engines.sglang.host", "local engines serve their driver, on loopback"
+    if engines.base_port is not None and engines.base_port + engines.count - 1 > LAST_PORT:
+        yield (
+            "engines.base_port",
+            f"{engines.count} ports from {engines.base_port} pass {LAST_PORT}",
+        )
+
+
+def _wrong_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[Complaint]:
+    if pool.backend == "none":
+        return
+    if engines.launch == "external":
+        yield from _wrong_shared_pool(pool, engines)
+    elif pool.namespace is not None:
+        yield "kv_pool.namespace", "only for launch: external; local engines get one of their own"
+    flags = {name.replace("_", "-") for name in engines.sglang}
+    for flag, key in POOL_FLAGS.items():
+        if flag in flags:
+            yield f"engines.sglang.{flag}", f"the KV pool sets it; use {key}"
+    if pool.backend == "file":
+        if not pool.directory:
+            yield "kv_pool.directory", "backend: file needs a folder that every engine sees"
+        return
+    try:
+        memory = pool.memory_bytes()
+    except ValueError as error:
+        yield "kv_pool.memory", str(error)
+        return
+    try:
+        pool.ssd_bytes()
+    except ValueError as error:
+        yield "kv_pool.ssd_size", str(error)
+    if memory < LEAST_MEMORY:
+        yield "kv_pool.memory", f"{pool.memory} is less than Mooncake's smallest segment, 16mb"
+    if pool.master is None and pool.replicas > pool.stores:
+        yield "kv_pool.replicas", f"{pool.replicas} copies need as many kv_pool.stores"
+    if pool.master is not None and not HOST_PORT.fullmatch(pool.master):
+        yield "kv_pool.master", f"{pool.master!r} is not of the form host:port"
+
+
+def _wrong_shared_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[Complaint]:
+    """What engines need that are started apart from each other and from the driver."""
+    if engines.link is None:
+        yield "engines.link", "a KV pool of external engines needs it: host:port of this driver"
+    if not pool.namespace:
+        yield "kv_pool.namespace", "external engines need one: a new name for each training run"
+    if pool.backend == "mooncake" and pool.master is None:
+        yield "kv_pool.master", "external engines need a Mooncake that runs already"
+
+
+def _wrong_scheduling(config: Config) -> Iterator[Complaint]:
+    """Keys that the chosen policy would silently ignore."""
+    scheduling, policy = config.scheduling, f"policy: {config.scheduling.policy}"
+    if scheduling.policy == "oracle" and scheduling.lengths is None:
+        yield "scheduling.policy", "oracle needs scheduling.lengths"
+    if scheduling.policy not in ("seer", "oracle") and scheduling.lengths is not None:
+        yield "scheduling.lengths", f"{policy} uses no lengths"
+    if scheduling.policy.startswith("group_"):
+        whole = f"{policy} sends whole groups at once and never moves them"
+        if config.kv_pool.backend != "none":
+            yield "kv_pool.backend", whole
+        if scheduling.max_inflight_per_engine is not None:
+            yield "scheduling.max_inflight_per_engine", whole
+
+
+def _wrong_sampling(sampling: SamplingConfig) -> Iterator[Complaint]:
+    if not math.isfinite(sampling.temperature):
+        yield "sampling.temperature", "must be finite"
+    if sampling.top_k == 0:
+        yield "sampling.top_k", "must be -1 (off) or at least 1"
+    if sampling.min_new_tokens > sampling.max_response_len:
+        yield "sampling.min_new_tokens", "exceeds sampling.max_response_len"
+    if any(not stop for stop in sampling.stops()):
+        yield "sampling.stop", "an empty stop string"
+    grammars = [sampling.json_schema, sampling.regex, sampling.ebnf, sampling.structural_tag]
+    if sum(grammar is not None for grammar in grammars) > 1:
+        yield "sampling", "only one of json_schema, regex, ebnf and structural_tag can be set"

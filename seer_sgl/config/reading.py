@@ -1,0 +1,131 @@
+"""A YAML file and overrides become a tree of sections; every mistake is one line with its place.
+
+Every section refuses unknown keys; msgspec's complaint becomes one line with file, line and key.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from seer_sgl.errors import ConfigError
+
+from .tree import Section
+
+Tree = TypeVar("Tree", bound=Section)
+
+
+def read_tree(
+    path: Path | None, overrides: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """A YAML file (None: empty) with its overrides, as a tree, and where each key was set."""
+    tree, where = ({}, {}) if path is None else _read(path)
+    for override in overrides:
+        _apply(tree, override, where)
+    return tree, where
+
+
+def convert(tree: Mapping[str, Any], where: Mapping[str, str], kind: type[Tree]) -> Tree:
+    """The tree as a config of some `kind`. Raises ConfigError with key and place."""
+    try:
+        return msgspec.convert(tree, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error), where, kind)) from None
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        tree = yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not a YAML text file"
+        raise ConfigError(f"{path}{line}: {problem}") from None
+    if tree is None:
+        return {}, {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}:1: expected a mapping with sections such as `engines:`")
+    return _with_text_keys(tree), dict(_lines(node, str(path), ""))
+
+
+def _with_text_keys(tree: Any) -> Any:
+    """The tree with text for keys: `logit_bias: {5: 1.0}` means token "5"."""
+    if isinstance(tree, dict):
+        return {str(key): _with_text_keys(value) for key, value in tree.items()}
+    return tree
+
+
+def _lines(node: yaml.Node | None, path: str, prefix: str) -> Iterator[tuple[str, str]]:
+    """(key path, file:line) of every key below a YAML node."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            name = f"{prefix}.{key.value}" if prefix else str(key.value)
+            yield name, f"{path}:{key.start_mark.line + 1}"
+            yield from _lines(value, path, name)
+
+
+def _apply(tree: dict[str, Any], override: str, where: dict[str, str]) -> None:
+    key, equals, raw = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"--set {override}: expected key.path=value")
+    try:
+        value = yaml.safe_load(raw)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {override}: the value is not valid YAML") from None
+    *parents, leaf = key.split(".")
+    section = tree
+    for parent in parents:
+        below = section.setdefault(parent, {})
+        if not isinstance(below, dict):
+            raise ConfigError(f"--set {override}: {parent} is not a section")
+        section = below
+    section[leaf] = value
+    where[key] = f"--set {override}"
+
+
+def _explain(complaint: str, where: Mapping[str, str], kind: type[Section]) -> str:
+    """msgspec's message with the place in front and the key path in our spelling."""
+    key, message = key_and_message(complaint)
+    unknown = re.match(r"object contains unknown field (.*)", message)
+    if unknown:
+        name = unknown.group(1)
+        known = [field.name for field in msgspec.structs.fields(_section(kind, key))]
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
+        key = f"{key}.{name}" if key else name
+        message = f"unknown key{hint}"
+    place = place_of(key, where)
+    return f"{place}{key}: {message}" if key else f"{place}{message}"
+
+
+def key_and_message(complaint: str) -> tuple[str, str]:
+    """msgspec's complaint, split into the key path (may be empty) and what is wrong with it."""
+    message, _, path = complaint.partition(" - at `$")
+    message = message.replace("`", "")
+    return path.rstrip("`").lstrip("."), message[:1].lower() + message[1:]
+
+
+def _section(kind: type[Section], key: str) -> type[Section]:
+    section = kind
+    for name in filter(None, key.split(".")):
+        section = type(getattr(section(), name))
+    return section
+
+
+def place_of(key: str, where: Mapping[str, str]) -> str:
+    """Where `key`, something in it, or else a section around it was set; '...: ' or empty."""
+    key = re.sub(r"\[.*", "", key)
+    while key:
+        for name, place in where.items():
+            if name == key or name.startswith(f"{key}."):
+                return f"{place}: "
+        key = key.rpartition(".")[0]
+    return ""
