@@ -140,9 +140,9 @@ async def measured_engine(urls: Sequence[str]) -> EngineConfig:
         active_params_b=1e-9,
         kv_bytes_per_token=KV_BYTES,
         bandwidth_gb_s=KV_BYTES / max(float(kv), 1e-12) / 1e9,
-        overhead_ms=float(overhead) * 1e3,
+        overhead_ms=max(0.01, float(overhead) * 1e3),
         row_overhead_us=max(0.0, float(row)) * 1e6,
-        prefill_tok_s=1 / float(slope),
+        prefill_tok_s=1 / max(float(slope), 1e-6),
     )
 
 

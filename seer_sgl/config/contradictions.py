@@ -19,6 +19,7 @@ RESERVED_FLAGS = {
 }
 HOST_PORT = re.compile(r"[^:/\s]+:[0-9]+")
 LEAST_MEMORY = 16 << 20  # bytes; Mooncake mounts segments in pieces of 16 MiB
+LEAST_SSD = 64 << 20  # bytes, of some buckets of pages
 # SGLang flags that the KV pool sets.
 POOL_FLAGS = {
     "page-size": "kv_pool.page_size",
@@ -91,21 +92,29 @@ def _wrong_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[Complain
     for flag, key in POOL_FLAGS.items():
         if flag in flags:
             yield f"engines.sglang.{flag}", f"the KV pool sets it; use {key}"
-    if pool.backend == "file":
-        if not pool.directory:
-            yield "kv_pool.directory", "backend: file needs a folder that every engine sees"
-        return
-    try:
-        memory = pool.memory_bytes()
-    except ValueError as error:
-        yield "kv_pool.memory", str(error)
-        return
-    try:
-        pool.ssd_bytes()
-    except ValueError as error:
-        yield "kv_pool.ssd_size", str(error)
-    if memory < LEAST_MEMORY:
-        yield "kv_pool.memory", f"{pool.memory} is less than Mooncake's smallest segment, 16mb"
+    yield from (_wrong_files if pool.backend == "file" else _wrong_mooncake)(pool)
+
+
+def _wrong_files(pool: KvPoolConfig) -> Iterator[Complaint]:
+    if not pool.directory:
+        yield "kv_pool.directory", "backend: file needs a folder that every engine sees"
+    if pool.ssd_path is not None:
+        yield "kv_pool.ssd_path", "only for backend: mooncake"
+
+
+def _wrong_mooncake(pool: KvPoolConfig) -> Iterator[Complaint]:
+    for key, size, least in (
+        ("memory", pool.memory_bytes, LEAST_MEMORY),
+        ("ssd_size", pool.ssd_bytes, LEAST_SSD),
+    ):
+        try:
+            if size() < least:
+                least_mb = least >> 20
+                yield f"kv_pool.{key}", f"{getattr(pool, key)} is less than {least_mb}mb"
+        except ValueError as error:
+            yield f"kv_pool.{key}", str(error)
+    if pool.ssd_path is not None and pool.master is not None:
+        yield "kv_pool.ssd_path", "only for store nodes started here, not with kv_pool.master"
     if pool.master is None and pool.replicas > pool.stores:
         yield "kv_pool.replicas", f"{pool.replicas} copies need as many kv_pool.stores"
     if pool.master is not None and not HOST_PORT.fullmatch(pool.master):

@@ -44,10 +44,12 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         tree = yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or the 13th month
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "not a YAML text file"
+        problem = getattr(error, "problem", None) or (
+            "not a text file" if isinstance(error, UnicodeDecodeError) else str(error)
+        )
         raise ConfigError(f"{path}{line}: {problem}") from None
     if tree is None:
         return {}, {}
@@ -78,7 +80,7 @@ def _apply(tree: dict[str, Any], override: str, where: dict[str, str]) -> None:
         raise ConfigError(f"--set {override}: expected key.path=value")
     try:
         value = yaml.safe_load(raw)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # ValueError: a date in the 13th month
         raise ConfigError(f"--set {override}: the value is not valid YAML") from None
     *parents, leaf = key.split(".")
     section = tree
@@ -97,9 +99,7 @@ def _explain(complaint: str, where: Mapping[str, str], kind: type[Section]) -> s
     unknown = re.match(r"object contains unknown field (.*)", message)
     if unknown:
         name = unknown.group(1)
-        known = [field.name for field in msgspec.structs.fields(_section(kind, key))]
-        close = difflib.get_close_matches(name, known, 1)
-        hint = f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
+        hint = _hint(name, _section(kind, key))
         key = f"{key}.{name}" if key else name
         message = f"unknown key{hint}"
     place = place_of(key, where)
@@ -113,11 +113,20 @@ def key_and_message(complaint: str) -> tuple[str, str]:
     return path.rstrip("`").lstrip("."), message[:1].lower() + message[1:]
 
 
-def _section(kind: type[Section], key: str) -> type[Section]:
-    section = kind
+def _hint(name: str, section: type[Section] | None) -> str:
+    if section is None:
+        return ""
+    known = [field.name for field in msgspec.structs.fields(section)]
+    close = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
+
+
+def _section(kind: type[Section], key: str) -> type[Section] | None:
+    """The section at `key`; None inside a mapping or a list, whose names are free."""
+    section: Any = kind
     for name in filter(None, key.split(".")):
-        section = type(getattr(section(), name))
-    return section
+        section = type(getattr(section(), name, None))
+    return section if issubclass(section, Section) else None
 
 
 def place_of(key: str, where: Mapping[str, str]) -> str:

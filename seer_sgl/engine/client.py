@@ -29,7 +29,14 @@ from .plugin import effect
 T = TypeVar("T")
 
 # What must not change while a rollout relies on it (EngineInfo fields).
-LASTING = ("model_path", "max_total_num_tokens", "max_request_len", "page_size", "deterministic")
+LASTING = (
+    "model_path",
+    "max_total_num_tokens",
+    "max_request_len",
+    "page_size",
+    "deterministic",
+    "pool",
+)
 
 # SGLang's uvicorn closes an idle connection after 5 s; reusing one at that moment loses a request.
 KEEPALIVE_S = 4.0
@@ -91,6 +98,7 @@ class HttpEngine:
         obituary: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._info = info
+        self._weights = info.weight_version  # it last generated with
         self._obituary = obituary
         self._session = session
         self._shared = wire.constant_sampling_params(sampling)
@@ -98,7 +106,7 @@ class HttpEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What the server said of itself when it was joined."""
+        """What the server said of itself when it was joined, or last came back."""
         return self._info
 
     async def generate(self, chunk: Chunk) -> ChunkReply:
@@ -114,9 +122,12 @@ class HttpEngine:
             await asyncio.shield(self._abort(chunk.rid))
             raise
         try:
-            return wire.decode_generate(reply)
+            decoded = wire.decode_generate(reply)
         except (msgspec.DecodeError, OverflowError) as error:
             raise EngineUnavailable(f"{self._name}: unreadable /generate reply: {error}") from None
+        if decoded.weight_spans:
+            self._weights = decoded.weight_spans[-1].version
+        return decoded
 
     async def load(self) -> EngineLoad:
         """`/v1/loads`, summed over data-parallel ranks. Raises EngineUnavailable."""
@@ -137,8 +148,15 @@ class HttpEngine:
             now = await describe(self._session, self._info.engine_id, self._info.url)
         except (EngineError, EngineStartError) as error:
             return str(error)
+        if self._info.pool is None:  # not used, whatever it has (engine/fleet.py)
+            now = msgspec.structs.replace(now, pool=None)
         changed = [name for name in LASTING if getattr(now, name) != getattr(self._info, name)]
-        return f"{self._name} came back with another {', '.join(changed)}" if changed else None
+        if now.instance != self._info.instance and now.weight_version != self._weights:
+            changed.append(f"weight_version ({now.weight_version}, not {self._weights})")
+        if changed:
+            return f"{self._name} came back with another {', '.join(changed)}"
+        self._info = now
+        return None
 
     @property
     def _name(self) -> str:

@@ -19,6 +19,7 @@ from seer_sgl.types import EngineInfo
 
 from .client import HttpEngine, describe, open_session
 from .link import LinkServer, open_link
+from .plugin import API_KEY
 from .plugin.frames import LINK_TOKEN, LINK_URL
 from .process import cpu_flags, gpu_visible, start_server
 
@@ -54,7 +55,7 @@ async def open_fleet(config: Config, log_dir: Path, announce: Announce) -> Async
     """
     async with contextlib.AsyncExitStack() as stack:
         link = await stack.enter_async_context(_open_link(config))
-        session = await stack.enter_async_context(open_session(config.engines.api_key))
+        session = await stack.enter_async_context(open_session(_api_key(config)))
         if config.engines.launch == "external":
             urls = [url.rstrip("/") for url in config.engines.urls]
             starts = [_Start(f"e{i}", url, JOIN_TIMEOUT_S) for i, url in enumerate(urls)]
@@ -71,6 +72,10 @@ async def open_fleet(config: Config, log_dir: Path, announce: Announce) -> Async
             for start, info in zip(starts, infos, strict=True)
         ]
         yield Fleet(engines, link)
+
+
+def _api_key(config: Config) -> str | None:
+    return config.engines.api_key or os.environ.get(API_KEY)
 
 
 def _open_link(config: Config) -> contextlib.AbstractAsyncContextManager[LinkServer]:
@@ -130,7 +135,7 @@ async def _launched(
                 log_dir / f"e{i}.log",
                 _cores(config, i),
                 environment,
-                engines.api_key,
+                _api_key(config),
             )
             url = f"http://127.0.0.1:{port}"
             starts.append(_Start(f"e{i}", url, engines.start_timeout_s, process))

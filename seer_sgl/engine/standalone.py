@@ -38,6 +38,8 @@ def exec_engine(arguments: list[str]) -> NoReturn:
         config = load(Path(fleet))
         defaults += _fleet_flags(config)
         environment |= _fleet_environment(config)
+    if _value([*defaults, *flags], "--host") is None:
+        defaults += ["--host", LOOPBACK[0]]  # whatever a --config of SGLang's says
     if not {"-h", "--help"} & set(flags):
         _check([*defaults, *flags], API_KEY in environment)
         if fleet is not None:
@@ -59,6 +61,8 @@ def _without_fleet(arguments: list[str]) -> tuple[list[str], str | None]:
                 raise ConfigError(f"engine: {FLEET} needs a config file")
             del flags[index : index + (2 if flag == FLEET else 1)]
             break
+    if _value(flags, FLEET) is not None:
+        raise ConfigError(f"engine: {FLEET} is given twice")
     return flags, fleet
 
 
@@ -105,7 +109,7 @@ def _check(flags: list[str], has_api_key: bool) -> None:
     port = _value(flags, "--port") or str(SGLANG_DEFAULT_PORT)
     if not port.isdigit():
         raise ConfigError(f"engine: --port {port} is not a number")
-    require_free_port(int(port), "engine: --port")
+    require_free_port(int(port), "engine: --port", LOOPBACK[0] if host in LOOPBACK else host)
 
 
 def _value(flags: list[str], *names: str) -> str | None:

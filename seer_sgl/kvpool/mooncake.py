@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,8 @@ async def open_mooncake(
             keeper.cancel()
             await asyncio.wait({keeper})
         await asyncio.gather(*(node.stop() for node in (*stores, master)))
+        for store in stores:
+            store.clear()
 
 
 class _Node:
@@ -78,6 +81,7 @@ class _Node:
     ) -> None:
         self.name = kind if kind == "master" else f"{kind}{index}"
         self._command = [sys.executable, "-m", "seer_sgl.kvpool.node", kind, json.dumps(settings)]
+        self._ssd = settings.get("ssd_offload_path")
         self._log = log_dir / f"mooncake-{self.name}.log"
         self._environment = {**os.environ, "MC_LOG_LEVEL": "WARNING", **(environment or {})}
         self.process: OwnedProcess | None = None
@@ -88,6 +92,11 @@ class _Node:
     async def mounted(self) -> bool:
         assert self.process is not None
         return "segment mounted" in self.process.log.read_text(errors="replace")
+
+    def clear(self) -> None:
+        """Remove what it has written to its SSD: only its master knew what that was."""
+        if self._ssd is not None:
+            shutil.rmtree(self._ssd, ignore_errors=True)
 
     @property
     def ended(self) -> bool:
@@ -137,13 +146,12 @@ def _store_settings(config: KvPoolConfig, master: str, index: int) -> dict[str, 
         "local_buffer_size": "0",
     }
     if config.ssd_path is not None:
-        folder = Path(config.ssd_path) / f"seer-sgl-store{index}"
         try:
-            shutil.rmtree(folder, ignore_errors=True)  # of an earlier master, which knew its keys
-            folder.mkdir(parents=True)
+            Path(config.ssd_path).mkdir(parents=True, exist_ok=True)
+            folder = tempfile.mkdtemp(prefix=f"seer-sgl-store{index}-", dir=config.ssd_path)
         except OSError as error:
-            raise ConfigError(f"kv_pool.ssd_path: {folder}: {error.strerror}") from None
-        settings |= {"enable_ssd_offload": "true", "ssd_offload_path": str(folder)}
+            raise ConfigError(f"kv_pool.ssd_path: {config.ssd_path}: {error.strerror}") from None
+        settings |= {"enable_ssd_offload": "true", "ssd_offload_path": folder}
     return settings
 
 

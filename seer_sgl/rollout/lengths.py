@@ -91,6 +91,8 @@ def _record(line: bytes, place: str) -> LengthRecord:
         raise ConfigError(f"{place}: give prompt_ids or group_id")
     if (record.response_length is None) == (record.lengths is None):
         raise ConfigError(f"{place}: give exactly one of response_length and lengths")
+    if record.lengths == []:
+        raise ConfigError(f"{place}: lengths: it is empty")
     return record
 
 

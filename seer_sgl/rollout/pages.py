@@ -1,10 +1,11 @@
 """KV that nobody will read again leaves the pool, so that its size follows what is in flight."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from seer_sgl.engine.link import LinkServer
-from seer_sgl.types import ChunkResult, EngineInfo, Group, Request, RequestState
+from seer_sgl.engine.protocol import Engine
+from seer_sgl.types import Chunk, Group, Request, RequestState
 
 from .loop import Observer
 
@@ -17,20 +18,18 @@ class PageReleaser(Observer):
     pool's own eviction: an engine that holds them would not write them a second time.
     """
 
-    def __init__(self, link: LinkServer, engines: Iterable[EngineInfo]) -> None:
+    def __init__(self, link: LinkServer, engines: Mapping[str, Engine]) -> None:
         self._link = link
-        self._instances = {
-            info.engine_id: info.instance for info in engines if info.pool is not None
-        }
+        self._engines = engines  # by id
         self._waiting: dict[str, list[Request]] = {}  # finished ones, by group uid
 
-    def returned(self, result: ChunkResult) -> None:
-        """A chunk came back: its sibling may have told itself apart by now."""
-        self._release(result.chunk.request.group)
+    def sent(self, chunk: Chunk, now: float) -> None:
+        """A request goes on, with the tokens of its last chunk: it may have told itself apart."""
+        self._release(chunk.request.group)
 
     def finished(self, request: Request) -> None:
         """A request is complete."""
-        if request.engines and self._instances.get(request.engines[-1]) is not None:
+        if self._holder(request) is not None:
             self._waiting.setdefault(request.group.uid, []).append(request)
             self._release(request.group)
 
@@ -38,7 +37,7 @@ class PageReleaser(Observer):
         """Nobody goes on with the group. What a chunk in flight still stores stays there."""
         self._waiting.pop(group.uid, None)
         for request in group.requests:
-            instance = self._instances.get(request.engines[-1]) if request.engines else None
+            instance = self._holder(request)
             if instance is not None:
                 self._link.forget(instance, request.uid, request.prompt_len)
 
@@ -56,10 +55,17 @@ class PageReleaser(Observer):
                 if common == sibling.generated:
                     return False
                 shared = max(shared, common)
-        instance = self._instances[request.engines[-1]]
-        assert instance is not None
-        self._link.forget(instance, request.uid, request.prompt_len + shared)
+        instance = self._holder(request)
+        if instance is not None:
+            self._link.forget(instance, request.uid, request.prompt_len + shared)
         return True
+
+    def _holder(self, request: Request) -> str | None:
+        """The instance of the server that ran the request last, if it has a pool."""
+        if not request.engines:
+            return None
+        info = self._engines[request.engines[-1]].info
+        return info.instance if info.pool is not None else None
 
 
 def common_prefix(first: "array[int]", second: "array[int]") -> int:

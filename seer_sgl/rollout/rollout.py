@@ -18,6 +18,7 @@ from typing import Any, Self
 from seer_sgl.config import Config, load, parse
 from seer_sgl.engine.fleet import Fleet, open_fleet, require_model
 from seer_sgl.engine.plugin.frames import Rates
+from seer_sgl.engine.protocol import Engine
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.placement import Placement
@@ -142,7 +143,7 @@ class Rollout:
         recorder = Recorder(rollout_id, seed, self._infos, groups, started_at)
         maker = SampleMaker(rollout_id, started_at, self.config.sampling, self._tokenizer)
         try:
-            releaser = PageReleaser(self._link, self._infos)
+            releaser = PageReleaser(self._link, self._engines)
             run = self._loop.submit(groups, [recorder, maker, releaser, *observers])
         except ValueError as error:
             raise PromptError(str(error)) from None
@@ -239,7 +240,8 @@ class Rollout:
             placement=self._placement,
             announce=self._announce,
         )
-        by_id = {engine.info.engine_id: engine for engine in engines}
+        by_id: dict[str, Engine] = {engine.info.engine_id: engine for engine in engines}
+        self._engines = by_id
         self._loop = RolloutLoop(scheduler, by_id, clock, self._recheck)
         fleet.link.on_stored = self._loop.stored
         fleet.link.on_rates = self._measured

@@ -79,9 +79,9 @@ class ContextAware:
         group = self._groups.get(request.group.uid)
         if group is None:
             return
-        was_blind = group.lengths.blind
+        was_blind, before = group.lengths.blind, group.lengths.estimate
         group.lengths.ended(request)
-        if was_blind:
+        if was_blind or group.lengths.estimate < before:
             for _, ticket, ready in group.ready:
                 self._list_alone(ready, ticket, group)
         if group.lengths.left:

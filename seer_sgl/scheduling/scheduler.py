@@ -174,10 +174,10 @@ class Scheduler:
         elif self._hopeless(request, result.now):
             last = result.error or "the engine aborted it without a token"
             group.error = f"{request.failures} chunks in a row failed, the last one so: {last}"
-        if group.error is None:
-            self._policy.push(request)
-        else:
+        if group.error is not None:
             self.withdraw(group)
+            return
+        self._policy.push(request)
 
     def _hopeless(self, request: Request, now: float) -> bool:
         since = request.failing_since

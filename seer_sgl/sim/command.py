@@ -42,20 +42,19 @@ def run_simulation(
         points = _points(question, policy or SWEPT, key, values)
         if not as_json:
             console.print(sweep_table(key, points))
-        if out is not None:
-            draw_sweeps({key: points}, out / "sweep.png")
         answer = _swept(key, points)
+        if out is not None:
+            _write(answer, out)
+            draw_sweeps({key: points}, out / "sweep.png")
     else:
         case = question.open()
         answer = _compared(case, policy, None if as_json else console)
         if out is not None:
+            _write(answer, out)
             draw_policies(case, out)
             draw_sweeps(dict(_usual_sweeps(question, case)), out / "sweeps.png")
     if as_json:
         print(json.dumps(answer))
-    if out is not None:
-        with explained(out / "report.json"):
-            (out / "report.json").write_text(json.dumps(answer, indent=2) + "\n")
 
 
 def _compared(case: Case, policy: str | None, console: Console | None) -> dict[str, Any]:
@@ -107,8 +106,14 @@ def _usual_sweeps(question: Question, case: Case) -> Iterator[tuple[str, list[Po
     if question.workload is not None:
         workload, key = case.config.workload, "workload.n_samples_per_prompt"
         requests = workload.groups * workload.n_samples_per_prompt
-        points = [quick(key, [n], f"workload.groups={requests // n}") for n in GROUP_SIZES]
+        sizes = [n for n in GROUP_SIZES if n <= requests]
+        points = [quick(key, [n], f"workload.groups={requests // n}") for n in sizes]
         yield "n_samples_per_prompt", [point for (point,) in points]
+
+
+def _write(answer: dict[str, Any], out: Path) -> None:
+    with explained(out / "report.json"):
+        (out / "report.json").write_text(json.dumps(answer, indent=2) + "\n")
 
 
 def _make_folder(out: Path) -> None:

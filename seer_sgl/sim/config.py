@@ -9,6 +9,7 @@ import msgspec
 
 from seer_sgl.config import Fraction, Natural, Positive, SchedulingConfig, Section
 
+PAGE_SIZE = 64  # SGLang's default with a KV pool
 Amount = Annotated[float, msgspec.Meta(gt=0.0)]
 Rest = Annotated[float, msgspec.Meta(ge=0.0)]
 
@@ -105,3 +106,8 @@ class SimConfig(Section):
     scheduling: SchedulingConfig = msgspec.field(default_factory=SchedulingConfig)
     speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)
     paper: PaperConfig = msgspec.field(default_factory=PaperConfig)
+
+
+def page_size(config: SimConfig) -> int:
+    """Tokens of a KV page of the engines."""
+    return PAGE_SIZE if config.pool.enabled else 1

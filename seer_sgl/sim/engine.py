@@ -15,14 +15,13 @@ from seer_sgl.types import (
 )
 
 from .batch import Batch
-from .config import SimConfig
+from .config import SimConfig, page_size
 from .job import Job
 from .speculation import Speculation
 from .steps import StepTime
 from .tokens import ids, logprobs
 
 VERSION = "simulated"
-PAGE_SIZE = 64  # SGLang's default with a KV pool
 MAX_REQUEST_SLACK = 6  # SGLang takes inputs up to max_total_num_tokens - 6
 
 Stored = Callable[[str, bool], None]
@@ -154,7 +153,7 @@ def engine_info(engine_id: str, config: SimConfig) -> EngineInfo:
         max_total_num_tokens=engine.kv_tokens,
         max_running_requests=engine.max_running_requests,
         max_request_len=engine.kv_tokens - MAX_REQUEST_SLACK,
-        page_size=PAGE_SIZE if config.pool.enabled else 1,
+        page_size=page_size(config),
         radix_cache=True,
         weight_version=VERSION,
         deterministic=False,

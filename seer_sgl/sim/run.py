@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from seer_sgl.config import Config
 from seer_sgl.engine.protocol import Engine
+from seer_sgl.errors import SimulationError
 from seer_sgl.rollout.assembly import make_scheduler
 from seer_sgl.rollout.loop import Observer, RolloutLoop
 from seer_sgl.rollout.monitor import Monitor
@@ -71,13 +72,27 @@ async def _roll_out(
     )
     recorder = Recorder("simulated", SEED, infos, groups, 0.0)
     run = loop.submit(groups, [recorder, *observers])
-    async with asyncio.TaskGroup() as tasks:
-        work = [tasks.create_task(loop.run()), tasks.create_task(monitor.run())]
-        for _ in groups:
-            await run.done.get()
-        for task in work:
-            task.cancel()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            watch = _stand_still(scheduler)
+            work = [tasks.create_task(each) for each in (loop.run(), monitor.run(), watch)]
+            for _ in groups:
+                await run.done.get()
+            for task in work:
+                task.cancel()
+    except* SimulationError as failures:
+        raise failures.exceptions[0] from None
     return recorder
+
+
+async def _stand_still(scheduler: Scheduler) -> None:
+    """Raise SimulationError when nothing can happen any more. Without that time would pass for
+    ever, because the monitor always has a next look."""
+    while True:
+        await asyncio.sleep(POLL_S)
+        busy = any(slot.inflight for slot in scheduler.engines)
+        if not busy and scheduler.wake_at is None:
+            raise SimulationError("the simulation stands still: no engine takes what is left")
 
 
 def assemble(

@@ -8,7 +8,7 @@ from typing import Any
 from seer_sgl.config import convert, read_tree
 from seer_sgl.errors import ConfigError
 
-from .config import SimConfig
+from .config import SimConfig, page_size
 
 # In a checkout; a wheel puts the same files under the environment's data folder.
 CHECKOUT = Path(__file__).resolve().parents[2] / "configs" / "sim"
@@ -71,11 +71,12 @@ def check(config: SimConfig, where: Mapping[str, str] | None = None) -> None:
     lengths = workload.lengths
     if not 1 <= lengths.mean <= lengths.max:
         refuse("workload.lengths.mean", f"{lengths.mean:g} is not between 1 and max {lengths.max}")
+    page = page_size(config)
     longest = workload.prompt_tokens + lengths.max
-    if longest > engine.kv_tokens:
+    if -(-longest // page) > engine.kv_tokens // page:
         refuse(
             "engine.kv_tokens",
-            f"{engine.kv_tokens} tokens cannot hold one request of {longest} "
+            f"{engine.kv_tokens} tokens in pages of {page} cannot hold one request of {longest} "
             f"({workload.prompt_tokens} of prompt, up to {lengths.max} of response)",
         )
     speculation = config.speculation

@@ -1,5 +1,6 @@
 """One setting at many values: what does it bring, and where is the best place?"""
 
+import json
 from collections.abc import Iterator
 
 import msgspec
@@ -9,6 +10,8 @@ from seer_sgl.errors import ConfigError
 
 from .config import SimConfig
 from .outcome import Outcome
+
+COMPARED = ("scheduling.policy", "speculation.enabled")  # every variant sets them itself
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,10 +31,14 @@ def parse_sweep(text: str) -> tuple[str, list[object]]:
         raise ConfigError(f"--sweep {text}: expected key=value,value,...")
     if "." not in key:
         key = _full(key, text)
+    if key in COMPARED:
+        raise ConfigError(f"--sweep {text}: that is what --policy compares")
     try:
-        return key, [yaml.safe_load(value) for value in values.split(",")]
-    except yaml.YAMLError:
-        raise ConfigError(f"--sweep {text}: a value is not valid YAML") from None
+        parsed = [yaml.safe_load(value) for value in values.split(",")]
+        json.dumps(parsed)
+    except (yaml.YAMLError, ValueError, TypeError):
+        raise ConfigError(f"--sweep {text}: a value is not valid YAML, or a date") from None
+    return key, parsed
 
 
 def _full(key: str, text: str) -> str:

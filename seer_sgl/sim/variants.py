@@ -19,6 +19,7 @@ BASELINE, ORACLE = "group_round_robin", "oracle"
 def _policy(name: str) -> Callable[[SimConfig], None]:
     def apply(config: SimConfig) -> None:
         config.scheduling.policy = name  # type: ignore[assignment]
+        config.speculation.enabled = False
 
     return apply
 

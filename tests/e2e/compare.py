@@ -5,7 +5,7 @@ from typing import Any
 
 from seer_sgl import Rollout
 from seer_sgl.rollout.loop import Observer
-from seer_sgl.types import ChunkResult, Sample
+from seer_sgl.types import ChunkResult, Move, Sample
 from tests.e2e.conftest import HELD_OUT
 
 LOGPROB_TOLERANCE = 1e-4
@@ -17,11 +17,15 @@ class Migrations(Observer):
 
     def __init__(self) -> None:
         self.recomputed: list[int] = []
+        self.recomputed_after_fetch: list[int] = []  # of those whose KV was said to be there
 
     def returned(self, result: ChunkResult) -> None:
         """A chunk came back; its request has not grown yet."""
         if result.reply is not None and result.chunk.migrated:
-            self.recomputed.append(result.chunk.request.total_len - result.reply.cached)
+            again = result.chunk.request.total_len - result.reply.cached
+            self.recomputed.append(again)
+            if result.chunk.move is Move.FETCH:
+                self.recomputed_after_fetch.append(again)
 
 
 async def roll(

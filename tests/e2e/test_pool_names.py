@@ -21,7 +21,7 @@ pytestmark = pytest.mark.own_engines
 PROMPT = [3 + (7 * i * i + i) % 60 for i in range(600)]
 FULL_PAGES = 599 // PAGE * PAGE  # the last token is always computed
 START_S = 300
-STORE_S = 10
+STORE_S = 60
 
 
 class Server:

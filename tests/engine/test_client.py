@@ -153,6 +153,31 @@ async def test_an_engine_that_comes_back_as_another_is_not_trusted() -> None:
     assert "came back with another max_total_num_tokens, max_request_len" in said
 
 
+def pooled(instance: str, namespace: str = "n") -> dict[str, object]:
+    pool = {"namespace": namespace, "kv_bytes_per_token": 8}
+    return {"version": "1", "missing": [], "instance": instance, "pool": pool}
+
+
+async def test_an_engine_that_was_started_again_is_known_by_its_new_name() -> None:
+    fake = FakeSGLang(plugin=pooled("first"))
+    async with joined(fake) as engine:
+        fake.plugin = pooled("second")
+        assert await engine.problem() is None
+        assert engine.info.instance == "second"
+        fake.plugin = pooled("second", "another layout")
+        assert "came back with another pool" in (await engine.problem() or "")
+
+
+async def test_an_engine_that_was_started_again_must_have_the_weights_of_before() -> None:
+    fake = FakeSGLang(plugin=pooled("first"))
+    async with joined(fake) as engine:
+        fake.weight_version = "v2"
+        assert await engine.problem() is None, "updated where it stood"
+        assert (await engine.generate(chunk_of(make_group(n=1).requests[0]))).ids
+        fake.plugin, fake.weight_version = pooled("second"), "v1"
+        assert "weight_version (v1, not v2)" in (await engine.problem() or "")
+
+
 async def test_the_token_is_sent_with_every_call() -> None:
     fake = FakeSGLang(api_key="secret")
     async with joined(fake, api_key="secret") as engine:

@@ -71,7 +71,7 @@ def test_an_engine_of_a_fleet_takes_what_its_config_says(
     become: Any, fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(LINK_TOKEN, "secret")
-    flags, environment = become("--fleet", str(fleet), "--host", "10.0.0.1")
+    flags, environment = become("--fleet", str(fleet), "--host", "127.0.0.2")
     assert value_of(flags, "--model-path") == str(tmp_path / "model")
     assert value_of(flags, "--tp-size") == "2"
     assert value_of(flags, "--page-size") == "32"
@@ -142,3 +142,13 @@ def test_a_config_that_starts_its_own_engines_is_no_fleet_to_join(tmp_path: Path
         exec_engine(["--fleet", str(path)])
     with pytest.raises(ConfigError, match="--fleet needs a config"):
         exec_engine(["--fleet"])
+
+
+def test_loopback_unless_the_command_line_says_otherwise(become: Any, fleet: Path) -> None:
+    flags, _ = become("--model-path", str(fleet.parent / "model"))
+    assert value_of(flags, "--host") == "127.0.0.1", "a --config of SGLang's cannot change that"
+
+
+def test_one_fleet_is_enough(fleet: Path) -> None:
+    with pytest.raises(ConfigError, match="--fleet is given twice"):
+        exec_engine(["--fleet", str(fleet), "--fleet", str(fleet)])

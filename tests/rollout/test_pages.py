@@ -1,12 +1,13 @@
 """Pages are released once no sibling can read them, and not before."""
 
 from array import array
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from seer_sgl.rollout.pages import PageReleaser, common_prefix
-from seer_sgl.types import Chunk, ChunkResult, Group, Move
+from seer_sgl.types import Chunk, Group, Move
 from tests.helpers import make_group
 from tests.rollout.test_report import info
 
@@ -24,7 +25,8 @@ def releaser(pool: str | None = "p") -> tuple[PageReleaser, FakeLink]:
 
     link: Any = FakeLink()
     engine = msgspec.structs.replace(info("a"), pool=pool, instance="i")
-    return PageReleaser(link, [engine]), link
+    engines: Any = {"a": SimpleNamespace(info=engine)}
+    return PageReleaser(link, engines), link
 
 
 def say(group: Group, index: int, *ids: int) -> None:
@@ -37,7 +39,7 @@ def finish(pages: PageReleaser, group: Group, index: int) -> None:
     pages.finished(group.requests[index])
 
 
-def came_back(pages: PageReleaser, group: Group, index: int) -> None:
+def goes_on(pages: PageReleaser, group: Group, index: int) -> None:
     chunk = Chunk(
         request=group.requests[index],
         engine_id="a",
@@ -47,7 +49,7 @@ def came_back(pages: PageReleaser, group: Group, index: int) -> None:
         move=Move.STAY,
         migrated=False,
     )
-    pages.returned(ChunkResult(chunk=chunk, now=1.0))
+    pages.sent(chunk, 1.0)
 
 
 def test_what_a_sibling_shares_stays_and_the_rest_goes_at_once() -> None:
@@ -67,11 +69,11 @@ def test_nothing_goes_while_a_sibling_may_still_begin_alike() -> None:
     finish(pages, group, 0)
     assert not link.forgotten, "its sibling has said nothing yet"
     say(group, 1, 1, 2)
-    came_back(pages, group, 1)
+    goes_on(pages, group, 1)
     assert not link.forgotten, "nor anything else than it did"
     say(group, 1, 1, 2, 7)
-    came_back(pages, group, 1)
-    came_back(pages, group, 1)
+    goes_on(pages, group, 1)
+    goes_on(pages, group, 1)
     assert link.forgotten == [("i", "g.0", 12)]
 
 
@@ -94,7 +96,7 @@ def test_a_group_that_was_given_up_leaves_its_prompt_only() -> None:
     finish(pages, group, 0)
     pages.given_up(group)
     assert link.forgotten == [("i", "g.0", 10), ("i", "g.1", 10)]
-    came_back(pages, group, 1)
+    goes_on(pages, group, 1)
     assert len(link.forgotten) == 2
 
 

@@ -164,6 +164,20 @@ def test_a_changed_estimate_lists_the_group_once_more_not_its_requests() -> None
     assert len(taken(policy)) == 90
 
 
+def test_what_is_ready_when_a_known_estimate_falls_may_have_outgrown_it() -> None:
+    known = KnownLengths()
+    known.add(100, prompt_ids=None, group_id="a", index=0)
+    known.add(80, prompt_ids=None, group_id="b", index=0)
+    policy = seer(known)
+    group, other = make_group("a", n=3), make_group("b", n=1)
+    pushed(policy, group, other)
+    assert taken(policy) == ["a.0", "a.1", "a.2", "b.0"]
+    policy.push(grow(group.requests[1], 60))
+    policy.push(other.requests[0])
+    end(policy, group.requests[0], 10)  # a: (100 + 10) / 2 = 55
+    assert taken(policy) == ["a.1", "b.0"]
+
+
 def test_a_group_known_from_before_needs_no_probe_and_goes_by_its_mean() -> None:
     known = KnownLengths()
     for name, lengths in {"a": (10, 90), "b": (60, 60), "c": (5, 7)}.items():

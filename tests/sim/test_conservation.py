@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from seer_sgl.errors import SimulationError
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.sim import run
 from seer_sgl.sim.config import SimConfig
@@ -86,3 +87,10 @@ def test_equal_settings_give_equal_rollouts() -> None:
     config = load_settings(known={"workload": {"groups": 8}, "engine": {"count": 2}})
     first, second = (run.simulate(sample(config.workload), config) for _ in range(2))
     assert list(first.finished_at) == list(second.finished_at)
+
+
+def test_a_simulation_that_cannot_go_on_says_so() -> None:
+    config = SimConfig()
+    config.engine.kv_tokens = 300  # load_settings would have refused it
+    with pytest.raises(SimulationError, match="stands still"):
+        run.simulate([Responses("g", token_array([1]), [500])], config)

@@ -144,8 +144,20 @@ def test_out_has_json_and_pictures(simulate: Simulate, folder: Path) -> None:
         (["--trace", "empty.jsonl"], "--trace: empty.jsonl: no lengths"),
         (["--trace", "bare.jsonl"], "--trace: bare.jsonl:1: give exactly one of response_length"),
         (
+            ["--trace", "samples.jsonl", "--sweep", "scheduling.policy=seer,oracle"],
+            "that is what --policy compares",
+        ),
+        (
+            ["--trace", "samples.jsonl", "--sweep", "chunk_tokens=2024-01-01"],
+            "a value is not valid YAML, or a date",
+        ),
+        (
+            ["--trace", "samples.jsonl", "--set", "paper.rows.seer.foo=1"],
+            "foo: unknown key",
+        ),
+        (
             ["--trace", "samples.jsonl", "--set", "engine.kv_tokens=1000"],
-            "--set engine.kv_tokens=1000: engine.kv_tokens: 1000 tokens cannot hold one request of",
+            "--set engine.kv_tokens=1000: engine.kv_tokens: 1000 tokens in pages of 64 cannot",
         ),
         (
             ["--trace", "samples.jsonl", "--set", "workload.lengths.max=2000"],

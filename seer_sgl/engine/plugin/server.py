@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
     os.environ[member.INSTANCE] = uuid.uuid4().hex
     api_key = os.environ.pop(API_KEY, None)
     if api_key is not None:
-        arguments = [*arguments, "--api-key", api_key]
+        arguments = ["--api-key", api_key, *arguments]  # of a repeated flag the last one counts
 
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
