@@ -6,6 +6,7 @@ A driver killed outright cannot end its children, so they watch for its end them
 
 import asyncio
 import os
+import random
 import signal
 import socket
 import threading
@@ -20,16 +21,30 @@ from .errors import ConfigError
 # Environment variable of a child that must not outlive the process of this id.
 PARENT_PID = "SEER_SGL_PARENT_PID"
 PARENT_POLL_S = 1.0
+PORTS = range(20000, 32768)  # outgoing connections begin at 32768 (Linux's ip_local_port_range)
+_given: set[int] = set()
 LOG_TAIL_LINES = 8
 LAST_LINE_CHARS = 100
 STOP_GRACE_S = 5.0
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of the loopback interface that nobody listens on now.
+
+    A server takes it half a minute later, so it is none that the system gives to outgoing
+    connections in the meantime, and none that was given out here before.
+    """
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in _given:
+            _given.add(port)
+            return port
+    raise ConfigError(f"no free port from {PORTS.start} to {PORTS.stop - 1}")
 
 
 def require_free_port(port: int, key: str, host: str = "127.0.0.1") -> None:
