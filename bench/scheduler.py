@@ -188,7 +188,6 @@ def main() -> None:
         config = Config()
         config.scheduling.policy = policy
         config.scheduling.chunk_tokens = CHUNK_TOKENS
-        config.engines.launch = "local"
         engines = [engine(number, options) for number in range(options.engines)]
         arms[policy] = drive(make_scheduler(config, engines), options)
         if not options.json:

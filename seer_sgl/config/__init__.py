@@ -8,7 +8,7 @@ from typing import Any
 from seer_sgl.errors import ConfigError
 
 from .contradictions import contradictions
-from .reading import convert, key_and_message, place_of, read_tree
+from .reading import convert, place_of, plain, read_tree
 from .tree import (
     Config,
     EnginesConfig,
@@ -38,9 +38,9 @@ __all__ = [
     "SchedulingConfig",
     "Section",
     "convert",
-    "key_and_message",
     "load",
     "parse",
+    "plain",
     "read_tree",
 ]
 

@@ -113,6 +113,12 @@ def key_and_message(complaint: str) -> tuple[str, str]:
     return path.rstrip("`").lstrip("."), message[:1].lower() + message[1:]
 
 
+def plain(complaint: str) -> str:
+    """msgspec's complaint in our spelling: `key: what is wrong`."""
+    key, message = key_and_message(complaint)
+    return f"{key}: {message}" if key else message
+
+
 def _hint(name: str, section: type[Section] | None) -> str:
     if section is None:
         return ""

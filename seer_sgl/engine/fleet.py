@@ -18,7 +18,7 @@ from seer_sgl.processes import OwnedProcess, free_port, require_free_port
 from seer_sgl.types import EngineInfo
 
 from .client import HttpEngine, describe, open_session
-from .link import LinkServer, open_link
+from .link import LinkServer, open_link, shared_token
 from .plugin import API_KEY
 from .plugin.frames import LINK_TOKEN, LINK_URL
 from .process import cpu_flags, gpu_visible, start_server
@@ -81,9 +81,7 @@ def _api_key(config: Config) -> str | None:
 def _open_link(config: Config) -> contextlib.AbstractAsyncContextManager[LinkServer]:
     if config.engines.link is None:
         return open_link()
-    token = os.environ.get(LINK_TOKEN)
-    if not token:
-        raise ConfigError(f"engines.link: set {LINK_TOKEN}, the same here and for the engines")
+    token = shared_token("engines")
     host, _, port = config.engines.link.rpartition(":")
     require_free_port(int(port), "engines.link", host)
     return open_link(host, int(port), token)

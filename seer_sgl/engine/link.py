@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import os
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
@@ -15,15 +16,36 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 from aiohttp import WSMsgType, web
 
+from seer_sgl.errors import ConfigError
+
 from .plugin import frames
 
 logger = logging.getLogger(__name__)
+PATH = "/link"
 HEARTBEAT_S = 10.0
 MAX_PARTIAL = 100_000  # calls of which only some ranks have reported
 
 # Called with the id of a /generate call and whether all of its KV is in the pool.
 OnStored = Callable[[str, bool], None]
 OnRates = Callable[[frames.Rates], None]
+
+
+def link_url(address: str) -> str:
+    """Where the link of a driver that listens at `address` (host:port) is."""
+    return f"http://{address}{PATH}"
+
+
+def shared_token(peer: str) -> str:
+    """The token of a link whose ends are started apart. `peer`: what the other end is.
+
+    Raises ConfigError when the environment has none.
+    """
+    token = os.environ.get(frames.LINK_TOKEN)
+    if not token:
+        raise ConfigError(
+            f"engines.link: set {frames.LINK_TOKEN}, the same here and for the {peer}"
+        )
+    return token
 
 
 class LinkServer:
@@ -120,14 +142,14 @@ async def open_link(
     """
     server = LinkServer(token)
     app = web.Application()
-    app.router.add_get("/link", server.serve)
+    app.router.add_get(PATH, server.serve)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)
         await site.start()
         port = runner.addresses[0][1]
-        server.url = f"http://{host}:{port}/link"
+        server.url = link_url(f"{host}:{port}")
         yield server
     finally:
         await runner.cleanup()

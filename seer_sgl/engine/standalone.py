@@ -13,6 +13,7 @@ from seer_sgl.kvpool.hicache import Pool, open_pool
 from seer_sgl.processes import require_free_port
 
 from .fleet import require_model
+from .link import link_url, shared_token
 from .plugin import API_KEY
 from .plugin.frames import LINK_TOKEN, LINK_URL
 from .process import SERVER_MODULE, cpu_flags, engine_environment, gpu_visible, server_flags
@@ -84,9 +85,8 @@ def _fleet_environment(config: Config) -> dict[str, str]:
     if config.engines.api_key is not None:
         environment[API_KEY] = config.engines.api_key
     if config.engines.link is not None:
-        if not os.environ.get(LINK_TOKEN):
-            raise ConfigError(f"engines.link: set {LINK_TOKEN}, the same here and for the driver")
-        environment[LINK_URL] = f"http://{config.engines.link}/link"
+        environment[LINK_TOKEN] = shared_token("driver")
+        environment[LINK_URL] = link_url(config.engines.link)
     return environment
 
 

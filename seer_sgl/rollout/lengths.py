@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from seer_sgl.config import key_and_message
+from seer_sgl.config import plain
 from seer_sgl.errors import ConfigError, PromptError
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.types import Group, token_array
@@ -83,8 +83,7 @@ def _record(line: bytes, place: str) -> LengthRecord:
     try:
         record = _decoder.decode(line)
     except msgspec.ValidationError as error:
-        key, message = key_and_message(str(error))
-        raise ConfigError(f"{place}: {key}: {message}" if key else f"{place}: {message}") from None
+        raise ConfigError(f"{place}: {plain(str(error))}") from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise ConfigError(f"{place}: not JSON") from None
     if record.prompt_ids is None and record.group_id is None:

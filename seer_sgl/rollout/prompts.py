@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from seer_sgl.config import key_and_message
+from seer_sgl.config import plain
 from seer_sgl.errors import PromptError
 from seer_sgl.types import Prompt, token_array
 
@@ -88,7 +88,7 @@ class PromptReader:
                 try:
                     yield place, str(number), msgspec.convert(dict(given), PromptRecord)
                 except (msgspec.ValidationError, TypeError, ValueError) as error:
-                    raise PromptError(f"{place}: {_plain(error)}") from None
+                    raise PromptError(f"{place}: {plain(str(error))}") from None
 
     def _unique(
         self,
@@ -162,11 +162,6 @@ def _decode_line(line: bytes, place: str) -> PromptRecord:
     try:
         return _decoder.decode(line)
     except msgspec.DecodeError as error:
-        raise PromptError(f"{place}: {_plain(error)}") from None
+        raise PromptError(f"{place}: {plain(str(error))}") from None
     except UnicodeDecodeError:
         raise PromptError(f"{place}: not UTF-8") from None
-
-
-def _plain(error: Exception) -> str:
-    key, message = key_and_message(str(error))
-    return f"{key}: {message}" if key else message

@@ -1,12 +1,13 @@
 """A pair of real SGLang servers for the session, started as a user would: `seer-sgl engine`."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,33 +43,51 @@ SERVER_FLAGS = [
 def engine_urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """URLs of two servers; they are gone at the end whatever happens."""
     logs = tmp_path_factory.mktemp("engines")
-    cores = sorted(os.sched_getaffinity(0))
+    usable = sorted(os.sched_getaffinity(0))
+    cores = [{usable[i % len(usable)]} for i in range(2)]
+    urls = two_urls()
+    with servers(urls, SERVER_FLAGS, logs, cores=cores):
+        yield urls
+
+
+def two_urls() -> list[str]:
+    """Where two servers can listen."""
+    return [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
+
+
+@contextlib.contextmanager
+def servers(
+    urls: Sequence[str],
+    flags: Sequence[str],
+    logs: Path,
+    environment: Mapping[str, str] | None = None,
+    cores: Sequence[set[int]] = (),
+) -> Iterator[None]:
+    """Engines at `urls`, each as its user would start it in a terminal of its own; gone at the
+    end. `cores`: to pin each to."""
     processes: list[subprocess.Popen[bytes]] = []
-    urls: list[str] = []
     try:
-        for i in range(2):
-            port = free_port()
-            log = logs / f"e{i}.log"
-            with log.open("wb") as output:
+        for i, url in enumerate(urls):
+            with (logs / f"e{i}.log").open("wb") as output:
                 process = subprocess.Popen(
-                    [*SEER_SGL, "engine", *SERVER_FLAGS, "--port", str(port)],
+                    [*SEER_SGL, "engine", *flags, "--port", url.rpartition(":")[2]],
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
                     start_new_session=True,
                 )
-            os.sched_setaffinity(process.pid, {cores[i % len(cores)]})
             processes.append(process)
-            urls.append(f"http://127.0.0.1:{port}")
+            if cores:
+                os.sched_setaffinity(process.pid, cores[i])
         wait_for(processes, urls, logs)
-        yield urls
+        yield
     finally:
         for process in processes:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
-def wait_for(processes: list[subprocess.Popen[bytes]], urls: list[str], logs: Path) -> None:
+def wait_for(processes: list[subprocess.Popen[bytes]], urls: Sequence[str], logs: Path) -> None:
     """Return once every server answers."""
     deadline = time.monotonic() + START_TIMEOUT_S
     for process, url in zip(processes, urls, strict=True):

@@ -1,12 +1,7 @@
 """Servers that were started on their own, two ranks each, and a Mooncake that runs already: KV
 moves between them as between local ones, and a move waits for both ranks."""
 
-import contextlib
-import os
-import signal
-import subprocess
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,44 +14,14 @@ from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.processes import free_port
 from seer_sgl.scheduling import scheduler
 from tests.e2e.compare import Migrations, assert_identical, roll
-from tests.e2e.conftest import MODEL, SEER_SGL, wait_for
+from tests.e2e.conftest import MODEL, servers, two_urls
 from tests.e2e.test_pool import PAGE, SGLANG
 
 pytestmark = pytest.mark.own_engines
 
 TOKEN = "a secret of this test"
 PROMPTS = 2
-
-
-@contextlib.contextmanager
-def started(fleet: Path, urls: list[str], logs: Path) -> Iterator[None]:
-    """The engines of a fleet, each started as its user would, in a terminal of its own."""
-    environment = os.environ | {
-        "SEER_SGL_LINK_TOKEN": TOKEN,
-        "OMP_NUM_THREADS": "1",
-        "SGLANG_CPU_OMP_THREADS_BIND": "0|1",  # SGLang's own: the cores of each rank
-    }
-    processes = []
-    try:
-        for url in urls:
-            port = url.rpartition(":")[2]
-            command = [*SEER_SGL, "engine", "--fleet", str(fleet), "--port", port]
-            with (logs / f"{port}.log").open("wb") as output:
-                processes.append(
-                    subprocess.Popen(
-                        command,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                        env=environment,
-                        start_new_session=True,
-                    )
-                )
-        wait_for(processes, urls, logs)
-        yield
-    finally:
-        for process in processes:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}  # SGLang's own: the cores of each rank
 
 
 def fleet_of(urls: list[str], master: str) -> dict[str, Any]:
@@ -92,11 +57,11 @@ async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere
     monkeypatch.setattr(scheduler, "STORE_PATIENCE_S", 60.0)
     pool = KvPoolConfig(backend="mooncake", memory="256mb")
     async with open_mooncake(pool, tmp_path, print) as master:
-        urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
+        urls = two_urls()
         config = fleet_of(urls, master)
         fleet = tmp_path / "fleet.yaml"
         fleet.write_text(yaml.safe_dump(config))
-        with started(fleet, urls, tmp_path):
+        with servers(urls, ["--fleet", str(fleet)], tmp_path, RANKS):
             alone = {**config["engines"], "urls": urls[:1]}
             undivided = {**config, "engines": alone, "scheduling": {"divide": False}}
             whole, plain = await roll(undivided, PROMPTS)
