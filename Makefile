@@ -37,8 +37,9 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# The same examples every time; plain pytest draws new ones.
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --hypothesis-profile=ci
 
 bench: $(READY)
 	$(BIN)/python -m bench.driver --profile

@@ -212,6 +212,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     instance: str | None = None  # the plugin's name for this start of the server
     pool: str | None = None  # namespace of its pages in a KV pool; equal names share pages
     kv_bytes_per_token: int = 0  # in the pool, all ranks together
+    draft_tokens: int = 0  # KV slots a request may need beyond its tokens, for its drafts
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,5 +58,7 @@ def _slot(config: Config, info: EngineInfo, whole: bool) -> EngineSlot:
         most = min(most, config.scheduling.max_inflight_per_engine)
     ledger = None
     if config.scheduling.kv_ledger:
-        ledger = KVLedger(info.max_total_num_tokens, info.page_size, info.radix_cache)
+        ledger = KVLedger(
+            info.max_total_num_tokens, info.page_size, info.radix_cache, info.draft_tokens
+        )
     return EngineSlot(info.engine_id, ledger, most, info.pool)

@@ -14,11 +14,19 @@ class KVLedger:
     """Reservations against one engine's KV capacity, in tokens, rounded up to whole pages.
 
     `capacity`: SGLang's `max_total_num_tokens`; `page_size`: SGLang's page size; `shares_prompts`
-    is false for an engine without a radix cache. Groups are told apart by their uid.
+    is false for an engine without a radix cache; `draft_tokens`: what a chunk may hold beyond its
+    last token while a draft is verified. Groups are told apart by their uid.
     """
 
-    def __init__(self, capacity: int, page_size: int = 1, shares_prompts: bool = True) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        page_size: int = 1,
+        shares_prompts: bool = True,
+        draft_tokens: int = 0,
+    ) -> None:
         self.capacity = capacity
+        self.draft_tokens = draft_tokens
         self.page_size = page_size
         self.shares_prompts = shares_prompts
         self.used = 0
@@ -37,14 +45,17 @@ class KVLedger:
     @property
     def room(self) -> int:
         """The longest chunk (prompt + generated + budget) of a group not yet here that fits."""
-        return self.free // self.page_size * self.page_size
+        whole = self.free // self.page_size * self.page_size
+        return max(0, whole - self.draft_tokens) if self.used else whole
 
     def need(self, group_uid: str, prompt_len: int, total_len: int) -> int:
         """KV tokens that one more chunk would add: its own part, and the prompt if it is first.
 
         `total_len`: prompt + generated + chunk budget, tokens.
         """
-        whole = -(-total_len // self.page_size) * self.page_size
+        whole = self._pages(total_len + self.draft_tokens)
+        if whole > self.capacity:  # it runs alone, and what runs alone is not retracted
+            whole = max(self.capacity, self._pages(total_len))
         return whole - self._shared(prompt_len) if group_uid in self._siblings else whole
 
     def admits(self, group_uid: str, prompt_len: int, total_len: int) -> bool:
@@ -80,6 +91,9 @@ class KVLedger:
         self.feedback.reported(used_tokens, max(self._peak, self._peak_before))
         self._peak, self._peak_before = self.used, self._peak
         return self.feedback.usable > before
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self.page_size) * self.page_size
 
     def _shared(self, prompt_len: int) -> int:
         return prompt_len // self.page_size * self.page_size if self.shares_prompts else 0

@@ -17,7 +17,7 @@ from seer_sgl.types import (
 from .batch import Batch
 from .config import SimConfig, page_size
 from .job import Job
-from .speculation import Speculation
+from .speculation import MAX_DRAFTS, Speculation
 from .steps import StepTime
 from .tokens import ids, logprobs
 
@@ -161,6 +161,7 @@ def engine_info(engine_id: str, config: SimConfig) -> EngineInfo:
         plugin=VERSION,
         pool=VERSION if config.pool.enabled else None,
         kv_bytes_per_token=int(engine.kv_bytes_per_token),
+        draft_tokens=MAX_DRAFTS + 1 if config.speculation.enabled else 0,
     )
 
 

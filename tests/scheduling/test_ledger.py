@@ -37,6 +37,28 @@ def test_a_chunk_that_does_not_fit_is_not_reserved() -> None:
     assert ledger.used == 60
 
 
+def test_room_is_left_for_the_drafts_of_every_chunk() -> None:
+    ledger = KVLedger(capacity=100, draft_tokens=8)
+    ledger.reserve("a", 10, 42)
+    assert ledger.used == 50
+    assert ledger.room == 42
+    assert ledger.admits("b", 10, 42)
+    assert not ledger.admits("b", 10, 43)
+    ledger.release("a", 10, 42)
+    assert ledger.used == 0
+
+
+def test_a_chunk_that_leaves_its_drafts_no_room_runs_alone() -> None:
+    ledger = KVLedger(capacity=100, draft_tokens=8)
+    assert ledger.room == 100
+    ledger.reserve("a", 10, 95)
+    assert ledger.used == 100
+    assert not ledger.admits("a", 10, 11)
+    ledger.release("a", 10, 95)
+    ledger.reserve("b", 10, 20)
+    assert not ledger.admits("a", 10, 95)
+
+
 def test_releasing_what_was_never_reserved_is_an_error() -> None:
     with pytest.raises(ValueError, match="no chunk of group g"):
         KVLedger(capacity=10).release("g", 1, 2)
@@ -49,12 +71,13 @@ PROMPT_LEN = {"a": 1, "b": 16, "c": 33, "d": 90}
 @given(
     capacity=st.integers(50, 1000),
     page_size=st.sampled_from([1, 16]),
+    draft_tokens=st.sampled_from([0, 9]),
     steps=st.lists(st.one_of(CHUNK, st.integers(0, 30)), max_size=60),
 )
 def test_any_sequence_stays_within_capacity_and_ends_at_zero(
-    capacity: int, page_size: int, steps: list[tuple[str, int] | int]
+    capacity: int, page_size: int, draft_tokens: int, steps: list[tuple[str, int] | int]
 ) -> None:
-    ledger = KVLedger(capacity, page_size)
+    ledger = KVLedger(capacity, page_size, draft_tokens=draft_tokens)
     held: list[tuple[str, int, int]] = []
     for step in steps:
         if isinstance(step, int):  # release one of those held
@@ -72,7 +95,12 @@ def test_any_sequence_stays_within_capacity_and_ends_at_zero(
         needed = sum(PROMPT_LEN[g] // page_size * page_size for g in groups) + sum(
             total - prompt // page_size * page_size for _, prompt, total in held
         )
+        if len(held) > 1:  # one that runs alone may do without room for its drafts
+            needed += draft_tokens * len(held)
         assert ledger.used >= needed
+        if held and ledger.room > max(PROMPT_LEN.values()):
+            assert ledger.admits("z", 1, ledger.room)
+        assert not ledger.admits("z", 1, ledger.room + page_size)
     for chunk in held:
         ledger.release(*chunk)
     assert ledger.used == 0

@@ -83,6 +83,22 @@ def test_every_request_ends_once_with_its_tokens_and_the_ledger_at_zero(
         assert sum(engine.retractions for engine in record.engines.values()) == 0
 
 
+def test_drafts_beyond_the_last_token_have_room_in_the_ledger() -> None:
+    config = load_settings(
+        known={
+            "workload": {"prompt_tokens": 86, "lengths": {"mean": 100, "max": LONGEST}},
+            "engine": {"count": 1, "kv_tokens": 906, "max_running_requests": 20},
+            "pool": {"enabled": False},
+            "scheduling": {"chunk_tokens": 2},
+        }
+    )
+    VARIANTS["seer+sd"](config)
+    groups = [[1, 120, 453, 4, 149], [2, 366, 137]]
+    responses = [Responses(f"g{i}", token_array([i]) * 86, group) for i, group in enumerate(groups)]
+    record = run.simulate(responses, config)
+    assert sum(engine.retractions for engine in record.engines.values()) == 0
+
+
 def test_equal_settings_give_equal_rollouts() -> None:
     config = load_settings(known={"workload": {"groups": 8}, "engine": {"count": 2}})
     first, second = (run.simulate(sample(config.workload), config) for _ in range(2))
