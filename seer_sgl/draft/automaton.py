@@ -1,0 +1,243 @@
+"""The index of a group: a generalized suffix automaton over its prompt and all its responses.
+
+A state stands for the contexts (token strings) that end at the same places of the group's texts;
+an edge leads to the contexts that are one token longer on the right, the suffix link to the
+longest shorter ones that occur at more places. Texts grow online and interleaved, one token at a
+time: the construction is that of Blumer et al. (1985), for several texts.
+
+All numbers lie in int32 rows at addresses, so one kernel serves the indexes of all groups. The
+likeliest next token of a state is kept in its row; only where there are several does it have a
+list of edges, found by a hash table that grows by one bucket an edge (linear hashing, Litwin 1980):
+no token ever pays for a table that is rebuilt.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .compiled import int32_at, part
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+MAX_TOKEN = (1 << 18) - 1  # a state and a token share the hash's 64-bit key
+
+# A state's row, 32 bytes. State 0 is the empty context.
+LENGTH, LINK, COUNT, SOURCE, TOKEN, NEXT, EDGE, CHILDREN = range(8)
+STATE_COLUMNS = 8
+# An edge's row. Edge 0 is none. All edges of a state with several, its likeliest included.
+FROM, LABEL, TO, SIBLING, CHAIN = range(5)
+EDGE_COLUMNS = 5
+# A group's row: where its arrays lie, for how many rows there is room, and how many are in use.
+# There is room for as many buckets as edges.
+(
+    STATES_AT,
+    EDGES_AT,
+    BUCKETS_AT,
+    STATE_ROOM,
+    EDGE_ROOM,
+    STATES,
+    EDGES,
+    BUCKETS,
+    LOW_BUCKETS,  # the largest power of two of buckets that were all split
+    TOKENS,
+) = range(10)
+GROUP_COLUMNS = 10
+
+# Suffixes whose counts a token refreshes. Text has fewer that occur elsewhere too; a loop of one
+# token has as many as it is long.
+COUNTED_SUFFIXES = 32
+
+
+class Index(NamedTuple):
+    """The arrays of one group."""
+
+    states: Int32
+    edges: Int32
+    buckets: Int32
+    group: Int64  # its row
+
+
+@part
+def index_at(group: Int64) -> Index:
+    """The index that a group's row describes."""
+    return Index(
+        int32_at(group[STATES_AT], (group[STATE_ROOM], STATE_COLUMNS)),
+        int32_at(group[EDGES_AT], (group[EDGE_ROOM], EDGE_COLUMNS)),
+        int32_at(group[BUCKETS_AT], (group[EDGE_ROOM],)),
+        group,
+    )
+
+
+@part
+def has_room(index: Index, last: int) -> bool:
+    """Whether a token after state `last` surely fits.
+
+    It adds a state and perhaps a clone; an edge, or two at a first fork, to each suffix; and a
+    copy of the edges of one state, of which the empty context has the most.
+    """
+    states, group = index.states, index.group
+    edges = 2 * (np.int64(states[last, LENGTH]) + 1) + np.int64(states[0, CHILDREN])
+    return bool(
+        group[STATES] + 2 <= group[STATE_ROOM] and group[EDGES] + edges <= group[EDGE_ROOM]
+    )
+
+
+@part
+def append(index: Index, last: int, token: int, source: int) -> int:
+    """Extend the text that ends in state `last` by a token; the state it then ends in.
+
+    `source` is written to the contexts that the token has brought up.
+    """
+    states, group = index.states, index.group
+    state = _find(index, last, token)
+    if state != 0:
+        if states[state, LENGTH] != states[last, LENGTH] + 1:
+            state = _clone(index, last, token, state)
+    else:
+        state = group[STATES]
+        group[STATES] = state + 1
+        states[state, LENGTH] = states[last, LENGTH] + 1
+        states[state, TOKEN] = -1
+        suffix, same = np.int64(last), np.int64(0)
+        while suffix >= 0:
+            same = _find(index, suffix, token)
+            if same != 0:
+                break
+            _add(index, suffix, token, state)
+            suffix = np.int64(states[suffix, LINK])
+        if suffix < 0:
+            states[state, LINK] = 0
+        elif states[suffix, LENGTH] + 1 == states[same, LENGTH]:
+            states[state, LINK] = same
+        else:
+            states[state, LINK] = _clone(index, suffix, token, same)
+    _count(index, last, token, source)
+    group[TOKENS] += 1
+    return state
+
+
+@part
+def _count(index: Index, last: int, token: int, source: int) -> None:
+    """The token has come up after the suffixes of `last`: longest first."""
+    states = index.states
+    suffix, before = np.int64(last), np.int64(-1)
+    for _ in range(COUNTED_SUFFIXES):
+        state = _find(index, suffix, token)
+        if state != before:  # the contexts of one state are counted once
+            states[state, COUNT] += 1
+            states[state, SOURCE] = source
+            before = state
+        likeliest = states[suffix, NEXT]
+        if likeliest != state and states[state, COUNT] >= states[likeliest, COUNT]:
+            states[suffix, TOKEN] = token
+            states[suffix, NEXT] = state
+        suffix = np.int64(states[suffix, LINK])
+        if suffix < 0:
+            break
+
+
+@part
+def _clone(index: Index, suffix: int, token: int, state: int) -> int:
+    """Split off the contexts of `state` that are no longer than `suffix` and the token."""
+    states, edges, group = index.states, index.edges, index.group
+    clone = group[STATES]
+    group[STATES] = clone + 1
+    states[clone, :] = states[state, :]
+    states[clone, LENGTH] = states[suffix, LENGTH] + 1
+    states[clone, EDGE] = 0
+    edge = states[state, EDGE]
+    while edge != 0:
+        _insert(index, clone, edges[edge, LABEL], edges[edge, TO])
+        edge = edges[edge, SIBLING]
+    states[state, LINK] = clone
+    shorter = np.int64(suffix)
+    while shorter >= 0:
+        if states[shorter, EDGE] != 0:
+            edge = _edge(index, shorter, token)
+            if edges[edge, TO] != state:
+                break
+            edges[edge, TO] = clone
+        elif states[shorter, TOKEN] != token or states[shorter, NEXT] != state:
+            break
+        if states[shorter, TOKEN] == token:
+            states[shorter, NEXT] = clone
+        shorter = np.int64(states[shorter, LINK])
+    return clone
+
+
+@part
+def _find(index: Index, state: int, token: int) -> int:
+    """Where the token leads from the state; 0: nowhere."""
+    states = index.states
+    if states[state, TOKEN] == token:
+        return np.int64(states[state, NEXT])
+    if states[state, EDGE] == 0:
+        return np.int64(0)
+    return np.int64(index.edges[_edge(index, state, token), TO])
+
+
+@part
+def _edge(index: Index, state: int, token: int) -> int:
+    """The edge in the state's list, or 0."""
+    edges = index.edges
+    edge = np.int64(index.buckets[_bucket(index.group, _hash(state, token))])
+    while edge != 0 and (edges[edge, LABEL] != token or edges[edge, FROM] != state):
+        edge = np.int64(edges[edge, CHAIN])
+    return edge
+
+
+@part
+def _add(index: Index, state: int, token: int, to: int) -> None:
+    """Give the state an edge for a token that has none."""
+    states = index.states
+    states[state, CHILDREN] += 1
+    if states[state, NEXT] == 0:
+        states[state, TOKEN] = token
+        states[state, NEXT] = to
+        return
+    if states[state, EDGE] == 0:
+        _insert(index, state, states[state, TOKEN], states[state, NEXT])
+    _insert(index, state, token, to)
+
+
+@part
+def _insert(index: Index, state: int, token: int, to: int) -> None:
+    """Put an edge into the state's list and into the hash table; split one bucket."""
+    states, edges, buckets, group = index
+    edge = group[EDGES]
+    group[EDGES] = edge + 1
+    bucket = _bucket(group, _hash(state, token))
+    edges[edge, FROM] = state
+    edges[edge, LABEL] = token
+    edges[edge, TO] = to
+    edges[edge, SIBLING] = states[state, EDGE]
+    edges[edge, CHAIN] = buckets[bucket]
+    states[state, EDGE] = edge
+    buckets[bucket] = edge
+    low, new = group[LOW_BUCKETS], group[BUCKETS]
+    edge = np.int64(buckets[new - low])
+    buckets[new - low] = 0
+    group[BUCKETS] = new + 1
+    if new + 1 == 2 * low:
+        group[LOW_BUCKETS] = new + 1
+    while edge != 0:
+        following = np.int64(edges[edge, CHAIN])
+        bucket = _hash(edges[edge, FROM], edges[edge, LABEL]) & (2 * low - 1)
+        edges[edge, CHAIN] = buckets[bucket]
+        buckets[bucket] = edge
+        edge = following
+
+
+@part
+def _hash(state: int, token: int) -> int:
+    # Multiplicative hashing; numba makes a float of int64 and uint64 mixed, so both are cast.
+    key = (np.uint64(state) << np.uint64(18)) | np.uint64(token)
+    return np.int64((key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33))
+
+
+@part
+def _bucket(group: Int64, number: int) -> int:
+    bucket = number & (2 * group[LOW_BUCKETS] - 1)
+    return bucket if bucket < group[BUCKETS] else bucket & (group[LOW_BUCKETS] - 1)

@@ -1,0 +1,199 @@
+"""Drafts for sequences in decode, from what their groups have written (paper section 3).
+
+One index a group, over its prompt and all its responses; see `automaton` for what it is and
+`proposals` for what it drafts. A decode step appends and drafts for its whole batch in one call
+without the GIL.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import automaton, step
+from .index import GroupIndex
+from .memory import Table
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+_PROMPT = -1  # the source of what only the prompt has
+_MAX_SEQUENCE = (1 << 31) - 1
+_COMPLAINTS = {
+    step.BAD_TOKEN: f"a token id is not in 0..{automaton.MAX_TOKEN}",
+    step.BAD_COUNTS: "counts do not add up to the number of tokens",
+    step.BAD_SLOT: "there is no such slot",
+}
+
+
+class Drafts(NamedTuple):
+    """Drafts of n sequences; W is the widest of the budgets."""
+
+    tokens: Int32  # [n, W], a parent before its children
+    parents: Int32  # [n, W], index into the same row; -1: the sequence's last token
+    probs: NDArray[np.float32]  # [n, W], smoothed probability of the path from the root
+    sources: Int32  # [n, W], the sequence that wrote this token there last; -1: the prompt
+    counts: Int32  # [n], drafted tokens; beyond them a row is rubbish
+    matches: Int32  # [n], tokens of the context that the draft continues; 0: none
+
+
+class Drafter:
+    """The indexes of all groups of an engine. For one thread.
+
+    `min_probability`: a token is drafted while its path is at least so likely. Tokens lie in
+    0..2^18-1, numbers of sequences in 0..2^31-1; ValueError beyond. Of a group that is not open
+    every method but `close` and `in` raises KeyError.
+    """
+
+    def __init__(self, *, min_probability: float = 0.1) -> None:
+        if not 0 < min_probability <= 1:
+            raise ValueError(f"min_probability {min_probability} is not in (0, 1]")
+        self._min_probability = min_probability
+        self._indexes: dict[str, GroupIndex] = {}
+        self._groups = Table(automaton.GROUP_COLUMNS)
+        self._sequences = Table(step.SEQUENCE_COLUMNS)
+        self._slots = Table(1)  # 1 + the sequence's row, or 0
+        self._by_row: dict[int, GroupIndex] = {}
+
+    def open(self, group: str, prompt_ids: ArrayLike) -> None:
+        """Start the group's index with its prompt; nothing if it is open."""
+        if group in self._indexes:
+            return
+        prompt = _tokens(prompt_ids)
+        row = self._groups.take()
+        index = GroupIndex(row, self._groups.rows[row])
+        self._indexes[group] = self._by_row[row] = index
+        start = np.array([row, _PROMPT, 0, 0], np.int64)
+        self._extend(index, start, prompt)
+        index.prompt_end = int(start[step.LAST])
+
+    def close(self, group: str) -> None:
+        """Free the index; its slots draft nothing from now on. Nothing if it is not open."""
+        index = self._indexes.pop(group, None)
+        if index is None:
+            return
+        for slot in index.slots:
+            self._slots.rows[slot] = 0
+        for sequence in index.sequences.values():
+            self._sequences.give(sequence)
+        del self._by_row[index.number]
+        self._groups.give(index.number)
+        index.free()
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._indexes
+
+    def append(self, group: str, sequence: int, tokens: ArrayLike) -> None:
+        """Response tokens that follow those the sequence has; a new number follows the prompt."""
+        index = self._indexes[group]
+        ids = _tokens(tokens)
+        self._extend(index, self._sequences.rows[self._sequence(index, sequence)], ids)
+
+    def length(self, group: str, sequence: int) -> int:
+        """Response tokens of the sequence in the index."""
+        row = self._indexes[group].sequences.get(sequence)
+        return 0 if row is None else int(self._sequences.rows[row, step.TOKENS])
+
+    def attach(self, group: str, sequence: int) -> int:
+        """A slot for `step`: the sequence is being decoded."""
+        index = self._indexes[group]
+        row = self._sequence(index, sequence)
+        slot = self._slots.take()
+        self._slots.rows[slot] = row + 1
+        index.slots.add(slot)
+        return slot
+
+    def detach(self, slot: int) -> None:
+        """The slot may be given to another sequence. What the sequence has written stays."""
+        row = int(self._slots.rows[slot, 0]) - 1
+        if row >= 0:
+            self._by_row[int(self._sequences.rows[row, step.GROUP])].slots.remove(slot)
+        self._slots.give(slot)
+
+    def step(
+        self,
+        slots: Int64,
+        tokens: Int32,
+        counts: Int32,
+        budgets: Int32,
+        paths: int,
+    ) -> Drafts:
+        """One decode step: append each row's new tokens to its sequence, then draft for all rows.
+
+        `slots` [n]; `tokens` [sum(counts)], row after row; `counts` [n]; `budgets` [n]: tokens to
+        draft at most, 0: append only; `paths`: continuations that a token may have, 1: a chain.
+        Raises ValueError if the arguments contradict each other; then nothing is appended.
+        """
+        rows = np.ascontiguousarray(slots, np.int64)
+        new = np.ascontiguousarray(tokens, np.int32)
+        new_counts = np.ascontiguousarray(counts, np.int32)
+        most = np.ascontiguousarray(budgets, np.int32)
+        if not len(rows) == len(new_counts) == len(most):
+            raise ValueError("slots, counts and budgets differ in length")
+        shape = (len(rows), max(0, int(most.max(initial=0))))
+        drafts = Drafts(
+            np.empty(shape, np.int32),
+            np.empty(shape, np.int32),
+            np.empty(shape, np.float32),
+            np.empty(shape, np.int32),
+            np.empty(shape[0], np.int32),
+            np.empty(shape[0], np.int32),
+        )
+        progress = np.zeros(2, np.int64)
+        while True:
+            outcome = step.step(
+                self._groups.rows,
+                self._sequences.rows,
+                self._slots.rows,
+                rows,
+                new,
+                new_counts,
+                most,
+                paths,
+                self._min_probability,
+                progress,
+                *drafts,
+            )
+            if outcome == step.DONE:
+                return drafts
+            if outcome < 0:
+                raise ValueError(_COMPLAINTS[outcome])
+            self._by_row[outcome].grow(self._groups.rows[outcome])
+
+    def _sequence(self, index: GroupIndex, sequence: int) -> int:
+        """The sequence's row; a new number starts at the end of the prompt."""
+        row = index.sequences.get(sequence)
+        if row is None:
+            if not 0 <= sequence <= _MAX_SEQUENCE:
+                raise ValueError(f"the number {sequence} of a sequence is not in 0..2^31-1")
+            row = index.sequences[sequence] = self._sequences.take()
+            self._sequences.rows[row] = (index.number, sequence, index.prompt_end, 0)
+        return row
+
+    def _extend(self, index: GroupIndex, sequence: Int64, tokens: Int32) -> None:
+        done = 0
+        while (done := step.extend(self._groups.rows, sequence, tokens, done)) < len(tokens):
+            index.grow(self._groups.rows[index.number])
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all indexes, prompts included."""
+        return int(self._groups.rows[:, automaton.TOKENS].sum())
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the rows in use take."""
+        used = self._groups.rows
+        return 4 * int(
+            used[:, automaton.STATES].sum() * automaton.STATE_COLUMNS
+            + used[:, automaton.EDGES].sum() * automaton.EDGE_COLUMNS
+            + used[:, automaton.BUCKETS].sum()
+        )
+
+
+def _tokens(ids: ArrayLike) -> Int32:
+    """As int32. Raises ValueError for what cannot be a token id."""
+    tokens = np.ascontiguousarray(ids, np.int32)
+    if tokens.ndim != 1 or not step.all_tokens(tokens):
+        raise ValueError(f"token ids are not a row of numbers in 0..{automaton.MAX_TOKEN}")
+    return tokens

@@ -1,0 +1,247 @@
+"""What an index proposes after a text: a chain, or a tree found best first (paper section 3).
+
+The context is the longest suffix of the text that has come up before; the text's own fresh end
+never has a continuation, so it cannot predict itself. A continuation's probability is its share of
+what followed the context, smoothed: a context seen n times leaves ESCAPE / (n + ESCAPE) to the
+unknown, more where it is short, else one occurrence out of one would look certain. The first token
+is voted on by the longest few contexts, each deciding over what the longer ones left (the back-off
+of PPM, Cleary & Witten 1984); from there on the longest context decides alone.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .automaton import COUNT, EDGE, LABEL, LENGTH, LINK, NEXT, SIBLING, TO, TOKEN, Index
+from .compiled import part
+
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+
+ESCAPE = 0.5
+SHORT = 4.0  # tokens: a context of this length leaves twice as much to the unknown
+VOTERS = 4  # contexts that vote on the first token
+SCANNED = 32  # edges of a fork that are looked at, the newest; the likeliest always is
+FRONTIER = 64  # open nodes; those above a probability of 0.1 are ten at most
+
+# A draft is no longer than the context it comes from allows: tokens a token of context, and more.
+DRAFT_PER_CONTEXT = 2.0
+DRAFT_ANYWAY = 2.0
+
+
+class Drafted(NamedTuple):
+    """Where a draft is written: arrays of at least the budget's length."""
+
+    tokens: Int32
+    parents: Int32
+    probs: Float32
+    states: Int32  # that each token leads to
+
+
+class Frontier(NamedTuple):
+    """Nodes that a tree may take next: [FRONTIER] each, and how many there are."""
+
+    tokens: Int32
+    parents: Int32
+    probs: Float32
+    states: Int32
+    size: Int32  # [1]
+
+
+@part
+def new_frontier() -> Frontier:
+    """An empty one."""
+    return Frontier(
+        np.empty(FRONTIER, np.int32),
+        np.empty(FRONTIER, np.int32),
+        np.empty(FRONTIER, np.float32),
+        np.empty(FRONTIER, np.int32),
+        np.zeros(1, np.int32),
+    )
+
+
+@part
+def context_of(index: Index, last: int) -> int:
+    """The longest suffix of the text ending in `last` that has been continued; 0: none."""
+    states = index.states
+    state = np.int64(last)
+    while state > 0 and states[state, NEXT] == 0:
+        state = np.int64(states[state, LINK])
+    return state
+
+
+@part
+def propose(
+    index: Index,
+    context: int,
+    budget: int,
+    paths: int,
+    min_probability: float,
+    frontier: Frontier,
+    drafted: Drafted,
+) -> int:
+    """Draft at most `budget` tokens after a context; how many.
+
+    A node has at most `paths` continuations, likeliest first, and a parent comes before them.
+    """
+    length = np.float64(index.states[context, LENGTH])
+    budget = min(budget, np.int64(length * DRAFT_PER_CONTEXT + DRAFT_ANYWAY))
+    frontier.size[0] = 0
+    _vote(index, context, paths, min_probability, frontier)
+    count = 0
+    while count < budget and frontier.size[0] > 0:
+        _take(frontier, drafted, count)
+        if paths == 1:
+            return _follow(index, budget, min_probability, drafted)
+        # At the end of a text: what has followed its suffix elsewhere.
+        state = context_of(index, drafted.states[count])
+        if state > 0:
+            prob = np.float64(drafted.probs[count])
+            share = prob / (index.states[state, COUNT] + _escape(index, state))
+            first = np.int64(frontier.size[0])
+            _fork(index, state, share, count, first, SCANNED, min_probability, frontier)
+            _keep(frontier, first, paths, min_probability)
+        count += 1
+    return count
+
+
+@part
+def _follow(index: Index, budget: int, min_probability: float, drafted: Drafted) -> int:
+    """The rest of a chain whose first token is drafted: the likeliest token each time."""
+    states = index.states
+    state, prob = np.int64(drafted.states[0]), np.float64(drafted.probs[0])
+    count = 1
+    while count < budget:
+        state = context_of(index, state)
+        if state <= 0:
+            break
+        following = np.int64(states[state, NEXT])
+        prob *= states[following, COUNT] / (states[state, COUNT] + _escape(index, state))
+        if prob < min_probability:
+            break
+        drafted.tokens[count] = states[state, TOKEN]
+        drafted.parents[count] = count - 1
+        drafted.probs[count] = prob
+        drafted.states[count] = following
+        count += 1
+        state = following
+    return count
+
+
+@part
+def _vote(
+    index: Index, context: int, paths: int, min_probability: float, frontier: Frontier
+) -> None:
+    """Put the first tokens on the frontier: by the context, then by shorter ones."""
+    states = index.states
+    scanned = 0 if paths == 1 else SCANNED
+    state, left = np.int64(context), np.float64(1.0)
+    for _ in range(VOTERS):
+        # The text's own end is an occurrence of the context that nothing has followed yet.
+        seen = max(1, np.int64(states[state, COUNT]) - 1)
+        escape = _escape(index, state)
+        share = left / (seen + escape)
+        _fork(index, state, share, -1, 0, scanned, min_probability / VOTERS, frontier)
+        left = share * escape
+        state = np.int64(states[state, LINK])
+        if state <= 0 or left < min_probability:
+            break
+    _keep(frontier, 0, paths, min_probability)
+
+
+@part
+def _escape(index: Index, state: int) -> float:
+    """How many occurrences the unknown counts for after a context."""
+    return ESCAPE * (1.0 + SHORT / np.float64(index.states[state, LENGTH]))
+
+
+@part
+def _fork(
+    index: Index,
+    state: int,
+    share: float,
+    parent: int,
+    first: int,
+    scanned: int,
+    min_probability: float,
+    frontier: Frontier,
+) -> None:
+    """Put what has followed a context on the frontier: `share` for each occurrence."""
+    states, edges = index.states, index.edges
+    likeliest = np.int64(states[state, NEXT])
+    prob = share * states[likeliest, COUNT]
+    _push(frontier, first, states[state, TOKEN], parent, prob, likeliest, min_probability)
+    edge = np.int64(states[state, EDGE])
+    for _ in range(scanned):
+        if edge == 0:
+            break
+        to = np.int64(edges[edge, TO])
+        if to != likeliest:
+            prob = share * states[to, COUNT]
+            _push(frontier, first, edges[edge, LABEL], parent, prob, to, min_probability)
+        edge = np.int64(edges[edge, SIBLING])
+
+
+@part
+def _push(
+    frontier: Frontier,
+    first: int,
+    token: int,
+    parent: int,
+    prob: float,
+    state: int,
+    min_probability: float,
+) -> None:
+    """Add a node, or its probability to the one from `first` on that has the token already."""
+    tokens, parents, probs, states, size = frontier
+    for node in range(first, size[0]):
+        if tokens[node] == token:
+            probs[node] += prob
+            return
+    if prob >= min_probability and size[0] < FRONTIER:
+        node = np.int64(size[0])
+        tokens[node] = token
+        parents[node] = parent
+        probs[node] = prob
+        states[node] = state
+        size[0] += 1
+
+
+@part
+def _keep(frontier: Frontier, first: int, paths: int, min_probability: float) -> None:
+    """Of the nodes from `first` on keep the `paths` likeliest above the minimum."""
+    probs, size = frontier.probs, frontier.size
+    while size[0] > first:
+        least = np.int64(first)
+        for node in range(first + 1, size[0]):
+            if probs[node] <= probs[least]:
+                least = np.int64(node)
+        if size[0] - first <= paths and probs[least] >= min_probability:
+            return
+        _remove(frontier, least)
+
+
+@part
+def _take(frontier: Frontier, drafted: Drafted, count: int) -> None:
+    """Move the likeliest node into the draft."""
+    best = np.int64(0)
+    for node in range(1, frontier.size[0]):
+        if frontier.probs[node] > frontier.probs[best]:
+            best = np.int64(node)
+    drafted.tokens[count] = frontier.tokens[best]
+    drafted.parents[count] = frontier.parents[best]
+    drafted.probs[count] = frontier.probs[best]
+    drafted.states[count] = frontier.states[best]
+    _remove(frontier, best)
+
+
+@part
+def _remove(frontier: Frontier, node: int) -> None:
+    tokens, parents, probs, states, size = frontier
+    size[0] -= 1
+    last = np.int64(size[0])
+    tokens[node] = tokens[last]
+    parents[node] = parents[last]
+    probs[node] = probs[last]
+    states[node] = states[last]

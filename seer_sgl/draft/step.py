@@ -1,0 +1,129 @@
+"""The two compiled calls: a text grows; and a decode step's whole batch grows and is drafted for.
+
+Both do as much as there is room for and say where they stopped: the caller makes room and calls
+again, so that no array is ever reallocated under a kernel.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .automaton import LENGTH, MAX_TOKEN, SOURCE, append, has_room, index_at
+from .compiled import kernel, part
+from .proposals import Drafted, context_of, new_frontier, propose
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+Float32 = NDArray[np.float32]
+
+# A sequence's row: the row of its group, its number, the state it ends in, its response tokens.
+GROUP, NUMBER, LAST, TOKENS = range(4)
+SEQUENCE_COLUMNS = 4
+
+# What a step returns that is not the group in need of room.
+DONE, BAD_TOKEN, BAD_COUNTS, BAD_SLOT = -1, -2, -3, -4
+
+
+@part
+def _extend(groups: Int64, sequence: Int64, tokens: Int32, first: int, end: int) -> int:
+    """Append tokens[first:end] to a sequence while there is room; where it stopped."""
+    index = index_at(groups[sequence[GROUP]])
+    last = sequence[LAST]
+    while first < end and has_room(index, last):
+        last = append(index, last, np.int64(tokens[first]), sequence[NUMBER])
+        sequence[TOKENS] += 1
+        first += 1
+    sequence[LAST] = last
+    return first
+
+
+@kernel("int64(int64[:,::1], int64[::1], int32[::1], int64)")
+def extend(groups: Int64, sequence: Int64, tokens: Int32, first: int) -> int:
+    """Append tokens[first:] to a sequence while its group has room; where it stopped."""
+    return _extend(groups, sequence, tokens, first, tokens.size)
+
+
+@part
+def _all_tokens(tokens: Int32) -> bool:
+    for token in tokens:  # noqa: SIM110 (numba knows no generators)
+        if token < 0 or token > MAX_TOKEN:
+            return False
+    return True
+
+
+@kernel("boolean(int32[::1])")
+def all_tokens(tokens: Int32) -> bool:
+    """Whether all of them can be token ids."""
+    return _all_tokens(tokens)
+
+
+@kernel(
+    "int64(int64[:,::1], int64[:,::1], int64[:,::1], int64[::1], int32[::1], int32[::1], int32[::1],"
+    " int64, float64, int64[::1], int32[:,::1], int32[:,::1], float32[:,::1], int32[:,::1],"
+    " int32[::1], int32[::1])"
+)
+def step(
+    groups: Int64,
+    sequences: Int64,
+    slots: Int64,
+    rows: Int64,
+    tokens: Int32,
+    counts: Int32,
+    budgets: Int32,
+    paths: int,
+    min_probability: float,
+    progress: Int64,
+    drafts: Int32,
+    parents: Int32,
+    probs: Float32,
+    sources: Int32,
+    drafted: Int32,
+    matches: Int32,
+) -> int:
+    """Append each row's tokens to its sequence, then draft for all rows.
+
+    `slots`: 1 + the sequence of each slot, or 0; `rows`: the slot of each row of the batch;
+    `progress`: the row and the token to go on with, (0, 0) at first. Returns DONE, or the group
+    that needs room, or what is wrong with the arguments; then nothing was appended.
+    """
+    if not _all_tokens(tokens):
+        return BAD_TOKEN
+    end = np.int64(0)
+    for row in range(rows.size):
+        if rows[row] < 0 or rows[row] >= len(slots):
+            return BAD_SLOT
+        if counts[row] < 0:
+            return BAD_COUNTS
+        end += counts[row]
+    if end != tokens.size:
+        return BAD_COUNTS
+    first = progress[1]
+    end = np.int64(0)
+    for row in range(rows.size):
+        end += counts[row]
+        if row < progress[0]:
+            continue
+        first = max(first, end - counts[row])
+        number = slots[rows[row], 0] - 1
+        if number >= 0:
+            first = _extend(groups, sequences[number], tokens, first, end)
+            if first < end:
+                progress[0], progress[1] = row, first
+                return sequences[number, GROUP]
+    frontier = new_frontier()
+    for row in range(rows.size):
+        drafted[row] = matches[row] = 0
+        number = slots[rows[row], 0] - 1
+        if number < 0 or budgets[row] <= 0:
+            continue
+        index = index_at(groups[sequences[number, GROUP]])
+        context = context_of(index, sequences[number, LAST])
+        if context == 0:
+            continue
+        target = Drafted(drafts[row], parents[row], probs[row], sources[row])
+        budget = np.int64(budgets[row])
+        count = propose(index, context, budget, paths, min_probability, frontier, target)
+        for node in range(count):  # `propose` has left the states there
+            sources[row, node] = index.states[sources[row, node], SOURCE]
+        drafted[row] = count
+        matches[row] = index.states[context, LENGTH]
+    return DONE
