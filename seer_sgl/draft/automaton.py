@@ -50,6 +50,9 @@ GROUP_COLUMNS = 10
 COUNTED_SUFFIXES = 32
 
 
+LISTED = 4  # edges of a state that are looked up by going through its list
+
+
 class Index(NamedTuple):
     """The arrays of one group."""
 
@@ -113,22 +116,27 @@ def append(index: Index, last: int, token: int, source: int) -> int:
             states[state, LINK] = same
         else:
             states[state, LINK] = _clone(index, suffix, token, same)
-    _count(index, last, token, source)
+    _count(index, last, state, token, source)
     group[TOKENS] += 1
     return state
 
 
 @part
-def _count(index: Index, last: int, token: int, source: int) -> None:
-    """The token has come up after the suffixes of `last`: longest first."""
+def _count(index: Index, last: int, state: int, token: int, source: int) -> None:
+    """The token has come up after the suffixes of `last`, longest first, and led to `state`.
+
+    Where it leads from a shorter suffix needs no look-up: to the suffix of `state` of that length.
+    """
     states = index.states
-    suffix, before = np.int64(last), np.int64(-1)
+    suffix = np.int64(last)
+    states[state, COUNT] += 1
+    states[state, SOURCE] = source
     for _ in range(COUNTED_SUFFIXES):
-        state = _find(index, suffix, token)
-        if state != before:  # the contexts of one state are counted once
+        shorter = np.int64(states[state, LINK])
+        if states[shorter, LENGTH] > states[suffix, LENGTH]:
+            state = shorter
             states[state, COUNT] += 1
             states[state, SOURCE] = source
-            before = state
         likeliest = states[suffix, NEXT]
         if likeliest != state and states[state, COUNT] >= states[likeliest, COUNT]:
             states[suffix, TOKEN] = token
@@ -149,7 +157,9 @@ def _clone(index: Index, suffix: int, token: int, state: int) -> int:
     states[clone, EDGE] = 0
     edge = states[state, EDGE]
     while edge != 0:
-        _insert(index, clone, edges[edge, LABEL], edges[edge, TO])
+        _list(index, clone, edges[edge, LABEL], edges[edge, TO])
+        if states[clone, CHILDREN] > LISTED:
+            _enter(index, np.int64(states[clone, EDGE]))
         edge = edges[edge, SIBLING]
     states[state, LINK] = clone
     shorter = np.int64(suffix)
@@ -182,6 +192,11 @@ def _find(index: Index, state: int, token: int) -> int:
 def _edge(index: Index, state: int, token: int) -> int:
     """The edge in the state's list, or 0."""
     edges = index.edges
+    if index.states[state, CHILDREN] <= LISTED:
+        edge = np.int64(index.states[state, EDGE])
+        while edge != 0 and edges[edge, LABEL] != token:
+            edge = np.int64(edges[edge, SIBLING])
+        return edge
     edge = np.int64(index.buckets[_bucket(index.group, _hash(state, token))])
     while edge != 0 and (edges[edge, LABEL] != token or edges[edge, FROM] != state):
         edge = np.int64(edges[edge, CHAIN])
@@ -191,43 +206,58 @@ def _edge(index: Index, state: int, token: int) -> int:
 @part
 def _add(index: Index, state: int, token: int, to: int) -> None:
     """Give the state an edge for a token that has none."""
-    states = index.states
-    states[state, CHILDREN] += 1
-    if states[state, NEXT] == 0:
+    states, edges = index.states, index.edges
+    children = states[state, CHILDREN] + 1
+    states[state, CHILDREN] = children
+    if children == 1:
         states[state, TOKEN] = token
         states[state, NEXT] = to
         return
-    if states[state, EDGE] == 0:
-        _insert(index, state, states[state, TOKEN], states[state, NEXT])
-    _insert(index, state, token, to)
+    if children == 2:
+        _list(index, state, states[state, TOKEN], states[state, NEXT])
+    _list(index, state, token, to)
+    if children > LISTED:
+        edge = np.int64(states[state, EDGE])
+        _enter(index, edge)
+        if children == LISTED + 1:  # those before it were found without the table
+            edge = np.int64(edges[edge, SIBLING])
+            while edge != 0:
+                _enter(index, edge)
+                edge = np.int64(edges[edge, SIBLING])
 
 
 @part
-def _insert(index: Index, state: int, token: int, to: int) -> None:
-    """Put an edge into the state's list and into the hash table; split one bucket."""
-    states, edges, buckets, group = index
+def _list(index: Index, state: int, token: int, to: int) -> None:
+    """Put an edge into the state's list."""
+    states, edges, group = index.states, index.edges, index.group
     edge = group[EDGES]
     group[EDGES] = edge + 1
-    bucket = _bucket(group, _hash(state, token))
     edges[edge, FROM] = state
     edges[edge, LABEL] = token
     edges[edge, TO] = to
     edges[edge, SIBLING] = states[state, EDGE]
-    edges[edge, CHAIN] = buckets[bucket]
     states[state, EDGE] = edge
+
+
+@part
+def _enter(index: Index, edge: int) -> None:
+    """Put an edge into the hash table, and split one bucket."""
+    edges, buckets, group = index.edges, index.buckets, index.group
+    bucket = _bucket(group, _hash(edges[edge, FROM], edges[edge, LABEL]))
+    edges[edge, CHAIN] = buckets[bucket]
     buckets[bucket] = edge
     low, new = group[LOW_BUCKETS], group[BUCKETS]
-    edge = np.int64(buckets[new - low])
-    buckets[new - low] = 0
     group[BUCKETS] = new + 1
     if new + 1 == 2 * low:
         group[LOW_BUCKETS] = new + 1
-    while edge != 0:
-        following = np.int64(edges[edge, CHAIN])
-        bucket = _hash(edges[edge, FROM], edges[edge, LABEL]) & (2 * low - 1)
-        edges[edge, CHAIN] = buckets[bucket]
-        buckets[bucket] = edge
-        edge = following
+    moved = np.int64(buckets[new - low])
+    buckets[new - low] = 0
+    while moved != 0:
+        following = np.int64(edges[moved, CHAIN])
+        bucket = _hash(edges[moved, FROM], edges[moved, LABEL]) & (2 * low - 1)
+        edges[moved, CHAIN] = buckets[bucket]
+        buckets[bucket] = moved
+        moved = following
 
 
 @part

@@ -42,7 +42,7 @@ def kernel(signature: str) -> Callable[[F], F]:
 
 def part(function: F) -> F:
     """A piece of kernels: compiled into each that calls it."""
-    return cast(F, numba.njit(nogil=True)(function))
+    return cast(F, numba.njit(nogil=True, forceinline=True)(function))
 
 
 def _as_pointer(_: Any, address: Any) -> Any:

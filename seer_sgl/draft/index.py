@@ -43,6 +43,12 @@ class GroupIndex:
             self._buckets.reserve(self._edges.room)
         self._describe(row)
 
+    def view(self, row: Int64) -> automaton.Index:
+        """The arrays; while they live the index can neither grow nor be freed."""
+        return automaton.Index(
+            self._states.view(), self._edges.view(), self._buckets.view()[:, 0], row
+        )
+
     def free(self) -> None:
         """Give the memory back."""
         for rows in (self._states, self._edges, self._buckets):

@@ -97,8 +97,7 @@ def propose(
         # At the end of a text: what has followed its suffix elsewhere.
         state = context_of(index, drafted.states[count])
         if state > 0:
-            prob = np.float64(drafted.probs[count])
-            share = prob / (index.states[state, COUNT] + _escape(index, state))
+            share = drafted.probs[count] / (_seen(index, state, 0) + _escape(index, state))
             first = np.int64(frontier.size[0])
             _fork(index, state, share, count, first, SCANNED, min_probability, frontier)
             _keep(frontier, first, paths, min_probability)
@@ -117,7 +116,7 @@ def _follow(index: Index, budget: int, min_probability: float, drafted: Drafted)
         if state <= 0:
             break
         following = np.int64(states[state, NEXT])
-        prob *= states[following, COUNT] / (states[state, COUNT] + _escape(index, state))
+        prob *= states[following, COUNT] / (_seen(index, state, 0) + _escape(index, state))
         if prob < min_probability:
             break
         drafted.tokens[count] = states[state, TOKEN]
@@ -139,15 +138,24 @@ def _vote(
     state, left = np.int64(context), np.float64(1.0)
     for _ in range(VOTERS):
         # The text's own end is an occurrence of the context that nothing has followed yet.
-        seen = max(1, np.int64(states[state, COUNT]) - 1)
         escape = _escape(index, state)
-        share = left / (seen + escape)
+        share = left / (_seen(index, state, 1) + escape)
         _fork(index, state, share, -1, 0, scanned, min_probability / VOTERS, frontier)
         left = share * escape
         state = np.int64(states[state, LINK])
         if state <= 0 or left < min_probability:
             break
     _keep(frontier, 0, paths, min_probability)
+
+
+@part
+def _seen(index: Index, state: int, unfinished: int) -> int:
+    """Occurrences of a context that were followed by something.
+
+    The end of the prompt is one occurrence that many responses follow.
+    """
+    states = index.states
+    return max(states[state, COUNT] - unfinished, states[states[state, NEXT], COUNT])
 
 
 @part
@@ -197,7 +205,7 @@ def _push(
     tokens, parents, probs, states, size = frontier
     for node in range(first, size[0]):
         if tokens[node] == token:
-            probs[node] += prob
+            probs[node] = min(np.float64(1.0), probs[node] + prob)
             return
     if prob >= min_probability and size[0] < FRONTIER:
         node = np.int64(size[0])
