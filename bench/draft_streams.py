@@ -1,4 +1,4 @@
-"""Groups of sibling responses to draft from: synthetic ones, and recorded ones of the tiny reasoner.
+"""Groups of sibling responses to draft from: synthetic, or recorded from the tiny reasoner.
 
 `python -m bench.draft_streams` records `bench/reasoner/siblings.npz` anew: the first 20 held-out
 prompts, 16 responses each, sampled from the reasoner at temperature 1 (two minutes on one core).

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .compiled import int32_at, part
+from .compiled import int32_at, int64, part
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -81,10 +81,8 @@ def has_room(index: Index, last: int) -> bool:
     copy of the edges of one state, of which the empty context has the most.
     """
     states, group = index.states, index.group
-    edges = 2 * (np.int64(states[last, LENGTH]) + 1) + np.int64(states[0, CHILDREN])
-    return bool(
-        group[STATES] + 2 <= group[STATE_ROOM] and group[EDGES] + edges <= group[EDGE_ROOM]
-    )
+    edges = 2 * (int64(states[last, LENGTH]) + 1) + int64(states[0, CHILDREN])
+    return bool(group[STATES] + 2 <= group[STATE_ROOM] and group[EDGES] + edges <= group[EDGE_ROOM])
 
 
 @part
@@ -99,17 +97,17 @@ def append(index: Index, last: int, token: int, source: int) -> int:
         if states[state, LENGTH] != states[last, LENGTH] + 1:
             state = _clone(index, last, token, state)
     else:
-        state = group[STATES]
+        state = int64(group[STATES])
         group[STATES] = state + 1
         states[state, LENGTH] = states[last, LENGTH] + 1
         states[state, TOKEN] = -1
-        suffix, same = np.int64(last), np.int64(0)
+        suffix, same = int64(last), int64(0)
         while suffix >= 0:
             same = _find(index, suffix, token)
             if same != 0:
                 break
             _add(index, suffix, token, state)
-            suffix = np.int64(states[suffix, LINK])
+            suffix = int64(states[suffix, LINK])
         if suffix < 0:
             states[state, LINK] = 0
         elif states[suffix, LENGTH] + 1 == states[same, LENGTH]:
@@ -128,11 +126,11 @@ def _count(index: Index, last: int, state: int, token: int, source: int) -> None
     Where it leads from a shorter suffix needs no look-up: to the suffix of `state` of that length.
     """
     states = index.states
-    suffix = np.int64(last)
+    suffix = int64(last)
     states[state, COUNT] += 1
     states[state, SOURCE] = source
     for _ in range(COUNTED_SUFFIXES):
-        shorter = np.int64(states[state, LINK])
+        shorter = int64(states[state, LINK])
         if states[shorter, LENGTH] > states[suffix, LENGTH]:
             state = shorter
             states[state, COUNT] += 1
@@ -141,7 +139,7 @@ def _count(index: Index, last: int, state: int, token: int, source: int) -> None
         if likeliest != state and states[state, COUNT] >= states[likeliest, COUNT]:
             states[suffix, TOKEN] = token
             states[suffix, NEXT] = state
-        suffix = np.int64(states[suffix, LINK])
+        suffix = int64(states[suffix, LINK])
         if suffix < 0:
             break
 
@@ -150,7 +148,7 @@ def _count(index: Index, last: int, state: int, token: int, source: int) -> None
 def _clone(index: Index, suffix: int, token: int, state: int) -> int:
     """Split off the contexts of `state` that are no longer than `suffix` and the token."""
     states, edges, group = index.states, index.edges, index.group
-    clone = group[STATES]
+    clone = int64(group[STATES])
     group[STATES] = clone + 1
     states[clone, :] = states[state, :]
     states[clone, LENGTH] = states[suffix, LENGTH] + 1
@@ -159,10 +157,10 @@ def _clone(index: Index, suffix: int, token: int, state: int) -> int:
     while edge != 0:
         _list(index, clone, edges[edge, LABEL], edges[edge, TO])
         if states[clone, CHILDREN] > LISTED:
-            _enter(index, np.int64(states[clone, EDGE]))
+            _enter(index, int64(states[clone, EDGE]))
         edge = edges[edge, SIBLING]
     states[state, LINK] = clone
-    shorter = np.int64(suffix)
+    shorter = int64(suffix)
     while shorter >= 0:
         if states[shorter, EDGE] != 0:
             edge = _edge(index, shorter, token)
@@ -173,7 +171,7 @@ def _clone(index: Index, suffix: int, token: int, state: int) -> int:
             break
         if states[shorter, TOKEN] == token:
             states[shorter, NEXT] = clone
-        shorter = np.int64(states[shorter, LINK])
+        shorter = int64(states[shorter, LINK])
     return clone
 
 
@@ -182,10 +180,10 @@ def _find(index: Index, state: int, token: int) -> int:
     """Where the token leads from the state; 0: nowhere."""
     states = index.states
     if states[state, TOKEN] == token:
-        return np.int64(states[state, NEXT])
+        return int64(states[state, NEXT])
     if states[state, EDGE] == 0:
-        return np.int64(0)
-    return np.int64(index.edges[_edge(index, state, token), TO])
+        return int64(0)
+    return int64(index.edges[_edge(index, state, token), TO])
 
 
 @part
@@ -193,13 +191,13 @@ def _edge(index: Index, state: int, token: int) -> int:
     """The edge in the state's list, or 0."""
     edges = index.edges
     if index.states[state, CHILDREN] <= LISTED:
-        edge = np.int64(index.states[state, EDGE])
+        edge = int64(index.states[state, EDGE])
         while edge != 0 and edges[edge, LABEL] != token:
-            edge = np.int64(edges[edge, SIBLING])
+            edge = int64(edges[edge, SIBLING])
         return edge
-    edge = np.int64(index.buckets[_bucket(index.group, _hash(state, token))])
+    edge = int64(index.buckets[_bucket(index.group, _hash(state, token))])
     while edge != 0 and (edges[edge, LABEL] != token or edges[edge, FROM] != state):
-        edge = np.int64(edges[edge, CHAIN])
+        edge = int64(edges[edge, CHAIN])
     return edge
 
 
@@ -217,13 +215,13 @@ def _add(index: Index, state: int, token: int, to: int) -> None:
         _list(index, state, states[state, TOKEN], states[state, NEXT])
     _list(index, state, token, to)
     if children > LISTED:
-        edge = np.int64(states[state, EDGE])
+        edge = int64(states[state, EDGE])
         _enter(index, edge)
         if children == LISTED + 1:  # those before it were found without the table
-            edge = np.int64(edges[edge, SIBLING])
+            edge = int64(edges[edge, SIBLING])
             while edge != 0:
                 _enter(index, edge)
-                edge = np.int64(edges[edge, SIBLING])
+                edge = int64(edges[edge, SIBLING])
 
 
 @part
@@ -250,10 +248,10 @@ def _enter(index: Index, edge: int) -> None:
     group[BUCKETS] = new + 1
     if new + 1 == 2 * low:
         group[LOW_BUCKETS] = new + 1
-    moved = np.int64(buckets[new - low])
+    moved = int64(buckets[new - low])
     buckets[new - low] = 0
     while moved != 0:
-        following = np.int64(edges[moved, CHAIN])
+        following = int64(edges[moved, CHAIN])
         bucket = _hash(edges[moved, FROM], edges[moved, LABEL]) & (2 * low - 1)
         edges[moved, CHAIN] = buckets[bucket]
         buckets[bucket] = moved
@@ -264,10 +262,10 @@ def _enter(index: Index, edge: int) -> None:
 def _hash(state: int, token: int) -> int:
     # Multiplicative hashing; numba makes a float of int64 and uint64 mixed, so both are cast.
     key = (np.uint64(state) << np.uint64(18)) | np.uint64(token)
-    return np.int64((key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33))
+    return int64((key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33))
 
 
 @part
 def _bucket(group: Int64, number: int) -> int:
     bucket = number & (2 * group[LOW_BUCKETS] - 1)
-    return bucket if bucket < group[BUCKETS] else bucket & (group[LOW_BUCKETS] - 1)
+    return int64(bucket if bucket < group[BUCKETS] else bucket & (group[LOW_BUCKETS] - 1))

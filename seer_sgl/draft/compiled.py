@@ -19,6 +19,11 @@ _SOURCES = hashlib.sha256(
     b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
 ).hexdigest()[:12]
 
+# numba keeps an int32 times an int32, and what is read from an array, as narrow as it was. To mypy
+# these are numbers like any other.
+int64 = cast(Callable[[Any], int], np.int64)
+float64 = cast(Callable[[Any], float], np.float64)
+
 
 def kernel(signature: str) -> Callable[[F], F]:
     """Compile a function for numba types (`int64(int64[::1])`), or load it, when it is defined.

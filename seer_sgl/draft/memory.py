@@ -1,4 +1,4 @@
-"""Tables that grow: of int32 in place, for the kernels; of int64 with rows to take and give back."""
+"""Tables that grow: of int32, in place; of int64, with rows to take and give back."""
 
 import contextlib
 import mmap

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .automaton import COUNT, EDGE, LABEL, LENGTH, LINK, NEXT, SIBLING, TO, TOKEN, Index
-from .compiled import part
+from .compiled import float64, int64, part
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
@@ -65,9 +65,9 @@ def new_frontier() -> Frontier:
 def context_of(index: Index, last: int) -> int:
     """The longest suffix of the text ending in `last` that has been continued; 0: none."""
     states = index.states
-    state = np.int64(last)
+    state = int64(last)
     while state > 0 and states[state, NEXT] == 0:
-        state = np.int64(states[state, LINK])
+        state = int64(states[state, LINK])
     return state
 
 
@@ -85,8 +85,8 @@ def propose(
 
     A node has at most `paths` continuations, likeliest first, and a parent comes before them.
     """
-    length = np.float64(index.states[context, LENGTH])
-    budget = min(budget, np.int64(length * DRAFT_PER_CONTEXT + DRAFT_ANYWAY))
+    length = float64(index.states[context, LENGTH])
+    budget = min(budget, int64(length * DRAFT_PER_CONTEXT + DRAFT_ANYWAY))
     frontier.size[0] = 0
     _vote(index, context, paths, min_probability, frontier)
     count = 0
@@ -98,7 +98,7 @@ def propose(
         state = context_of(index, drafted.states[count])
         if state > 0:
             share = drafted.probs[count] / (_seen(index, state, 0) + _escape(index, state))
-            first = np.int64(frontier.size[0])
+            first = int64(frontier.size[0])
             _fork(index, state, share, count, first, SCANNED, min_probability, frontier)
             _keep(frontier, first, paths, min_probability)
         count += 1
@@ -109,13 +109,13 @@ def propose(
 def _follow(index: Index, budget: int, min_probability: float, drafted: Drafted) -> int:
     """The rest of a chain whose first token is drafted: the likeliest token each time."""
     states = index.states
-    state, prob = np.int64(drafted.states[0]), np.float64(drafted.probs[0])
+    state, prob = int64(drafted.states[0]), float64(drafted.probs[0])
     count = 1
     while count < budget:
         state = context_of(index, state)
         if state <= 0:
             break
-        following = np.int64(states[state, NEXT])
+        following = int64(states[state, NEXT])
         prob *= states[following, COUNT] / (_seen(index, state, 0) + _escape(index, state))
         if prob < min_probability:
             break
@@ -135,14 +135,14 @@ def _vote(
     """Put the first tokens on the frontier: by the context, then by shorter ones."""
     states = index.states
     scanned = 0 if paths == 1 else SCANNED
-    state, left = np.int64(context), np.float64(1.0)
+    state, left = int64(context), float64(1.0)
     for _ in range(VOTERS):
         # The text's own end is an occurrence of the context that nothing has followed yet.
         escape = _escape(index, state)
         share = left / (_seen(index, state, 1) + escape)
         _fork(index, state, share, -1, 0, scanned, min_probability / VOTERS, frontier)
         left = share * escape
-        state = np.int64(states[state, LINK])
+        state = int64(states[state, LINK])
         if state <= 0 or left < min_probability:
             break
     _keep(frontier, 0, paths, min_probability)
@@ -155,13 +155,13 @@ def _seen(index: Index, state: int, unfinished: int) -> int:
     The end of the prompt is one occurrence that many responses follow.
     """
     states = index.states
-    return max(states[state, COUNT] - unfinished, states[states[state, NEXT], COUNT])
+    return int64(max(states[state, COUNT] - unfinished, states[states[state, NEXT], COUNT]))
 
 
 @part
 def _escape(index: Index, state: int) -> float:
     """How many occurrences the unknown counts for after a context."""
-    return ESCAPE * (1.0 + SHORT / np.float64(index.states[state, LENGTH]))
+    return ESCAPE * (1.0 + SHORT / float64(index.states[state, LENGTH]))
 
 
 @part
@@ -177,18 +177,18 @@ def _fork(
 ) -> None:
     """Put what has followed a context on the frontier: `share` for each occurrence."""
     states, edges = index.states, index.edges
-    likeliest = np.int64(states[state, NEXT])
+    likeliest = int64(states[state, NEXT])
     prob = share * states[likeliest, COUNT]
     _push(frontier, first, states[state, TOKEN], parent, prob, likeliest, min_probability)
-    edge = np.int64(states[state, EDGE])
+    edge = int64(states[state, EDGE])
     for _ in range(scanned):
         if edge == 0:
             break
-        to = np.int64(edges[edge, TO])
+        to = int64(edges[edge, TO])
         if to != likeliest:
             prob = share * states[to, COUNT]
             _push(frontier, first, edges[edge, LABEL], parent, prob, to, min_probability)
-        edge = np.int64(edges[edge, SIBLING])
+        edge = int64(edges[edge, SIBLING])
 
 
 @part
@@ -205,10 +205,10 @@ def _push(
     tokens, parents, probs, states, size = frontier
     for node in range(first, size[0]):
         if tokens[node] == token:
-            probs[node] = min(np.float64(1.0), probs[node] + prob)
+            probs[node] = min(float64(1.0), probs[node] + prob)
             return
     if prob >= min_probability and size[0] < FRONTIER:
-        node = np.int64(size[0])
+        node = int64(size[0])
         tokens[node] = token
         parents[node] = parent
         probs[node] = prob
@@ -221,10 +221,10 @@ def _keep(frontier: Frontier, first: int, paths: int, min_probability: float) ->
     """Of the nodes from `first` on keep the `paths` likeliest above the minimum."""
     probs, size = frontier.probs, frontier.size
     while size[0] > first:
-        least = np.int64(first)
+        least = int64(first)
         for node in range(first + 1, size[0]):
             if probs[node] <= probs[least]:
-                least = np.int64(node)
+                least = int64(node)
         if size[0] - first <= paths and probs[least] >= min_probability:
             return
         _remove(frontier, least)
@@ -233,10 +233,10 @@ def _keep(frontier: Frontier, first: int, paths: int, min_probability: float) ->
 @part
 def _take(frontier: Frontier, drafted: Drafted, count: int) -> None:
     """Move the likeliest node into the draft."""
-    best = np.int64(0)
+    best = int64(0)
     for node in range(1, frontier.size[0]):
         if frontier.probs[node] > frontier.probs[best]:
-            best = np.int64(node)
+            best = int64(node)
     drafted.tokens[count] = frontier.tokens[best]
     drafted.parents[count] = frontier.parents[best]
     drafted.probs[count] = frontier.probs[best]
@@ -248,7 +248,7 @@ def _take(frontier: Frontier, drafted: Drafted, count: int) -> None:
 def _remove(frontier: Frontier, node: int) -> None:
     tokens, parents, probs, states, size = frontier
     size[0] -= 1
-    last = np.int64(size[0])
+    last = int64(size[0])
     tokens[node] = tokens[last]
     parents[node] = parents[last]
     probs[node] = probs[last]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .automaton import LENGTH, MAX_TOKEN, SOURCE, append, has_room, index_at
-from .compiled import kernel, part
+from .compiled import int64, kernel, part
 from .proposals import Drafted, context_of, new_frontier, propose
 
 Int32 = NDArray[np.int32]
@@ -29,7 +29,7 @@ def _extend(groups: Int64, sequence: Int64, tokens: Int32, first: int, end: int)
     index = index_at(groups[sequence[GROUP]])
     last = sequence[LAST]
     while first < end and has_room(index, last):
-        last = append(index, last, np.int64(tokens[first]), sequence[NUMBER])
+        last = append(index, last, int64(tokens[first]), sequence[NUMBER])
         sequence[TOKENS] += 1
         first += 1
     sequence[LAST] = last
@@ -56,10 +56,25 @@ def all_tokens(tokens: Int32) -> bool:
     return _all_tokens(tokens)
 
 
+@part
+def _complaint(slots: Int64, rows: Int64, tokens: Int32, counts: Int32) -> int:
+    """What is wrong with the arguments of a step, or DONE."""
+    if not _all_tokens(tokens):
+        return BAD_TOKEN
+    end = int64(0)
+    for row in range(rows.size):
+        if rows[row] < 0 or rows[row] >= len(slots):
+            return BAD_SLOT
+        if counts[row] < 0:
+            return BAD_COUNTS
+        end += counts[row]
+    return DONE if end == tokens.size else BAD_COUNTS
+
+
 @kernel(
-    "int64(int64[:,::1], int64[:,::1], int64[:,::1], int64[::1], int32[::1], int32[::1], int32[::1],"
-    " int64, float64, int64[::1], int32[:,::1], int32[:,::1], float32[:,::1], int32[:,::1],"
-    " int32[::1], int32[::1])"
+    "int64(int64[:,::1], int64[:,::1], int64[:,::1],"
+    " int64[::1], int32[::1], int32[::1], int32[::1], int64, float64, int64[::1],"
+    " int32[:,::1], int32[:,::1], float32[:,::1], int32[:,::1], int32[::1], int32[::1])"
 )
 def step(
     groups: Int64,
@@ -85,19 +100,11 @@ def step(
     `progress`: the row and the token to go on with, (0, 0) at first. Returns DONE, or the group
     that needs room, or what is wrong with the arguments; then nothing was appended.
     """
-    if not _all_tokens(tokens):
-        return BAD_TOKEN
-    end = np.int64(0)
-    for row in range(rows.size):
-        if rows[row] < 0 or rows[row] >= len(slots):
-            return BAD_SLOT
-        if counts[row] < 0:
-            return BAD_COUNTS
-        end += counts[row]
-    if end != tokens.size:
-        return BAD_COUNTS
-    first = progress[1]
-    end = np.int64(0)
+    complaint = _complaint(slots, rows, tokens, counts)
+    if complaint != DONE:
+        return complaint
+    end = int64(0)
+    first = int64(progress[1])
     for row in range(rows.size):
         end += counts[row]
         if row < progress[0]:
@@ -108,7 +115,7 @@ def step(
             first = _extend(groups, sequences[number], tokens, first, end)
             if first < end:
                 progress[0], progress[1] = row, first
-                return sequences[number, GROUP]
+                return int64(sequences[number, GROUP])
     frontier = new_frontier()
     for row in range(rows.size):
         drafted[row] = matches[row] = 0
@@ -120,7 +127,7 @@ def step(
         if context == 0:
             continue
         target = Drafted(drafts[row], parents[row], probs[row], sources[row])
-        budget = np.int64(budgets[row])
+        budget = int64(budgets[row])
         count = propose(index, context, budget, paths, min_probability, frontier, target)
         for node in range(count):  # `propose` has left the states there
             sources[row, node] = index.states[sources[row, node], SOURCE]

@@ -123,9 +123,9 @@ def test_a_draft_is_a_tree_of_continuations_that_have_come_up(
     drafter.open("g", prompt)
     texts: Texts = {number: [] for number in range(4)}
     slots = [drafter.attach("g", number) for number in range(4)]
-    for number, tokens in appends:
-        texts[number] += tokens
-        draft(drafter, [slots[number]], [tokens], budget=0)
+    for number, new in appends:
+        texts[number] += new
+        draft(drafter, [slots[number]], [new], budget=0)
     tokens, parents, probs, sources, counts, _ = draft(drafter, slots, [[]] * 4, budget, paths)
     for row, count in enumerate(counts):
         assert count <= budget
@@ -305,7 +305,7 @@ def test_arguments_that_contradict_each_other_are_refused() -> None:
         (np.array([-1]), one, one),
         (np.array([slot]), one, np.ones(2, np.int32)),
     ):
-        with pytest.raises(ValueError):  # noqa: PT011
+        with pytest.raises(ValueError):
             drafter.step(slots, one, counts, budgets, 1)
     with pytest.raises(ValueError, match="not in"):
         drafter.attach("g", -1)

@@ -1,0 +1,140 @@
+"""Draft trees as SGLang verifies them, and what of them the target model accepts.
+
+The layout is that of SGLang's `NgramVerifyInput`: a row of nodes, node 0 the last token that is
+verified, links to first children and next siblings, and which nodes each attends to.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .compiled import int64, kernel
+from .drafter import Drafts
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+
+class Layout(NamedTuple):
+    """n trees of `width` nodes; -1: no such node.
+
+    A node that no draft fills is reached by no link. It holds the root's token at depth 1 and
+    attends to the root and itself, so that verifying it does no harm.
+    """
+
+    tokens: Int64  # [n, width]
+    depths: Int64  # [n, width], the root has 0
+    mask: NDArray[np.bool_]  # [n, width, width], row attends to column: its ancestors and itself
+    first_child: Int64  # [n, width]
+    next_sibling: Int64  # [n, width]
+
+
+class Accepted(NamedTuple):
+    """The path through each tree that the target model took.
+
+    The tokens it emitted are `targets[i, nodes[i, :counts[i]]]`.
+    """
+
+    nodes: Int32  # [n, width], the root first, -1 after the last
+    counts: Int32  # [n], at least 1
+
+
+def lay_out(roots: ArrayLike, drafts: Drafts, width: int) -> Layout:
+    """Trees of `width` nodes: the root token [n] of each and its drafts, cut to width - 1.
+
+    A parent comes before its children, so what is left after a cut is a tree. Raises ValueError
+    for a width below 1 or another number of roots than of drafts.
+    """
+    tokens = np.ascontiguousarray(roots, np.int64)
+    if width < 1 or tokens.shape != drafts.counts.shape:
+        raise ValueError(f"{tokens.shape} roots, {drafts.counts.shape} drafts, width {width}")
+    shape = (len(tokens), width)
+    layout = Layout(
+        np.empty(shape, np.int64),
+        np.empty(shape, np.int64),
+        np.empty((*shape, width), np.bool_),
+        np.empty(shape, np.int64),
+        np.empty(shape, np.int64),
+    )
+    _lay_out(tokens, drafts.tokens, drafts.parents, drafts.counts, *layout)
+    return layout
+
+
+def accept(layout: Layout, targets: ArrayLike) -> Accepted:
+    """Sample and match: `targets` [n, width] is the token that the target drew after each node.
+
+    From the root on, while a child of the node has the token drawn there, that child is next. So
+    what is emitted was drawn from the target model, whatever was drafted. Raises ValueError for
+    targets of another shape.
+    """
+    drawn = np.ascontiguousarray(targets, np.int64)
+    if drawn.shape != layout.tokens.shape:
+        raise ValueError(f"targets of {drawn.shape} for trees of {layout.tokens.shape}")
+    accepted = Accepted(np.empty(drawn.shape, np.int32), np.empty(len(drawn), np.int32))
+    _accept(layout.tokens, layout.first_child, layout.next_sibling, drawn, *accepted)
+    return accepted
+
+
+@kernel(
+    "void(int64[::1], int32[:,::1], int32[:,::1], int32[::1], int64[:,::1], int64[:,::1],"
+    " boolean[:,:,::1], int64[:,::1], int64[:,::1])"
+)
+def _lay_out(
+    roots: Int64,
+    drafts: Int32,
+    parents: Int32,
+    counts: Int32,
+    tokens: Int64,
+    depths: Int64,
+    mask: NDArray[np.bool_],
+    first_child: Int64,
+    next_sibling: Int64,
+) -> None:
+    width = tokens.shape[1]
+    mask[:] = False
+    first_child[:] = -1
+    next_sibling[:] = -1
+    last_child = np.empty(width, np.int64)
+    for row in range(len(roots)):
+        tokens[row] = roots[row]
+        depths[row] = 1
+        depths[row, 0] = 0
+        mask[row, :, 0] = True
+        last_child[:] = -1
+        for node in range(1, width):
+            mask[row, node, node] = True
+            if node > counts[row]:
+                continue
+            parent = int64(parents[row, node - 1]) + 1
+            tokens[row, node] = drafts[row, node - 1]
+            depths[row, node] = depths[row, parent] + 1
+            for ancestor in range(1, parent + 1):
+                mask[row, node, ancestor] = mask[row, parent, ancestor]
+            if last_child[parent] < 0:
+                first_child[row, parent] = node
+            else:
+                next_sibling[row, last_child[parent]] = node
+            last_child[parent] = node
+
+
+@kernel("void(int64[:,::1], int64[:,::1], int64[:,::1], int64[:,::1], int32[:,::1], int32[::1])")
+def _accept(
+    tokens: Int64,
+    first_child: Int64,
+    next_sibling: Int64,
+    targets: Int64,
+    nodes: Int32,
+    counts: Int32,
+) -> None:
+    nodes[:] = -1
+    for row in range(len(tokens)):
+        node, count = int64(0), 0
+        while node >= 0:
+            nodes[row, count] = node
+            count += 1
+            drawn = targets[row, node]
+            node = first_child[row, node]
+            while node >= 0 and tokens[row, node] != drawn:
+                node = next_sibling[row, node]
+        counts[row] = count
