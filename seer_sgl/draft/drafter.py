@@ -87,7 +87,8 @@ class Drafter:
         """Response tokens that follow those the sequence has; a new number follows the prompt."""
         index = self._indexes[group]
         ids = _tokens(tokens)
-        self._extend(index, self._sequences.rows[self._sequence(index, sequence)], ids)
+        row = self._sequence(index, sequence)  # may grow the table
+        self._extend(index, self._sequences.rows[row], ids)
 
     def length(self, group: str, sequence: int) -> int:
         """Response tokens of the sequence in the index."""

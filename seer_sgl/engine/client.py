@@ -115,7 +115,10 @@ class HttpEngine:
         Raises EngineUnavailable (connection, 5xx, a reply that is not SGLang's) or
         RequestRejected (4xx).
         """
-        body = _LateBody(lambda: wire.encode_generate(chunk, self._shared, self._min_new_tokens))
+        drafting = self._info.draft_tokens > 0
+        body = _LateBody(
+            lambda: wire.encode_generate(chunk, self._shared, self._min_new_tokens, drafting)
+        )
         try:
             reply = await self._call("POST", "/generate", body)
         except asyncio.CancelledError:

@@ -20,6 +20,7 @@ from seer_sgl.types import (
 
 # What SGLang reports as the matched stop when logits are NaN (Req._check_vocab_boundary_finish).
 NAN_MATCH = "NaN happened"
+ORIGIN = "seer_sgl"  # key of `custom_params`: whose response a call continues
 
 
 class _Finish(msgspec.Struct):
@@ -115,9 +116,20 @@ def constant_sampling_params(sampling: SamplingConfig) -> dict[str, Any]:
     return {name: value for name, value in shared.items() if value not in ([], {}, None)}
 
 
-def encode_generate(chunk: Chunk, shared: dict[str, Any], min_new_tokens: int) -> bytes:
-    """The body of `/generate` for a chunk: prompt and everything generated so far as input ids."""
+def encode_generate(
+    chunk: Chunk, shared: dict[str, Any], min_new_tokens: int, drafting: bool = False
+) -> bytes:
+    """The body of `/generate` for a chunk: prompt and everything generated so far as input ids.
+
+    drafting: the engine speculates; it has to know whose tokens these are (plugin/speculation).
+    """
     request = chunk.request
+    origin = {
+        "group": request.group.uid,
+        "sample": request.index,
+        "prompt_len": request.prompt_len,
+        "probe": request.index == 0,
+    }
     return _encoder.encode(
         {
             "rid": chunk.rid,
@@ -131,6 +143,7 @@ def encode_generate(chunk: Chunk, shared: dict[str, Any], min_new_tokens: int) -
                     max(0, min_new_tokens - request.generated), chunk.max_new_tokens
                 ),
                 "sampling_seed": request.seed,
+                **({"custom_params": {ORIGIN: origin}} if drafting else {}),
             },
             "return_logprob": True,
         }

@@ -6,6 +6,7 @@ through `/server_info` (see effect.py).
 """
 
 from . import cpu, effect, pool
+from .speculation import algorithm
 
 API_KEY = "SEER_SGL_API_KEY"  # environment variable: the bearer token a server of ours demands
 
@@ -21,3 +22,4 @@ def load() -> None:
     for target, hook, kind in wanted:
         HookRegistry.register(target, hook, HookType(kind))
         effect.expected.append(target)
+    algorithm.register()

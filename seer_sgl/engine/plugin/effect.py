@@ -6,6 +6,7 @@ its part of `/server_info`, which of our hooks really stand where they should.
 
 import os
 import pkgutil
+import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -42,6 +43,12 @@ def _is_hooked(target: str) -> bool:
         return False
 
 
+def drafting_facts() -> dict[str, Any] | None:
+    """What grouped speculation says of itself, in a server that runs it."""
+    start = sys.modules.get("seer_sgl.engine.plugin.speculation.start")
+    return None if start is None else start.facts()
+
+
 def hook() -> tuple[str, Callable[..., Any], str]:
     """After `Scheduler.get_internal_state`: add our report under `KEY`."""
 
@@ -52,6 +59,7 @@ def hook() -> tuple[str, Callable[..., Any], str]:
             "missing": missing(),
             "instance": os.environ.get(member.INSTANCE),
             "pool": pool.facts(),
+            "draft": drafting_facts(),
         }
         return result
 

@@ -32,32 +32,28 @@ def prepare() -> None:
 
     define_missing_schemas()
     if "sgl_kernel" not in sys.modules and importlib.util.find_spec("sgl_kernel") is None:
-        from . import kernels
+        from . import kernels, speculative_kernels
 
         sys.modules["sgl_kernel"] = kernels
+        sys.modules["sgl_kernel.speculative"] = speculative_kernels
 
 
 def hooks() -> list[tuple[str, Callable[..., Any], str]]:
     """The hooks of the CPU engine as (SGLang target, function, kind of hook)."""
     from . import hicache
     from .attention import decode_grouped, extend_new_rows_only
+    from .tree_attention import attend_to_trees, plan_trees
+
+    backend = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
 
     def no_batch_invariant_triton_kernels(self: Any) -> None:
         """Those kernels are Triton; on a CPU `torch_native` runs each request by itself."""
 
     return [
-        (
-            "sglang.srt.layers.attention.torch_native_backend."
-            "TorchNativeAttnBackend._run_sdpa_forward_extend",
-            extend_new_rows_only,
-            "around",
-        ),
-        (
-            "sglang.srt.layers.attention.torch_native_backend."
-            "TorchNativeAttnBackend._run_sdpa_forward_decode",
-            decode_grouped,
-            "around",
-        ),
+        (f"{backend}._run_sdpa_forward_extend", extend_new_rows_only, "around"),
+        (f"{backend}._run_sdpa_forward_decode", decode_grouped, "around"),
+        (f"{backend}.init_forward_metadata", plan_trees, "after"),
+        (f"{backend}.forward_extend", attend_to_trees, "around"),
         (
             "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode",
             no_batch_invariant_triton_kernels,

@@ -1,7 +1,7 @@
 """A stand-in for the compiled package `sgl_kernel`, put into `sys.modules` on CPU machines.
 
 It holds the names that SGLang 0.5.21 imports on its CPU path. Plain decoding calls only the
-seeded-sampling hash; the others serve speculative decoding and refuse to run.
+seeded-sampling hash; the others serve speculative decoding.
 """
 
 from collections.abc import Callable
@@ -11,31 +11,43 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .speculative_kernels import (
+    assign_extend_cache_locs_cpu,
+    assign_req_to_token_pool_cpu,
+    copy_all_layer_kv_cache_cpu,
+    fill_accept_out_cache_loc_cpu,
+    verify_tree_greedy_cpu,
+)
+
+__all__ = [
+    "assign_extend_cache_locs_cpu",
+    "assign_req_to_token_pool_cpu",
+    "copy_all_layer_kv_cache_cpu",
+    "fill_accept_out_cache_loc_cpu",
+    "murmur_hash32",
+    "verify_tree_greedy_cpu",
+]
+
 U64 = npt.NDArray[np.uint64]
 _LOW_32 = np.uint64(0xFFFFFFFF)
 
 
-# Imported by name on the way to plain decoding, called only by speculative decoding.
-_SPECULATIVE = frozenset(
+# Imported by name on the way to speculative decoding with a draft model, which does not run here.
+_DRAFT_MODEL = frozenset(
     {
         "assign_draft_cache_locs_contiguous_cpu",
-        "assign_extend_cache_locs_cpu",
-        "assign_req_to_token_pool_cpu",
         "build_tree_kernel_efficient_cpu",
-        "copy_all_layer_kv_cache_cpu",
-        "fill_accept_out_cache_loc_cpu",
         "fill_bonus_tokens_cpu",
-        "verify_tree_greedy_cpu",
     }
 )
 
 
 def __getattr__(name: str) -> Callable[..., NoReturn]:
-    if name not in _SPECULATIVE:
+    if name not in _DRAFT_MODEL:
         raise AttributeError(f"sgl_kernel has no {name!r} on a CPU")
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise RuntimeError(f"sgl_kernel.{name} has no CPU version here: speculative decoding only")
+        raise RuntimeError(f"sgl_kernel.{name} has no CPU version here: draft models only")
 
     return refuse
 

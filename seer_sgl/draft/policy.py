@@ -1,0 +1,79 @@
+"""How many tokens to draft: as many as pay (paper section 3, the marginal-benefit-aware policy).
+
+Every row of a verification is as wide as the widest, and costs as much, so the paper's hand-out of
+a budget, draft token by draft token, comes down to one number a step: the width. It is the one
+that brings the most expected tokens a second, a probe's counting double; 1 is plain decoding. Two
+things are learnt for it: the time of a step by batch and width (steps.py), and how often a draft
+token is accepted (acceptance.py).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .acceptance import Acceptance
+from .drafter import Drafts
+from .steps import StepTimes
+
+PROBE_WEIGHT = 2.0  # the paper's lambda
+# Times the rate of plain decoding: the best of several estimates is mostly a little too good.
+LEAST_GAIN = 1.05
+MAX_PAUSE = 32  # steps without a look at the drafts, while they do not pay
+EXPLORE_EVERY = 64  # steps; then a neighbouring width is tried, or its time would never be known
+
+
+class DraftPolicy:
+    """Chooses the width of each verification. `widths`: ascending, the first is 1."""
+
+    def __init__(self, widths: Sequence[int], times: StepTimes, acceptance: Acceptance) -> None:
+        self.widths = list(widths)
+        self.times = times
+        self.acceptance = acceptance
+        self._pause = 0  # steps left without drafting
+        self._patience = 1  # the next pause, steps
+        self._steps = 0
+
+    def resting(self) -> bool:
+        """Whether this step is plain whatever the indexes say. Counts as a step."""
+        if not self._pause:
+            return False
+        self._pause -= 1
+        return True
+
+    def width(self, drafts: Drafts, probes: NDArray[np.bool_]) -> int:
+        """The width of this step. drafts: what there is to verify; probes: bool [n]."""
+        batch = len(probes)
+        deepest = int(drafts.counts.max(initial=0)) + 1
+        weights = np.where(probes, PROBE_WEIGHT, 1.0)
+        total = float(weights.sum())
+        gained = np.cumsum(weights @ self.acceptance.expected(drafts))  # by the first k + 1 nodes
+        best, best_rate = 1, LEAST_GAIN * total / self.times.predict(batch, 1)
+        for width in self.widths[1:]:
+            if self._beyond(width, deepest):
+                break
+            gain = float(gained[min(width - 1, gained.size) - 1])
+            rate = (total + gain) / self.times.predict(batch, width)
+            if rate > best_rate:
+                best, best_rate = width, rate
+        self._rest_after(best)
+        return self._explored(best, deepest)
+
+    def _beyond(self, width: int, deepest: int) -> bool:
+        """Whether a narrower one holds every draft already."""
+        return self.widths[self.widths.index(width) - 1] >= deepest
+
+    def _rest_after(self, width: int) -> None:
+        if width > 1:
+            self._patience = 1
+            return
+        self._pause = self._patience
+        self._patience = min(2 * self._patience, MAX_PAUSE)
+
+    def _explored(self, width: int, deepest: int) -> int:
+        """Now and then the next width instead of the best."""
+        self._steps += 1
+        if self._steps % EXPLORE_EVERY or deepest == 1:
+            return width
+        at = self.widths.index(width)
+        return self.widths[at + 1] if at + 1 < len(self.widths) else self.widths[at - 1]

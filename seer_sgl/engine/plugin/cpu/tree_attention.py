@@ -1,0 +1,78 @@
+"""Verification of draft trees with `torch_native`, which stock SGLang cannot do.
+
+A draft token attends to everything before the draft and to its own ancestors. The mask arrives as
+`spec_info.custom_mask`, [requests, nodes, nodes] flattened (SGLang's QLEN_ONLY layout).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class _Tree(NamedTuple):
+    """One request's part of a verification."""
+
+    slots: torch.Tensor  # KV slots of its tokens and its draft nodes
+    mask: torch.Tensor  # [nodes, tokens + nodes]
+
+
+def plan_trees(result: Any, self: Any, forward_batch: Any) -> Any:
+    """After `TorchNativeAttnBackend.init_forward_metadata`: once a step, not once a layer."""
+    self.seer_trees = None
+    if not forward_batch.forward_mode.is_target_verify():
+        return result
+    nodes = forward_batch.spec_info.draft_token_num
+    trees = forward_batch.spec_info.custom_mask.view(-1, nodes, nodes)
+    req_to_token = self.req_to_token_pool.req_to_token
+    rows = zip(
+        forward_batch.seq_lens.tolist(), forward_batch.req_pool_indices.tolist(), trees, strict=True
+    )
+    self.seer_trees = [
+        _Tree(
+            req_to_token[row, : length + nodes].long(),
+            torch.cat((tree.new_ones((nodes, length)), tree), dim=1),
+        )
+        for length, row, tree in rows
+    ]
+    return result
+
+
+def attend_to_trees(  # noqa: PLR0917 (SGLang's signature)
+    stock: Callable[..., torch.Tensor],
+    self: Any,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layer: Any,
+    forward_batch: Any,
+    save_kv_cache: bool = True,
+    **options: Any,
+) -> torch.Tensor:
+    """Around `TorchNativeAttnBackend.forward_extend`, with its shapes: [nodes of all requests,
+    heads * size]."""
+    if not forward_batch.forward_mode.is_target_verify():
+        return stock(self, q, k, v, layer, forward_batch, save_kv_cache, **options)
+    from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+
+    pool = self.token_to_kv_pool
+    if save_kv_cache and k is not None:
+        where = KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc)
+        pool.set_kv_buffer(layer, where, k, v)
+    keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+    heads, kv_heads = layer.tp_q_head_num, layer.tp_k_head_num
+    nodes = forward_batch.spec_info.draft_token_num
+    shared = heads // kv_heads  # query heads that share a KV head become rows of one query
+    queries = q.view(-1, nodes, kv_heads, shared, layer.qk_head_dim)
+    output = q.new_empty((q.shape[0] // nodes, nodes, kv_heads, shared, layer.v_head_dim))
+    for i, (slots, mask) in enumerate(self.seer_trees):
+        attended = scaled_dot_product_attention(
+            queries[i].permute(1, 2, 0, 3).reshape(1, kv_heads, shared * nodes, -1),
+            keys.index_select(0, slots).transpose(0, 1).unsqueeze(0).to(q.dtype),
+            values.index_select(0, slots).transpose(0, 1).unsqueeze(0).to(q.dtype),
+            attn_mask=mask.repeat(shared, 1),
+            scale=layer.scaling,
+        )
+        output[i] = attended.view(kv_heads, shared, nodes, -1).permute(2, 0, 1, 3)
+    return output.view(q.shape[0], heads * layer.v_head_dim)

@@ -1,0 +1,57 @@
+"""`--speculative-algorithm SEER_GROUP`, registered with SGLang's `SpeculativeAlgorithm`.
+
+To SGLang it is a kind of n-gram drafting: trees that need no KV of their own, verified by the
+target (`is_ngram`); what differs is who drafts and how a draft is verified (worker.py).
+"""
+
+from typing import Any
+
+NAME = "SEER_GROUP"
+# Attention backends that verify a tree by its mask; the others take the nodes for a chain.
+TREE_BACKENDS = frozenset({"torch_native", "triton", "flashinfer"})
+
+
+def register() -> None:
+    """Make the algorithm known; once in every process of a server."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+    from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+    class GroupedSpeculation(CustomSpecAlgo):  # type: ignore[misc]
+        """SGLang's questions about the algorithm, and the answers."""
+
+        def is_ngram(self) -> bool:
+            """Its relay of accepted tokens between overlapped steps, its graph capture."""
+            return True
+
+        def has_draft_kv(self) -> bool:
+            """No draft model, no KV of one."""
+            return False
+
+        def need_topk(self) -> bool:
+            """Nothing of a draft model is carried from step to step."""
+            return False
+
+        def carries_draft_hidden_states(self) -> bool:
+            """Nor between prefill and decode servers."""
+            return False
+
+        def create_future_map(self, device: Any, pool: Any, *args: Any, **options: Any) -> Any:
+            """The enum's own; `CustomSpecAlgo` lacks it although the scheduler calls it."""
+            from sglang.srt.managers.overlap_utils import FutureMap
+
+            return FutureMap(device, self, pool, *args, **options)
+
+        def handle_server_args(self, server_args: Any) -> None:
+            """What SGLang settles for its own n-gram drafting, for ours."""
+            if server_args.device == "cpu":
+                server_args.disable_overlap_schedule = True
+            server_args.enable_mixed_chunk = False
+            # One path of KV a request, as wide as the widest draft.
+            server_args.speculative_eagle_topk = 1
+            server_args.speculative_num_steps = 1
+
+    @SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=GroupedSpeculation)
+    def worker(_: Any) -> Any:
+        from .worker import GroupedWorker
+
+        return GroupedWorker

@@ -1,0 +1,139 @@
+"""What to verify next: the drafts of the batch and their width. No SGLang in here but its requests.
+
+One rank of an engine drafts; the others are told (worker.py).
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seer_sgl.draft.acceptance import Acceptance
+from seer_sgl.draft.drafter import Drafter, Drafts
+from seer_sgl.draft.policy import DraftPolicy
+from seer_sgl.draft.replica import Replica
+from seer_sgl.draft.steps import StepTimes
+from seer_sgl.draft.tree import Accepted
+
+from .counts import Counts
+from .rows import Rows
+
+
+class Plan(NamedTuple):
+    """A step: `width` nodes a request; 1 is plain decoding, and needs no drafts."""
+
+    width: int
+    drafts: Drafts | None
+
+
+PLAIN = Plan(1, None)
+
+
+class _Step(NamedTuple):
+    began: float
+    batch: int
+    width: int
+    unneeded_s: float  # spent on drafts that a plain step would have done without
+
+
+class Drafting:
+    """Drafts for the running requests and learns from what becomes of them.
+
+    widths: of a verification, ascending from 1. paths: continuations of a node, at most; 1 drafts
+    chains. times: of a step of this engine.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        replica: Replica,
+        widths: Sequence[int],
+        paths: int,
+        times: StepTimes,
+    ) -> None:
+        self.counts = Counts()
+        self._drafter = drafter
+        self._replica = replica
+        self._rows = Rows(replica)
+        self._paths = paths
+        self._most = widths[-1] - 1
+        self._acceptance = Acceptance(self._most)
+        self._policy = DraftPolicy(widths, times, self._acceptance)
+        self._step: _Step | None = None  # under way
+
+    def plan(
+        self,
+        reqs: Sequence[Any],
+        totals: NDArray[np.int64],
+        runs: NDArray[np.int32],
+        run_lens: NDArray[np.int64],
+        plain: bool,
+    ) -> Plan:
+        """The next step of the decode batch `reqs`.
+
+        totals: int64 [n], tokens of each, the newest included; runs: int32 [n, stride], the tokens
+        of the last step, `run_lens` of them each; plain: it must not be speculated.
+        """
+        now = time.perf_counter()
+        self._time(now, len(reqs))
+        plan = PLAIN
+        if not self._policy.resting():
+            plan = self._draft(reqs, totals, runs, run_lens, plain)
+        spent = time.perf_counter() - now
+        self._step = _Step(now, len(reqs), plan.width, spent if plan.width == 1 else 0.0)
+        self.counts.stepped(plan.width, spent)
+        return plan
+
+    def verified(self, plan: Plan, drafts: Drafts, accepted: Accepted) -> None:
+        """What became of a plan's drafts."""
+        self._acceptance.observe(drafts, accepted, plan.width)
+        self.counts.verified(drafts, accepted, self._rows.source)
+
+    def interrupted(self) -> None:
+        """Something else than decoding has run: the step under way cannot be timed."""
+        self._step = None
+        self._replica.drain(time.monotonic())
+
+    def facts(self) -> dict[str, Any]:
+        """What has been drafted so far, and what became of it."""
+        tally = self._acceptance.tally
+        return {
+            **self.counts.facts(),
+            "drafted_by_position": tally.tried[1:].tolist(),
+            "accepted_by_position": tally.accepted[1:].tolist(),
+            "index": {"tokens": self._drafter.tokens, "bytes": self._drafter.nbytes},
+            "replica": self._replica.facts(),
+        }
+
+    def finished(self, rid: str) -> None:
+        """A request is complete."""
+        self._rows.leave(rid)
+
+    def _time(self, now: float, batch: int) -> None:
+        step = self._step
+        if step is not None and step.batch == batch:
+            self._policy.times.observe(batch, step.width, now - step.began - step.unneeded_s)
+
+    def _draft(
+        self,
+        reqs: Sequence[Any],
+        totals: NDArray[np.int64],
+        runs: NDArray[np.int32],
+        run_lens: NDArray[np.int64],
+        plain: bool,
+    ) -> Plan:
+        rows = self._rows
+        self._replica.drain(time.monotonic())
+        rows.follow(reqs)
+        tokens, counts = rows.missing(reqs, totals, runs, run_lens)
+        # The last token that a request may have is a bonus token, not a draft.
+        room = np.minimum(rows.limits - totals - 1, 0 if plain else self._most)
+        budgets = np.maximum(room, 0).astype(np.int32)
+        drafts = self._drafter.step(rows.slots, tokens, counts, budgets, self._paths)
+        rows.tell(tokens, counts)
+        if plain or not drafts.counts.any():
+            return PLAIN
+        width = self._policy.width(drafts, rows.probes)
+        return Plan(width, drafts) if width > 1 else PLAIN

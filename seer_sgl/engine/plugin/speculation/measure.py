@@ -1,0 +1,94 @@
+"""How long the target takes for a step, by batch size and draft width, measured on the engine."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .shapes import Shapes
+
+ROUNDS = 3
+CONTEXT = 64  # tokens each request of the measurement attends to; real ones are told apart later
+LARGEST_BATCH = 256
+
+
+def batch_sizes(most: int) -> list[int]:
+    """Powers of two up to `most`, and it."""
+    sizes = [1 << i for i in range(most.bit_length()) if 1 << i < most]
+    return [*sizes, most]
+
+
+def step_seconds(
+    runner: Any, shapes: Shapes, widths: Sequence[int]
+) -> dict[tuple[int, int], float]:
+    """Seconds of a forward pass by (batch, width): the least of some rounds.
+
+    runner: SGLang's ModelRunner, ready to serve. Every rank of an engine has to call this.
+    """
+    most = min(runner.max_running_requests, LARGEST_BATCH)
+    times: dict[tuple[int, int], float] = {}
+    for batch in batch_sizes(most):
+        for width in widths:
+            times[batch, width] = min(_seconds(runner, shapes, batch, width))
+    return times
+
+
+def _seconds(runner: Any, shapes: Shapes, batch: int, width: int) -> Iterator[float]:
+    device = torch.get_device_module(runner.device)
+    for _ in range(ROUNDS):
+        verifies = width > 1 or not shapes.plain_decodes
+        forward_batch = _dummy(runner, batch, width, verifies)
+        device.synchronize()
+        began = time.perf_counter()
+        with shapes.of(width):
+            runner.forward(forward_batch)
+        device.synchronize()
+        yield time.perf_counter() - began
+
+
+def _dummy(runner: Any, batch: int, width: int, verifies: bool) -> Any:
+    """A batch that decodes or verifies, all of it in SGLang's padding slot 0."""
+    from sglang.srt.model_executor.forward_batch_info import (
+        CaptureHiddenMode,
+        ForwardBatch,
+        ForwardMode,
+    )
+    from sglang.srt.speculative.ngram_info import NgramVerifyInput
+
+    from .mask import attention_mask
+
+    device, tokens = runner.device, batch * width
+    seq_lens_cpu = torch.full((batch,), CONTEXT, dtype=torch.int64)
+    seq_lens = seq_lens_cpu.to(device)
+    positions = torch.full((tokens,), CONTEXT, dtype=torch.int64, device=device)
+    zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
+    verify = None
+    if verifies:
+        chain = torch.ones((width, width), dtype=torch.bool, device=device).tril()
+        nodes = torch.arange(tokens, device=device).view(batch, width)
+        verify = NgramVerifyInput(
+            draft_token=zeros,
+            custom_mask=attention_mask(chain.expand(batch, -1, -1), seq_lens_cpu, device),
+            positions=positions,
+            retrieve_index=nodes,
+            retrieve_next_token=nodes,
+            retrieve_next_sibling=nodes,
+            draft_token_num=width,
+        )
+        verify.capture_hidden_mode = CaptureHiddenMode.NULL
+    return ForwardBatch(
+        forward_mode=ForwardMode.TARGET_VERIFY if verify else ForwardMode.DECODE,
+        batch_size=batch,
+        input_ids=zeros,
+        req_pool_indices=torch.zeros(batch, dtype=torch.int64, device=device),
+        seq_lens=seq_lens,
+        seq_lens_cpu=seq_lens_cpu,
+        orig_seq_lens=seq_lens,
+        seq_lens_sum=batch * CONTEXT,
+        out_cache_loc=zeros,
+        positions=positions,
+        spec_algorithm=runner.spec_algorithm,
+        spec_info=verify,
+        capture_hidden_mode=CaptureHiddenMode.NULL,
+    )

@@ -1,0 +1,94 @@
+"""The draft policy: wide where drafts are good and steps cheap, plain where they are not."""
+
+import numpy as np
+import pytest
+
+from seer_sgl.draft.acceptance import Acceptance
+from seer_sgl.draft.drafter import Drafts
+from seer_sgl.draft.policy import EXPLORE_EVERY, MAX_PAUSE, DraftPolicy
+from seer_sgl.draft.steps import StepTimes
+
+from .test_acceptance import drafts
+
+WIDTHS = (1, 2, 3, 5, 9)
+
+
+def policy(per_node: float) -> DraftPolicy:
+    """A step takes 1 ms, and `per_node` ms more for each token verified."""
+    times = {(b, w): 1e-3 * (1 + per_node * b * w) for b in (1, 64) for w in WIDTHS}
+    return DraftPolicy(WIDTHS, StepTimes(times), Acceptance(8))
+
+
+def chain(prob: float, length: int = 8) -> list[tuple[int, float]]:
+    return [(k - 1, prob ** (k + 1)) for k in range(length)]
+
+
+def chosen(policy: DraftPolicy, rows: Drafts, probes: list[bool] | None = None) -> int:
+    return policy.width(rows, np.array(probes or [False] * len(rows.counts)))
+
+
+def test_sure_drafts_are_verified_whole_and_hopeless_ones_not_at_all() -> None:
+    assert chosen(policy(0.01), drafts([chain(0.99)])) == 9
+    assert chosen(policy(0.2), drafts([chain(0.1)])) == 1
+
+
+def test_the_dearer_a_node_the_narrower_the_verification() -> None:
+    widths = [chosen(policy(cost), drafts([chain(0.7)] * 4)) for cost in (0.001, 0.05, 0.2, 2.0)]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] == 9
+    assert widths[-1] == 1
+
+
+def test_a_fuller_batch_drafts_less() -> None:
+    widths = [chosen(policy(0.02), drafts([chain(0.6)] * n)) for n in (1, 8, 64)]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[0] > widths[-1]
+
+
+def test_it_is_the_best_of_all_widths_by_expected_tokens_a_second() -> None:
+    for prob in (0.3, 0.5, 0.8, 0.95):
+        for cost in (0.01, 0.1, 0.4):
+            rows = drafts([chain(prob)] * 4)
+            rate = {
+                w: sum(prob**k for k in range(w)) / (1 + cost * 4 * w) for w in WIDTHS
+            }
+            width = chosen(policy(cost), rows)
+            assert rate[width] == pytest.approx(max(rate.values()), rel=0.021)
+
+
+def test_a_probe_counts_double() -> None:
+    rows = drafts([chain(0.9), chain(0.15)])
+    for cost in np.linspace(0.05, 1.0, 40):
+        sure, unsure = chosen(policy(cost), rows, [True, False]), chosen(policy(cost), rows, [False, True])
+        assert sure >= unsure
+    assert chosen(policy(0.35), rows, [True, False]) > chosen(policy(0.35), rows, [False, True])
+
+
+def test_no_wider_than_the_longest_draft() -> None:
+    assert chosen(policy(0.001), drafts([chain(0.9, 3), chain(0.9, 1)])) == 5  # root and 3
+
+
+def test_while_drafts_do_not_pay_it_looks_at_them_ever_more_rarely_and_comes_back_at_once() -> None:
+    tried = policy(2.0)
+    pauses = []
+    for _ in range(8):
+        assert chosen(tried, drafts([chain(0.1)])) == 1
+        pause = 0
+        while tried.resting():
+            pause += 1
+        pauses.append(pause)
+    assert pauses == [1, 2, 4, 8, 16, 32, MAX_PAUSE, MAX_PAUSE]
+    tried = policy(0.01)
+    assert chosen(tried, drafts([chain(0.01)])) == 1
+    assert tried.resting()
+    assert not tried.resting()
+    assert chosen(tried, drafts([chain(0.99)])) == 9
+    assert not tried.resting()
+
+
+def test_now_and_then_a_neighbouring_width_is_tried() -> None:
+    tried = policy(0.2)
+    widths = [chosen(tried, drafts([chain(0.8)] * 2)) for _ in range(EXPLORE_EVERY)]
+    assert len(set(widths[:-1])) == 1
+    best = WIDTHS.index(widths[0])
+    assert widths[-1] == WIDTHS[best + 1]
