@@ -58,10 +58,11 @@ class _Log:
 class _Group:
     """A group's logs, and the peers that serve it."""
 
-    __slots__ = ("logs", "name", "peers")
+    __slots__ = ("logs", "name", "peers", "tokens")
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.tokens = 0  # LOG_TOKENS a sequence included
         self.logs: dict[int, _Log] = {}
         self.peers: dict[_Peer, None] = {}
 
@@ -226,7 +227,7 @@ class Hub:
                 self.refused += 1
                 return
             log.tokens.frombytes(delta.tokens[TOKEN_BYTES * (have - delta.position) :])
-            self.tokens += end - have
+            self._count(group, end - have)
             for other in group.peers:
                 if other is not peer:
                     other.behind[log] = None
@@ -241,8 +242,12 @@ class Hub:
         if len(group.logs) >= MAX_SEQUENCES or not self._has_room(group, tokens + LOG_TOKENS):
             return None
         log = group.logs[sequence] = _Log(group.name, sequence)
-        self.tokens += LOG_TOKENS
+        self._count(group, LOG_TOKENS)
         return log
+
+    def _count(self, group: _Group, tokens: int) -> None:
+        group.tokens += tokens
+        self.tokens += tokens
 
     def _group(self, name: str) -> _Group:
         """The group, now the most recently used one."""
@@ -256,11 +261,12 @@ class Hub:
         return group
 
     def _has_room(self, group: _Group, tokens: int) -> bool:
-        """Make room for tokens of a group, which is the most recently used one."""
-        while self.tokens + tokens > self.max_tokens and len(self._groups) > 1:
+        """Make room for tokens of a group, which is the most recently used one and stays."""
+        if group.tokens + tokens > self.max_tokens:
+            return False
+        while self.tokens + tokens > self.max_tokens:
             self._drop(next(iter(self._groups)))
-        assert next(reversed(self._groups)) == group.name
-        return self.tokens + tokens <= self.max_tokens
+        return True
 
     def _drop(self, name: str) -> Iterable[_Peer]:
         """Forget a group; those that served it."""
@@ -270,8 +276,7 @@ class Hub:
         served = list(group.peers)
         for peer in served:
             self._leave(peer, name)
-        for log in group.logs.values():
-            self.tokens -= len(log.tokens) + LOG_TOKENS
+        self.tokens -= group.tokens
         return served
 
 
