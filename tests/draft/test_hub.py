@@ -107,9 +107,9 @@ def test_who_comes_late_gets_what_it_lacks_in_messages_of_bounded_size(hub: Hub)
     replica = {0: long[:100], 1: array("i", [5])}
     for message in messages:
         assert isinstance(message, Deltas)
-        for part in message.deltas:
-            assert part.position == len(replica[part.sequence])
-            replica[part.sequence].frombytes(part.tokens)
+        for piece in message.deltas:
+            assert piece.position == len(replica[piece.sequence])
+            replica[piece.sequence].frombytes(piece.tokens)
     assert replica == hub.of("g")
 
 

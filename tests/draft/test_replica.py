@@ -496,8 +496,8 @@ def test_replicas_are_prefixes_of_the_truth_and_converge_once_frames_flow(
     network = Network(3)
     for name, sequence in itertools.product("gh", range(3)):
         network.begin(sequence, name, sequence)
-    for name, *arguments in actions:
-        getattr(network, str(name))(*arguments)
+    for action, *arguments in actions:
+        getattr(network, str(action))(*arguments)
         network.check_prefixes()
     for name, sequence in itertools.product("gh", range(3)):
         network.begin(sequence, name, sequence)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from . import member, pool
+from . import drafting, frames, pool
 
 KEY = "seer_sgl"  # in internal_states[i] of /server_info
 
@@ -50,8 +50,9 @@ def hook() -> tuple[str, Callable[..., Any], str]:
             "version": version("seer-sgl"),
             "hooks": len(expected),
             "missing": missing(),
-            "instance": os.environ.get(member.INSTANCE),
+            "instance": os.environ.get(frames.INSTANCE),
             "pool": pool.facts(),
+            "draft": drafting.facts(),
         }
         return result
 
