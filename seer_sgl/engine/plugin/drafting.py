@@ -14,6 +14,7 @@ from .link import driver_link, hub_link
 
 DRAFT = "SEER_SGL_DRAFT"  # environment variable: Settings as JSON; not set: no drafting
 ALGORITHM = "SEER_GROUP"  # what SGLang calls it
+FROM_HUB: tuple[type[Any], ...] = (Deltas, Want, Done)
 INDEX_BYTES = 100  # of a token in the Drafter and its log
 
 
@@ -62,9 +63,8 @@ def join(
         vocab_size=vocab_size,
     )
     if link is not None:
-        link.on(Deltas, replica.received)
-        link.on(Want, replica.received)
-        link.on(Done, replica.received)
+        for kind in FROM_HUB:
+            link.on(kind, replica.received)
         link.on_connect(replica.connected)
     return replica
 
