@@ -79,10 +79,12 @@ ToReplica = Deltas | Want | Done
 
 
 def travelling_name(group: str) -> str:
-    """A group's name as messages carry it: itself, or a digest of one that is too long."""
-    if len(group) <= MAX_NAME:
+    """A group's name as messages carry it: itself, or a digest of one that is too long or no
+    proper text (JSON lets half a surrogate pair through)."""
+    encoded = group.encode(errors="backslashreplace")
+    if len(group) <= MAX_NAME and encoded.decode() == group:
         return group
-    return hashlib.blake2b(group.encode(errors="replace"), digest_size=16).hexdigest()
+    return hashlib.blake2b(encoded, digest_size=16).hexdigest()
 
 
 def pieces(group: str, sequence: int, tokens: "array[int]", position: int) -> Iterator[Delta]:

@@ -3,6 +3,7 @@
 import itertools
 from array import array
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -306,11 +307,13 @@ def test_sequences_of_a_group_are_bounded() -> None:
     assert len(engine.index()) == MAX_SEQUENCES
 
 
-def test_names_that_are_too_long_travel_as_digests() -> None:
+@pytest.mark.parametrize("name", ["g" * (MAX_NAME + 1), "\ud800"])
+def test_names_that_cannot_travel_do_so_as_digests(name: str) -> None:
     engine = Engine()
-    name = "g" * (MAX_NAME + 1)
     engine.replica.begin(name, 0, PROMPT, [])
-    assert engine.pass_time() == [Open({travelling_name(name): {0: 0}})]
+    sent = engine.pass_time()
+    assert sent == [Open({travelling_name(name): {0: 0}})]
+    assert msgspec.msgpack.encode(sent)
     assert engine.replica.own(name, 0)
 
 
