@@ -211,6 +211,6 @@ async def test_something_that_is_not_sglang_is_refused() -> None:
 
 @pytest.mark.parametrize(("draft", "tokens"), [(None, 0), ({}, 0), ({"draft_tokens": 17}, 17)])
 async def test_the_plugin_tells_what_drafts_need(draft: dict[str, int] | None, tokens: int) -> None:
-    plugin = {"version": "1", "missing": [], "draft": draft}
+    plugin: dict[str, object] = {"version": "1", "missing": [], "draft": draft}
     async with joined(FakeSGLang(plugin=plugin)) as engine:
         assert engine.info.draft_tokens == tokens
