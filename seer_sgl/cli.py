@@ -1,4 +1,4 @@
-"""The command line: `seer-sgl rollout | simulate | engine | doctor`."""
+"""The command line: `seer-sgl rollout | simulate | engine | drafthub | doctor`."""
 
 import asyncio
 import signal
@@ -73,6 +73,17 @@ def engine(flags: tuple[str, ...]) -> None:
     from .engine.standalone import exec_engine
 
     exec_engine(list(flags))
+
+
+@cli.command()
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", required=True, help="Where drivers and engines have draft.hub.")
+@click.option("--memory", default="1gb", show_default=True, help="For the tokens of all groups.")
+def drafthub(host: str, port: str, memory: str) -> None:
+    """Be the draft hub of a fleet; the token is in SEER_SGL_LINK_TOKEN, as everywhere else."""
+    from .engine.hubserver import serve_hub
+
+    uvloop.run(serve_hub(host, port, memory))
 
 
 @cli.command()

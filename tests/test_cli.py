@@ -70,6 +70,14 @@ LOCAL = ["--set", "model.path=model"]
             [*GOOD, "--set", "scheduling.lengths=p.jsonl"],
             "seer-sgl: scheduling.lengths: p.jsonl:1: give exactly one of response_length and",
         ),
+        (
+            [*GOOD, "--set", "draft={scope: fleet, hub: 'h:1', history: no.jsonl}"],
+            "seer-sgl: draft.history: no.jsonl: No such file",
+        ),
+        (
+            [*GOOD, "--set", "draft={scope: fleet, hub: 'h:1', history: p.jsonl}"],
+            "seer-sgl: draft.history: p.jsonl:1: object missing required field response_ids",
+        ),
         ([*GOOD, "--set", "sampling.stop=x"], "sampling.stop: stop strings need a tokenizer"),
         ([*GOOD, "--out", "p.jsonl"], "seer-sgl: --out p.jsonl: File exists"),
         ([*GOOD, "--out", "odd", "--overwrite"], "seer-sgl: --out odd: Is a directory"),

@@ -129,6 +129,28 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
             "kv_pool: {backend: mooncake}\nengines: {sglang: {page-size: 8}}",
             r":2: engines\.sglang\.page-size: the KV pool sets it; use kv_pool\.page_size",
         ),
+        ("draft: {scope: all}", r":1: draft\.scope: invalid enum value 'all'"),
+        ("draft: {max_draft_tokens: 65}", r":1: draft\.max_draft_tokens: expected int <= 64"),
+        ("draft: {paths: 0}", r":1: draft\.paths: expected int >= 1"),
+        ("draft: {memory: lots}", r":1: draft\.memory: 'lots' is not a size"),
+        ("draft: {memory: 1kb}", r":1: draft\.memory: 1kb is less than 1mb"),
+        ("draft: {hub: 'h:1'}", r":1: draft\.hub: only for scope: fleet, not for scope: none"),
+        ("draft: {scope: engine, hub: 'h:1'}", r":1: draft\.hub: only for scope: fleet"),
+        ("draft: {scope: fleet, hub: here}", r":1: draft\.hub: 'here' is not of the form host"),
+        ("draft: {history: f}", r":1: draft\.history: needs scope: engine or fleet, not scope: n"),
+        ("draft: {scope: request, history: f}", r":1: draft\.history: needs scope: engine or"),
+        (
+            "draft: {scope: engine}\nengines:\n  sglang: {speculative_num_steps: 3}",
+            r":3: engines\.sglang\.speculative-num-steps: drafting sets SGLang's speculative",
+        ),
+        (
+            f"{EXTERNAL}}}\ndraft: {{scope: fleet}}",
+            r":2: draft\.scope: external engines need engines\.link or draft\.hub",
+        ),
+        (
+            f"{EXTERNAL}}}\ndraft: {{scope: engine, history: f}}",
+            r":2: draft\.history: external engines need engines\.link or draft\.hub",
+        ),
         ("scheduling: {policy: fifo}", r":1: scheduling\.policy: invalid enum value 'fifo'"),
         ("scheduling: {policy: oracle}", r":1: scheduling\.policy: oracle needs scheduling\.len"),
         (
@@ -208,6 +230,25 @@ def test_the_shipped_configs_are_valid() -> None:
     assert paths
     for path in paths:
         assert isinstance(load(path), Config)
+
+
+@pytest.mark.parametrize(
+    ("launch", "draft"),
+    [
+        ({}, {"scope": "fleet", "history": "f"}),
+        ({}, {"scope": "fleet", "hub": "h:1"}),
+        ({"link": "a:1"}, {"scope": "fleet"}),
+        ({"link": None}, {"scope": "fleet", "hub": "h:1"}),
+        ({"link": None}, {"scope": "engine"}),
+    ],
+)
+def test_drafting_that_can_work_is_accepted(
+    launch: dict[str, str | None], draft: dict[str, str]
+) -> None:
+    external = {"launch": "external", "urls": ["http://a:1"], **launch}
+    engines = external if launch else {}
+    config = parse({"model": {"path": "m"}, "engines": engines, "draft": draft})
+    assert config.draft.memory_bytes() == 1 << 30
 
 
 def test_cores_of_this_machine_are_accepted() -> None:

@@ -11,6 +11,7 @@ from .contradictions import contradictions
 from .reading import convert, place_of, plain, read_tree
 from .tree import (
     Config,
+    DraftConfig,
     EnginesConfig,
     FlagValue,
     Fraction,
@@ -26,6 +27,7 @@ from .tree import (
 
 __all__ = [
     "Config",
+    "DraftConfig",
     "EnginesConfig",
     "FlagValue",
     "Fraction",

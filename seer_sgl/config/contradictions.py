@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from .tree import LAST_PORT, Config, EnginesConfig, KvPoolConfig, SamplingConfig
+from .tree import LAST_PORT, Config, DraftConfig, EnginesConfig, KvPoolConfig, SamplingConfig
 
 Complaint = tuple[str, str]  # key path, what is wrong with it
 
@@ -20,6 +20,7 @@ RESERVED_FLAGS = {
 HOST_PORT = re.compile(r"[^:/\s]+:[0-9]+")
 LEAST_MEMORY = 16 << 20  # bytes; Mooncake mounts segments in pieces of 16 MiB
 LEAST_SSD = 64 << 20  # bytes, of some buckets of pages
+LEAST_DRAFT_MEMORY = 1 << 20  # bytes, of some ten thousand tokens in an engine's index
 # SGLang flags that the KV pool sets.
 POOL_FLAGS = {
     "page-size": "kv_pool.page_size",
@@ -39,6 +40,7 @@ def contradictions(config: Config) -> Iterator[Complaint]:
     engines = config.engines
     yield from (_wrong_external if engines.launch == "external" else _wrong_local)(engines)
     yield from _wrong_pool(config.kv_pool, engines)
+    yield from _wrong_draft(config.draft, engines)
     yield from _wrong_scheduling(config)
     yield from _wrong_sampling(config.sampling)
     if engines.launch == "local" and config.model.path is None:
@@ -129,6 +131,30 @@ def _wrong_shared_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[C
         yield "kv_pool.namespace", "external engines need one: a new name for each training run"
     if pool.backend == "mooncake" and pool.master is None:
         yield "kv_pool.master", "external engines need a Mooncake that runs already"
+
+
+def _wrong_draft(draft: DraftConfig, engines: EnginesConfig) -> Iterator[Complaint]:
+    try:
+        if draft.memory_bytes() < LEAST_DRAFT_MEMORY:
+            yield "draft.memory", f"{draft.memory} is less than 1mb"
+    except ValueError as error:
+        yield "draft.memory", str(error)
+    if draft.hub is not None and draft.scope != "fleet":
+        yield "draft.hub", f"only for scope: fleet, not for scope: {draft.scope}"
+    if draft.hub is not None and not HOST_PORT.fullmatch(draft.hub):
+        yield "draft.hub", f"{draft.hub!r} is not of the form host:port"
+    if draft.history is not None and draft.scope not in ("engine", "fleet"):
+        yield "draft.history", f"needs scope: engine or fleet, not scope: {draft.scope}"
+    if draft.scope == "none":
+        return
+    for name in engines.sglang:
+        flag = name.replace("_", "-")
+        if flag.startswith("speculative-"):
+            yield f"engines.sglang.{flag}", "drafting sets SGLang's speculative flags; use draft"
+    if engines.launch == "external" and engines.link is None and draft.hub is None:
+        for key, why in (("scope", draft.scope == "fleet"), ("history", draft.history)):
+            if why:
+                yield f"draft.{key}", "external engines need engines.link or draft.hub for it"
 
 
 def _wrong_scheduling(config: Config) -> Iterator[Complaint]:

@@ -84,6 +84,25 @@ def _size(text: str) -> int:
     return int(float(found[1]) * SIZE_UNITS[found[2]])
 
 
+class DraftConfig(Section):
+    """Grouped speculative decoding (paper section 3). `scope`: whose tokens an engine drafts from.
+
+    `fleet`: all responses of the group, wherever they are decoded; `engine`: those that the engine
+    decodes itself; `request`: the request's own.
+    """
+
+    scope: Literal["none", "request", "engine", "fleet"] = "none"
+    max_draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=64)] = 16  # a request and step
+    paths: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1  # a chain, or a tree of so many
+    hub: str | None = None  # host:port of a `seer-sgl drafthub`; default: in the driver
+    history: str | None = None  # JSONL samples of an earlier rollout of these prompts
+    memory: str = "1gb"  # for tokens, on the hub and on each engine
+
+    def memory_bytes(self) -> int:
+        """`memory` in bytes. Raises ValueError when it is not a size."""
+        return _size(self.memory)
+
+
 class SchedulingConfig(Section):
     """How requests are divided, ordered and admitted (paper sections 1 and 2)."""
 
@@ -158,6 +177,7 @@ class Config(Section):
     model: ModelConfig = msgspec.field(default_factory=ModelConfig)
     engines: EnginesConfig = msgspec.field(default_factory=EnginesConfig)
     kv_pool: KvPoolConfig = msgspec.field(default_factory=KvPoolConfig)
+    draft: DraftConfig = msgspec.field(default_factory=DraftConfig)
     scheduling: SchedulingConfig = msgspec.field(default_factory=SchedulingConfig)
     sampling: SamplingConfig = msgspec.field(default_factory=SamplingConfig)
     rollout: RolloutConfig = msgspec.field(default_factory=RolloutConfig)

@@ -73,7 +73,7 @@ def _class(value: int) -> int:
 
 
 @kernel("void(int32[:,::1],float32[:,::1],int32[::1],int32[::1],float64[:,::1],float64[:,::1])")
-def _expect(  # noqa: PLR0917
+def _expect(
     parents: NDArray[np.int32],
     probs: NDArray[np.float32],
     counts: NDArray[np.int32],
@@ -98,7 +98,7 @@ def _expect(  # noqa: PLR0917
     "void(int32[:,::1],float32[:,::1],int32[::1],int32[::1],int32[:,::1],int32[::1],"
     "int64,float64[:,::1],float64[:,::1],int64[::1],int64[::1])"
 )
-def _learn(  # noqa: PLR0917
+def _learn(
     parents: NDArray[np.int32],
     probs: NDArray[np.float32],
     counts: NDArray[np.int32],

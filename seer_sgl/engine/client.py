@@ -36,6 +36,7 @@ LASTING = (
     "page_size",
     "deterministic",
     "pool",
+    "draft_tokens",
 )
 
 # SGLang's uvicorn closes an idle connection after 5 s; reusing one at that moment loses a request.
@@ -218,6 +219,7 @@ async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> 
     if plugin is not None and problem is not None:  # a stock server without it is fine
         raise EngineStartError(f"{name}: {problem}")
     pool = plugin.get("pool") if plugin else None
+    draft = plugin.get("draft") if plugin else None
     return EngineInfo(
         engine_id=engine_id,
         url=url,
@@ -235,6 +237,7 @@ async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> 
         instance=plugin.get("instance") if plugin else None,
         pool=pool["namespace"] if pool else None,
         kv_bytes_per_token=pool["kv_bytes_per_token"] if pool else 0,
+        draft_tokens=draft.get("draft_tokens", 0) if draft else 0,
     )
 
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,8 +17,10 @@ from seer_sgl.kvpool.hicache import Pool, open_pool
 from seer_sgl.processes import OwnedProcess, free_port, require_free_port
 from seer_sgl.types import EngineInfo
 
+from . import drafting
 from .client import HttpEngine, describe, open_session
-from .link import LinkServer, open_link, shared_token
+from .drafthub import DistantHub, DraftHub, Drafts
+from .link import LinkServer, link_url, open_link, shared_token
 from .plugin import API_KEY
 from .plugin.frames import LINK_TOKEN, LINK_URL
 from .process import cpu_flags, gpu_visible, start_server
@@ -40,10 +42,11 @@ class _Start(NamedTuple):
 
 
 class Fleet(NamedTuple):
-    """Engines that are up, and the link to their plugins."""
+    """Engines that are up, the link to their plugins, and the draft hub if they draft."""
 
     engines: list[HttpEngine]
     link: LinkServer
+    drafts: Drafts | None
 
 
 @contextlib.asynccontextmanager
@@ -55,6 +58,7 @@ async def open_fleet(config: Config, log_dir: Path, announce: Announce) -> Async
     """
     async with contextlib.AsyncExitStack() as stack:
         link = await stack.enter_async_context(_open_link(config))
+        drafts = stack.enter_context(_distant_hub(config)) or link.drafts
         session = await stack.enter_async_context(open_session(_api_key(config)))
         if config.engines.launch == "external":
             urls = [url.rstrip("/") for url in config.engines.urls]
@@ -71,7 +75,7 @@ async def open_fleet(config: Config, log_dir: Path, announce: Announce) -> Async
             HttpEngine(info, session, config.sampling, _obituary(start))
             for start, info in zip(starts, infos, strict=True)
         ]
-        yield Fleet(engines, link)
+        yield Fleet(engines, link, drafts)
 
 
 def _api_key(config: Config) -> str | None:
@@ -79,20 +83,41 @@ def _api_key(config: Config) -> str | None:
 
 
 def _open_link(config: Config) -> contextlib.AbstractAsyncContextManager[LinkServer]:
+    draft = config.draft
+    drafts = None
+    if draft.scope != "none" and draft.hub is None:
+        drafts = DraftHub(draft.memory_bytes())
     if config.engines.link is None:
-        return open_link()
+        # Engines show one token to all they link to.
+        token = None if draft.hub is None else shared_token("draft hub", "draft.hub")
+        return open_link(token=token, drafts=drafts)
     token = shared_token("engines")
     host, _, port = config.engines.link.rpartition(":")
     require_free_port(int(port), "engines.link", host)
-    return open_link(host, int(port), token)
+    return open_link(host, int(port), token, drafts)
+
+
+@contextlib.contextmanager
+def _distant_hub(config: Config) -> Iterator[DistantHub | None]:
+    """The link to a draft hub that is a process of its own; None without one."""
+    if config.draft.hub is None:
+        yield None
+        return
+    hub = DistantHub(link_url(config.draft.hub), shared_token("draft hub", "draft.hub"))
+    try:
+        yield hub
+    finally:
+        hub.close()
 
 
 async def _with_link(info: EngineInfo, config: Config, link: LinkServer) -> EngineInfo:
     """The engine, once its plugin is linked; without a KV pool where that cannot be.
 
-    Nobody else tells when KV has reached the pool. Raises EngineStartError.
+    Nobody else tells when KV has reached the pool, or what siblings elsewhere decode. Raises
+    EngineStartError.
     """
-    if info.pool is None:
+    shares = config.draft.scope == "fleet" and config.draft.hub is None and info.draft_tokens > 0
+    if info.pool is None and not shares:
         return info
     if config.engines.launch == "external" and config.engines.link is None:
         return msgspec.structs.replace(info, pool=None)
@@ -125,11 +150,12 @@ async def _launched(
         for port in ports:
             require_free_port(port, "engines.base_port")
     announce(f"starting {engines.count} SGLang engine(s), logs in {log_dir}")
-    environment = pool.environment() | {LINK_URL: link.url, LINK_TOKEN: link.token}
+    environment = pool.environment() | drafting.environment(config.draft)
+    environment |= {LINK_URL: link.url, LINK_TOKEN: link.token}
     try:
         for i, port in enumerate(ports):
             process = await start_server(
-                pool.flags() | _flags(config, i, port),
+                pool.flags() | drafting.flags(config.draft) | _flags(config, i, port),
                 log_dir / f"e{i}.log",
                 _cores(config, i),
                 environment,

@@ -1,5 +1,7 @@
 """The driver's end of the link: a WebSocket server for the plugins of its engines.
 
+A draft hub in a process of its own is one as well.
+
 On loopback by default, and never without a token. An engine may come and go; nothing is lost by
 that but acknowledgements, and a chunk without one is placed where its KV is.
 """
@@ -18,6 +20,7 @@ from aiohttp import WSMsgType, web
 
 from seer_sgl.errors import ConfigError
 
+from .drafthub import DraftHub
 from .plugin import frames
 
 logger = logging.getLogger(__name__)
@@ -35,25 +38,27 @@ def link_url(address: str) -> str:
     return f"http://{address}{PATH}"
 
 
-def shared_token(peer: str) -> str:
-    """The token of a link whose ends are started apart. `peer`: what the other end is.
+def shared_token(peer: str, key: str = "engines.link") -> str:
+    """The token of a link whose ends are started apart. `peer`: what the other end is; `key`: what
+    asked for the link.
 
     Raises ConfigError when the environment has none.
     """
     token = os.environ.get(frames.LINK_TOKEN)
     if not token:
-        raise ConfigError(
-            f"engines.link: set {frames.LINK_TOKEN}, the same here and for the {peer}"
-        )
+        raise ConfigError(f"{key}: set {frames.LINK_TOKEN}, the same here and for the {peer}")
     return token
 
 
 class LinkServer:
-    """What engines say is handed to `on_stored` and `on_rates`; `forget` tells them something."""
+    """What engines say is handed to `on_stored`, `on_rates` and `drafts`; `forget` tells them
+    something."""
 
-    def __init__(self, token: str | None = None) -> None:
+    def __init__(self, token: str | None = None, drafts: DraftHub | None = None) -> None:
         self.token = token or secrets.token_urlsafe(32)
+        self.address = ""  # host:port
         self.url = ""
+        self.drafts = drafts
         self.on_stored: OnStored = lambda *_: None
         self.on_rates: OnRates = lambda _: None
         self._sending: set[asyncio.Task[None]] = set()
@@ -81,7 +86,15 @@ class LinkServer:
             heartbeat=HEARTBEAT_S, max_msg_size=frames.MAX_FRAME_BYTES, compress=False
         )
         await socket.prepare(request)
+        with contextlib.ExitStack() as stack:
+            await self._listen(socket, stack)
+        await socket.close()
+        return socket
+
+    async def _listen(self, socket: web.WebSocketResponse, stack: contextlib.ExitStack) -> None:
+        """Take what a scheduler process says until it makes no sense or the socket closes."""
         hello: frames.Hello | None = None
+        peer: str | None = None  # of the draft hub, of which each engine has one
         try:
             async for message in socket:
                 if message.type is not WSMsgType.BINARY:
@@ -95,17 +108,20 @@ class LinkServer:
                     self._sockets.setdefault(hello.instance, {})[hello.rank] = socket
                     self._ranks[hello.instance] = hello.ranks
                     self._hello.set()
+                    if self.drafts is not None and hello.rank == 0 and peer is None:
+                        peer = stack.enter_context(self.drafts.joined(socket, hello.instance))
                 elif isinstance(frame, frames.Rates):
                     self.on_rates(frame)
-                elif hello is not None:
-                    self._stored(frame, hello)
+                elif isinstance(frame, frames.Stored):
+                    if hello is not None:
+                        self._stored(frame, hello)
+                elif self.drafts is not None and peer is not None:
+                    self.drafts.heard(peer, frame)
         except msgspec.DecodeError as error:
             logger.warning("unreadable frame on the link: %s", error)
         finally:
             if hello is not None and self._sockets[hello.instance].get(hello.rank) is socket:
                 del self._sockets[hello.instance][hello.rank]
-        await socket.close()
-        return socket
 
     def _stored(self, frame: frames.Stored, hello: frames.Hello) -> None:
         """Pass an acknowledgement on once every rank has given it: each stores its own part."""
@@ -134,13 +150,16 @@ async def _send(socket: web.WebSocketResponse, frame: bytes) -> None:
 
 @contextlib.asynccontextmanager
 async def open_link(
-    host: str = "127.0.0.1", port: int = 0, token: str | None = None
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | None = None,
+    drafts: DraftHub | None = None,
 ) -> AsyncIterator[LinkServer]:
     """Listen on `host`, by default on a free port and with a token of its own.
 
     Raises OSError when it cannot listen there.
     """
-    server = LinkServer(token)
+    server = LinkServer(token, drafts)
     app = web.Application()
     app.router.add_get(PATH, server.serve)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -149,7 +168,8 @@ async def open_link(
         site = web.TCPSite(runner, host, port)
         await site.start()
         port = runner.addresses[0][1]
-        server.url = link_url(f"{host}:{port}")
+        server.address = f"{host}:{port}"
+        server.url = link_url(server.address)
         yield server
     finally:
         await runner.cleanup()

@@ -12,6 +12,7 @@ from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import Pool, open_pool
 from seer_sgl.processes import require_free_port
 
+from . import drafting
 from .fleet import require_model
 from .link import link_url, shared_token
 from .plugin import API_KEY
@@ -72,7 +73,7 @@ def _fleet_flags(config: Config) -> list[str]:
         raise ConfigError(
             f"engine: {FLEET}: that config has engines.launch: local, which starts them"
         )
-    flags = dict(config.engines.sglang)
+    flags = drafting.flags(config.draft) | config.engines.sglang
     if config.model.path is not None:
         flags["model-path"] = config.model.path
     if config.model.tokenizer_path is not None:
@@ -81,9 +82,11 @@ def _fleet_flags(config: Config) -> list[str]:
 
 
 def _fleet_environment(config: Config) -> dict[str, str]:
-    environment = {}
+    environment = drafting.environment(config.draft)
     if config.engines.api_key is not None:
         environment[API_KEY] = config.engines.api_key
+    if config.draft.hub is not None:
+        environment[LINK_TOKEN] = shared_token("draft hub", "draft.hub")
     if config.engines.link is not None:
         environment[LINK_TOKEN] = shared_token("driver")
         environment[LINK_URL] = link_url(config.engines.link)

@@ -24,6 +24,11 @@ def check_engines(config: Config, engines: Sequence[EngineInfo]) -> None:
                 f"kv_pool.backend: engine {info.engine_id} ({info.url}) runs without a KV pool; "
                 "start it with `seer-sgl engine --fleet` and this config"
             )
+        if config.draft.scope != "none" and not info.draft_tokens:
+            raise ConfigError(
+                f"draft.scope: engine {info.engine_id} ({info.url}) drafts nothing; start it with "
+                "`seer-sgl engine --fleet` and this config"
+            )
     sizes = {info.page_size for info in engines if info.pool is not None}
     if len(sizes) > 1:
         raise ConfigError(

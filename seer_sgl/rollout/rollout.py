@@ -27,6 +27,8 @@ from seer_sgl.types import ChunkReply, EngineInfo, Group, Prompt, Request
 from .admission import Room, check_engines, check_pool, mismatches
 from .assembly import make_scheduler
 from .boundary import StopRecheck
+from .drafts import DraftKeeper
+from .history import read_history
 from .lengths import expect_all, read_lengths
 from .loop import Observer, RolloutLoop, Run
 from .model import model_facts
@@ -73,6 +75,8 @@ class Rollout:
 
         lengths = self.config.scheduling.lengths
         self._known = None if lengths is None else read_lengths(Path(lengths))
+        history = self.config.draft.history
+        self._history = None if history is None else read_history(Path(history))
         model = self.config.model
         if self.config.engines.launch == "local":
             require_model(model.path or "")
@@ -143,8 +147,10 @@ class Rollout:
         recorder = Recorder(rollout_id, seed, self._infos, groups, started_at)
         maker = SampleMaker(rollout_id, started_at, self.config.sampling, self._tokenizer)
         try:
-            releaser = PageReleaser(self._link, self._engines)
-            run = self._loop.submit(groups, [recorder, maker, releaser, *observers])
+            ours: list[Observer] = [recorder, maker, PageReleaser(self._link, self._engines)]
+            if self._drafts is not None:
+                ours.append(DraftKeeper(self._drafts, self._history))
+            run = self._loop.submit(groups, [*ours, *observers])
         except ValueError as error:
             raise PromptError(str(error)) from None
         self.recorder = recorder
@@ -245,7 +251,7 @@ class Rollout:
         self._loop = RolloutLoop(scheduler, by_id, clock, self._recheck)
         fleet.link.on_stored = self._loop.stored
         fleet.link.on_rates = self._measured
-        self._link = fleet.link
+        self._link, self._drafts = fleet.link, fleet.drafts
         monitor = Monitor(
             [(slot, by_id[slot.engine_id]) for slot in scheduler.engines],
             self._loop,

@@ -39,7 +39,9 @@ TREE = [(-1, 0.5), (-1, 0.4), (0, 0.25), (1, 0.2)]
 def test_at_first_the_index_is_believed() -> None:
     expected = Acceptance(8).expected(drafts([CHAIN, [(-1, 0.5)]]))
     assert expected == pytest.approx(np.array([[0.8, 0.6, 0.3], [0.5, 0.0, 0.0]]))
-    assert Acceptance(8).expected(drafts([TREE])) == pytest.approx(np.array([[0.5, 0.4, 0.25, 0.2]]))
+    assert Acceptance(8).expected(drafts([TREE])) == pytest.approx(
+        np.array([[0.5, 0.4, 0.25, 0.2]])
+    )
 
 
 def test_a_class_that_keeps_less_than_it_promises_is_expected_to_keep_less() -> None:

@@ -49,9 +49,7 @@ def test_it_is_the_best_of_all_widths_by_expected_tokens_a_second() -> None:
     for prob in (0.3, 0.5, 0.8, 0.95):
         for cost in (0.01, 0.1, 0.4):
             rows = drafts([chain(prob)] * 4)
-            rate = {
-                w: sum(prob**k for k in range(w)) / (1 + cost * 4 * w) for w in WIDTHS
-            }
+            rate = {w: sum(prob**k for k in range(w)) / (1 + cost * 4 * w) for w in WIDTHS}
             width = chosen(policy(cost), rows)
             assert rate[width] == pytest.approx(max(rate.values()), rel=0.021)
 
@@ -59,7 +57,10 @@ def test_it_is_the_best_of_all_widths_by_expected_tokens_a_second() -> None:
 def test_a_probe_counts_double() -> None:
     rows = drafts([chain(0.9), chain(0.15)])
     for cost in np.linspace(0.05, 1.0, 40):
-        sure, unsure = chosen(policy(cost), rows, [True, False]), chosen(policy(cost), rows, [False, True])
+        sure, unsure = (
+            chosen(policy(cost), rows, [True, False]),
+            chosen(policy(cost), rows, [False, True]),
+        )
         assert sure >= unsure
     assert chosen(policy(0.35), rows, [True, False]) > chosen(policy(0.35), rows, [False, True])
 

@@ -28,7 +28,9 @@ def test_what_every_step_takes_beside_the_forward_pass_is_learnt_from_any_width(
     assert times.predict(4, 1) == pytest.approx(forward(4, 1) + 0.003, rel=0.02)
 
 
-def test_a_width_that_turns_out_dearer_than_measured_is_found_out_and_others_are_not_blamed() -> None:
+def test_a_width_that_turns_out_dearer_than_measured_is_found_out_and_others_are_not_blamed() -> (
+    None
+):
     times = made()
     for _ in range(1000):
         times.observe(4, 1, forward(4, 1) + 0.002)

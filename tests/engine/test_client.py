@@ -207,3 +207,10 @@ async def test_something_that_is_not_sglang_is_refused() -> None:
     with pytest.raises(EngineUnavailable, match="not an SGLang server we know"):
         async with joined(Odd()):
             pass
+
+
+@pytest.mark.parametrize(("draft", "tokens"), [(None, 0), ({}, 0), ({"draft_tokens": 17}, 17)])
+async def test_the_plugin_tells_what_drafts_need(draft: dict[str, int] | None, tokens: int) -> None:
+    plugin: dict[str, object] = {"version": "1", "missing": [], "draft": draft}
+    async with joined(FakeSGLang(plugin=plugin)) as engine:
+        assert engine.info.draft_tokens == tokens

@@ -68,7 +68,7 @@ async def test_engines_start_together_pinned_and_are_gone_at_the_end(
     said: list[str] = []
     core = min(os.sched_getaffinity(0))
     settings = config(model, "serve", cores=[[core], [core]])
-    async with open_fleet(settings, tmp_path / "logs", said.append) as (engines, _):
+    async with open_fleet(settings, tmp_path / "logs", said.append) as (engines, *_):
         assert [engine.info.engine_id for engine in engines] == ["e0", "e1"]
         assert len({engine.info.url for engine in engines}) == 2
         assert len(owned()) == 4
@@ -148,7 +148,7 @@ async def test_an_external_engine_has_a_pool_for_us_once_its_plugin_is_linked(
         url = await stack.enter_async_context(pooled_server("one"))
         opening = open_fleet(joined(url, link=link), tmp_path, lambda _: None)
         if token == "right":
-            engines, _ = await stack.enter_async_context(opening)
+            engines, *_ = await stack.enter_async_context(opening)
             assert engines[0].info.pool == "n"
         else:
             with pytest.raises(EngineStartError, match=f"does not come .* http://{link}/link"):
@@ -158,7 +158,7 @@ async def test_an_external_engine_has_a_pool_for_us_once_its_plugin_is_linked(
 async def test_a_pool_without_a_link_is_not_used(tmp_path: Path) -> None:
     async with (
         pooled_server("one") as url,
-        open_fleet(joined(url), tmp_path, lambda _: None) as (engines, _),
+        open_fleet(joined(url), tmp_path, lambda _: None) as (engines, *_),
     ):
         assert engines[0].info.pool is None
 

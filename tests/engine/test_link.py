@@ -1,7 +1,6 @@
 """The link between engines and their driver, both ends on real sockets."""
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -10,6 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from seer_sgl.draft.messages import Deltas, Done, Want
 from seer_sgl.engine import link as driver_side
 from seer_sgl.engine.link import LinkServer, open_link
 from seer_sgl.engine.plugin import frames
@@ -42,12 +42,14 @@ class Engine(Link):
         self.received: list[frames.ToEngine] = []
         self.talks = False
         self.over = threading.Event()
-        super().__init__(url, token, hello, self.received.append)
+        super().__init__(url, token, hello)
+        self.on(Forget, self.received.append)
+        self.on(Deltas, self.received.append)
+        self.on(Want, self.received.append)
+        self.on(Done, self.received.append)
 
     def _run(self) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            super()._run()
-        self._loop.close()
+        super()._run()
         self.over.set()
 
     async def _converse(self, socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -56,13 +58,6 @@ class Engine(Link):
             await super()._converse(socket)
         finally:
             self.talks = False
-
-    def end(self) -> None:
-        def cancel() -> None:
-            for task in asyncio.all_tasks(self._loop):
-                task.cancel()
-
-        self._loop.call_soon_threadsafe(cancel)
 
 
 @asynccontextmanager
@@ -74,7 +69,7 @@ async def engine(
     try:
         yield made
     finally:
-        made.end()
+        made.close()
         await until(made.over.is_set)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from seer_sgl.engine.plugin import API_KEY
-from seer_sgl.engine.plugin.frames import LINK_TOKEN, LINK_URL
+from seer_sgl.engine.plugin.drafting import ALGORITHM, DRAFT
+from seer_sgl.engine.plugin.frames import HUB_URL, LINK_TOKEN, LINK_URL
 from seer_sgl.engine.process import SERVER_MODULE
 from seer_sgl.engine.standalone import exec_engine
 from seer_sgl.errors import ConfigError
@@ -98,6 +99,18 @@ def test_the_flags_of_the_command_line_win(
     assert value_of(flags, "--tp-size") == "1"
 
 
+def test_an_engine_of_a_fleet_drafts_as_its_config_says(
+    become: Any, fleet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LINK_TOKEN, "secret")
+    fleet.write_text(fleet.read_text() + "draft: {scope: fleet, hub: '127.0.0.1:7701'}\n")
+    flags, environment = become("--fleet", str(fleet))
+    assert value_of(flags, "--speculative-algorithm") == ALGORITHM
+    assert value_of(flags, "--speculative-num-draft-tokens") == "17"
+    assert environment[HUB_URL] == "http://127.0.0.1:7701/link"
+    assert json.loads(environment[DRAFT])["scope"] == "fleet"
+
+
 def test_an_engine_of_its_own_has_no_pool_and_no_link(become: Any, fleet: Path) -> None:
     flags, environment = become("--model-path", str(fleet.parent / "model"))
     assert "--hicache-storage-backend" not in flags
@@ -108,6 +121,11 @@ def test_an_engine_of_its_own_has_no_pool_and_no_link(become: Any, fleet: Path) 
     ("change", "flags", "complaint"),
     [
         (("", ""), [], r"engines\.link: set SEER_SGL_LINK_TOKEN"),
+        (
+            ("kv_pool:", "draft: {scope: fleet, hub: 'h:1'}\nkv_pool:"),
+            [],
+            r"draft\.hub: set SEER_SGL_LINK_TOKEN",
+        ),
         (("  link: 127.0.0.1:7700\n", ""), [], r"engines\.link: a KV pool of external engines"),
         (("launch: external", "launch: local"), [], r"engines\.urls: only for"),
         (

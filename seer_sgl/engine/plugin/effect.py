@@ -6,12 +6,11 @@ its part of `/server_info`, which of our hooks really stand where they should.
 
 import os
 import pkgutil
-import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from . import member, pool
+from . import drafting, frames, pool
 
 KEY = "seer_sgl"  # in internal_states[i] of /server_info
 
@@ -43,12 +42,6 @@ def _is_hooked(target: str) -> bool:
         return False
 
 
-def drafting_facts() -> dict[str, Any] | None:
-    """What grouped speculation says of itself, in a server that runs it."""
-    start = sys.modules.get("seer_sgl.engine.plugin.speculation.start")
-    return None if start is None else start.facts()
-
-
 def hook() -> tuple[str, Callable[..., Any], str]:
     """After `Scheduler.get_internal_state`: add our report under `KEY`."""
 
@@ -57,9 +50,9 @@ def hook() -> tuple[str, Callable[..., Any], str]:
             "version": version("seer-sgl"),
             "hooks": len(expected),
             "missing": missing(),
-            "instance": os.environ.get(member.INSTANCE),
+            "instance": os.environ.get(frames.INSTANCE),
             "pool": pool.facts(),
-            "draft": drafting_facts(),
+            "draft": drafting.facts(),
         }
         return result
 

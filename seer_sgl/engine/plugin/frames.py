@@ -1,13 +1,18 @@
-"""What travels on the link between the plugin in an engine and the driver: msgpack, one a message.
+"""What travels on the link between the plugin in an engine and the driver, or the draft hub:
+msgpack, one a message.
 
 A change that an older side would misread raises PROTOCOL; the driver refuses any other.
 """
 
 import msgspec
 
-PROTOCOL = 1
+from seer_sgl.draft import messages as draft
+
+PROTOCOL = 2
 LINK_URL = "SEER_SGL_LINK_URL"  # environment variable: where a server of ours finds its driver
 LINK_TOKEN = "SEER_SGL_LINK_TOKEN"  # and what it shows there
+HUB_URL = "SEER_SGL_HUB_URL"  # the same of a draft hub that is a process of its own
+INSTANCE = "SEER_SGL_INSTANCE"  # a name for this server, given by itself
 MAX_FRAME_BYTES = 1 << 20
 
 
@@ -44,8 +49,8 @@ class Forget(msgspec.Struct, tag="forget", frozen=True):
     keep: int
 
 
-ToDriver = Hello | Stored | Rates
-ToEngine = Forget
+ToDriver = Hello | Stored | Rates | draft.ToHub
+ToEngine = Forget | draft.ToReplica
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_driver = msgspec.msgpack.Decoder(ToDriver).decode

@@ -5,7 +5,6 @@ storage backend itself, as soon as the last page was written.
 """
 
 import logging
-import os
 import queue
 import threading
 import time
@@ -18,10 +17,9 @@ import msgspec
 from seer_sgl.kvpool.namespace import Layout
 
 from . import frames
-from .link import Link
+from .link import Link, driver_link
 
 logger = logging.getLogger(__name__)
-INSTANCE = "SEER_SGL_INSTANCE"  # environment variable: a name for this server, given by itself
 FIRST_CHECK_S = 0.01  # then twice as long each time
 GIVE_UP_S = 5.0  # after which what is there is all that will be
 RATES_EVERY_S = 2.0
@@ -80,7 +78,7 @@ class Member:
         self._forgotten: dict[str, int] = {}  # uid -> tokens to keep, once its writes are over
         self._rates = frames.Rates(0, 0.0, 0, 0.0)
         self._told_rates_at = time.monotonic()
-        self._link = self._connect()
+        self._link = self._join()
         threading.Thread(target=self._run, name="seer-sgl pool", daemon=True).start()
 
     @property
@@ -101,14 +99,13 @@ class Member:
         """A prefill or a fetch took so long. Any thread."""
         self._events.put(rates)
 
-    def _connect(self) -> Link | None:
-        url, token = os.environ.get(frames.LINK_URL), os.environ.get(frames.LINK_TOKEN)
-        if url is None or token is None:
-            return None
+    def _join(self) -> Link | None:
         ranks = self._controller.tp_size * self._controller.pp_size
         rank = self._controller.pp_rank * self._controller.tp_size + self._controller.tp_rank
-        hello = frames.Hello(frames.PROTOCOL, os.environ.get(INSTANCE, ""), rank, ranks)
-        return Link(url, token, hello, self._events.put)
+        link = driver_link(rank, ranks)
+        if link is not None:
+            link.on(frames.Forget, self._events.put)
+        return link
 
     def _run(self) -> None:
         while True:

@@ -16,7 +16,7 @@ import urllib.request
 import uuid
 from typing import Any
 
-from seer_sgl.engine.plugin import API_KEY, cpu, effect, member
+from seer_sgl.engine.plugin import API_KEY, cpu, effect, frames
 from seer_sgl.processes import end_with_parent
 
 cpu.prepare()
@@ -27,7 +27,7 @@ VERIFY_POLL_S = 1.0
 def main(arguments: list[str]) -> None:
     """Run the server until it is told to stop. `arguments`: SGLang's own flags."""
     end_with_parent()
-    os.environ[member.INSTANCE] = uuid.uuid4().hex
+    os.environ[frames.INSTANCE] = uuid.uuid4().hex
     api_key = os.environ.pop(API_KEY, None)
     if api_key is not None:
         arguments = ["--api-key", api_key, *arguments]  # of a repeated flag the last one counts

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.engine.plugin import frames, member
+from seer_sgl.engine.plugin import frames, link, member
 from seer_sgl.engine.plugin.frames import Forget, Hello, Rates, Stored
 from seer_sgl.engine.plugin.member import Member, PageNames, remove_pages
 from seer_sgl.kvpool.namespace import Layout
@@ -63,10 +63,15 @@ class FakeMooncake:
 class Wire:
     """Stands for the link: what the member said, and how to speak to it."""
 
-    def __init__(self, url: str, token: str, hello: Hello, receive: Callable[[Any], None]) -> None:
-        self.address, self.hello, self.receive = (url, token), hello, receive
+    def __init__(self, url: str, token: str, hello: Hello) -> None:
+        self.address, self.hello = (url, token), hello
         self.sent: list[Any] = []
         self.send = self.sent.append
+        self.receive: Callable[[Any], None] = lambda _: None
+
+    def on(self, kind: type, handler: Callable[[Any], None]) -> None:
+        assert kind is Forget
+        self.receive = handler
 
 
 def pages_of(key: str, prior_hash: None, page_size: int) -> list[str]:
@@ -85,10 +90,11 @@ def without_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     utils = ModuleType("sglang.srt.mem_cache.utils")
     utils.get_storage_hash_str = pages_of  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, utils.__name__, utils)
-    monkeypatch.setattr(member, "Link", Wire)
+    monkeypatch.setattr(link, "Link", Wire)
+    monkeypatch.setattr(link, "_links", {})
     monkeypatch.setenv(frames.LINK_URL, "http://driver/link")
     monkeypatch.setenv(frames.LINK_TOKEN, "secret")
-    monkeypatch.setenv(member.INSTANCE, "server-1")
+    monkeypatch.setenv(frames.INSTANCE, "server-1")
 
 
 class Rank:
@@ -182,9 +188,9 @@ def test_a_call_is_acknowledged_once(quiet: Rank) -> None:
 
 def test_a_rank_says_who_it_is() -> None:
     sizes = {"tp_size": 4, "pp_size": 2, "tp_rank": 3, "pp_rank": 1}
-    link: Any = Member(controller(FakeMooncake(), **sizes), LAYOUT)._link
-    assert link.address == ("http://driver/link", "secret")
-    assert link.hello == Hello(frames.PROTOCOL, "server-1", 7, 8)
+    wire: Any = Member(controller(FakeMooncake(), **sizes), LAYOUT)._link
+    assert wire.address == ("http://driver/link", "secret")
+    assert wire.hello == Hello(frames.PROTOCOL, "server-1", 7, 8)
 
 
 def test_kv_is_counted_over_all_ranks() -> None:

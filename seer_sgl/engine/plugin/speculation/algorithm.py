@@ -6,7 +6,8 @@ target (`is_ngram`); what differs is who drafts and how a draft is verified (wor
 
 from typing import Any
 
-NAME = "SEER_GROUP"
+from seer_sgl.engine.plugin.drafting import ALGORITHM
+
 # Attention backends that verify a tree by its mask; the others take the nodes for a chain.
 TREE_BACKENDS = frozenset({"torch_native", "triton", "flashinfer"})
 
@@ -50,8 +51,11 @@ def register() -> None:
             server_args.speculative_eagle_topk = 1
             server_args.speculative_num_steps = 1
 
-    @SpeculativeAlgorithm.register(NAME, supports_overlap=True, spec_class=GroupedSpeculation)
     def worker(_: Any) -> Any:
         from .worker import GroupedWorker
 
         return GroupedWorker
+
+    SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=GroupedSpeculation)(
+        worker
+    )

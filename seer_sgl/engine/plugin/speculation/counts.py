@@ -39,7 +39,9 @@ class Counts:
             return
         rows, places = np.nonzero(accepted.nodes[:, 1:] >= 0)
         written = drafts.sources[rows, accepted.nodes[rows, places + 1] - 1]
-        self.sources.update(source(row, one) for row, one in zip(rows.tolist(), written.tolist(), strict=True))
+        self.sources.update(
+            source(row, one) for row, one in zip(rows.tolist(), written.tolist(), strict=True)
+        )
 
     def facts(self) -> dict[str, Any]:
         """All of it, as JSON."""

@@ -24,11 +24,6 @@ def group() -> Any:
     return parallel.attn_tp_group if is_dp_attention_enabled() else parallel.tp_group
 
 
-def drafts_here() -> bool:
-    """Whether this rank is the one that drafts."""
-    return bool(group().rank_in_group == 0)
-
-
 def agree(plan: Plan, count: int, stride: int) -> Plan:
     """The first rank's plan for `count` requests, on every rank."""
     ranks = group()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from seer_sgl.draft.replica import Replica
 from seer_sgl.engine.wire import ORIGIN
 
+
 class Origin(NamedTuple):
     """Whose response a /generate call continues."""
 
@@ -125,9 +126,7 @@ class Rows:
         origin = origin_of(req)
         ids = req.origin_input_ids
         response = [*ids[origin.prompt_len :], *req.output_ids]
-        slot = self._replica.begin(
-            origin.group, origin.sample, ids[: origin.prompt_len], response
-        )
+        slot = self._replica.begin(origin.group, origin.sample, ids[: origin.prompt_len], response)
         limit = len(ids) + req.sampling_params.max_new_tokens
         return (slot, limit, origin.probe), len(ids) + len(req.output_ids)
 

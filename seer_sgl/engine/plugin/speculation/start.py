@@ -3,15 +3,14 @@
 from typing import Any
 
 from seer_sgl.draft.drafter import Drafter
-from seer_sgl.draft.replica import Replica
 from seer_sgl.draft.steps import StepTimes
+from seer_sgl.engine.plugin import drafting as engine
 
-from . import measure, ranks
+from . import algorithm, measure
 from .drafting import Drafting
-from .settings import settings
 from .shapes import Shapes
 
-_drafting: Drafting | None = None
+DEFAULT_MEMORY = 1 << 30  # bytes, of a server that was started with SGLang's flags alone
 
 
 def widths(stride: int) -> list[int]:
@@ -22,25 +21,23 @@ def widths(stride: int) -> list[int]:
 
 
 def drafting(runner: Any, shapes: Shapes, stride: int) -> Drafting | None:
-    """The engine's Drafting, on the rank that drafts. `stride`: nodes of the widest verification."""
-    global _drafting  # noqa: PLW0603 (one a process; `facts` reads it)
-    times = measure.step_seconds(runner, shapes, widths(stride))
-    if not ranks.drafts_here():
-        return None
-    wanted = settings()
-    drafter = Drafter()
-    replica = Replica(
-        drafter, None, max_tokens=wanted.max_tokens, scope=wanted.scope,
-        vocab_size=runner.model_config.vocab_size,
-    )
-    _drafting = Drafting(drafter, replica, widths(stride), wanted.paths, StepTimes(times))
-    return _drafting
-
-
-def facts() -> dict[str, Any] | None:
-    """What the plugin says of drafting in `/server_info`; None without it."""
+    """This rank's Drafting, if it is the one that drafts. `stride`: nodes of the widest draft."""
     from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+    from sglang.srt.runtime_context import get_exec, get_parallel
 
-    if _drafting is None:
+    times = measure.step_seconds(runner, shapes, widths(stride))
+    wanted = engine.settings() or engine.Settings("engine", stride - 1, 1, DEFAULT_MEMORY)
+    if wanted.paths > 1 and get_exec().kernel.attention_backend not in algorithm.TREE_BACKENDS:
+        backends = ", ".join(sorted(algorithm.TREE_BACKENDS))
+        raise ValueError(f"draft.paths: more than 1 needs an attention backend of {backends}")
+    parallel = get_parallel()
+    rank = parallel.pp_rank * parallel.tp_size + parallel.tp_rank
+    ranks = parallel.tp_size * parallel.pp_size
+    drafter = Drafter()
+    replica = engine.join(drafter, wanted, rank, ranks, runner.model_config.vocab_size)
+    if replica is None:
         return None
-    return {"draft_tokens": get_alloc_reserve_per_decode(), **_drafting.facts()}
+    made = Drafting(drafter, replica, widths(stride), wanted.paths, StepTimes(times))
+    reserve = get_alloc_reserve_per_decode()
+    engine.tell = lambda: {"draft_tokens": reserve, **made.facts()}
+    return made

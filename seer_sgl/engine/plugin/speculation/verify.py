@@ -25,7 +25,7 @@ class Verified(NamedTuple):
     """A verified step of `n` requests, `width` nodes each."""
 
     tokens: torch.Tensor  # int32 [n, width]: the accepted ones and then the bonus token; 0 after
-    index: torch.Tensor  # int64 [n, width]: their nodes in the flattened batch; -1 after
+    nodes: torch.Tensor  # int64 [n, width]: their nodes in the flattened batch; -1 after
     accepted: Accepted
 
 
@@ -50,7 +50,9 @@ def speculates(sampling: Any) -> bool:
     )
 
 
-def verify(runner: Any, batch: Any, output: Any, layout: Layout, positions: torch.Tensor) -> Verified:
+def verify(
+    runner: Any, batch: Any, output: Any, layout: Layout, positions: torch.Tensor
+) -> Verified:
     """Draw at every node, walk, and leave in `output` the logprobs of the accepted tokens.
 
     output: SGLang's LogitsProcessorOutput of the verification, logits [n * width, vocabulary];

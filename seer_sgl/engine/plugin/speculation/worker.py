@@ -25,8 +25,8 @@ from sglang.srt.speculative.spec_utils import (
 from seer_sgl.draft.tree import Layout
 
 from . import ranks, start
-from .mask import attention_mask
 from .drafting import PLAIN, Drafting, Plan
+from .mask import attention_mask
 from .shapes import Shapes
 from .verify import layout_of, speculates, verify
 
@@ -82,9 +82,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         layout = layout_of(last.numpy(), plan)
         return self._verify(batch, plan, layout, on_publish, pp_proxy_tensors)
 
-    def _plan(
-        self, batch: Any, runs: torch.Tensor, run_lens: torch.Tensor, plain: bool
-    ) -> Plan:
+    def _plan(self, batch: Any, runs: torch.Tensor, run_lens: torch.Tensor, plain: bool) -> Plan:
         plan = PLAIN
         if self._drafting is not None:
             plan = self._drafting.plan(
@@ -103,9 +101,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         result = self._target_worker.forward_batch_generation(
             batch, pp_proxy_tensors=pp_proxy_tensors
         )
-        tokens = torch.zeros(
-            (len(batch.reqs), self._stride), dtype=torch.int32, device=self.device
-        )
+        tokens = torch.zeros((len(batch.reqs), self._stride), dtype=torch.int32, device=self.device)
         tokens[:, 0] = result.next_token_ids
         lens = torch.ones(len(batch.reqs), dtype=torch.int32, device=self.device)
         return self._result(result, tokens, lens, batch.seq_lens, on_publish, 1, False)
@@ -126,9 +122,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         result = self._target_worker.forward_batch_generation(
             batch, pp_proxy_tensors=pp_proxy_tensors
         )
-        tokens = torch.zeros(
-            (len(batch.reqs), self._stride), dtype=torch.int32, device=self.device
-        )
+        tokens = torch.zeros((len(batch.reqs), self._stride), dtype=torch.int32, device=self.device)
         tokens[:, 0] = result.next_token_ids
         if batch.return_logprob:
             output = result.logits_output
@@ -136,7 +130,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         lens = torch.ones(len(batch.reqs), dtype=torch.int32, device=self.device)
         return self._result(result, tokens, lens, new_seq_lens, on_publish, 1, True)
 
-    def _verify(  # noqa: PLR0917
+    def _verify(
         self, batch: Any, plan: Plan, layout: Layout, on_publish: Any, pp_proxy_tensors: Any
     ) -> GenerationBatchResult:
         """A step with drafts: the target at every node, then the walk."""
@@ -172,7 +166,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             )
         verified = verify(self.model_runner, batch, result.logits_output, layout, positions)
         lens = torch.from_numpy(verified.accepted.counts).to(self.device)
-        index = verified.index.to(torch.int32)
+        index = verified.nodes.to(torch.int32)
         commit_mamba_states_after_verify(self._target_worker, batch, lens, index, width)
         move_accept_tokens_to_target_kvcache(
             batch, index, lens - 1, self.token_to_kv_pool_allocator
@@ -181,9 +175,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             self._drafting.verified(plan, plan.drafts, verified.accepted)
         tokens = torch.zeros((count, self._stride), dtype=torch.int32, device=self.device)
         tokens[:, :width] = verified.tokens
-        return self._result(
-            result, tokens, lens, batch.seq_lens + lens, on_publish, width, True
-        )
+        return self._result(result, tokens, lens, batch.seq_lens + lens, on_publish, width, True)
 
     def _result(  # noqa: PLR0917
         self,

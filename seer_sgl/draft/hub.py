@@ -1,0 +1,314 @@
+"""The draft hub: the tokens of every group, for all engines that serve it (paper section 3, DGDS).
+
+A pure state machine: no I/O, no clock. It keeps the token log of each sequence, and for each peer
+how much of it that peer has. What a peer has not been sent yet is therefore no queue: a slow reader
+costs a number per sequence, and gets what it lacks when it takes it.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from .messages import (
+    DELTA_BYTES,
+    FRAME_BYTES,
+    MAX_ENTRIES,
+    MAX_NUMBER,
+    MAX_SEQUENCES,
+    TOKEN_BYTES,
+    Delta,
+    Deltas,
+    Done,
+    Leave,
+    Open,
+    ToHub,
+    ToReplica,
+    Want,
+    travelling_name,
+)
+
+MAX_GROUPS = 1 << 16
+MAX_DONE = 1 << 17  # names of finished groups that are remembered
+MAX_WANTS = 1 << 16  # sequences a peer is asked about and has not taken; Open asks again
+LOG_TOKENS = 128  # that an open sequence counts for beside its own: some 500 bytes
+
+
+class _Log:
+    """The tokens of one sequence, and how many of them each peer of the group has."""
+
+    __slots__ = ("group", "known", "newest", "sequence", "tokens")
+
+    def __init__(self, group: str, sequence: int) -> None:
+        self.group = group
+        self.sequence = sequence
+        self.tokens = array("i")
+        self.known: dict[_Peer, int] = {}
+        self.newest: Delta | None = None  # what was sent last: most peers lack the same
+
+    def from_(self, position: int, most: int) -> Delta:
+        """At most `most` tokens from `position` on."""
+        end = min(len(self.tokens), position + most)
+        newest = self.newest
+        if newest is None or newest.position != position or _end(newest) != end:
+            tokens = self.tokens[position:end].tobytes()
+            newest = self.newest = Delta(self.group, self.sequence, position, tokens)
+        return newest
+
+
+class _Group:
+    """A group's logs, and the peers that serve it."""
+
+    __slots__ = ("logs", "name", "peers", "tokens")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tokens = 0  # LOG_TOKENS a sequence included
+        self.logs: dict[int, _Log] = {}
+        self.peers: dict[_Peer, None] = {}
+
+
+class _Peer:
+    """An engine: the groups it serves and what it has to be told."""
+
+    __slots__ = ("behind", "done", "groups", "wants")
+
+    def __init__(self) -> None:
+        self.groups: dict[str, _Group] = {}
+        self.behind: dict[_Log, None] = {}  # logs it may lack something of
+        self.wants: dict[tuple[str, int], int] = {}
+        self.done: dict[str, None] = {}
+
+
+class Hub:
+    """`receive` what peers say, and let each `take` what it is to be told.
+
+    `max_tokens` bounds all logs together; the least recently used groups go first. Nothing a peer
+    says can raise or break it: `refused` counts what made no sense.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self.tokens = 0  # LOG_TOKENS a sequence included
+        self.refused = 0
+        self._groups: OrderedDict[str, _Group] = OrderedDict()  # least recently used first
+        self._peers: dict[str, _Peer] = {}
+        self._done: OrderedDict[str, None] = OrderedDict()
+
+    def __contains__(self, group: str) -> bool:
+        return travelling_name(group) in self._groups
+
+    def of(self, group: str) -> "dict[int, array[int]]":
+        """The tokens of each sequence of a group."""
+        found = self._groups.get(travelling_name(group))
+        return {} if found is None else {n: log.tokens for n, log in found.logs.items()}
+
+    def receive(self, peer: str, message: ToHub) -> None:
+        """A peer said this."""
+        sender = self._peers.get(peer)
+        if sender is None:
+            sender = self._peers[peer] = _Peer()
+        if isinstance(message, Deltas):
+            for delta in message.deltas:
+                self._extend(sender, delta)
+        elif isinstance(message, Open):
+            self._open(sender, message)
+        elif isinstance(message, Leave):
+            for group in message.groups:
+                self._leave(sender, group)
+        elif isinstance(message, Done):
+            for group in message.groups:
+                self.done(group)
+
+    def left(self, peer: str) -> None:
+        """A peer is gone. What it told stays."""
+        gone = self._peers.pop(peer, None)
+        if gone is not None:
+            for group in list(gone.groups):
+                self._leave(gone, group)
+
+    def done(self, group: str) -> None:
+        """A group is complete or given up: forget it, and let those who serve it know."""
+        name = travelling_name(group)
+        self._done[name] = None
+        self._done.move_to_end(name)
+        if len(self._done) > MAX_DONE:
+            self._done.popitem(last=False)
+        for peer in self._drop(name):
+            peer.done[name] = None
+
+    def load(self, group: str, sequence: int, tokens: "array[int]") -> None:
+        """A response of an earlier epoch, as a sequence of its own."""
+        self._extend(None, Delta(travelling_name(group), sequence, 0, tokens.tobytes()))
+
+    def pending(self, peer: str) -> bool:
+        """Whether there may be something for a peer to take."""
+        found = self._peers.get(peer)
+        return found is not None and bool(found.behind or found.wants or found.done)
+
+    def take(self, peer: str) -> ToReplica | None:
+        """The next message to a peer, of FRAME_BYTES at most; None when it has been told all."""
+        found = self._peers.get(peer)
+        if found is None:
+            return None
+        if found.done:
+            names = list(found.done)[:MAX_ENTRIES]
+            for name in names:
+                del found.done[name]
+            return Done(names)
+        if found.wants:
+            return _wanted(found)
+        deltas = _behind(found)
+        return Deltas(deltas) if deltas else None
+
+    def _open(self, peer: _Peer, message: Open) -> None:
+        lacking: list[tuple[str, int, int, int]] = []
+        for name, lengths in message.groups.items():
+            if name in self._done:
+                peer.done[name] = None
+                continue
+            group = self._group(name)
+            group.peers[peer] = None
+            peer.groups[name] = group
+            for sequence, log in group.logs.items():
+                log.known[peer] = known = min(lengths.get(sequence, 0), len(log.tokens))
+                if known < len(log.tokens):
+                    peer.behind[log] = None
+            for sequence, there in lengths.items():
+                log_here = group.logs.get(sequence)
+                have = 0 if log_here is None else len(log_here.tokens)
+                if there > have:
+                    lacking.append((name, sequence, have, there))
+        self._want(peer, lacking)
+
+    def _leave(self, peer: _Peer, name: str) -> None:
+        group = peer.groups.pop(name, None)
+        if group is None:
+            return
+        del group.peers[peer]
+        for log in group.logs.values():
+            log.known.pop(peer, None)
+            peer.behind.pop(log, None)
+        if not group.peers and not group.logs:
+            self._groups.pop(name, None)
+
+    def _want(self, peer: _Peer, lacking: Iterable[tuple[str, int, int, int]]) -> None:
+        """Ask for what is missing, (group, sequence, tokens here, tokens there), as far as there is
+        room: asking must never push other groups out."""
+        room = self.max_tokens - self.tokens
+        for group, sequence, have, there in lacking:
+            missing = there - have + LOG_TOKENS
+            if missing <= room and len(peer.wants) < MAX_WANTS:
+                peer.wants[group, sequence] = have
+                room -= missing
+
+    def _extend(self, peer: _Peer | None, delta: Delta) -> None:
+        count, odd = divmod(len(delta.tokens), TOKEN_BYTES)
+        end = delta.position + count
+        if odd or not count or end > MAX_NUMBER:
+            self.refused += 1
+            return
+        if delta.group in self._done:
+            return
+        if delta.position and delta.group not in self._groups:
+            self._gap(peer, delta, 0, end)
+            return
+        group = self._group(delta.group)
+        log = group.logs.get(delta.sequence)
+        have = 0 if log is None else len(log.tokens)
+        if delta.position > have:
+            self._gap(peer, delta, have, end)
+            return
+        if end > have:
+            if log is None:
+                log = self._new_log(group, delta.sequence, end)
+            elif not self._has_room(group, end - have):
+                log = None
+            if log is None:
+                self.refused += 1
+                return
+            log.tokens.frombytes(delta.tokens[TOKEN_BYTES * (have - delta.position) :])
+            self._count(group, end - have)
+            for other in group.peers:
+                if other is not peer:
+                    other.behind[log] = None
+        if log is not None and peer is not None and peer in group.peers:
+            log.known[peer] = max(end, log.known.get(peer, 0))
+
+    def _gap(self, peer: _Peer | None, delta: Delta, have: int, end: int) -> None:
+        if peer is not None:
+            self._want(peer, [(delta.group, delta.sequence, have, end)])
+
+    def _new_log(self, group: _Group, sequence: int, tokens: int) -> _Log | None:
+        if len(group.logs) >= MAX_SEQUENCES or not self._has_room(group, tokens + LOG_TOKENS):
+            return None
+        log = group.logs[sequence] = _Log(group.name, sequence)
+        self._count(group, LOG_TOKENS)
+        return log
+
+    def _count(self, group: _Group, tokens: int) -> None:
+        group.tokens += tokens
+        self.tokens += tokens
+
+    def _group(self, name: str) -> _Group:
+        """The group, now the most recently used one."""
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = _Group(name)
+            if len(self._groups) > MAX_GROUPS:
+                self._drop(next(iter(self._groups)))
+        else:
+            self._groups.move_to_end(name)
+        return group
+
+    def _has_room(self, group: _Group, tokens: int) -> bool:
+        """Make room for tokens of a group, which is the most recently used one and stays."""
+        if group.tokens + tokens > self.max_tokens:
+            return False
+        while self.tokens + tokens > self.max_tokens:
+            self._drop(next(iter(self._groups)))
+        return True
+
+    def _drop(self, name: str) -> Iterable[_Peer]:
+        """Forget a group; those that served it."""
+        group = self._groups.pop(name, None)
+        if group is None:
+            return ()
+        served = list(group.peers)
+        for peer in served:
+            self._leave(peer, name)
+        self.tokens -= group.tokens
+        return served
+
+
+def _wanted(peer: _Peer) -> Want:
+    """What is asked of a peer, one message of it; the rest stays."""
+    groups: dict[str, dict[int, int]] = {}
+    for group, sequence in list(peer.wants)[:MAX_SEQUENCES]:
+        groups.setdefault(group, {})[sequence] = peer.wants.pop((group, sequence))
+    return Want(groups)
+
+
+def _behind(peer: _Peer) -> list[Delta]:
+    """What a peer lacks, one message of it; the rest stays."""
+    behind, peer.behind = peer.behind, {}
+    deltas: list[Delta] = []
+    room = FRAME_BYTES
+    for log in behind:
+        known = log.known.get(peer, 0)
+        if known >= len(log.tokens):
+            continue
+        most = (room - DELTA_BYTES - 4 * len(log.group)) // TOKEN_BYTES
+        if most <= 0 or len(deltas) == MAX_ENTRIES:
+            peer.behind[log] = None
+            continue
+        delta = log.from_(known, most)
+        deltas.append(delta)
+        room -= delta.cost
+        log.known[peer] = end = _end(delta)
+        if end < len(log.tokens):
+            peer.behind[log] = None
+    return deltas
+
+
+def _end(delta: Delta) -> int:
+    return delta.position + len(delta.tokens) // TOKEN_BYTES

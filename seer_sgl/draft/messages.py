@@ -1,0 +1,123 @@
+"""What the draft hub and the replicas in the engines say to each other.
+
+Tokens are named by (group, sequence, position), so whatever comes twice, late or out of order
+can be told from what is new. Everything has a limit, which decoding enforces.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+import msgspec
+
+MAX_NAME = 200  # characters of a group's name
+MAX_NUMBER = (1 << 31) - 1
+MAX_SEQUENCES = 4096  # of a group: its samples, those of earlier epochs, forks
+MAX_ENTRIES = 1 << 14  # of one message
+FRAME_BYTES = 1 << 19  # of tokens and names in one message: half of what the link takes
+TOKEN_BYTES = 4
+DELTA_BYTES = 32  # of a delta beside its name and tokens, generously
+
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+Names = Annotated[list[Name], msgspec.Meta(max_length=MAX_ENTRIES)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+Lengths = Annotated[dict[Number, Number], msgspec.Meta(max_length=MAX_SEQUENCES)]
+Groups = Annotated[dict[Name, Lengths], msgspec.Meta(max_length=MAX_ENTRIES)]
+
+
+class Open(msgspec.Struct, tag="open", frozen=True):
+    """From an engine: it serves these groups, and has so many tokens of each of their sequences.
+
+    Said when a group begins here, after each connect, and now and then: whatever was lost on the
+    way is made good by it, in both directions.
+    """
+
+    groups: Groups
+
+
+class Leave(msgspec.Struct, tag="leave", frozen=True):
+    """From an engine: it serves these groups no longer."""
+
+    groups: Names
+
+
+class Delta(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Tokens of a response from `position` on, counted from its first; int32 little-endian."""
+
+    group: Name
+    sequence: Number
+    position: Number
+    tokens: bytes
+
+    @property
+    def cost(self) -> int:
+        """Bytes it takes in a message, at most."""
+        return DELTA_BYTES + 4 * len(self.group) + len(self.tokens)
+
+
+class Deltas(msgspec.Struct, tag="deltas", frozen=True):
+    """New tokens: of an engine to the hub, and of all others to an engine."""
+
+    deltas: Annotated[list[Delta], msgspec.Meta(max_length=MAX_ENTRIES)]
+
+
+class Want(msgspec.Struct, tag="want", frozen=True):
+    """From the hub: of these sequences it has so many tokens, and lacks what follows."""
+
+    groups: Groups
+
+
+class Done(msgspec.Struct, tag="done", frozen=True):
+    """These groups are complete or given up: nobody drafts for them any more."""
+
+    groups: Names
+
+
+ToHub = Open | Leave | Deltas | Done
+ToReplica = Deltas | Want | Done
+
+
+def travelling_name(group: str) -> str:
+    """A group's name as messages carry it: itself, or a digest of one that is too long or no
+    proper text (JSON lets half a surrogate pair through)."""
+    encoded = group.encode(errors="backslashreplace")
+    if len(group) <= MAX_NAME and encoded.decode() == group:
+        return group
+    return hashlib.blake2b(encoded, digest_size=16).hexdigest()
+
+
+def pieces(group: str, sequence: int, tokens: "array[int]", position: int) -> Iterator[Delta]:
+    """The tokens from `position` on, each piece short enough for a message."""
+    step = (FRAME_BYTES - DELTA_BYTES - 4 * MAX_NAME) // TOKEN_BYTES
+    for start in range(position, len(tokens), step):
+        yield Delta(group, sequence, start, tokens[start : start + step].tobytes())
+
+
+def batched(deltas: Iterable[Delta]) -> Iterator[Deltas]:
+    """Deltas in as few messages as their sizes allow, in order."""
+    batch: list[Delta] = []
+    room = FRAME_BYTES
+    for delta in deltas:
+        room -= delta.cost
+        if batch and (room < 0 or len(batch) == MAX_ENTRIES):
+            yield Deltas(batch)
+            batch, room = [], FRAME_BYTES - delta.cost
+        batch.append(delta)
+    if batch:
+        yield Deltas(batch)
+
+
+def grouped(lengths: Iterable[tuple[str, dict[int, int]]]) -> Iterator[dict[str, dict[int, int]]]:
+    """(group, lengths) pairs in mappings of at most MAX_ENTRIES sequences and groups."""
+    batch: dict[str, dict[int, int]] = {}
+    room = FRAME_BYTES
+    for group, of in lengths:
+        cost = DELTA_BYTES + 4 * len(group) + 10 * len(of)
+        if batch and (room < cost or len(batch) == MAX_ENTRIES):
+            yield batch
+            batch, room = {}, FRAME_BYTES
+        batch[group] = of
+        room -= cost
+    if batch:
+        yield batch

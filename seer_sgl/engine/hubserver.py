@@ -1,0 +1,32 @@
+"""`seer-sgl drafthub`: a draft hub in a process of its own, for one driver and its engines."""
+
+import asyncio
+import signal
+
+from seer_sgl.config import DraftConfig
+from seer_sgl.errors import ConfigError
+from seer_sgl.processes import require_free_port
+
+from .drafthub import DraftHub
+from .link import open_link, shared_token
+
+
+async def serve_hub(host: str, port: str, memory: str) -> None:
+    """Be a draft hub on host:port until SIGTERM or SIGINT. `memory`: of all tokens, as in `2gb`.
+
+    Raises ConfigError for a port or a size that is none, and without a token.
+    """
+    token = shared_token("driver and the engines", "drafthub")
+    if not port.isdecimal():
+        raise ConfigError(f"drafthub: --port {port} is not a number")
+    try:
+        size = DraftConfig(memory=memory).memory_bytes()
+    except ValueError as error:
+        raise ConfigError(f"drafthub: --memory: {error}") from None
+    require_free_port(int(port), "drafthub: --port", host)
+    over = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    async with open_link(host, int(port), token, DraftHub(size)) as link:
+        print(f"draft hub ready on {link.address}", flush=True)
+        await over.wait()

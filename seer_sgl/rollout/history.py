@@ -1,0 +1,68 @@
+"""Responses of an earlier rollout to the same prompts, for engines to draft from.
+
+A line is a sample as in `samples.jsonl`; all but its `prompt_ids` and `response_ids` is skipped.
+"""
+
+from array import array
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from seer_sgl.config import plain
+from seer_sgl.errors import ConfigError
+from seer_sgl.types import Prompt, token_array
+
+from .prompts import MAX_TOKEN_ID
+
+KEY = "draft.history"
+Tokens = list[Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]]
+
+
+class _Record(msgspec.Struct):
+    prompt_ids: Tokens
+    response_ids: Tokens
+
+
+_decoder = msgspec.json.Decoder(_Record)
+
+
+class History:
+    """Responses by prompt."""
+
+    def __init__(self) -> None:
+        self._responses: dict[bytes, list[array[int]]] = {}
+
+    def add(self, prompt_ids: "array[int]", response_ids: "array[int]") -> None:
+        """One response to a prompt."""
+        self._responses.setdefault(prompt_ids.tobytes(), []).append(response_ids)
+
+    def of(self, prompt: Prompt) -> "list[array[int]]":
+        """All responses to a prompt, in the order of their file."""
+        return self._responses.get(prompt.prompt_ids.tobytes(), [])
+
+
+def read_history(path: Path) -> History:
+    """The responses in a file. Raises ConfigError with file and line."""
+    history, empty = History(), True
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    record = _record(line, f"{KEY}: {path}:{number}")
+                    history.add(token_array(record.prompt_ids), token_array(record.response_ids))
+                    empty = False
+    except OSError as error:
+        raise ConfigError(f"{KEY}: {path}: {error.strerror}") from None
+    if empty:
+        raise ConfigError(f"{KEY}: {path}: no samples")
+    return history
+
+
+def _record(line: bytes, place: str) -> _Record:
+    try:
+        return _decoder.decode(line)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{place}: {plain(str(error))}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise ConfigError(f"{place}: not JSON") from None

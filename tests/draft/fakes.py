@@ -1,0 +1,41 @@
+"""A Drafter that only remembers, for tests of what feeds it."""
+
+from collections.abc import Sequence
+
+
+class FakeDrafter:
+    """The tokens of each (group, sequence), appended as the real one would take them."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, dict[int, list[int]]] = {}
+        self.prompts: dict[str, list[int]] = {}
+        self.slots: dict[int, tuple[str, int]] = {}
+        self._next = 0
+
+    def open(self, group: str, prompt_ids: Sequence[int]) -> None:
+        self.groups.setdefault(group, {})
+        self.prompts.setdefault(group, list(prompt_ids))
+
+    def close(self, group: str) -> None:
+        self.groups.pop(group, None)
+        self.prompts.pop(group, None)
+
+    def append(self, group: str, sequence: int, tokens: Sequence[int]) -> None:
+        assert len(tokens)
+        self.groups[group].setdefault(sequence, []).extend(tokens)
+
+    def attach(self, group: str, sequence: int) -> int:
+        assert group in self.groups
+        self.groups[group].setdefault(sequence, [])
+        self._next += 1
+        self.slots[self._next] = (group, sequence)
+        return self._next
+
+    def detach(self, slot: int) -> None:
+        del self.slots[slot]
+
+    def step(self, slot: int, tokens: Sequence[int]) -> None:
+        """A decode step of one row: its tokens go into the index, if that still has the group."""
+        group, sequence = self.slots[slot]
+        if group in self.groups:
+            self.groups[group][sequence].extend(tokens)

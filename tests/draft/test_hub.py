@@ -1,0 +1,262 @@
+"""The hub: every token once, in order, to whoever lacks it; and nothing anybody says harms it."""
+
+from array import array
+from typing import Any
+
+import msgspec
+import pytest
+
+from seer_sgl.draft import hub as hub_module
+from seer_sgl.draft.hub import LOG_TOKENS, Hub
+from seer_sgl.draft.messages import (
+    FRAME_BYTES,
+    MAX_NAME,
+    MAX_NUMBER,
+    MAX_SEQUENCES,
+    Delta,
+    Deltas,
+    Done,
+    Leave,
+    Open,
+    ToHub,
+    ToReplica,
+    Want,
+    batched,
+    pieces,
+    travelling_name,
+)
+
+PLENTY = 1 << 20
+
+
+def delta(group: str, sequence: int, position: int, *tokens: int) -> Delta:
+    return Delta(group, sequence, position, array("i", tokens).tobytes())
+
+
+def said(*deltas: Delta) -> Deltas:
+    return Deltas(list(deltas))
+
+
+def taken(hub: Hub, peer: str) -> list[ToReplica]:
+    messages = []
+    while (message := hub.take(peer)) is not None:
+        messages.append(message)
+    assert not hub.pending(peer)
+    return messages
+
+
+def of(hub: Hub, group: str) -> dict[int, list[int]]:
+    return {number: list(tokens) for number, tokens in hub.of(group).items()}
+
+
+def opened(**groups: dict[int, int]) -> Open:
+    return Open(groups)
+
+
+@pytest.fixture
+def hub() -> Hub:
+    made = Hub(PLENTY)
+    for peer in ("a", "b"):
+        made.receive(peer, opened(g={}))
+    return made
+
+
+def test_what_one_engine_decodes_goes_to_those_that_serve_the_group(hub: Hub) -> None:
+    hub.receive("c", opened(other={}))
+    hub.receive("a", said(delta("g", 0, 0, 1, 2), delta("g", 1, 0, 7)))
+    hub.receive("a", said(delta("g", 0, 2, 3)))
+    assert taken(hub, "b") == [said(delta("g", 0, 0, 1, 2, 3), delta("g", 1, 0, 7))]
+    assert taken(hub, "a") == taken(hub, "c") == []
+    hub.receive("b", said(delta("g", 1, 1, 8)))
+    assert taken(hub, "a") == [said(delta("g", 1, 1, 8))]
+    assert taken(hub, "b") == []
+
+
+def test_duplicates_and_overlaps_change_nothing(hub: Hub) -> None:
+    for message in (
+        said(delta("g", 0, 0, 1, 2, 3)),
+        said(delta("g", 0, 0, 1, 2, 3)),
+        said(delta("g", 0, 1, 9, 9)),
+        said(delta("g", 0, 2, 9, 4)),
+    ):
+        hub.receive("a", message)
+    assert of(hub, "g") == {0: [1, 2, 3, 4]}
+    assert hub.tokens == 4 + LOG_TOKENS
+
+
+@pytest.mark.parametrize("group", ["g", "unheard of"])
+def test_a_gap_is_never_filled_but_asked_about(hub: Hub, group: str) -> None:
+    hub.receive("a", said(delta("g", 0, 0, 1)))
+    taken(hub, "b")
+    hub.receive("a", said(delta(group, 0, 3, 4), delta(group, 1, 5, 4)))
+    have = {0: 1 if group == "g" else 0, 1: 0}
+    assert taken(hub, "a") == [Want({group: have})]
+    assert of(hub, "g") == {0: [1]}
+    assert taken(hub, "b") == []
+
+
+def test_who_comes_late_gets_what_it_lacks_in_messages_of_bounded_size(hub: Hub) -> None:
+    long = array("i", range(FRAME_BYTES))
+    for part in batched(pieces("g", 0, long, 0)):
+        hub.receive("a", part)
+    hub.receive("a", said(delta("g", 1, 0, 5, 6)))
+    hub.receive("late", opened(g={1: 1, 0: 100}))
+    messages = taken(hub, "late")
+    assert len(messages) == 4
+    assert all(len(msgspec.msgpack.encode(message)) < 1 << 20 for message in messages)
+    replica = {0: long[:100], 1: array("i", [5])}
+    for message in messages:
+        assert isinstance(message, Deltas)
+        for piece in message.deltas:
+            assert piece.position == len(replica[piece.sequence])
+            replica[piece.sequence].frombytes(piece.tokens)
+    assert replica == hub.of("g")
+
+
+def test_a_hub_that_starts_again_asks_for_what_it_lacks() -> None:
+    hub = Hub(PLENTY)
+    hub.receive("a", opened(g={0: 3, 1: 2}))
+    assert taken(hub, "a") == [Want({"g": {0: 0, 1: 0}})]
+    hub.receive("b", opened(g={0: 1}))
+    assert taken(hub, "b") == [Want({"g": {0: 0}})]
+    hub.receive("a", said(delta("g", 0, 0, 1, 2, 3)))
+    hub.receive("b", opened(g={0: 1}))
+    assert taken(hub, "b") == [said(delta("g", 0, 1, 2, 3))]
+
+
+def test_who_left_a_group_hears_no_more_of_it(hub: Hub) -> None:
+    hub.receive("a", said(delta("g", 0, 0, 1)))
+    hub.receive("b", Leave(["g", "unknown"]))
+    hub.receive("a", said(delta("g", 0, 1, 2)))
+    assert taken(hub, "b") == []
+    hub.receive("b", opened(g={}))
+    assert taken(hub, "b") == [said(delta("g", 0, 0, 1, 2))]
+
+
+def test_what_a_dead_engine_told_stays(hub: Hub) -> None:
+    hub.receive("a", said(delta("g", 0, 0, 1)))
+    hub.left("a")
+    hub.left("a")
+    assert not hub.pending("a")
+    assert taken(hub, "a") == []
+    assert taken(hub, "b") == [said(delta("g", 0, 0, 1))]
+
+
+def test_a_finished_group_is_forgotten_and_stays_so(hub: Hub) -> None:
+    hub.receive("a", said(delta("g", 0, 0, 1)))
+    hub.done("g")
+    assert hub.tokens == 0
+    assert "g" not in hub
+    hub.receive("a", said(delta("g", 0, 0, 1, 2), delta("g", 0, 9, 1)))
+    assert "g" not in hub, "late tokens of it are nobody's"
+    assert taken(hub, "a") == taken(hub, "b") == [Done(["g"])]
+    hub.receive("late", opened(g={0: 1}))
+    assert taken(hub, "late") == [Done(["g"])]
+
+
+def test_a_client_of_the_hub_may_say_done_and_bring_history(hub: Hub) -> None:
+    hub.receive("driver", said(delta("g", 8, 0, 1, 2)))
+    assert taken(hub, "a") == [said(delta("g", 8, 0, 1, 2))]
+    hub.receive("driver", Done(["g"]))
+    assert Done(["g"]) in taken(hub, "a")
+    assert taken(hub, "driver") == []
+
+
+def test_the_names_of_finished_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "MAX_DONE", 2)
+    hub = Hub(PLENTY)
+    for name in ("x", "y", "x", "z"):
+        hub.done(name)
+    assert list(hub._done) == ["x", "z"]
+
+
+def test_history_is_a_sequence_like_any_other(hub: Hub) -> None:
+    name = "g" * (MAX_NAME + 1)
+    hub.load(name, 8, array("i", [4, 5]))
+    assert of(hub, name) == {8: [4, 5]}
+    hub.receive("a", Open({travelling_name(name): {}}))
+    assert taken(hub, "a") == [said(delta(travelling_name(name), 8, 0, 4, 5))]
+    hub.done(name)
+    assert name not in hub
+
+
+def test_the_groups_used_longest_ago_make_room() -> None:
+    hub = Hub(4 * (LOG_TOKENS + 10))
+    hub.receive("a", opened(g0={}))
+    for i in range(4):
+        hub.load(f"g{i}", 0, array("i", range(10)))
+    hub.receive("b", said(delta("g0", 0, 10, 1)))  # used again, and one token too much
+    assert [name for name in ("g0", "g1", "g2", "g3") if name in hub] == ["g0", "g2", "g3"]
+    assert taken(hub, "a") == [said(delta("g0", 0, 0, *range(10), 1))]
+    hub.load("g4", 0, array("i", range(1000)))
+    assert hub.of("g4") == {}, "what can never fit is refused"
+    assert "g0" in hub, "and pushes nobody out"
+    assert hub.refused == 1
+    assert hub.tokens <= hub.max_tokens
+
+
+def test_asking_pushes_nobody_out() -> None:
+    hub = Hub(3 * LOG_TOKENS)
+    hub.load("kept", 0, array("i", range(10)))
+    hub.receive("a", opened(g={0: 100, 1: 100, 2: 10**9}))
+    assert taken(hub, "a") == [Want({"g": {0: 0}})]
+    assert "kept" in hub
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Deltas([Delta("g", 0, 0, b"abc")]),
+        Deltas([Delta("g", 0, 0, b"")]),
+        Deltas([Delta("g", 0, MAX_NUMBER, b"abcd")]),
+        Deltas([Delta("g", 0, MAX_NUMBER - 1, b"abcd")]),
+        Open({"g": {0: MAX_NUMBER}}),
+        Open({f"g{i}": {} for i in range(1000)}),
+        Open({"g": dict.fromkeys(range(MAX_SEQUENCES), MAX_NUMBER)}),
+        Leave(["g", "g", "h"]),
+        Done(["h", "h"]),
+    ],
+)
+def test_nonsense_does_no_harm(hub: Hub, message: ToHub) -> None:
+    hub.receive("a", said(delta("g", 0, 0, 1, 2)))
+    hub.receive("evil", message)
+    hub.receive("evil", message)
+    assert of(hub, "g") == {0: [1, 2]}
+    assert taken(hub, "b") == [said(delta("g", 0, 0, 1, 2))]
+    assert len(taken(hub, "evil")) <= 1
+    hub.left("evil")
+    assert len(hub._groups) == 1
+
+
+def test_more_sequences_or_groups_than_there_may_be_are_refused(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "MAX_SEQUENCES", 3)
+    monkeypatch.setattr(hub_module, "MAX_GROUPS", 5)
+    monkeypatch.setattr(hub_module, "MAX_WANTS", 2)
+    hub.receive("evil", said(*(delta("g", i, 0, 1) for i in range(9))))
+    assert sorted(hub.of("g")) == [0, 1, 2]
+    hub.receive("evil", said(*(delta("g", i, 7, 1) for i in range(9))))
+    assert taken(hub, "evil") == [Want({"g": {0: 1, 1: 1}})]
+    hub.receive("evil", Open({f"h{i}": {} for i in range(9)}))
+    assert len(hub._groups) == 5
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        ["deltas", [["g", -1, 0, b""]]],
+        {"type": "deltas", "deltas": [["g", 0, -1, b"abcd"]]},
+        {"type": "deltas", "deltas": [["g", 0, 1 << 31, b"abcd"]]},
+        {"type": "deltas", "deltas": [["g" * (MAX_NAME + 1), 0, 0, b"abcd"]]},
+        {"type": "deltas", "deltas": [["g", 0, 0, [1, 2]]]},
+        {"type": "open", "groups": {"g": {-1: 3}}},
+        {"type": "open", "groups": {"g": {1: -3}}},
+        {"type": "open", "groups": {"g": dict.fromkeys(range(MAX_SEQUENCES + 1), 1)}},
+        {"type": "leave", "groups": [3]},
+        {"type": "done", "groups": "g"},
+    ],
+)
+def test_impossible_values_are_not_even_decoded(garbage: Any) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(garbage), type=ToHub)

@@ -1,0 +1,511 @@
+"""The replica: an index that is always right, traffic that heals itself, bounds on everything."""
+
+import itertools
+from array import array
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seer_sgl.draft import replica as replica_module
+from seer_sgl.draft.holdings import SEQUENCES
+from seer_sgl.draft.hub import Hub
+from seer_sgl.draft.messages import (
+    MAX_NAME,
+    MAX_SEQUENCES,
+    Delta,
+    Deltas,
+    Done,
+    Leave,
+    Open,
+    ToHub,
+    ToReplica,
+    Want,
+    travelling_name,
+)
+from seer_sgl.draft.replica import DRAIN_TOKENS, IDLE_S, RESYNC_S, Replica, Scope
+from tests.draft.fakes import FakeDrafter
+
+PROMPT = [1, 2, 3]
+PLENTY = 1 << 20
+
+
+def delta(group: str, sequence: int, position: int, *tokens: int) -> Delta:
+    return Delta(group, sequence, position, array("i", tokens).tobytes())
+
+
+class Engine:
+    """A replica, its Drafter, and what it sends."""
+
+    def __init__(
+        self,
+        scope: Scope = "fleet",
+        max_tokens: int = PLENTY,
+        hub: bool = True,
+        vocab_size: int = 1 << 20,
+    ) -> None:
+        self.drafter = FakeDrafter()
+        self.sent: list[ToHub] = []
+        send = self.sent.append if hub else None
+        self.replica = Replica(
+            self.drafter, send, max_tokens=max_tokens, scope=scope, vocab_size=vocab_size
+        )
+        self.now = 0.0
+
+    def decode(self, slot: int, *tokens: int) -> None:
+        self.drafter.step(slot, tokens)
+        self.replica.grown(slot, list(tokens))
+
+    def pass_time(self, seconds: float = 0.1) -> list[ToHub]:
+        """What it sends when so much time has passed."""
+        self.now += seconds
+        self.replica.drain(self.now)
+        sent, self.sent[:] = list(self.sent), []
+        return sent
+
+    def hear(self, *messages: ToReplica) -> None:
+        for message in messages:
+            self.replica.received(message)
+        self.replica.drain(self.now)
+
+    def index(self, group: str = "g") -> list[list[int]]:
+        """The sequences of a group in the Drafter."""
+        return sorted(self.drafter.groups[group].values())
+
+    def check(self) -> None:
+        """The Drafter has what the replica believes it has, within its bound."""
+        held = self.replica._held
+        for group in held.groups.values():
+            for log in group.index:
+                assert self.drafter.groups[log.home].get(log.index, []) == list(log.tokens)
+        assert held.tokens == sum(group.tokens for group in held.groups.values())
+
+
+def test_what_is_decoded_here_is_sent_in_one_message_a_flush() -> None:
+    engine = Engine()
+    first = engine.replica.begin("g", 0, PROMPT, [])
+    second = engine.replica.begin("g", 1, PROMPT, [])
+    assert engine.pass_time() == [Open({"g": {0: 0, 1: 0}})]
+    engine.decode(first, 5)
+    engine.decode(second, 6, 7)
+    engine.replica.drain(engine.now + 0.01)
+    assert not engine.sent, "not at every step"
+    engine.decode(first, 8)
+    assert engine.pass_time() == [Deltas([delta("g", 0, 0, 5, 8), delta("g", 1, 0, 6, 7)])]
+    assert engine.pass_time() == []
+    assert engine.drafter.prompts == {"g": PROMPT}
+    engine.check()
+
+
+def test_what_others_decoded_goes_into_the_index() -> None:
+    engine = Engine()
+    slot = engine.replica.begin("g", 0, PROMPT, [9])
+    sibling = engine.replica.begin("g", 2, PROMPT, [4])
+    engine.hear(Deltas([delta("g", 1, 0, 5, 6), delta("unknown", 0, 0, 1)]))
+    engine.hear(Deltas([delta("g", 1, 1, 6, 7), delta("g", 1, 0, 5)]))
+    assert engine.index() == [[4], [5, 6, 7], [9]]
+    sources = [engine.replica.source(slot, i) for i in (-1, 0, 1, 2)]
+    assert sources == ["prompt", "own", "here", "elsewhere"]
+    assert engine.replica.source(sibling, 0) == "here"
+    engine.pass_time()
+    assert engine.pass_time() == [], "and is not sent back"
+    engine.check()
+
+
+def test_a_gap_is_asked_about_and_not_too_often() -> None:
+    engine = Engine()
+    engine.replica.begin("g", 0, PROMPT, [])
+    engine.pass_time()
+    engine.pass_time(1.0)
+    engine.hear(Deltas([delta("g", 1, 3, 5)]))
+    assert engine.index() == [[]]
+    assert engine.pass_time() == [Open({"g": {0: 0}})]
+    engine.hear(Deltas([delta("g", 1, 4, 5)]))
+    assert engine.pass_time() == []
+
+
+def test_a_call_goes_on_where_the_last_one_ended() -> None:
+    engine = Engine()
+    slot = engine.replica.begin("g", 3, PROMPT, [])
+    engine.decode(slot, 5, 6)
+    engine.replica.end(slot)
+    slot = engine.replica.begin("g", 3, PROMPT, [5, 6])
+    engine.decode(slot, 7)
+    engine.replica.end(slot)
+    slot = engine.replica.begin("g", 3, PROMPT, [5, 6, 7, 8])  # 8 came on another engine
+    engine.decode(slot, 9)
+    assert engine.index() == [[5, 6, 7, 8, 9]]
+    deltas, opening = engine.pass_time()
+    assert deltas == Deltas([delta("g", 3, 0, 5, 6, 7, 8, 9)])
+    assert opening == Open({"g": {3: 5}})
+    engine.check()
+
+
+def test_what_other_engines_decoded_is_not_sent_unless_the_hub_lacks_it() -> None:
+    engine = Engine()
+    slot = engine.replica.begin("g", 0, PROMPT, [5, 6])
+    engine.decode(slot, 7)
+    assert engine.pass_time() == [Deltas([delta("g", 0, 2, 7)]), Open({"g": {0: 3}})]
+    engine.hear(Want({"g": {0: 1, 8: 0}, "unknown": {0: 0}}))
+    assert engine.sent == [Deltas([delta("g", 0, 1, 6, 7)])]
+
+
+@pytest.mark.parametrize("response", [[5], [5, 9], [5, 9, 9, 9]])
+def test_a_call_that_went_another_way_is_a_sequence_of_its_own(response: list[int]) -> None:
+    engine = Engine()
+    engine.replica.begin("g", 0, PROMPT, [])
+    engine.hear(Deltas([delta("g", 3, 0, 5, 6, 7)]))
+    engine.pass_time()
+    slot = engine.replica.begin("g", 3, PROMPT, response)
+    engine.decode(slot, 8)
+    assert engine.index() == sorted([[], [5, 6, 7], [*response, 8]])
+    sent = engine.pass_time()[0]
+    assert isinstance(sent, Deltas)
+    assert [array("i", part.tokens).tolist() for part in sent.deltas] == [[*response, 8]]
+    number = sent.deltas[0].sequence
+    assert number != 3
+    assert number % SEQUENCES == 3
+    engine.replica.end(slot)
+    slot = engine.replica.begin("g", 3, PROMPT, [*response, 8])
+    engine.decode(slot, 1)
+    assert engine.pass_time() == [Deltas([delta("g", number, len(response) + 1, 1)])]
+    engine.check()
+
+
+def test_a_running_call_is_not_touched_by_what_a_lost_engine_had_gone_further() -> None:
+    engine = Engine()
+    slot = engine.replica.begin("g", 3, PROMPT, [5])
+    engine.decode(slot, 6)
+    engine.pass_time()
+    engine.hear(Deltas([delta("g", 3, 1, 7, 8)]))
+    engine.decode(slot, 9)
+    assert engine.drafter.groups["g"][0] == [5, 6, 9]
+    deltas = engine.pass_time(1.0)[0]
+    assert isinstance(deltas, Deltas)
+    assert deltas.deltas[0].tokens == array("i", [5, 6, 9]).tobytes()
+    assert deltas.deltas[0].sequence % SEQUENCES == 3
+    engine.hear(Deltas([delta("g", 3, 0, 5, 7, 8)]))
+    assert engine.index() == [[5, 6, 9], [5, 7, 8]]
+    engine.check()
+
+
+def test_two_calls_of_one_sequence_at_once_do_not_mix() -> None:
+    engine = Engine()
+    slots = [engine.replica.begin("g", -1, PROMPT, [5]) for _ in range(2)]
+    engine.decode(slots[0], 6)
+    engine.decode(slots[1], 7)
+    assert engine.index() == [[5, 6], [5, 7]]
+
+
+def test_a_group_is_left_when_it_was_idle_and_joined_again_when_it_is_not() -> None:
+    engine = Engine()
+    slot = engine.replica.begin("g", 0, PROMPT, [5])
+    engine.pass_time()
+    engine.replica.end(slot)
+    sent = list(itertools.chain(*(engine.pass_time(1.0) for _ in range(int(IDLE_S) + 2))))
+    assert sent[-1] == Leave(["g"])
+    assert [type(message) for message in sent].count(Leave) == 1
+    assert engine.pass_time(RESYNC_S) == []
+    assert engine.index() == [[5]], "siblings may come back"
+    engine.replica.begin("g", 1, PROMPT, [])
+    assert engine.pass_time() == [Open({"g": {0: 1, 1: 0}})]
+
+
+def test_a_group_that_is_done_is_closed_even_while_it_runs() -> None:
+    engine = Engine()
+    slot = engine.replica.begin("g", 0, PROMPT, [])
+    engine.pass_time()
+    engine.hear(Done(["g", "unknown"]))
+    engine.decode(slot, 5)
+    engine.replica.end(slot)
+    assert not engine.drafter.groups
+    assert not engine.drafter.slots
+    assert engine.pass_time() == []
+    assert engine.replica.facts()["tokens"] == 0
+
+
+def test_the_idle_group_used_longest_ago_makes_room() -> None:
+    engine = Engine(max_tokens=30)
+    for name in ("a", "b", "c"):
+        slot = engine.replica.begin(name, 0, PROMPT, list(range(4)))
+        engine.pass_time()
+        if name != "b":
+            engine.replica.end(slot)
+    engine.hear(Deltas([delta("c", 1, 0, *range(10))]))
+    assert sorted(engine.drafter.groups) == ["b", "c"]
+    assert engine.sent == [Leave(["a"])]
+    engine.hear(Deltas([delta("b", 1, 0, *range(20))]))
+    assert sorted(engine.drafter.groups) == ["b"]
+    engine.hear(Deltas([delta("b", 2, 0, *range(20))]))
+    assert engine.replica.facts()["refused_tokens"] == 20
+    assert engine.replica.facts()["tokens"] == 27
+    engine.check()
+
+
+def test_when_all_run_the_oldest_group_stops_drafting() -> None:
+    engine = Engine(max_tokens=10)
+    old = engine.replica.begin("old", 0, PROMPT, [])
+    engine.replica.begin("new", 0, PROMPT, [])
+    engine.decode(old, *range(6))
+    engine.pass_time(2.0)
+    assert list(engine.drafter.groups) == ["new"]
+    engine.decode(old, 1)
+    engine.replica.end(old)
+    engine.check()
+
+
+def test_the_work_of_one_step_is_bounded() -> None:
+    engine = Engine()
+    engine.replica.begin("g", 0, PROMPT, [])
+    tokens = range(5 * DRAIN_TOKENS)
+    engine.replica.received(Deltas([delta("g", 1, 0, *tokens)]))
+    lengths = []
+    while engine.replica._arrived or engine.replica._pending:
+        engine.replica.drain(engine.now)
+        lengths.append(len(engine.drafter.groups["g"].get(1, [])))
+    steps = [after - before for before, after in itertools.pairwise([0, *lengths])]
+    assert all(step <= DRAIN_TOKENS for step in steps)
+    assert engine.index() == [[], list(tokens)]
+    engine.check()
+
+
+def test_what_finds_the_queue_full_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "MAX_WAITING", 100)
+    engine = Engine()
+    engine.replica.begin("g", 0, PROMPT, [])
+    engine.pass_time(5.0)
+    for i in range(100):
+        engine.replica.received(Deltas([delta("g", 1, i, 7)]))
+    assert sum(map(replica_module._size, engine.replica._arrived)) <= 100
+    assert engine.replica.facts()["lost_messages"] == 98
+    assert engine.pass_time(2.0) == [Open({"g": {0: 0, 1: 2}})]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        delta("g", 1, 0, 5, -1),
+        delta("g", 1, 0, 1 << 20),
+        Delta("g", 1, 0, b"abc"),
+        Delta("g", 1, 0, b""),
+        Delta("g", 1, (1 << 31) - 1, b"abcd"),
+    ],
+)
+def test_nonsense_never_reaches_the_index(bad: Delta) -> None:
+    engine = Engine()
+    engine.replica.begin("g", 0, PROMPT, [])
+    engine.hear(Deltas([bad]))
+    assert engine.index() == [[]]
+    engine.check()
+
+
+def test_sequences_of_a_group_are_bounded() -> None:
+    engine = Engine()
+    engine.replica.begin("g", 0, PROMPT, [])
+    engine.replica.received(Deltas([delta("g", i, 0, 1) for i in range(2 * MAX_SEQUENCES)]))
+    while engine.replica._pending or engine.replica._arrived:
+        engine.replica.drain(engine.now)
+    assert len(engine.index()) == MAX_SEQUENCES
+
+
+@pytest.mark.parametrize("name", ["g" * (MAX_NAME + 1), "\ud800"])
+def test_names_that_cannot_travel_do_so_as_digests(name: str) -> None:
+    engine = Engine()
+    slot = engine.replica.begin(name, 0, PROMPT, [])
+    sent = engine.pass_time()
+    assert sent == [Open({travelling_name(name): {0: 0}})]
+    assert msgspec.msgpack.encode(sent)
+    assert engine.replica.source(slot, 0) == "own"
+
+
+def test_after_a_reconnect_everything_that_is_served_is_told_again() -> None:
+    engine = Engine()
+    engine.decode(engine.replica.begin("g", 0, PROMPT, []), 5)
+    engine.decode(engine.replica.begin("h", 0, PROMPT, []), 6)
+    engine.pass_time()
+    engine.replica.connected()
+    assert engine.pass_time() == [Open({"g": {0: 1}, "h": {0: 1}})]
+
+
+def test_an_engine_that_shares_nothing_still_takes_history_and_done() -> None:
+    engine = Engine("engine")
+    slot = engine.replica.begin("g", 0, PROMPT, [])
+    engine.decode(slot, 5)
+    assert engine.pass_time() == [Open({"g": {}})]
+    engine.hear(Deltas([delta("g", 8, 0, 6, 7)]), Want({"g": {0: 0}}))
+    assert engine.index() == [[5], [6, 7]]
+    engine.decode(slot, 6)
+    engine.replica.connected()
+    assert engine.pass_time() == [Open({"g": {8: 2}})]
+    engine.hear(Done(["g"]))
+    assert not engine.drafter.groups
+
+
+def test_a_request_of_its_own_sees_no_sibling() -> None:
+    engine = Engine("request")
+    first = engine.replica.begin("g", 0, PROMPT, [5])
+    second = engine.replica.begin("g", 1, PROMPT, [])
+    engine.decode(second, 6)
+    assert engine.drafter.slots[first][0] != engine.drafter.slots[second][0]
+    assert list(engine.drafter.prompts.values()) == [PROMPT, PROMPT]
+    assert engine.pass_time() == [Open({"g": {}})]
+    engine.replica.end(first)
+    again = engine.replica.begin("g", 0, PROMPT, [5])
+    assert len(engine.drafter.groups) == 2
+    assert engine.replica.source(again, 0) == "own"
+    engine.hear(Done(["g"]))
+    engine.replica.end(again)
+    assert not engine.drafter.groups
+
+
+def test_without_a_hub_it_all_works_and_nothing_is_sent() -> None:
+    engine = Engine("engine", hub=False)
+    slot = engine.replica.begin("g", 0, PROMPT, [])
+    engine.decode(slot, 5)
+    engine.replica.begin("g", 1, PROMPT, [])
+    engine.pass_time(1.0)
+    engine.replica.end(slot)
+    engine.pass_time(2 * IDLE_S)
+    assert engine.index() == [[], [5]]
+    assert engine.sent == []
+    engine.check()
+
+
+class Network:
+    """Engines and a hub, between them frames that may be lost, doubled and overtaken."""
+
+    def __init__(self, engines: int) -> None:
+        self.engines = [Engine() for _ in range(engines)]
+        self.hub = Hub(PLENTY)
+        self.up: list[tuple[int, ToHub]] = []
+        self.down: list[tuple[int, ToReplica]] = []
+        self.truth: dict[tuple[str, int], list[int]] = {}
+        self.live: dict[tuple[str, int], tuple[int, int]] = {}  # engine and slot
+        self.tokens = itertools.count(1)
+
+    def begin(self, engine: int, group: str, sequence: int) -> None:
+        if (group, sequence) not in self.live:
+            response = self.truth.setdefault((group, sequence), [])
+            slot = self.engines[engine].replica.begin(group, sequence, PROMPT, response)
+            self.live[group, sequence] = engine, slot
+
+    def decode(self, group: str, sequence: int, count: int) -> None:
+        if (group, sequence) in self.live:
+            engine, slot = self.live[group, sequence]
+            tokens = list(itertools.islice(self.tokens, count))
+            self.truth[group, sequence] += tokens
+            self.engines[engine].decode(slot, *tokens)
+
+    def end(self, group: str, sequence: int) -> None:
+        if (group, sequence) in self.live:
+            engine, slot = self.live.pop((group, sequence))
+            self.engines[engine].replica.end(slot)
+
+    def flow(self, seconds: float) -> None:
+        """Time passes; what is sent is under way."""
+        for number, engine in enumerate(self.engines):
+            self.up += [(number, message) for message in engine.pass_time(seconds)]
+            while (message := self.hub.take(str(number))) is not None:
+                self.down.append((number, message))
+            engine.check()
+
+    def step(self, seconds: float) -> None:
+        """Every call that runs decodes a token, and what is due is sent."""
+        for group, sequence in list(self.live):
+            self.decode(group, sequence, 1)
+        self.flow(seconds)
+
+    def deliver(self, which: int, fate: str) -> None:
+        """One frame arrives, twice, or never; any of those under way."""
+        count = len(self.up) + len(self.down)
+        if not count:
+            return
+        which %= count
+        queue, which = (
+            (self.up, which) if which < len(self.up) else (self.down, which - len(self.up))
+        )
+        number, message = queue[which] if fate == "twice" else queue.pop(which)
+        if fate == "lost":
+            return
+        if isinstance(message, Open | Leave | Done) or queue is self.up:
+            self.hub.receive(str(number), message)  # type: ignore[arg-type]
+        else:
+            self.engines[number].hear(message)
+
+    def rush(self, fates: list[str]) -> None:
+        """Everything under way is on its way, these fates first."""
+        for fate in fates:
+            self.deliver(0, fate)
+            self.deliver(-1, fate)
+        while self.up or self.down:
+            self.deliver(0, "arrives")
+
+    def restart(self) -> None:
+        """The hub dies with all it knew, and the sockets with it."""
+        self.hub = Hub(PLENTY)
+        self.up.clear()
+        self.down.clear()
+        for engine in self.engines:
+            engine.replica.connected()
+
+    def heal(self) -> None:
+        """Everything arrives, in order, for a while."""
+        for _ in range(4 * int(RESYNC_S)):
+            self.flow(0.5)
+            while self.up or self.down:
+                self.deliver(0, "arrives")
+
+    def check_prefixes(self) -> None:
+        everywhere = [engine.replica._held.groups for engine in self.engines]
+        for groups in everywhere:
+            for group in groups.values():
+                for number, log in group.logs.items():
+                    assert self.truth[group.name, number][: len(log.tokens)] == list(log.tokens)
+        for name in ("g", "h"):
+            for number, tokens in self.hub.of(name).items():
+                assert self.truth[name, number][: len(tokens)] == list(tokens)
+
+    def check_complete(self) -> None:
+        for engine in self.engines:
+            for group in engine.replica._held.groups.values():
+                if not group.told:
+                    continue
+                for (name, number), tokens in self.truth.items():
+                    if name == group.name and tokens:
+                        assert list(group.logs[number].tokens) == tokens
+
+
+FATES = ("arrives", "arrives", "twice", "lost")
+SEQUENCE = (st.sampled_from("gh"), st.integers(0, 2))
+ENGINE = st.integers(0, 2)
+ACTION = st.one_of(
+    st.tuples(st.just("begin"), ENGINE, *SEQUENCE),
+    st.tuples(st.just("decode"), *SEQUENCE, st.integers(1, 4)),
+    st.tuples(st.just("decode"), *SEQUENCE, st.integers(1, 4)),
+    st.tuples(st.just("end"), *SEQUENCE),
+    st.tuples(st.just("step"), st.sampled_from([0.1, 0.1, 2.0])),
+    st.tuples(st.just("step"), st.sampled_from([0.1, 0.1, 2.0])),
+    st.tuples(st.just("deliver"), st.integers(0, 99), st.sampled_from(FATES)),
+    st.tuples(st.just("rush"), st.lists(st.sampled_from(FATES), max_size=8)),
+    st.tuples(st.just("rush"), st.lists(st.sampled_from(FATES), max_size=8)),
+    st.tuples(st.just("restart")),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(ACTION, min_size=20, max_size=80))
+def test_replicas_are_prefixes_of_the_truth_and_converge_once_frames_flow(
+    actions: list[tuple[object, ...]],
+) -> None:
+    network = Network(3)
+    for name, sequence in itertools.product("gh", range(3)):
+        network.begin(sequence, name, sequence)
+    for action, *arguments in actions:
+        getattr(network, str(action))(*arguments)
+        network.check_prefixes()
+    for name, sequence in itertools.product("gh", range(3)):
+        network.begin(sequence, name, sequence)
+    network.heal()
+    network.check_prefixes()
+    network.check_complete()

@@ -1,0 +1,376 @@
+"""Drafting over the link, on real sockets: what one engine decodes reaches another, whoever else
+connects, stops reading or says nonsense."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from array import array
+from asyncio.subprocess import PIPE
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from seer_sgl.config import DraftConfig
+from seer_sgl.draft.messages import FRAME_BYTES, Delta, Deltas, Done, Open, ToReplica
+from seer_sgl.draft.replica import Replica
+from seer_sgl.engine import drafting as engine_flags
+from seer_sgl.engine.drafthub import DistantHub, DraftHub
+from seer_sgl.engine.link import LinkServer, open_link
+from seer_sgl.engine.plugin import drafting, frames
+from seer_sgl.engine.plugin import link as engine_side
+from seer_sgl.engine.plugin.frames import Hello
+from seer_sgl.engine.plugin.link import Link
+from seer_sgl.processes import free_port
+from tests.draft.fakes import FakeDrafter
+from tests.engine.test_link import DEADLINE_S, closed, until
+
+MEMORY = 1 << 26
+
+
+@pytest.fixture(autouse=True)
+def reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_side, "RECONNECT_S", 0.02)
+    monkeypatch.setattr(engine_side, "_links", {})
+
+
+class Engine:
+    """An engine's scheduler process: a replica on a link, whose steps are taken by the test."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.drafter = FakeDrafter()
+        self.replica = Replica(self.drafter, link.offer, max_tokens=1 << 20)
+        for kind in drafting.FROM_HUB:
+            link.on(kind, self.replica.received)
+        link.on_connect(self.replica.connected)
+        self.now = 0.0
+
+    def step(self) -> None:
+        self.now += 0.1
+        self.replica.drain(self.now)
+
+    def decode(self, slot: int, *tokens: int) -> None:
+        self.drafter.step(slot, tokens)
+        self.replica.grown(slot, tokens)
+
+    def index(self, group: str) -> list[list[int]]:
+        return sorted(self.drafter.groups.get(group, {}).values())
+
+
+async def while_stepping(engines: list[Engine], condition: Callable[[], object]) -> None:
+    """Let the engines work until something is so."""
+
+    def step() -> object:
+        for engine in engines:
+            engine.step()
+        return condition()
+
+    await until(step)
+
+
+async def all_have(engines: list[Engine], *sequences: list[int]) -> None:
+    """Let the engines work until each has these sequences of group g."""
+    await while_stepping(
+        engines, lambda: all(engine.index("g") == sorted(sequences) for engine in engines)
+    )
+
+
+@asynccontextmanager
+async def engine(url: str, token: str, instance: str, rank: int = 0) -> AsyncIterator[Engine]:
+    link = Link(url, token, Hello(frames.PROTOCOL, instance, rank, 1 + rank))
+    try:
+        yield Engine(link)
+    finally:
+        link.close()
+        await until(lambda: not link._thread.is_alive())
+
+
+@asynccontextmanager
+async def hub_on(port: int, token: str = "secret") -> AsyncIterator[LinkServer]:
+    async with open_link("127.0.0.1", port, token, DraftHub(MEMORY)) as server:
+        yield server
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[LinkServer]:
+    async with open_link(drafts=DraftHub(MEMORY)) as opened:
+        yield opened
+
+
+def hub_of(server: LinkServer) -> DraftHub:
+    assert server.drafts is not None
+    return server.drafts
+
+
+@asynccontextmanager
+async def raw(server: LinkServer, instance: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+    """A socket that has said hello, and on which anything can be said."""
+    headers = {"Authorization": f"Bearer {server.token}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.ws_connect(server.url) as socket,
+    ):
+        await socket.send_bytes(frames.encode(Hello(frames.PROTOCOL, instance, 0, 1)))
+        yield socket
+
+
+async def test_what_one_engine_decodes_is_in_the_index_of_the_other(server: LinkServer) -> None:
+    async with (
+        engine(server.url, server.token, "one") as one,
+        engine(server.url, server.token, "two") as two,
+    ):
+        first = one.replica.begin("g", 0, [1], [])
+        second = two.replica.begin("g", 1, [1], [])
+        one.decode(first, 5, 6)
+        two.decode(second, 7)
+        await all_have([one, two], [5, 6], [7])
+        hub_of(server).load("g", 2, array("i", [8]))
+        await all_have([one, two], [5, 6], [7], [8])
+        hub_of(server).done("g")
+        await while_stepping([one, two], lambda: not one.drafter.groups and not two.drafter.groups)
+
+
+async def test_engines_come_back_to_a_hub_that_starts_again_and_lose_nothing() -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/link"
+    async with engine(url, "secret", "one") as one, engine(url, "secret", "two") as two:
+        one.decode(one.replica.begin("g", 0, [1], []), 5)
+        slot = two.replica.begin("g", 1, [1], [])
+        for tokens in ([6], [6, 7]):
+            async with hub_on(port):
+                two.decode(slot, tokens[-1])
+                await all_have([one, two], [5], tokens)
+            one.step()
+            two.step()
+
+
+async def test_only_the_first_rank_of_a_server_speaks_of_drafts(server: LinkServer) -> None:
+    async with engine(server.url, server.token, "one", rank=1) as second:
+        second.link.send(Deltas([Delta("g", 0, 0, b"abcd")]))
+        second.link.send(frames.Rates(1, 1.0, 0, 0.0))
+        heard: list[frames.Rates] = []
+        server.on_rates = heard.append
+        second.link.send(frames.Rates(1, 1.0, 0, 0.0))
+        await until(lambda: heard)
+        assert "g" not in hub_of(server).hub
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\xc1",
+        b"\x00" * 1000,
+        frames.encode(Deltas([Delta("g", -1, 0, b"abcd")])),
+        frames.encode(Deltas([Delta("g", 0, -1, b"abcd")])),
+        frames.encode(Deltas([Delta("g" * 999, 0, 0, b"abcd")])),
+        frames.encode(Open({"g": {0: -1}})),
+        frames.encode(Deltas([Delta("g", 0, 0, bytes(frames.MAX_FRAME_BYTES))])),
+    ],
+    ids=["garbage", "zeros", "sequence", "position", "name", "length", "huge"],
+)
+async def test_a_hostile_frame_closes_its_socket_only(server: LinkServer, garbage: bytes) -> None:
+    async with engine(server.url, server.token, "one") as one, raw(server, "evil") as socket:
+        one.decode(one.replica.begin("g", 0, [1], []), 5)
+        await while_stepping([one], lambda: 0 in hub_of(server).hub.of("g"))
+        await socket.send_bytes(garbage)
+        assert await closed(socket)
+        hub_of(server).load("g", 1, array("i", [6]))
+        await all_have([one], [5], [6])
+    assert list(hub_of(server).hub.of("g")) == [0, 1]
+
+
+async def test_who_has_not_said_hello_drafts_with_nobody(server: LinkServer) -> None:
+    headers = {"Authorization": f"Bearer {server.token}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.ws_connect(server.url) as socket,
+    ):
+        await socket.send_bytes(frames.encode(Deltas([Delta("g", 0, 0, b"abcd")])))
+        await socket.send_bytes(frames.encode(Hello(frames.PROTOCOL + 1, "new", 0, 1)))
+        assert await closed(socket)
+    assert "g" not in hub_of(server).hub
+
+
+async def test_a_reader_that_stops_holds_up_nobody_and_no_memory(
+    server: LinkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames_long = 40
+    response = array("i", range(FRAME_BYTES // 5))
+    hub = hub_of(server).hub
+    take, taken = hub.take, Counter[str]()
+
+    def counted(peer: str) -> ToReplica | None:
+        message = take(peer)
+        taken[peer.partition("#")[0]] += message is not None
+        return message
+
+    monkeypatch.setattr(hub, "take", counted)
+
+    async def read(socket: aiohttp.ClientWebSocketResponse) -> None:
+        lacking = frames_long
+        while lacking:
+            message = frames.decode_to_engine((await socket.receive(DEADLINE_S)).data)
+            assert isinstance(message, Deltas)
+            lacking -= sum(delta.position == 0 for delta in message.deltas)
+
+    async with raw(server, "slow") as slow, raw(server, "fast") as fast:
+        for socket in (slow, fast):
+            await socket.send_bytes(frames.encode(Open({"g": {}})))
+        await until(lambda: "g" in hub and len(hub._groups["g"].peers) == 2)
+        for sequence in range(frames_long):
+            hub_of(server).load("g", sequence, response)
+        await read(fast)
+        assert taken["slow"] < frames_long / 2, "the rest is in nobody's queue"
+        await read(slow)
+
+
+async def test_a_driver_speaks_to_a_distant_hub_again_after_it_started_again() -> None:
+    port = free_port()
+    distant = DistantHub(f"http://127.0.0.1:{port}/link", "secret")
+    try:
+        distant.load("g", 8, array("i", [1, 2]))
+        distant.load("h", 8, array("i", [3]))
+        async with hub_on(port) as server:
+            first = hub_of(server).hub
+            await until(lambda: {8} == set(first.of("g")) == set(first.of("h")))
+        async with hub_on(port) as server:
+            second = hub_of(server).hub
+            await until(lambda: {8} == set(second.of("g")) == set(second.of("h")))
+            distant.done("g")
+            await until(lambda: "g" not in second)
+            assert "h" in second
+    finally:
+        distant.close()
+        await until(lambda: not distant._link._thread.is_alive())
+
+
+def test_an_offer_to_nobody_is_declined() -> None:
+    link = Link("http://127.0.0.1:9/link", "secret", Hello(frames.PROTOCOL, "one", 0, 1))
+    link.offer(Done(["g"]))
+    assert not link._waiting
+    link.close()
+
+
+async def test_the_links_of_a_process_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(frames.LINK_TOKEN, "secret")
+    for name in (frames.LINK_URL, frames.HUB_URL):
+        monkeypatch.delenv(name, raising=False)
+    assert engine_side.driver_link(0, 1) is None
+    assert engine_side.hub_link(0, 1) is None
+    monkeypatch.setenv(frames.LINK_URL, "http://127.0.0.1:9/link")
+    assert engine_side.driver_link(0, 1) is engine_side.hub_link(0, 1)
+    monkeypatch.setenv(frames.HUB_URL, "http://127.0.0.1:10/link")
+    assert engine_side.driver_link(0, 1) is not engine_side.hub_link(0, 1)
+    for link in engine_side._links.values():
+        link.close()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_the_worker_joins_with_what_the_environment_says(
+    server: LinkServer, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = DraftConfig(scope="fleet", max_draft_tokens=8, paths=2, memory="1mb")
+    assert engine_flags.flags(config) == {
+        "speculative-algorithm": "SEER_GROUP",
+        "speculative-num-draft-tokens": 9,
+    }
+    for name, value in engine_flags.environment(config).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(frames.LINK_URL, server.url)
+    monkeypatch.setenv(frames.LINK_TOKEN, server.token)
+    monkeypatch.setenv(frames.INSTANCE, "one")
+    wanted = drafting.settings()
+    assert wanted == drafting.Settings("fleet", 8, 2, 1 << 20)
+    assert wanted.max_tokens == (1 << 20) // drafting.INDEX_BYTES
+    drafter = FakeDrafter()
+    replica = drafting.join(drafter, wanted, rank, 2, vocab_size=100)
+    if rank:
+        assert replica is None
+        await until(lambda: server._sockets.get("one"))
+    else:
+        assert replica is not None
+        drafter.step(slot := replica.begin("g", 0, [1], []), [5])
+        replica.grown(slot, [5])
+        told = replica
+
+        def flushed() -> object:
+            told.drain(told._now + 0.1)
+            return hub_of(server).hub.of("g")
+
+        await until(flushed)
+    for link in engine_side._links.values():
+        link.close()
+
+
+def test_without_drafting_an_engine_is_started_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(drafting.DRAFT, raising=False)
+    assert engine_flags.flags(DraftConfig()) == engine_flags.environment(DraftConfig()) == {}
+    assert drafting.settings() is None
+    assert drafting.facts() is None
+    hub = DraftConfig(scope="fleet", hub="h:1")
+    assert engine_flags.environment(hub)[frames.HUB_URL] == "http://h:1/link"
+    assert json.loads(engine_flags.environment(hub)[drafting.DRAFT])["scope"] == "fleet"
+
+
+COMMAND = [sys.executable, "-m", "seer_sgl", "drafthub"]
+
+
+def environment(token: str | None) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name != frames.LINK_TOKEN}
+    return inherited if token is None else inherited | {frames.LINK_TOKEN: token}
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGINT])
+async def test_a_hub_of_its_own_serves_until_it_is_told_to_stop(ended_by: signal.Signals) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "--port", "0", stdout=PIPE, stderr=PIPE, env=environment("secret")
+    )
+    assert process.stdout is not None
+    try:
+        line = (await process.stdout.readline()).decode()
+        address = line.removeprefix("draft hub ready on ").strip()
+        assert address.startswith("127.0.0.1:")
+        url = f"http://{address}/link"
+        async with engine(url, "secret", "one") as one, engine(url, "secret", "two") as two:
+            one.decode(one.replica.begin("g", 0, [1], []), 5)
+            two.decode(two.replica.begin("g", 1, [1], []), 6)
+            await all_have([one, two], [5], [6])
+            process.send_signal(ended_by)
+            said, complaints = await process.communicate()
+        assert (process.returncode, said, complaints) == (0, b"", b"")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("options", "token", "complaint"),
+    [
+        ("--port x", "secret", "--port x is not a number"),
+        ("--port 99999", "secret", "--port: there is no port 99999"),
+        ("--port 0 --memory much", "secret", "--memory: 'much' is not a size"),
+        ("--port 0 --host 203.0.113.1", "secret", "--port: 203.0.113.1:0: Cannot assign"),
+        ("--port 0", None, "set SEER_SGL_LINK_TOKEN, the same here and for the driver and"),
+    ],
+)
+def test_a_hub_that_cannot_be_is_refused_in_one_line(
+    options: str, token: str | None, complaint: str
+) -> None:
+    done = subprocess.run(
+        [*COMMAND, *options.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(token),
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"seer-sgl: drafthub: {complaint}")
+    assert len(done.stderr.splitlines()) == 1
+    assert not done.stdout

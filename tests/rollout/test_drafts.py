@@ -1,0 +1,118 @@
+"""What the draft hub hears of a rollout, and the history that comes from an earlier one."""
+
+import json
+from array import array
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from seer_sgl.config import parse
+from seer_sgl.errors import ConfigError
+from seer_sgl.rollout.admission import check_engines
+from seer_sgl.rollout.drafts import DraftKeeper
+from seer_sgl.rollout.history import History, read_history
+from seer_sgl.types import Chunk, Group, Move
+from tests.helpers import make_group
+from tests.rollout.test_report import info
+
+IDS = list(range(10))  # of make_group's prompts
+
+
+class FakeHub:
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def load(self, group: str, sequence: int, tokens: "array[int]") -> None:
+        self.heard.append((group, sequence, list(tokens)))
+
+    def done(self, group: str) -> None:
+        self.heard.append(group)
+
+
+def send(keeper: DraftKeeper, group: Group, index: int) -> None:
+    chunk = Chunk(
+        request=group.requests[index],
+        engine_id="a",
+        rid="r/",
+        max_new_tokens=1,
+        kv_tokens=1,
+        move=Move.STAY,
+        migrated=False,
+    )
+    keeper.sent(chunk, 1.0)
+
+
+def finish(keeper: DraftKeeper, group: Group, index: int) -> None:
+    group.requests[index].finish("stop", None, 1.0)
+    keeper.finished(group.requests[index])
+
+
+def test_a_group_is_over_when_its_last_request_is() -> None:
+    hub, group = FakeHub(), make_group("g", n=2)
+    keeper = DraftKeeper(hub)
+    for index in (0, 1):
+        assert hub.heard == []
+        send(keeper, group, index)
+        finish(keeper, group, index)
+    assert hub.heard == ["g"]
+
+
+def test_a_group_that_is_given_up_is_over_once_and_one_that_never_began_is_not_mentioned() -> None:
+    hub, group = FakeHub(), make_group("g", n=2)
+    keeper = DraftKeeper(hub)
+    keeper.given_up(make_group("never sent"))
+    send(keeper, group, 0)
+    keeper.given_up(group)
+    keeper.given_up(group)
+    assert hub.heard == ["g"]
+
+
+def test_history_comes_with_the_first_chunk_as_sequences_after_the_groups_own() -> None:
+    hub, history = FakeHub(), History()
+    group = make_group("g", n=2)
+    history.add(array("i", IDS), array("i", [5]))
+    history.add(array("i", [1]), array("i", [7]))
+    history.add(array("i", IDS), array("i", [6]))
+    keeper = DraftKeeper(hub, history)
+    send(keeper, group, 1)
+    send(keeper, group, 0)
+    assert hub.heard == [("g", 2, [5]), ("g", 3, [6])]
+
+
+def test_samples_are_found_by_their_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    sample = {"group_id": "g", "prompt_ids": IDS, "response_ids": [1, 2], "text": "x"}
+    path.write_text(json.dumps(sample) + "\n\n" + json.dumps(sample | {"response_ids": []}))
+    history = read_history(path)
+    assert [list(ids) for ids in history.of(make_group().prompt)] == [[1, 2], []]
+    assert history.of(make_group(prompt_len=3).prompt) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", ": no samples"),
+        ("{", ":1: not JSON"),
+        ("\n\xff", ":2: not JSON"),
+        ("[]", ":1: expected object, got array"),
+        ('{"prompt_ids": [1]}', ":1: object missing required field response_ids"),
+        ('{"prompt_ids": [1], "response_ids": [-1]}', r":1: response_ids\[0\]: expected int >= 0"),
+        ('{"prompt_ids": [1], "response_ids": ["a"]}', r":1: response_ids\[0\]: expected int"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=rf"^draft\.history: .*f\.jsonl{complaint}") as raised:
+        read_history(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_engines_that_do_not_draft_are_refused_where_drafting_is_asked_for() -> None:
+    config = parse({"model": {"path": "m"}, "draft": {"scope": "fleet"}})
+    drafting = msgspec.structs.replace(info("a"), draft_tokens=17)
+    check_engines(config, [drafting])
+    with pytest.raises(ConfigError, match=r"draft\.scope: engine b .* drafts nothing"):
+        check_engines(config, [drafting, info("b")])
