@@ -46,7 +46,7 @@ def engine_urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]
     usable = sorted(os.sched_getaffinity(0))
     cores = [{usable[i % len(usable)]} for i in range(2)]
     urls = two_urls()
-    with servers(urls, SERVER_FLAGS, logs, cores=cores):
+    with servers(urls, [SERVER_FLAGS] * 2, logs, cores=cores):
         yield urls
 
 
@@ -58,19 +58,19 @@ def two_urls() -> list[str]:
 @contextlib.contextmanager
 def servers(
     urls: Sequence[str],
-    flags: Sequence[str],
+    flags: Sequence[Sequence[str]],
     logs: Path,
     environment: Mapping[str, str] | None = None,
     cores: Sequence[set[int]] = (),
 ) -> Iterator[None]:
     """Engines at `urls`, each as its user would start it in a terminal of its own; gone at the
-    end. `cores`: to pin each to."""
+    end. `flags` and `cores`: of each."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        for i, url in enumerate(urls):
+        for i, (url, own) in enumerate(zip(urls, flags, strict=True)):
             with (logs / f"e{i}.log").open("wb") as output:
                 process = subprocess.Popen(
-                    [*SEER_SGL, "engine", *flags, "--port", url.rpartition(":")[2]],
+                    [*SEER_SGL, "engine", *own, "--port", url.rpartition(":")[2]],
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},

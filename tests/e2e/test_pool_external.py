@@ -39,6 +39,7 @@ def fleet_of(urls: list[str], master: str) -> dict[str, Any]:
             "namespace": "this-test",
             "page_size": PAGE,
         },
+        "draft": {"scope": "fleet"},
         "scheduling": {"chunk_tokens": 128},
         "sampling": {"max_response_len": 1000},
         "rollout": {"seed": 11},
@@ -61,7 +62,7 @@ async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere
         config = fleet_of(urls, master)
         fleet = tmp_path / "fleet.yaml"
         fleet.write_text(yaml.safe_dump(config))
-        with servers(urls, ["--fleet", str(fleet)], tmp_path, RANKS):
+        with servers(urls, [["--fleet", str(fleet)]] * 2, tmp_path, RANKS):
             alone = {**config["engines"], "urls": urls[:1]}
             undivided = {**config, "engines": alone, "scheduling": {"divide": False}}
             whole, plain = await roll(undivided, PROMPTS)
@@ -70,6 +71,7 @@ async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere
             parts, report = await roll(config, PROMPTS, [seen], placement=moves)
     assert plain["chunks"] == plain["samples"] == 8 * PROMPTS
     assert_identical(whole, parts)
+    assert report["accept_length"] > 1.2, "both ranks verify what the first one drafts"
     # On a busy machine an acknowledgement may be given up; what was acknowledged must be there.
     assert report["fetches"] >= 0.5 * report["migrations"] > 10
     within_a_page = [tokens <= PAGE + 1 for tokens in seen.recomputed_after_fetch]
