@@ -144,8 +144,8 @@ def together(results: Sequence[Acceptance]) -> Acceptance:
     )
 
 
-def measure_worth(length: int) -> dict[str, Figures]:
-    """Accepted and drafted tokens a step. "full": ours without its minimum probability.
+def measure_worth(length: int) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """[accepted, drafted] tokens a step. "full": ours without its minimum probability.
 
     Every group has an index of its own, SGLang's too: it knows no groups and would mix them.
     """
@@ -159,10 +159,10 @@ def measure_worth(length: int) -> dict[str, Figures]:
     }
     for references in (0, 1, 7, 15):
         streams[f"reasoner +{references}"] = (recorded(), [15], references)
-    table: dict[str, Figures] = {}
+    table: dict[str, dict[str, dict[str, list[float]]]] = {}
     for budget, paths in ((8, 1), (16, 1), (16, TREE_PATHS)):
         kind = f"{'chain' if paths == 1 else 'tree'} of {budget}"
-        table[kind] = defaultdict(dict)
+        table[kind] = {}
         for stream, (groups, live, references) in streams.items():
             results: dict[str, list[Acceptance]] = defaultdict(list)
             for group in groups:
@@ -172,15 +172,18 @@ def measure_worth(length: int) -> dict[str, Figures]:
                 arms.append(("seer-sgl, full", Ours(paths, min_probability=1e-6)))
                 for name, arm in arms:
                     results[name].append(replay(arm, [group], live, references, budget))
-            for name, values in results.items():
-                total = together(values)
-                table[kind][name][f"{stream} accepted"] = round(total.accepted, 3)
-                table[kind][name][f"{stream} drafted"] = round(total.drafted, 2)
+            table[kind][stream] = {
+                name: [round(total.accepted, 3), round(total.drafted, 2)]
+                for name, total in ((name, together(each)) for name, each in results.items())
+            }
     return table
 
 
 def measure_paper() -> dict[str, dict[str, float]]:
-    """The paper's table on the reasoner: accepted tokens a step with the bonus token."""
+    """The paper's table on the reasoner: accepted tokens a step with the bonus token.
+
+    "share of gain": what n references add, as a share of what they add in the paper.
+    """
     table: dict[str, dict[str, float]] = {}
     groups = recorded()
     for paths in (1, 2, 4):
@@ -198,7 +201,7 @@ def measure_paper() -> dict[str, dict[str, float]]:
         table[f"{paths} paths"] = {
             **{f"n={references}": round(value, 2) for references, value in row.items()},
             **{
-                f"share of the paper's gain, n={references}": round(
+                f"share of gain, n={references}": round(
                     (row[references] - row[0]) / (paper[references] - paper[0]), 2
                 )
                 for references in (1, 5, 15)
@@ -210,11 +213,16 @@ def measure_paper() -> dict[str, dict[str, float]]:
 def show(title: str, figures: dict[str, Any]) -> None:
     """A block of the readable report."""
     print(title)
+    columns = list(dict.fromkeys(key for values in figures.values() for key in values))
+    widths = [max(len(column), 13) for column in columns]
+    print(f"  {'':20}", *(f"{c:>{w}}" for c, w in zip(columns, widths, strict=True)))
     for name, values in figures.items():
-        text = "  ".join(
-            f"{key} {'-' if value is None else value}" for key, value in values.items()
-        )
-        print(f"  {name:20} {text}")
+        cells = [values.get(column) for column in columns]
+        texts = [
+            "-" if cell is None else " / ".join(map(str, cell)) if isinstance(cell, list) else cell
+            for cell in cells
+        ]
+        print(f"  {name:20}", *(f"{t:>{w}}" for t, w in zip(texts, widths, strict=True)))
 
 
 def main() -> None:
@@ -236,7 +244,7 @@ def main() -> None:
         show(f"one group of {options.siblings} x {options.large} tokens", group)
         show(f"its {options.siblings} sequences append {NEW} tokens in a call", {"ours": pauses})
         for kind, figures in worth.items():
-            show(f"accepted and drafted tokens a step, {kind}", figures)
+            show(f"accepted / drafted tokens a step, {kind}", figures)
         show("mean acceptance length on the reasoner, by finished siblings", paper)
     print(
         json.dumps(

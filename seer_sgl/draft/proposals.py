@@ -189,7 +189,8 @@ def _seen(index: Index, state: int, at_end: bool) -> int:
 def _escape(index: Index, state: int) -> float:
     """How many occurrences the unknown counts for after a context."""
     states = index.states
-    return states[state, CHILDREN] * (1.0 + SHORT / float64(states[state, LENGTH]))
+    ways = float64(states[state, CHILDREN])
+    return ways * (1.0 + SHORT / float64(states[state, LENGTH]))
 
 
 @part
