@@ -20,7 +20,7 @@ Float32 = NDArray[np.float32]
 
 SHORT = 4.0  # tokens: a context of this length leaves twice as much to the unknown
 VOTERS = 4  # contexts that decide about a token
-SCANNED = 32  # edges of a fork that are looked at, the newest; the likeliest always is
+SCANNED = 16  # edges of a fork that are looked at, the newest; the likeliest always is
 FRONTIER = 64  # open nodes; those above a probability of 0.1 are about ten
 
 # A draft is no longer than its context warrants: tokens a token of context, and some anyway.
@@ -209,6 +209,8 @@ def _fork(
     likeliest = int64(states[state, NEXT])
     prob = share * states[likeliest, COUNT]
     _push(frontier, first, states[state, TOKEN], parent, prob, likeliest, min_probability)
+    if prob < min_probability:  # so is every other
+        return
     edge = int64(states[state, EDGE])
     for _ in range(scanned):
         if edge == 0:
