@@ -184,7 +184,7 @@ def test_the_prompt_is_drafted_from_too() -> None:
     assert drafts.sources[0, :2].tolist() == [-1, -1]
 
 
-def test_interleaved_and_whole_appends_give_the_same_drafts() -> None:
+def test_interleaved_and_whole_appends_give_the_same_index() -> None:
     dice = np.random.default_rng(1)
     texts = [dice.integers(0, 5, 200).tolist() for _ in range(3)]
     whole, pieces = Drafter(), Drafter()
@@ -196,12 +196,11 @@ def test_interleaved_and_whole_appends_give_the_same_drafts() -> None:
         for number, text in enumerate(texts):
             pieces.append("g", number, text[start : start + 7])
     for number in range(3):
-        a, b = (
-            draft(drafter, [drafter.attach("g", number)], [[]], paths=4)
-            for drafter in (whole, pieces)
-        )
+        slots = [drafter.attach("g", number) for drafter in (whole, pieces)]
+        a, b = draft(whole, slots[:1], [[]]), draft(pieces, slots[1:], [[]])
         assert a.matches == b.matches
-        assert np.allclose(np.sort(a.probs[0, : a.counts[0]]), np.sort(b.probs[0, : b.counts[0]]))
+    assert whole.tokens == pieces.tokens
+    assert whole.nbytes == pieces.nbytes  # as many states and edges
 
 
 def test_growth_keeps_what_was_written_and_the_slots() -> None:
