@@ -92,7 +92,8 @@ class Ours:
         return self.drafter.step(slots, tokens[:0], np.zeros_like(counts), budgets, self._paths)
 
     def step(self, batch: Any) -> Any:
-        return self.drafter.step(*batch, self._paths)
+        slots, tokens, counts, budgets = batch
+        return self.drafter.step(slots, tokens, counts, budgets, self._paths)
 
     def trees(self, drafts: Any) -> list[Tree]:
         rows = zip(drafts.tokens, drafts.parents, drafts.counts, strict=True)
@@ -153,7 +154,7 @@ class Arctic:
         return [Tree(draft.token_ids, draft.parents) for draft in drafts]
 
     def nbytes(self) -> int | None:
-        return sum(tree.estimate_memory() for tree in self._groups.values())
+        return sum(int(tree.estimate_memory()) for tree in self._groups.values())
 
 
 class Ngram:
@@ -169,7 +170,8 @@ class Ngram:
         cpu.prepare()
         from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
 
-        # SGLang's defaults but for the width: its 8 continuations for a tree, 1 for a chain.
+        # SGLang's defaults but for the width: its 8 continuations for a tree, 1 for a chain, which
+        # is a chain for each of the contexts until the draft is full.
         self._corpus = NgramCorpus(
             draft_token_num=budget + 1,
             max_bfs_breadth=8 if paths > 1 else 1,

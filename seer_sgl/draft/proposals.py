@@ -1,11 +1,10 @@
 """What an index proposes after a text: a chain, or a tree found best first (paper section 3).
 
 The context is the longest suffix of the text that has come up before; the text's own fresh end
-never has a continuation, so it cannot predict itself. A continuation's probability is its share of
-what followed the context, smoothed: a context seen n times leaves ESCAPE / (n + ESCAPE) to the
-unknown, more where it is short, else one occurrence out of one would look certain. The first token
-is voted on by the longest few contexts, each deciding over what the longer ones left (the back-off
-of PPM, Cleary & Witten 1984); from there on the longest context decides alone.
+never has a continuation, so it cannot predict itself. What followed the context n times in c
+different ways leaves about c / (n + c) to the unknown, which the next shorter context decides
+about, and so on: the back-off of PPM (Cleary & Witten 1984; method C, Moffat 1990). Without it one
+occurrence out of one would look certain.
 """
 
 from typing import NamedTuple
@@ -13,21 +12,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .automaton import COUNT, EDGE, LABEL, LENGTH, LINK, NEXT, SIBLING, TO, TOKEN, Index
+from .automaton import CHILDREN, COUNT, EDGE, LABEL, LENGTH, LINK, NEXT, SIBLING, TO, TOKEN, Index
 from .compiled import float64, int64, part
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 
-ESCAPE = 0.5
 SHORT = 4.0  # tokens: a context of this length leaves twice as much to the unknown
-VOTERS = 4  # contexts that vote on the first token
-SCANNED = 32  # edges of a fork that are looked at, the newest; the likeliest always is
-FRONTIER = 64  # open nodes; those above a probability of 0.1 are ten at most
+VOTERS = 4  # contexts that decide about a token
+SCANNED = 16  # edges of a fork that are looked at, the newest; the likeliest always is
+FRONTIER = 64  # open nodes; those above a probability of 0.1 are about ten
 
-# A draft is no longer than the context it comes from allows: tokens a token of context, and more.
-DRAFT_PER_CONTEXT = 2.0
-DRAFT_ANYWAY = 2.0
+# A draft is no longer than its context warrants: tokens a token of context, and some anyway.
+DRAFT_PER_CONTEXT = 4.0
+DRAFT_ANYWAY = 8.0
 
 
 class Drafted(NamedTuple):
@@ -88,19 +86,19 @@ def propose(
     length = float64(index.states[context, LENGTH])
     budget = min(budget, int64(length * DRAFT_PER_CONTEXT + DRAFT_ANYWAY))
     frontier.size[0] = 0
-    _vote(index, context, paths, min_probability, frontier)
+    scanned = 0 if paths == 1 else SCANNED
+    _vote(index, context, True, 1.0, -1, scanned, paths, min_probability, frontier)
     count = 0
     while count < budget and frontier.size[0] > 0:
         _take(frontier, drafted, count)
         if paths == 1:
             return _follow(index, budget, min_probability, drafted)
-        # At the end of a text: what has followed its suffix elsewhere.
-        state = context_of(index, drafted.states[count])
+        end = int64(drafted.states[count])
+        state = context_of(index, end)
         if state > 0:
-            share = drafted.probs[count] / (_seen(index, state, 0) + _escape(index, state))
-            first = int64(frontier.size[0])
-            _fork(index, state, share, count, first, SCANNED, min_probability, frontier)
-            _keep(frontier, first, paths, min_probability)
+            prob = float64(drafted.probs[count])
+            at_end = state != end
+            _vote(index, state, at_end, prob, count, scanned, paths, min_probability, frontier)
         count += 1
     return count
 
@@ -112,11 +110,12 @@ def _follow(index: Index, budget: int, min_probability: float, drafted: Drafted)
     state, prob = int64(drafted.states[0]), float64(drafted.probs[0])
     count = 1
     while count < budget:
-        state = context_of(index, state)
+        end = state
+        state = context_of(index, end)
         if state <= 0:
             break
         following = int64(states[state, NEXT])
-        prob *= states[following, COUNT] / (_seen(index, state, 0) + _escape(index, state))
+        prob *= _likelihood(index, state, state != end)
         if prob < min_probability:
             break
         drafted.tokens[count] = states[state, TOKEN]
@@ -129,39 +128,69 @@ def _follow(index: Index, budget: int, min_probability: float, drafted: Drafted)
 
 
 @part
-def _vote(
-    index: Index, context: int, paths: int, min_probability: float, frontier: Frontier
-) -> None:
-    """Put the first tokens on the frontier: by the context, then by shorter ones."""
+def _likelihood(index: Index, state: int, at_end: bool) -> float:
+    """The blended probability of the likeliest token after a context."""
     states = index.states
-    scanned = 0 if paths == 1 else SCANNED
-    state, left = int64(context), float64(1.0)
+    token = states[state, TOKEN]
+    total, left = float64(0.0), float64(1.0)
     for _ in range(VOTERS):
-        # The text's own end is an occurrence of the context that nothing has followed yet.
+        if states[state, TOKEN] != token:  # counted as if it never came up there
+            break
         escape = _escape(index, state)
-        share = left / (_seen(index, state, 1) + escape)
-        _fork(index, state, share, -1, 0, scanned, min_probability / VOTERS, frontier)
+        share = left / (_seen(index, state, at_end) + escape)
+        total += share * states[states[state, NEXT], COUNT]
+        left = share * escape
+        state = int64(states[state, LINK])
+        if state <= 0:
+            break
+    return min(float64(1.0), total)
+
+
+@part
+def _vote(
+    index: Index,
+    state: int,
+    at_end: bool,
+    prob: float,
+    parent: int,
+    scanned: int,
+    paths: int,
+    min_probability: float,
+    frontier: Frontier,
+) -> None:
+    """Put what follows a context on the frontier: by the context itself, then by shorter ones."""
+    states = index.states
+    first = int64(frontier.size[0])
+    left = float64(prob)
+    for _ in range(VOTERS):
+        escape = _escape(index, state)
+        share = left / (_seen(index, state, at_end) + escape)
+        _fork(index, state, share, parent, first, scanned, min_probability / VOTERS, frontier)
         left = share * escape
         state = int64(states[state, LINK])
         if state <= 0 or left < min_probability:
             break
-    _keep(frontier, 0, paths, min_probability)
+    _keep(frontier, first, paths, min_probability)
 
 
 @part
-def _seen(index: Index, state: int, unfinished: int) -> int:
-    """Occurrences of a context that were followed by something.
+def _seen(index: Index, state: int, at_end: bool) -> int:
+    """Occurrences of a context that something has followed.
 
-    The end of the prompt is one occurrence that many responses follow.
+    `at_end`: one of them is the end of a text, which nothing has followed yet. That of the prompt
+    is followed by as many tokens as there are responses.
     """
     states = index.states
-    return int64(max(states[state, COUNT] - unfinished, states[states[state, NEXT], COUNT]))
+    followed = states[state, COUNT] - int64(at_end)
+    return int64(max(followed, states[states[state, NEXT], COUNT]))
 
 
 @part
 def _escape(index: Index, state: int) -> float:
     """How many occurrences the unknown counts for after a context."""
-    return ESCAPE * (1.0 + SHORT / float64(index.states[state, LENGTH]))
+    states = index.states
+    ways = float64(states[state, CHILDREN])
+    return ways * (1.0 + SHORT / float64(states[state, LENGTH]))
 
 
 @part
@@ -180,6 +209,8 @@ def _fork(
     likeliest = int64(states[state, NEXT])
     prob = share * states[likeliest, COUNT]
     _push(frontier, first, states[state, TOKEN], parent, prob, likeliest, min_probability)
+    if prob < min_probability:  # so is every other
+        return
     edge = int64(states[state, EDGE])
     for _ in range(scanned):
         if edge == 0:

@@ -145,12 +145,12 @@ def test_a_draft_is_a_tree_of_continuations_that_have_come_up(
 
 
 def test_a_sequence_never_predicts_from_its_own_fresh_end() -> None:
-    drafter = Drafter()
+    drafter = Drafter(min_probability=0.01)
     drafter.open("g", [1, 2, 3])
     slot = drafter.attach("g", 0)
     assert draft(drafter, [slot], [[4, 5, 6]]).counts[0] == 0
     drafts = draft(drafter, [slot], [[4]])
-    assert drafts.tokens[0, : drafts.counts[0]].tolist() == [5, 6]
+    assert drafts.tokens[0, : drafts.counts[0]].tolist() == [5, 6, 4]
     assert drafts.matches[0] == 1
 
 
@@ -163,7 +163,7 @@ def test_a_loop_of_one_token_is_drafted_to_the_budget() -> None:
 
 
 def test_siblings_draft_what_the_others_wrote_and_say_who_did() -> None:
-    drafter = Drafter()
+    drafter = Drafter(min_probability=0.01)
     drafter.open("g", [1, 2])
     slots = [drafter.attach("g", number) for number in (30, 40)]
     draft(drafter, slots, [[5, 6, 7, 8, 9], []], budget=0)
@@ -177,14 +177,14 @@ def test_siblings_draft_what_the_others_wrote_and_say_who_did() -> None:
 
 
 def test_the_prompt_is_drafted_from_too() -> None:
-    drafter = Drafter()
+    drafter = Drafter(min_probability=0.01)
     drafter.open("g", [1, 2, 3, 4])
     drafts = draft(drafter, [drafter.attach("g", 0)], [[1, 2]])
     assert drafts.tokens[0, :2].tolist() == [3, 4]
     assert drafts.sources[0, :2].tolist() == [-1, -1]
 
 
-def test_interleaved_and_whole_appends_give_the_same_drafts() -> None:
+def test_interleaved_and_whole_appends_give_the_same_index() -> None:
     dice = np.random.default_rng(1)
     texts = [dice.integers(0, 5, 200).tolist() for _ in range(3)]
     whole, pieces = Drafter(), Drafter()
@@ -196,18 +196,17 @@ def test_interleaved_and_whole_appends_give_the_same_drafts() -> None:
         for number, text in enumerate(texts):
             pieces.append("g", number, text[start : start + 7])
     for number in range(3):
-        a, b = (
-            draft(drafter, [drafter.attach("g", number)], [[]], paths=4)
-            for drafter in (whole, pieces)
-        )
+        slots = [drafter.attach("g", number) for drafter in (whole, pieces)]
+        a, b = draft(whole, slots[:1], [[]]), draft(pieces, slots[1:], [[]])
         assert a.matches == b.matches
-        assert np.allclose(np.sort(a.probs[0, : a.counts[0]]), np.sort(b.probs[0, : b.counts[0]]))
+    assert whole.tokens == pieces.tokens
+    assert whole.nbytes == pieces.nbytes  # as many states and edges
 
 
 def test_growth_keeps_what_was_written_and_the_slots() -> None:
     """The arrays are grown many times in the middle of steps over two groups."""
     dice = np.random.default_rng(2)
-    drafter = Drafter()
+    drafter = Drafter(min_probability=0.01)
     groups = ["a", "b"]
     for group in groups:
         drafter.open(group, [1, 2, 3])
@@ -232,7 +231,7 @@ def test_edges_of_a_long_loop_in_the_prompt_find_room() -> None:
 
 
 def test_a_closed_group_is_gone_and_its_slots_draft_nothing() -> None:
-    drafter = Drafter()
+    drafter = Drafter(min_probability=0.01)
     drafter.open("g", [1, 2, 1])
     drafter.open("g", [9])  # it is open: nothing happens
     slot = drafter.attach("g", 0)
@@ -258,7 +257,7 @@ def test_a_closed_group_is_gone_and_its_slots_draft_nothing() -> None:
 
 
 def test_budgets_bound_each_row() -> None:
-    drafter = Drafter()
+    drafter = Drafter(min_probability=0.01)
     drafter.open("g", list(range(50)) * 9)
     slots = np.array([drafter.attach("g", number) for number in range(3)])
     none = np.zeros(3, np.int32)
