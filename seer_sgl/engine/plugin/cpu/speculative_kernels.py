@@ -7,15 +7,18 @@ Shapes and names are those of the compiled ones; every output is written in plac
 import ctypes
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+Rows = npt.NDArray[np.int64]
 
-def _runs(start: torch.Tensor, end: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+
+def _runs(start: torch.Tensor, end: torch.Tensor, rows: torch.Tensor) -> tuple[Rows, Rows]:
     """Row and column of every entry of the runs `start[i]:end[i]` of rows `rows[i]`, in order."""
-    counts = (end - start).long()
-    first = torch.repeat_interleave(start.long() - (counts.cumsum(0) - counts), counts)
-    columns = torch.arange(first.numel()) + first
-    return torch.repeat_interleave(rows.long(), counts), columns
+    first = start.numpy().astype(np.int64)
+    counts = end.numpy() - first
+    shift = np.repeat(first - (counts.cumsum() - counts), counts)
+    return np.repeat(rows.numpy(), counts), np.arange(len(shift)) + shift
 
 
 def assign_extend_cache_locs_cpu(  # noqa: PLR0917 (the operator's signature)
@@ -27,8 +30,8 @@ def assign_extend_cache_locs_cpu(  # noqa: PLR0917 (the operator's signature)
     pool_len: int,
 ) -> None:
     """Gather the KV slots of positions start:end of each request into `out_cache_loc`."""
-    slots = req_to_token[_runs(start_offset, end_offset, req_pool_indices)]
-    out_cache_loc[: slots.numel()] = slots.to(out_cache_loc.dtype)
+    slots = req_to_token.numpy()[_runs(start_offset, end_offset, req_pool_indices)]
+    out_cache_loc.numpy()[: slots.size] = slots
 
 
 def assign_req_to_token_pool_cpu(  # noqa: PLR0917 (the operator's signature)
@@ -41,16 +44,16 @@ def assign_req_to_token_pool_cpu(  # noqa: PLR0917 (the operator's signature)
 ) -> None:
     """Scatter `out_cache_loc` into the positions start:end of each request."""
     where = _runs(start_offset, end_offset, req_pool_indices)
-    req_to_token[where] = out_cache_loc[: where[0].numel()].to(req_to_token.dtype)
+    req_to_token.numpy()[where] = out_cache_loc.numpy()[: len(where[0])]
 
 
 def fill_accept_out_cache_loc_cpu(
     accept_index: torch.Tensor, out_cache_loc: torch.Tensor, accept_out_cache_loc: torch.Tensor
 ) -> None:
     """The KV slots of the accepted nodes, closed up; `accept_index` is -1 where there is none."""
-    nodes = accept_index.reshape(-1)
-    nodes = nodes[nodes >= 0].long()
-    accept_out_cache_loc[: nodes.numel()] = out_cache_loc[nodes].to(accept_out_cache_loc.dtype)
+    nodes = accept_index.numpy().reshape(-1)
+    nodes = nodes[nodes >= 0]
+    accept_out_cache_loc.numpy()[: len(nodes)] = out_cache_loc.numpy()[nodes]
 
 
 def copy_all_layer_kv_cache_cpu(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -73,26 +74,19 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         record_stream_for_v2_verify(batch, None, stream)
         if not batch.forward_mode.is_decode():
             return self._prefill(batch, on_publish, pp_proxy_tensors)
-        runs, run_lens = batch.spec_info.accept_tokens.cpu(), batch.spec_info.accept_lens.cpu()
-        last = runs.view(-1, self._stride).gather(1, run_lens.long()[:, None] - 1).view(-1)
+        # The tokens of the last step, [n, stride], of which each row has so many.
+        runs = batch.spec_info.accept_tokens.cpu().numpy().reshape(-1, self._stride)
+        run_lens = batch.spec_info.accept_lens.cpu().numpy()
         plain = not speculates(batch.sampling_info)
-        plan = self._plan(batch, runs, run_lens, plain)
-        if plain or (plan.width == 1 and self._shapes.plain_decodes):
-            return self._decode(batch, last, on_publish, pp_proxy_tensors)
-        layout = layout_of(last.numpy(), plan)
-        return self._verify(batch, plan, layout, on_publish, pp_proxy_tensors)
-
-    def _plan(self, batch: Any, runs: torch.Tensor, run_lens: torch.Tensor, plain: bool) -> Plan:
         plan = PLAIN
         if self._drafting is not None:
-            plan = self._drafting.plan(
-                batch.reqs,
-                batch.seq_lens_cpu.numpy() + 1,
-                runs.view(-1, self._stride).numpy(),
-                run_lens.numpy().astype(np.int64),
-                plain,
-            )
-        return ranks.agree(plan, len(batch.reqs), self._stride)
+            totals = batch.seq_lens_cpu.numpy() + 1
+            plan = self._drafting.plan(batch.reqs, totals, runs, run_lens, plain)
+        plan = ranks.agree(plan, len(batch.reqs), self._stride)
+        last = runs[np.arange(len(runs)), run_lens - 1]
+        if plain or (plan.width == 1 and self._shapes.plain_decodes):
+            return self._decode(batch, last, on_publish, pp_proxy_tensors)
+        return self._verify(batch, plan, layout_of(last, plan), on_publish, pp_proxy_tensors)
 
     def _prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any) -> GenerationBatchResult:
         """Anything but decoding goes through the target as it is."""
@@ -107,12 +101,12 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         return self._result(result, tokens, lens, batch.seq_lens, on_publish, 1, False)
 
     def _decode(
-        self, batch: Any, last: torch.Tensor, on_publish: Any, pp_proxy_tensors: Any
+        self, batch: Any, last: NDArray[np.int32], on_publish: Any, pp_proxy_tensors: Any
     ) -> GenerationBatchResult:
         """A step without drafts: the target's own decoding, as without speculation."""
         new_seq_lens = batch.seq_lens + 1
-        batch.input_ids = last.to(torch.int64).to(self.device)
-        slots = batch.req_to_token_pool.req_to_token[batch.req_pool_indices, batch.seq_lens.long()]
+        batch.input_ids = torch.from_numpy(last.astype(np.int64)).to(self.device)
+        slots = batch.req_to_token_pool.req_to_token[batch.req_pool_indices, batch.seq_lens]
         batch.out_cache_loc = slots.to(torch.int64)
         batch.seq_lens = new_seq_lens
         batch.seq_lens_cpu = batch.seq_lens_cpu + 1
