@@ -93,7 +93,9 @@ class DraftConfig(Section):
 
     scope: Literal["none", "request", "engine", "fleet"] = "none"
     max_draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=64)] = 16  # a request and step
-    paths: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1  # a chain, or a tree of so many
+    # Continuations of a token, at most: 1 drafts chains. Where SGLang's attention backend verifies
+    # chains only, chains are drafted.
+    paths: Annotated[int, msgspec.Meta(ge=1, le=8)] = 4
     hub: str | None = None  # host:port of a `seer-sgl drafthub`; default: in the driver
     history: str | None = None  # JSONL samples of an earlier rollout of these prompts
     memory: str = "1gb"  # for tokens, on the hub and on each engine

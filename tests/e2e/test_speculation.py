@@ -30,7 +30,7 @@ KINDS: Mapping[str, dict[str, Any]] = {
     "top-p": {"temperature": 1.0, "top_p": 0.9},
     "top-k": {"temperature": 1.0, "top_k": 8},
 }
-LONGEST = 400
+LONGEST = 256
 SGLANG = {
     "dtype": "float32",
     "max-total-tokens": 16384,
@@ -45,7 +45,7 @@ def config(urls: list[str], kind: str, **sections: Any) -> dict[str, Any]:
     return {
         "model": {"path": str(MODEL)},
         "engines": {"launch": "external", "urls": urls, **sections.pop("engines", {})},
-        "scheduling": {"chunk_tokens": 128, **sections.pop("scheduling", {})},
+        "scheduling": {"chunk_tokens": 96, **sections.pop("scheduling", {})},
         "sampling": {"max_response_len": LONGEST, **KINDS[kind]},
         "rollout": {"seed": 5},
         **sections,

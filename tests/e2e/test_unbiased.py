@@ -3,7 +3,7 @@
 The engine returns the whole distribution behind each token (the model has 64 of them). With the
 likeliest tokens first, the place of the sampled token in the cumulated distribution, drawn evenly
 within the token's own share, is uniform between 0 and 1 if and only if the token was sampled from
-it. SGLang's own n-gram speculation, which commits the argmax on a CPU, shows that the test can fail.
+it. SGLang's own n-gram speculation, which commits the argmax on a CPU, shows that it can fail.
 """
 
 import asyncio

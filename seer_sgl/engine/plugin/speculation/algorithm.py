@@ -8,9 +8,6 @@ from typing import Any
 
 from seer_sgl.engine.plugin.drafting import ALGORITHM
 
-# Attention backends that verify a tree by its mask; the others take the nodes for a chain.
-TREE_BACKENDS = frozenset({"torch_native", "triton", "flashinfer"})
-
 
 def register() -> None:
     """Make the algorithm known; once in every process of a server."""

@@ -6,10 +6,11 @@ from seer_sgl.draft.drafter import Drafter
 from seer_sgl.draft.steps import StepTimes
 from seer_sgl.engine.plugin import drafting as engine
 
-from . import algorithm, measure
+from . import measure
 from .drafting import Drafting
 from .shapes import Shapes
 
+TREE_BACKENDS = frozenset({"torch_native", "triton", "flashinfer"})
 DEFAULT_MEMORY = 1 << 30  # bytes, of a server that was started with SGLang's flags alone
 
 
@@ -20,16 +21,20 @@ def widths(stride: int) -> list[int]:
     return [1, *(1 + count for count in drafts), stride]
 
 
+def verifies_trees() -> bool:
+    """Whether the target's attention goes by the draft's mask; else it takes it for a chain."""
+    from sglang.srt.runtime_context import get_exec
+
+    return get_exec().kernel.attention_backend in TREE_BACKENDS
+
+
 def drafting(runner: Any, shapes: Shapes, stride: int) -> Drafting | None:
     """This rank's Drafting, if it is the one that drafts. `stride`: nodes of the widest draft."""
     from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
-    from sglang.srt.runtime_context import get_exec, get_parallel
+    from sglang.srt.runtime_context import get_parallel
 
     times = measure.step_seconds(runner, shapes, widths(stride))
-    wanted = engine.settings() or engine.Settings("engine", stride - 1, 1, DEFAULT_MEMORY)
-    if wanted.paths > 1 and get_exec().kernel.attention_backend not in algorithm.TREE_BACKENDS:
-        backends = ", ".join(sorted(algorithm.TREE_BACKENDS))
-        raise ValueError(f"draft.paths: more than 1 needs an attention backend of {backends}")
+    wanted = engine.settings() or engine.Settings("engine", stride - 1, 4, DEFAULT_MEMORY)
     parallel = get_parallel()
     rank = parallel.pp_rank * parallel.tp_size + parallel.tp_rank
     ranks = parallel.tp_size * parallel.pp_size
@@ -37,7 +42,8 @@ def drafting(runner: Any, shapes: Shapes, stride: int) -> Drafting | None:
     replica = engine.join(drafter, wanted, rank, ranks, runner.model_config.vocab_size)
     if replica is None:
         return None
-    made = Drafting(drafter, replica, widths(stride), wanted.paths, StepTimes(times))
+    paths = wanted.paths if verifies_trees() else 1
+    made = Drafting(drafter, replica, widths(stride), paths, StepTimes(times))
     reserve = get_alloc_reserve_per_decode()
-    engine.tell = lambda: {"draft_tokens": reserve, **made.facts()}
+    engine.tell = lambda: {"draft_tokens": reserve, "paths": paths, **made.facts()}
     return made
