@@ -8,6 +8,7 @@ costs a number per sequence, and gets what it lacks when it takes it.
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Any
 
 from .messages import (
     DELTA_BYTES,
@@ -89,13 +90,24 @@ class Hub:
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
         self.tokens = 0  # LOG_TOKENS a sequence included
-        self.refused = 0
+        self.refused = self.tokens_in = self.tokens_out = self.groups_begun = 0
         self._groups: OrderedDict[str, _Group] = OrderedDict()  # least recently used first
         self._peers: dict[str, _Peer] = {}
         self._done: OrderedDict[str, None] = OrderedDict()
 
     def __contains__(self, group: str) -> bool:
         return travelling_name(group) in self._groups
+
+    def facts(self) -> dict[str, Any]:
+        """What it holds now, and counters: of groups, of new tokens in, of tokens told to peers."""
+        return {
+            "groups": len(self._groups),
+            "tokens": self.tokens,
+            "groups_begun": self.groups_begun,
+            "tokens_in": self.tokens_in,
+            "tokens_out": self.tokens_out,
+            "refused": self.refused,
+        }
 
     def of(self, group: str) -> "dict[int, array[int]]":
         """The tokens of each sequence of a group."""
@@ -158,6 +170,7 @@ class Hub:
         if found.wants:
             return _wanted(found)
         deltas = _behind(found)
+        self.tokens_out += sum(len(delta.tokens) for delta in deltas) // TOKEN_BYTES
         return Deltas(deltas) if deltas else None
 
     def _open(self, peer: _Peer, message: Open) -> None:
@@ -228,6 +241,7 @@ class Hub:
                 return
             log.tokens.frombytes(delta.tokens[TOKEN_BYTES * (have - delta.position) :])
             self._count(group, end - have)
+            self.tokens_in += end - have
             for other in group.peers:
                 if other is not peer:
                     other.behind[log] = None
@@ -254,6 +268,7 @@ class Hub:
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = _Group(name)
+            self.groups_begun += 1
             if len(self._groups) > MAX_GROUPS:
                 self._drop(next(iter(self._groups)))
         else:
