@@ -224,10 +224,12 @@ class Replica:
     def _wanted(self, message: Want) -> Iterator[Delta]:
         for name, lengths in message.groups.items():
             held = self._held.groups.get(name)
-            logs = held.logs if held is not None else {}
+            if held is None:
+                continue
+            self._ask(held)  # the hub may have forgotten that it is served here
             for number, length in lengths.items():
-                if number in logs:
-                    yield from _unsent(logs[number], length)
+                if number in held.logs:
+                    yield from _unsent(held.logs[number], length)
 
     def _apply(self, delta: Delta) -> int:
         """Put a delta into the index; how many tokens it brought."""

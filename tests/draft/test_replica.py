@@ -298,6 +298,18 @@ def test_what_finds_the_queue_full_is_asked_for_again(monkeypatch: pytest.Monkey
     assert engine.pass_time(2.0) == [Open({"g": {0: 0, 1: 2}})]
 
 
+def test_who_is_asked_about_a_group_says_again_that_it_is_served() -> None:
+    engine = Engine()
+    engine.decode(engine.replica.begin("g", 0, PROMPT, []), 5)
+    engine.pass_time()
+    engine.pass_time(2.0)
+    for _ in range(3):
+        engine.hear(Want({"g": {0: 1}, "unknown": {0: 1}}))
+    assert engine.pass_time() == [Open({"g": {0: 1}})]
+    engine.hear(Want({"g": {0: 1}}))
+    assert engine.pass_time() == [], "not all the time"
+
+
 @pytest.mark.parametrize(
     "bad",
     [
