@@ -13,7 +13,7 @@ import yaml
 
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
-from seer_sgl.draft.messages import MAX_ENTRIES
+from seer_sgl.draft.hub import MAX_GROUPS
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.processes import free_port
 from seer_sgl.rollout.loop import Observer
@@ -32,7 +32,7 @@ PROMPTS = 8  # a run of some 200 chunks
 LONELY_PROMPTS = 3
 MEMORY = "2mb"
 HUB_TOKENS = (2 << 20) // 4
-HUB_BYTES = 512 << 20  # all of its process, at most
+HUB_BYTES = 256 << 20  # of memory, all of its process
 KILL_AFTER, RESTART_AFTER = 30, 70  # chunks
 LINKS = 3  # of two engines and the driver
 POLL_S = 0.02
@@ -170,6 +170,7 @@ async def test_whatever_becomes_of_the_hub_no_token_changes(
             had = await received(rollout)
             gate.open()
             await attack(hub.address, TOKEN, list(gate.groups)[:2])
+            flooded = await hub.facts()
             groups = await run
             has = await received(rollout)
             second, report = await hub.facts(), rollout.report()
@@ -184,9 +185,9 @@ async def test_whatever_becomes_of_the_hub_no_token_changes(
     assert first["tokens_out"] > 0
     assert has > had > 0, "tokens flow again"
     assert second["tokens_out"] >= has - had
-    assert second["refused"] > 0
-    assert second["groups_begun"] > 2 * MAX_ENTRIES > second["groups"] > 0
-    assert second["tokens"] <= HUB_TOKENS
-    assert second["rss"] < HUB_BYTES
-    assert drafting["hub"]["tokens_out"] == second["tokens_out"], "it is asked through the relay"
+    assert flooded["refused"] > 0
+    assert flooded["groups_begun"] > MAX_GROUPS >= flooded["groups"]
+    assert max(flooded["tokens"], second["tokens"]) <= HUB_TOKENS
+    assert max(flooded["rss"], second["rss"]) < HUB_BYTES
+    assert drafting["hub"]["tokens_in"] >= flooded["tokens_in"], "of the one that started again"
     assert children() == before

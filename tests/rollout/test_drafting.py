@@ -10,6 +10,8 @@ from seer_sgl.errors import EngineUnavailable
 from seer_sgl.rollout import drafting
 from seer_sgl.rollout.drafting import Reading, read, section
 from seer_sgl.types import EngineInfo
+from tests.fake_sglang import FakeSGLang
+from tests.rollout.test_loop import PROMPTS, rolling
 from tests.rollout.test_report import info
 
 
@@ -145,3 +147,35 @@ async def test_an_engine_that_does_not_answer_costs_nothing(
         FakeEngine("a", engine(1)),
     ]
     assert await read(engines, None) == Reading({"a": engine(1)}, None)
+
+
+def drafting_fake() -> FakeSGLang:
+    return FakeSGLang(
+        plugin={"version": "1", "missing": [], "instance": "i", "draft": engine(10)}, delay_s=0.01
+    )
+
+
+@pytest.mark.parametrize("leave_early", [False, True])
+async def test_a_run_reports_what_was_drafted_in_it(leave_early: bool) -> None:
+    fake = drafting_fake()
+    async with rolling(fake) as rollout:
+        run = rollout.run(PROMPTS)
+        async for _ in run:
+            assert rollout.report()["drafting"] is None
+            assert fake.plugin is not None
+            fake.plugin["draft"] = engine(12)
+            if leave_early:
+                await run.aclose()
+                break
+        said = rollout.report()["drafting"]
+    assert said["verified_steps"] == {"3": 2}
+    assert said["hub"] is None
+    assert [one["engine_id"] for one in said["engines"]] == ["e0"]
+
+
+async def test_a_run_that_is_left_and_forgotten_ends_quietly_after_its_rollout() -> None:
+    async with rolling(drafting_fake()) as rollout:
+        run = rollout.run(PROMPTS)
+        await anext(run)
+    await run.aclose()
+    assert rollout.report()["drafting"]["engines"] == []
