@@ -8,6 +8,7 @@ costs a number per sequence, and gets what it lacks when it takes it.
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Any
 
 from .messages import (
     DELTA_BYTES,
@@ -70,9 +71,10 @@ class _Group:
 class _Peer:
     """An engine: the groups it serves and what it has to be told."""
 
-    __slots__ = ("behind", "done", "groups", "wants")
+    __slots__ = ("behind", "done", "groups", "serves", "wants")
 
     def __init__(self) -> None:
+        self.serves = False  # it has opened a group, ever; a driver has not
         self.groups: dict[str, _Group] = {}
         self.behind: dict[_Log, None] = {}  # logs it may lack something of
         self.wants: dict[tuple[str, int], int] = {}
@@ -82,20 +84,34 @@ class _Peer:
 class Hub:
     """`receive` what peers say, and let each `take` what it is to be told.
 
-    `max_tokens` bounds all logs together; the least recently used groups go first. Nothing a peer
-    says can raise or break it: `refused` counts what made no sense.
+    `max_tokens` bounds all logs together. Groups that nobody serves go first, then those that are
+    served; of either the least recently used. Nothing a peer says can raise or break it: `refused`
+    counts what made no sense.
     """
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
         self.tokens = 0  # LOG_TOKENS a sequence included
-        self.refused = 0
+        self.refused = self.tokens_in = self.tokens_out = self.groups_begun = 0
         self._groups: OrderedDict[str, _Group] = OrderedDict()  # least recently used first
+        self._unserved: OrderedDict[str, None] = OrderedDict()  # those without peers, same order
+        self._unserved_tokens = 0
         self._peers: dict[str, _Peer] = {}
         self._done: OrderedDict[str, None] = OrderedDict()
 
     def __contains__(self, group: str) -> bool:
         return travelling_name(group) in self._groups
+
+    def facts(self) -> dict[str, Any]:
+        """What it holds now, and counters: of groups, of new tokens in, of tokens told to peers."""
+        return {
+            "groups": len(self._groups),
+            "tokens": self.tokens,
+            "groups_begun": self.groups_begun,
+            "tokens_in": self.tokens_in,
+            "tokens_out": self.tokens_out,
+            "refused": self.refused,
+        }
 
     def of(self, group: str) -> "dict[int, array[int]]":
         """The tokens of each sequence of a group."""
@@ -158,27 +174,36 @@ class Hub:
         if found.wants:
             return _wanted(found)
         deltas = _behind(found)
+        self.tokens_out += sum(len(delta.tokens) for delta in deltas) // TOKEN_BYTES
         return Deltas(deltas) if deltas else None
 
     def _open(self, peer: _Peer, message: Open) -> None:
         lacking: list[tuple[str, int, int, int]] = []
+        peer.serves = True
         for name, lengths in message.groups.items():
             if name in self._done:
                 peer.done[name] = None
                 continue
             group = self._group(name)
-            group.peers[peer] = None
-            peer.groups[name] = group
+            self._serve(peer, group)
             for sequence, log in group.logs.items():
                 log.known[peer] = known = min(lengths.get(sequence, 0), len(log.tokens))
                 if known < len(log.tokens):
                     peer.behind[log] = None
             for sequence, there in lengths.items():
+                peer.wants.pop((name, sequence), None)  # asked again below, as far as it is needed
                 log_here = group.logs.get(sequence)
                 have = 0 if log_here is None else len(log_here.tokens)
                 if there > have:
                     lacking.append((name, sequence, have, there))
         self._want(peer, lacking)
+
+    def _serve(self, peer: _Peer, group: _Group) -> None:
+        if not group.peers:
+            del self._unserved[group.name]
+            self._unserved_tokens -= group.tokens
+        group.peers[peer] = None
+        peer.groups[group.name] = group
 
     def _leave(self, peer: _Peer, name: str) -> None:
         group = peer.groups.pop(name, None)
@@ -188,13 +213,18 @@ class Hub:
         for log in group.logs.values():
             log.known.pop(peer, None)
             peer.behind.pop(log, None)
-        if not group.peers and not group.logs:
-            self._groups.pop(name, None)
+        if group.peers or self._groups.get(name) is not group:
+            return
+        if group.logs:
+            self._unserved[name] = None
+            self._unserved_tokens += group.tokens
+        else:
+            del self._groups[name]
 
     def _want(self, peer: _Peer, lacking: Iterable[tuple[str, int, int, int]]) -> None:
         """Ask for what is missing, (group, sequence, tokens here, tokens there), as far as there is
-        room: asking must never push other groups out."""
-        room = self.max_tokens - self.tokens
+        room: asking must never push groups out that are served."""
+        room = self.max_tokens - self.tokens + self._unserved_tokens
         for group, sequence, have, there in lacking:
             missing = there - have + LOG_TOKENS
             if missing <= room and len(peer.wants) < MAX_WANTS:
@@ -228,11 +258,15 @@ class Hub:
                 return
             log.tokens.frombytes(delta.tokens[TOKEN_BYTES * (have - delta.position) :])
             self._count(group, end - have)
+            self.tokens_in += end - have
             for other in group.peers:
                 if other is not peer:
                     other.behind[log] = None
         if log is not None and peer is not None and peer in group.peers:
             log.known[peer] = max(end, log.known.get(peer, 0))
+        elif log is not None and peer is not None and peer.serves and len(peer.wants) < MAX_WANTS:
+            # It may have opened the group before that was forgotten: asked, it opens it again.
+            peer.wants[delta.group, delta.sequence] = len(log.tokens)
 
     def _gap(self, peer: _Peer | None, delta: Delta, have: int, end: int) -> None:
         if peer is not None:
@@ -248,16 +282,22 @@ class Hub:
     def _count(self, group: _Group, tokens: int) -> None:
         group.tokens += tokens
         self.tokens += tokens
+        if not group.peers:
+            self._unserved_tokens += tokens
 
     def _group(self, name: str) -> _Group:
         """The group, now the most recently used one."""
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = _Group(name)
+            self.groups_begun += 1
+            self._unserved[name] = None
             if len(self._groups) > MAX_GROUPS:
-                self._drop(next(iter(self._groups)))
+                self._drop(self._least(group))
         else:
             self._groups.move_to_end(name)
+            if not group.peers:
+                self._unserved.move_to_end(name)
         return group
 
     def _has_room(self, group: _Group, tokens: int) -> bool:
@@ -265,14 +305,22 @@ class Hub:
         if group.tokens + tokens > self.max_tokens:
             return False
         while self.tokens + tokens > self.max_tokens:
-            self._drop(next(iter(self._groups)))
+            self._drop(self._least(group))
         return True
+
+    def _least(self, newest: _Group) -> str:
+        """The group to go first. newest: the most recently used one, which stays."""
+        name = next(iter(self._unserved), newest.name)
+        return next(iter(self._groups)) if name == newest.name else name
 
     def _drop(self, name: str) -> Iterable[_Peer]:
         """Forget a group; those that served it."""
         group = self._groups.pop(name, None)
         if group is None:
             return ()
+        if not group.peers:
+            del self._unserved[name]
+            self._unserved_tokens -= group.tokens
         served = list(group.peers)
         for peer in served:
             self._leave(peer, name)

@@ -4,6 +4,7 @@ Everything but `received` and `connected` belongs to SGLang's scheduler thread a
 microseconds a step. Losing a message loses drafts, never tokens: `Open` makes it good later.
 """
 
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,7 @@ from .messages import (
     pieces,
     travelling_name,
 )
+from .waits import Waits
 
 # Who has written a draft: the prompt, the request itself, a sibling that was decoded here, at least
 # in part, or one that was decoded elsewhere or in an earlier epoch.
@@ -49,7 +51,7 @@ class Replica:
     max_tokens: of all groups together, prompts included; the least recently used idle groups are
     closed first. scope: `fleet` drafts from all siblings, `engine` from those decoded here (and
     earlier epochs), `request` from the sequence itself alone. vocab_size: tokens from elsewhere
-    that are not below it are refused.
+    that are not below it are refused. clock: the one `drain` is given the time of.
     """
 
     def __init__(
@@ -60,11 +62,13 @@ class Replica:
         max_tokens: int,
         scope: Scope = "fleet",
         vocab_size: int = MAX_NUMBER,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._drafter = drafter
         self._send = send
         self._scope = scope
         self._vocab_size = vocab_size
+        self._clock = clock
         self._held = Holdings(drafter, max_tokens, apart=scope == "request")
         self._rows: dict[int, Log] = {}  # by slot
         self._grown: dict[Log, None] = {}  # with tokens the hub has not been sent
@@ -72,10 +76,12 @@ class Replica:
         self._now = 0.0
         self._flush_at = self._clean_at = self._resync_at = 0.0
         # The link's thread appends here; each counter is written by one thread only.
-        self._arrived: deque[ToReplica] = deque()
+        self._arrived: deque[tuple[float, ToReplica]] = deque()  # and when
         self._bytes_in = self._bytes_out = 0
         self._connected = self._overflowed = False
-        self._pending: deque[Delta] = deque()  # read, and to be put into the index
+        self._pending: deque[Delta] = deque()  # of one message, to be put into the index
+        self._pending_since = 0.0
+        self._waits = Waits()
         self._received = self._lost = self._refused = 0
 
     def begin(
@@ -143,7 +149,7 @@ class Replica:
             self._overflowed = True
             return
         self._bytes_in += size
-        self._arrived.append(message)
+        self._arrived.append((self._clock(), message))
 
     def connected(self) -> None:
         """The hub is there, perhaps a new one; from the link's thread."""
@@ -167,20 +173,23 @@ class Replica:
             self._flush(self._send)
 
     def facts(self) -> dict[str, Any]:
-        """Counters, for `/server_info`."""
+        """Counters, for `/server_info`. `waits`: of messages of tokens, from when they were off the
+        socket to when the last token was in the index."""
         return {
             "groups": len(self._held.groups),
             "tokens": self._held.tokens,
             "received_tokens": self._received,
             "refused_tokens": self._refused,
             "lost_messages": self._lost,
+            "waits": self._waits.facts(),
         }
 
     def _take(self) -> None:
         room = DRAIN_TOKENS
         while room > 0 and (self._pending or self._arrived):
             if not self._pending:
-                room -= self._read(self._arrived.popleft())
+                since, message = self._arrived.popleft()
+                room -= self._read(message, since)
                 continue
             delta = self._pending.popleft()
             most = room * TOKEN_BYTES
@@ -190,12 +199,15 @@ class Replica:
                 self._pending.appendleft(rest)
                 delta = Delta(group, sequence, position, delta.tokens[:most])
             room -= self._apply(delta) + DELTA_TOKENS
+            if not self._pending:
+                self._waits.observe(max(0.0, self._now - self._pending_since))
 
-    def _read(self, message: ToReplica) -> int:
-        """Deal with a message, deltas excepted, which wait; what it cost, in tokens."""
+    def _read(self, message: ToReplica, since: float) -> int:
+        """Deal with a message of that time, deltas excepted, which wait; its cost, in tokens."""
         self._bytes_out += _size(message)
         if isinstance(message, Deltas):
             self._pending.extend(message.deltas)
+            self._pending_since = since
             return 0
         if isinstance(message, Done):
             for name in message.groups:
@@ -212,10 +224,12 @@ class Replica:
     def _wanted(self, message: Want) -> Iterator[Delta]:
         for name, lengths in message.groups.items():
             held = self._held.groups.get(name)
-            logs = held.logs if held is not None else {}
+            if held is None:
+                continue
+            self._ask(held)  # the hub may have forgotten that it is served here
             for number, length in lengths.items():
-                if number in logs:
-                    yield from _unsent(logs[number], length)
+                if number in held.logs:
+                    yield from _unsent(held.logs[number], length)
 
     def _apply(self, delta: Delta) -> int:
         """Put a delta into the index; how many tokens it brought."""

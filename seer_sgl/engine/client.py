@@ -142,6 +142,17 @@ class HttpEngine:
             progress=tuple(msgspec.structs.astuple(load) for load in loads),
         )
 
+    async def drafting(self) -> dict[str, Any] | None:
+        """What the server has counted of drafting since it started, and which start of it that is.
+
+        None without drafting. Raises EngineUnavailable or RequestRejected.
+        """
+        body = await self._control("/server_info", CONTROL_TIMEOUT_S)
+        said = _decode(body, wire.ServerInfo, f"{self._name}: unreadable /server_info reply")
+        plugin = said.internal_states[0].seer_sgl or {}
+        draft = plugin.get("draft")
+        return None if draft is None else {"instance": plugin.get("instance"), **draft}
+
     async def problem(self) -> str | None:
         """Why the engine cannot serve now; None when it generates and still is what it was.
 

@@ -4,10 +4,13 @@ import asyncio
 import contextlib
 import itertools
 import secrets
+import time
 from array import array
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
+from urllib.parse import urljoin
 
+import aiohttp
 from aiohttp import web
 
 from seer_sgl.draft.hub import Hub
@@ -20,10 +23,13 @@ from seer_sgl.draft.messages import (
     pieces,
     travelling_name,
 )
+from seer_sgl.draft.waits import Waits
 
 from .plugin import frames
 from .plugin.link import Link
 
+FACTS = "/drafts"  # where a hub tells of itself, in JSON
+FACTS_TIMEOUT_S = 2.0
 FLUSH_S = 0.02  # what comes in so long goes out in one frame an engine
 
 
@@ -36,6 +42,17 @@ class Drafts(Protocol):
     def done(self, group: str) -> None:
         """A group is complete or given up."""
 
+    async def facts(self) -> dict[str, Any] | None:
+        """Its counters (`DraftHub.counted`); None while it is away."""
+
+
+class _Reader:
+    """An engine that is told something. `due`: since when there is something to tell."""
+
+    def __init__(self) -> None:
+        self.awake = asyncio.Event()
+        self.due: float | None = None
+
 
 class DraftHub:
     """A Hub for the sockets of a LinkServer. `memory`: bytes for all tokens."""
@@ -43,20 +60,23 @@ class DraftHub:
     def __init__(self, memory: int) -> None:
         self.hub = Hub(memory // TOKEN_BYTES)
         self._numbers = itertools.count()
-        self._awake: dict[str, asyncio.Event] = {}  # by peer
+        self._instance = secrets.token_hex(4)
+        self._readers: dict[str, _Reader] = {}  # by peer
         self._timer: asyncio.TimerHandle | None = None
+        self._heard_at = 0.0  # the first that was heard since the last flush
+        self._lag = Waits()
 
     @contextlib.contextmanager
     def joined(self, socket: web.WebSocketResponse, instance: str) -> Iterator[str]:
         """The peer that a socket is, for as long as it is open."""
         peer = f"{instance}#{next(self._numbers)}"  # one that starts again is another
-        awake = self._awake[peer] = asyncio.Event()
-        writer = asyncio.create_task(self._write(socket, peer, awake))
+        reader = self._readers[peer] = _Reader()
+        writer = asyncio.create_task(self._write(socket, peer, reader))
         try:
             yield peer
         finally:
             writer.cancel()
-            del self._awake[peer]
+            del self._readers[peer]
             self.hub.left(peer)
 
     def heard(self, peer: str, message: ToHub) -> None:
@@ -74,24 +94,45 @@ class DraftHub:
         self.hub.done(group)
         self._wake()
 
+    def counted(self) -> dict[str, Any]:
+        """Counters since it began, and which start of it this is.
+
+        `lag`: of each message of tokens, from when the oldest of what it tells may have come in to
+        when it was handed to the socket. No clock but this one, so without the way to here and on.
+        """
+        return {"instance": self._instance, **self.hub.facts(), "lag": self._lag.facts()}
+
+    async def facts(self) -> dict[str, Any] | None:
+        """Its counters."""
+        return self.counted()
+
     def _wake(self) -> None:
         if self._timer is None:
+            self._heard_at = time.monotonic()
             self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush)
 
     def _flush(self) -> None:
         self._timer = None
-        for peer, awake in self._awake.items():
+        for peer, reader in self._readers.items():
             if self.hub.pending(peer):
-                awake.set()
+                if reader.due is None:
+                    reader.due = self._heard_at
+                reader.awake.set()
 
-    async def _write(self, socket: web.WebSocketResponse, peer: str, awake: asyncio.Event) -> None:
+    async def _write(self, socket: web.WebSocketResponse, peer: str, reader: _Reader) -> None:
         """A slow engine holds up its own writer, and what it lacks stays in the hub's logs."""
         with contextlib.suppress(ConnectionError):
             while True:
-                await awake.wait()
-                awake.clear()
+                await reader.awake.wait()
+                reader.awake.clear()
                 while (message := self.hub.take(peer)) is not None:
+                    # Without a `due` it came in since the last flush, and the timer runs.
+                    due = self._heard_at if reader.due is None else reader.due
+                    reader.due = due if self.hub.pending(peer) else None
                     await socket.send_bytes(frames.encode(message))
+                    if isinstance(message, Deltas):
+                        self._lag.observe(time.monotonic() - due)
+                reader.due = None
 
 
 class DistantHub:
@@ -102,6 +143,8 @@ class DistantHub:
 
     def __init__(self, url: str, token: str) -> None:
         self._loaded: dict[str, list[tuple[int, array[int]]]] = {}  # by group
+        self._facts_url = urljoin(url, FACTS)
+        self._headers = {"Authorization": f"Bearer {token}"}
         hello = frames.Hello(frames.PROTOCOL, f"driver-{secrets.token_hex(4)}", 0, 1)
         self._link = Link(url, token, hello)
         self._link.on_connect(self._tell_again)
@@ -115,6 +158,19 @@ class DistantHub:
         """A group is complete or given up."""
         self._loaded.pop(travelling_name(group), None)
         self._link.send(Done([travelling_name(group)]))
+
+    async def facts(self) -> dict[str, Any] | None:
+        """Its counters; None while it is away."""
+        timeout = aiohttp.ClientTimeout(total=FACTS_TIMEOUT_S)
+        try:
+            async with (
+                aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session,
+                session.get(self._facts_url) as reply,
+            ):
+                said: Any = await reply.json()
+                return said if reply.status == 200 and isinstance(said, dict) else None
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            return None
 
     def close(self) -> None:
         """No more of it."""

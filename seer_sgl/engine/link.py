@@ -20,7 +20,7 @@ from aiohttp import WSMsgType, web
 
 from seer_sgl.errors import ConfigError
 
-from .drafthub import DraftHub
+from .drafthub import FACTS, DraftHub
 from .plugin import frames
 
 logger = logging.getLogger(__name__)
@@ -79,9 +79,8 @@ class LinkServer:
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """One scheduler process, from its hello to its end."""
-        offered = request.headers.get("Authorization", "").encode(errors="replace")
-        if not hmac.compare_digest(offered, f"Bearer {self.token}".encode()):
-            return web.json_response({"error": {"message": "no token"}}, status=401)
+        if not self._invited(request):
+            return _not_invited()
         socket = web.WebSocketResponse(
             heartbeat=HEARTBEAT_S, max_msg_size=frames.MAX_FRAME_BYTES, compress=False
         )
@@ -90,6 +89,16 @@ class LinkServer:
             await self._listen(socket, stack)
         await socket.close()
         return socket
+
+    async def facts(self, request: web.Request) -> web.StreamResponse:
+        """What the draft hub has counted."""
+        if not self._invited(request):
+            return _not_invited()
+        return web.json_response(self.drafts.counted() if self.drafts is not None else None)
+
+    def _invited(self, request: web.Request) -> bool:
+        offered = request.headers.get("Authorization", "").encode(errors="replace")
+        return hmac.compare_digest(offered, f"Bearer {self.token}".encode())
 
     async def _listen(self, socket: web.WebSocketResponse, stack: contextlib.ExitStack) -> None:
         """Take what a scheduler process says until it makes no sense or the socket closes."""
@@ -143,6 +152,10 @@ class LinkServer:
             task.add_done_callback(self._sending.discard)
 
 
+def _not_invited() -> web.Response:
+    return web.json_response({"error": {"message": "no token"}}, status=401)
+
+
 async def _send(socket: web.WebSocketResponse, frame: bytes) -> None:
     with contextlib.suppress(ConnectionError):
         await socket.send_bytes(frame)
@@ -162,6 +175,7 @@ async def open_link(
     server = LinkServer(token, drafts)
     app = web.Application()
     app.router.add_get(PATH, server.serve)
+    app.router.add_get(FACTS, server.facts)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:

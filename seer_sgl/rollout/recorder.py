@@ -6,6 +6,7 @@ Costs a few appends a chunk; the report and the timeline are computed from it at
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from seer_sgl.types import (
     Chunk,
@@ -75,6 +76,7 @@ class Recorder(Observer):
         self.finished_at = array("d")  # in order
         self.response_lens = array("i")  # of finished requests, same order
         self.speculated_tokens = 0
+        self.drafting: dict[str, Any] | None = None  # the report's, once the run is over
 
     def sent(self, chunk: Chunk, now: float) -> None:
         """A chunk went to its engine."""

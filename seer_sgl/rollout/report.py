@@ -55,6 +55,7 @@ def report(record: Recorder) -> dict[str, Any]:
             "p99": quantile(lengths, 0.99),
             "max": lengths[-1] if lengths else 0,
         },
+        "drafting": record.drafting,
         "engines": [_engine(engine, wall_s) for engine in record.engines.values()],
     }
 

@@ -24,6 +24,7 @@ from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.placement import Placement
 from seer_sgl.types import ChunkReply, EngineInfo, Group, Prompt, Request
 
+from . import drafting
 from .admission import Room, check_engines, check_pool, mismatches
 from .assembly import make_scheduler
 from .boundary import StopRecheck
@@ -136,6 +137,7 @@ class Rollout:
         rollout_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
         seed = self._seed if not self._runs else derived_seed(self._seed, "run", self._runs)
         self._runs += 1
+        drafted = await self._drafted()
         started_at = clock()
         groups = [
             self._group(prompt, room.response_limit(prompt), rollout_id, seed, started_at)
@@ -165,12 +167,17 @@ class Rollout:
                 yield group
         finally:
             self._loop.close(run)
+            recorder.drafting = drafting.section(drafted, await self._drafted())
         if given_up:
             first = given_up[0]
             raise RolloutError(
                 f"{len(given_up)} of {len(groups)} groups were given up; "
                 f"the first, {first.group_id!r}: {first.error}"
             )
+
+    async def _drafted(self) -> drafting.Reading:
+        drafters = [engine for engine in self._drafters if engine.info.draft_tokens > 0]
+        return await drafting.read(drafters, self._drafts)
 
     def _warn_of_short_responses(self, groups: Sequence[Group]) -> None:
         wanted = self.config.sampling.max_response_len
@@ -251,7 +258,7 @@ class Rollout:
         self._loop = RolloutLoop(scheduler, by_id, clock, self._recheck)
         fleet.link.on_stored = self._loop.stored
         fleet.link.on_rates = self._measured
-        self._link, self._drafts = fleet.link, fleet.drafts
+        self._link, self._drafts, self._drafters = fleet.link, fleet.drafts, engines
         monitor = Monitor(
             [(slot, by_id[slot.engine_id]) for slot in scheduler.engines],
             self._loop,

@@ -195,8 +195,44 @@ def test_the_groups_used_longest_ago_make_room() -> None:
     assert hub.tokens <= hub.max_tokens
 
 
-def test_asking_pushes_nobody_out() -> None:
+def test_groups_nobody_serves_go_first() -> None:
+    hub = Hub(4 * (LOG_TOKENS + 1))
+    hub.receive("a", opened(g0={}, g3={}))
+    for i in range(4):
+        hub.receive("b", said(delta(f"g{i}", 0, 0, 1)))
+    hub.receive("a", Leave(["g3"]))
+    for name in ("g4", "g5", "g6"):
+        hub.load(name, 0, array("i", [1]))
+    assert list(hub._groups) == ["g0", "g4", "g5", "g6"]
+    hub.receive("a", opened(g0={}, g4={}, g5={}, g6={}))
+    hub.load("g7", 0, array("i", [1]))
+    assert list(hub._groups) == ["g4", "g5", "g6", "g7"], "all but the newest were served"
+    assert list(hub._unserved) == ["g7"]
+    assert hub._unserved_tokens == LOG_TOKENS + 1
+
+
+def test_an_engine_is_asked_about_a_group_that_it_was_forgotten_to_serve() -> None:
+    hub = Hub(4 * LOG_TOKENS)
+    hub.receive("b", opened(other={}))
+    for peer in ("a", "b"):
+        hub.receive(peer, opened(g={}))
+    hub.receive("a", said(delta("g", 0, 0, 1)))
+    hub.receive("evil", opened(x0={}, x1={}))
+    for name in ("x0", "x1"):
+        hub.receive("evil", said(delta(name, 0, 0, *range(200))))
+    assert "g" not in hub
+    hub.receive("a", said(delta("g", 0, 1, 2)))
+    hub.receive("b", said(delta("g", 1, 0, 7)))
+    assert taken(hub, "a") == [Want({"g": {0: 0}})]
+    hub.receive("a", opened(g={0: 2}))
+    hub.receive("a", said(delta("g", 0, 0, 1, 2)))
+    hub.receive("b", opened(g={1: 1}))
+    assert taken(hub, "b") == [said(delta("g", 0, 0, 1, 2))], "it need not be asked any more"
+
+
+def test_asking_pushes_nobody_out_that_is_served() -> None:
     hub = Hub(3 * LOG_TOKENS)
+    hub.receive("b", opened(kept={}))
     hub.load("kept", 0, array("i", range(10)))
     hub.receive("a", opened(g={0: 100, 1: 100, 2: 10**9}))
     assert taken(hub, "a") == [Want({"g": {0: 0}})]

@@ -48,10 +48,15 @@ class Engine:
         self.drafter = FakeDrafter()
         self.sent: list[ToHub] = []
         send = self.sent.append if hub else None
-        self.replica = Replica(
-            self.drafter, send, max_tokens=max_tokens, scope=scope, vocab_size=vocab_size
-        )
         self.now = 0.0
+        self.replica = Replica(
+            self.drafter,
+            send,
+            max_tokens=max_tokens,
+            scope=scope,
+            vocab_size=vocab_size,
+            clock=lambda: self.now,
+        )
 
     def decode(self, slot: int, *tokens: int) -> None:
         self.drafter.step(slot, tokens)
@@ -270,6 +275,17 @@ def test_the_work_of_one_step_is_bounded() -> None:
     engine.check()
 
 
+def test_a_message_waits_until_its_last_token_is_in_the_index() -> None:
+    engine = Engine()
+    engine.replica.begin("g", 0, PROMPT, [])
+    engine.replica.received(Deltas([delta("g", 1, 0, 7)]))
+    engine.now = 0.5
+    engine.replica.received(Deltas([delta("g", 2, 0, *range(2 * DRAIN_TOKENS))]))
+    for now in (1.0, 2.0, 3.0):
+        engine.replica.drain(now)
+    assert engine.replica.facts()["waits"] == {"count": 2, "sum_s": 3.5, "max_s": 2.5}
+
+
 def test_what_finds_the_queue_full_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_module, "MAX_WAITING", 100)
     engine = Engine()
@@ -277,9 +293,21 @@ def test_what_finds_the_queue_full_is_asked_for_again(monkeypatch: pytest.Monkey
     engine.pass_time(5.0)
     for i in range(100):
         engine.replica.received(Deltas([delta("g", 1, i, 7)]))
-    assert sum(map(replica_module._size, engine.replica._arrived)) <= 100
+    assert sum(replica_module._size(message) for _, message in engine.replica._arrived) <= 100
     assert engine.replica.facts()["lost_messages"] == 98
     assert engine.pass_time(2.0) == [Open({"g": {0: 0, 1: 2}})]
+
+
+def test_who_is_asked_about_a_group_says_again_that_it_is_served() -> None:
+    engine = Engine()
+    engine.decode(engine.replica.begin("g", 0, PROMPT, []), 5)
+    engine.pass_time()
+    engine.pass_time(2.0)
+    for _ in range(3):
+        engine.hear(Want({"g": {0: 1}, "unknown": {0: 1}}))
+    assert engine.pass_time() == [Open({"g": {0: 1}})]
+    engine.hear(Want({"g": {0: 1}}))
+    assert engine.pass_time() == [], "not all the time"
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,18 @@ async def test_a_failing_engine_is_unavailable(fault: str) -> None:
         assert (await engine.generate(chunk_of(request))).ids, "and works again afterwards"
 
 
+async def test_what_an_engine_has_counted_of_drafting_comes_with_its_name() -> None:
+    plugin = {"version": "1", "missing": [], "instance": "i", "draft": {"draft_tokens": 4}}
+    async with joined(FakeSGLang(plugin=plugin)) as engine:
+        assert await engine.drafting() == {"instance": "i", "draft_tokens": 4}
+    async with joined(FakeSGLang(plugin=None)) as stock:
+        assert await stock.drafting() is None
+    async with open_session() as session:
+        gone = HttpEngine(stock.info, session, SamplingConfig())
+        with pytest.raises(EngineUnavailable):
+            await gone.drafting()
+
+
 async def test_a_4xx_rejects_the_request_with_the_servers_words() -> None:
     async with joined(FakeSGLang(faults=deque(["400"]))) as engine:
         with pytest.raises(RequestRejected, match="HTTP 400: fault 400"):

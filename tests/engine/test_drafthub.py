@@ -136,6 +136,33 @@ async def test_what_one_engine_decodes_is_in_the_index_of_the_other(server: Link
         await while_stepping([one, two], lambda: not one.drafter.groups and not two.drafter.groups)
 
 
+async def test_a_hub_tells_those_with_the_token_what_it_has_counted(server: LinkServer) -> None:
+    distant = DistantHub(server.url, server.token)
+    stranger = DistantHub(server.url, "wrong")
+    nowhere = DistantHub("http://127.0.0.1:9/link", "secret")
+    try:
+        async with (
+            engine(server.url, server.token, "one") as one,
+            engine(server.url, server.token, "two") as two,
+        ):
+            one.decode(one.replica.begin("g", 0, [1], []), 5, 6)
+            two.decode(two.replica.begin("g", 1, [1], []), 7)
+            await all_have([one, two], [5, 6], [7])
+            said = await distant.facts()
+        assert said is not None
+        assert said == await hub_of(server).facts()
+        counted = {key: said[key] for key in ("groups", "groups_begun", "tokens_in", "tokens_out")}
+        assert counted == {"groups": 1, "groups_begun": 1, "tokens_in": 3, "tokens_out": 3}
+        assert said["lag"]["count"] >= 2
+        assert 0 < said["lag"]["max_s"] <= said["lag"]["sum_s"]
+        assert await stranger.facts() is None
+        assert await nowhere.facts() is None
+    finally:
+        for hub in (distant, stranger, nowhere):
+            hub.close()
+        await until(lambda: not distant._link._thread.is_alive())
+
+
 async def test_engines_come_back_to_a_hub_that_starts_again_and_lose_nothing() -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}/link"

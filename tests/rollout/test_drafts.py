@@ -30,6 +30,9 @@ class FakeHub:
     def done(self, group: str) -> None:
         self.heard.append(group)
 
+    async def facts(self) -> dict[str, Any] | None:
+        return None
+
 
 def send(keeper: DraftKeeper, group: Group, index: int) -> None:
     chunk = Chunk(

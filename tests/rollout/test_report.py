@@ -92,6 +92,7 @@ def test_figures(record: Recorder) -> None:
         "recomputed_tokens": 7,
         "retractions": 1,
         "accept_length": None,
+        "drafting": None,
         "finish_reasons": {"stop": 1, "length": 1},
     }
     assert {key: said[key] for key in expected} == expected

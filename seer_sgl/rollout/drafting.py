@@ -1,0 +1,200 @@
+"""What grouped drafting did in a run: the counters of engines and hub, read before and after it.
+
+Whoever is away when it is asked is left out; whoever started again in between counts from there.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from seer_sgl.engine.drafthub import Drafts
+from seer_sgl.errors import EngineError
+from seer_sgl.types import EngineInfo
+
+READ_TIMEOUT_S = 5.0
+SOURCES = ("prompt", "own", "here", "elsewhere")
+LASTING = frozenset({"max_s"})  # cannot be subtracted: the largest since the start
+Facts = dict[str, Any]
+T = TypeVar("T")
+
+
+class Drafting(Protocol):
+    """An engine, as far as it drafts."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Which one it is."""
+
+    async def drafting(self) -> Facts | None:
+        """What it has counted since it started. Raises EngineError."""
+
+
+class Reading(NamedTuple):
+    """Counters at one time: of the engines that were there, by id, and of the hub."""
+
+    engines: dict[str, Facts]
+    hub: Facts | None
+
+
+class Waits(msgspec.Struct, frozen=True):
+    """`seer_sgl.draft.waits.Waits`, over the wire."""
+
+    count: int = 0
+    sum_s: float = 0.0
+    max_s: float = 0.0
+
+    def facts(self) -> Facts:
+        """Mean and longest, null if there was none."""
+        mean = round(self.sum_s / self.count, 4) if self.count else None
+        return {"mean": mean, "max": round(self.max_s, 4) if self.count else None}
+
+
+class Replica(msgspec.Struct, frozen=True):
+    """What reached an engine from the hub."""
+
+    received_tokens: int = 0
+    refused_tokens: int = 0
+    lost_messages: int = 0
+    waits: Waits = Waits()
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """An engine's part."""
+
+    steps: dict[str, int] = {}  # by width; 1 is plain decoding
+    verified_rows: int = 0
+    verified_tokens: int = 0
+    draft_s: float = 0.0
+    sources: dict[str, int] = {}
+    drafted_by_position: list[int] = []
+    accepted_by_position: list[int] = []
+    replica: Replica = Replica()
+
+
+class HubCounted(msgspec.Struct, frozen=True):
+    """The hub's part."""
+
+    groups_begun: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    lag: Waits = Waits()
+
+
+async def read(engines: Sequence[Drafting], drafts: Drafts | None) -> Reading:
+    """Ask all of them at once; never raises."""
+    if not engines:
+        return Reading({}, None)
+
+    async def ask(engine: Drafting) -> Facts | None:
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                return await engine.drafting()
+        except (EngineError, TimeoutError, RuntimeError):  # the last: its session is closed
+            return None
+
+    async def ask_hub() -> Facts | None:
+        return None if drafts is None else await drafts.facts()
+
+    hub, *said = await asyncio.gather(ask_hub(), *map(ask, engines))
+    pairs = zip(engines, said, strict=True)
+    return Reading({engine.info.engine_id: one for engine, one in pairs if one is not None}, hub)
+
+
+def section(before: Reading, after: Reading) -> Facts | None:
+    """The report's section `drafting`; None where no engine drafts."""
+    if not before.engines and not after.engines:
+        return None
+    parts: dict[str, Counted] = {}
+    for engine_id, facts in after.engines.items():
+        part = counted(before.engines.get(engine_id), facts, Counted)
+        if part is not None:
+            parts[engine_id] = part
+    hub = None if after.hub is None else counted(before.hub, after.hub, HubCounted)
+    sources = sum((Counter(part.sources) for part in parts.values()), Counter[str]())
+    known = sum(sources[source] for source in SOURCES)
+    return {
+        "accept_length": _accept_length(parts.values()),
+        "plain_steps": sum(part.steps.get("1", 0) for part in parts.values()),
+        "verified_steps": _by_width(parts.values()),
+        "drafted_by_position": _added([part.drafted_by_position for part in parts.values()]),
+        "accepted_by_position": _added([part.accepted_by_position for part in parts.values()]),
+        "sources": {
+            source: round(sources[source] / known, 4) if known else None for source in SOURCES
+        },
+        "draft_cpu_s": round(sum(part.draft_s for part in parts.values()), 3),
+        "hub": None if hub is None else _hub(hub),
+        "engines": [{"engine_id": name, **_engine(part)} for name, part in parts.items()],
+    }
+
+
+def counted(before: Facts | None, after: Facts, kind: type[T]) -> T | None:
+    """What was counted between the two; None where that cannot be told."""
+    if before is None:
+        return None
+    started_again = before.get("instance") != after.get("instance")
+    try:
+        return msgspec.convert(after if started_again else _since(before, after), kind)
+    except msgspec.ValidationError:  # of another version
+        return None
+
+
+def _since(before: Any, after: Any) -> Any:
+    """The numbers of `after`, less those of `before` in the same place."""
+    if isinstance(after, dict):
+        old = before if isinstance(before, dict) else {}
+        return {
+            key: value if key in LASTING else _since(old.get(key), value)
+            for key, value in after.items()
+        }
+    if isinstance(after, list):
+        were = before[: len(after)] if isinstance(before, list) else []
+        return [_since(was, now) for was, now in zip_longest(were, after)]
+    if isinstance(after, int | float) and isinstance(before, int | float):
+        return after - before
+    return after
+
+
+def _engine(part: Counted) -> Facts:
+    replica = part.replica
+    return {
+        "accept_length": _accept_length([part]),
+        "plain_steps": part.steps.get("1", 0),
+        "verified_steps": sum(_by_width([part]).values()),
+        "draft_cpu_s": round(part.draft_s, 3),
+        "received_tokens": replica.received_tokens,
+        "refused_tokens": replica.refused_tokens,
+        "lost_messages": replica.lost_messages,
+        "wait_s": replica.waits.facts(),
+    }
+
+
+def _hub(hub: HubCounted) -> Facts:
+    return {
+        "lag_s": hub.lag.facts(),
+        "tokens_in": hub.tokens_in,
+        "tokens_out": hub.tokens_out,
+        "groups": hub.groups_begun,
+    }
+
+
+def _accept_length(parts: Iterable[Counted]) -> float | None:
+    counts = [(part.verified_tokens, part.verified_rows) for part in parts]
+    rows = sum(count for _, count in counts)
+    return round(sum(tokens for tokens, _ in counts) / rows, 3) if rows else None
+
+
+def _by_width(parts: Iterable[Counted]) -> dict[str, int]:
+    """Verifications by their width, ascending."""
+    steps: Counter[str] = Counter()
+    for part in parts:
+        steps.update({width: count for width, count in part.steps.items() if count})
+    del steps["1"]
+    return {width: steps[width] for width in sorted(steps, key=int)}
+
+
+def _added(lists: Iterable[Sequence[int]]) -> list[int]:
+    return [sum(column) for column in zip_longest(*lists, fillvalue=0)]

@@ -1,0 +1,193 @@
+"""Drafts from siblings elsewhere, on two real servers whose hub dies, comes back, is far away over
+bad lines and has enemies: it costs drafts and never a token."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from bench.elsewhere import AlwaysElsewhere
+from seer_sgl import Rollout
+from seer_sgl.draft.hub import MAX_GROUPS
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.processes import free_port
+from seer_sgl.rollout.loop import Observer
+from seer_sgl.types import Chunk, ChunkReply, ChunkResult, Group
+from tests.e2e.compare import Samples, assert_identical, by_key, roll
+from tests.e2e.conftest import HELD_OUT, MODEL, servers, two_urls
+from tests.e2e.hub import attack, hub_process, relay
+from tests.e2e.test_pool import SGLANG, local
+
+pytestmark = pytest.mark.own_engines
+
+TOKEN = "a secret of this test"
+SAMPLING = {"max_response_len": 600}
+SCHEDULING = {"chunk_tokens": 128}
+PROMPTS = 8  # a run of some 200 chunks
+LONELY_PROMPTS = 3
+MEMORY = "2mb"
+HUB_TOKENS = (2 << 20) // 4
+HUB_BYTES = 256 << 20  # of memory, all of its process
+KILL_AFTER, RESTART_AFTER = 30, 70  # chunks
+LINKS = 3  # of two engines and the driver
+POLL_S = 0.02
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Samples:
+    """All samples of one engine that does not draft, undivided."""
+    plain = local(1, scheduling={"divide": False}, sampling=SAMPLING)
+    samples, report = asyncio.run(roll(plain, PROMPTS, log_dir=tmp_path_factory.mktemp("plain")))
+    assert report["drafting"] is None
+    assert report["chunks"] == report["samples"] == 8 * PROMPTS
+    return samples
+
+
+@pytest.fixture(scope="module")
+def fleet(whole: Samples, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The config of two engines that run and look for a hub; there is none there yet.
+
+    Named after `whole`, so that no more than two servers run at once.
+    """
+    urls, folder = two_urls(), tmp_path_factory.mktemp("fleet")
+    config = {
+        "model": {"path": str(MODEL)},
+        "engines": {"launch": "external", "urls": urls, "sglang": SGLANG},
+        "draft": {"scope": "fleet", "hub": f"127.0.0.1:{free_port()}", "memory": "64mb"},
+        "scheduling": SCHEDULING,
+        "sampling": SAMPLING,
+        "rollout": {"seed": 11},
+    }
+    path = folder / "fleet.yaml"
+    path.write_text(yaml.safe_dump(config))
+    usable = sorted(os.sched_getaffinity(0))
+    cores = [{usable[i % len(usable)]} for i in range(2)]
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SEER_SGL_LINK_TOKEN", TOKEN)
+        with servers(urls, ["--fleet", str(path)], folder, cores=cores):
+            yield config
+
+
+async def test_without_their_hub_engines_draft_from_what_they_have(
+    whole: Samples, fleet: dict[str, Any]
+) -> None:
+    samples, report = await roll(fleet, LONELY_PROMPTS, placement=AlwaysElsewhere())
+    groups = {group for group, _ in samples}
+    assert len(samples) == 8 * LONELY_PROMPTS == 8 * len(groups)
+    assert_identical({key: one for key, one in whole.items() if key[0] in groups}, samples)
+    drafting = report["drafting"]
+    assert drafting["accept_length"] > 1
+    assert drafting["hub"] is None
+    assert drafting["sources"]["elsewhere"] == 0
+    assert [engine["received_tokens"] for engine in drafting["engines"]] == [0, 0]
+
+
+class Gate(Observer):
+    """Counts chunks, knows their groups, and lets none go out while it is shut."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, shut_after: int) -> None:
+        self.returns = 0
+        self.groups: dict[str, None] = {}  # by uid
+        self._shut_after = shut_after
+        self._open = asyncio.Event()
+        self._open.set()
+        generate = HttpEngine.generate
+
+        async def gated(engine: HttpEngine, chunk: Chunk) -> ChunkReply:
+            await self._open.wait()
+            return await generate(engine, chunk)
+
+        monkeypatch.setattr(HttpEngine, "generate", gated)
+
+    def sent(self, chunk: Chunk, now: float) -> None:
+        """A chunk is on its way, or waits at the gate."""
+        self.groups[chunk.request.group.uid] = None
+
+    def returned(self, result: ChunkResult) -> None:
+        """A chunk came back."""
+        self.returns += 1
+        if self.returns == self._shut_after:
+            self._open.clear()
+
+    @property
+    def shut(self) -> bool:
+        """Whether chunks wait."""
+        return not self._open.is_set()
+
+    def open(self) -> None:
+        """Let them go."""
+        self._open.set()
+
+
+def children() -> set[int]:
+    """All processes below this one."""
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+async def all_groups(run: AsyncIterator[Group]) -> list[Group]:
+    """To the end."""
+    return [group async for group in run]
+
+
+async def received(rollout: Rollout) -> int:
+    """Tokens that the engines have had from the hub since they started."""
+    facts = [await engine.drafting() for engine in rollout._drafters]
+    return sum(one["replica"]["received_tokens"] for one in facts if one is not None)
+
+
+async def test_whatever_becomes_of_the_hub_no_token_changes(
+    whole: Samples, fleet: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = children()
+    port = int(fleet["draft"]["hub"].rpartition(":")[2])
+    fleet["rollout"]["max_prompts"] = PROMPTS
+    gate = Gate(monkeypatch, shut_after=RESTART_AFTER)
+    async with hub_process(free_port(), MEMORY, TOKEN) as hub:
+        async with (
+            relay(port, hub.address, seed=5) as line,
+            Rollout(fleet, placement=AlwaysElsewhere()) as rollout,
+        ):
+            prompts = rollout.read_prompts(HELD_OUT)
+            run = asyncio.ensure_future(all_groups(rollout.run(prompts, [gate])))
+
+            async def until(condition: Callable[[], object]) -> None:
+                while not condition():
+                    assert not run.done(), run.result()
+                    await asyncio.sleep(POLL_S)
+
+            await until(lambda: gate.returns >= KILL_AFTER)
+            first = await hub.facts()
+            await hub.end()
+            await until(lambda: gate.shut)
+            await until(lambda: not line.open)
+            await hub.start()
+            await until(lambda: line.open == LINKS)
+            had = await received(rollout)
+            gate.open()
+            await attack(hub.address, TOKEN, list(gate.groups)[:2])
+            flooded = await hub.facts()
+            groups = await run
+            has = await received(rollout)
+            second, report = await hub.facts(), rollout.report()
+        assert await hub.end(signal.SIGTERM) == 0
+    assert_identical(whole, by_key([sample for group in groups for sample in group.samples]))
+    assert report["lost_chunks"] == 0
+    assert report["migrations"] == report["chunks"] - report["samples"] > 100
+    drafting = report["drafting"]
+    assert drafting["accept_length"] > 1
+    assert drafting["sources"]["elsewhere"] > 0
+    assert all(line.faults.values()), line.faults
+    assert first["tokens_out"] > 0
+    assert has > had > 0, "tokens flow again"
+    assert second["tokens_out"] >= has - had
+    assert flooded["refused"] > 0
+    assert flooded["groups_begun"] > MAX_GROUPS >= flooded["groups"]
+    assert max(flooded["tokens"], second["tokens"]) <= HUB_TOKENS
+    assert max(flooded["rss"], second["rss"]) < HUB_BYTES
+    assert drafting["hub"]["tokens_in"] >= flooded["tokens_in"], "of the one that started again"
+    assert children() == before

@@ -1,0 +1,181 @@
+"""What is said of drafting: a difference of counters, whoever was away or started again."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from seer_sgl.errors import EngineUnavailable
+from seer_sgl.rollout import drafting
+from seer_sgl.rollout.drafting import Reading, read, section
+from seer_sgl.types import EngineInfo
+from tests.fake_sglang import FakeSGLang
+from tests.rollout.test_loop import PROMPTS, rolling
+from tests.rollout.test_report import info
+
+
+def engine(rows: int, instance: str = "i", **changes: Any) -> dict[str, Any]:
+    """An engine that has verified so many rows of width 3, two tokens each, one draft each."""
+    return {
+        "instance": instance,
+        "draft_tokens": 40,
+        "steps": {"1": 10 + rows, "3": rows},
+        "verified_rows": rows,
+        "verified_tokens": 2 * rows,
+        "draft_s": 0.25 * rows,
+        "sources": {"here": rows, "elsewhere": 3 * rows},
+        "drafted_by_position": [rows, rows, 0],
+        "accepted_by_position": [rows, 0, 0],
+        "index": {"tokens": 7, "bytes": 700},
+        "replica": {
+            "groups": 1,
+            "tokens": 7,
+            "received_tokens": 5 * rows,
+            "refused_tokens": 0,
+            "lost_messages": 0,
+            "waits": {"count": rows, "sum_s": 0.5 * rows, "max_s": 2.0},
+        },
+        **changes,
+    }
+
+
+def hub(tokens: int, instance: str = "h") -> dict[str, Any]:
+    return {
+        "instance": instance,
+        "groups": 0,
+        "groups_begun": tokens // 10,
+        "tokens": 0,
+        "tokens_in": tokens,
+        "tokens_out": 2 * tokens,
+        "refused": 0,
+        "lag": {"count": tokens, "sum_s": 0.01 * tokens, "max_s": 0.3},
+    }
+
+
+def test_figures_are_what_was_counted_in_between() -> None:
+    before = Reading({"a": engine(10), "b": engine(0)}, hub(100))
+    after = Reading({"a": engine(14), "b": engine(4, verified_tokens=16)}, hub(150))
+    said = section(before, after)
+    assert said is not None
+    engines = said.pop("engines")
+    assert said == {
+        "accept_length": 3.0,
+        "plain_steps": 8,
+        "verified_steps": {"3": 8},
+        "drafted_by_position": [8, 8, 0],
+        "accepted_by_position": [8, 0, 0],
+        "sources": {"prompt": 0.0, "own": 0.0, "here": 0.25, "elsewhere": 0.75},
+        "draft_cpu_s": 2.0,
+        "hub": {
+            "lag_s": {"mean": 0.01, "max": 0.3},
+            "tokens_in": 50,
+            "tokens_out": 100,
+            "groups": 5,
+        },
+    }
+    assert [one["engine_id"] for one in engines] == ["a", "b"]
+    assert [one["accept_length"] for one in engines] == [2.0, 4.0]
+    assert engines[0] == {
+        "engine_id": "a",
+        "accept_length": 2.0,
+        "plain_steps": 4,
+        "verified_steps": 4,
+        "draft_cpu_s": 1.0,
+        "received_tokens": 20,
+        "refused_tokens": 0,
+        "lost_messages": 0,
+        "wait_s": {"mean": 0.5, "max": 2.0},
+    }
+    json.dumps(said)
+
+
+def test_without_drafting_there_is_no_section() -> None:
+    assert section(Reading({}, None), Reading({}, None)) is None
+
+
+def test_an_engine_that_was_away_or_is_of_another_version_is_left_out() -> None:
+    before = Reading({"a": engine(1), "b": engine(1), "d": engine(1)}, None)
+    after = Reading({"a": engine(3), "c": engine(3), "d": engine(3, steps="many")}, hub(3))
+    said = section(before, after)
+    assert said is not None
+    assert [one["engine_id"] for one in said["engines"]] == ["a"]
+    assert (said["verified_steps"], said["hub"]) == ({"3": 2}, None)
+
+
+def test_whoever_started_again_counts_from_there() -> None:
+    said = section(
+        Reading({"a": engine(100)}, hub(100)), Reading({"a": engine(2, "j")}, hub(20, "later"))
+    )
+    assert said is not None
+    assert said["verified_steps"] == {"3": 2}
+    assert said["hub"]["tokens_in"] == 20
+
+
+def test_nothing_drafted_yet_is_no_division_by_zero() -> None:
+    nothing = Reading({"a": engine(0, steps={}, drafted_by_position=[])}, hub(0))
+    said = section(nothing, nothing)
+    assert said is not None
+    assert (said["accept_length"], said["verified_steps"]) == (None, {})
+    assert set(said["sources"].values()) == {None}
+    assert said["hub"]["lag_s"] == said["engines"][0]["wait_s"] == {"mean": None, "max": None}
+
+
+class FakeEngine:
+    def __init__(self, engine_id: str, says: Any) -> None:
+        self._says = says
+        self.info: EngineInfo = info(engine_id)
+
+    async def drafting(self) -> dict[str, Any] | None:
+        if isinstance(self._says, Exception):
+            raise self._says
+        if self._says == "nothing":
+            await asyncio.Event().wait()
+        said: dict[str, Any] | None = self._says
+        return said
+
+
+async def test_an_engine_that_does_not_answer_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drafting, "READ_TIMEOUT_S", 0.01)
+    engines = [
+        FakeEngine("gone", EngineUnavailable("gone")),
+        FakeEngine("closed", RuntimeError("Session is closed")),
+        FakeEngine("stuck", "nothing"),
+        FakeEngine("stock", None),
+        FakeEngine("a", engine(1)),
+    ]
+    assert await read(engines, None) == Reading({"a": engine(1)}, None)
+
+
+def drafting_fake() -> FakeSGLang:
+    return FakeSGLang(
+        plugin={"version": "1", "missing": [], "instance": "i", "draft": engine(10)}, delay_s=0.01
+    )
+
+
+@pytest.mark.parametrize("leave_early", [False, True])
+async def test_a_run_reports_what_was_drafted_in_it(leave_early: bool) -> None:
+    fake = drafting_fake()
+    async with rolling(fake) as rollout:
+        run = rollout.run(PROMPTS)
+        async for _ in run:
+            assert rollout.report()["drafting"] is None
+            assert fake.plugin is not None
+            fake.plugin["draft"] = engine(12)
+            if leave_early:
+                await run.aclose()
+                break
+        said = rollout.report()["drafting"]
+    assert said["verified_steps"] == {"3": 2}
+    assert said["hub"] is None
+    assert [one["engine_id"] for one in said["engines"]] == ["e0"]
+
+
+async def test_a_run_that_is_left_and_forgotten_ends_quietly_after_its_rollout() -> None:
+    async with rolling(drafting_fake()) as rollout:
+        run = rollout.run(PROMPTS)
+        await anext(run)
+    await run.aclose()
+    assert rollout.report()["drafting"]["engines"] == []
