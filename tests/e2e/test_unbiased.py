@@ -43,6 +43,7 @@ class Places(NamedTuple):
 async def places(url: str, calls: int, rng: random.Random) -> Places:
     """Ask for `calls` responses, eight to a prompt, all at once."""
     tokenizer = load_tokenizer(str(MODEL))
+    assert tokenizer is not None
     with HELD_OUT.open() as lines:
         prompts = [json.loads(line) for line in lines][: calls // 8]
     ids = [tokenizer.encode(prompt["prompt"]) for prompt in prompts]

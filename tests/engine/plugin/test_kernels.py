@@ -66,7 +66,7 @@ def test_it_is_registered_where_sglang_calls_it() -> None:
 
 
 def test_speculative_kernels_refuse_and_unknown_ones_do_not_exist() -> None:
-    with pytest.raises(RuntimeError, match="speculative decoding only"):
+    with pytest.raises(RuntimeError, match="draft models only"):
         kernels.fill_bonus_tokens_cpu()
     with pytest.raises(AttributeError, match="convert_weight_packed"):
         kernels.convert_weight_packed  # noqa: B018

@@ -17,8 +17,8 @@ def _runs(start: torch.Tensor, end: torch.Tensor, rows: torch.Tensor) -> tuple[R
     """Row and column of every entry of the runs `start[i]:end[i]` of rows `rows[i]`, in order."""
     first = start.numpy().astype(np.int64)
     counts = end.numpy() - first
-    shift = np.repeat(first - (counts.cumsum() - counts), counts)
-    return np.repeat(rows.numpy(), counts), np.arange(len(shift)) + shift
+    shift: Rows = np.repeat(first - (counts.cumsum() - counts), counts)
+    return np.repeat(rows.numpy(), counts), np.arange(len(shift), dtype=np.int64) + shift
 
 
 def assign_extend_cache_locs_cpu(  # noqa: PLR0917 (the operator's signature)

@@ -19,7 +19,7 @@ class Counts:
         self.steps: Counter[int] = Counter()  # by width; 1 is plain decoding
         self.tokens = 0  # emitted by verifications, the bonus tokens included
         self.rows = 0  # verified requests, over all steps
-        self.draft_s = 0.0  # CPU time in drafting: index, messages, decisions
+        self.draft_s = 0.0  # of the scheduler's thread in drafting: index, messages, decisions
         self.sources: Counter[str] = Counter()  # of accepted drafts, a sample of them
         self._verifications = 0
 

@@ -78,6 +78,7 @@ class Drafting:
         """
         now = time.perf_counter()
         self._time(now, len(reqs))
+        self._replica.drain(time.monotonic())
         plan = PLAIN
         if not self._policy.resting():
             plan = self._draft(reqs, totals, runs, run_lens, plain)
@@ -125,7 +126,6 @@ class Drafting:
         plain: bool,
     ) -> Plan:
         rows = self._rows
-        self._replica.drain(time.monotonic())
         rows.follow(reqs)
         tokens, counts = rows.missing(reqs, totals, runs, run_lens)
         # The last token that a request may have is a bonus token, not a draft.
