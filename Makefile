@@ -39,7 +39,7 @@ check: $(READY)
 
 # The same examples every time; plain pytest draws new ones.
 test: check
-	$(BIN)/python -m pytest --hypothesis-profile=ci
+	$(BIN)/python -m pytest --hypothesis-profile=ci --durations=12
 
 bench: $(READY)
 	$(BIN)/python -m bench.driver --profile
@@ -47,6 +47,8 @@ bench: $(READY)
 	$(BIN)/python -m bench.sim_reality
 	$(BIN)/python -m bench.attention
 	$(BIN)/python -m bench.kv_pool
+	$(BIN)/python -m bench.draft_index
+	$(BIN)/python -m bench.speculation
 
 clean:
 	rm -rf .venv out
