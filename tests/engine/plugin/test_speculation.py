@@ -25,6 +25,7 @@ def request(rid: str, output: list[int], **origin: Any) -> Any:
         rid=rid,
         origin_input_ids=list(PROMPT),
         output_ids=list(output),
+        finished_len=None,
         sampling_params=SimpleNamespace(custom_params={"seer_sgl": told}, max_new_tokens=50),
     )
 
@@ -34,7 +35,8 @@ class Engine:
 
     def __init__(self) -> None:
         self.drafter = Drafter()
-        self.rows = Rows(Replica(self.drafter, None, max_tokens=1000, scope="engine"))
+        replica = Replica(self.drafter, None, max_tokens=1000, scope="engine")
+        self.rows = Rows(self.drafter, replica)
 
     def step(self, reqs: list[Any], totals: list[int], runs: list[list[int]]) -> list[int]:
         """The tokens that reach the index. runs: what the last step brought each row."""
@@ -91,6 +93,19 @@ def test_rows_come_and_go_with_the_batch() -> None:
     again = request("a", [7, 8])
     engine.step([again], [5], [[8]])
     assert engine.drafter.length("g", 0) == 2, "the same sequence goes on"
+
+
+def test_the_last_tokens_of_a_request_reach_the_index_and_none_after_its_stop() -> None:
+    engine = Engine()
+    a, b = request("a", [7]), request("b", [8], sample=1)
+    engine.step([a, b], [4, 4], [[7], [8]])
+    a.output_ids += [5, 6, 0, 9]
+    a.finished_len = 4  # 0 is the stop
+    engine.rows.leave("a")
+    assert engine.drafter.length("g", 0) == 4
+    b.output_ids += [5, 6]
+    engine.step([], [], [])  # retracted
+    assert engine.drafter.length("g", 1) == 3
 
 
 @pytest.mark.parametrize(

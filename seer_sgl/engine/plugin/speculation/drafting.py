@@ -56,7 +56,7 @@ class Drafting:
         self.counts = Counts()
         self._drafter = drafter
         self._replica = replica
-        self._rows = Rows(replica)
+        self._rows = Rows(drafter, replica)
         self._paths = paths
         self._most = widths[-1] - 1
         self._acceptance = Acceptance(self._most)

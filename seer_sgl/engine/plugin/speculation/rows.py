@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from seer_sgl.draft.drafter import Drafter
 from seer_sgl.draft.replica import Replica
 from seer_sgl.engine.wire import ORIGIN
 
@@ -46,12 +47,14 @@ def origin_of(req: Any) -> Origin:
 class Rows:
     """The rows of the decode batch, in its order. All arrays have one entry a row."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, drafter: Drafter, replica: Replica) -> None:
         self.slots: NDArray[np.int64] = np.empty(0, np.int64)
         self.lengths: NDArray[np.int64] = np.empty(0, np.int64)  # tokens the index has
         self.limits: NDArray[np.int64] = np.empty(0, np.int64)  # tokens the request may reach
         self.probes: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self._drafter = drafter
         self._replica = replica
+        self._reqs: list[Any] = []
         self._rids: list[str] = []
         self._known: dict[str, tuple[int, int, bool]] = {}  # rid -> slot, limit, probe
 
@@ -60,14 +63,14 @@ class Rows:
         rids = [req.rid for req in reqs]
         if rids == self._rids:
             return
+        for rid in set(self._rids) - set(rids):
+            self.leave(rid)
         lengths = dict(zip(self._rids, self.lengths.tolist(), strict=True))
-        for rid in lengths.keys() - set(rids):
-            self._replica.end(self._known.pop(rid)[0])
         for req in reqs:
             if req.rid not in self._known:
                 self._known[req.rid], lengths[req.rid] = self._begin(req)
         rows = [self._known[rid] for rid in rids]
-        self._rids = rids
+        self._reqs, self._rids = list(reqs), rids
         self.slots = np.array([slot for slot, _, _ in rows], np.int64)
         self.limits = np.array([limit for _, limit, _ in rows], np.int64)
         self.probes = np.array([probe for _, _, probe in rows], np.bool_)
@@ -114,13 +117,25 @@ class Rows:
         return self._replica.source(int(self.slots[row]), sequence)
 
     def leave(self, rid: str) -> None:
-        """A request is complete."""
-        if rid in self._rids:
-            keep = [i for i, one in enumerate(self._rids) if one != rid]
-            self._replica.end(self._known.pop(rid)[0])
-            self._rids = [self._rids[i] for i in keep]
-            self.slots, self.lengths = self.slots[keep], self.lengths[keep]
-            self.limits, self.probes = self.limits[keep], self.probes[keep]
+        """A request is complete, or left the batch; its last tokens are of use to its siblings."""
+        if rid not in self._known:
+            return
+        at = self._rids.index(rid)
+        self._settle(at, self._reqs[at])
+        self._replica.end(self._known.pop(rid)[0])
+        del self._reqs[at], self._rids[at]
+        self.slots, self.lengths = np.delete(self.slots, at), np.delete(self.lengths, at)
+        self.limits, self.probes = np.delete(self.limits, at), np.delete(self.probes, at)
+
+    def _settle(self, at: int, req: Any) -> None:
+        """Put into the index what SGLang has booked since the last step that drafted."""
+        output = req.output_ids if req.finished_len is None else req.output_ids[: req.finished_len]
+        known = int(self.lengths[at]) - len(req.origin_input_ids)
+        if 0 <= known < len(output):
+            tokens = np.array(output[known:], np.int32)
+            slot, nothing = self.slots[at : at + 1], np.zeros(1, np.int32)
+            self._drafter.step(slot, tokens, np.array([len(tokens)], np.int32), nothing, 1)
+            self._replica.grown(int(slot[0]), tokens.tolist())
 
     def _begin(self, req: Any) -> tuple[tuple[int, int, bool], int]:
         origin = origin_of(req)
