@@ -108,6 +108,13 @@ def test_the_last_tokens_of_a_request_reach_the_index_and_none_after_its_stop() 
     assert engine.drafter.length("g", 1) == 3
 
 
+def test_an_image_in_the_prompt_is_no_token() -> None:
+    engine, req = Engine(), request("a", [7])
+    req.origin_input_ids[1] = 1 << 40
+    assert engine.step([req], [4], [[7]]) == []
+    assert engine.drafter.length("g", 0) == 1
+
+
 @pytest.mark.parametrize(
     "told",
     [

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from seer_sgl.draft.automaton import MAX_TOKEN
 from seer_sgl.draft.drafter import Drafter
 from seer_sgl.draft.replica import Replica
 from seer_sgl.engine.wire import ORIGIN
@@ -139,7 +140,8 @@ class Rows:
 
     def _begin(self, req: Any) -> tuple[tuple[int, int, bool], int]:
         origin = origin_of(req)
-        ids = req.origin_input_ids
+        # SGLang puts hashes of images where their tokens would be.
+        ids = [one if 0 <= one <= MAX_TOKEN else 0 for one in req.origin_input_ids]
         response = [*ids[origin.prompt_len :], *req.output_ids]
         slot = self._replica.begin(origin.group, origin.sample, ids[: origin.prompt_len], response)
         limit = len(ids) + req.sampling_params.max_new_tokens

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from seer_sgl.draft.automaton import MAX_TOKEN
 from seer_sgl.draft.drafter import Drafter
 from seer_sgl.draft.steps import StepTimes
 from seer_sgl.engine.plugin import drafting as engine
@@ -35,11 +36,14 @@ def drafting(runner: Any, shapes: Shapes, stride: int) -> Drafting | None:
 
     times = measure.step_seconds(runner, shapes, widths(stride))
     wanted = engine.settings() or engine.Settings("engine", stride - 1, 4, DEFAULT_MEMORY)
+    vocab_size = runner.model_config.vocab_size
+    if vocab_size > MAX_TOKEN + 1:
+        raise ValueError(f"draft.scope: {vocab_size} tokens, the index knows {MAX_TOKEN + 1}")
     parallel = get_parallel()
     rank = parallel.pp_rank * parallel.tp_size + parallel.tp_rank
     ranks = parallel.tp_size * parallel.pp_size
     drafter = Drafter()
-    replica = engine.join(drafter, wanted, rank, ranks, runner.model_config.vocab_size)
+    replica = engine.join(drafter, wanted, rank, ranks, vocab_size)
     if replica is None:
         return None
     paths = wanted.paths if verifies_trees() else 1

@@ -5,7 +5,9 @@ SGLang's, KV slots for the widest draft are reserved in every row, and what a st
 to the next one in `batch.spec_info`, also with overlapped scheduling.
 """
 
-from typing import Any
+import logging
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +32,10 @@ from .drafting import PLAIN, Drafting, Plan
 from .mask import attention_mask
 from .shapes import Shapes
 from .verify import layout_of, speculates, verify
+
+logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
@@ -64,7 +70,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """SGLang is done with a request."""
         if self._drafting is not None:
-            self._drafting.finished(rid)
+            self._aided(None, self._drafting.finished, rid)
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Any = None, pp_proxy_tensors: Any = None
@@ -81,17 +87,26 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         plan = PLAIN
         if self._drafting is not None:
             totals = batch.seq_lens_cpu.numpy() + 1
-            plan = self._drafting.plan(batch.reqs, totals, runs, run_lens, plain)
+            plan = self._aided(plan, self._drafting.plan, batch.reqs, totals, runs, run_lens, plain)
         plan = ranks.agree(plan, len(batch.reqs), self._stride)
         last = runs[np.arange(len(runs)), run_lens - 1]
         if plain or (plan.width == 1 and self._shapes.plain_decodes):
             return self._decode(batch, last, on_publish, pp_proxy_tensors)
         return self._verify(batch, plan, layout_of(last, plan), on_publish, pp_proxy_tensors)
 
+    def _aided(self, otherwise: T, draft: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What drafting says. It is an aid: if it fails, the engine goes on without it."""
+        try:
+            return draft(*args, **kwargs)
+        except Exception:
+            logger.exception("seer-sgl: drafting failed; this engine decodes plainly from now on")
+            self._drafting = None
+            return otherwise
+
     def _prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any) -> GenerationBatchResult:
         """Anything but decoding goes through the target as it is."""
         if self._drafting is not None:
-            self._drafting.interrupted()
+            self._aided(None, self._drafting.interrupted)
         result = self._target_worker.forward_batch_generation(
             batch, pp_proxy_tensors=pp_proxy_tensors
         )
@@ -166,7 +181,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             batch, index, lens - 1, self.token_to_kv_pool_allocator
         )
         if self._drafting is not None and plan.drafts is not None:
-            self._drafting.verified(plan, plan.drafts, verified.accepted)
+            self._aided(None, self._drafting.verified, plan, plan.drafts, verified.accepted)
         tokens = torch.zeros((count, self._stride), dtype=torch.int32, device=self.device)
         tokens[:, :width] = verified.tokens
         return self._result(result, tokens, lens, batch.seq_lens + lens, on_publish, width, True)
