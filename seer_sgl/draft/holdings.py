@@ -5,9 +5,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Protocol
 
-from .messages import MAX_NUMBER
+from .messages import MAX_NUMBER, MAX_SEQUENCES
 
-SEQUENCES = 1 << 20  # numbers of a group's sequences; forks of one differ above these bits
+# Numbers of a group's sequences; forks of one differ above these bits, and may be twice as many as
+# a group has sequences.
+SEQUENCES = MAX_NUMBER // (2 * MAX_SEQUENCES) + 1
 FORKS = (MAX_NUMBER + 1) // SEQUENCES
 
 
@@ -63,7 +65,10 @@ class Holding:
         return best
 
     def free_number(self, sequence: int) -> int:
-        """The sequence's own number, or a fork's, which no other engine should draw."""
+        """The sequence's own number, or a fork's, which no other engine should draw.
+
+        There are more numbers than a group may have sequences, so one is found soon.
+        """
         number = sequence % SEQUENCES
         while number in self.logs:
             number = random.randrange(1, FORKS) * SEQUENCES + sequence % SEQUENCES
@@ -127,7 +132,7 @@ class Holdings:
 
     def close(self, group: Holding) -> None:
         """Forget a group; its slots draft nothing from then on."""
-        for home in {log.home for log in group.index} | {group.name}:
+        for home in [log.home for log in group.index] if self._apart else [group.name]:
             self._drafter.close(home)
         self.tokens -= group.tokens
         del self.groups[group.name]

@@ -20,6 +20,7 @@ PROBE_WEIGHT = 2.0  # the paper's lambda
 # Times the rate of plain decoding: the best of several estimates is mostly a little too good.
 LEAST_GAIN = 1.05
 MAX_PAUSE = 32  # steps without a look at the drafts, while they do not pay
+MOST_NODES = 2048  # of a verification, all requests together: each takes logits of the vocabulary
 EXPLORE_EVERY = 64  # steps; then a neighbouring width is tried, or its time would never be known
 
 
@@ -50,14 +51,14 @@ class DraftPolicy:
         gained = np.cumsum(weights @ self.acceptance.expected(drafts))  # by the first k + 1 nodes
         best, best_rate = 1, LEAST_GAIN * total / self.times.predict(batch, 1)
         for width in self.widths[1:]:
-            if self._beyond(width, deepest):
+            if self._beyond(width, deepest) or batch * width > MOST_NODES:
                 break
             gain = float(gained[min(width - 1, gained.size) - 1])
             rate = (total + gain) / self.times.predict(batch, width)
             if rate > best_rate:
                 best, best_rate = width, rate
         self._rest_after(best)
-        return self._explored(best, deepest)
+        return self._explored(best, deepest, MOST_NODES // batch)
 
     def _beyond(self, width: int, deepest: int) -> bool:
         """Whether a narrower one holds every draft already."""
@@ -70,10 +71,11 @@ class DraftPolicy:
         self._pause = self._patience
         self._patience = min(2 * self._patience, MAX_PAUSE)
 
-    def _explored(self, width: int, deepest: int) -> int:
+    def _explored(self, width: int, deepest: int, widest: int) -> int:
         """Now and then the next width instead of the best."""
         self._steps += 1
         if self._steps % EXPLORE_EVERY or deepest == 1:
             return width
         at = self.widths.index(width)
-        return self.widths[at + 1] if at + 1 < len(self.widths) else self.widths[at - 1]
+        wider = self.widths[at + 1] if at + 1 < len(self.widths) else widest + 1
+        return wider if wider <= widest else self.widths[max(0, at - 1)]

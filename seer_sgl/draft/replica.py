@@ -97,7 +97,11 @@ class Replica:
         engine that was lost had gone further), this call becomes a fork of it with a number of its
         own, so that the index's state of it is right.
         """
-        held = self._held.open(travelling_name(group), prompt_ids, self._now)
+        name = travelling_name(group)
+        held = self._held.open(name, prompt_ids, self._now)
+        if len(held.logs) >= MAX_SEQUENCES:  # somebody gives all calls one name: begin again
+            self._close(held)
+            held = self._held.open(name, prompt_ids, self._now)
         if not held.told:
             self._to_open[held] = None
         response, number = array("i", response_ids), sequence % SEQUENCES

@@ -5,7 +5,7 @@ import pytest
 
 from seer_sgl.draft.acceptance import Acceptance
 from seer_sgl.draft.drafter import Drafts
-from seer_sgl.draft.policy import EXPLORE_EVERY, MAX_PAUSE, DraftPolicy
+from seer_sgl.draft.policy import EXPLORE_EVERY, MAX_PAUSE, MOST_NODES, DraftPolicy
 from seer_sgl.draft.steps import StepTimes
 
 from .test_acceptance import drafts
@@ -52,6 +52,13 @@ def test_it_is_the_best_of_all_widths_by_expected_tokens_a_second() -> None:
             rate = {w: sum(prob**k for k in range(w)) / (1 + cost * 4 * w) for w in WIDTHS}
             width = chosen(policy(cost), rows)
             assert rate[width] == pytest.approx(max(rate.values()), rel=0.021)
+
+
+def test_however_good_the_drafts_a_verification_is_no_larger_than_memory_allows() -> None:
+    tried = policy(1e-6)
+    widths = {chosen(tried, drafts([chain(0.99)] * 300)) for _ in range(2 * EXPLORE_EVERY)}
+    assert max(widths) == 5
+    assert MOST_NODES < 300 * 9
 
 
 def test_a_probe_counts_double() -> None:

@@ -537,3 +537,12 @@ def test_replicas_are_prefixes_of_the_truth_and_converge_once_frames_flow(
     network.heal()
     network.check_prefixes()
     network.check_complete()
+
+
+def test_calls_that_all_have_one_name_end_neither_the_group_nor_the_engine() -> None:
+    engine = Engine()
+    for _ in range(MAX_SEQUENCES + 10):
+        slot = engine.replica.begin("g", 0, PROMPT, [])
+        engine.decode(slot, 5)
+        engine.replica.end(slot)
+    assert len(engine.index()) <= MAX_SEQUENCES

@@ -83,7 +83,8 @@ def servers(
         yield
     finally:
         for process in processes:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 

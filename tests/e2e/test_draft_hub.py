@@ -69,7 +69,7 @@ def fleet(whole: Samples, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     cores = [{usable[i % len(usable)]} for i in range(2)]
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("SEER_SGL_LINK_TOKEN", TOKEN)
-        with servers(urls, ["--fleet", str(path)], folder, cores=cores):
+        with servers(urls, [["--fleet", str(path)]] * len(urls), folder, cores=cores):
             yield config
 
 

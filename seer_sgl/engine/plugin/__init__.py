@@ -15,7 +15,7 @@ def load() -> None:
     """Register our hooks with SGLang's HookRegistry (called by `load_plugins`)."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    wanted = [effect.hook(), *pool.hooks()]
+    wanted = [effect.hook(), *pool.hooks(), *algorithm.hooks()]
     if cpu.wanted():
         cpu.prepare_sglang()
         wanted += cpu.hooks()

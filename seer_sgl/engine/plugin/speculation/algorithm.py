@@ -4,6 +4,7 @@ To SGLang it is a kind of n-gram drafting: trees that need no KV of their own, v
 target (`is_ngram`); what differs is who drafts and how a draft is verified (worker.py).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from seer_sgl.engine.plugin.drafting import ALGORITHM
@@ -41,6 +42,15 @@ def register() -> None:
 
         def handle_server_args(self, server_args: Any) -> None:
             """What SGLang settles for its own n-gram drafting, for ours."""
+            refused = {
+                "enable-dp-attention": server_args.enable_dp_attention,
+                "pp-size": server_args.pp_size > 1,
+                "disaggregation-mode": server_args.disaggregation_mode != "null",
+                "enable-return-hidden-states": server_args.enable_return_hidden_states,
+            }
+            for flag, given in refused.items():
+                if given:
+                    raise ValueError(f"--{flag}: not with --speculative-algorithm {ALGORITHM}")
             if server_args.device == "cpu":
                 server_args.disable_overlap_schedule = True
             server_args.enable_mixed_chunk = False
@@ -56,3 +66,22 @@ def register() -> None:
     SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=GroupedSpeculation)(
         worker
     )
+
+
+def hooks() -> list[tuple[str, Callable[..., Any], str]]:
+    """The hooks as (SGLang target, function, kind of hook)."""
+    target = "sglang.srt.mem_cache.kv_cache_configurator.get_req_to_token_extra_context_len"
+    return [(target, room_for_drafts, "after")]
+
+
+def room_for_drafts(result: int) -> int:
+    """After `get_req_to_token_extra_context_len`: a request's row of KV slots takes what is
+    reserved for its drafts at the very end of the context too; with pages of 1 stock SGLang's ends
+    before.
+    """
+    from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+    from sglang.srt.runtime_context import get_spec
+
+    if get_spec().speculative_algorithm != ALGORITHM:
+        return result
+    return max(result, int(get_alloc_reserve_per_decode()))

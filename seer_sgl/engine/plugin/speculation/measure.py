@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
+from seer_sgl.draft.policy import MOST_NODES
+
 from .shapes import Shapes
 
 ROUNDS = 3
 CONTEXT = 64  # tokens each request of the measurement attends to; real ones are told apart later
-LARGEST_BATCH = 256
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -26,7 +27,7 @@ def step_seconds(
 
     runner: SGLang's ModelRunner, ready to serve. Every rank of an engine has to call this.
     """
-    most = min(runner.max_running_requests, LARGEST_BATCH)
+    most = max(1, min(runner.max_running_requests, MOST_NODES // widths[-1]))
     times: dict[tuple[int, int], float] = {}
     for batch in batch_sizes(most):
         for width in widths:
