@@ -9,10 +9,9 @@ from typing import Annotated
 
 import msgspec
 
-from seer_sgl.config import plain
-from seer_sgl.errors import ConfigError
 from seer_sgl.types import Prompt, token_array
 
+from .jsonl import read_jsonl
 from .prompts import MAX_TOKEN_ID
 
 KEY = "draft.history"
@@ -44,25 +43,7 @@ class History:
 
 def read_history(path: Path) -> History:
     """The responses in a file. Raises ConfigError with file and line."""
-    history, empty = History(), True
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    record = _record(line, f"{KEY}: {path}:{number}")
-                    history.add(token_array(record.prompt_ids), token_array(record.response_ids))
-                    empty = False
-    except OSError as error:
-        raise ConfigError(f"{KEY}: {path}: {error.strerror}") from None
-    if empty:
-        raise ConfigError(f"{KEY}: {path}: no samples")
+    history = History()
+    for _, record in read_jsonl(path, KEY, _decoder, "samples"):
+        history.add(token_array(record.prompt_ids), token_array(record.response_ids))
     return history
-
-
-def _record(line: bytes, place: str) -> _Record:
-    try:
-        return _decoder.decode(line)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{place}: {plain(str(error))}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise ConfigError(f"{place}: not JSON") from None

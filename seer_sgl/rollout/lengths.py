@@ -11,11 +11,11 @@ from typing import Annotated
 
 import msgspec
 
-from seer_sgl.config import plain
 from seer_sgl.errors import ConfigError, PromptError
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.types import Group, token_array
 
+from .jsonl import read_jsonl
 from .prompts import MAX_TOKEN_ID
 
 Length = Annotated[int, msgspec.Meta(ge=0)]
@@ -53,18 +53,9 @@ def read_records(path: Path, source: str) -> Iterator[tuple[str, LengthRecord]]:
 
     Raises ConfigError for a file without any, or at a line that says nothing of lengths.
     """
-    empty = True
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    place = f"{source}: {path}:{number}"
-                    yield place, _record(line, place)
-                    empty = False
-    except OSError as error:
-        raise ConfigError(f"{source}: {path}: {error.strerror}") from None
-    if empty:
-        raise ConfigError(f"{source}: {path}: no lengths")
+    for place, record in read_jsonl(path, source, _decoder, "lengths"):
+        _check(record, place)
+        yield place, record
 
 
 def expect_all(known: KnownLengths, groups: Iterable[Group], source: str) -> None:
@@ -79,20 +70,13 @@ def expect_all(known: KnownLengths, groups: Iterable[Group], source: str) -> Non
                 )
 
 
-def _record(line: bytes, place: str) -> LengthRecord:
-    try:
-        record = _decoder.decode(line)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{place}: {plain(str(error))}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise ConfigError(f"{place}: not JSON") from None
+def _check(record: LengthRecord, place: str) -> None:
     if record.prompt_ids is None and record.group_id is None:
         raise ConfigError(f"{place}: give prompt_ids or group_id")
     if (record.response_length is None) == (record.lengths is None):
         raise ConfigError(f"{place}: give exactly one of response_length and lengths")
     if record.lengths == []:
         raise ConfigError(f"{place}: lengths: it is empty")
-    return record
 
 
 def _add(known: KnownLengths, record: LengthRecord) -> None:

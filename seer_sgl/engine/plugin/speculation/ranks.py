@@ -4,8 +4,6 @@ Left alone they would draft differently (each hears of siblings at another momen
 different shapes, and hang in the next collective.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,18 +13,11 @@ from seer_sgl.draft.drafter import Drafts
 from .drafting import PLAIN, Plan
 
 
-def group() -> Any:
-    """SGLang's group of the ranks that run one batch."""
-    from sglang.srt.layers.dp_attention import is_dp_attention_enabled
-    from sglang.srt.runtime_context import get_parallel
-
-    parallel = get_parallel()
-    return parallel.attn_tp_group if is_dp_attention_enabled() else parallel.tp_group
-
-
 def agree(plan: Plan, count: int, stride: int) -> Plan:
     """The first rank's plan for `count` requests, on every rank."""
-    ranks = group()
+    from sglang.srt.runtime_context import get_parallel
+
+    ranks = get_parallel().tp_group  # other ways to share a batch are refused (algorithm.py)
     if ranks.world_size == 1:
         return plan
     packed = torch.zeros(1 + count * (2 * stride + 1), dtype=torch.int32)

@@ -110,10 +110,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         result = self._target_worker.forward_batch_generation(
             batch, pp_proxy_tensors=pp_proxy_tensors
         )
-        tokens = torch.zeros((len(batch.reqs), self._stride), dtype=torch.int32, device=self.device)
-        tokens[:, 0] = result.next_token_ids
-        lens = torch.ones(len(batch.reqs), dtype=torch.int32, device=self.device)
-        return self._result(result, tokens, lens, batch.seq_lens, on_publish, 1, False)
+        return self._one_each(result, batch.seq_lens, on_publish, False)
 
     def _decode(
         self, batch: Any, last: NDArray[np.int32], on_publish: Any, pp_proxy_tensors: Any
@@ -131,13 +128,10 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         result = self._target_worker.forward_batch_generation(
             batch, pp_proxy_tensors=pp_proxy_tensors
         )
-        tokens = torch.zeros((len(batch.reqs), self._stride), dtype=torch.int32, device=self.device)
-        tokens[:, 0] = result.next_token_ids
         if batch.return_logprob:
             output = result.logits_output
             output.next_token_logprobs = output.next_token_logprobs.view(-1, 1)
-        lens = torch.ones(len(batch.reqs), dtype=torch.int32, device=self.device)
-        return self._result(result, tokens, lens, new_seq_lens, on_publish, 1, True)
+        return self._one_each(result, new_seq_lens, on_publish, True)
 
     def _verify(
         self, batch: Any, plan: Plan, layout: Layout, on_publish: Any, pp_proxy_tensors: Any
@@ -185,6 +179,16 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         tokens = torch.zeros((count, self._stride), dtype=torch.int32, device=self.device)
         tokens[:, :width] = verified.tokens
         return self._result(result, tokens, lens, batch.seq_lens + lens, on_publish, width, True)
+
+    def _one_each(
+        self, result: Any, new_seq_lens: torch.Tensor, on_publish: Any, decoded: bool
+    ) -> GenerationBatchResult:
+        """The result of a step that brought every request one token."""
+        count = len(new_seq_lens)
+        tokens = torch.zeros((count, self._stride), dtype=torch.int32, device=self.device)
+        tokens[:, 0] = result.next_token_ids
+        lens = torch.ones(count, dtype=torch.int32, device=self.device)
+        return self._result(result, tokens, lens, new_seq_lens, on_publish, 1, decoded)
 
     def _result(  # noqa: PLR0917
         self,
