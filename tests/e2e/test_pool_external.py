@@ -75,5 +75,4 @@ async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere
     # On a busy machine an acknowledgement may be given up; what was acknowledged must be there.
     assert report["fetches"] >= 0.5 * report["migrations"] > 10
     within_a_page = [tokens <= PAGE + 1 for tokens in seen.recomputed_after_fetch]
-    missed = len(within_a_page) - sum(within_a_page)  # SGLang may cut one short on a busy machine
-    assert missed <= max(1, 0.01 * len(within_a_page)), seen.recomputed_after_fetch
+    assert sum(within_a_page) >= 0.99 * len(within_a_page), seen.recomputed_after_fetch
