@@ -171,7 +171,12 @@ async def _launched(
 def _flags(config: Config, index: int, port: int) -> dict[str, FlagValue]:
     """The flags of one server. The user's own win over our defaults."""
     own = {name.replace("_", "-"): value for name, value in config.engines.sglang.items()}
-    flags: dict[str, FlagValue] = {"model-path": str(config.model.path), "port": port}
+    # SGLang would draw a port for its ranks that an outgoing connection may take before they do.
+    flags: dict[str, FlagValue] = {
+        "model-path": str(config.model.path),
+        "port": port,
+        "nccl-port": free_port(),
+    }
     if config.model.tokenizer_path:
         flags["tokenizer-path"] = config.model.tokenizer_path
     if gpu_visible():
