@@ -15,7 +15,11 @@ class _Tree(NamedTuple):
     """One request's part of a verification."""
 
     slots: torch.Tensor  # KV slots of its tokens and its draft nodes
-    mask: torch.Tensor  # [nodes, tokens + nodes]
+    mask: torch.Tensor  # [nodes, tokens + nodes]: 0 where a node attends, else minus infinity
+
+    def for_heads(self, shared: int) -> "_Tree":
+        """With a row of the mask for each query head that shares a KV head."""
+        return self._replace(mask=self.mask.repeat(shared, 1))
 
 
 def plan_trees(result: Any, self: Any, forward_batch: Any) -> Any:
@@ -30,13 +34,18 @@ def plan_trees(result: Any, self: Any, forward_batch: Any) -> Any:
         forward_batch.seq_lens.tolist(), forward_batch.req_pool_indices.tolist(), trees, strict=True
     )
     self.seer_trees = [
-        _Tree(
-            req_to_token[row, : length + nodes].long(),
-            torch.cat((tree.new_ones((nodes, length)), tree), dim=1),
-        )
+        _Tree(req_to_token[row, : length + nodes].long(), _additive(tree, length))
         for length, row, tree in rows
     ]
+    self.seer_shared = 1
     return result
+
+
+def _additive(tree: torch.Tensor, length: int) -> torch.Tensor:
+    """SDPA would turn a mask of booleans into this one in every layer."""
+    mask = torch.zeros((len(tree), length + len(tree)))
+    mask[:, length:].masked_fill_(~tree, float("-inf"))
+    return mask
 
 
 def attend_to_trees(  # noqa: PLR0917 (SGLang's signature)
@@ -66,12 +75,15 @@ def attend_to_trees(  # noqa: PLR0917 (SGLang's signature)
     shared = heads // kv_heads  # query heads that share a KV head become rows of one query
     queries = q.view(-1, nodes, kv_heads, shared, layer.qk_head_dim)
     output = q.new_empty((q.shape[0] // nodes, nodes, kv_heads, shared, layer.v_head_dim))
+    if shared != self.seer_shared:  # in the first layer of a step
+        self.seer_trees = [tree.for_heads(shared) for tree in self.seer_trees]
+        self.seer_shared = shared
     for i, (slots, mask) in enumerate(self.seer_trees):
         attended = scaled_dot_product_attention(
             queries[i].permute(1, 2, 0, 3).reshape(1, kv_heads, shared * nodes, -1),
             keys.index_select(0, slots).transpose(0, 1).unsqueeze(0).to(q.dtype),
             values.index_select(0, slots).transpose(0, 1).unsqueeze(0).to(q.dtype),
-            attn_mask=mask.repeat(shared, 1),
+            attn_mask=mask.to(q.dtype),
             scale=layer.scaling,
         )
         output[i] = attended.view(kv_heads, shared, nodes, -1).permute(2, 0, 1, 3)
