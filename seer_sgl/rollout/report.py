@@ -80,9 +80,17 @@ def _engine(engine: EngineRecord, wall_s: float) -> dict[str, Any]:
         "retractions": engine.retractions,
         "kv_capacity": info.max_total_num_tokens,
         "kv_peak": round(max(engine.used_tokens, default=0) / info.max_total_num_tokens, 4),
+        "idle_share": round(1 - _busy_s(engine) / wall_s, 4) if wall_s else 0.0,
         "mean_inflight": round(_mean_inflight(engine, wall_s), 2),
         "max_inflight": max(engine.inflight_count, default=0),
     }
+
+
+def _busy_s(engine: EngineRecord) -> float:
+    """Seconds in which the engine had a chunk in flight."""
+    times, counts = engine.inflight_at, engine.inflight_count
+    spans = zip(times, times[1:], counts, strict=False)
+    return sum(end - begin for begin, end, count in spans if count)
 
 
 def _mean_inflight(engine: EngineRecord, wall_s: float) -> float:

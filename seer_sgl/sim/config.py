@@ -58,6 +58,7 @@ class EngineConfig(Section):
     tflops: Amount = 400.0
     overhead_ms: Rest = 3.0  # of a step, whatever is in it: kernel launches, scheduling, sampling
     row_overhead_us: Rest = 10.0  # more of it for each sequence, and each draft to verify
+    draft_overhead_us: Rest | None = None  # for each draft to verify, where that differs
     prefill_tok_s: Amount = 20_000.0
 
 

@@ -1,10 +1,11 @@
 """The figures of a simulated rollout."""
 
+import statistics
 from typing import Any
 
 import msgspec
 
-from seer_sgl.rollout.recorder import EngineRecord, Recorder
+from seer_sgl.rollout.recorder import Recorder
 from seer_sgl.rollout.report import report
 
 
@@ -34,21 +35,8 @@ def outcome(workload: str, policy: str, record: Recorder) -> Outcome:
         wall_s=figures["wall_s"],
         tail_s=figures["tail_s"],
         throughput_tok_s=figures["throughput_tok_s"],
-        idle_fraction=round(idle_fraction(record, figures["wall_s"]), 4),
+        idle_fraction=round(statistics.mean(e["idle_share"] for e in figures["engines"]), 4),
         preemptions=figures["retractions"],
         migrations=figures["migrations"],
         accept_length=figures["accept_length"],
     )
-
-
-def idle_fraction(record: Recorder, wall_s: float) -> float:
-    """Share of the engines' time in which nothing was in flight on them."""
-    busy = sum(busy_seconds(engine) for engine in record.engines.values())
-    return 1 - busy / (wall_s * len(record.engines)) if wall_s else 0.0
-
-
-def busy_seconds(engine: EngineRecord) -> float:
-    """Seconds in which the engine had a chunk in flight."""
-    times, counts = engine.inflight_at, engine.inflight_count
-    spans = zip(times, times[1:], counts, strict=False)
-    return sum(end - begin for begin, end, count in spans if count)

@@ -34,9 +34,12 @@ class StepTime:
         """A step without its KV: `batch` sequences, each with `drafts` draft tokens to verify."""
         engine, rows = self._engine, batch * (1 + drafts)
         read = self._weights_gb(rows) * self._per_weight_gb
+        draft_us = engine.draft_overhead_us
+        if draft_us is None:
+            draft_us = engine.row_overhead_us
         return (
             engine.overhead_ms * 1e-3
-            + rows * engine.row_overhead_us * 1e-6
+            + batch * (engine.row_overhead_us + drafts * draft_us) * 1e-6
             + max(read, rows * self._compute_s)
         )
 
