@@ -42,6 +42,7 @@ __all__ = [
     "convert",
     "load",
     "parse",
+    "place_of",
     "plain",
     "read_tree",
 ]

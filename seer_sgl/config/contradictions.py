@@ -57,6 +57,8 @@ def _wrong_external(engines: EnginesConfig) -> Iterator[Complaint]:
         yield "engines.urls", "an engine is listed twice"
     if engines.link is not None and not HOST_PORT.fullmatch(engines.link):
         yield "engines.link", f"{engines.link!r} is not of the form host:port"
+    if engines.environment:
+        yield "engines.environment", "only for launch: local"
 
 
 def _wrong_local(engines: EnginesConfig) -> Iterator[Complaint]:

@@ -35,6 +35,7 @@ class EnginesConfig(Section):
     # CPU cores to pin each local engine to; auto: one each, in turn.
     cores: list[list[Natural]] | Literal["auto"] | None = None
     sglang: dict[str, FlagValue] = {}  # SGLang's own server flags, passed through untouched
+    environment: dict[str, str] = {}  # and environment variables, of local ones
     urls: list[str] = []
     # host:port where the driver listens for the plugins of external engines; local ones know it.
     link: str | None = None

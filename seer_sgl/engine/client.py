@@ -6,9 +6,10 @@ engine is found by watching its progress instead (rollout/monitor.py).
 
 import asyncio
 import contextlib
+import copy
 import resource
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -102,8 +103,17 @@ class HttpEngine:
         self._weights = info.weight_version  # it last generated with
         self._obituary = obituary
         self._session = session
+        self._sample_by(sampling)
+
+    def _sample_by(self, sampling: SamplingConfig) -> None:
         self._shared = wire.constant_sampling_params(sampling)
         self._min_new_tokens = sampling.min_new_tokens
+
+    def sampling(self, sampling: SamplingConfig) -> Self:
+        """The same server for a rollout that samples in another way."""
+        other = copy.copy(self)
+        other._sample_by(sampling)
+        return other
 
     @property
     def info(self) -> EngineInfo:
@@ -147,11 +157,28 @@ class HttpEngine:
 
         None without drafting. Raises EngineUnavailable or RequestRejected.
         """
-        body = await self._control("/server_info", CONTROL_TIMEOUT_S)
-        said = _decode(body, wire.ServerInfo, f"{self._name}: unreadable /server_info reply")
-        plugin = said.internal_states[0].seer_sgl or {}
+        plugin = await self._plugin()
         draft = plugin.get("draft")
         return None if draft is None else {"instance": plugin.get("instance"), **draft}
+
+    async def forward_steps(self) -> int | None:
+        """Batches the server has run since it started; None of a stock server, which keeps it to
+        itself. Raises EngineUnavailable or RequestRejected."""
+        steps: int | None = (await self._plugin()).get("forward_steps")
+        return steps
+
+    async def flush(self) -> None:
+        """Forget all cached KV; the pool's stays. Raises RequestRejected while requests run, or
+        EngineUnavailable."""
+        await self._call("POST", "/flush_cache")
+
+    async def reload_weights(self, version: str) -> None:
+        """Load the model's weights again from where they came from, as `version`.
+
+        Raises EngineUnavailable or RequestRejected.
+        """
+        body = {"model_path": self._info.model_path, "weight_version": version}
+        await self._call("POST", "/update_weights_from_disk", aiohttp.JsonPayload(body))
 
     async def problem(self) -> str | None:
         """Why the engine cannot serve now; None when it generates and still is what it was.
@@ -176,6 +203,12 @@ class HttpEngine:
     @property
     def _name(self) -> str:
         return f"engine {self._info.engine_id} ({self._info.url})"
+
+    async def _plugin(self) -> dict[str, Any]:
+        """What our plugin says of itself now; nothing in a stock server."""
+        body = await self._control("/server_info", CONTROL_TIMEOUT_S)
+        said = _decode(body, wire.ServerInfo, f"{self._name}: unreadable /server_info reply")
+        return said.internal_states[0].seer_sgl or {}
 
     async def _abort(self, rid: str) -> None:
         """Tell the server to drop a request; if it does not listen, it sees the closed socket."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import aiohttp
 import msgspec
 
-from seer_sgl.config import Config, FlagValue
+from seer_sgl.config import Config, FlagValue, SamplingConfig
 from seer_sgl.errors import ConfigError, EngineStartError, EngineUnavailable
 from seer_sgl.kvpool.hicache import Pool, open_pool
 from seer_sgl.processes import OwnedProcess, free_port, require_free_port
@@ -48,6 +48,10 @@ class Fleet(NamedTuple):
     link: LinkServer
     drafts: Drafts | None
 
+    def sampling(self, sampling: SamplingConfig) -> "Fleet":
+        """The same engines for a rollout that samples in another way."""
+        return self._replace(engines=[engine.sampling(sampling) for engine in self.engines])
+
 
 @contextlib.asynccontextmanager
 async def open_fleet(config: Config, log_dir: Path, announce: Announce) -> AsyncIterator[Fleet]:
@@ -59,7 +63,7 @@ async def open_fleet(config: Config, log_dir: Path, announce: Announce) -> Async
     async with contextlib.AsyncExitStack() as stack:
         link = await stack.enter_async_context(_open_link(config))
         drafts = stack.enter_context(_distant_hub(config)) or link.drafts
-        session = await stack.enter_async_context(open_session(_api_key(config)))
+        session = await stack.enter_async_context(open_session(api_key(config)))
         if config.engines.launch == "external":
             urls = [url.rstrip("/") for url in config.engines.urls]
             starts = [_Start(f"e{i}", url, JOIN_TIMEOUT_S) for i, url in enumerate(urls)]
@@ -78,7 +82,8 @@ async def open_fleet(config: Config, log_dir: Path, announce: Announce) -> Async
         yield Fleet(engines, link, drafts)
 
 
-def _api_key(config: Config) -> str | None:
+def api_key(config: Config) -> str | None:
+    """The bearer token of the servers, from the config or the environment."""
     return config.engines.api_key or os.environ.get(API_KEY)
 
 
@@ -151,7 +156,7 @@ async def _launched(
             require_free_port(port, "engines.base_port")
     announce(f"starting {engines.count} SGLang engine(s), logs in {log_dir}")
     environment = pool.environment() | drafting.environment(config.draft)
-    environment |= {LINK_URL: link.url, LINK_TOKEN: link.token}
+    environment |= {LINK_URL: link.url, LINK_TOKEN: link.token, **engines.environment}
     try:
         for i, port in enumerate(ports):
             process = await start_server(
@@ -159,7 +164,7 @@ async def _launched(
                 log_dir / f"e{i}.log",
                 _cores(config, i),
                 environment,
-                _api_key(config),
+                api_key(config),
             )
             url = f"http://127.0.0.1:{port}"
             starts.append(_Start(f"e{i}", url, engines.start_timeout_s, process))

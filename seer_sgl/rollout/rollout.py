@@ -21,6 +21,7 @@ from seer_sgl.engine.plugin.frames import Rates
 from seer_sgl.engine.protocol import Engine
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
 from seer_sgl.scheduling.costs import Costs
+from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.placement import Placement
 from seer_sgl.types import ChunkReply, EngineInfo, Group, Prompt, Request
 
@@ -49,7 +50,8 @@ class Rollout:
 
     config: a Config, a mapping of the same shape, or a YAML file. `log_dir`: where local engines
     write their logs. `announce` hears one line for each step of the start-up and each warning.
-    `placement` replaces the choice of engines (experiments).
+    `placement` replaces the choice of engines (experiments). `fleet`: engines that are up already
+    (engine/fleet.py), one open Rollout at a time; they are not stopped.
     Raises InputError for what cannot work, EngineStartError when an engine does not come up.
     """
 
@@ -60,6 +62,7 @@ class Rollout:
         log_dir: Path | str = "logs",
         announce: Callable[[str], None] = lambda _: None,
         placement: Placement | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
         if isinstance(config, str | Path):
             config = load(Path(config))
@@ -67,6 +70,7 @@ class Rollout:
         self._log_dir = Path(log_dir)
         self._announce = announce
         self._placement = placement
+        self._fleet = None if fleet is None else fleet.sampling(self.config.sampling)
         seed = self.config.rollout.seed
         self._seed = secrets.randbits(32) if seed is None else seed
         self._order = itertools.count()
@@ -89,9 +93,10 @@ class Rollout:
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
-            fleet = await stack.enter_async_context(
-                open_fleet(self.config, self._log_dir, self._announce)
-            )
+            fleet = self._fleet
+            if fleet is None:
+                opening = open_fleet(self.config, self._log_dir, self._announce)
+                fleet = await stack.enter_async_context(opening)
             self._infos = [engine.info for engine in fleet.engines]
             check_engines(self.config, self._infos)
             for mismatch in mismatches(self._infos):
@@ -124,13 +129,17 @@ class Rollout:
         )
 
     async def run(
-        self, prompts: Iterable[PromptLike], observers: Sequence[Observer] = ()
+        self,
+        prompts: Iterable[PromptLike],
+        observers: Sequence[Observer] = (),
+        limits: KnownLengths | None = None,
     ) -> AsyncGenerator[Group, None]:
         """Roll the prompts out and yield each group once all its samples are there.
 
-        prompts: Prompt objects, mappings like a line of a prompts file, or texts. Leaving the
-        loop early aborts what is in flight. Raises PromptError before anything is sent, and
-        RolloutError after all other groups if some had to be given up.
+        prompts: Prompt objects, mappings like a line of a prompts file, or texts. `limits`: the
+        most tokens that single responses may have (to replay a trace). Leaving the loop early
+        aborts what is in flight. Raises PromptError before anything is sent, and RolloutError
+        after all other groups if some had to be given up.
         """
         room = Room(self.config.sampling.max_response_len, self._infos)
         prompts = self._reader(room.longest_prompt).convert(prompts)
@@ -143,6 +152,10 @@ class Rollout:
             self._group(prompt, room.response_limit(prompt), rollout_id, seed, started_at)
             for prompt in prompts
         ]
+        if limits is not None:
+            for request in itertools.chain.from_iterable(group.requests for group in groups):
+                longest = limits.true_length(request)
+                request.max_response_len = min(longest, request.max_response_len)
         if self._known is not None and self.config.scheduling.policy == "oracle":
             expect_all(self._known, groups, str(self.config.scheduling.lengths))
         self._warn_of_short_responses(groups)

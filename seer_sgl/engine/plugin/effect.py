@@ -45,7 +45,7 @@ def _is_hooked(target: str) -> bool:
 def hook() -> tuple[str, Callable[..., Any], str]:
     """After `Scheduler.get_internal_state`: add our report under `KEY`."""
 
-    def add_report(result: Any, *_: Any, **__: Any) -> Any:
+    def add_report(result: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
         result.internal_state[KEY] = {
             "version": version("seer-sgl"),
             "hooks": len(expected),
@@ -53,6 +53,7 @@ def hook() -> tuple[str, Callable[..., Any], str]:
             "instance": os.environ.get(frames.INSTANCE),
             "pool": pool.facts(),
             "draft": drafting.facts(),
+            "forward_steps": scheduler.forward_ct,
         }
         return result
 

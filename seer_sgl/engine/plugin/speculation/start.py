@@ -49,5 +49,7 @@ def drafting(runner: Any, shapes: Shapes, stride: int) -> Drafting | None:
     paths = wanted.paths if verifies_trees() else 1
     made = Drafting(drafter, replica, widths(stride), paths, StepTimes(times))
     reserve = get_alloc_reserve_per_decode()
-    engine.tell = lambda: {"draft_tokens": reserve, "paths": paths, **made.facts()}
+    forward = [[batch, width, 1e3 * s] for (batch, width), s in times.items()]
+    constant = {"draft_tokens": reserve, "paths": paths, "forward_ms": forward}
+    engine.tell = lambda: {**constant, **made.facts()}
     return made
