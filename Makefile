@@ -1,4 +1,4 @@
-# make rollout | test | check | bench: each sets up .venv when it is missing or stale.
+# make rollout | test | check | bench | microbench: each sets up .venv when it is missing or stale.
 # Needs python3 >= 3.11 with its venv module, and make. SEER_PYTHON chooses another interpreter.
 
 SEER_PYTHON ?= python3
@@ -7,7 +7,7 @@ READY := .venv/.ready
 IBVERBS := $(SEER_PYTHON) -c 'import ctypes; ctypes.CDLL("libibverbs.so.1")' 2>/dev/null
 GPU := $(wildcard /proc/driver/nvidia/version /dev/kfd)
 
-.PHONY: venv rollout test check bench clean
+.PHONY: venv rollout test check bench microbench clean
 
 venv: $(READY)
 
@@ -24,7 +24,7 @@ ifeq ($(GPU),)
 		apt-get -qq install --yes --no-install-recommends libibverbs1 >/dev/null; } || \
 		echo "Mooncake needs libibverbs: sudo apt-get install libibverbs1"
 else
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[sglang,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[sglang,router,dev]"
 endif
 	touch $(READY)
 
@@ -41,7 +41,13 @@ check: $(READY)
 test: check
 	$(BIN)/python -m pytest --hypothesis-profile=ci --durations=12
 
+# All of Seer against plain SGLang (40 minutes on two cores). OUT chooses another folder.
+OUT ?= out/bench/$(shell date +%Y%m%d-%H%M%S)
 bench: $(READY)
+	$(BIN)/seer-sgl bench --config configs/bench-cpu.yaml --out $(OUT)
+
+# Its parts, one by one.
+microbench: $(READY)
 	$(BIN)/python -m bench.driver --profile
 	$(BIN)/python -m bench.scheduler
 	$(BIN)/python -m bench.sim_reality

@@ -12,7 +12,6 @@ import asyncio
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from seer_sgl import Rollout
+from seer_sgl.bench.constants import measured_engine
 from seer_sgl.rollout.loop import Observer
 from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.outcome import Outcome, outcome
@@ -31,10 +31,6 @@ from seer_sgl.sim.workload import Responses
 from seer_sgl.types import Chunk, Group
 
 POLICIES = ("seer", "no_context", "group_round_robin")
-BATCHES = (1, 4, 16)
-CONTEXTS = (16, 1500)
-STEPS = 192  # decode steps of a measurement
-PREFILLS = (64, 1024, 4096)
 KV_BYTES = 1536.0  # of a token of the reasoner; only its ratio to the bandwidth matters
 KV_TOKENS = 16_384
 MAX_RUNNING = 16
@@ -82,68 +78,6 @@ def joined(policy: str, urls: Sequence[str]) -> dict[str, Any]:
         "sampling": {"max_response_len": LONGEST},
         "rollout": {"seed": 5, "n_samples_per_prompt": 8},
     }
-
-
-async def generate(
-    session: aiohttp.ClientSession, url: str, ids: Sequence[int], tokens: int
-) -> None:
-    body = {
-        "input_ids": list(ids),
-        "sampling_params": {"max_new_tokens": tokens, "ignore_eos": True, "sampling_seed": 1},
-        "return_logprob": True,
-    }
-    async with session.post(f"{url}/generate", json=body) as reply:
-        reply.raise_for_status()
-        await reply.read()
-
-
-async def seconds_of(
-    session: aiohttp.ClientSession, urls: Sequence[str], batch: int, context: int, tokens: int
-) -> float:
-    """Wall time of `batch` calls on each engine at once, each with an input nobody has cached."""
-    random = np.random.default_rng(time.monotonic_ns())
-    inputs = random.integers(3, 64, (len(urls), batch, context)).tolist()
-    began = time.perf_counter()
-    await asyncio.gather(
-        *(
-            generate(session, url, ids, tokens)
-            for url, calls in zip(urls, inputs, strict=True)
-            for ids in calls
-        )
-    )
-    return time.perf_counter() - began
-
-
-async def measured_engine(urls: Sequence[str]) -> EngineConfig:
-    """Step times of the servers at `urls`, all of them working at the same time.
-
-    Least squares: a decode step takes overhead + rows x row overhead + KV tokens x seconds a token.
-    """
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    async with aiohttp.ClientSession(connector=connector) as session:
-        await seconds_of(session, urls, max(BATCHES), 64, 32)  # warm
-        rows, steps = [], []
-        for batch in BATCHES:
-            for context in CONTEXTS:
-                first = await seconds_of(session, urls, batch, context, 1)
-                whole = await seconds_of(session, urls, batch, context, 1 + STEPS)
-                rows.append((1.0, batch, batch * (context + STEPS / 2)))
-                steps.append((whole - first) / STEPS)
-        (overhead, row, kv), *_ = np.linalg.lstsq(np.array(rows), np.array(steps), rcond=None)
-        prefills = [await seconds_of(session, urls, 1, tokens, 1) for tokens in PREFILLS]
-        slope = np.polyfit(PREFILLS, prefills, 1)[0]
-    return EngineConfig(
-        count=len(urls),
-        kv_tokens=KV_TOKENS,
-        max_running_requests=MAX_RUNNING,
-        weights_gb=1e-6,
-        active_params_b=1e-9,
-        kv_bytes_per_token=KV_BYTES,
-        bandwidth_gb_s=KV_BYTES / max(float(kv), 1e-12) / 1e9,
-        overhead_ms=max(0.01, float(overhead) * 1e3),
-        row_overhead_us=max(0.0, float(row)) * 1e6,
-        prefill_tok_s=1 / max(float(slope), 1e-6),
-    )
 
 
 async def real(
@@ -210,7 +144,7 @@ async def compare(prompts: int, rounds: int) -> dict[str, Any]:
         async with Rollout(servers(), log_dir=logs) as fleet:
             urls = [info.url for info in fleet.engines]
             for number in range(rounds):
-                engine = await measured_engine(urls)
+                engine = await measured_engine(fleet.engines, KV_BYTES)
                 steps.append(facts(engine))
                 for policy in POLICIES:
                     await flush(urls)

@@ -1,4 +1,4 @@
-"""The command line: `seer-sgl rollout | simulate | engine | drafthub | doctor`."""
+"""The command line: `seer-sgl rollout | simulate | bench | engine | drafthub | doctor`."""
 
 import asyncio
 import signal
@@ -63,6 +63,28 @@ def simulate(*, policy: str | None, sweep: str | None, as_json: bool, **asked: A
     run_simulation(Question(**asked), policy, sweep, as_json, out)
 
 
+@cli.command()
+@click.option("--config", type=click.Path(path_type=Path), help="YAML config (configs/bench-*).")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("out/bench"), show_default=True
+)
+@click.option("--workload", help="JSONL samples of an earlier rollout: prompts and lengths.")
+@click.option("--engines", help="How many to start, or the URLs of those that run already.")
+@click.option("--arms", help="Some of them, with commas.")
+@click.option("--rounds", type=int, help="Rollouts of every arm.")
+@click.option("--gpu", is_flag=True, help="Use configs/bench-gpu.yaml.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any config key.")
+def bench(
+    *, config: Path | None, out: Path, gpu: bool, overrides: tuple[str, ...], **asked: Any
+) -> None:
+    """Compare plain SGLang with seer-sgl, technique by technique, on the same work."""
+    from .bench.command import bench as run_bench
+    from .bench.config import asked_for, load_bench, ready_config
+
+    settings = load_bench(config or ready_config(gpu), [*asked_for(asked), *overrides])
+    _run(run_bench(settings, out, Console(stderr=True, highlight=False, width=_width())))
+
+
 @cli.command(
     context_settings={"ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,
@@ -92,6 +114,11 @@ def doctor() -> None:
     from .doctor import examine
 
     sys.exit(0 if examine(Console(highlight=False)) else 1)
+
+
+def _width() -> int | None:
+    """Tables are wider than a terminal that is none."""
+    return None if Console(stderr=True).is_terminal else 200
 
 
 def main() -> None:

@@ -1,0 +1,174 @@
+"""What is compared: plain SGLang as others drive it, then one technique after the other on top.
+
+An arm is the benchmark's config with techniques left out. Pure.
+"""
+
+from typing import Any
+
+import msgspec
+
+from seer_sgl.config import Config, parse
+
+BASELINE = "group_round_robin"
+SEER = "seer"
+
+
+class Paper(msgspec.Struct, frozen=True):
+    """What the paper measured on Qwen2-VL-72B, in multiples of its baseline's."""
+
+    throughput: float
+    tail: float
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to roll out. `over`: the arm that it adds one technique to."""
+
+    name: str
+    says: str
+    policy: str
+    pool: bool = False
+    drafts: bool = False
+    ngram: bool = False  # SGLang's own n-gram speculation
+    router: bool = False
+    greedy: bool = False
+    over: str | None = None
+    paper: Paper | None = None
+
+    @property
+    def kind(self) -> str:
+        """Which servers it needs: arms of a kind share them."""
+        if self.ngram:
+            return "ngram"
+        return "drafting" if self.drafts else "pool" if self.pool else "plain"
+
+    @property
+    def reference(self) -> str:
+        """The arm that it is compared with."""
+        return "greedy" if self.greedy else BASELINE
+
+
+def _by_name(*arms: Arm) -> dict[str, Arm]:
+    return {arm.name: arm for arm in arms}
+
+
+ARMS = _by_name(
+    Arm(
+        name=BASELINE,
+        says="plain SGLang, whole groups in turn, all sent at once (veRL)",
+        policy=BASELINE,
+        paper=Paper(1.0, 1.0),
+    ),
+    Arm(
+        name="router",
+        says="plain SGLang behind sglang_router, cache_aware, all sent at once",
+        policy=BASELINE,
+        router=True,
+    ),
+    Arm(
+        name="group_least_loaded",
+        says="plain SGLang, whole groups to the least loaded (OpenRLHF)",
+        policy="group_least_loaded",
+    ),
+    Arm(
+        name="divided",
+        says="+ divided rollout under a KV ledger",
+        policy="no_context",
+        over="group_least_loaded",
+    ),
+    Arm(
+        name="kv_pool",
+        says="+ global KV pool",
+        policy="no_context",
+        pool=True,
+        over="divided",
+        paper=Paper(1.42, 0.79),
+    ),
+    Arm(
+        name="context",
+        says="+ context-aware scheduling",
+        policy="seer",
+        pool=True,
+        over="kv_pool",
+        paper=Paper(1.56, 0.11),
+    ),
+    Arm(
+        name=SEER,
+        says="+ grouped speculative decoding",
+        policy="seer",
+        pool=True,
+        drafts=True,
+        over="context",
+        paper=Paper(2.04, 0.053),
+    ),
+    Arm(
+        name="oracle",
+        says="as context, with the true lengths known",
+        policy="oracle",
+        pool=True,
+        paper=Paper(1.63, 0.0),
+    ),
+)
+# Temperature 0, because SGLang's own n-gram speculation is exact at no other.
+GREEDY = _by_name(
+    Arm(
+        name="greedy",
+        says="greedy: as group_round_robin",
+        policy=BASELINE,
+        greedy=True,
+    ),
+    Arm(
+        name="greedy_ngram",
+        says="greedy: the same with SGLang's n-gram speculation",
+        policy=BASELINE,
+        ngram=True,
+        greedy=True,
+    ),
+    Arm(
+        name="greedy_seer",
+        says="greedy: as seer",
+        policy="seer",
+        pool=True,
+        drafts=True,
+        greedy=True,
+    ),
+)
+EVERY = ARMS | GREEDY
+
+
+def arm_config(arm: Arm, base: Config, seed: int, lengths: str | None) -> Config:
+    """The config of a rollout of the arm. `lengths`: a file with the true ones, for the oracle."""
+    tree = _tree(base)
+    tree["scheduling"] |= {
+        "policy": arm.policy,
+        "lengths": lengths if arm.policy == "oracle" else None,
+    }
+    tree["rollout"] |= {"seed": seed, "max_prompts": None}
+    if arm.greedy:
+        tree["sampling"] |= {"temperature": 0.0}
+    return parse(tree | _left_out(arm))
+
+
+def servers_config(arm: Arm, base: Config, ngram: dict[str, Any]) -> Config:
+    """The config of the servers that the arm, and all others of its kind, run on."""
+    tree = _tree(base) | _left_out(arm)
+    if not arm.pool and not arm.drafts:
+        tree["engines"]["link"] = None  # so that servers with a KV pool are used without it
+    if arm.ngram:
+        tree["engines"]["sglang"] |= {"speculative-algorithm": "NGRAM", **ngram}
+    return parse(tree)
+
+
+def _tree(base: Config) -> dict[str, Any]:
+    tree: dict[str, Any] = msgspec.to_builtins(base)
+    tree.pop("bench", None)
+    return tree
+
+
+def _left_out(arm: Arm) -> dict[str, Any]:
+    """The sections of the techniques that the arm does not have."""
+    without: dict[str, Any] = {}
+    if not arm.pool:
+        without["kv_pool"] = {}
+    if not arm.drafts:
+        without["draft"] = {}
+    return without

@@ -1,0 +1,153 @@
+"""The pictures of a benchmark: lanes of two arms, throughput and tail of all, the soak."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seer_sgl.rollout.recorder import EngineRecord, Recorder
+from seer_sgl.rollout.report import tail_begin
+from seer_sgl.rollout.samples import explained
+from seer_sgl.rollout.timeline import RUNNING, TAIL
+
+from .arms import BASELINE, GREEDY, SEER
+from .measure import Rolled
+from .soak import SoakRow
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+BAR, PAPER, OURS = "#9a9a9a", "#e45756", "#4c78a8"
+
+
+def draw_lanes(rolled: Mapping[tuple[str, int], Rolled], path: Path) -> None:
+    """What runs on each engine over time: the baseline above, seer below, on one time axis."""
+    seeds = [seed for arm, seed in rolled if arm == BASELINE and (SEER, seed) in rolled]
+    if not seeds:
+        return
+    records = [rolled[arm, seeds[0]].record for arm in (BASELINE, SEER)]
+    lanes = [(record, engine) for record in records for engine in record.engines.values()]
+    most = max(max(engine.inflight_count, default=1) for _, engine in lanes)
+    longest = max(record.finished_at[-1] for record in records)
+    figure = _figure(11, 1.6 + 1.15 * len(lanes))
+    panels = figure.subplots(len(lanes), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    for axis, (record, engine) in zip(panels, lanes, strict=True):
+        _lane(axis, record, engine)
+        axis.set_xlim(0, longest)
+        axis.set_ylim(0, most * 1.08)
+    for axis, record, name in zip(
+        panels[:: len(lanes) // 2],
+        records,
+        ("plain SGLang, whole groups in turn", "seer-sgl"),
+        strict=True,
+    ):
+        ends = record.finished_at
+        tail = ends[-1] - tail_begin(ends)
+        axis.set_title(
+            f"{name}: {ends[-1]:.1f} s, of which {tail:.1f} s for the last 10 % of the requests",
+            loc="left",
+            fontsize=10,
+        )
+    panels[-1].set_xlabel("seconds since the rollout began; height: requests on the engine")
+    figure.suptitle(
+        f"the same {records[0].requests} requests, the same tokens", x=0.01, ha="left", fontsize=11
+    )
+    _save(figure, path)
+
+
+def _lane(axis: "Axes", record: Recorder, engine: EngineRecord) -> None:
+    end = record.finished_at[-1]
+    times = [0.0, *engine.inflight_at, end]
+    counts = [0, *engine.inflight_count, 0]
+    axis.fill_between(times, counts, step="post", color=RUNNING, alpha=0.75, lw=0)
+    axis.axvspan(tail_begin(record.finished_at), end, color=TAIL, alpha=0.28, lw=0, zorder=0)
+    axis.axvline(end, color=PAPER, lw=1.4)
+    axis.set_ylabel(engine.info.engine_id, rotation=0, ha="right", va="center", fontweight="bold")
+    axis.tick_params(axis="y", labelsize=8)
+    _open(axis)
+
+
+def draw_arms(report: Mapping[str, Any], path: Path) -> None:
+    """Throughput and tail of every arm in multiples of the baseline's; marks: the paper."""
+    arms = {name: arm for name, arm in report["arms"].items() if name not in GREEDY}
+    if BASELINE not in arms:
+        return
+    figure = _figure(11.5, 4.2)
+    left, right = figure.subplots(1, 2)
+    published = [arm["paper"]["throughput"] for arm in arms.values() if arm["paper"]]
+    _bars(
+        left, arms, "speedup", label="throughput, x baseline", shown=lambda x: x, top=max(published)
+    )
+    _bars(right, arms, "tail_cut", label="tail, x baseline", shown=lambda x: 1 - x, top=1.0)
+    for place, arm in enumerate(arms.values()):
+        if arm["paper"] is not None:
+            for axis, key in ((left, "throughput"), (right, "tail")):
+                axis.hlines(arm["paper"][key], place - 0.42, place + 0.42, color=PAPER, lw=2.2)
+    left.plot([], [], color=PAPER, lw=2.2, label="the paper, Qwen2-VL-72B")
+    figure.legend(frameon=False, loc="outside upper right", fontsize=9)
+    figure.suptitle("Medians; whiskers: least and greatest round", x=0.01, ha="left", fontsize=11)
+    _save(figure, path)
+
+
+def _bars(
+    axis: "Axes",
+    arms: Mapping[str, Any],
+    key: str,
+    *,
+    label: str,
+    shown: Callable[[float], float],
+    top: float,
+) -> None:
+    """`shown`: what is drawn of the figure `key`; `top`: room for marks as high as that."""
+    names = [name.replace("group_", "group\n").replace("_", " ") for name in arms]
+    heights = [shown(arm[key]) for arm in arms.values()]
+    ranges = [sorted(shown(value) for value in arm["range"][key]) for arm in arms.values()]
+    errors = [
+        [max(0.0, height - low) for height, (low, _) in zip(heights, ranges, strict=True)],
+        [max(0.0, high - height) for height, (_, high) in zip(heights, ranges, strict=True)],
+    ]
+    colours = [OURS if name == SEER else BAR for name in arms]
+    bars = axis.bar(names, heights, yerr=errors, color=colours, width=0.66, ecolor="#54585d")
+    axis.bar_label(bars, fmt="%.2f", fontsize=9, padding=2)
+    axis.set_ylabel(label)
+    axis.tick_params(axis="x", labelsize=7.5)
+    axis.set_ylim(0, 1.12 * max([*heights, *(high for _, high in ranges), top]))
+    _open(axis)
+
+
+def draw_soak(rows: Sequence[SoakRow], path: Path) -> None:
+    """Time, memory and hits of one rollout after the other."""
+    figure = _figure(11, 3.2)
+    panels = figure.subplots(1, 3)
+    numbers = [row.number + 1 for row in rows]
+    panels[0].plot(numbers, [row.wall_s for row in rows], "o-", color=OURS)
+    panels[0].set_ylabel("seconds")
+    panels[1].plot(numbers, [row.driver_mb for row in rows], "o-", color=OURS, label="driver")
+    children = [row.children_mb / 100 for row in rows]
+    panels[1].plot(numbers, children, "^-", color=BAR, label="all servers, in 100 MB")
+    panels[1].set_ylabel("MB")
+    panels[1].legend(frameon=False, fontsize=8)
+    panels[2].plot(numbers, [row.fetches for row in rows], "o-", color=OURS, label="fetches")
+    panels[2].plot(numbers, [row.migrations for row in rows], "^-", color=BAR, label="migrations")
+    panels[2].legend(frameon=False, fontsize=8)
+    for axis in panels:
+        axis.set_xlabel("rollout")
+        axis.set_ylim(0)
+        _open(axis)
+    _save(figure, path)
+
+
+def _figure(width: float, height: float) -> "Figure":
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _open(axis: "Axes") -> None:
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    with explained(path):
+        figure.savefig(path, dpi=130)

@@ -1,0 +1,110 @@
+"""The same benchmark through the simulator, with step times measured on the servers."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from seer_sgl.engine.fleet import Fleet
+from seer_sgl.sim.config import EngineConfig, SimConfig
+from seer_sgl.sim.outcome import Outcome, outcome
+from seer_sgl.sim.run import simulate
+from seer_sgl.sim.workload import Responses
+
+from .arms import BASELINE, EVERY, SEER, Arm
+from .config import BenchConfig
+from .constants import draft_overhead_us, measured_engine
+from .measure import Rolled
+from .runner import Runner
+
+Cases = Mapping[tuple[str, int], Rolled]
+
+
+async def measure_constants(
+    runner: Runner, arms: Sequence[Arm], announce: Callable[[str], None]
+) -> EngineConfig | None:
+    """Step times of the plain servers, and of a draft's verification; None where no plain arm
+    runs. Raises SeerError."""
+    if EVERY[BASELINE] not in arms:
+        return None
+    announce("measuring step times")
+    plain = await runner.servers(EVERY[BASELINE])
+    infos = [engine.info for engine in plain.engines]
+    engine = await measured_engine(infos, runner.kv_bytes, runner.api_key)
+    if EVERY[SEER] in arms:
+        forward = await _forward_ms(await runner.servers(EVERY[SEER]))
+        engine = msgspec.structs.replace(engine, draft_overhead_us=draft_overhead_us(forward))
+    return engine
+
+
+async def _forward_ms(fleet: Fleet) -> list[list[float]]:
+    told = [await engine.drafting() for engine in fleet.engines]
+    return [row for one in told if one is not None for row in one["forward_ms"]]
+
+
+def predict(config: BenchConfig, engine: EngineConfig | None, cases: Cases) -> dict[str, Any]:
+    """Every arm that the simulator knows, measured and simulated on the lengths that came out;
+    empty without `engine`. Means over the seeds, of the latest round of each."""
+    if engine is None:
+        return {}
+    arms = {
+        name: _compared(
+            config, engine, EVERY[name], [c for (arm, _), c in cases.items() if arm == name]
+        )
+        for name in EVERY
+        if any(arm == name for arm, _ in cases) and _known(EVERY[name])
+    }
+    return {"engine": msgspec.to_builtins(engine), "arms": arms}
+
+
+def _known(arm: Arm) -> bool:
+    return not (arm.router or arm.greedy)
+
+
+def _compared(
+    config: BenchConfig, engine: EngineConfig, arm: Arm, cases: Sequence[Rolled]
+) -> dict[str, float]:
+    predicted = [_simulated(config, engine, arm, case) for case in cases]
+    wall_s = statistics.mean(case.row.wall_s for case in cases)
+    predicted_wall_s = statistics.mean(one.wall_s for one in predicted)
+    return {
+        "wall_s": round(wall_s, 3),
+        "predicted_wall_s": round(predicted_wall_s, 3),
+        "error": round(predicted_wall_s / wall_s - 1, 4),
+        "tail_s": round(statistics.mean(case.row.tail_s for case in cases), 3),
+        "predicted_tail_s": round(statistics.mean(one.tail_s for one in predicted), 3),
+        "retractions": statistics.mean(case.row.retractions for case in cases),
+        "predicted_retractions": statistics.mean(one.preemptions for one in predicted),
+    }
+
+
+def _simulated(config: BenchConfig, engine: EngineConfig, arm: Arm, case: Rolled) -> Outcome:
+    settings = SimConfig(
+        engine=engine, pool=config.bench.pool, speculation=config.bench.speculation
+    )
+    settings = msgspec.convert(msgspec.to_builtins(settings), SimConfig)
+    settings.pool.enabled = arm.pool
+    settings.speculation.enabled = arm.drafts
+    settings.scheduling = msgspec.structs.replace(
+        config.scheduling, policy=arm.policy, lengths=None
+    )
+    settings.workload.lengths.max = max(case.lengths.values())
+    reserve = config.bench.reserve_tokens
+    if reserve is not None:
+        settings.engine.reserve_tokens = reserve
+    return outcome(arm.name, arm.policy, simulate(_responses(case), settings))
+
+
+def _responses(case: Rolled) -> list[Responses]:
+    lengths: dict[str, dict[int, int]] = {}
+    for (group_id, index), length in case.lengths.items():
+        lengths.setdefault(group_id, {})[index] = length
+    return [
+        Responses(
+            prompt.prompt_id,
+            prompt.prompt_ids,
+            [lengths[prompt.prompt_id][i] for i in range(prompt.n)],
+        )
+        for prompt in case.prompts
+    ]

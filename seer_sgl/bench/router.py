@@ -1,0 +1,112 @@
+"""SGLang's own router in front of the servers, as it comes: `sglang_router`, policy cache_aware."""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from seer_sgl.config import SamplingConfig
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine.fleet import Fleet
+from seer_sgl.engine.process import engine_environment
+from seer_sgl.errors import EngineStartError
+from seer_sgl.processes import OwnedProcess, free_port
+from seer_sgl.types import EngineLoad
+
+START_S = 120.0
+POLL_S = 0.2
+ROUTER = "router"  # as an engine's name
+
+
+def installed() -> bool:
+    """Whether the package is there."""
+    return find_spec("sglang_router") is not None
+
+
+class RoutedEngine(HttpEngine):
+    """All servers behind the router as one engine; their load is asked of themselves."""
+
+    def __init__(
+        self, url: str, fleet: Fleet, session: aiohttp.ClientSession, sampling: SamplingConfig
+    ) -> None:
+        first = fleet.engines[0].info
+        infos = [engine.info for engine in fleet.engines]
+        together = msgspec.structs.replace(
+            first,
+            engine_id=ROUTER,
+            url=url,
+            max_total_num_tokens=sum(info.max_total_num_tokens for info in infos),
+            max_running_requests=sum(info.max_running_requests for info in infos),
+        )
+        super().__init__(together, session, sampling)
+        self._servers = fleet.engines
+
+    async def load(self) -> EngineLoad:
+        """Of all servers together. Raises EngineUnavailable."""
+        loads = [await server.load() for server in self._servers]
+        return EngineLoad(
+            used_tokens=sum(load.used_tokens for load in loads),
+            progress=tuple(load.progress for load in loads),
+        )
+
+    async def forward_steps(self) -> int | None:
+        """Of all servers together."""
+        counts = [await server.forward_steps() for server in self._servers]
+        return sum(count or 0 for count in counts) if all(counts) else None
+
+    async def flush(self) -> None:
+        """All servers forget their cached KV."""
+        for server in self._servers:
+            await server.flush()
+
+    async def problem(self) -> str | None:
+        """Of any server."""
+        problems = [await server.problem() for server in self._servers]
+        return next((problem for problem in problems if problem), None)
+
+
+@contextlib.asynccontextmanager
+async def routed(fleet: Fleet, sampling: SamplingConfig, log: Path) -> AsyncIterator[Fleet]:
+    """The fleet behind a router of its own. Raises EngineStartError."""
+    port, metrics = free_port(), free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [
+        *(sys.executable, "-m", "seer_sgl.bench.router_process"),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)),
+        *("--policy", "cache_aware", "--log-level", "warn"),
+        *("--worker-urls", *(engine.info.url for engine in fleet.engines)),
+    ]
+    process = await OwnedProcess.start(command, log, engine_environment(None))
+    try:
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4),
+            timeout=aiohttp.ClientTimeout(total=None),
+        ) as session:
+            await _ready(process, session, url, len(fleet.engines))
+            yield fleet._replace(engines=[RoutedEngine(url, fleet, session, sampling)])
+    finally:
+        await process.stop()
+
+
+async def _ready(
+    process: OwnedProcess, session: aiohttp.ClientSession, url: str, count: int
+) -> None:
+    """Until it knows all servers to be healthy."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.exit_status is not None:
+            break
+        with contextlib.suppress(aiohttp.ClientError, OSError, ValueError, KeyError):
+            async with session.get(f"{url}/workers") as reply:
+                workers = (await reply.json())["workers"]
+            if sum(bool(worker.get("is_healthy")) for worker in workers) == count:
+                return
+        await asyncio.sleep(POLL_S)
+    raise EngineStartError(f"sglang_router did not come up:\n{process.log_tail()}")

@@ -1,0 +1,110 @@
+"""All arms in turn, round after round, on real servers."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from seer_sgl.engine.fleet import Fleet, api_key
+from seer_sgl.errors import RolloutError
+from seer_sgl.rollout.model import model_facts
+
+from .arms import BASELINE, EVERY, Arm, arm_config
+from .config import BenchConfig
+from .fleets import Fleets
+from .measure import Digests, Rolled, Workload, roll, write_lengths
+from .workloads import Source
+
+# Rolled out once a seed before anything is measured: the samples that every arm must have.
+REFERENCES = {False: EVERY[BASELINE], True: EVERY["greedy"]}
+
+
+class Reference(msgspec.Struct, frozen=True):
+    """Of one seed: its samples by name, and a file with their lengths."""
+
+    digests: Digests
+    lengths: Path
+
+
+class Runner:
+    """Runs the arms of a benchmark. `out` takes logs and the lengths of the oracle."""
+
+    def __init__(
+        self, config: BenchConfig, arms: Sequence[Arm], out: Path, announce: Callable[[str], None]
+    ) -> None:
+        self._config = config
+        self._arms = arms
+        self._out = out
+        self._source = Source(config)
+        self._fleets = Fleets(config, out / "engines", announce)
+        self._references: dict[tuple[int, bool], Reference] = {}
+
+    async def rounds(self) -> AsyncIterator[Rolled]:
+        """Every arm once a round; the next round has the next seed, and the arms in reverse."""
+        seeds = self._config.bench.seeds
+        for number in range(self._config.bench.rounds):
+            seed = seeds[number % len(seeds)]
+            for arm in self._arms if number % 2 == 0 else self._arms[::-1]:
+                yield await self.once(arm, number, seed)
+
+    async def once(self, arm: Arm, number: int, seed: int) -> Rolled:
+        """One measured rollout."""
+        reference = await self._reference(arm.greedy, seed)
+        return await self._roll(arm, number, self._work(arm, seed), reference)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of the workloads."""
+        return self._config.bench.seeds
+
+    @property
+    def api_key(self) -> str | None:
+        """Of the servers."""
+        return api_key(self._config)
+
+    @property
+    def kv_bytes(self) -> float:
+        """Of a token, as far as the model's folder tells."""
+        return model_facts(self._config.model.path).least_kv_bytes_per_token() or 1.0
+
+    async def servers(self, arm: Arm) -> Fleet:
+        """Those that the arm runs on, up."""
+        return await self._fleets.of(arm, self._config.sampling)
+
+    async def close(self) -> None:
+        """Stop all servers."""
+        await self._fleets.close()
+
+    async def _reference(self, greedy: bool, seed: int) -> Reference:
+        if (seed, greedy) not in self._references:
+            arm = REFERENCES[greedy]
+            rolled = await self._roll(arm, -1, self._work(arm, seed), None)
+            path = self._out / f"lengths-{seed}{'-greedy' if greedy else ''}.jsonl"
+            write_lengths(path, rolled.lengths)
+            self._references[seed, greedy] = Reference(rolled.digests, path)
+        return self._references[seed, greedy]
+
+    def _work(self, arm: Arm, seed: int) -> Workload:
+        return self._source.draw_single(seed) if arm.greedy else self._source.draw(seed)
+
+    async def _roll(
+        self, arm: Arm, number: int, work: Workload, reference: Reference | None
+    ) -> Rolled:
+        lengths = None if reference is None else str(reference.lengths)
+        config = arm_config(arm, self._config, work.seed, lengths)
+        fleet = await self._fleets.of(arm, config.sampling)
+        digests = None if reference is None else reference.digests
+        rolled = await roll(arm.name, fleet, config, work, number=number, reference=digests)
+        if rolled.row.samples < sum(prompt.n for prompt in work.prompts):
+            raise RolloutError(f"{arm.name}: samples are missing")
+        return rolled
+
+
+@contextlib.asynccontextmanager
+async def running(runner: Runner) -> AsyncIterator[Runner]:
+    """The runner; its servers are stopped on the way out."""
+    try:
+        yield runner
+    finally:
+        await runner.close()

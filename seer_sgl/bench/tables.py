@@ -1,0 +1,151 @@
+"""The report for people: a table for a terminal, report.md for a page."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from .arms import BASELINE
+
+Figures = dict[str, Any]
+Column = tuple[str, Callable[[Figures], str]]
+
+
+def _median(name: str, form: str = ",.0f") -> Callable[[Figures], str]:
+    return lambda arm: "" if arm.get(name) is None else format(arm[name], form)
+
+
+def _spread(name: str, form: str) -> Callable[[Figures], str]:
+    """Median (least to greatest)."""
+
+    def cell(arm: Figures) -> str:
+        if arm.get(name) is None:
+            return ""
+        low, high = arm["range"][name]
+        return f"{arm[name]:{form}} ({low:{form}} to {high:{form}})"
+
+    return cell
+
+
+def _paper(name: str, form: str) -> Callable[[Figures], str]:
+    return lambda arm: "" if arm["paper"] is None else format(arm["paper"][name], form)
+
+
+MAIN: Sequence[Column] = (
+    ("tok/s", _spread("throughput_tok_s", ",.0f")),
+    ("x baseline", _spread("speedup", ".2f")),
+    ("paper", _paper("throughput", ".2f")),
+    ("x the arm before", _spread("gain", ".2f")),
+    ("total s", _spread("wall_s", ".1f")),
+    ("tail s", _spread("tail_s", ".1f")),
+    ("tail cut", _spread("tail_cut", ".0%")),
+    ("idle", lambda arm: "/".join(f"{share:.0%}" for share in arm["idle_by_engine"])),
+    ("retractions", _spread("retractions", ",.0f")),
+    ("identical", _median("identical_share", ".1%")),
+)
+WORK: Sequence[Column] = (
+    ("forward steps", _median("forward_steps")),
+    ("accept length", _median("accept_length", ".2f")),
+    ("chunks", _median("chunks")),
+    ("migrations", _median("migrations")),
+    ("with their KV", _median("fetches")),
+    ("MB moved", lambda arm: f"{arm['moved_bytes'] / 1e6:,.1f}"),
+    ("recomputed tokens", _median("recomputed_tokens")),
+    ("KV peak", _median("kv_peak", ".0%")),
+    ("engines' CPU s", _median("engine_cpu_s", ",.1f")),
+    ("of it drafting", _median("drafting_cpu_s", ",.1f")),
+    ("driver's CPU s", _median("driver_cpu_s", ".2f")),
+)
+
+
+def arms_table(report: dict[str, Any]) -> Table:
+    """One row an arm, for a terminal."""
+    table = Table("arm", *(name for name, _ in MAIN))
+    for name, arm in report["arms"].items():
+        table.add_row(name, *(cell(arm) for _, cell in MAIN))
+    return table
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """report.md."""
+    arms = report["arms"]
+    parts = ["# Benchmark", _environment(report), "## Arms", _says(arms)]
+    parts += [
+        f"Medians over all rounds, least and greatest in brackets. {NOTES}",
+        _table(arms, MAIN),
+    ]
+    parts += ["![Throughput and tail of every arm](arms.png)"]
+    parts += ["![Requests on each engine over time](lanes.png)"]
+    parts += ["## Work", _table(arms, WORK)]
+    for seed, of_seed in report["seeds"].items():
+        parts += [f"## Seed {seed}", _table(of_seed, MAIN)]
+    if report["predicted"]:
+        parts += ["## Simulated", PREDICTED, _predicted(report["predicted"])]
+    if report["soak"]:
+        parts += ["## Soak", SOAK, _rows(report["soak"]), "![Soak](soak.png)"]
+    return "\n\n".join(parts) + "\n"
+
+
+NOTES = (
+    f"`x baseline`, `tail cut`: against {BASELINE} (greedy arms: `greedy`) in the same round. "
+    "`paper`: Qwen2-VL-72B, what each technique brought there. `idle`: share of the time without "
+    "a request, by engine. `identical`: the least share of samples, of any round, that equal those "
+    f"of an unmeasured rollout of {BASELINE}."
+)
+PREDICTED = (
+    "The same lengths under the same policies in the engine model of `seer-sgl simulate`, with "
+    "step times measured on these servers before the first round. Means over the seeds."
+)
+SOAK = "Arm `seer`, rollouts in a row, the weights loaded again under another name after each."
+
+
+def _environment(report: dict[str, Any]) -> str:
+    found, config = report["environment"], report["config"]
+    packages = ", ".join(f"{name} {v}" for name, v in found["packages"].items() if v)
+    gpus = ", ".join(found["gpus"]) or "no GPU"
+    sampling, rollout = config["sampling"], config["rollout"]
+    what = config["bench"]["workload"] or rollout["prompts"]
+    return (
+        f"{found['date']}; {found['machine']}, {found['cores']} cores, {found['memory_gb']} GB, "
+        f"{gpus}; Python {found['python']}, {packages}.\n\n"
+        f"{rollout['max_prompts'] or 'All'} prompts x {rollout['n_samples_per_prompt']} of "
+        f"`{what}`, temperature {sampling['temperature']:g}, at most "
+        f"{sampling['max_response_len']} tokens; "
+        f"engines: {config['engines']['count']}, `{config['engines']['sglang']}`; "
+        f"{config['bench']['rounds']} rounds, seeds {config['bench']['seeds']} in turn."
+    )
+
+
+def _says(arms: dict[str, Figures]) -> str:
+    return "\n".join(f"- `{name}`: {arm['says']}" for name, arm in arms.items())
+
+
+def _table(arms: dict[str, Figures], columns: Sequence[Column]) -> str:
+    head = ["arm", *(name for name, _ in columns)]
+    rows = [[name, *(cell(arm) for _, cell in columns)] for name, arm in arms.items()]
+    return _lines(head, rows)
+
+
+def _predicted(predicted: dict[str, Any]) -> str:
+    head = ["arm", "total s", "predicted", "error", "tail s", "predicted"]
+    rows = [
+        [
+            name,
+            f"{one['wall_s']:.1f}",
+            f"{one['predicted_wall_s']:.1f}",
+            f"{one['error']:+.0%}",
+            f"{one['tail_s']:.1f}",
+            f"{one['predicted_tail_s']:.1f}",
+        ]
+        for name, one in predicted["arms"].items()
+    ]
+    return _lines(head, rows)
+
+
+def _rows(rows: Sequence[dict[str, Any]]) -> str:
+    return _lines([*rows[0]], [[str(value) for value in row.values()] for row in rows])
+
+
+def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

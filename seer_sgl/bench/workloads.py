@@ -1,0 +1,67 @@
+"""What the arms roll out: prompts drawn by a seed, or a trace with its lengths."""
+
+import random
+from pathlib import Path
+
+import msgspec
+
+from seer_sgl.errors import ConfigError
+from seer_sgl.rollout.lengths import read_records
+from seer_sgl.rollout.rollout import Rollout
+from seer_sgl.scheduling.lengths import KnownLengths
+from seer_sgl.sim.trace import read_trace
+from seer_sgl.sim.workload import Responses
+from seer_sgl.types import Prompt
+
+from .config import BenchConfig
+from .measure import Workload
+
+
+class Source:
+    """Draws the workloads of a benchmark. Raises InputError for a file that does not do."""
+
+    def __init__(self, config: BenchConfig) -> None:
+        self._most = config.rollout.max_prompts
+        self._greedy = config.bench.greedy_prompts
+        self._limits: KnownLengths | None = None
+        if config.bench.workload is not None:
+            groups = _groups(Path(config.bench.workload))
+            self._prompts = [
+                Prompt(prompt_id=group.group_id, prompt_ids=group.prompt_ids, n=len(group.lengths))
+                for group in groups
+            ]
+            self._limits = _limits(groups)
+        else:
+            everything = msgspec.structs.replace(config.rollout, max_prompts=None)
+            reader = Rollout(msgspec.structs.replace(config, rollout=everything))
+            self._prompts = reader.read_prompts(Path(config.rollout.prompts or ""))
+
+    def draw(self, seed: int) -> Workload:
+        """The groups of a seed: `rollout.max_prompts` of all prompts."""
+        return Workload(seed, self._drawn(seed, self._most), self._limits)
+
+    def draw_single(self, seed: int) -> Workload:
+        """One response a prompt: for greedy decoding, where all samples of a prompt are equal."""
+        drawn = self._drawn(seed, self._greedy)
+        prompts = [msgspec.structs.replace(prompt, n=1) for prompt in drawn]
+        return Workload(seed, prompts, self._limits)
+
+    def _drawn(self, seed: int, most: int | None) -> list[Prompt]:
+        if most is None or most >= len(self._prompts):
+            return self._prompts
+        return random.Random(seed).sample(self._prompts, most)
+
+
+def _groups(path: Path) -> list[Responses]:
+    for place, record in read_records(path, "bench.workload"):
+        if record.prompt_ids is None:
+            raise ConfigError(f"{place}: prompt_ids: missing; a benchmark needs the prompts")
+    return read_trace(path)
+
+
+def _limits(groups: list[Responses]) -> KnownLengths:
+    known = KnownLengths()
+    for group in groups:
+        for index, length in enumerate(group.lengths):
+            known.add(length, prompt_ids=group.prompt_ids, group_id=group.group_id, index=index)
+    return known

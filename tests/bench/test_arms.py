@@ -1,0 +1,102 @@
+"""Arms: what each leaves out of the config, and nothing else."""
+
+import pytest
+
+from seer_sgl.bench.arms import ARMS, BASELINE, EVERY, GREEDY, SEER, arm_config, servers_config
+from seer_sgl.bench.config import BenchConfig, asked_for, load_bench, ready_config
+from seer_sgl.errors import ConfigError
+
+UNPOOLED = ["kv_pool.backend=none", "draft.scope=none"]
+NGRAM = {"speculative-num-draft-tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def base() -> BenchConfig:
+    return load_bench(ready_config(gpu=False))
+
+
+def test_the_last_arm_is_the_config_itself(base: BenchConfig) -> None:
+    config = arm_config(EVERY[SEER], base, 5, None)
+    assert (config.kv_pool, config.draft, config.sampling) == (
+        base.kv_pool,
+        base.draft,
+        base.sampling,
+    )
+    assert config.scheduling.policy == "seer"
+    assert config.rollout.seed == 5
+
+
+def test_the_baseline_has_none_of_it(base: BenchConfig) -> None:
+    config = arm_config(EVERY[BASELINE], base, 5, None)
+    assert config.kv_pool.backend == "none"
+    assert config.draft.scope == "none"
+    assert config.engines == base.engines
+    assert config.sampling == base.sampling
+
+
+@pytest.mark.parametrize("name", [name for name, arm in ARMS.items() if arm.over is not None])
+def test_every_arm_adds_one_technique_to_the_one_before(name: str) -> None:
+    arm = EVERY[name]
+    before = EVERY[arm.over or ""]
+    differs = [
+        arm.policy != before.policy,
+        arm.pool != before.pool,
+        arm.drafts != before.drafts,
+        arm.router != before.router,
+    ]
+    assert sum(differs) == 1
+
+
+def test_only_the_oracle_knows_lengths(base: BenchConfig) -> None:
+    known = {name: arm_config(arm, base, 1, "x").scheduling.lengths for name, arm in EVERY.items()}
+    assert {name for name, lengths in known.items() if lengths} == {"oracle"}
+
+
+def test_greedy_arms_sample_the_most_likely_token(base: BenchConfig) -> None:
+    for name, arm in EVERY.items():
+        greedy = arm_config(arm, base, 1, "x").sampling.temperature == 0.0
+        assert greedy == (name in GREEDY)
+
+
+def test_arms_of_a_kind_ask_for_the_same_servers(base: BenchConfig) -> None:
+    for arm in EVERY.values():
+        for other in EVERY.values():
+            same = servers_config(arm, base, NGRAM) == servers_config(other, base, NGRAM)
+            assert same == (arm.kind == other.kind)
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("bench.arms=[sear]", "bench.arms: no arm 'sear'; known: group_round_robin, router"),
+        ("bench.arms=[]", "bench.arms: none"),
+        ("bench.seeds=[1, 1]", "bench.seeds: one is there twice"),
+        ("bench.seeds=[]", "bench.seeds: "),
+        ("bench.rounds=0", "bench.rounds: "),
+        ("bench.round=3", "bench.round: unknown key; did you mean rounds?"),
+        ("rollout.prompts=null", "rollout.prompts: no prompts, and no bench.workload either"),
+        ("scheduling.policy=no_context", "scheduling.policy: each arm has its own"),
+    ],
+)
+def test_a_wrong_config_is_one_line_with_its_key(override: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_bench(ready_config(gpu=False), [override])
+    assert complaint in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_options_of_the_command_line() -> None:
+    config = load_bench(
+        ready_config(gpu=False), asked_for({"engines": "4", "arms": "seer,oracle", "rounds": 7})
+    )
+    assert config.engines.count == 4
+    assert config.bench.arms == ["seer", "oracle"]
+    assert config.bench.rounds == 7
+
+
+def test_engines_that_run_already() -> None:
+    asked = asked_for({"engines": "http://a:1,http://b:2", "workload": "x"})
+    config = load_bench(ready_config(gpu=False), [*asked, *UNPOOLED])
+    assert config.engines.launch == "external"
+    assert config.engines.urls == ["http://a:1", "http://b:2"]
+    assert config.bench.workload == "x"

@@ -1,0 +1,129 @@
+"""From rollouts to figures."""
+
+from typing import Any
+
+import pytest
+
+from seer_sgl.bench.measure import Row
+from seer_sgl.bench.summary import by_seed, summarize
+from seer_sgl.bench.tables import markdown
+
+
+def row(arm: str, number: int, **changed: Any) -> Row:
+    figures: dict[str, Any] = {
+        "seed": 1,
+        "samples": 8,
+        "response_tokens": 800,
+        "wall_s": 10.0,
+        "throughput_tok_s": 80.0,
+        "tail_s": 4.0,
+        "idle": [0.0, 0.4],
+        "retractions": 3,
+        "chunks": 8,
+        "migrations": 0,
+        "fetches": 0,
+        "recomputed_tokens": 0,
+        "moved_bytes": 0,
+        "kv_peak": 0.9,
+        "accept_length": None,
+        "drafting_cpu_s": None,
+        "forward_steps": 700,
+        "engine_cpu_s": 18.0,
+        "driver_cpu_s": 0.1,
+        "identical_share": 1.0,
+    }
+    return Row(arm=arm, round=number, **(figures | changed))
+
+
+def test_ratios_compare_rollouts_of_the_same_round() -> None:
+    rows = [
+        row("group_round_robin", 0, throughput_tok_s=100.0, tail_s=10.0),
+        row("seer", 0, throughput_tok_s=300.0, tail_s=1.0),
+        row("group_round_robin", 1, throughput_tok_s=50.0, tail_s=8.0),
+        row("seer", 1, throughput_tok_s=100.0, tail_s=2.0),
+    ]
+    seer = summarize(rows)["seer"]
+    assert seer["speedup"] == 2.5
+    assert seer["range"]["speedup"] == [2.0, 3.0]
+    assert seer["tail_cut"] == pytest.approx((0.9 + 0.75) / 2)
+    assert seer["throughput_tok_s"] == 200.0
+
+
+def test_the_share_of_a_technique_is_against_the_arm_it_is_added_to() -> None:
+    rows = [
+        row("group_round_robin", 0, throughput_tok_s=50.0),
+        row("kv_pool", 0, throughput_tok_s=80.0),
+        row("context", 0, throughput_tok_s=100.0),
+    ]
+    context = summarize(rows)["context"]
+    assert (context["gain"], context["speedup"]) == (1.25, 2.0)
+
+
+def test_greedy_arms_are_compared_with_their_own_baseline() -> None:
+    rows = [
+        row("group_round_robin", 0, throughput_tok_s=50.0),
+        row("greedy", 0, throughput_tok_s=100.0),
+        row("greedy_seer", 0, throughput_tok_s=150.0),
+    ]
+    assert summarize(rows)["greedy_seer"]["speedup"] == 1.5
+
+
+def test_the_worst_share_of_identical_samples_counts() -> None:
+    rows = [row("seer", 0), row("seer", 1, identical_share=0.5), row("seer", 2)]
+    assert summarize(rows)["seer"]["identical_share"] == 0.5
+
+
+def test_an_arm_without_its_baseline_has_no_ratio() -> None:
+    seer = summarize([row("seer", 0)])["seer"]
+    assert seer["speedup"] is None
+    assert "speedup" not in seer["range"]
+
+
+def test_idle_time_of_each_engine() -> None:
+    rows = [row("seer", 0, idle=[0.0, 0.2]), row("seer", 1, idle=[0.1, 0.4])]
+    found = summarize(rows)["seer"]
+    assert found["idle_by_engine"] == [0.05, 0.3]
+    assert found["idle_share"] == pytest.approx((0.1 + 0.25) / 2)
+
+
+def test_every_seed_alone() -> None:
+    rows = [
+        row("group_round_robin", 0, seed=3),
+        row("seer", 0, seed=3, throughput_tok_s=160.0),
+        row("group_round_robin", 1, seed=2),
+        row("seer", 1, seed=2, throughput_tok_s=80.0),
+    ]
+    seeds = by_seed(rows)
+    assert list(seeds) == ["2", "3"]
+    assert [seeds[seed]["seer"]["speedup"] for seed in seeds] == [1.0, 2.0]
+
+
+def test_the_page_has_every_arm_and_the_papers_figures() -> None:
+    rows = [row("group_round_robin", 0), row("seer", 0, throughput_tok_s=168.0, accept_length=2.5)]
+    config = {
+        "bench": {"workload": None, "rounds": 1, "seeds": [1]},
+        "rollout": {"prompts": "p.jsonl", "max_prompts": 4, "n_samples_per_prompt": 2},
+        "sampling": {"temperature": 1.0, "max_response_len": 100},
+        "engines": {"count": 2, "sglang": {}},
+    }
+    report = {
+        "arms": summarize(rows),
+        "seeds": by_seed(rows),
+        "predicted": {},
+        "soak": [],
+        "config": config,
+        "environment": {
+            "date": "2026-11-21",
+            "machine": "Linux",
+            "cores": 2,
+            "memory_gb": 24,
+            "gpus": [],
+            "python": "3.11",
+            "packages": {"sglang": "0.5.21", "torch": None},
+        },
+    }
+    page = markdown(report)
+    assert "| seer | 168 (168 to 168) | 2.10 (2.10 to 2.10) | 2.04 |" in page
+    assert "| group_round_robin | 80 (80 to 80) | 1.00 (1.00 to 1.00) | 1.00 |" in page
+    assert "no GPU" in page
+    assert "torch" not in page

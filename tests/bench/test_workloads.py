@@ -1,0 +1,51 @@
+"""What a seed rolls out."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from seer_sgl.bench.config import BenchConfig, load_bench, ready_config
+from seer_sgl.bench.workloads import Source
+from seer_sgl.errors import ConfigError
+from tests.helpers import make_group
+
+
+def config(*overrides: str) -> BenchConfig:
+    return load_bench(ready_config(gpu=False), overrides)
+
+
+def test_a_seed_draws_the_same_prompts_every_time() -> None:
+    source = Source(config())
+    one, again, other = source.draw(6), source.draw(6), source.draw(12)
+    ids = [[prompt.prompt_id for prompt in work.prompts] for work in (one, again, other)]
+    assert ids[0] == ids[1] != ids[2]
+    assert len(ids[0]) == 8
+    assert all(prompt.n == 16 for prompt in one.prompts)
+
+
+def test_greedy_decoding_has_one_response_a_prompt() -> None:
+    prompts = Source(config()).draw_single(6).prompts
+    assert len(prompts) == 64
+    assert all(prompt.n == 1 for prompt in prompts)
+
+
+def test_a_trace_brings_its_prompts_and_imposes_its_lengths(tmp_path: Path) -> None:
+    trace = tmp_path / "samples.jsonl"
+    lines = [
+        {"group_id": "a", "prompt_ids": [0, 1], "index": index, "response_length": length}
+        for index, length in enumerate([10, 300])
+    ]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    work = Source(config(f"bench.workload={trace}")).draw(1)
+    (prompt,) = work.prompts
+    assert (list(prompt.prompt_ids), prompt.n) == ([0, 1], 2)
+    assert work.limits is not None
+    assert list(work.limits.of(make_group("a", prompt_len=2)).values()) == [10, 300]
+
+
+def test_a_trace_without_prompts_is_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "lengths.jsonl"
+    trace.write_text('{"group_id": "a", "lengths": [10, 20]}\n')
+    with pytest.raises(ConfigError, match="prompt_ids"):
+        Source(config(f"bench.workload={trace}"))

@@ -1,0 +1,71 @@
+"""`seer-sgl bench` against real servers that run already, as a user's fleet does."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.shared_engines
+
+ARMS = ["group_round_robin", "router", "group_least_loaded", "divided"]
+ROOT = Path(__file__).parents[2]
+
+
+def bench(out: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "seer_sgl", "bench", "--out", str(out), *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_every_arm_has_the_same_samples(engine_urls: list[str], tmp_path: Path) -> None:
+    ran = bench(
+        tmp_path / "out",
+        *("--engines", ",".join(engine_urls), "--rounds", "2", "--arms", ",".join([*ARMS, "seer"])),
+        *("--set", "kv_pool.backend=none", "--set", "draft.scope=none", "--set", "bench.soak=0"),
+        *("--set", "bench.seeds=[2]", "--set", "rollout.max_prompts=3"),
+        *("--set", "rollout.n_samples_per_prompt=4", "--set", "scheduling.chunk_tokens=64"),
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "without seer: kv_pool.backend is none" in ran.stderr
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert list(report["arms"]) == ARMS
+    for name, arm in report["arms"].items():
+        assert arm["identical_share"] == 1.0, name
+        assert arm["rounds"] == 2
+        assert arm["throughput_tok_s"] > 0
+        assert arm["forward_steps"] > 0, "engines with the plugin tell"
+    assert report["arms"]["group_round_robin"]["speedup"] == 1.0
+    assert report["arms"]["divided"]["chunks"] > report["arms"]["group_round_robin"]["chunks"] == 12
+    assert {row["round"] for row in report["rounds"]} == {0, 1}
+    assert list(report["predicted"]["arms"]) == [name for name in ARMS if name != "router"]
+    assert report["environment"]["packages"]["sglang"] == "0.5.21"
+    for name in ("report.md", "arms.png", "rounds.jsonl"):
+        assert (tmp_path / "out" / name).stat().st_size > 0
+    assert "| divided |" in (tmp_path / "out" / "report.md").read_text()
+
+    again = bench(tmp_path / "out", "--engines", ",".join(engine_urls))
+    assert again.returncode == 2
+    assert again.stderr.count("\n") == 1, "what was measured is not overwritten"
+
+
+def test_lengths_of_a_trace_are_imposed(engine_urls: list[str], tmp_path: Path) -> None:
+    prompt = [1, 8, 4, 5, 6, 9, 4, 5, 6, 10, 11]
+    trace = tmp_path / "trace.jsonl"
+    lengths = [[20, 150], [20, 151], [20, 152]]
+    with trace.open("w") as file:
+        for i, pair in enumerate(lengths):
+            group = {"group_id": f"g{i}", "prompt_ids": [*prompt, 4 + i], "lengths": pair}
+            file.write(json.dumps(group) + "\n")
+    ran = bench(
+        tmp_path / "out",
+        *("--engines", ",".join(engine_urls), "--rounds", "1", "--workload", str(trace)),
+        *("--arms", "group_least_loaded,divided", "--set", "sampling.ignore_eos=true"),
+        *("--set", "kv_pool.backend=none", "--set", "draft.scope=none", "--set", "bench.soak=0"),
+        *("--set", "scheduling.chunk_tokens=64"),
+    )
+    assert ran.returncode == 0, ran.stderr
+    rows = json.loads((tmp_path / "out" / "report.json").read_text())["rounds"]
+    tokens = sum(map(sum, lengths))
+    assert [row["response_tokens"] for row in rows] == [tokens, tokens]
+    assert [row["identical_share"] for row in rows] == [1.0, 1.0]
