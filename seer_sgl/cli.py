@@ -69,7 +69,7 @@ def simulate(*, policy: str | None, sweep: str | None, as_json: bool, **asked: A
     "--out", type=click.Path(path_type=Path), default=Path("out/bench"), show_default=True
 )
 @click.option("--workload", help="JSONL samples of an earlier rollout: prompts and lengths.")
-@click.option("--engines", help="How many to start, or the URLs of those that run already.")
+@click.option("--engines", multiple=True, metavar="N|[KIND=]URLS", help="Start or join them.")
 @click.option("--arms", help="Some of them, with commas.")
 @click.option("--rounds", type=int, help="Rollouts of every arm.")
 @click.option("--gpu", is_flag=True, help="Use configs/bench-gpu.yaml.")

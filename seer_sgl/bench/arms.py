@@ -3,12 +3,16 @@
 An arm is the benchmark's config with techniques left out. Pure.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from seer_sgl.config import Config, parse
 
+if TYPE_CHECKING:
+    from .config import BenchConfig
+
+Kind = Literal["plain", "pool", "drafting", "ngram"]  # of servers
 BASELINE = "group_round_robin"
 SEER = "seer"
 
@@ -35,11 +39,16 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     paper: Paper | None = None
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Kind:
         """Which servers it needs: arms of a kind share them."""
         if self.ngram:
             return "ngram"
         return "drafting" if self.drafts else "pool" if self.pool else "plain"
+
+    @property
+    def whole(self) -> bool:
+        """Whether requests are sent in one piece."""
+        return self.policy.startswith("group_")
 
     @property
     def reference(self) -> str:
@@ -112,20 +121,20 @@ ARMS = _by_name(
 GREEDY = _by_name(
     Arm(
         name="greedy",
-        says="greedy: as group_round_robin",
+        says="greedy, one sample a prompt: as group_round_robin",
         policy=BASELINE,
         greedy=True,
     ),
     Arm(
         name="greedy_ngram",
-        says="greedy: the same with SGLang's n-gram speculation",
+        says="greedy, one sample a prompt: the same with SGLang's n-gram speculation",
         policy=BASELINE,
         ngram=True,
         greedy=True,
     ),
     Arm(
         name="greedy_seer",
-        says="greedy: as seer",
+        says="greedy, one sample a prompt, so without siblings: as seer",
         policy="seer",
         pool=True,
         drafts=True,
@@ -148,13 +157,16 @@ def arm_config(arm: Arm, base: Config, seed: int, lengths: str | None) -> Config
     return parse(tree | _left_out(arm))
 
 
-def servers_config(arm: Arm, base: Config, ngram: dict[str, Any]) -> Config:
+def servers_config(arm: Arm, base: "BenchConfig") -> Config:
     """The config of the servers that the arm, and all others of its kind, run on."""
     tree = _tree(base) | _left_out(arm)
-    if not arm.pool and not arm.drafts:
-        tree["engines"]["link"] = None  # so that servers with a KV pool are used without it
-    if arm.ngram:
-        tree["engines"]["sglang"] |= {"speculative-algorithm": "NGRAM", **ngram}
+    engines = tree["engines"]
+    if base.engines.launch == "external":
+        engines["urls"] = base.bench.urls[arm.kind]
+        if not arm.pool and not arm.drafts:
+            engines["link"] = None  # they have nothing to tell
+    elif arm.ngram:
+        engines["sglang"] |= {"speculative-algorithm": "NGRAM", **base.bench.ngram}
     return parse(tree)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import platform
+import subprocess
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +17,7 @@ from seer_sgl.errors import ConfigError
 from seer_sgl.rollout.samples import explained
 from seer_sgl.sim.config import EngineConfig
 
+from .arms import EVERY, SEER
 from .config import BenchConfig
 from .fleets import runnable
 from .measure import Rolled, Row
@@ -55,29 +57,30 @@ class Findings:
         with (self._out / "rounds.jsonl").open("ab") as file:
             file.write(msgspec.json.encode(rolled.row) + b"\n")
 
-    def report(self) -> dict[str, Any]:
-        """The whole of it."""
-        return {
+    def write(self) -> dict[str, Any]:
+        """report.json, report.md and the plots; what was measured before what is computed."""
+        report = {
             "arms": summarize(self.rows),
             "seeds": by_seed(self.rows),
-            "predicted": predict(self._config, self.engine, self.rolled),
+            "predicted": {},
             "soak": msgspec.to_builtins(self.soak),
             "environment": environment(),
             "config": msgspec.to_builtins(self._config),
             "rounds": msgspec.to_builtins(self.rows),
         }
-
-    def write(self) -> dict[str, Any]:
-        """report.json, report.md and the plots."""
-        report = self.report()
-        with explained(self._out / "report.json"):
-            (self._out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-            (self._out / "report.md").write_text(markdown(report))
+        self._write(report)
+        report["predicted"] = predict(self._config, self.engine, self.rolled)
+        self._write(report)
         draw_arms(report, self._out / "arms.png")
         draw_lanes(self.rolled, self._out / "lanes.png")
         if self.soak:
             draw_soak(self.soak, self._out / "soak.png")
         return report
+
+    def _write(self, report: dict[str, Any]) -> None:
+        with explained(self._out / "report.json"):
+            (self._out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+            (self._out / "report.md").write_text(markdown(report))
 
 
 async def bench(config: BenchConfig, out: Path, console: Console) -> None:
@@ -94,15 +97,17 @@ async def bench(config: BenchConfig, out: Path, console: Console) -> None:
     runner = Runner(config, arms, out, announce)
     findings = Findings(config, out)
     total = config.bench.rounds * len(arms)
+    # It loads weights anew, which is for nobody's servers but our own.
+    rollouts = config.bench.soak if EVERY[SEER] in arms and runner.own_servers else 0
     try:
         async with running(runner):
             findings.engine = await measure_constants(runner, arms, announce)
             async for rolled in runner.rounds():
                 findings.add(rolled)
                 announce(f"{len(findings.rows)}/{total} {_line(rolled.row)}")
-            async for row in soak(runner, config.bench.soak):
+            async for row in soak(runner, rollouts):
                 findings.soak.append(row)
-                announce(f"soak {row.number + 1}/{config.bench.soak}: {row.wall_s:.1f} s")
+                announce(f"soak {row.number + 1}/{rollouts}: {row.wall_s:.1f} s")
     finally:
         if findings.rows:
             # The simulator has an event loop of its own.
@@ -124,12 +129,32 @@ def environment() -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
+        "commit": _commit(),
         "machine": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu(),
         "cores": psutil.cpu_count(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9),
         "gpus": _gpus(),
         "packages": {name: _version(name) for name in PACKAGES},
     }
+
+
+def _commit() -> str | None:
+    """Of the checkout that runs; None of an installed package."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def _gpus() -> list[str]:

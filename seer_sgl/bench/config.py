@@ -7,12 +7,21 @@ from typing import Annotated, Any
 
 import msgspec
 
-from seer_sgl.config import Config, Natural, Positive, Section, convert, place_of, read_tree
+from seer_sgl.config import (
+    Config,
+    FlagValue,
+    Natural,
+    Positive,
+    Section,
+    convert,
+    place_of,
+    read_tree,
+)
 from seer_sgl.config.contradictions import contradictions
 from seer_sgl.errors import ConfigError
 from seer_sgl.sim.config import PoolConfig, SpeculationConfig
 
-from .arms import ARMS, GREEDY
+from .arms import ARMS, GREEDY, Kind
 
 
 class BenchSection(Section):
@@ -29,6 +38,8 @@ class BenchSection(Section):
     # Servers of all arms up at once. False: one kind at a time, started again each round, for
     # GPUs that hold no more.
     together: bool = True
+    # Of servers that run already (engines.launch: external): where those of each kind are.
+    urls: dict[Kind, list[str]] = msgspec.field(default_factory=dict)
     greedy_prompts: Positive = 64  # of greedy arms: one response each, all samples would be equal
     soak: Natural = 0  # rollouts in a row at the end, with an update of the weights after each
     # Of the simulation beside it, what is not measured on the servers.
@@ -36,7 +47,7 @@ class BenchSection(Section):
     pool: PoolConfig = msgspec.field(default_factory=PoolConfig)
     speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)
     # SGLang's own n-gram speculation (a greedy arm): its flags.
-    ngram: dict[str, bool | int | float | str] = msgspec.field(
+    ngram: dict[str, FlagValue] = msgspec.field(
         default_factory=lambda: {"speculative-num-draft-tokens": 8}
     )
 
@@ -71,6 +82,8 @@ def _complaints(config: BenchConfig) -> list[tuple[str, str]]:
         found.append(("bench.seeds", "one is there twice"))
     if config.bench.workload is None and config.rollout.prompts is None:
         found.append(("rollout.prompts", "no prompts, and no bench.workload either"))
+    if config.engines.launch == "external" and not config.bench.urls:
+        found.append(("bench.urls", "launch: external needs it"))
     if config.scheduling.policy != "seer":
         found.append(("scheduling.policy", "each arm has its own"))
     return found
@@ -81,17 +94,24 @@ def asked_for(options: Mapping[str, Any]) -> list[str]:
     overrides = []
     if options.get("workload") is not None:
         overrides.append(f"bench.workload={options['workload']}")
+        # All of it, and every response as long as it says.
+        overrides += ["rollout.max_prompts=null", "sampling.ignore_eos=true"]
     if options.get("rounds") is not None:
         overrides.append(f"bench.rounds={options['rounds']}")
     if options.get("arms") is not None:
         overrides.append(f"bench.arms=[{options['arms']}]")
-    engines = options.get("engines")
-    if engines is not None and engines.isdigit():
-        overrides.append(f"engines.count={engines}")
-    elif engines is not None:
-        overrides += ["engines.launch=external", f"engines.urls=[{engines}]"]
-        overrides += ["engines.cores=null", "engines.environment={}"]
+    for engines in options.get("engines") or ():
+        overrides += [f"engines.count={engines}"] if engines.isdigit() else _joined(engines)
     return overrides
+
+
+def _joined(engines: str) -> list[str]:
+    """`URL,URL` of plain servers, or `KIND=URL,URL`."""
+    kind, equals, urls = engines.partition("=")
+    if not equals:
+        kind, urls = "plain", engines
+    external = ["engines.launch=external", "engines.cores=null", "engines.environment={}"]
+    return [*external, f"bench.urls.{kind}=[{urls}]", f"engines.urls=[{urls}]"]
 
 
 def ready_config(gpu: bool) -> Path:

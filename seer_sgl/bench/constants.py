@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import aiohttp
 import numpy as np
 
+from seer_sgl.engine.client import open_session
+from seer_sgl.errors import EngineUnavailable
 from seer_sgl.sim.config import EngineConfig
 from seer_sgl.types import EngineInfo
 
@@ -23,19 +25,18 @@ async def measured_engine(
     """Step times of plain servers, all of them working at the same time.
 
     Least squares: a decode step takes overhead + rows x row overhead + KV tokens x seconds a token.
-    kv_bytes: KV of a token; only its ratio to the bandwidth matters. Raises aiohttp.ClientError.
+    kv_bytes: KV of a token; only its ratio to the bandwidth matters. Raises EngineUnavailable.
     """
     urls = [info.url for info in infos]
-    room = min(info.max_total_num_tokens for info in infos)
+    capacity = min(info.max_total_num_tokens for info in infos)
+    room = min(capacity, *(info.max_request_len for info in infos))
     batches = [b for b in BATCHES if b <= min(info.max_running_requests for info in infos)]
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else None
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
+    async with open_session(api_key) as session:
         await _seconds(session, urls, max(batches), 64, 32)  # warm
         rows, steps = [], []
         for batch in batches:
             for context in CONTEXTS:
-                if batch * (context + STEPS + 1) > room:
+                if batch * (context + STEPS + 1) > capacity or context + STEPS + 1 > room:
                     continue
                 first = await _seconds(session, urls, batch, context, 1)
                 whole = await _seconds(session, urls, batch, context, 1 + STEPS)
@@ -47,7 +48,7 @@ async def measured_engine(
         slope = np.polyfit(prefills, times, 1)[0]
     return EngineConfig(
         count=len(urls),
-        kv_tokens=room,
+        kv_tokens=capacity,
         max_running_requests=infos[0].max_running_requests,
         weights_gb=1e-6,
         active_params_b=1e-9,
@@ -93,6 +94,9 @@ async def _generate(
         "sampling_params": {"max_new_tokens": tokens, "ignore_eos": True, "sampling_seed": 1},
         "return_logprob": True,
     }
-    async with session.post(f"{url}/generate", json=body) as reply:
-        reply.raise_for_status()
-        await reply.read()
+    try:
+        async with session.post(f"{url}/generate", json=body) as reply:
+            reply.raise_for_status()
+            await reply.read()
+    except (aiohttp.ClientError, OSError) as error:
+        raise EngineUnavailable(f"{url}: while measuring step times: {error}") from None

@@ -1,11 +1,13 @@
 """The servers that arms run on: one kind for each set of techniques, shared by the arms of it."""
 
 import contextlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from seer_sgl.config import Config, SamplingConfig
 from seer_sgl.engine.fleet import Fleet, open_fleet
+from seer_sgl.engine.plugin import API_KEY
 from seer_sgl.errors import ConfigError
 
 from .arms import EVERY, Arm, servers_config
@@ -28,12 +30,16 @@ class Fleets:
     async def of(self, arm: Arm, sampling: SamplingConfig) -> Fleet:
         """Servers for the arm, up. Raises EngineStartError."""
         if arm.kind not in self._open:
-            if not self._config.bench.together:
-                await self.close()
-            config = servers_config(arm, self._config, self._config.bench.ngram)
-            self._open[arm.kind] = await self._stack.enter_async_context(
+            joined = self._config.engines.launch == "external"
+            if joined or not self._config.bench.together:
+                await self.close()  # engines.link is one port, for one kind
+            config = servers_config(arm, self._config)
+            fleet = await self._stack.enter_async_context(
                 open_fleet(config, self._log_dir / arm.kind, self._announce)
             )
+            if joined:
+                _check_kind(arm, fleet, self._config)
+            self._open[arm.kind] = fleet
         fleet = self._open[arm.kind]
         if not arm.router:
             return fleet
@@ -47,6 +53,20 @@ class Fleets:
         """Stop everything that is up."""
         self._open.clear()
         await self._stack.aclose()
+
+
+def _check_kind(arm: Arm, fleet: Fleet, config: Config) -> None:
+    """Raise ConfigError for servers that were started for other arms or another model."""
+    for engine in fleet.engines:
+        info = engine.info
+        key = f"bench.urls.{arm.kind}: {info.url}"
+        if (info.draft_tokens > 0) != arm.drafts:
+            raise ConfigError(f"{key} drafts" + (" not" if arm.drafts else ""))
+        if (info.kv_bytes_per_token > 0) != arm.pool:
+            raise ConfigError(f"{key} runs with" + ("out" if arm.pool else "") + " a KV pool")
+        ours = Path(config.model.path or "").name
+        if Path(info.model_path).name != ours:
+            raise ConfigError(f"model.path: {ours}, but {info.url} runs {info.model_path}")
 
 
 def runnable(config: BenchConfig, announce: Announce) -> list[Arm]:
@@ -63,15 +83,15 @@ def runnable(config: BenchConfig, announce: Announce) -> list[Arm]:
     return arms
 
 
-def _missing(arm: Arm, config: Config) -> str | None:
+def _missing(arm: Arm, config: BenchConfig) -> str | None:
     if arm.pool and config.kv_pool.backend == "none":
         return "kv_pool.backend is none"
     if arm.drafts and config.draft.scope == "none":
         return "draft.scope is none"
     if arm.router and not installed():
         return "sglang_router is not installed (pip install sglang-router==0.3.2)"
-    # Whether servers draft is decided when they start.
-    other = arm.ngram or arm.drafts != (config.draft.scope != "none")
-    if config.engines.launch == "external" and other:
-        return "the servers at engines.urls are started for another arm"
+    if arm.router and (config.engines.api_key or os.environ.get(API_KEY)):
+        return "sglang_router is started here for servers without an API key only"
+    if config.engines.launch == "external" and arm.kind not in config.bench.urls:
+        return f"no servers in bench.urls.{arm.kind}"
     return None

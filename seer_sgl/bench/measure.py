@@ -25,7 +25,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     `idle`: share of the time in which an engine had no request (behind a router: none had one);
     `forward_steps`: batches that the engines ran; `engine_cpu_s`: CPU time of their processes, None
-    where they run elsewhere.
+    where they run elsewhere, and behind a router. `recomputed_tokens`: of continuations; what an
+    engine prefills again after it has preempted a request is not in it.
     """
 
     arm: str
@@ -176,8 +177,16 @@ class CpuClock:
         return time.process_time() - self._own, theirs
 
     def _engines(self) -> float:
-        times = [process.cpu_times() for process in self._processes]
-        return sum(one.user + one.system for one in times)
+        return sum(map(_cpu_s, self._processes))
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """Nothing of one that has ended."""
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
 
 
 def _command(process: psutil.Process) -> list[str]:

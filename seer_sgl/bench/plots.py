@@ -49,9 +49,8 @@ def draw_lanes(rolled: Mapping[tuple[str, int], Rolled], path: Path) -> None:
             fontsize=10,
         )
     panels[-1].set_xlabel("seconds since the rollout began; height: requests on the engine")
-    figure.suptitle(
-        f"the same {records[0].requests} requests, the same tokens", x=0.01, ha="left", fontsize=11
-    )
+    title = f"seed {seeds[0]}: the same {records[0].requests} requests, the same tokens"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     _save(figure, path)
 
 
@@ -69,12 +68,16 @@ def _lane(axis: "Axes", record: Recorder, engine: EngineRecord) -> None:
 
 def draw_arms(report: Mapping[str, Any], path: Path) -> None:
     """Throughput and tail of every arm in multiples of the baseline's; marks: the paper."""
-    arms = {name: arm for name, arm in report["arms"].items() if name not in GREEDY}
-    if BASELINE not in arms:
+    arms = {
+        name: arm
+        for name, arm in report["arms"].items()
+        if name not in GREEDY and arm["speedup"] is not None and arm["tail_cut"] is not None
+    }
+    if not arms:  # there is no baseline, or no tail
         return
     figure = _figure(11.5, 4.2)
     left, right = figure.subplots(1, 2)
-    published = [arm["paper"]["throughput"] for arm in arms.values() if arm["paper"]]
+    published = [arm["paper"]["throughput"] for arm in arms.values() if arm["paper"]] or [1.0]
     _bars(
         left, arms, "speedup", label="throughput, x baseline", shown=lambda x: x, top=max(published)
     )

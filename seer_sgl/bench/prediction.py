@@ -34,7 +34,8 @@ async def measure_constants(
     engine = await measured_engine(infos, runner.kv_bytes, runner.api_key)
     if EVERY[SEER] in arms:
         forward = await _forward_ms(await runner.servers(EVERY[SEER]))
-        engine = msgspec.structs.replace(engine, draft_overhead_us=draft_overhead_us(forward))
+        if forward:
+            engine = msgspec.structs.replace(engine, draft_overhead_us=draft_overhead_us(forward))
     return engine
 
 

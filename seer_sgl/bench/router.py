@@ -58,7 +58,8 @@ class RoutedEngine(HttpEngine):
     async def forward_steps(self) -> int | None:
         """Of all servers together."""
         counts = [await server.forward_steps() for server in self._servers]
-        return sum(count or 0 for count in counts) if all(counts) else None
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
 
     async def flush(self) -> None:
         """All servers forget their cached KV."""

@@ -6,17 +6,21 @@ from pathlib import Path
 
 import msgspec
 
+from seer_sgl.config import Config
 from seer_sgl.engine.fleet import Fleet, api_key
-from seer_sgl.errors import RolloutError
+from seer_sgl.errors import EngineError, EngineStartError, PoolError, RolloutError
 from seer_sgl.rollout.model import model_facts
 
 from .arms import BASELINE, EVERY, Arm, arm_config
 from .config import BenchConfig
 from .fleets import Fleets
 from .measure import Digests, Rolled, Workload, roll, write_lengths
+from .router import ROUTER
 from .workloads import Source
 
 # Rolled out once a seed before anything is measured: the samples that every arm must have.
+FAILURES = (EngineError, EngineStartError, PoolError, RolloutError)
+WARM_UP = 2  # prompts
 REFERENCES = {False: EVERY[BASELINE], True: EVERY["greedy"]}
 
 
@@ -38,20 +42,36 @@ class Runner:
         self._out = out
         self._source = Source(config)
         self._fleets = Fleets(config, out / "engines", announce)
+        self._announce = announce
         self._references: dict[tuple[int, bool], Reference] = {}
+        self._warm: dict[str, Fleet] = {}  # by kind
 
     async def rounds(self) -> AsyncIterator[Rolled]:
-        """Every arm once a round; the next round has the next seed, and the arms in reverse."""
-        seeds = self._config.bench.seeds
+        """Every arm once a round; the next round has the next seed, and the arms in reverse.
+
+        An arm that fails is left out from then on. Raises SeerError when none is left.
+        """
+        seeds, arms = self.seeds, list(self._arms)
         for number in range(self._config.bench.rounds):
-            seed = seeds[number % len(seeds)]
-            for arm in self._arms if number % 2 == 0 else self._arms[::-1]:
-                yield await self.once(arm, number, seed)
+            for arm in arms[:] if number % 2 == 0 else arms[::-1]:
+                try:
+                    yield await self.once(arm, number, seeds[number % len(seeds)])
+                except FAILURES as error:
+                    self._announce(f"without {arm.name} from now on: {error}")
+                    arms.remove(arm)
+                    await self._fleets.close()
+                    if not arms:
+                        raise
 
     async def once(self, arm: Arm, number: int, seed: int) -> Rolled:
         """One measured rollout."""
         reference = await self._reference(arm.greedy, seed)
         return await self._roll(arm, number, self._work(arm, seed), reference)
+
+    @property
+    def own_servers(self) -> bool:
+        """Whether they were started for the benchmark."""
+        return self._config.engines.launch == "local"
 
     @property
     def seeds(self) -> list[int]:
@@ -94,11 +114,20 @@ class Runner:
         lengths = None if reference is None else str(reference.lengths)
         config = arm_config(arm, self._config, work.seed, lengths)
         fleet = await self._fleets.of(arm, config.sampling)
+        await self._warm_up(arm, fleet, config, work)
         digests = None if reference is None else reference.digests
         rolled = await roll(arm.name, fleet, config, work, number=number, reference=digests)
         if rolled.row.samples < sum(prompt.n for prompt in work.prompts):
             raise RolloutError(f"{arm.name}: samples are missing")
         return rolled
+
+    async def _warm_up(self, arm: Arm, fleet: Fleet, config: Config, work: Workload) -> None:
+        """The first rollout on servers pays for what they load and compile late."""
+        kind = ROUTER if arm.router else arm.kind
+        if self._warm.get(kind) is not fleet:
+            some = Workload(work.seed, work.prompts[:WARM_UP], work.limits)
+            await roll(arm.name, fleet, config, some, number=-1, reference=None)
+            self._warm[kind] = fleet
 
 
 @contextlib.asynccontextmanager

@@ -1,5 +1,6 @@
 """Rollouts in a row with an update of the weights after each: nothing may drift."""
 
+import contextlib
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -54,4 +55,8 @@ async def soak(runner: Runner, rollouts: int) -> AsyncIterator[SoakRow]:
 
 
 def _mb(processes: list[psutil.Process]) -> float:
-    return round(sum(process.memory_info().rss for process in processes) / MB, 1)
+    total = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            total += process.memory_info().rss
+    return round(total / MB, 1)

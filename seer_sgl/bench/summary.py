@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -30,8 +31,9 @@ Figures = dict[str, Any]
 
 
 def summarize(rows: Sequence[Row]) -> dict[str, Figures]:
-    """The report's `arms`: of each arm the median of every figure, and under `range` its least and
-    greatest value. Ratios compare rollouts of the same round, so of the same work."""
+    """The report's `arms`: of each arm the median of every figure (over the rounds of a seed, then
+    over the seeds), and under `range` its least and greatest value in any round. Ratios compare
+    rollouts of the same round, so of the same work."""
     return {name: _arm(EVERY[name], rows) for name in EVERY if _of(name, rows)}
 
 
@@ -46,41 +48,57 @@ def _arm(arm: Arm, rows: Sequence[Row]) -> Figures:
     figures: Figures = {"says": arm.says, "rounds": len(own)}
     ranges: dict[str, list[float]] = {}
 
-    def put(name: str, values: Sequence[float | None]) -> None:
-        known = [value for value in values if value is not None]
-        figures[name] = _rounded(statistics.median(known)) if known else None
-        if known:
-            ranges[name] = [_rounded(min(known)), _rounded(max(known))]
+    def put(name: str, figure: Callable[[Row], float | None]) -> None:
+        values = [(row.seed, value) for row in own if (value := figure(row)) is not None]
+        figures[name] = _median_of_seeds(values)
+        if values:
+            every = [value for _, value in values]
+            ranges[name] = [_rounded(min(every)), _rounded(max(every))]
 
     for name in FIGURES:
-        put(name, [getattr(row, name) for row in own])
-    put("idle_share", [statistics.mean(row.idle) for row in own])
-    reference = _of(arm.reference, rows)
-    put("speedup", _ratios(own, reference, lambda row: row.throughput_tok_s))
-    put("tail_cut", [1 - x for x in _ratios(own, reference, lambda row: row.tail_s)])
+        put(name, attrgetter(name))
+    if arm.whole:  # nothing is continued
+        figures["recomputed_tokens"] = None
+    put("idle_share", lambda row: statistics.mean(row.idle))
+    reference = _by_round(arm.reference, rows)
+    put("speedup", lambda row: _ratio(row, reference, "throughput_tok_s"))
+    put("tail_cut", lambda row: _cut(_ratio(row, reference, "tail_s")))
     if arm.over is not None:
-        put("gain", _ratios(own, _of(arm.over, rows), lambda row: row.throughput_tok_s))
+        before = _by_round(arm.over, rows)
+        put("gain", lambda row: _ratio(row, before, "throughput_tok_s"))
     figures["identical_share"] = min(row.identical_share for row in own)
-    figures["idle_by_engine"] = _engine_medians([row.idle for row in own])
+    figures["idle_by_engine"] = [
+        _median_of_seeds([(row.seed, row.idle[i]) for row in own]) for i in range(len(own[0].idle))
+    ]
     figures["paper"] = None if arm.paper is None else msgspec.to_builtins(arm.paper)
     figures["range"] = ranges
     return figures
 
 
-def _engine_medians(idle: Sequence[Sequence[float]]) -> list[float]:
-    return [_rounded(statistics.median(each)) for each in zip(*idle, strict=True)]
+def _median_of_seeds(values: Sequence[tuple[int, float]]) -> float | None:
+    """values: (seed, value). Each seed counts once, however many rounds it has had."""
+    seeds: dict[int, list[float]] = {}
+    for seed, value in values:
+        seeds.setdefault(seed, []).append(value)
+    if not seeds:
+        return None
+    return _rounded(statistics.median(statistics.median(each) for each in seeds.values()))
 
 
-def _ratios(
-    own: Sequence[Row], other: Sequence[Row], figure: Callable[[Row], float]
-) -> list[float]:
-    """Own over other in every round that has both."""
-    others: Mapping[int, Row] = {row.round: row for row in other}
-    return [
-        figure(row) / figure(others[row.round])
-        for row in own
-        if row.round in others and figure(others[row.round])
-    ]
+def _ratio(row: Row, others: Mapping[int, Row], figure: str) -> float | None:
+    """Own over other in the same round; None where there is no other."""
+    other = others.get(row.round)
+    if other is None or not getattr(other, figure):
+        return None
+    return float(getattr(row, figure) / getattr(other, figure))
+
+
+def _cut(ratio: float | None) -> float | None:
+    return None if ratio is None else 1 - ratio
+
+
+def _by_round(name: str, rows: Sequence[Row]) -> Mapping[int, Row]:
+    return {row.round: row for row in _of(name, rows)}
 
 
 def _of(name: str, rows: Sequence[Row]) -> list[Row]:

@@ -39,6 +39,7 @@ MAIN: Sequence[Column] = (
     ("total s", _spread("wall_s", ".1f")),
     ("tail s", _spread("tail_s", ".1f")),
     ("tail cut", _spread("tail_cut", ".0%")),
+    ("paper", lambda arm: "" if arm["paper"] is None else f"{1 - arm['paper']['tail']:.0%}"),
     ("idle", lambda arm: "/".join(f"{share:.0%}" for share in arm["idle_by_engine"])),
     ("retractions", _spread("retractions", ",.0f")),
     ("identical", _median("identical_share", ".1%")),
@@ -50,7 +51,7 @@ WORK: Sequence[Column] = (
     ("migrations", _median("migrations")),
     ("with their KV", _median("fetches")),
     ("MB moved", lambda arm: f"{arm['moved_bytes'] / 1e6:,.1f}"),
-    ("recomputed tokens", _median("recomputed_tokens")),
+    ("recomputed by continuations", _median("recomputed_tokens")),
     ("KV peak", _median("kv_peak", ".0%")),
     ("engines' CPU s", _median("engine_cpu_s", ",.1f")),
     ("of it drafting", _median("drafting_cpu_s", ",.1f")),
@@ -71,7 +72,7 @@ def markdown(report: dict[str, Any]) -> str:
     arms = report["arms"]
     parts = ["# Benchmark", _environment(report), "## Arms", _says(arms)]
     parts += [
-        f"Medians over all rounds, least and greatest in brackets. {NOTES}",
+        f"{MEDIANS} {NOTES}",
         _table(arms, MAIN),
     ]
     parts += ["![Throughput and tail of every arm](arms.png)"]
@@ -86,11 +87,15 @@ def markdown(report: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+MEDIANS = (
+    "Medians: of a seed over its rounds, then over the seeds, so that each counts once; in "
+    "brackets the least and the greatest of any round."
+)
 NOTES = (
     f"`x baseline`, `tail cut`: against {BASELINE} (greedy arms: `greedy`) in the same round. "
     "`paper`: Qwen2-VL-72B, what each technique brought there. `idle`: share of the time without "
-    "a request, by engine. `identical`: the least share of samples, of any round, that equal those "
-    f"of an unmeasured rollout of {BASELINE}."
+    "a request, by engine (router: that none had one). `identical`: the least share of samples, of "
+    f"any round, that equal those of an unmeasured rollout of {BASELINE}."
 )
 PREDICTED = (
     "The same lengths under the same policies in the engine model of `seer-sgl simulate`, with "
@@ -106,7 +111,8 @@ def _environment(report: dict[str, Any]) -> str:
     sampling, rollout = config["sampling"], config["rollout"]
     what = config["bench"]["workload"] or rollout["prompts"]
     return (
-        f"{found['date']}; {found['machine']}, {found['cores']} cores, {found['memory_gb']} GB, "
+        f"{found['date']}, commit {found['commit'] or 'unknown'}; {found['cpu']}, "
+        f"{found['cores']} cores, {found['memory_gb']} GB, "
         f"{gpus}; Python {found['python']}, {packages}.\n\n"
         f"{rollout['max_prompts'] or 'All'} prompts x {rollout['n_samples_per_prompt']} of "
         f"`{what}`, temperature {sampling['temperature']:g}, at most "

@@ -63,5 +63,5 @@ def _limits(groups: list[Responses]) -> KnownLengths:
     known = KnownLengths()
     for group in groups:
         for index, length in enumerate(group.lengths):
-            known.add(length, prompt_ids=group.prompt_ids, group_id=group.group_id, index=index)
+            known.add(length, prompt_ids=None, group_id=group.group_id, index=index)
     return known

@@ -46,6 +46,7 @@ CONNECT_TIMEOUT_S = 10.0
 CONTROL_TIMEOUT_S = 10.0  # a reply to anything but /generate
 HEALTH_TIMEOUT_S = 30.0  # SGLang itself gives a silent scheduler 20 s
 ABORT_TIMEOUT_S = 2.0
+FLUSH_TIMEOUT_S = 30.0
 
 
 BUSY_STATUSES = (408, 429)  # 4xx that say nothing against the request itself
@@ -168,15 +169,18 @@ class HttpEngine:
         return steps
 
     async def flush(self) -> None:
-        """Forget all cached KV; the pool's stays. Raises RequestRejected while requests run, or
-        EngineUnavailable."""
-        await self._call("POST", "/flush_cache")
+        """Forget all cached KV; the pool's stays. Waits for what runs or is being stored.
+
+        Raises RequestRejected if that takes too long, or EngineUnavailable.
+        """
+        await self._call("POST", f"/flush_cache?timeout={FLUSH_TIMEOUT_S:g}")
 
     async def reload_weights(self, version: str) -> None:
         """Load the model's weights again from where they came from, as `version`.
 
         Raises EngineUnavailable or RequestRejected.
         """
+        await self.flush()  # SGLang does too, but dies where it has to wait for it
         body = {"model_path": self._info.model_path, "weight_version": version}
         await self._call("POST", "/update_weights_from_disk", aiohttp.JsonPayload(body))
 

@@ -4,10 +4,10 @@ import pytest
 
 from seer_sgl.bench.arms import ARMS, BASELINE, EVERY, GREEDY, SEER, arm_config, servers_config
 from seer_sgl.bench.config import BenchConfig, asked_for, load_bench, ready_config
+from seer_sgl.bench.fleets import runnable
 from seer_sgl.errors import ConfigError
 
 UNPOOLED = ["kv_pool.backend=none", "draft.scope=none"]
-NGRAM = {"speculative-num-draft-tokens": 8}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,8 @@ def test_greedy_arms_sample_the_most_likely_token(base: BenchConfig) -> None:
 def test_arms_of_a_kind_ask_for_the_same_servers(base: BenchConfig) -> None:
     for arm in EVERY.values():
         for other in EVERY.values():
-            same = servers_config(arm, base, NGRAM) == servers_config(other, base, NGRAM)
+            one, another = (servers_config(each, base) for each in (arm, other))
+            same = one == another
             assert same == (arm.kind == other.kind)
 
 
@@ -87,7 +88,7 @@ def test_a_wrong_config_is_one_line_with_its_key(override: str, complaint: str) 
 
 def test_options_of_the_command_line() -> None:
     config = load_bench(
-        ready_config(gpu=False), asked_for({"engines": "4", "arms": "seer,oracle", "rounds": 7})
+        ready_config(gpu=False), asked_for({"engines": ["4"], "arms": "seer,oracle", "rounds": 7})
     )
     assert config.engines.count == 4
     assert config.bench.arms == ["seer", "oracle"]
@@ -95,8 +96,20 @@ def test_options_of_the_command_line() -> None:
 
 
 def test_engines_that_run_already() -> None:
-    asked = asked_for({"engines": "http://a:1,http://b:2", "workload": "x"})
+    urls = ["http://a:1,http://b:2", "ngram=http://c:3"]
+    asked = asked_for({"engines": urls, "workload": "x"})
     config = load_bench(ready_config(gpu=False), [*asked, *UNPOOLED])
     assert config.engines.launch == "external"
-    assert config.engines.urls == ["http://a:1", "http://b:2"]
+    assert config.bench.urls == {"plain": ["http://a:1", "http://b:2"], "ngram": ["http://c:3"]}
     assert config.bench.workload == "x"
+    assert config.sampling.ignore_eos, "responses are as long as the trace says"
+    said: list[str] = []
+    assert {arm.kind for arm in runnable(config, said.append)} == {"plain", "ngram"}
+    servers = servers_config(EVERY["greedy_ngram"], config)
+    assert servers.engines.urls == ["http://c:3"]
+
+
+def test_an_unknown_kind_of_servers_is_refused() -> None:
+    asked = asked_for({"engines": ["fast=http://a:1"]})
+    with pytest.raises(ConfigError, match=r"bench\.urls"):
+        load_bench(ready_config(gpu=False), [*asked, *UNPOOLED])

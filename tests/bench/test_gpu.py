@@ -65,7 +65,7 @@ def test_every_arm_can_be_set_up_with_a_model_without_a_tokenizer(config: BenchC
     work = Source(config).draw(seed=1)
     for name in config.bench.arms:
         arm = arm_config(EVERY[name], config, 1, config.bench.workload)
-        servers_config(EVERY[name], config, config.bench.ngram)
+        servers_config(EVERY[name], config)
         assert len(Rollout(arm).read_prompts(_prompts(config))) == len(work.prompts)
 
 

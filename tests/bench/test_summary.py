@@ -86,6 +86,22 @@ def test_idle_time_of_each_engine() -> None:
     assert found["idle_share"] == pytest.approx((0.1 + 0.25) / 2)
 
 
+def test_every_seed_counts_once() -> None:
+    rows = []
+    for number, (seed, speed) in enumerate([(1, 300.0), (1, 320.0), (2, 100.0), (3, 120.0)]):
+        rows.append(row("group_round_robin", number, seed=seed, throughput_tok_s=100.0))
+        rows.append(row("seer", number, seed=seed, throughput_tok_s=speed))
+    seer = summarize(rows)["seer"]
+    assert seer["speedup"] == 1.2, "of 3.1, 1.0 and 1.2"
+    assert seer["range"]["speedup"] == [1.0, 3.2]
+
+
+def test_whole_requests_have_no_continuations_to_recompute() -> None:
+    found = summarize([row("group_round_robin", 0), row("divided", 0, recomputed_tokens=7)])
+    assert found["group_round_robin"]["recomputed_tokens"] is None
+    assert found["divided"]["recomputed_tokens"] == 7
+
+
 def test_every_seed_alone() -> None:
     rows = [
         row("group_round_robin", 0, seed=3),
@@ -115,6 +131,8 @@ def test_the_page_has_every_arm_and_the_papers_figures() -> None:
         "environment": {
             "date": "2026-11-21",
             "machine": "Linux",
+            "cpu": "a CPU",
+            "commit": None,
             "cores": 2,
             "memory_gb": 24,
             "gpus": [],

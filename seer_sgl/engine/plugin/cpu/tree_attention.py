@@ -17,10 +17,6 @@ class _Tree(NamedTuple):
     slots: torch.Tensor  # KV slots of its tokens and its draft nodes
     mask: torch.Tensor  # [nodes, tokens + nodes]: 0 where a node attends, else minus infinity
 
-    def for_heads(self, shared: int) -> "_Tree":
-        """With a row of the mask for each query head that shares a KV head."""
-        return self._replace(mask=self.mask.repeat(shared, 1))
-
 
 def plan_trees(result: Any, self: Any, forward_batch: Any) -> Any:
     """After `TorchNativeAttnBackend.init_forward_metadata`: once a step, not once a layer."""
@@ -37,7 +33,7 @@ def plan_trees(result: Any, self: Any, forward_batch: Any) -> Any:
         _Tree(req_to_token[row, : length + nodes].long(), _additive(tree, length))
         for length, row, tree in rows
     ]
-    self.seer_shared = 1
+    self.seer_masks = {}  # by the number of query heads that share a KV head
     return result
 
 
@@ -75,14 +71,13 @@ def attend_to_trees(  # noqa: PLR0917 (SGLang's signature)
     shared = heads // kv_heads  # query heads that share a KV head become rows of one query
     queries = q.view(-1, nodes, kv_heads, shared, layer.qk_head_dim)
     output = q.new_empty((q.shape[0] // nodes, nodes, kv_heads, shared, layer.v_head_dim))
-    if shared != self.seer_shared:  # in the first layer of a step
-        self.seer_trees = [tree.for_heads(shared) for tree in self.seer_trees]
-        self.seer_shared = shared
-    for i, (slots, mask) in enumerate(self.seer_trees):
+    if shared not in self.seer_masks:  # in the first layer of a step
+        self.seer_masks[shared] = [tree.mask.repeat(shared, 1) for tree in self.seer_trees]
+    for i, (tree, mask) in enumerate(zip(self.seer_trees, self.seer_masks[shared], strict=True)):
         attended = scaled_dot_product_attention(
             queries[i].permute(1, 2, 0, 3).reshape(1, kv_heads, shared * nodes, -1),
-            keys.index_select(0, slots).transpose(0, 1).unsqueeze(0).to(q.dtype),
-            values.index_select(0, slots).transpose(0, 1).unsqueeze(0).to(q.dtype),
+            keys.index_select(0, tree.slots).transpose(0, 1).unsqueeze(0).to(q.dtype),
+            values.index_select(0, tree.slots).transpose(0, 1).unsqueeze(0).to(q.dtype),
             attn_mask=mask.to(q.dtype),
             scale=layer.scaling,
         )
