@@ -135,7 +135,7 @@ def draw_soak(rows: Sequence[SoakRow], path: Path) -> None:
     panels[2].legend(frameon=False, fontsize=8)
     for axis in panels:
         axis.set_xlabel("rollout")
-        axis.set_ylim(0)
+        axis.set_ylim(0, 1.15 * axis.get_ylim()[1])
         _open(axis)
     _save(figure, path)
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from seer_sgl.engine.fleet import Fleet
+from seer_sgl.errors import EngineError
 from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.outcome import Outcome, outcome
 from seer_sgl.sim.run import simulate
@@ -25,18 +26,21 @@ async def measure_constants(
     runner: Runner, arms: Sequence[Arm], announce: Callable[[str], None]
 ) -> EngineConfig | None:
     """Step times of the plain servers, and of a draft's verification; None where no plain arm
-    runs. Raises SeerError."""
+    runs, or they cannot be measured. Raises SeerError when servers do not come up."""
     if EVERY[BASELINE] not in arms:
         return None
     announce("measuring step times")
     plain = await runner.servers(EVERY[BASELINE])
     infos = [engine.info for engine in plain.engines]
-    engine = await measured_engine(infos, runner.kv_bytes, runner.api_key)
-    if EVERY[SEER] in arms:
+    try:
+        engine = await measured_engine(infos, runner.kv_bytes, runner.api_key)
+        if EVERY[SEER] not in arms:
+            return engine
         forward = await _forward_ms(await runner.servers(EVERY[SEER]))
-        if forward:
-            engine = msgspec.structs.replace(engine, draft_overhead_us=draft_overhead_us(forward))
-    return engine
+    except EngineError as error:
+        announce(f"without a simulation: {error}")
+        return None
+    return msgspec.structs.replace(engine, draft_overhead_us=draft_overhead_us(forward))
 
 
 async def _forward_ms(fleet: Fleet) -> list[list[float]]:

@@ -18,9 +18,9 @@ from .measure import Digests, Rolled, Workload, roll, write_lengths
 from .router import ROUTER
 from .workloads import Source
 
-# Rolled out once a seed before anything is measured: the samples that every arm must have.
 FAILURES = (EngineError, EngineStartError, PoolError, RolloutError)
 WARM_UP = 2  # prompts
+# Rolled out once a seed before anything is measured: the samples that every arm must have.
 REFERENCES = {False: EVERY[BASELINE], True: EVERY["greedy"]}
 
 
@@ -98,12 +98,18 @@ class Runner:
 
     async def _reference(self, greedy: bool, seed: int) -> Reference:
         if (seed, greedy) not in self._references:
-            arm = REFERENCES[greedy]
+            arm = self._reference_arm(greedy)
             rolled = await self._roll(arm, -1, self._work(arm, seed), None)
             path = self._out / f"lengths-{seed}{'-greedy' if greedy else ''}.jsonl"
             write_lengths(path, rolled.lengths)
             self._references[seed, greedy] = Reference(rolled.digests, path)
         return self._references[seed, greedy]
+
+    def _reference_arm(self, greedy: bool) -> Arm:
+        """A plain one; where there are no plain servers, the first arm there is."""
+        if self.own_servers or "plain" in self._config.bench.urls:
+            return REFERENCES[greedy]
+        return next(arm for arm in self._arms if arm.greedy == greedy)
 
     def _work(self, arm: Arm, seed: int) -> Workload:
         return self._source.draw_single(seed) if arm.greedy else self._source.draw(seed)

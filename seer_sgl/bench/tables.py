@@ -117,9 +117,16 @@ def _environment(report: dict[str, Any]) -> str:
         f"{rollout['max_prompts'] or 'All'} prompts x {rollout['n_samples_per_prompt']} of "
         f"`{what}`, temperature {sampling['temperature']:g}, at most "
         f"{sampling['max_response_len']} tokens; "
-        f"engines: {config['engines']['count']}, `{config['engines']['sglang']}`; "
+        f"engines: {_engines(config)}; "
         f"{config['bench']['rounds']} rounds, seeds {config['bench']['seeds']} in turn."
     )
+
+
+def _engines(config: dict[str, Any]) -> str:
+    engines = config["engines"]
+    if engines["launch"] == "external":
+        return f"`{config['bench']['urls']}`"
+    return f"{engines['count']}, `{engines['sglang']}`"
 
 
 def _says(arms: dict[str, Figures]) -> str:

@@ -1,0 +1,105 @@
+"""Which arm runs when, and what happens to one that fails."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seer_sgl.bench import runner as module
+from seer_sgl.bench.arms import EVERY
+from seer_sgl.bench.config import load_bench, ready_config
+from seer_sgl.bench.fleets import Fleets
+from seer_sgl.bench.measure import Rolled
+from seer_sgl.bench.runner import Runner
+from seer_sgl.errors import EngineStartError, RolloutError
+from seer_sgl.rollout.recorder import Recorder
+from tests.bench.test_summary import row
+
+ARMS = [EVERY[name] for name in ("group_round_robin", "divided", "oracle")]
+
+
+class Rolls:
+    """Instead of rollouts on servers. `broken`: the arm that fails from a round on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, broken: tuple[str, int] = ("", 0)) -> None:
+        self.measured: list[tuple[int, int, str]] = []
+        self.unmeasured: list[str] = []
+        self.lengths: list[str | None] = []
+        self._broken = broken
+        monkeypatch.setattr(module, "roll", self._roll)
+        monkeypatch.setattr(Fleets, "of", self._servers)
+
+    async def _servers(self, arm: Any, _: Any) -> Any:
+        return arm.kind
+
+    async def _roll(self, arm: str, _: Any, config: Any, work: Any, **asked: Any) -> Rolled:
+        number = asked["number"]
+        if number >= 0 and arm == self._broken[0] and number >= self._broken[1]:
+            raise EngineStartError("it broke")
+        if number < 0:
+            self.unmeasured.append(arm)
+        else:
+            self.measured.append((number, work.seed, arm))
+            self.lengths.append(config.scheduling.lengths)
+        samples = sum(prompt.n for prompt in work.prompts)
+        made = row(arm, number, seed=work.seed, samples=samples)
+        return Rolled(made, Recorder("r", 0, [], [], 0.0), {}, {("g", 0): 7}, work.prompts)
+
+
+def made(tmp_path: Path, said: list[str], *overrides: str) -> Runner:
+    config = load_bench(ready_config(gpu=False), ["bench.rounds=4", *overrides])
+    return Runner(config, ARMS, tmp_path, said.append)
+
+
+async def test_rounds_take_the_seeds_in_turn_and_the_arms_there_and_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rolls = Rolls(monkeypatch)
+    async for _ in made(tmp_path, []).rounds():
+        pass
+    there = [arm.name for arm in ARMS]
+    seeds = [6, 12, 7, 6]
+    for number, seed in enumerate(seeds):
+        arms = there if number % 2 == 0 else there[::-1]
+        assert rolls.measured[3 * number : 3 * number + 3] == [(number, seed, arm) for arm in arms]
+
+
+async def test_servers_are_warm_and_lengths_known_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rolls = Rolls(monkeypatch)
+    async for _ in made(tmp_path, []).rounds():
+        pass
+    # Plain servers are warmed once and give each seed's reference; those with a pool follow.
+    assert rolls.unmeasured.count("group_round_robin") == 1 + 3
+    assert rolls.unmeasured.count("oracle") == 1
+    assert "divided" not in rolls.unmeasured, "it runs on the same servers"
+    known = [path for path in rolls.lengths if path is not None]
+    assert len(known) == 4
+    truth = await asyncio.to_thread(Path(known[0]).read_text)
+    assert truth == '{"group_id":"g","index":0,"response_length":7}\n'
+
+
+async def test_an_arm_that_fails_is_left_out_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rolls, said = Rolls(monkeypatch, broken=("oracle", 1)), list[str]()
+    async for _ in made(tmp_path, said).rounds():
+        pass
+    assert said == ["without oracle from now on: it broke"]
+    assert [arm for number, _, arm in rolls.measured if arm == "oracle"] == ["oracle"]
+    assert len(rolls.measured) == 3 + 2 + 2 + 2
+
+
+async def test_when_no_arm_is_left_the_benchmark_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def broken(*_: Any, **__: Any) -> Rolled:
+        raise RolloutError("nothing works")
+
+    Rolls(monkeypatch)
+    monkeypatch.setattr(module, "roll", broken)
+    with pytest.raises(RolloutError, match="nothing works"):
+        async for _ in made(tmp_path, []).rounds():
+            pass
