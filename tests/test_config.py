@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from seer_sgl.bench.config import load_bench
 from seer_sgl.config import Config, SamplingConfig, load, parse
 from seer_sgl.errors import ConfigError
 
@@ -226,10 +227,13 @@ def test_what_cannot_be_divided_is_known() -> None:
 
 
 def test_the_shipped_configs_are_valid() -> None:
-    paths = sorted(Path("configs").glob("*.yaml"))
-    assert paths
-    for path in paths:
+    paths = set(Path("configs").glob("*.yaml"))
+    benchmarks = set(Path("configs").glob("bench-*.yaml"))
+    assert len(benchmarks) == 2 < len(paths)
+    for path in paths - benchmarks:
         assert isinstance(load(path), Config)
+    for path in benchmarks:
+        assert isinstance(load_bench(path), Config)
 
 
 @pytest.mark.parametrize(
