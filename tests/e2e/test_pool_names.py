@@ -36,6 +36,12 @@ class Server:
         async with self._session.post(self._url + path, json=body or {}) as reply:
             return json.loads(await reply.text()) if path == "/generate" else reply.status
 
+    async def update_weights(self, update: dict[str, str]) -> int:
+        """SGLang asserts that it can flush its cache, which it cannot while KV is being stored."""
+        assert await self.call("/flush_cache?timeout=30") == 200
+        status: int = await self.call("/update_weights_from_disk", update)
+        return status
+
     async def generate(self) -> tuple[list[int], dict[str, int]]:
         """40 seeded tokens after PROMPT, and where its KV was found."""
         sampling = {"max_new_tokens": 40, "ignore_eos": True, "sampling_seed": 5}
@@ -131,7 +137,7 @@ async def test_kv_is_read_under_its_own_weights_and_layout_only(tmp_path: Path) 
             await stored(other_layout)
 
             update = {"model_path": str(changed), "weight_version": "2"}
-            assert await server.call("/update_weights_from_disk", update) == 200
+            assert await server.update_weights(update) == 200
             expected, _ = await fresh.generate()
             assert expected != before, "the weights make a difference"
             after, found = await server.generate()
@@ -139,7 +145,7 @@ async def test_kv_is_read_under_its_own_weights_and_layout_only(tmp_path: Path) 
             assert sum(found[tier] for tier in ("device", "host", "storage")) == 0
             await stored(server)
 
-            assert await server.call("/update_weights_from_disk", {"model_path": str(MODEL)}) == 200
+            assert await server.update_weights({"model_path": str(MODEL)}) == 200
             back, found = await server.generate()
             assert back == before
             assert sum(found[tier] for tier in ("device", "host", "storage")) == 0, (
