@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seer_sgl.rollout.drawing import new_figure, open_frame, save
 from seer_sgl.rollout.recorder import EngineRecord, Recorder
 from seer_sgl.rollout.report import tail_begin
-from seer_sgl.rollout.samples import explained
 from seer_sgl.rollout.timeline import RUNNING, TAIL
 
 from .arms import BASELINE, GREEDY, SEER
@@ -15,7 +15,6 @@ from .soak import SoakRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 BAR, PAPER, OURS = "#9a9a9a", "#e45756", "#4c78a8"
 
@@ -29,7 +28,7 @@ def draw_lanes(rolled: Mapping[tuple[str, int], Rolled], path: Path) -> None:
     lanes = [(record, engine) for record in records for engine in record.engines.values()]
     most = max(max(engine.inflight_count, default=1) for _, engine in lanes)
     longest = max(record.finished_at[-1] for record in records)
-    figure = _figure(11, 1.6 + 1.15 * len(lanes))
+    figure = new_figure(11, 1.6 + 1.15 * len(lanes))
     panels = figure.subplots(len(lanes), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axis, (record, engine) in zip(panels, lanes, strict=True):
         _lane(axis, record, engine)
@@ -51,7 +50,7 @@ def draw_lanes(rolled: Mapping[tuple[str, int], Rolled], path: Path) -> None:
     panels[-1].set_xlabel("seconds since the rollout began; height: requests on the engine")
     title = f"seed {seeds[0]}: the same {records[0].requests} requests, the same tokens"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _lane(axis: "Axes", record: Recorder, engine: EngineRecord) -> None:
@@ -63,7 +62,7 @@ def _lane(axis: "Axes", record: Recorder, engine: EngineRecord) -> None:
     axis.axvline(end, color=PAPER, lw=1.4)
     axis.set_ylabel(engine.info.engine_id, rotation=0, ha="right", va="center", fontweight="bold")
     axis.tick_params(axis="y", labelsize=8)
-    _open(axis)
+    open_frame(axis)
 
 
 def draw_arms(report: Mapping[str, Any], path: Path) -> None:
@@ -75,7 +74,7 @@ def draw_arms(report: Mapping[str, Any], path: Path) -> None:
     }
     if not arms:  # there is no baseline, or no tail
         return
-    figure = _figure(11.5, 4.2)
+    figure = new_figure(11.5, 4.2)
     left, right = figure.subplots(1, 2)
     published = [arm["paper"]["throughput"] for arm in arms.values() if arm["paper"]] or [1.0]
     _bars(
@@ -89,7 +88,7 @@ def draw_arms(report: Mapping[str, Any], path: Path) -> None:
     left.plot([], [], color=PAPER, lw=2.2, label="the paper, Qwen2-VL-72B")
     figure.legend(frameon=False, loc="outside upper right", fontsize=9)
     figure.suptitle("Medians; whiskers: least and greatest round", x=0.01, ha="left", fontsize=11)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _bars(
@@ -115,12 +114,12 @@ def _bars(
     axis.set_ylabel(label)
     axis.tick_params(axis="x", labelsize=7.5)
     axis.set_ylim(0, 1.12 * max([*heights, *(high for _, high in ranges), top]))
-    _open(axis)
+    open_frame(axis)
 
 
 def draw_soak(rows: Sequence[SoakRow], path: Path) -> None:
     """Time, memory and hits of one rollout after the other."""
-    figure = _figure(11, 3.2)
+    figure = new_figure(11, 3.2)
     panels = figure.subplots(1, 3)
     numbers = [row.number + 1 for row in rows]
     panels[0].plot(numbers, [row.wall_s for row in rows], "o-", color=OURS)
@@ -136,21 +135,5 @@ def draw_soak(rows: Sequence[SoakRow], path: Path) -> None:
     for axis in panels:
         axis.set_xlabel("rollout")
         axis.set_ylim(0, 1.15 * axis.get_ylim()[1])
-        _open(axis)
-    _save(figure, path)
-
-
-def _figure(width: float, height: float) -> "Figure":
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _open(axis: "Axes") -> None:
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
-
-
-def _save(figure: "Figure", path: Path) -> None:
-    with explained(path):
-        figure.savefig(path, dpi=130)
+        open_frame(axis)
+    save(figure, path)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from seer_sgl.rollout.drawing import new_figure, open_frame, save
 from seer_sgl.rollout.recorder import EngineRecord, Recorder
 from seer_sgl.rollout.report import tail_begin
-from seer_sgl.rollout.samples import explained
 
 from .outcome import Outcome
 from .sweep import Point
@@ -32,20 +32,20 @@ CELLS = 600  # of a lane, in time
 
 def draw_policies(case: Case, folder: Path) -> None:
     """lanes.png, tail.png and ablation.png of a case."""
-    _save(_lanes(case), folder / "lanes.png")
-    _save(_tail(case), folder / "tail.png")
-    _save(_ablation(case), folder / "ablation.png")
+    save(_lanes(case), folder / "lanes.png")
+    save(_tail(case), folder / "tail.png")
+    save(_ablation(case), folder / "ablation.png")
 
 
 def draw_sweeps(sweeps: Mapping[str, Sequence[Point]], path: Path) -> None:
     """One panel a key: throughput and tail over its values, in multiples of the baseline's."""
-    figure = _figure(3.9 * len(sweeps), 3.4)
+    figure = new_figure(3.9 * len(sweeps), 3.4)
     panels = figure.subplots(1, len(sweeps), squeeze=False)[0]
     for axis, (key, points) in zip(panels, sweeps.items(), strict=True):
         _sweep(axis, key, points)
     panels[0].legend(frameon=False, fontsize=8)
     figure.suptitle(f"{points[0].outcome.workload}, {points[0].outcome.policy}", x=0.01, ha="left")
-    _save(figure, path)
+    save(figure, path)
 
 
 def _lanes(case: Case) -> "Figure":
@@ -54,7 +54,7 @@ def _lanes(case: Case) -> "Figure":
     wall_s = max(record.finished_at[-1] for record in records.values())
     lanes = {name: _running(record, wall_s) for name, record in records.items()}
     most = max(float(np.quantile(grid, 0.995)) for grid in lanes.values())
-    figure = _figure(10, 6.2)
+    figure = new_figure(10, 6.2)
     panels = figure.subplots(2, 1, sharex=True)
     for axis, (name, grid) in zip(panels, lanes.items(), strict=True):
         extent = (0.0, wall_s, len(grid) + 0.5, 0.5)
@@ -98,7 +98,7 @@ def _at(engine: EngineRecord, times: "np.ndarray[tuple[int], np.dtype[np.float64
 
 def _tail(case: Case) -> "Figure":
     """Unfinished requests over time, one line a policy."""
-    figure = _figure(7.2, 4.0)
+    figure = new_figure(7.2, 4.0)
     axis = figure.subplots()
     for name, colour in COLOURS.items():
         if name == "group_least_loaded":  # hides behind the baseline
@@ -114,7 +114,7 @@ def _tail(case: Case) -> "Figure":
     axis.set_ylabel("unfinished requests, %")
     axis.set_title(case.name, loc="left", fontweight="bold", fontsize=11)
     axis.legend(frameon=False)
-    _open(axis)
+    open_frame(axis)
     return figure
 
 
@@ -123,7 +123,7 @@ def _ablation(case: Case) -> "Figure":
     rows = [case.outcome(name) for name in COLOURS if name != "group_least_loaded"]
     baseline = rows[0]
     paper = case.config.paper.rows
-    figure = _figure(9.6, 3.8)
+    figure = new_figure(9.6, 3.8)
     left, right = figure.subplots(1, 2)
     throughputs = [row.ratio_to_baseline or 0.0 for row in rows]
     tails = [row.tail_s / baseline.tail_s if baseline.tail_s else 0.0 for row in rows]
@@ -149,7 +149,7 @@ def _bars(axis: "Axes", rows: Sequence[Outcome], heights: Sequence[float], label
     axis.set_ylabel(label)
     axis.tick_params(axis="x", labelsize=8.5)
     axis.set_ylim(0, 1.15 * max(*heights, 1e-9))
-    _open(axis)
+    open_frame(axis)
 
 
 def _mark(axis: "Axes", place: int, height: float) -> None:
@@ -165,20 +165,4 @@ def _sweep(axis: "Axes", key: str, points: Sequence[Point]) -> None:
     axis.set_ylim(0)
     axis.set_xlabel(key)
     axis.tick_params(axis="x", labelsize=8)
-    _open(axis)
-
-
-def _figure(width: float, height: float) -> "Figure":
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _open(axis: "Axes") -> None:
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
-
-
-def _save(figure: "Figure", path: Path) -> None:
-    with explained(path):
-        figure.savefig(path, dpi=130)
+    open_frame(axis)
