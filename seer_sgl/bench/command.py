@@ -113,7 +113,7 @@ async def bench(config: BenchConfig, out: Path, console: Console) -> None:
             # The simulator has an event loop of its own.
             report = await asyncio.to_thread(findings.write)
             console.print(arms_table(report))
-            announce(f"wrote report.json, report.md, arms.png and lanes.png into {out}")
+            announce(f"wrote the report and its pictures into {out}")
 
 
 def _line(row: Row) -> str:
