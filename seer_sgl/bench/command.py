@@ -1,6 +1,7 @@
 """`seer-sgl bench`: every arm on the same work, a report that says what each technique brings."""
 
 import asyncio
+import contextlib
 import json
 import platform
 import subprocess
@@ -23,7 +24,7 @@ from .fleets import runnable
 from .measure import Rolled, Row
 from .plots import draw_arms, draw_lanes, draw_soak
 from .prediction import measure_constants, predict
-from .runner import Runner, running
+from .runner import Runner
 from .soak import SoakRow, soak
 from .summary import by_seed, summarize
 from .tables import arms_table, markdown
@@ -100,7 +101,7 @@ async def bench(config: BenchConfig, out: Path, console: Console) -> None:
     # It loads weights anew, which is for nobody's servers but our own.
     rollouts = config.bench.soak if EVERY[SEER] in arms and runner.own_servers else 0
     try:
-        async with running(runner):
+        async with contextlib.aclosing(runner):
             findings.engine = await measure_constants(runner, arms, announce)
             async for rolled in runner.rounds():
                 findings.add(rolled)

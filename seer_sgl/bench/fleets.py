@@ -12,7 +12,7 @@ from seer_sgl.errors import ConfigError
 
 from .arms import EVERY, Arm, servers_config
 from .config import BenchConfig
-from .router import installed, routed
+from .router import ROUTER, installed, routed
 
 Announce = Callable[[str], None]
 
@@ -43,11 +43,11 @@ class Fleets:
         fleet = self._open[arm.kind]
         if not arm.router:
             return fleet
-        if "router" not in self._open:
+        if ROUTER not in self._open:
             log = self._log_dir / "router.log"
             behind = await self._stack.enter_async_context(routed(fleet, sampling, log))
-            self._open["router"] = behind
-        return self._open["router"]
+            self._open[ROUTER] = behind
+        return self._open[ROUTER]
 
     async def close(self) -> None:
         """Stop everything that is up."""

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from seer_sgl.config import SamplingConfig
-from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine.client import HttpEngine, open_session
 from seer_sgl.engine.fleet import Fleet
 from seer_sgl.engine.process import engine_environment
 from seer_sgl.errors import EngineStartError
@@ -86,10 +86,7 @@ async def routed(fleet: Fleet, sampling: SamplingConfig, log: Path) -> AsyncIter
     ]
     process = await OwnedProcess.start(command, log, engine_environment(None))
     try:
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4),
-            timeout=aiohttp.ClientTimeout(total=None),
-        ) as session:
+        async with open_session() as session:
             await _ready(process, session, url, len(fleet.engines))
             yield fleet._replace(engines=[RoutedEngine(url, fleet, session, sampling)])
     finally:

@@ -1,6 +1,5 @@
 """All arms in turn, round after round, on real servers."""
 
-import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -92,7 +91,7 @@ class Runner:
         """Those that the arm runs on, up."""
         return await self._fleets.of(arm, self._config.sampling)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Stop all servers."""
         await self._fleets.close()
 
@@ -134,12 +133,3 @@ class Runner:
             some = Workload(work.seed, work.prompts[:WARM_UP], work.limits)
             await roll(arm.name, fleet, config, some, number=-1, reference=None)
             self._warm[kind] = fleet
-
-
-@contextlib.asynccontextmanager
-async def running(runner: Runner) -> AsyncIterator[Runner]:
-    """The runner; its servers are stopped on the way out."""
-    try:
-        yield runner
-    finally:
-        await runner.close()

@@ -9,6 +9,7 @@ from seer_sgl.errors import ConfigError
 from seer_sgl.rollout.lengths import read_records
 from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.scheduling.lengths import KnownLengths
+from seer_sgl.sim.run import truth
 from seer_sgl.sim.trace import read_trace
 from seer_sgl.sim.workload import Responses
 from seer_sgl.types import Prompt
@@ -30,7 +31,7 @@ class Source:
                 Prompt(prompt_id=group.group_id, prompt_ids=group.prompt_ids, n=len(group.lengths))
                 for group in groups
             ]
-            self._limits = _limits(groups)
+            self._limits = truth(groups)
         else:
             everything = msgspec.structs.replace(config.rollout, max_prompts=None)
             reader = Rollout(msgspec.structs.replace(config, rollout=everything))
@@ -57,11 +58,3 @@ def _groups(path: Path) -> list[Responses]:
         if record.prompt_ids is None:
             raise ConfigError(f"{place}: prompt_ids: missing; a benchmark needs the prompts")
     return read_trace(path)
-
-
-def _limits(groups: list[Responses]) -> KnownLengths:
-    known = KnownLengths()
-    for group in groups:
-        for index, length in enumerate(group.lengths):
-            known.add(length, prompt_ids=None, group_id=group.group_id, index=index)
-    return known
