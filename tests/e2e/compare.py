@@ -39,6 +39,11 @@ async def roll(
     return by_key([sample for group in groups for sample in group.samples]), rollout.report()
 
 
+def accepted_drafts(report: Any) -> int:
+    """Tokens that came from drafts. How many is the policy's choice, by the times it measures."""
+    return sum(report["drafting"]["accepted_by_position"])
+
+
 def by_key(samples: Sequence[Sample]) -> Samples:
     """Samples by group and index."""
     return {(sample.group_id, sample.index): sample for sample in samples}

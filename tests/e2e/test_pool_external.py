@@ -13,7 +13,7 @@ from seer_sgl.config import KvPoolConfig
 from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.processes import free_port
 from seer_sgl.scheduling import scheduler
-from tests.e2e.compare import Migrations, assert_identical, roll
+from tests.e2e.compare import Migrations, accepted_drafts, assert_identical, roll
 from tests.e2e.conftest import MODEL, servers, two_urls
 from tests.e2e.test_pool import PAGE, SGLANG
 
@@ -71,7 +71,7 @@ async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere
             parts, report = await roll(config, PROMPTS, [seen], placement=moves)
     assert plain["chunks"] == plain["samples"] == 8 * PROMPTS
     assert_identical(whole, parts)
-    assert report["accept_length"] > 1.2, "both ranks verify what the first one drafts"
+    assert accepted_drafts(report) > 100, "both ranks verify what the first one drafts"
     # On a busy machine an acknowledgement may be given up, and SGLang may give up a fetch: once two
     # of 36 brought nothing, and the chunk before was computed again.
     assert report["fetches"] >= 0.5 * report["migrations"] > 10

@@ -16,7 +16,7 @@ from bench.elsewhere import AlwaysElsewhere
 from seer_sgl.config import KvPoolConfig
 from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.processes import free_port
-from tests.e2e.compare import Samples, assert_identical, roll
+from tests.e2e.compare import Samples, accepted_drafts, assert_identical, roll
 from tests.e2e.conftest import MODEL, SERVER_FLAGS, servers, two_urls
 
 pytestmark = pytest.mark.own_engines
@@ -31,6 +31,7 @@ KINDS: Mapping[str, dict[str, Any]] = {
     "top-k": {"temperature": 1.0, "top_k": 8},
 }
 LONGEST = 256
+ENOUGH = 500  # accepted drafts, of some 13,000 tokens
 SGLANG = {
     "dtype": "float32",
     "max-total-tokens": 16384,
@@ -89,7 +90,7 @@ async def drafted(
             assert_identical(whole, parts)
             assert report["retractions"] == 0
             assert report["migrations"] == report["chunks"] - report["samples"] > 0
-            assert report["accept_length"] > 1.3
+            assert accepted_drafts(report) > ENOUGH
             reports.append(report)
     assert sum(report["samples"] for report in reports) == 8 * PROMPTS * len(reference)
     return reports
@@ -117,7 +118,7 @@ async def test_no_token_changes_when_requests_are_retracted_in_the_middle_of_dra
     }
     parts, report = await roll(crowded, PROMPTS, log_dir=tmp_path)
     assert report["retractions"] > 0
-    assert report["accept_length"] > 1.2
+    assert accepted_drafts(report) > ENOUGH
     assert_identical(reference["T=1"], parts)
 
 

@@ -94,7 +94,7 @@ async def test_every_token_is_a_sample_of_the_targets_distribution(tmp_path: Pat
     with servers(url, [[*FLAGS, *OURS]], tmp_path):
         sampled = await places(url[0], 64, random.Random(1))
     assert len(sampled.found) >= TOKENS
-    assert len(sampled.found) > 1.2 * sampled.steps, "it did speculate"
+    assert len(sampled.found) - sampled.steps > 1_000, "it did speculate"
     assert unlikely(sampled.found) > 1e-4
     assert unlikely(sampled.unsure) > 1e-4
 
