@@ -1,7 +1,6 @@
 """Servers that were started on their own, two ranks each, and a Mooncake that runs already: KV
 moves between them as between local ones, and a move waits for both ranks."""
 
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +45,6 @@ def fleet_of(urls: list[str], master: str) -> dict[str, Any]:
     }
 
 
-def flush(url: str) -> None:
-    with urllib.request.urlopen(f"{url}/flush_cache", data=b"") as reply:
-        assert reply.status == 200
-
-
 async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,12 +57,12 @@ async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere
         fleet = tmp_path / "fleet.yaml"
         fleet.write_text(yaml.safe_dump(config))
         with servers(urls, [["--fleet", str(fleet)]] * 2, tmp_path, RANKS):
+            seen, moves = Migrations(), AlwaysElsewhere(fetch=True)
+            parts, report = await roll(config, PROMPTS, [seen], placement=moves)
+            # Last: its pages have the same names, and are released seconds after its end.
             alone = {**config["engines"], "urls": urls[:1]}
             undivided = {**config, "engines": alone, "scheduling": {"divide": False}}
             whole, plain = await roll(undivided, PROMPTS)
-            flush(urls[0])  # it would not write again what it still holds and the pool forgot
-            seen, moves = Migrations(), AlwaysElsewhere(fetch=True)
-            parts, report = await roll(config, PROMPTS, [seen], placement=moves)
     assert plain["chunks"] == plain["samples"] == 8 * PROMPTS
     assert_identical(whole, parts)
     assert accepted_drafts(report) > 100, "both ranks verify what the first one drafts"
