@@ -160,7 +160,7 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
         ),
         (
             "scheduling: {policy: group_round_robin}\nkv_pool: {backend: mooncake}",
-            r":2: kv_pool\.backend: policy: group_round_robin sends whole groups at once",
+            r":2: kv_pool\.backend: policy: group_round_robin sends whole requests at once",
         ),
         (
             "scheduling:\n  policy: group_least_loaded\n  max_inflight_per_engine: 3",

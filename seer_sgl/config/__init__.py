@@ -10,6 +10,7 @@ from seer_sgl.errors import ConfigError
 from .contradictions import contradictions
 from .reading import convert, place_of, plain, read_tree
 from .tree import (
+    UNDIVIDED,
     Config,
     DraftConfig,
     EnginesConfig,
@@ -26,6 +27,7 @@ from .tree import (
 )
 
 __all__ = [
+    "UNDIVIDED",
     "Config",
     "DraftConfig",
     "EnginesConfig",

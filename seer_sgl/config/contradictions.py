@@ -5,7 +5,15 @@ import os
 import re
 from collections.abc import Iterator
 
-from .tree import LAST_PORT, Config, DraftConfig, EnginesConfig, KvPoolConfig, SamplingConfig
+from .tree import (
+    LAST_PORT,
+    UNDIVIDED,
+    Config,
+    DraftConfig,
+    EnginesConfig,
+    KvPoolConfig,
+    SamplingConfig,
+)
 
 Complaint = tuple[str, str]  # key path, what is wrong with it
 
@@ -166,8 +174,8 @@ def _wrong_scheduling(config: Config) -> Iterator[Complaint]:
         yield "scheduling.policy", "oracle needs scheduling.lengths"
     if scheduling.policy not in ("seer", "oracle") and scheduling.lengths is not None:
         yield "scheduling.lengths", f"{policy} uses no lengths"
-    if scheduling.policy.startswith("group_"):
-        whole = f"{policy} sends whole groups at once and never moves them"
+    if scheduling.policy in UNDIVIDED:
+        whole = f"{policy} sends whole requests at once and never moves them"
         if config.kv_pool.backend != "none":
             yield "kv_pool.backend", whole
         if scheduling.max_inflight_per_engine is not None:

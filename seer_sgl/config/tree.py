@@ -1,7 +1,7 @@
 """The config tree. Sampling names are SGLang's own; the rest are the field's (README)."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -106,12 +106,15 @@ class DraftConfig(Section):
         return _size(self.memory)
 
 
+Undivided = Literal["group_round_robin", "group_least_loaded", "request_round_robin"]
+PolicyName = Literal["seer", "no_context", "oracle", Undivided]
+UNDIVIDED: tuple[str, ...] = get_args(Undivided)  # the baselines: all sent at once, never moved
+
+
 class SchedulingConfig(Section):
     """How requests are divided, ordered and admitted (paper sections 1 and 2)."""
 
-    policy: Literal["seer", "no_context", "oracle", "group_round_robin", "group_least_loaded"] = (
-        "seer"
-    )
+    policy: PolicyName = "seer"
     lengths: str | None = None  # JSONL of an earlier rollout: prior of `seer`, truth of `oracle`
     chunk_tokens: Positive = 8192
     divide: bool = True

@@ -1,6 +1,6 @@
-"""Placements of the systems Seer is compared with: a whole group on one engine, for good.
+"""Placements of the systems Seer is compared with: a request stays on one engine, for good.
 
-Their requests are undivided and sent at once; the engines queue them, and preempt.
+Requests are undivided and sent at once; the engines queue them, and preempt.
 """
 
 from typing import Protocol
@@ -12,7 +12,7 @@ from .placement import Placed, Verdict
 
 
 class Turn(Protocol):
-    """Chooses the engine of a whole group."""
+    """Chooses the engine of a whole group, or of a request."""
 
     def __call__(self, fleet: Fleet) -> EngineSlot | None:
         """An engine that is available; None when none is."""
@@ -41,8 +41,7 @@ class PinnedGroups:
         slot, left = pin
         if left > 1:
             self._pins[request.group.uid] = (slot, left - 1)
-        moved = fleet.home(request) not in (None, slot)
-        return Placed(slot, Move.PREFILL if moved else Move.STAY)
+        return _placed(request, slot, fleet)
 
     def _pin(self, request: Request, fleet: Fleet) -> tuple[EngineSlot, int] | None:
         slot = self._turn(fleet)
@@ -50,8 +49,27 @@ class PinnedGroups:
         return None if slot is None else (slot, left)
 
 
+class SingleRequests:
+    """Every request gets a turn of its own, wherever its group is."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    def choose(
+        self, request: Request, total_len: int, fleet: Fleet, patient: bool
+    ) -> Placed | Verdict:
+        """The engine whose turn it is."""
+        slot = self._turn(fleet)
+        return Verdict.FULL if slot is None else _placed(request, slot, fleet)
+
+
+def _placed(request: Request, slot: EngineSlot, fleet: Fleet) -> Placed:
+    moved = fleet.home(request) not in (None, slot)
+    return Placed(slot, Move.PREFILL if moved else Move.STAY)
+
+
 class RoundRobin:
-    """Engine after engine (the static placement of veRL's agent loop)."""
+    """Engine after engine."""
 
     def __init__(self) -> None:
         self._next = 0

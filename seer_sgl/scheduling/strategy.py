@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from .baselines import PinnedGroups, RoundRobin, Turn, least_requests
+from .baselines import PinnedGroups, RoundRobin, SingleRequests, least_requests
 from .context_aware import ContextAware
 from .lengths import KnownLengths
 from .placement import CacheAware, Placement
@@ -34,8 +34,9 @@ def make_strategy(
         return Strategy(FirstComeFirstServed(), cache_aware)
     if name == "oracle":
         return Strategy(LongestRemaining((known or KnownLengths()).true_length), cache_aware)
-    turns: dict[str, Turn] = {
-        "group_round_robin": RoundRobin(),
-        "group_least_loaded": least_requests,
+    placements: dict[str, Placement] = {
+        "group_round_robin": PinnedGroups(RoundRobin()),
+        "group_least_loaded": PinnedGroups(least_requests),
+        "request_round_robin": SingleRequests(RoundRobin()),
     }
-    return Strategy(FirstComeFirstServed(), PinnedGroups(turns[name]), whole=True)
+    return Strategy(FirstComeFirstServed(), placements[name], whole=True)

@@ -32,14 +32,16 @@ def _speculating(config: SimConfig) -> None:
 VARIANTS: dict[str, Callable[[SimConfig], None]] = {
     BASELINE: _policy(BASELINE),
     "group_least_loaded": _policy("group_least_loaded"),
+    "request_round_robin": _policy("request_round_robin"),
     "no_context": _policy("no_context"),
     "seer": _policy("seer"),
     ORACLE: _policy(ORACLE),
     "seer+sd": _speculating,
 }
 SAYS = {
-    BASELINE: "whole groups pinned in turn (veRL)",
+    BASELINE: "whole groups pinned in turn (the paper's baseline)",
     "group_least_loaded": "whole groups to the least loaded (OpenRLHF)",
+    "request_round_robin": "whole requests in turn (veRL, routers)",
     "no_context": "divided only",
     "seer": "divided, context-aware",
     ORACLE: "divided, true lengths known",

@@ -7,11 +7,13 @@ import json
 from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from seer_sgl import Rollout
+from seer_sgl.config import UNDIVIDED
+from seer_sgl.config.tree import PolicyName
 from seer_sgl.errors import ConfigError, EngineStartError, PromptError, RolloutError
 from seer_sgl.rollout import monitor
 from seer_sgl.rollout.loop import Observer
@@ -79,9 +81,7 @@ async def test_divided_over_two_engines_equals_undivided() -> None:
     assert all(fake.seen for fake in fakes)
 
 
-@pytest.mark.parametrize(
-    "policy", ["seer", "no_context", "oracle", "group_round_robin", "group_least_loaded"]
-)
+@pytest.mark.parametrize("policy", get_args(PolicyName))
 async def test_a_policy_changes_when_and_where_but_no_token(policy: str, tmp_path: Path) -> None:
     scheduling: dict[str, Any] = {"policy": policy}
     if policy in ("seer", "oracle"):
@@ -92,12 +92,12 @@ async def test_a_policy_changes_when_and_where_but_no_token(policy: str, tmp_pat
     fakes = [FakeSGLang(max_running_requests=2, delay_s=0.03) for _ in range(2)]
     async with rolling(*fakes, scheduling=scheduling) as rollout:
         check(await all_groups(rollout))
-    pinned = policy.startswith("group_")
-    assert max(fake.peak_running for fake in fakes) == (8 if pinned else 2)
+    whole, pinned = policy in UNDIVIDED, policy.startswith("group_")
+    assert max(fake.peak_running for fake in fakes) == (8 if whole else 2)
     prompts = [{tuple(call["input_ids"]) for call in fake.seen} for fake in fakes]
     assert not (pinned and prompts[0] & prompts[1]), "whole groups stay together"
     budgets = {call["sampling_params"]["max_new_tokens"] for fake in fakes for call in fake.seen}
-    assert (60 in budgets) is pinned
+    assert (60 in budgets) is whole
 
 
 async def test_the_oracle_without_a_length_of_every_sample_is_refused(tmp_path: Path) -> None:

@@ -46,6 +46,20 @@ def test_groups_go_round_the_engines_whole_and_all_at_once() -> None:
     assert engines_by_group(chunks) == {"g0": {"e0"}, "g1": {"e1"}, "g2": {"e2"}, "g3": {"e0"}}
 
 
+def test_requests_go_round_the_engines_one_by_one_and_all_at_once() -> None:
+    scheduler = baseline("request_round_robin")
+    for i, n in enumerate((4, 1, 2)):
+        scheduler.submit(make_group(f"g{i}", n=n, max_response_len=77))
+    chunks = all_of(scheduler)
+    assert {chunk.max_new_tokens for chunk in chunks} == {77}
+    assert [chunk.engine_id for chunk in chunks] == ["e0", "e1", "e2"] * 2 + ["e0"]
+    scheduler.set_available("e1", False)
+    lost = next(chunk for chunk in chunks if chunk.engine_id == "e1")
+    scheduler.complete(ChunkResult(chunk=lost, now=1.0, error=EngineUnavailable("gone")))
+    (again,) = all_of(scheduler)
+    assert again.engine_id == "e2"
+
+
 def test_groups_go_to_the_engine_with_the_fewest_requests() -> None:
     scheduler = baseline("group_least_loaded")
     for i, n in enumerate((4, 1, 2, 3)):

@@ -22,7 +22,14 @@ from seer_sgl.scheduling.strategy import Strategy, make_strategy
 from seer_sgl.types import Chunk, ChunkResult, EngineLoad, Group, Request, RequestState
 from tests.helpers import make_group, make_reply
 
-POLICIES = ["seer", "no_context", "oracle", "group_round_robin", "group_least_loaded"]
+POLICIES = [
+    "seer",
+    "no_context",
+    "oracle",
+    "group_round_robin",
+    "group_least_loaded",
+    "request_round_robin",
+]
 CAPACITY = 200  # tokens; a whole request needs up to 110
 EVENTS = st.lists(
     st.tuples(
