@@ -215,6 +215,14 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     draft_tokens: int = 0  # KV slots a request may need beyond its tokens, for its drafts
 
 
+class EngineWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine has computed since it started. `prefilled_tokens`: not found in any cache,
+    those of a request that was preempted once more."""
+
+    forward_steps: int
+    prefilled_tokens: int
+
+
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     """A moment of an engine's life (SGLang `/v1/loads`). `progress` changes while it works."""
 

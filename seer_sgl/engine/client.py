@@ -22,7 +22,7 @@ from seer_sgl.errors import (
     EngineUnavailable,
     RequestRejected,
 )
-from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad
+from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, EngineWork
 
 from . import wire
 from .plugin import effect
@@ -162,11 +162,11 @@ class HttpEngine:
         draft = plugin.get("draft")
         return None if draft is None else {"instance": plugin.get("instance"), **draft}
 
-    async def forward_steps(self) -> int | None:
-        """Batches the server has run since it started; None of a stock server, which keeps it to
+    async def work(self) -> EngineWork | None:
+        """What the server has computed since it started; None of a stock server, which keeps it to
         itself. Raises EngineUnavailable or RequestRejected."""
-        steps: int | None = (await self._plugin()).get("forward_steps")
-        return steps
+        told = (await self._plugin()).get("work")
+        return None if told is None else msgspec.convert(told, EngineWork)
 
     async def flush(self) -> None:
         """Forget all cached KV; the pool's stays. Waits for what runs or is being stored.

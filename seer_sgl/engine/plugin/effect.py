@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from . import drafting, frames, pool
+from . import drafting, frames, pool, work
 
 KEY = "seer_sgl"  # in internal_states[i] of /server_info
 
@@ -53,7 +53,7 @@ def hook() -> tuple[str, Callable[..., Any], str]:
             "instance": os.environ.get(frames.INSTANCE),
             "pool": pool.facts(),
             "draft": drafting.facts(),
-            "forward_steps": scheduler.forward_ct,
+            "work": work.facts(scheduler),
         }
         return result
 
