@@ -12,7 +12,7 @@ import uvloop
 from rich.console import Console
 
 from .config import load
-from .errors import SeerError
+from .errors import ConfigError, SeerError
 
 INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
 
@@ -79,9 +79,12 @@ def bench(
 ) -> None:
     """Compare plain SGLang with seer-sgl, technique by technique, on the same work."""
     from .bench.command import bench as run_bench
-    from .bench.config import asked_for, load_bench, ready_config
+    from .bench.config import asked_for, load_bench, load_ready
 
-    settings = load_bench(config or ready_config(gpu), [*asked_for(asked), *overrides])
+    if gpu and config is not None:
+        raise ConfigError("--gpu: it takes configs/bench-gpu.yaml; not together with --config")
+    given = [*asked_for(asked), *overrides]
+    settings = load_ready(gpu, given) if config is None else load_bench(config, given)
     _run(run_bench(settings, out, Console(stderr=True, highlight=False, width=_width())))
 
 

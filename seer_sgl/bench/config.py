@@ -1,7 +1,8 @@
 """The config of a benchmark: that of the rollout it is about, and what is compared how often."""
 
-import sysconfig
-from collections.abc import Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,9 @@ import msgspec
 
 from seer_sgl.config import (
     Config,
+    DraftConfig,
     FlagValue,
+    KvPoolConfig,
     Natural,
     Positive,
     Section,
@@ -65,9 +68,44 @@ def load_bench(path: Path | None, overrides: Sequence[str] = ()) -> BenchConfig:
     """
     tree, where = read_tree(path, overrides)
     config = convert(tree, where, BenchConfig)
-    for key, why in [*contradictions(config), *_complaints(config)]:
+    for key, why in [*_contradictions(config), *_complaints(config)]:
         raise ConfigError(f"{place_of(key, where)}{key}: {why}")
     return config
+
+
+def load_ready(gpu: bool, overrides: Sequence[str] = ()) -> BenchConfig:
+    """The config for this kind of machine that comes with seer-sgl, from any folder."""
+    path = ready_config(gpu)
+    return load_bench(path, [*_own_files(path), *overrides])
+
+
+def _own_files(path: Path) -> Iterator[str]:
+    """Overrides by which the files that a ready config names are found in its checkout."""
+    tree, _ = read_tree(path)
+    for key in ("model.path", "rollout.prompts", "bench.workload"):
+        section, _, name = key.partition(".")
+        file = tree.get(section, {}).get(name)
+        if file is not None and not Path(file).exists():
+            there = path.parents[1] / file
+            if there.exists():
+                yield f"{key}={json.dumps(str(there))}"
+
+
+def _contradictions(config: BenchConfig) -> Iterator[tuple[str, str]]:
+    """Those that concern every arm.
+
+    Of servers that run already, a kind may lack what pool or drafts need: its arms are left out.
+    """
+    if config.engines.launch != "external":
+        yield from contradictions(config)
+        return
+    plain = msgspec.structs.replace(config, kv_pool=KvPoolConfig(), draft=DraftConfig())
+    yield from contradictions(plain)
+    for kind, urls in config.bench.urls.items():
+        engines = msgspec.structs.replace(config.engines, urls=urls)
+        for key, why in contradictions(msgspec.structs.replace(plain, engines=engines)):
+            if key == "engines.urls":
+                yield f"bench.urls.{kind}", why
 
 
 def _complaints(config: BenchConfig) -> list[tuple[str, str]]:
@@ -76,12 +114,17 @@ def _complaints(config: BenchConfig) -> list[tuple[str, str]]:
     found = []
     if unknown:
         found.append(("bench.arms", f"no arm {unknown[0]!r}; known: {', '.join(known)}"))
+    for name, times in Counter(config.bench.arms).items():
+        if times > 1:
+            found.append(("bench.arms", f"{name!r} is there twice"))
     if not config.bench.arms:
         found.append(("bench.arms", "none"))
     if len(set(config.bench.seeds)) < len(config.bench.seeds):
         found.append(("bench.seeds", "one is there twice"))
     if config.bench.workload is None and config.rollout.prompts is None:
         found.append(("rollout.prompts", "no prompts, and no bench.workload either"))
+    if config.bench.workload is not None and not config.sampling.ignore_eos:
+        found.append(("sampling.ignore_eos", "true is needed for the lengths of bench.workload"))
     if config.engines.launch == "external" and not config.bench.urls:
         found.append(("bench.urls", "launch: external needs it"))
     if config.scheduling.policy != "seer":
@@ -115,8 +158,12 @@ def _joined(engines: str) -> list[str]:
 
 
 def ready_config(gpu: bool) -> Path:
-    """The config for this kind of machine that comes with seer-sgl."""
+    """Where the config for this kind of machine lies in the checkout. Raises ConfigError."""
     name = "bench-gpu.yaml" if gpu else "bench-cpu.yaml"
-    checkout = Path(__file__).resolve().parents[2] / "configs" / name
-    installed = Path(sysconfig.get_path("data")) / "share" / "seer-sgl" / name
-    return checkout if checkout.exists() else installed
+    path = Path(__file__).resolve().parents[2] / "configs" / name
+    if not path.exists():
+        raise ConfigError(
+            "bench: no benchmark model in an installed seer-sgl; give --config with a model of "
+            "yours"
+        )
+    return path

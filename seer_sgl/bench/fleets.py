@@ -64,22 +64,34 @@ def _check_kind(arm: Arm, fleet: Fleet, config: Config) -> None:
             raise ConfigError(f"{key} drafts" + (" not" if arm.drafts else ""))
         if (info.kv_bytes_per_token > 0) != arm.pool:
             raise ConfigError(f"{key} runs with" + ("out" if arm.pool else "") + " a KV pool")
-        ours = Path(config.model.path or "").name
-        if Path(info.model_path).name != ours:
+        ours = config.model.path
+        if _model_name(info.model_path) != _model_name(ours or ""):
             raise ConfigError(f"model.path: {ours}, but {info.url} runs {info.model_path}")
+
+
+def _model_name(path: str) -> str:
+    """Of a folder or a hub id, or of a snapshot: models--ORG--NAME/snapshots/HASH."""
+    folder = Path(path)
+    if folder.parent.name == "snapshots":
+        repository = folder.parent.parent.name
+        if repository.startswith("models--"):
+            return repository.rpartition("--")[2]
+    return folder.name
 
 
 def runnable(config: BenchConfig, announce: Announce) -> list[Arm]:
     """The arms that can run with this config; of each other one, why not, is announced."""
     arms = []
+    reasons = []
     for name in config.bench.arms:
-        why_not = _missing(EVERY[name], config)
+        why_not = _missing(EVERY[name], config) or _contradiction(EVERY[name], config)
         if why_not is None:
             arms.append(EVERY[name])
         else:
             announce(f"without {name}: {why_not}")
+            reasons.append(f"{name}: {why_not}")
     if not arms:
-        raise ConfigError("bench.arms: none of them can run with this config")
+        raise ConfigError(f"bench.arms: none of them can run with this config; {reasons[0]}")
     return arms
 
 
@@ -94,4 +106,13 @@ def _missing(arm: Arm, config: BenchConfig) -> str | None:
         return "sglang_router is started here for servers without an API key only"
     if config.engines.launch == "external" and arm.kind not in config.bench.urls:
         return f"no servers in bench.urls.{arm.kind}"
+    return None
+
+
+def _contradiction(arm: Arm, config: BenchConfig) -> str | None:
+    """What servers of the arm's kind would need that this config does not say."""
+    try:
+        servers_config(arm, config)
+    except ConfigError as error:
+        return str(error)
     return None

@@ -26,7 +26,7 @@ class Source:
         self._greedy = config.bench.greedy_prompts
         self._limits: KnownLengths | None = None
         if config.bench.workload is not None:
-            groups = _groups(Path(config.bench.workload))
+            groups = _groups(Path(config.bench.workload), config.sampling.max_response_len)
             self._prompts = [
                 Prompt(prompt_id=group.group_id, prompt_ids=group.prompt_ids, n=len(group.lengths))
                 for group in groups
@@ -53,8 +53,15 @@ class Source:
         return random.Random(seed).sample(self._prompts, most)
 
 
-def _groups(path: Path) -> list[Responses]:
+def _groups(path: Path, max_response_len: int) -> list[Responses]:
     for place, record in read_records(path, "bench.workload"):
         if record.prompt_ids is None:
             raise ConfigError(f"{place}: prompt_ids: missing; a benchmark needs the prompts")
-    return read_trace(path)
+    groups = read_trace(path)
+    longest = max(max(group.lengths) for group in groups)
+    if longest > max_response_len:
+        raise ConfigError(
+            f"sampling.max_response_len: {max_response_len}, but {path} has a response of "
+            f"{longest} tokens"
+        )
+    return groups

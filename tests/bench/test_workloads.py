@@ -15,6 +15,10 @@ def config(*overrides: str) -> BenchConfig:
     return load_bench(ready_config(gpu=False), overrides)
 
 
+def imposing(trace: Path, *overrides: str) -> BenchConfig:
+    return config(f"bench.workload={trace}", "sampling.ignore_eos=true", *overrides)
+
+
 def test_a_seed_draws_the_same_prompts_every_time() -> None:
     source = Source(config())
     one, again, other = source.draw(6), source.draw(6), source.draw(12)
@@ -37,7 +41,7 @@ def test_a_trace_brings_its_prompts_and_imposes_its_lengths(tmp_path: Path) -> N
         for index, length in enumerate([10, 300])
     ]
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    work = Source(config(f"bench.workload={trace}")).draw(1)
+    work = Source(imposing(trace)).draw(1)
     (prompt,) = work.prompts
     assert (list(prompt.prompt_ids), prompt.n) == ([0, 1], 2)
     assert work.limits is not None
@@ -48,4 +52,17 @@ def test_a_trace_without_prompts_is_refused(tmp_path: Path) -> None:
     trace = tmp_path / "lengths.jsonl"
     trace.write_text('{"group_id": "a", "lengths": [10, 20]}\n')
     with pytest.raises(ConfigError, match="prompt_ids"):
-        Source(config(f"bench.workload={trace}"))
+        Source(imposing(trace))
+
+
+def test_a_response_that_would_be_cut_is_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "samples.jsonl"
+    trace.write_text(
+        '{"prompt_ids": [1], "lengths": [10, 6000]}\n{"prompt_ids": [2], "lengths": [9]}\n'
+    )
+    with pytest.raises(ConfigError) as error:
+        Source(imposing(trace))
+    assert str(error.value) == (
+        f"sampling.max_response_len: 4000, but {trace} has a response of 6000 tokens"
+    )
+    assert Source(imposing(trace, "sampling.max_response_len=6000")).draw(1).limits is not None

@@ -1,0 +1,160 @@
+"""What `seer-sgl bench` refuses, which arms it leaves out, and whose servers it takes."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from seer_sgl.bench import config as module
+from seer_sgl.bench import fleets
+from seer_sgl.bench.arms import EVERY
+from seer_sgl.bench.config import BenchConfig, asked_for, load_bench, load_ready, ready_config
+from seer_sgl.bench.fleets import runnable
+from seer_sgl.cli import cli
+from seer_sgl.errors import ConfigError
+
+PLAIN = "http://a:1,http://b:1"
+LINK = "engines.link: a KV pool of external engines needs it: host:port of this driver"
+SHARED = ["engines.link=h:1", "kv_pool.namespace=run", "kv_pool.master=h:2"]
+
+
+def external(*engines: str, arms: str | None = None, overrides: Any = ()) -> BenchConfig:
+    asked = asked_for({"engines": engines, "arms": arms})
+    return load_bench(ready_config(gpu=False), [*asked, *overrides])
+
+
+def plain_arms(config: BenchConfig) -> set[str]:
+    return {name for name in config.bench.arms if EVERY[name].kind == "plain"}
+
+
+@pytest.fixture(autouse=True)
+def _router(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleets, "installed", lambda: True)
+
+
+def test_plain_servers_that_run_already_are_enough_for_plain_arms() -> None:
+    config = external(PLAIN)
+    said: list[str] = []
+    assert {arm.name for arm in runnable(config, said.append)} == plain_arms(config)
+    assert "without kv_pool: no servers in bench.urls.pool" in said
+    chosen = external(PLAIN, arms="group_round_robin,divided")
+    assert [arm.name for arm in runnable(chosen, said.append)] == ["group_round_robin", "divided"]
+
+
+def test_an_arm_whose_servers_lack_what_it_needs_is_left_out_with_the_reason() -> None:
+    config = external(f"plain={PLAIN}", "pool=http://a:2", "drafting=http://a:3")
+    said: list[str] = []
+    assert {arm.name for arm in runnable(config, said.append)} == plain_arms(config)
+    assert {f"without kv_pool: {LINK}", f"without seer: {LINK}"} <= set(said)
+
+
+def test_servers_with_all_they_need_run_every_arm_of_their_kind() -> None:
+    config = external(f"plain={PLAIN}", "drafting=http://a:3", overrides=SHARED)
+    arms = {arm.name for arm in runnable(config, lambda _: None)}
+    assert arms == plain_arms(config) | {"seer", "greedy_seer"}
+
+
+def test_where_no_arm_remains_the_first_reason_is_told() -> None:
+    with pytest.raises(ConfigError) as error:
+        runnable(external("drafting=http://a:3", arms="seer,kv_pool"), lambda _: None)
+    assert str(error.value) == f"bench.arms: none of them can run with this config; seer: {LINK}"
+
+
+@pytest.mark.parametrize(
+    ("engines", "override", "complaint"),
+    [
+        (PLAIN, "sampling.top_k=0", "--set sampling.top_k=0: sampling.top_k: must be -1"),
+        (PLAIN, "engines.link=h", "engines.link: 'h' is not of the form host:port"),
+        ("plain=a:1", "bench.rounds=1", "engines.urls: 'a:1' is not of the form"),
+        (PLAIN, "bench.urls.pool=[b:1]", "bench.urls.pool: 'b:1' is not of the form"),
+        (PLAIN, "bench.urls.pool=[]", "bench.urls.pool: launch: external needs at least one"),
+    ],
+)
+def test_what_is_wrong_whatever_the_arm_is_refused_at_once(
+    engines: str, override: str, complaint: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        external(engines, overrides=[override])
+    assert complaint in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_own_servers_are_started_for_all_techniques_or_none() -> None:
+    with pytest.raises(ConfigError, match=r"kv_pool\.memory: 'much' is not a size"):
+        load_bench(ready_config(gpu=False), ["kv_pool.memory=much", "bench.arms=[divided]"])
+
+
+def test_an_arm_is_there_once() -> None:
+    with pytest.raises(ConfigError, match=r"bench\.arms: 'divided' is there twice"):
+        load_bench(ready_config(gpu=False), asked_for({"arms": "divided,seer,divided"}))
+
+
+def test_lengths_are_imposed_only_where_nothing_ends_before() -> None:
+    workload = ["bench.workload=x.jsonl"]
+    with pytest.raises(ConfigError, match=r"sampling\.ignore_eos: true is needed"):
+        load_bench(ready_config(gpu=False), workload)
+    load_bench(ready_config(gpu=False), [*workload, "sampling.ignore_eos=true"])
+    load_bench(ready_config(gpu=False), asked_for({"workload": "x.jsonl"}))
+
+
+def test_two_configs_at_once_are_refused() -> None:
+    ended = CliRunner().invoke(cli, ["bench", "--gpu", "--config", "mine.yaml"])
+    assert isinstance(ended.exception, ConfigError)
+    assert ended.exception.exit_status == 2
+    assert str(ended.exception).startswith("--gpu: ")
+
+
+def test_the_ready_config_finds_its_files_from_any_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert load_ready(gpu=False).model.path == "bench/reasoner/model", "as written, where it does"
+    monkeypatch.chdir(tmp_path)
+    config = load_ready(gpu=False)
+    assert (Path(config.model.path or "") / "config.json").exists()
+    assert Path(config.rollout.prompts or "").is_file()
+    mine = load_ready(gpu=False, overrides=["model.path=mine"])
+    assert mine.model.path == "mine"
+
+
+def test_an_installed_seer_sgl_has_no_model_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "seer_sgl" / "bench" / "config.py"))
+    with pytest.raises(ConfigError, match=r"bench: no benchmark model .* give --config"):
+        load_ready(gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("org/Model", "org/Model"),
+        ("org/Model", "/data/Model"),
+        ("/mine/Model/", "/data/Model"),
+        ("org/Model", "/cache/models--org--Model/snapshots/0a1b"),
+        ("/cache/models--org--Model/snapshots/0a1b", "org/Model"),
+        ("gpt2", "/cache/models--gpt2/snapshots/0a1b"),
+    ],
+)
+def test_a_model_goes_by_several_names(ours: str, theirs: str) -> None:
+    fleets._check_kind(EVERY["divided"], fleet(theirs), of_model(ours))
+
+
+@pytest.mark.parametrize("theirs", ["org/Other", "/cache/models--org--Other/snapshots/0a1b"])
+def test_servers_of_another_model_are_refused(theirs: str) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path: org/Model, but http://a:1 runs .*Other"):
+        fleets._check_kind(EVERY["divided"], fleet(theirs), of_model("org/Model"))
+
+
+def fleet(model_path: str) -> Any:
+    info = SimpleNamespace(
+        url="http://a:1", draft_tokens=0, kv_bytes_per_token=0, model_path=model_path
+    )
+    return SimpleNamespace(engines=[SimpleNamespace(info=info)])
+
+
+def of_model(path: str) -> BenchConfig:
+    config = load_bench(ready_config(gpu=False))
+    return msgspec.structs.replace(config, model=type(config.model)(path=path))
