@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from seer_sgl.config import Config, parse
+from seer_sgl.config import UNDIVIDED, Config, parse
 
 if TYPE_CHECKING:
     from .config import BenchConfig
@@ -48,7 +48,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def whole(self) -> bool:
         """Whether requests are sent in one piece."""
-        return self.policy.startswith("group_")
+        return self.policy in UNDIVIDED
 
     @property
     def reference(self) -> str:
@@ -63,7 +63,7 @@ def _by_name(*arms: Arm) -> dict[str, Arm]:
 ARMS = _by_name(
     Arm(
         name=BASELINE,
-        says="plain SGLang, whole groups in turn, all sent at once (veRL)",
+        says="plain SGLang, whole groups pinned in turn, all sent at once",
         policy=BASELINE,
         paper=Paper(1.0, 1.0),
     ),
@@ -75,14 +75,19 @@ ARMS = _by_name(
     ),
     Arm(
         name="group_least_loaded",
-        says="plain SGLang, whole groups to the least loaded (OpenRLHF)",
+        says="plain SGLang, whole groups pinned to the least loaded",
         policy="group_least_loaded",
     ),
     Arm(
+        name="request_round_robin",
+        says="plain SGLang, single requests in turn, all sent at once",
+        policy="request_round_robin",
+    ),
+    Arm(
         name="divided",
-        says="+ divided rollout under a KV ledger",
+        says="divided rollout under a KV ledger",
         policy="no_context",
-        over="group_least_loaded",
+        over="request_round_robin",
     ),
     Arm(
         name="kv_pool",
@@ -114,6 +119,7 @@ ARMS = _by_name(
         says="as context, with the true lengths known",
         policy="oracle",
         pool=True,
+        over="context",
         paper=Paper(1.63, 0.0),
     ),
 )
@@ -131,6 +137,7 @@ GREEDY = _by_name(
         policy=BASELINE,
         ngram=True,
         greedy=True,
+        over="greedy",
     ),
     Arm(
         name="greedy_seer",
@@ -139,6 +146,7 @@ GREEDY = _by_name(
         pool=True,
         drafts=True,
         greedy=True,
+        over="greedy_ngram",
     ),
 )
 EVERY = ARMS | GREEDY

@@ -14,7 +14,7 @@ import msgspec
 import psutil
 from rich.console import Console
 
-from seer_sgl.errors import ConfigError
+from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.rollout.samples import explained
 from seer_sgl.sim.config import EngineConfig
 
@@ -24,9 +24,9 @@ from .fleets import runnable
 from .measure import Rolled, Row
 from .plots import draw_arms, draw_lanes, draw_soak
 from .prediction import measure_constants, predict
-from .runner import Runner
-from .soak import SoakRow, soak
-from .summary import by_seed, summarize
+from .runner import Failure, Runner
+from .soak import SoakRow, drift, soak
+from .summary import by_seed, doubts, summarize
 from .tables import arms_table, markdown
 
 PACKAGES = (
@@ -47,14 +47,16 @@ class Findings:
         self._config = config
         self._out = out
         self.rows: list[Row] = []
-        self.rolled: dict[tuple[str, int], Rolled] = {}  # the latest of an arm and seed
+        self.rolled: list[Rolled] = []
+        self.failures: list[Failure] = []
+        self.commit = _commit()  # of the code that measures, whatever becomes of it meanwhile
         self.soak: list[SoakRow] = []
         self.engine: EngineConfig | None = None  # step times of the servers
 
     def add(self, rolled: Rolled) -> None:
         """One more rollout: kept, and written down."""
         self.rows.append(rolled.row)
-        self.rolled[rolled.row.arm, rolled.row.seed] = rolled
+        self.rolled.append(rolled)
         with (self._out / "rounds.jsonl").open("ab") as file:
             file.write(msgspec.json.encode(rolled.row) + b"\n")
 
@@ -63,14 +65,18 @@ class Findings:
         report = {
             "arms": summarize(self.rows),
             "seeds": by_seed(self.rows),
+            "doubts": doubts(self.rows),
+            "failures": msgspec.to_builtins(self.failures),
             "predicted": {},
             "soak": msgspec.to_builtins(self.soak),
-            "environment": environment(),
-            "config": msgspec.to_builtins(self._config),
+            "soak_drift": drift(self.soak),
+            "environment": environment(self.commit),
+            "config": _without_secrets(self._config),
             "rounds": msgspec.to_builtins(self.rows),
         }
         self._write(report)
-        report["predicted"] = predict(self._config, self.engine, self.rolled)
+        latest = {(rolled.row.arm, rolled.row.seed): rolled for rolled in self.rolled}
+        report["predicted"] = predict(self._config, self.engine, latest)
         self._write(report)
         draw_arms(report, self._out / "arms.png")
         draw_lanes(self.rolled, self._out / "lanes.png")
@@ -87,7 +93,7 @@ class Findings:
 async def bench(config: BenchConfig, out: Path, console: Console) -> None:
     """Run the benchmark into `out`. However it ends, what was measured is reported.
 
-    Raises SeerError, or CancelledError when interrupted.
+    Raises SeerError, of an arm that failed too, or CancelledError when interrupted.
     """
 
     def announce(line: str) -> None:
@@ -97,6 +103,7 @@ async def bench(config: BenchConfig, out: Path, console: Console) -> None:
     _make_folder(out)
     runner = Runner(config, arms, out, announce)
     findings = Findings(config, out)
+    findings.failures = runner.failures
     total = config.bench.rounds * len(arms)
     # It loads weights anew, which is for nobody's servers but our own.
     rollouts = config.bench.soak if EVERY[SEER] in arms and runner.own_servers else 0
@@ -114,7 +121,12 @@ async def bench(config: BenchConfig, out: Path, console: Console) -> None:
             # The simulator has an event loop of its own.
             report = await asyncio.to_thread(findings.write)
             console.print(arms_table(report))
+            for doubt in report["doubts"]:
+                announce(f"mind: {doubt}")
             announce(f"wrote the report and its pictures into {out}")
+    if runner.failures:
+        failed = ", ".join(failure.arm for failure in runner.failures)
+        raise RolloutError(f"left out because they failed: {failed}")
 
 
 def _line(row: Row) -> str:
@@ -125,12 +137,19 @@ def _line(row: Row) -> str:
     )
 
 
-def environment() -> dict[str, Any]:
+def _without_secrets(config: BenchConfig) -> dict[str, Any]:
+    tree: dict[str, Any] = msgspec.to_builtins(config)
+    if tree["engines"]["api_key"] is not None:
+        tree["engines"]["api_key"] = "..."
+    return tree
+
+
+def environment(commit: str | None) -> dict[str, Any]:
     """Where and with what this was measured."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
-        "commit": _commit(),
+        "commit": commit,
         "machine": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu(),
         "cores": psutil.cpu_count(),

@@ -1,6 +1,7 @@
 """How long the steps of real servers take: the constants of the simulated engine."""
 
 import asyncio
+import statistics
 import time
 from collections.abc import Sequence
 
@@ -12,40 +13,37 @@ from seer_sgl.errors import EngineUnavailable
 from seer_sgl.sim.config import EngineConfig
 from seer_sgl.types import EngineInfo
 
-BATCHES = (1, 4, 16)
-CONTEXTS = (16, 1500)
+BATCHES = (1, 2, 4, 8, 16, 64)
+CONTEXTS = (16, 500, 1500, 3000)
 PREFILLS = (64, 1024, 4096)  # tokens
-STEPS = 192  # decode steps of a measurement
+STEPS = 96  # decode steps of a measurement
+REPEATS = 3  # of each measurement; the median counts
+LEAST_S = 1e-4  # of a decode step: what noise has made less counts as this
 TOKENS = (3, 64)  # ids of the inputs: every model has them
 
 
 async def measured_engine(
     infos: Sequence[EngineInfo], kv_bytes: float, api_key: str | None = None
 ) -> EngineConfig:
-    """Step times of plain servers, all of them working at the same time.
+    """Step times of plain servers, all of them working at the same time (`fitted_step`).
 
-    Least squares: a decode step takes overhead + rows x row overhead + KV tokens x seconds a token.
     kv_bytes: KV of a token; only its ratio to the bandwidth matters. Raises EngineUnavailable.
     """
     urls = [info.url for info in infos]
     capacity = min(info.max_total_num_tokens for info in infos)
     room = min(capacity, *(info.max_request_len for info in infos))
-    batches = [b for b in BATCHES if b <= min(info.max_running_requests for info in infos)]
+    most = min(info.max_running_requests for info in infos)
     async with open_session(api_key) as session:
-        await _seconds(session, urls, max(batches), 64, 32)  # warm
-        rows, steps = [], []
-        for batch in batches:
-            for context in CONTEXTS:
-                if batch * (context + STEPS + 1) > capacity or context + STEPS + 1 > room:
-                    continue
-                first = await _seconds(session, urls, batch, context, 1)
-                whole = await _seconds(session, urls, batch, context, 1 + STEPS)
-                rows.append((1.0, batch, batch * (context + STEPS / 2)))
-                steps.append((whole - first) / STEPS)
-        (overhead, row, kv), *_ = np.linalg.lstsq(np.array(rows), np.array(steps), rcond=None)
+        warm = _inputs(len(urls), min(most, max(BATCHES)), 64)
+        await _seconds(session, urls, warm, 32)
+        steps = [
+            (batch, batch * (context + STEPS / 2), await _step_s(session, urls, batch, context))
+            for batch, context in _points(most, capacity, room)
+        ]
         prefills = [tokens for tokens in PREFILLS if tokens < room]
-        times = [await _seconds(session, urls, 1, tokens, 1) for tokens in prefills]
-        slope = np.polyfit(prefills, times, 1)[0]
+        times = [await _prefill_s(session, urls, tokens) for tokens in prefills]
+    overhead, row, kv = fitted_step(steps)
+    slope = np.polyfit(prefills, times, 1)[0]
     return EngineConfig(
         count=len(urls),
         kv_tokens=capacity,
@@ -53,11 +51,25 @@ async def measured_engine(
         weights_gb=1e-6,
         active_params_b=1e-9,
         kv_bytes_per_token=kv_bytes,
-        bandwidth_gb_s=kv_bytes / max(float(kv), 1e-12) / 1e9,
-        overhead_ms=max(0.01, float(overhead) * 1e3),
-        row_overhead_us=max(0.0, float(row)) * 1e6,
+        bandwidth_gb_s=kv_bytes / max(kv, 1e-12) / 1e9,
+        overhead_ms=max(0.01, overhead * 1e3),
+        row_overhead_us=max(0.0, row) * 1e6,
         prefill_tok_s=1 / max(float(slope), 1e-6),
     )
+
+
+def fitted_step(steps: Sequence[tuple[int, float, float]]) -> tuple[float, float, float]:
+    """What a decode step takes: overhead, more for each row, more for each KV token; seconds.
+
+    steps: (rows, KV tokens of all of them, seconds) each. Least squares of the relative errors:
+    the short steps of small batches, of which a rollout's tail is made, count like long ones.
+    """
+    seconds = np.array([s for _, _, s in steps])
+    terms = np.array([(1.0, rows, tokens) for rows, tokens, _ in steps])
+    (overhead, row, kv), *_ = np.linalg.lstsq(
+        terms / seconds[:, None], np.ones(len(steps)), rcond=None
+    )
+    return float(overhead), float(row), float(kv)
 
 
 def draft_overhead_us(forward_ms: Sequence[Sequence[float]]) -> float:
@@ -69,12 +81,52 @@ def draft_overhead_us(forward_ms: Sequence[Sequence[float]]) -> float:
     return max(0.0, float(draft)) * 1e3
 
 
-async def _seconds(
-    session: aiohttp.ClientSession, urls: Sequence[str], batch: int, context: int, tokens: int
+def _points(most: int, capacity: int, room: int) -> list[tuple[int, int]]:
+    """Batches and contexts to measure: those that run at once and fit."""
+    return [
+        (batch, context)
+        for batch in BATCHES
+        for context in CONTEXTS
+        if batch <= most
+        and context + STEPS + 1 <= room
+        and batch * (context + STEPS + 1) <= capacity
+    ]
+
+
+async def _step_s(
+    session: aiohttp.ClientSession, urls: Sequence[str], batch: int, context: int
 ) -> float:
-    """Wall time of `batch` calls on each engine at once, each with an input nobody has cached."""
+    """Of a decode step: what STEPS more tokens take. The inputs are cached by then, so that the
+    noise of a long prefill is not in the difference."""
+    inputs = _inputs(len(urls), batch, context)
+    await _seconds(session, urls, inputs, 1)
+    found = []
+    for _ in range(REPEATS):
+        first = await _seconds(session, urls, inputs, 1)
+        found.append((await _seconds(session, urls, inputs, 1 + STEPS) - first) / STEPS)
+    return max(LEAST_S, statistics.median(found))
+
+
+async def _prefill_s(session: aiohttp.ClientSession, urls: Sequence[str], tokens: int) -> float:
+    return statistics.median(
+        [await _seconds(session, urls, _inputs(len(urls), 1, tokens), 1) for _ in range(REPEATS)]
+    )
+
+
+def _inputs(engines: int, batch: int, context: int) -> list[list[list[int]]]:
+    """`batch` for each engine that nobody has cached."""
     random = np.random.default_rng(time.monotonic_ns())
-    inputs = random.integers(*TOKENS, (len(urls), batch, context)).tolist()
+    inputs: list[list[list[int]]] = random.integers(*TOKENS, (engines, batch, context)).tolist()
+    return inputs
+
+
+async def _seconds(
+    session: aiohttp.ClientSession,
+    urls: Sequence[str],
+    inputs: Sequence[Sequence[Sequence[int]]],
+    tokens: int,
+) -> float:
+    """Wall time of all calls at once, the first inputs on the first engine, and so on."""
     began = time.perf_counter()
     await asyncio.gather(
         *(

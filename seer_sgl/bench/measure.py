@@ -2,19 +2,24 @@
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import psutil
 
 from seer_sgl.config import Config
+from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet
 from seer_sgl.errors import RolloutError
 from seer_sgl.rollout.recorder import Recorder
 from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.scheduling.lengths import KnownLengths
-from seer_sgl.types import EngineInfo, Prompt
+from seer_sgl.types import EngineInfo, EngineWork, Prompt
+
+from .family import family, told
+from .router import servers_of
 
 SampleKey = tuple[str, int]  # group id, index
 Digests = Mapping[SampleKey, bytes]
@@ -23,10 +28,11 @@ Digests = Mapping[SampleKey, bytes]
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one rollout. Seconds and tokens; engines in their order.
 
-    `idle`: share of the time in which an engine had no request (behind a router: none had one);
-    `forward_steps`: batches that the engines ran; `engine_cpu_s`: CPU time of their processes, None
-    where they run elsewhere, and behind a router. `recomputed_tokens`: of continuations; what an
-    engine prefills again after it has preempted a request is not in it.
+    `idle`: share of the time in which an engine had no request, None behind a router;
+    `forward_steps`: batches that the engines ran; `prefilled_tokens`: all that they prefilled, for
+    a request that they had preempted once more; `recomputed_tokens`: of it, by continuations.
+    `engine_cpu_s`: CPU time of their processes, None where they run elsewhere; `other_cpu_s`: of a
+    router and of the KV pool.
     """
 
     arm: str
@@ -37,7 +43,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
     throughput_tok_s: float
     tail_s: float
-    idle: list[float]
+    idle: list[float] | None
     retractions: int
     chunks: int
     migrations: int
@@ -48,7 +54,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     accept_length: float | None
     drafting_cpu_s: float | None
     forward_steps: int | None
+    prefilled_tokens: int | None
     engine_cpu_s: float | None
+    other_cpu_s: float
     driver_cpu_s: float
     identical_share: float
 
@@ -79,42 +87,47 @@ async def roll(
     *,
     number: int,
     reference: Digests | None,
+    announce: Callable[[str], None],
 ) -> Rolled:
     """Roll `work` out on engines that have forgotten what they had cached, in round `number`.
 
     `reference`: the samples that every one is compared with. Raises SeerError.
     """
-    for engine in fleet.engines:
-        await engine.flush()
-    cpu = CpuClock([engine.info for engine in fleet.engines])
-    steps = await _forward_steps(fleet)
+    servers = servers_of(fleet)
+    for server in servers:
+        await server.flush()
+    cpu = CpuClock([server.info for server in servers])
+    before = await _work(servers)
     digests: dict[SampleKey, bytes] = {}
     lengths: dict[SampleKey, int] = {}
-    async with Rollout(config, fleet=fleet) as rollout:
+    async with Rollout(config, fleet=fleet, announce=announce) as rollout:
         cpu.start()
         async for group in rollout.run(work.prompts, limits=work.limits):
             for sample in group.samples:
                 key = (sample.group_id, sample.index)
                 digests[key] = digest(sample.response_ids.tobytes())
                 lengths[key] = sample.response_length
-        driver_s, engines_s = cpu.stop()
+        spent = cpu.stop()
         report = rollout.report()
         record = rollout.recorder
     if record is None:
         raise RolloutError("nothing was rolled out")
-    ran = await _forward_steps(fleet)
+    done = _since(before, await _work(servers))
     drafting = report["drafting"]
+    routed = servers is not fleet.engines
     same = len(digests) if reference is None else identical(digests, reference)
     row = Row(
         arm=arm,
         seed=work.seed,
         round=number,
-        idle=[engine["idle_share"] for engine in report["engines"]],
+        idle=None if routed else [engine["idle_share"] for engine in report["engines"]],
         kv_peak=max(engine["kv_peak"] for engine in report["engines"]),
         drafting_cpu_s=drafting["draft_cpu_s"] if drafting else None,
-        forward_steps=None if ran is None or steps is None else ran - steps,
-        engine_cpu_s=engines_s,
-        driver_cpu_s=round(driver_s, 3),
+        forward_steps=None if done is None else done.forward_steps,
+        prefilled_tokens=None if done is None else done.prefilled_tokens,
+        engine_cpu_s=None if spent.engines is None else round(spent.engines, 2),
+        other_cpu_s=round(spent.others, 2),
+        driver_cpu_s=round(spent.driver, 3),
         identical_share=same / len(digests) if digests else 0.0,
         **{key: report[key] for key in TAKEN},
     )
@@ -147,53 +160,69 @@ def identical(digests: Digests, reference: Digests) -> int:
     return sum(reference.get(key) == name for key, name in digests.items())
 
 
-async def _forward_steps(fleet: Fleet) -> int | None:
-    counts = [await engine.forward_steps() for engine in fleet.engines]
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
+async def _work(servers: Sequence[HttpEngine]) -> EngineWork | None:
+    """Of all of them; None where one does not tell."""
+    told = [await server.work() for server in servers]
+    known = [work for work in told if work is not None]
+    if len(known) < len(told):
+        return None
+    return EngineWork(
+        forward_steps=sum(work.forward_steps for work in known),
+        prefilled_tokens=sum(work.prefilled_tokens for work in known),
+    )
+
+
+def _since(before: EngineWork | None, after: EngineWork | None) -> EngineWork | None:
+    if before is None or after is None:
+        return None
+    return EngineWork(
+        forward_steps=after.forward_steps - before.forward_steps,
+        prefilled_tokens=after.prefilled_tokens - before.prefilled_tokens,
+    )
+
+
+class CpuSeconds(NamedTuple):
+    """CPU time: of this process, of the engines (None where they run elsewhere), of what else is
+    below it but SGLang."""
+
+    driver: float
+    engines: float | None
+    others: float
 
 
 class CpuClock:
-    """CPU seconds of this process, and of the engines' processes that are its own."""
+    """CPU time of this process, and of those below it."""
 
     def __init__(self, engines: Sequence[EngineInfo]) -> None:
         ports = {info.url.rpartition(":")[2] for info in engines}
-        servers = [
-            child
-            for child in psutil.Process().children()
-            if ports & set(_command(child)) and "seer_sgl.engine.plugin.server" in _command(child)
+        now = family()
+        self._engines = [
+            process
+            for server in now.servers
+            if ports & set(server.command)
+            for process in server.processes
         ]
-        self._processes = [
-            process for server in servers for process in (server, *server.children(recursive=True))
-        ]
+        self._others = now.others
 
     def start(self) -> None:
         """Count from now on."""
-        self._own, self._theirs = time.process_time(), self._engines()
+        self._began = self._now()
 
-    def stop(self) -> tuple[float, float | None]:
-        """Seconds since the start: the driver's, and the engines'."""
-        theirs = round(self._engines() - self._theirs, 2) if self._processes else None
-        return time.process_time() - self._own, theirs
+    def stop(self) -> CpuSeconds:
+        """Seconds since the start."""
+        driver, engines, others = (
+            after - before for before, after in zip(self._began, self._now(), strict=True)
+        )
+        return CpuSeconds(driver, engines if self._engines else None, others)
 
-    def _engines(self) -> float:
-        return sum(map(_cpu_s, self._processes))
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    """Nothing of one that has ended."""
-    try:
-        times = process.cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(times.user + times.system)
+    def _now(self) -> tuple[float, float, float]:
+        return time.process_time(), _cpu_s(self._engines), _cpu_s(self._others)
 
 
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    """Together; nothing of one that has ended."""
+    times = (told(process.cpu_times, None) for process in processes)
+    return sum((one.user + one.system for one in times if one is not None), 0.0)
 
 
 def write_lengths(path: Path, lengths: Mapping[SampleKey, int]) -> None:

@@ -1,5 +1,6 @@
 """The pictures of a benchmark: lanes of two arms, throughput and tail of all, the soak."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,56 @@ if TYPE_CHECKING:
 BAR, PAPER, OURS = "#9a9a9a", "#e45756", "#4c78a8"
 
 
-def draw_lanes(rolled: Mapping[tuple[str, int], Rolled], path: Path) -> None:
-    """What runs on each engine over time: the baseline above, seer below, on one time axis."""
-    seeds = [seed for arm, seed in rolled if arm == BASELINE and (SEER, seed) in rolled]
-    if not seeds:
+Pair = tuple[Rolled, Rolled]  # the baseline and seer in the same round
+
+
+def typical_pair(rolled: Sequence[Rolled]) -> Pair | None:
+    """The baseline and seer in the round whose ratio of throughputs is the (lower) median, of the
+    first seed that has such rounds."""
+    pairs = _pairs(rolled)
+    return sorted(pairs, key=_gain)[(len(pairs) - 1) // 2] if pairs else None
+
+
+def _pairs(rolled: Sequence[Rolled]) -> list[Pair]:
+    """Of the first seed that has any."""
+    found = {(one.row.arm, one.row.seed, one.row.round): one for one in rolled}
+    pairs = [
+        (one, found[SEER, seed, number])
+        for (arm, seed, number), one in found.items()
+        if arm == BASELINE and one.row.throughput_tok_s and (SEER, seed, number) in found
+    ]
+    paired = {pair[0].row.seed for pair in pairs}
+    first = next((one.row.seed for one in rolled if one.row.seed in paired), None)
+    return [pair for pair in pairs if pair[0].row.seed == first]
+
+
+def _gain(pair: Pair) -> float:
+    base, ours = pair
+    return ours.row.throughput_tok_s / base.row.throughput_tok_s
+
+
+def lanes_title(pair: Pair, rounds: Sequence[int]) -> str:
+    """`rounds`: those that the pair's was chosen from."""
+    base, ours = (one.row for one in pair)
+    chosen = f"x {_gain(pair):.2f}"
+    if len(rounds) > 1:
+        listed = f"{', '.join(map(str, rounds[:-1]))} and {rounds[-1]}"
+        chosen += f", the {'' if len(rounds) % 2 else 'lower '}median of rounds {listed}"
+    same = f"the same {pair[0].record.requests} requests"
+    if base.identical_share == ours.identical_share == 1:
+        same += ", the same tokens"
+    return f"seed {base.seed}, round {base.round} ({chosen}): {same}"
+
+
+def draw_lanes(rolled: Sequence[Rolled], path: Path) -> None:
+    """What runs on each engine over time: the baseline above, seer below, on one time axis.
+
+    `rolled`: all rollouts; the typical pair is drawn.
+    """
+    pair = typical_pair(rolled)
+    if pair is None:
         return
-    records = [rolled[arm, seeds[0]].record for arm in (BASELINE, SEER)]
+    records = [one.record for one in pair]
     lanes = [(record, engine) for record in records for engine in record.engines.values()]
     most = max(max(engine.inflight_count, default=1) for _, engine in lanes)
     longest = max(record.finished_at[-1] for record in records)
@@ -48,7 +93,7 @@ def draw_lanes(rolled: Mapping[tuple[str, int], Rolled], path: Path) -> None:
             fontsize=10,
         )
     panels[-1].set_xlabel("seconds since the rollout began; height: requests on the engine")
-    title = f"seed {seeds[0]}: the same {records[0].requests} requests, the same tokens"
+    title = lanes_title(pair, sorted(base.row.round for base, _ in _pairs(rolled)))
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     save(figure, path)
 
@@ -101,7 +146,7 @@ def _bars(
     top: float,
 ) -> None:
     """`shown`: what is drawn of the figure `key`; `top`: room for marks as high as that."""
-    names = [name.replace("group_", "group\n").replace("_", " ") for name in arms]
+    names = [name.replace("_", "\n") for name in arms]
     heights = [shown(arm[key]) for arm in arms.values()]
     ranges = [sorted(shown(value) for value in arm["range"][key]) for arm in arms.values()]
     errors = [
@@ -118,22 +163,30 @@ def _bars(
 
 
 def draw_soak(rows: Sequence[SoakRow], path: Path) -> None:
-    """Time, memory and hits of one rollout after the other."""
+    """Time, growth of memory and hits of one rollout after the other."""
     figure = new_figure(11, 3.2)
-    panels = figure.subplots(1, 3)
+    time, memory, hits = figure.subplots(1, 3)
     numbers = [row.number + 1 for row in rows]
-    panels[0].plot(numbers, [row.wall_s for row in rows], "o-", color=OURS)
-    panels[0].set_ylabel("seconds")
-    panels[1].plot(numbers, [row.driver_mb for row in rows], "o-", color=OURS, label="driver")
-    children = [row.children_mb / 100 for row in rows]
-    panels[1].plot(numbers, children, "^-", color=BAR, label="all servers, in 100 MB")
-    panels[1].set_ylabel("MB")
-    panels[1].legend(frameon=False, fontsize=8)
-    panels[2].plot(numbers, [row.fetches for row in rows], "o-", color=OURS, label="fetches")
-    panels[2].plot(numbers, [row.migrations for row in rows], "^-", color=BAR, label="migrations")
-    panels[2].legend(frameon=False, fontsize=8)
-    for axis in panels:
+    time.plot(numbers, [row.wall_s for row in rows], "o-", color=OURS)
+    time.set_ylabel("seconds")
+    time.set_ylim(0, 1.15 * time.get_ylim()[1])
+    for name, style, colour in (
+        ("driver", "o-", OURS),
+        ("engines", "^-", BAR),
+        ("others", "s-", PAPER),
+    ):
+        used: list[float] = [getattr(row, f"{name}_mb") for row in rows]
+        label = f"{name}, above {used[0]:,.0f}"
+        memory.plot(numbers, [mb - used[0] for mb in used], style, color=colour, label=label)
+    memory.axhline(0, color="#54585d", lw=0.8, zorder=0)
+    memory.set_ylabel("MB above the first rollout's")
+    memory.legend(frameon=False, fontsize=8)
+    shares = [math.nan if row.kv_hit_share is None else row.kv_hit_share for row in rows]
+    hits.plot(numbers, shares, "o-", color=OURS)
+    hits.set_ylabel("KV of continuations found, share")
+    hits.set_ylim(0, 1.02)
+    for axis in (time, memory, hits):
         axis.set_xlabel("rollout")
-        axis.set_ylim(0, 1.15 * axis.get_ylim()[1])
+        axis.xaxis.get_major_locator().set_params(integer=True)
         open_frame(axis)
     save(figure, path)

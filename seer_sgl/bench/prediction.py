@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from seer_sgl.engine.fleet import Fleet
-from seer_sgl.errors import EngineError
 from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.outcome import Outcome, outcome
 from seer_sgl.sim.run import simulate
@@ -17,7 +16,7 @@ from .arms import BASELINE, EVERY, SEER, Arm
 from .config import BenchConfig
 from .constants import draft_overhead_us, measured_engine
 from .measure import Rolled
-from .runner import Runner
+from .runner import FAILURES, Runner
 
 Cases = Mapping[tuple[str, int], Rolled]
 
@@ -25,21 +24,26 @@ Cases = Mapping[tuple[str, int], Rolled]
 async def measure_constants(
     runner: Runner, arms: Sequence[Arm], announce: Callable[[str], None]
 ) -> EngineConfig | None:
-    """Step times of the plain servers, and of a draft's verification; None where no plain arm
-    runs, or they cannot be measured. Raises SeerError when servers do not come up."""
+    """Step times of the plain servers, and of a draft's verification as far as SEER's servers come
+    up: if they do not, its arm fails by itself later. None where no plain arm runs, or nothing
+    can be measured."""
     if EVERY[BASELINE] not in arms:
         return None
     announce("measuring step times")
-    plain = await runner.servers(EVERY[BASELINE])
-    infos = [engine.info for engine in plain.engines]
     try:
+        plain = await runner.servers(EVERY[BASELINE])
+        infos = [engine.info for engine in plain.engines]
         engine = await measured_engine(infos, runner.kv_bytes, runner.api_key)
-        if EVERY[SEER] not in arms:
-            return engine
-        forward = await _forward_ms(await runner.servers(EVERY[SEER]))
-    except EngineError as error:
+    except FAILURES as error:
         announce(f"without a simulation: {error}")
         return None
+    if EVERY[SEER] not in arms:
+        return engine
+    try:
+        forward = await _forward_ms(await runner.servers(EVERY[SEER]))
+    except FAILURES as error:
+        announce(f"a simulation without the time of drafts: {error}")
+        return engine
     return msgspec.structs.replace(engine, draft_overhead_us=draft_overhead_us(forward))
 
 
@@ -53,6 +57,9 @@ def predict(config: BenchConfig, engine: EngineConfig | None, cases: Cases) -> d
     empty without `engine`. Means over the seeds, of the latest round of each."""
     if engine is None:
         return {}
+    reserve = config.bench.reserve_tokens
+    if reserve is not None:
+        engine = msgspec.structs.replace(engine, reserve_tokens=reserve)
     arms = {
         name: _compared(
             config, engine, EVERY[name], [c for (arm, _), c in cases.items() if arm == name]
@@ -95,9 +102,6 @@ def _simulated(config: BenchConfig, engine: EngineConfig, arm: Arm, case: Rolled
         config.scheduling, policy=arm.policy, lengths=None
     )
     settings.workload.lengths.max = max(case.lengths.values())
-    reserve = config.bench.reserve_tokens
-    if reserve is not None:
-        settings.engine.reserve_tokens = reserve
     return outcome(arm.name, arm.policy, simulate(_responses(case), settings))
 
 

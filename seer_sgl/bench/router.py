@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,31 +45,26 @@ class RoutedEngine(HttpEngine):
             max_running_requests=sum(info.max_running_requests for info in infos),
         )
         super().__init__(together, session, sampling)
-        self._servers = fleet.engines
+        self.servers = fleet.engines
 
     async def load(self) -> EngineLoad:
         """Of all servers together. Raises EngineUnavailable."""
-        loads = [await server.load() for server in self._servers]
+        loads = [await server.load() for server in self.servers]
         return EngineLoad(
             used_tokens=sum(load.used_tokens for load in loads),
             progress=tuple(load.progress for load in loads),
         )
 
-    async def forward_steps(self) -> int | None:
-        """Of all servers together."""
-        counts = [await server.forward_steps() for server in self._servers]
-        known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else None
-
-    async def flush(self) -> None:
-        """All servers forget their cached KV."""
-        for server in self._servers:
-            await server.flush()
-
     async def problem(self) -> str | None:
         """Of any server."""
-        problems = [await server.problem() for server in self._servers]
+        problems = [await server.problem() for server in self.servers]
         return next((problem for problem in problems if problem), None)
+
+
+def servers_of(fleet: Fleet) -> Sequence[HttpEngine]:
+    """The servers themselves, those behind a router too."""
+    (first, *_) = fleet.engines
+    return first.servers if isinstance(first, RoutedEngine) else fleet.engines
 
 
 @contextlib.asynccontextmanager

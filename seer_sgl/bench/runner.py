@@ -7,7 +7,13 @@ import msgspec
 
 from seer_sgl.config import Config
 from seer_sgl.engine.fleet import Fleet, api_key
-from seer_sgl.errors import EngineError, EngineStartError, PoolError, RolloutError
+from seer_sgl.errors import (
+    ConfigError,
+    EngineError,
+    EngineStartError,
+    PoolError,
+    RolloutError,
+)
 from seer_sgl.rollout.model import model_facts
 
 from .arms import BASELINE, EVERY, Arm, arm_config
@@ -17,7 +23,7 @@ from .measure import Digests, Rolled, Workload, roll, write_lengths
 from .router import ROUTER
 from .workloads import Source
 
-FAILURES = (EngineError, EngineStartError, PoolError, RolloutError)
+FAILURES = (ConfigError, EngineError, EngineStartError, PoolError, RolloutError)
 WARM_UP = 2  # prompts
 # Rolled out once a seed before anything is measured: the samples that every arm must have.
 REFERENCES = {False: EVERY[BASELINE], True: EVERY["greedy"]}
@@ -28,6 +34,14 @@ class Reference(msgspec.Struct, frozen=True):
 
     digests: Digests
     lengths: Path
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why an arm was left out, from which round on."""
+
+    arm: str
+    round: int
+    error: str
 
 
 class Runner:
@@ -41,7 +55,8 @@ class Runner:
         self._out = out
         self._source = Source(config)
         self._fleets = Fleets(config, out / "engines", announce)
-        self._announce = announce
+        self.failures: list[Failure] = []
+        self._announce = _once(announce)
         self._references: dict[tuple[int, bool], Reference] = {}
         self._warm: dict[str, Fleet] = {}  # by kind
 
@@ -57,6 +72,7 @@ class Runner:
                     yield await self.once(arm, number, seeds[number % len(seeds)])
                 except FAILURES as error:
                     self._announce(f"without {arm.name} from now on: {error}")
+                    self.failures.append(Failure(arm.name, number, str(error)))
                     arms.remove(arm)
                     await self._fleets.close()
                     if not arms:
@@ -121,7 +137,15 @@ class Runner:
         fleet = await self._fleets.of(arm, config.sampling)
         await self._warm_up(arm, fleet, config, work)
         digests = None if reference is None else reference.digests
-        rolled = await roll(arm.name, fleet, config, work, number=number, reference=digests)
+        rolled = await roll(
+            arm.name,
+            fleet,
+            config,
+            work,
+            number=number,
+            reference=digests,
+            announce=self._announce,
+        )
         if rolled.row.samples < sum(prompt.n for prompt in work.prompts):
             raise RolloutError(f"{arm.name}: samples are missing")
         return rolled
@@ -131,5 +155,25 @@ class Runner:
         kind = ROUTER if arm.router else arm.kind
         if self._warm.get(kind) is not fleet:
             some = Workload(work.seed, work.prompts[:WARM_UP], work.limits)
-            await roll(arm.name, fleet, config, some, number=-1, reference=None)
+            await roll(
+                arm.name,
+                fleet,
+                config,
+                some,
+                number=-1,
+                reference=None,
+                announce=self._announce,
+            )
             self._warm[kind] = fleet
+
+
+def _once(announce: Callable[[str], None]) -> Callable[[str], None]:
+    """Says each line once: every rollout on the same servers would say it again."""
+    said: set[str] = set()
+
+    def say(line: str) -> None:
+        if line not in said:
+            said.add(line)
+            announce(line)
+
+    return say

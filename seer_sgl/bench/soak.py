@@ -1,19 +1,28 @@
 """Rollouts in a row with an update of the weights after each: nothing may drift."""
 
-import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Sequence
+from statistics import linear_regression
 
 import msgspec
 import psutil
 
+from seer_sgl.rollout.recorder import Recorder
+
 from .arms import EVERY, SEER
+from .family import family, told
 from .runner import Runner
 
 MB = 1 << 20
+WARM_UP = 2  # rollouts in which allocators and caches still fill
+DRIFTING = ("wall_s", "driver_mb", "engines_mb", "others_mb", "kv_hit_share")
 
 
 class SoakRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout of the soak. Memory in MB: of this process, and of all its children."""
+    """One rollout of the soak.
+
+    Memory is resident sets in MB, so what processes share counts in each of them: of this process,
+    of the SGLang servers with their children, and of all others (Mooncake's, a router).
+    """
 
     number: int
     wall_s: float
@@ -23,10 +32,12 @@ class SoakRow(msgspec.Struct, frozen=True, kw_only=True):
     fetches: int
     recomputed_tokens: int
     storage_tokens: int  # input tokens read from the pool
+    kv_hit_share: float | None  # of the input of continuations, what was not computed again
     accept_length: float | None
     identical_share: float
     driver_mb: float
-    children_mb: float
+    engines_mb: float
+    others_mb: float
 
 
 async def soak(runner: Runner, rollouts: int) -> AsyncIterator[SoakRow]:
@@ -36,6 +47,7 @@ async def soak(runner: Runner, rollouts: int) -> AsyncIterator[SoakRow]:
     for number in range(rollouts):
         rolled = await runner.once(arm, number, seed)
         row = rolled.row
+        now = family()
         yield SoakRow(
             number=number,
             wall_s=row.wall_s,
@@ -45,18 +57,40 @@ async def soak(runner: Runner, rollouts: int) -> AsyncIterator[SoakRow]:
             fetches=row.fetches,
             recomputed_tokens=row.recomputed_tokens,
             storage_tokens=rolled.record.cached["storage"],
+            kv_hit_share=kv_hit_share(rolled.record),
             accept_length=row.accept_length,
             identical_share=row.identical_share,
             driver_mb=_mb([psutil.Process()]),
-            children_mb=_mb(psutil.Process().children(recursive=True)),
+            engines_mb=_mb(process for server in now.servers for process in server.processes),
+            others_mb=_mb(now.others),
         )
         for engine in (await runner.servers(arm)).engines:
             await engine.reload_weights(f"soak-{number + 1}")
 
 
-def _mb(processes: list[psutil.Process]) -> float:
-    total = 0
-    for process in processes:
-        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            total += process.memory_info().rss
-    return round(total / MB, 1)
+def kv_hit_share(record: Recorder) -> float | None:
+    """Share of the input tokens of continuations that were not computed again; None without any."""
+    needed = record.reused_tokens + record.recomputed_tokens
+    return round(record.reused_tokens / needed, 6) if needed else None
+
+
+def drift(rows: Sequence[SoakRow]) -> dict[str, float]:
+    """What each of DRIFTING gains a rollout: the least-squares slope once it is warm.
+
+    Nothing for fewer than two warm rollouts, and no figure that a rollout lacks.
+    """
+    warm = rows[WARM_UP:]
+    if len(warm) < 2:
+        return {}
+    numbers = [row.number for row in warm]
+    series = {name: [getattr(row, name) for row in warm] for name in DRIFTING}
+    return {
+        name: round(linear_regression(numbers, values).slope, 6)
+        for name, values in series.items()
+        if None not in values
+    }
+
+
+def _mb(processes: Iterable[psutil.Process]) -> float:
+    sets = (told(process.memory_info, None) for process in processes)
+    return round(sum(one.rss for one in sets if one is not None) / MB, 1)

@@ -24,9 +24,12 @@ FIGURES = (
     "accept_length",
     "drafting_cpu_s",
     "forward_steps",
+    "prefilled_tokens",
     "engine_cpu_s",
+    "other_cpu_s",
     "driver_cpu_s",
 )
+IDENTICAL = 0.99  # of the samples, at least
 Figures = dict[str, Any]
 
 
@@ -43,9 +46,22 @@ def by_seed(rows: Sequence[Row]) -> dict[str, dict[str, Figures]]:
     return {str(seed): summarize([row for row in rows if row.seed == seed]) for seed in seeds}
 
 
+def doubts(rows: Sequence[Row]) -> list[str]:
+    """What a reader should know before the figures, one line each."""
+    lines = []
+    for name in EVERY:
+        least = min((row.identical_share for row in _of(name, rows)), default=1.0)
+        if least < IDENTICAL:
+            lines.append(
+                f"{name}: only {least:.1%} of the samples are those of the reference, so the work "
+                "is not the same (engines without enable-deterministic-inference?)"
+            )
+    return lines
+
+
 def _arm(arm: Arm, rows: Sequence[Row]) -> Figures:
     own = _of(arm.name, rows)
-    figures: Figures = {"says": arm.says, "rounds": len(own)}
+    figures: Figures = {"says": arm.says, "rounds": len(own), "over": arm.over}
     ranges: dict[str, list[float]] = {}
 
     def put(name: str, figure: Callable[[Row], float | None]) -> None:
@@ -59,7 +75,7 @@ def _arm(arm: Arm, rows: Sequence[Row]) -> Figures:
         put(name, attrgetter(name))
     if arm.whole:  # nothing is continued
         figures["recomputed_tokens"] = None
-    put("idle_share", lambda row: statistics.mean(row.idle))
+    put("idle_share", lambda row: None if row.idle is None else statistics.mean(row.idle))
     reference = _by_round(arm.reference, rows)
     put("speedup", lambda row: _ratio(row, reference, "throughput_tok_s"))
     put("tail_cut", lambda row: _cut(_ratio(row, reference, "tail_s")))
@@ -67,9 +83,7 @@ def _arm(arm: Arm, rows: Sequence[Row]) -> Figures:
         before = _by_round(arm.over, rows)
         put("gain", lambda row: _ratio(row, before, "throughput_tok_s"))
     figures["identical_share"] = min(row.identical_share for row in own)
-    figures["idle_by_engine"] = [
-        _median_of_seeds([(row.seed, row.idle[i]) for row in own]) for i in range(len(own[0].idle))
-    ]
+    figures["idle_by_engine"] = _ranked([(row.seed, row.idle) for row in own if row.idle])
     figures["paper"] = None if arm.paper is None else msgspec.to_builtins(arm.paper)
     figures["range"] = ranges
     return figures
@@ -83,6 +97,14 @@ def _median_of_seeds(values: Sequence[tuple[int, float]]) -> float | None:
     if not seeds:
         return None
     return _rounded(statistics.median(statistics.median(each) for each in seeds.values()))
+
+
+def _ranked(idle: Sequence[tuple[int, list[float]]]) -> list[float | None]:
+    """The medians of the most idle engine of a rollout, of the next one, and so on: which one that
+    is depends on the work."""
+    ordered = [(seed, sorted(shares, reverse=True)) for seed, shares in idle]
+    places = range(min((len(shares) for _, shares in ordered), default=0))
+    return [_median_of_seeds([(seed, shares[i]) for seed, shares in ordered]) for i in places]
 
 
 def _ratio(row: Row, others: Mapping[int, Row], figure: str) -> float | None:

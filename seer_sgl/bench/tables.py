@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import yaml
 from rich.table import Table
 
 from .arms import BASELINE
@@ -32,30 +33,35 @@ def _paper(name: str, form: str) -> Callable[[Figures], str]:
 
 
 MAIN: Sequence[Column] = (
+    ("rounds", _median("rounds", "d")),
     ("tok/s", _spread("throughput_tok_s", ",.0f")),
     ("x baseline", _spread("speedup", ".2f")),
     ("paper", _paper("throughput", ".2f")),
-    ("x the arm before", _spread("gain", ".2f")),
+    ("x", _spread("gain", ".2f")),
+    ("of", lambda arm: arm["over"] or ""),
     ("total s", _spread("wall_s", ".1f")),
     ("tail s", _spread("tail_s", ".1f")),
     ("tail cut", _spread("tail_cut", ".0%")),
     ("paper", lambda arm: "" if arm["paper"] is None else f"{1 - arm['paper']['tail']:.0%}"),
-    ("idle", lambda arm: "/".join(f"{share:.0%}" for share in arm["idle_by_engine"])),
+    ("idle", _spread("idle_share", ".0%")),
     ("retractions", _spread("retractions", ",.0f")),
     ("identical", _median("identical_share", ".1%")),
 )
 WORK: Sequence[Column] = (
+    ("idle by engine", lambda arm: "/".join(f"{share:.0%}" for share in arm["idle_by_engine"])),
     ("forward steps", _median("forward_steps")),
     ("accept length", _median("accept_length", ".2f")),
     ("chunks", _median("chunks")),
     ("migrations", _median("migrations")),
     ("with their KV", _median("fetches")),
     ("MB moved", lambda arm: f"{arm['moved_bytes'] / 1e6:,.1f}"),
-    ("recomputed by continuations", _median("recomputed_tokens")),
+    ("prefilled", _median("prefilled_tokens")),
+    ("of it again, by continuations", _median("recomputed_tokens")),
     ("KV peak", _median("kv_peak", ".0%")),
     ("engines' CPU s", _median("engine_cpu_s", ",.1f")),
     ("of it drafting", _median("drafting_cpu_s", ",.1f")),
     ("driver's CPU s", _median("driver_cpu_s", ".2f")),
+    ("router's and pool's CPU s", _median("other_cpu_s", ".2f")),
 )
 
 
@@ -70,7 +76,9 @@ def arms_table(report: dict[str, Any]) -> Table:
 def markdown(report: dict[str, Any]) -> str:
     """report.md."""
     arms = report["arms"]
-    parts = ["# Benchmark", _environment(report), "## Arms", _says(arms)]
+    parts = ["# Benchmark", _environment(report)]
+    parts += [_bullets([*report["doubts"], *map(_failure, report["failures"])])]
+    parts += ["## Arms", _says(arms)]
     parts += [
         f"{MEDIANS} {NOTES}",
         _table(arms, MAIN),
@@ -83,8 +91,10 @@ def markdown(report: dict[str, Any]) -> str:
     if report["predicted"]:
         parts += ["## Simulated", PREDICTED, _predicted(report["predicted"])]
     if report["soak"]:
-        parts += ["## Soak", SOAK, _rows(report["soak"]), "![Soak](soak.png)"]
-    return "\n\n".join(parts) + "\n"
+        parts += ["## Soak", SOAK, _rows(report["soak"]), _drift(report["soak_drift"])]
+        parts += ["![Soak](soak.png)"]
+    parts += ["## Config", f"```yaml\n{yaml.safe_dump(report['config'], sort_keys=False)}```"]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 MEDIANS = (
@@ -93,15 +103,20 @@ MEDIANS = (
 )
 NOTES = (
     f"`x baseline`, `tail cut`: against {BASELINE} (greedy arms: `greedy`) in the same round. "
-    "`paper`: Qwen2-VL-72B, what each technique brought there. `idle`: share of the time without "
-    "a request, by engine (router: that none had one). `identical`: the least share of samples, of "
-    f"any round, that equal those of an unmeasured rollout of {BASELINE}."
+    "`x ... of`: against the arm that is named. `paper`: Qwen2-VL-72B, what each technique brought "
+    "there. `idle`: share of the time without a request, mean of the engines. `identical`: the "
+    "least share of samples, of any round, that equal those of an unmeasured rollout of plain "
+    "servers (or of the first arm, where there are none). `retractions`: how often a request was "
+    "preempted. `prefilled`: tokens, those of preempted requests once more."
 )
 PREDICTED = (
     "The same lengths under the same policies in the engine model of `seer-sgl simulate`, with "
     "step times measured on these servers before the first round. Means over the seeds."
 )
-SOAK = "Arm `seer`, rollouts in a row, the weights loaded again under another name after each."
+SOAK = (
+    "Arm `seer`, rollouts in a row, the weights loaded again under another name after each. "
+    "`kv_hit_share`: input tokens of continuations that were not computed again."
+)
 
 
 def _environment(report: dict[str, Any]) -> str:
@@ -129,8 +144,21 @@ def _engines(config: dict[str, Any]) -> str:
     return f"{engines['count']}, `{engines['sglang']}`"
 
 
+def _failure(failure: dict[str, Any]) -> str:
+    return f"without `{failure['arm']}` from round {failure['round']} on: {failure['error']}"
+
+
+def _drift(slopes: dict[str, float]) -> str:
+    told = ", ".join(f"{name} {slope:+.3g}" for name, slope in slopes.items())
+    return f"Slopes a rollout, from the third on: {told}." if told else ""
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
 def _says(arms: dict[str, Figures]) -> str:
-    return "\n".join(f"- `{name}`: {arm['says']}" for name, arm in arms.items())
+    return _bullets([f"`{name}`: {arm['says']}" for name, arm in arms.items()])
 
 
 def _table(arms: dict[str, Figures], columns: Sequence[Column]) -> str:

@@ -65,7 +65,8 @@ class Recorder(Observer):
         self.finished_groups = 0
         self.engines = {info.engine_id: EngineRecord(info) for info in engines}
         self.migrations = 0
-        self.recomputed_tokens = 0
+        self.recomputed_tokens = 0  # input tokens of continuations that were computed again
+        self.reused_tokens = 0  # and those that were not
         self.fetches = 0  # migrations whose KV came out of the pool
         self.moved_bytes = 0
         self.store_s = array("d")  # from a reply to its KV being in the pool
@@ -105,6 +106,7 @@ class Recorder(Observer):
         if chunk.request.generated:
             # SGLang always runs the last input token, whatever it has cached.
             self.recomputed_tokens += max(0, chunk.request.total_len - reply.cached - 1)
+            self.reused_tokens += reply.cached
 
     def stored(self, request: Request, whole: bool, now: float) -> None:
         """The KV of the request's newest chunk is in the pool, or as much as there will be."""

@@ -1,15 +1,20 @@
 """The simulation beside a benchmark."""
 
 from array import array
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import msgspec
 import pytest
 
-from seer_sgl.bench.arms import BASELINE, SEER
+from seer_sgl.bench import prediction
+from seer_sgl.bench.arms import BASELINE, EVERY, SEER, Arm
 from seer_sgl.bench.config import load_bench, ready_config
-from seer_sgl.bench.constants import draft_overhead_us
+from seer_sgl.bench.constants import draft_overhead_us, fitted_step
 from seer_sgl.bench.measure import Rolled
-from seer_sgl.bench.prediction import predict
+from seer_sgl.bench.prediction import measure_constants, predict
+from seer_sgl.bench.runner import Runner
+from seer_sgl.errors import EngineStartError, EngineUnavailable, PoolError, SeerError
 from seer_sgl.rollout.recorder import Recorder
 from seer_sgl.sim.config import EngineConfig
 from seer_sgl.types import Prompt
@@ -56,6 +61,79 @@ def test_every_arm_is_simulated_on_the_lengths_that_came_out() -> None:
 
 def test_without_step_times_nothing_is_predicted() -> None:
     assert predict(load_bench(ready_config(gpu=False)), None, {}) == {}
+
+
+def test_the_report_says_how_much_the_simulated_engine_sets_aside() -> None:
+    config = load_bench(ready_config(gpu=False), ["bench.reserve_tokens=77"])
+    assert predict(config, ENGINE, {})["engine"]["reserve_tokens"] == 77
+    config.bench.reserve_tokens = None
+    assert predict(config, ENGINE, {})["engine"] == msgspec.to_builtins(ENGINE)
+
+
+class Servers:
+    """A runner whose servers are up, or fail to come up with an error by arm."""
+
+    kv_bytes = 1536.0
+    api_key = None
+
+    def __init__(self, **broken: SeerError) -> None:
+        self._broken = broken
+
+    async def servers(self, arm: Arm) -> Any:
+        if arm.name in self._broken:
+            raise self._broken[arm.name]
+        return SimpleNamespace(engines=[SimpleNamespace(info=None, drafting=self._drafting)])
+
+    async def _drafting(self) -> dict[str, Any]:
+        return {"forward_ms": [[b, w, 1 + 0.1 * b + 0.05 * b * (w - 1)] for b, w in GRID]}
+
+
+GRID = [(batch, width) for batch in (1, 2, 4) for width in (1, 3, 5)]
+
+
+async def constants(
+    monkeypatch: pytest.MonkeyPatch, runner: Servers, said: list[str]
+) -> EngineConfig | None:
+    async def measured(*_: Any) -> EngineConfig:
+        return PLAIN
+
+    monkeypatch.setattr(prediction, "measured_engine", measured)
+    arms = [EVERY[BASELINE], EVERY[SEER]]
+    return await measure_constants(cast(Runner, runner), arms, said.append)
+
+
+PLAIN = msgspec.structs.replace(ENGINE, draft_overhead_us=None)
+
+
+async def test_step_times_of_servers_that_come_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    found = await constants(monkeypatch, Servers(), said)
+    assert found is not None
+    assert found.draft_overhead_us == pytest.approx(50)
+    assert said == ["measuring step times"]
+
+
+@pytest.mark.parametrize(
+    "error", [EngineStartError("no"), PoolError("no"), EngineUnavailable("no")]
+)
+async def test_servers_that_do_not_come_up_end_no_benchmark(
+    error: SeerError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    assert await constants(monkeypatch, Servers(seer=error), said) == PLAIN
+    assert said[1:] == ["a simulation without the time of drafts: no"]
+    said = []
+    assert await constants(monkeypatch, Servers(**{BASELINE: error}), said) is None
+    assert said[1:] == ["without a simulation: no"]
+
+
+def test_what_a_step_consists_of() -> None:
+    steps = [
+        (rows, rows * tokens, 2e-3 + 1e-4 * rows + 3e-7 * rows * tokens)
+        for rows in (1, 4, 16)
+        for tokens in (64.0, 548.0, 1548.0)
+    ]
+    assert fitted_step(steps) == pytest.approx((2e-3, 1e-4, 3e-7))
 
 
 def test_what_a_draft_adds_to_a_step() -> None:

@@ -11,7 +11,7 @@ from seer_sgl.bench.arms import EVERY
 from seer_sgl.bench.config import load_bench, ready_config
 from seer_sgl.bench.fleets import Fleets
 from seer_sgl.bench.measure import Rolled
-from seer_sgl.bench.runner import Runner
+from seer_sgl.bench.runner import Failure, Runner
 from seer_sgl.errors import EngineStartError, RolloutError
 from seer_sgl.rollout.recorder import Recorder
 from tests.bench.test_summary import row
@@ -85,8 +85,10 @@ async def test_an_arm_that_fails_is_left_out_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rolls, said = Rolls(monkeypatch, broken=("oracle", 1)), list[str]()
-    async for _ in made(tmp_path, said).rounds():
+    runner = made(tmp_path, said)
+    async for _ in runner.rounds():
         pass
+    assert runner.failures == [Failure("oracle", 1, "it broke")]
     assert said == ["without oracle from now on: it broke"]
     assert [arm for number, _, arm in rolls.measured if arm == "oracle"] == ["oracle"]
     assert len(rolls.measured) == 3 + 2 + 2 + 2

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from seer_sgl.bench.measure import Row
-from seer_sgl.bench.summary import by_seed, summarize
+from seer_sgl.bench.summary import by_seed, doubts, summarize
 from seer_sgl.bench.tables import markdown
 
 
@@ -28,7 +28,9 @@ def row(arm: str, number: int, **changed: Any) -> Row:
         "accept_length": None,
         "drafting_cpu_s": None,
         "forward_steps": 700,
+        "prefilled_tokens": 900,
         "engine_cpu_s": 18.0,
+        "other_cpu_s": 0.0,
         "driver_cpu_s": 0.1,
         "identical_share": 1.0,
     }
@@ -80,10 +82,19 @@ def test_an_arm_without_its_baseline_has_no_ratio() -> None:
 
 
 def test_idle_time_of_each_engine() -> None:
-    rows = [row("seer", 0, idle=[0.0, 0.2]), row("seer", 1, idle=[0.1, 0.4])]
+    rows = [row("seer", 0, idle=[0.0, 0.2]), row("seer", 1, idle=[0.4, 0.1])]
     found = summarize(rows)["seer"]
-    assert found["idle_by_engine"] == [0.05, 0.3]
+    assert found["idle_by_engine"] == [0.3, 0.05], "the most idle one, whichever that is, first"
     assert found["idle_share"] == pytest.approx((0.1 + 0.25) / 2)
+    routed = summarize([row("router", 0, idle=None)])["router"]
+    assert (routed["idle_by_engine"], routed["idle_share"]) == ([], None)
+
+
+def test_other_samples_than_the_references_are_told_first() -> None:
+    same, other = row("seer", 0), row("divided", 0, identical_share=0.5)
+    assert doubts([same]) == []
+    (doubt,) = doubts([same, other])
+    assert doubt.startswith("divided: only 50.0% of the samples")
 
 
 def test_every_seed_counts_once() -> None:
@@ -125,8 +136,11 @@ def test_the_page_has_every_arm_and_the_papers_figures() -> None:
     report = {
         "arms": summarize(rows),
         "seeds": by_seed(rows),
+        "doubts": [],
+        "failures": [{"arm": "oracle", "round": 1, "error": "it broke"}],
         "predicted": {},
         "soak": [],
+        "soak_drift": {},
         "config": config,
         "environment": {
             "date": "2026-11-21",
@@ -141,7 +155,8 @@ def test_the_page_has_every_arm_and_the_papers_figures() -> None:
         },
     }
     page = markdown(report)
-    assert "| seer | 168 (168 to 168) | 2.10 (2.10 to 2.10) | 2.04 |" in page
-    assert "| group_round_robin | 80 (80 to 80) | 1.00 (1.00 to 1.00) | 1.00 |" in page
+    assert "- without `oracle` from round 1 on: it broke" in page
+    assert "| seer | 1 | 168 (168 to 168) | 2.10 (2.10 to 2.10) | 2.04 |" in page
+    assert "| group_round_robin | 1 | 80 (80 to 80) | 1.00 (1.00 to 1.00) | 1.00 |" in page
     assert "no GPU" in page
     assert "torch" not in page

@@ -9,7 +9,8 @@ import pytest
 
 pytestmark = pytest.mark.shared_engines
 
-ARMS = ["group_round_robin", "router", "group_least_loaded", "divided"]
+ARMS = ["group_round_robin", "router", "group_least_loaded", "request_round_robin", "divided"]
+PROMPT_TOKENS = 6  # the shortest of the reasoner's
 ROOT = Path(__file__).parents[2]
 
 
@@ -35,6 +36,7 @@ def test_every_arm_has_the_same_samples(engine_urls: list[str], tmp_path: Path) 
         assert arm["rounds"] == 2
         assert arm["throughput_tok_s"] > 0
         assert arm["forward_steps"] > 0, "engines with the plugin tell"
+        assert arm["prefilled_tokens"] >= 3 * PROMPT_TOKENS
     assert report["arms"]["group_round_robin"]["speedup"] == 1.0
     assert report["arms"]["divided"]["chunks"] > report["arms"]["group_round_robin"]["chunks"] == 12
     assert {row["round"] for row in report["rounds"]} == {0, 1}

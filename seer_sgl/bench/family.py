@@ -1,0 +1,46 @@
+"""The processes below this one: the SGLang servers that it started, and all others."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import psutil
+
+T = TypeVar("T")
+SERVER = "seer_sgl.engine.plugin.server"  # in the command line of a server
+
+
+class Server(NamedTuple):
+    """An SGLang server. `processes`: it and its own."""
+
+    command: Sequence[str]
+    processes: Sequence[psutil.Process]
+
+
+class Family(NamedTuple):
+    """Others: a router, and what the KV pool consists of."""
+
+    servers: Sequence[Server]
+    others: Sequence[psutil.Process]
+
+
+def family() -> Family:
+    """Those that run now."""
+    servers, others = [], list[psutil.Process]()
+    for child in psutil.Process().children():
+        command = told(child.cmdline, list[str]())
+        below = told(partial(child.children, recursive=True), list[psutil.Process]())
+        processes = [child, *below]
+        if SERVER in command:
+            servers.append(Server(command, processes))
+        else:
+            others += processes
+    return Family(servers, others)
+
+
+def told(ask: Callable[[], T], otherwise: T) -> T:
+    """What a process says of itself; something else of one that has ended."""
+    try:
+        return ask()
+    except psutil.Error:
+        return otherwise
