@@ -18,7 +18,8 @@ $(READY): requirements-cpu.txt pyproject.toml Makefile
 	$(SEER_PYTHON) -m venv .venv
 ifeq ($(GPU),)
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 uv==0.13.8
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r requirements-cpu.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --compile-bytecode \
+		-r requirements-cpu.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
 	@$(IBVERBS) || { test "$$(id -u)" = 0 && apt-get -qq update && \
 		apt-get -qq install --yes --no-install-recommends libibverbs1 >/dev/null; } || \
