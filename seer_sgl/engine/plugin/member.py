@@ -21,7 +21,9 @@ from .link import Link, driver_link
 
 logger = logging.getLogger(__name__)
 FIRST_CHECK_S = 0.01  # then twice as long each time
-GIVE_UP_S = 5.0  # after which what is there is all that will be
+# After a wait as long as this, some 5 s in all, what is there is all that will be. Waits, not the
+# clock, count: a process that is held up for seconds has not looked in vain.
+LONGEST_WAIT_S = 2.5
 RATES_EVERY_S = 2.0
 MAX_PAGES = 1_000_000  # whose names are remembered for their release, some 100 bytes each
 
@@ -34,8 +36,7 @@ class Chain:
         self.uid = rid.rpartition(".")[0]  # of the request
         self.key = key  # SGLang's RadixKey: tokens and namespace
         self.pages: list[str] = []
-        self.began = time.monotonic()
-        self.check_at = self.began
+        self.check_at = time.monotonic()
         self.patience = FIRST_CHECK_S
 
 
@@ -145,7 +146,7 @@ class Member:
         from sglang.srt.mem_cache.utils import get_storage_hash_str
 
         chain.pages = list(get_storage_hash_str(chain.key, None, page_size=self._page_size))
-        chain.check_at = chain.began + chain.patience
+        chain.check_at = time.monotonic() + chain.patience
         if not chain.pages:
             return
         chain.key = None
@@ -159,11 +160,10 @@ class Member:
             there = self._controller.storage_backend.batch_exists(chain.pages)
         except Exception:  # whatever a storage backend raises while its servers are away
             there = 0
-        age = time.monotonic() - chain.began
         whole = there == len(chain.pages)
-        if not whole and age < GIVE_UP_S:
+        if not whole and chain.patience < LONGEST_WAIT_S:
             chain.patience *= 2
-            chain.check_at = chain.began + chain.patience
+            chain.check_at = time.monotonic() + chain.patience
             return
         del self._awaited[chain.rid]
         if self._by_last_page.get(chain.pages[-1]) is chain:

@@ -3,6 +3,7 @@
 Without SGLang: page names are the prefixes of a string of tokens, the pool is a set of them.
 """
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -130,7 +131,9 @@ class Rank:
 
 
 @pytest.fixture
-def rank() -> Rank:
+def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    """A rank that never gives up."""
+    monkeypatch.setattr(member, "LONGEST_WAIT_S", math.inf)
     return Rank()
 
 
@@ -138,7 +141,7 @@ def rank() -> Rank:
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Rank:
     """A rank that looks into the pool only when it is told of a write, and never gives up."""
     monkeypatch.setattr(member, "FIRST_CHECK_S", NEVER_S)
-    monkeypatch.setattr(member, "GIVE_UP_S", NEVER_S)
+    monkeypatch.setattr(member, "LONGEST_WAIT_S", math.inf)
     return Rank()
 
 
@@ -228,7 +231,7 @@ def test_calls_with_the_same_kv_are_both_acknowledged(rank: Rank) -> None:
 def test_what_is_not_there_in_time_will_never_be_whole(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(member, "GIVE_UP_S", 0.0)
+    monkeypatch.setattr(member, "LONGEST_WAIT_S", 0.0)
     rank.run("r.c1/", "abcd", written=False)
     until(lambda: rank.sent)
     assert rank.sent == [Stored("r.c1/", False)]
@@ -245,7 +248,7 @@ def test_a_pool_that_is_away_for_a_while_ends_no_acknowledgement(rank: Rank) -> 
 def test_a_pool_that_stays_away_is_told_to_the_driver(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(member, "GIVE_UP_S", 0.0)
+    monkeypatch.setattr(member, "LONGEST_WAIT_S", 0.0)
     rank.backend.away = sys.maxsize
     rank.run("r.c1/", "ab")
     until(lambda: rank.sent)
