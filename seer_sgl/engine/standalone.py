@@ -10,7 +10,7 @@ from typing import NoReturn
 from seer_sgl.config import Config, load
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import Pool, open_pool
-from seer_sgl.processes import require_free_port
+from seer_sgl.processes import free_port, require_free_port
 
 from . import drafting
 from .fleet import require_model
@@ -34,7 +34,8 @@ def exec_engine(arguments: list[str]) -> NoReturn:
     """
     flags, fleet = _without_fleet(arguments)
     # Defaults come first: of a repeated flag SGLang takes the last.
-    defaults = [] if gpu_visible() else server_flags(cpu_flags())
+    # SGLang would draw a port for its ranks long before it listens there.
+    defaults = server_flags(({} if gpu_visible() else cpu_flags()) | {"nccl-port": free_port()})
     environment = engine_environment(None)
     if fleet is not None:
         config = load(Path(fleet))

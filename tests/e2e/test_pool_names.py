@@ -71,7 +71,12 @@ async def start(
         cpu_flags()
         | SGLANG
         | pool.flags()
-        | {"model-path": str(model), "port": port, "served-model-name": "one name for all"}
+        | {
+            "model-path": str(model),
+            "port": port,
+            "nccl-port": free_port(),
+            "served-model-name": "one name for all",
+        }
         | flags,
         log,
         None,
