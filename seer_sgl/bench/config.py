@@ -143,16 +143,24 @@ def asked_for(options: Mapping[str, Any]) -> list[str]:
         overrides.append(f"bench.rounds={options['rounds']}")
     if options.get("arms") is not None:
         overrides.append(f"bench.arms=[{options['arms']}]")
+    joined: set[str] = set()
     for engines in options.get("engines") or ():
+        kind = "" if engines.isdigit() else _kind_and_urls(engines)[0]
+        if kind in joined:
+            raise ConfigError(f"--engines {engines}: twice; all of a kind go with commas")
+        joined.add(kind)
         overrides += [f"engines.count={engines}"] if engines.isdigit() else _joined(engines)
     return overrides
 
 
-def _joined(engines: str) -> list[str]:
+def _kind_and_urls(engines: str) -> tuple[str, str]:
     """`URL,URL` of plain servers, or `KIND=URL,URL`."""
     kind, equals, urls = engines.partition("=")
-    if not equals:
-        kind, urls = "plain", engines
+    return (kind, urls) if equals else ("plain", engines)
+
+
+def _joined(engines: str) -> list[str]:
+    kind, urls = _kind_and_urls(engines)
     external = ["engines.launch=external", "engines.cores=null", "engines.environment={}"]
     return [*external, f"bench.urls.{kind}=[{urls}]", f"engines.urls=[{urls}]"]
 

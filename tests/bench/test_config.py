@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from seer_sgl.bench import config as module
 from seer_sgl.bench import fleets
-from seer_sgl.bench.arms import EVERY
+from seer_sgl.bench.arms import EVERY, arm_config
 from seer_sgl.bench.config import BenchConfig, asked_for, load_bench, load_ready, ready_config
 from seer_sgl.bench.fleets import runnable
 from seer_sgl.cli import cli
@@ -146,6 +146,21 @@ def test_a_model_goes_by_several_names(ours: str, theirs: str) -> None:
 def test_servers_of_another_model_are_refused(theirs: str) -> None:
     with pytest.raises(ConfigError, match=r"model\.path: org/Model, but http://a:1 runs .*Other"):
         fleets._check_kind(EVERY["divided"], fleet(theirs), of_model("org/Model"))
+
+
+def test_servers_of_a_kind_are_named_once() -> None:
+    with pytest.raises(ConfigError, match="--engines http://b:1: twice"):
+        asked_for({"engines": ("plain=http://a:1", "http://b:1")})
+    assert len(asked_for({"engines": ("plain=http://a:1", "pool=http://b:1")})) > 1
+
+
+def test_a_limit_of_chunks_in_flight_is_for_those_who_divide() -> None:
+    base = load_bench(ready_config(gpu=False), ["scheduling.max_inflight_per_engine=4"])
+    limits = {
+        name: arm_config(EVERY[name], base, 1, None).scheduling.max_inflight_per_engine
+        for name in ("group_round_robin", "request_round_robin", "divided", "seer")
+    }
+    assert list(limits.values()) == [None, None, 4, 4]
 
 
 def fleet(model_path: str) -> Any:
