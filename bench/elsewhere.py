@@ -6,13 +6,15 @@ from seer_sgl.types import Move, Request
 
 
 class AlwaysElsewhere:
-    """Not the engine that ran the request's last chunk, if another one is up.
+    """Not the engine that ran the request's last chunk.
 
-    `fetch`: only once its KV is in the pool, or will not get there.
+    `fetch`: only once its KV is in the pool, or will not get there. `alone`: the same engine again
+    rather than wait for another to be up.
     """
 
-    def __init__(self, fetch: bool = False) -> None:
+    def __init__(self, fetch: bool = False, alone: bool = False) -> None:
         self._fetch = fetch
+        self._alone = alone
 
     def choose(
         self, request: Request, total_len: int, fleet: Fleet, patient: bool
@@ -21,7 +23,7 @@ class AlwaysElsewhere:
         if self._fetch and last is not None and not request.stored and patient:
             return Verdict.UNSTORED
         up = [slot for slot in fleet if slot.available]
-        others = [slot for slot in up if slot.engine_id != last] or up
+        others = [slot for slot in up if slot.engine_id != last] or (up if self._alone else [])
         able = [slot for slot in others if slot.admits(request, total_len)]
         if not able:
             return Verdict.FULL

@@ -4,10 +4,12 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from seer_sgl.cli import main
 from seer_sgl.engine.process import server_flags
 
 MODEL_CONFIG = {
@@ -34,16 +36,23 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def rollout(folder: Path, *options: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "seer_sgl", "rollout", *options],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-    )
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stderr.strip()
+Rollout = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def rollout(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Rollout:
+    """The command, run in the folder: its exit status and what it says."""
+    monkeypatch.chdir(folder)
+
+    def call(*options: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["seer-sgl", "rollout", *options])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), capsys.readouterr().err.strip()
+
+    return call
 
 
 GOOD = ["--config", "c.yaml", "--prompts", "p.jsonl"]
@@ -102,9 +111,9 @@ LOCAL = ["--set", "model.path=model"]
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(
-    folder: Path, options: list[str], complaint: str
+    rollout: Rollout, options: list[str], complaint: str
 ) -> None:
-    status, said = rollout(folder, *options)
+    status, said = rollout(*options)
     assert status == 2
     assert complaint in said
     assert "\n" not in said
@@ -124,8 +133,8 @@ def test_a_port_in_use_is_named_before_anything_starts(folder: Path) -> None:
             require_free_port(config.engines.base_port or 0, "engines.base_port")
 
 
-def test_a_mooncake_nobody_answers_for_is_named_before_any_engine_starts(folder: Path) -> None:
-    status, said = rollout(folder, *POOLED, "--set", "kv_pool.master=127.0.0.1:9")
+def test_a_mooncake_nobody_answers_for_is_named_before_any_engine_starts(rollout: Rollout) -> None:
+    status, said = rollout(*POOLED, "--set", "kv_pool.master=127.0.0.1:9")
     assert status == 2
     assert said.splitlines() == [
         "1 groups, 8 requests",
@@ -133,18 +142,18 @@ def test_a_mooncake_nobody_answers_for_is_named_before_any_engine_starts(folder:
     ]
 
 
-def test_an_engine_nobody_answers_for_is_status_1(folder: Path) -> None:
-    status, said = rollout(folder, *GOOD)
+def test_an_engine_nobody_answers_for_is_status_1(rollout: Rollout) -> None:
+    status, said = rollout(*GOOD)
     assert status == 1
     assert said.splitlines()[-1].startswith(
         "seer-sgl: not ready after 10 s: engine e0 (http://127.0.0.1:9): Cannot connect"
     )
 
 
-def test_samples_of_an_earlier_rollout_are_not_overwritten(folder: Path) -> None:
+def test_samples_of_an_earlier_rollout_are_not_overwritten(folder: Path, rollout: Rollout) -> None:
     (folder / "out").mkdir()
     (folder / "out" / "samples.jsonl").write_text("precious\n")
-    status, said = rollout(folder, *GOOD)
+    status, said = rollout(*GOOD)
     assert status == 2
     assert said == (
         "seer-sgl: --out out: out/samples.jsonl exists; use another folder or --overwrite"
@@ -164,7 +173,7 @@ def test_sglang_flags_pass_through_untouched() -> None:
     assert flags == ["--tp-size", "2", "--enable-metrics", "--lora-paths", "a", "b"]
 
 
-def test_unknown_commands_and_options_are_usage_errors(folder: Path) -> None:
-    assert rollout(folder, "--nope")[0] == 2
+def test_unknown_commands_and_options_are_usage_errors(rollout: Rollout) -> None:
+    assert rollout("--nope")[0] == 2
     version = [sys.executable, "-m", "seer_sgl", "--version"]
     assert subprocess.run(version, capture_output=True, check=False).returncode == 0

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from seer_sgl.engine import drafthub, fleet
+from seer_sgl.kvpool import mooncake
 from seer_sgl.processes import free_port
+from seer_sgl.rollout import drafting as rollout_drafting
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "bench" / "reasoner" / "model"
@@ -39,15 +42,31 @@ SERVER_FLAGS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a driver does without after seconds comes late on a busy machine, not never."""
+    for module, name in (
+        (rollout_drafting, "READ_TIMEOUT_S"),
+        (drafthub, "FACTS_TIMEOUT_S"),
+        (fleet, "LINK_TIMEOUT_S"),
+        (mooncake, "PROBE_TIMEOUT_S"),
+    ):
+        monkeypatch.setattr(module, name, 60.0)
+
+
 @pytest.fixture(scope="session")
 def engine_urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """URLs of two servers; they are gone at the end whatever happens."""
     logs = tmp_path_factory.mktemp("engines")
-    usable = sorted(os.sched_getaffinity(0))
-    cores = [{usable[i % len(usable)]} for i in range(2)]
     urls = two_urls()
-    with servers(urls, [SERVER_FLAGS] * 2, logs, cores=cores):
+    with servers(urls, [SERVER_FLAGS] * 2, logs, cores=two_cores()):
         yield urls
+
+
+def two_cores() -> list[set[int]]:
+    """A core for each of two servers, if there are two."""
+    usable = sorted(os.sched_getaffinity(0))
+    return [{usable[i % len(usable)]} for i in range(2)]
 
 
 def two_urls() -> list[str]:

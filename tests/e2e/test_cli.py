@@ -51,7 +51,7 @@ def servers_of(driver: int) -> list[psutil.Process]:
 
 
 def assert_nothing_left(driver: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120  # a server watches its parent only once torch is imported
     while (left := servers_of(driver)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not left
@@ -111,7 +111,7 @@ def test_interrupted_it_keeps_what_had_finished_and_leaves_nothing_running(
     )
     wait_for_samples(driver, out, 5)
     driver.send_signal(number)
-    _, said = driver.communicate(timeout=60)
+    _, said = driver.communicate(timeout=WAIT_S)
     assert driver.returncode == 130, said
     assert said.splitlines()[-1] == "seer-sgl: interrupted"
     assert "Traceback" not in said

@@ -17,7 +17,7 @@ from seer_sgl.config import KvPoolConfig
 from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.processes import free_port
 from tests.e2e.compare import Samples, accepted_drafts, assert_identical, roll
-from tests.e2e.conftest import MODEL, SERVER_FLAGS, servers, two_urls
+from tests.e2e.conftest import MODEL, SERVER_FLAGS, servers, two_cores, two_urls
 
 pytestmark = pytest.mark.own_engines
 
@@ -58,7 +58,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Samples]:
     """What a plain engine makes of undivided requests, by kind of sampling."""
     url = two_urls()[:1]
     found: dict[str, Samples] = {}
-    with servers(url, [SERVER_FLAGS], tmp_path_factory.mktemp("plain"), cores=[{0}]):
+    with servers(url, [SERVER_FLAGS], tmp_path_factory.mktemp("plain"), cores=two_cores()[:1]):
         for kind in KINDS:
             undivided = config(url, kind, scheduling={"divide": False})
             found[kind], report = asyncio.run(roll(undivided, PROMPTS))
@@ -84,7 +84,7 @@ async def drafted(
         file.write_text(yaml.safe_dump(fleet))
         fleets.append(["--fleet", str(file)])
     reports = []
-    with servers(urls, fleets, tmp_path, cores=[{0}, {1}]):
+    with servers(urls, fleets, tmp_path, cores=two_cores()):
         for kind, whole in reference.items():
             parts, report = await roll(config(urls, kind, **sections), PROMPTS, placement=placement)
             assert_identical(whole, parts)

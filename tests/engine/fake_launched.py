@@ -9,15 +9,13 @@ import asyncio
 import subprocess
 import sys
 import time
-
-from aiohttp import web
-
-from tests.fake_sglang import FakeSGLang
+from typing import Any
 
 
-async def serve(port: int, plugin: bool) -> None:
-    fake = FakeSGLang(plugin={"version": "1", "missing": []} if plugin else None)
-    runner = web.AppRunner(fake.app(), access_log=None)
+async def serve(port: int, app: Any) -> None:
+    from aiohttp import web
+
+    runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
     await asyncio.Event().wait()
@@ -28,14 +26,17 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--mode")
     flags, _ = parser.parse_known_args()
+    print("loading weights", flush=True)  # before what takes long to import
+    from tests.fake_sglang import FakeSGLang
+
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    print("loading weights", flush=True)
     if flags.mode == "die":
         print("ValueError: the weights are gone", flush=True)
         sys.exit(3)
     if flags.mode == "hang":
         time.sleep(600)
-    asyncio.run(serve(flags.port, plugin=flags.mode == "serve"))
+    plugin = {"version": "1", "missing": []} if flags.mode == "serve" else None
+    asyncio.run(serve(flags.port, FakeSGLang(plugin=plugin).app()))
 
 
 main()

@@ -12,6 +12,7 @@ from asyncio.subprocess import PIPE
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from socket import SO_RCVBUF, SOL_SOCKET
 
 import aiohttp
 import pytest
@@ -247,6 +248,8 @@ async def test_a_reader_that_stops_holds_up_nobody_and_no_memory(
             lacking -= sum(delta.position == 0 for delta in message.deltas)
 
     async with raw(server, "slow") as slow, raw(server, "fast") as fast:
+        # The system must not take for it what it does not read.
+        slow.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_RCVBUF, 1 << 16)
         for socket in (slow, fast):
             await socket.send_bytes(frames.encode(Open({"g": {}})))
         await until(lambda: "g" in hub and len(hub._groups["g"].peers) == 2)

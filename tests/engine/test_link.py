@@ -18,7 +18,7 @@ from seer_sgl.engine.plugin.frames import Forget, Hello, Rates, Stored
 from seer_sgl.engine.plugin.link import Link
 from seer_sgl.processes import free_port
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 RATES = Rates(1000, 0.5, 2000, 0.25)
 
 
@@ -27,8 +27,8 @@ def reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_side, "RECONNECT_S", 0.02)
 
 
-async def until(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
-    async with asyncio.timeout(deadline_s):
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
         while True:
             if condition():
                 return
@@ -356,4 +356,4 @@ async def test_what_could_not_be_sent_arrives_after_the_reconnect(
         one.send(Stored("g.0.c1/", True))
         async with serving(driver.serve, port):
             await until(lambda: breaks and driver.linked("one"))
-            await until(lambda: heard.stored, deadline_s=3.0)
+            await until(lambda: heard.stored)
