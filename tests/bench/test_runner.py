@@ -59,7 +59,7 @@ async def test_rounds_take_the_seeds_in_turn_and_the_arms_there_and_back(
     async for _ in made(tmp_path, []).rounds():
         pass
     there = [arm.name for arm in ARMS]
-    seeds = [6, 12, 7, 6]
+    seeds = [9, 1, 8, 9]
     for number, seed in enumerate(seeds):
         arms = there if number % 2 == 0 else there[::-1]
         assert rolls.measured[3 * number : 3 * number + 3] == [(number, seed, arm) for arm in arms]
