@@ -216,8 +216,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineWork(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine has computed since it started. `prefilled_tokens`: not found in any cache,
-    those of a request that was preempted once more."""
+    """What an engine has computed since it started. `prefilled_tokens`: input tokens found in no
+    cache, those of a preempted request again."""
 
     forward_steps: int
     prefilled_tokens: int

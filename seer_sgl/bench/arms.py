@@ -25,7 +25,8 @@ class Paper(msgspec.Struct, frozen=True):
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to roll out. `over`: the arm that it adds one technique to."""
+    """One way to roll out. `over`: the arm that its gain is measured against; but for greedy ones,
+    it adds one technique to that."""
 
     name: str
     says: str

@@ -6,6 +6,7 @@ import json
 import platform
 import subprocess
 import time
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -43,19 +44,23 @@ PACKAGES = (
 class Findings:
     """What is known so far: nothing that was measured is lost when the rest fails."""
 
-    def __init__(self, config: BenchConfig, out: Path) -> None:
+    def __init__(self, config: BenchConfig, out: Path, failures: Sequence[Failure]) -> None:
+        """`failures`: those of the runner, which may still come."""
         self._config = config
         self._out = out
-        self.rows: list[Row] = []
+        self._failures = failures
         self.rolled: list[Rolled] = []
-        self.failures: list[Failure] = []
         self.commit = _commit()  # of the code that measures, whatever becomes of it meanwhile
         self.soak: list[SoakRow] = []
         self.engine: EngineConfig | None = None  # step times of the servers
 
+    @property
+    def rows(self) -> list[Row]:
+        """The figures of every rollout."""
+        return [rolled.row for rolled in self.rolled]
+
     def add(self, rolled: Rolled) -> None:
         """One more rollout: kept, and written down."""
-        self.rows.append(rolled.row)
         self.rolled.append(rolled)
         with (self._out / "rounds.jsonl").open("ab") as file:
             file.write(msgspec.json.encode(rolled.row) + b"\n")
@@ -65,8 +70,8 @@ class Findings:
         report = {
             "arms": summarize(self.rows),
             "seeds": by_seed(self.rows),
-            "doubts": doubts(self.rows),
-            "failures": msgspec.to_builtins(self.failures),
+            "doubts": doubts(self.rows, imposed=self._config.bench.workload is not None),
+            "failures": msgspec.to_builtins(self._failures),
             "predicted": {},
             "soak": msgspec.to_builtins(self.soak),
             "soak_drift": drift(self.soak),
@@ -102,8 +107,7 @@ async def bench(config: BenchConfig, out: Path, console: Console) -> None:
     arms = runnable(config, announce)
     _make_folder(out)
     runner = Runner(config, arms, out, announce)
-    findings = Findings(config, out)
-    findings.failures = runner.failures
+    findings = Findings(config, out, runner.failures)
     total = config.bench.rounds * len(arms)
     # It loads weights anew, which is for nobody's servers but our own.
     rollouts = config.bench.soak if EVERY[SEER] in arms and runner.own_servers else 0
@@ -113,6 +117,8 @@ async def bench(config: BenchConfig, out: Path, console: Console) -> None:
             async for rolled in runner.rounds():
                 findings.add(rolled)
                 announce(f"{len(findings.rows)}/{total} {_line(rolled.row)}")
+            if SEER in {failure.arm for failure in runner.failures}:
+                rollouts = 0
             async for row in soak(runner, rollouts):
                 findings.soak.append(row)
                 announce(f"soak {row.number + 1}/{rollouts}: {row.wall_s:.1f} s")
@@ -122,7 +128,7 @@ async def bench(config: BenchConfig, out: Path, console: Console) -> None:
             report = await asyncio.to_thread(findings.write)
             console.print(arms_table(report))
             for doubt in report["doubts"]:
-                announce(f"mind: {doubt}")
+                announce(f"warning: {doubt}")
             announce(f"wrote the report and its pictures into {out}")
     if runner.failures:
         failed = ", ".join(failure.arm for failure in runner.failures)

@@ -144,8 +144,11 @@ def asked_for(options: Mapping[str, Any]) -> list[str]:
     if options.get("arms") is not None:
         overrides.append(f"bench.arms=[{options['arms']}]")
     joined: set[str] = set()
-    for engines in options.get("engines") or ():
-        kind = "" if engines.isdigit() else _kind_and_urls(engines)[0]
+    given = options.get("engines") or ()
+    for engines in given:
+        if engines.isdigit() and len(given) > 1:
+            raise ConfigError(f"--engines {engines}: starts servers; nothing else goes with it")
+        kind, _ = _kind_and_urls(engines)
         if kind in joined:
             raise ConfigError(f"--engines {engines}: twice; all of a kind go with commas")
         joined.add(kind)

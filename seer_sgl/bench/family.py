@@ -6,8 +6,9 @@ from typing import NamedTuple, TypeVar
 
 import psutil
 
+from seer_sgl.engine.process import SERVER_MODULE
+
 T = TypeVar("T")
-SERVER = "seer_sgl.engine.plugin.server"  # in the command line of a server
 
 
 class Server(NamedTuple):
@@ -31,7 +32,7 @@ def family() -> Family:
         command = told(child.cmdline, list[str]())
         below = told(partial(child.children, recursive=True), list[psutil.Process]())
         processes = [child, *below]
-        if SERVER in command:
+        if SERVER_MODULE in command:
             servers.append(Server(command, processes))
         else:
             others += processes

@@ -28,7 +28,8 @@ class Fleets:
         self._stack = contextlib.AsyncExitStack()
 
     async def of(self, arm: Arm, sampling: SamplingConfig) -> Fleet:
-        """Servers for the arm, up. Raises EngineStartError."""
+        """Servers for the arm, up. Raises EngineStartError, PoolError, or ConfigError for servers
+        that run already and are others."""
         if arm.kind not in self._open:
             joined = self._config.engines.launch == "external"
             if joined or not self._config.bench.together:

@@ -19,7 +19,7 @@ from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.types import EngineInfo, EngineWork, Prompt
 
 from .family import family, told
-from .router import servers_of
+from .router import RoutedEngine, servers_of
 
 SampleKey = tuple[str, int]  # group id, index
 Digests = Mapping[SampleKey, bytes]
@@ -29,10 +29,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one rollout. Seconds and tokens; engines in their order.
 
     `idle`: share of the time in which an engine had no request, None behind a router;
-    `forward_steps`: batches that the engines ran; `prefilled_tokens`: all that they prefilled, for
-    a request that they had preempted once more; `recomputed_tokens`: of it, by continuations.
-    `engine_cpu_s`: CPU time of their processes, None where they run elsewhere; `other_cpu_s`: of a
-    router and of the KV pool.
+    `forward_steps`: batches that the engines ran; `prefilled_tokens`: input tokens found in no
+    cache, those of a preempted request again; `recomputed_tokens`: of them, of continuations.
+    `engine_cpu_s`: CPU time of their processes, None where they run elsewhere; `other_cpu_s`: of
+    the routers and KV pools that are up, whichever arm runs.
     """
 
     arm: str
@@ -114,7 +114,7 @@ async def roll(
         raise RolloutError("nothing was rolled out")
     done = _since(before, await _work(servers))
     drafting = report["drafting"]
-    routed = servers is not fleet.engines
+    routed = isinstance(fleet.engines[0], RoutedEngine)
     same = len(digests) if reference is None else identical(digests, reference)
     row = Row(
         arm=arm,
@@ -162,9 +162,9 @@ def identical(digests: Digests, reference: Digests) -> int:
 
 async def _work(servers: Sequence[HttpEngine]) -> EngineWork | None:
     """Of all of them; None where one does not tell."""
-    told = [await server.work() for server in servers]
-    known = [work for work in told if work is not None]
-    if len(known) < len(told):
+    each = [await server.work() for server in servers]
+    known = [work for work in each if work is not None]
+    if len(known) < len(each):
         return None
     return EngineWork(
         forward_steps=sum(work.forward_steps for work in known),

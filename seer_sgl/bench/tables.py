@@ -61,7 +61,7 @@ WORK: Sequence[Column] = (
     ("engines' CPU s", _median("engine_cpu_s", ",.1f")),
     ("of it drafting", _median("drafting_cpu_s", ",.1f")),
     ("driver's CPU s", _median("driver_cpu_s", ".2f")),
-    ("router's and pool's CPU s", _median("other_cpu_s", ".2f")),
+    ("CPU s of routers and pools that are up", _median("other_cpu_s", ".2f")),
 )
 
 
@@ -145,7 +145,8 @@ def _engines(config: dict[str, Any]) -> str:
 
 
 def _failure(failure: dict[str, Any]) -> str:
-    return f"without `{failure['arm']}` from round {failure['round']} on: {failure['error']}"
+    why, _, _ = failure["error"].partition("\n")  # the rest is the end of a log
+    return f"without `{failure['arm']}` from round {failure['round']} on: {why}"
 
 
 def _drift(slopes: dict[str, float]) -> str:

@@ -22,6 +22,7 @@ from .process import SERVER_MODULE, cpu_flags, engine_environment, gpu_visible, 
 SGLANG_DEFAULT_PORT = 30000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FLEET = "--fleet"
+REPLICAS = ("--dp-size", "--data-parallel-size", "--dp")
 
 
 def exec_engine(arguments: list[str]) -> NoReturn:
@@ -34,8 +35,10 @@ def exec_engine(arguments: list[str]) -> NoReturn:
     """
     flags, fleet = _without_fleet(arguments)
     # Defaults come first: of a repeated flag SGLang takes the last.
-    # SGLang would draw a port for its ranks long before it listens there.
-    defaults = server_flags(({} if gpu_visible() else cpu_flags()) | {"nccl-port": free_port()})
+    defaults = [] if gpu_visible() else server_flags(cpu_flags())
+    if not any(_value(arguments, flag) for flag in REPLICAS):  # each of them needs its own
+        # SGLang would draw one that an outgoing connection may take before its ranks do.
+        defaults += ["--nccl-port", str(free_port())]
     environment = engine_environment(None)
     if fleet is not None:
         config = load(Path(fleet))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 COLOURS = {
     BASELINE: "#9a9a9a",
     "group_least_loaded": "#c7b299",
+    "request_round_robin": "#bab0ac",
     "no_context": "#72b7b2",
     "seer": "#4c78a8",
     ORACLE: "#54a24b",

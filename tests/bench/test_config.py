@@ -151,7 +151,10 @@ def test_servers_of_another_model_are_refused(theirs: str) -> None:
 def test_servers_of_a_kind_are_named_once() -> None:
     with pytest.raises(ConfigError, match="--engines http://b:1: twice"):
         asked_for({"engines": ("plain=http://a:1", "http://b:1")})
-    assert len(asked_for({"engines": ("plain=http://a:1", "pool=http://b:1")})) > 1
+    both = asked_for({"engines": ("plain=http://a:1", "pool=http://b:1")})
+    assert {"bench.urls.plain=[http://a:1]", "bench.urls.pool=[http://b:1]"} < set(both)
+    with pytest.raises(ConfigError, match="--engines 4: starts servers; nothing else"):
+        asked_for({"engines": ("4", "http://b:1")})
 
 
 def test_a_limit_of_chunks_in_flight_is_for_those_who_divide() -> None:

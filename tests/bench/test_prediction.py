@@ -134,6 +134,9 @@ def test_what_a_step_consists_of() -> None:
         for tokens in (64.0, 548.0, 1548.0)
     ]
     assert fitted_step(steps) == pytest.approx((2e-3, 1e-4, 3e-7))
+    rows, tokens, slowest = steps[-1]
+    overhead, _, _ = fitted_step([*steps[:-1], (rows, tokens, 1.1 * slowest)])
+    assert overhead == pytest.approx(2e-3, rel=0.1), "one long step does not shift the short ones"
 
 
 def test_what_a_draft_adds_to_a_step() -> None:

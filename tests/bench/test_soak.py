@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.bench.family import SERVER, family
+from seer_sgl.bench.family import family
 from seer_sgl.bench.soak import SoakRow, drift, kv_hit_share
+from seer_sgl.engine.process import SERVER_MODULE
 from seer_sgl.rollout.recorder import Recorder
 
 
@@ -68,7 +69,7 @@ def test_the_hit_share_is_that_of_continuations() -> None:
 def test_servers_and_their_children_are_told_from_others() -> None:
     waits = "import sys; print(flush=True); sys.stdin.read()"
     spawns = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {waits!r}])"
-    commands = [[sys.executable, "-c", spawns, SERVER], [sys.executable, "-c", waits]]
+    commands = [[sys.executable, "-c", spawns, SERVER_MODULE], [sys.executable, "-c", waits]]
     pipe = subprocess.PIPE
     processes = [subprocess.Popen(line, stdin=pipe, stdout=pipe) for line in commands]
     try:
@@ -78,7 +79,7 @@ def test_servers_and_their_children_are_told_from_others() -> None:
         now = family()
         server, other = (process.pid for process in processes)
         (found,) = now.servers
-        assert SERVER in found.command
+        assert SERVER_MODULE in found.command
         assert found.processes[0].pid == server
         assert len(found.processes) == 2
         assert other in {process.pid for process in now.others}

@@ -92,8 +92,8 @@ def test_idle_time_of_each_engine() -> None:
 
 def test_other_samples_than_the_references_are_told_first() -> None:
     same, other = row("seer", 0), row("divided", 0, identical_share=0.5)
-    assert doubts([same]) == []
-    (doubt,) = doubts([same, other])
+    assert doubts([same], imposed=False) == doubts([other], imposed=True) == []
+    (doubt,) = doubts([same, other], imposed=False)
     assert doubt.startswith("divided: only 50.0% of the samples")
 
 
@@ -137,7 +137,7 @@ def test_the_page_has_every_arm_and_the_papers_figures() -> None:
         "arms": summarize(rows),
         "seeds": by_seed(rows),
         "doubts": [],
-        "failures": [{"arm": "oracle", "round": 1, "error": "it broke"}],
+        "failures": [{"arm": "oracle", "round": 1, "error": "it broke\n# a log"}],
         "predicted": {},
         "soak": [],
         "soak_drift": {},
@@ -155,7 +155,8 @@ def test_the_page_has_every_arm_and_the_papers_figures() -> None:
         },
     }
     page = markdown(report)
-    assert "- without `oracle` from round 1 on: it broke" in page
+    assert "- without `oracle` from round 1 on: it broke\n" in page
+    assert "a log" not in page
     assert "| seer | 1 | 168 (168 to 168) | 2.10 (2.10 to 2.10) | 2.04 |" in page
     assert "| group_round_robin | 1 | 80 (80 to 80) | 1.00 (1.00 to 1.00) | 1.00 |" in page
     assert "no GPU" in page

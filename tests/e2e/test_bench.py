@@ -37,6 +37,9 @@ def test_every_arm_has_the_same_samples(engine_urls: list[str], tmp_path: Path) 
         assert arm["throughput_tok_s"] > 0
         assert arm["forward_steps"] > 0, "engines with the plugin tell"
         assert arm["prefilled_tokens"] >= 3 * PROMPT_TOKENS
+    for row in report["rounds"]:
+        # All of it, and what of it is a continuation's, but for the last token of its input.
+        assert row["prefilled_tokens"] > row["recomputed_tokens"]
     assert report["arms"]["group_round_robin"]["speedup"] == 1.0
     assert report["arms"]["divided"]["chunks"] > report["arms"]["group_round_robin"]["chunks"] == 12
     assert {row["round"] for row in report["rounds"]} == {0, 1}

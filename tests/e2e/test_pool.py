@@ -99,6 +99,6 @@ async def test_every_chunk_moves_with_its_kv_and_no_token_changes(
     # All of them on a quiet machine; on a busy one an acknowledgement may be given up.
     assert report["fetches"] >= 0.5 * report["migrations"]
     within_a_page = [tokens <= PAGE + 1 for tokens in seen.recomputed_after_fetch]
-    assert sum(within_a_page) >= 0.95 * len(within_a_page), sorted(seen.recomputed)[-10:]
+    assert sum(within_a_page) >= 0.95 * len(within_a_page), seen.recomputed_after_fetch
     assert report["cached_tokens"]["storage"] > 0
     assert report["retractions"] == 0

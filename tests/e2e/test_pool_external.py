@@ -21,7 +21,7 @@ pytestmark = pytest.mark.own_engines
 TOKEN = "a secret of this test"
 PROMPTS = 2
 # SGLang's own: the cores of each rank.
-RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(*core) for core in two_cores())}
+RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(min(core)) for core in two_cores())}
 
 
 def fleet_of(urls: list[str], master: str) -> dict[str, Any]:

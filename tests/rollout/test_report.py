@@ -77,6 +77,7 @@ def record() -> Recorder:
 
 def test_figures(record: Recorder) -> None:
     said = report(record)
+    assert record.reused_tokens == 12, "of continuations"
     expected = {
         "rollout_id": "r1",
         "seed": 7,

@@ -237,6 +237,15 @@ def test_what_is_not_there_in_time_will_never_be_whole(
     assert rank.sent == [Stored("r.c1/", False)]
 
 
+def test_looks_count_not_the_clock(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "FIRST_CHECK_S", 0.01)
+    monkeypatch.setattr(member, "LONGEST_WAIT_S", 0.04)
+    rank.run("r.c1/", "abcd", written=False)
+    until(lambda: rank.sent)
+    assert rank.sent == [Stored("r.c1/", False)]
+    assert rank.backend.asked == 3, "after 10, 20 and 40 ms or whenever it gets to it"
+
+
 def test_a_pool_that_is_away_for_a_while_ends_no_acknowledgement(rank: Rank) -> None:
     rank.backend.away = 2
     rank.run("r.c1/", "ab")

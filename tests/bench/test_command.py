@@ -1,0 +1,44 @@
+"""What becomes of the findings of a benchmark."""
+
+import io
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from seer_sgl.bench import command
+from seer_sgl.bench.config import load_bench, ready_config
+from seer_sgl.bench.measure import Rolled
+from seer_sgl.bench.runner import Failure, Runner
+from seer_sgl.errors import RolloutError
+from seer_sgl.rollout.recorder import Recorder
+from tests.bench.test_summary import row
+
+
+async def test_an_arm_that_failed_is_in_the_report_and_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def rounds(runner: Runner) -> AsyncIterator[Rolled]:
+        runner.failures.append(Failure("seer", 0, "it broke"))
+        yield Rolled(row("divided", 0), Recorder("r", 0, [], [], 0.0), {}, {}, [])
+
+    async def no_constants(*_: Any) -> None:
+        return None
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("a soak of an arm that failed")
+
+    monkeypatch.setattr(Runner, "rounds", rounds)
+    monkeypatch.setattr(command, "measure_constants", no_constants)
+    monkeypatch.setattr(Runner, "once", never)
+    overrides = ["engines.api_key=secret", "bench.arms=[divided, seer]"]
+    config = load_bench(ready_config(gpu=False), overrides)
+    console = Console(file=io.StringIO())
+    with pytest.raises(RolloutError, match="left out because they failed: seer"):
+        await command.bench(config, tmp_path / "out", console)
+    text = (tmp_path / "out" / "report.json").read_text()
+    assert json.loads(text)["failures"] == [{"arm": "seer", "round": 0, "error": "it broke"}]
+    assert "secret" not in text + (tmp_path / "out" / "report.md").read_text()
