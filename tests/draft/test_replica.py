@@ -1,16 +1,12 @@
-"""The replica: an index that is always right, traffic that heals itself, bounds on everything."""
+"""The replica: an index that is always right, bounds on everything."""
 
 import itertools
 from array import array
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from seer_sgl.draft import replica as replica_module
 from seer_sgl.draft.holdings import SEQUENCES
-from seer_sgl.draft.hub import Hub
 from seer_sgl.draft.messages import (
     MAX_NAME,
     MAX_SEQUENCES,
@@ -118,18 +114,6 @@ def test_what_others_decoded_goes_into_the_index() -> None:
     engine.check()
 
 
-def test_a_gap_is_asked_about_and_not_too_often() -> None:
-    engine = Engine()
-    engine.replica.begin("g", 0, PROMPT, [])
-    engine.pass_time()
-    engine.pass_time(1.0)
-    engine.hear(Deltas([delta("g", 1, 3, 5)]))
-    assert engine.index() == [[]]
-    assert engine.pass_time() == [Open({"g": {0: 0}})]
-    engine.hear(Deltas([delta("g", 1, 4, 5)]))
-    assert engine.pass_time() == []
-
-
 def test_a_call_goes_on_where_the_last_one_ended() -> None:
     engine = Engine()
     slot = engine.replica.begin("g", 3, PROMPT, [])
@@ -145,15 +129,6 @@ def test_a_call_goes_on_where_the_last_one_ended() -> None:
     assert deltas == Deltas([delta("g", 3, 0, 5, 6, 7, 8, 9)])
     assert opening == Open({"g": {3: 5}})
     engine.check()
-
-
-def test_what_other_engines_decoded_is_not_sent_unless_the_hub_lacks_it() -> None:
-    engine = Engine()
-    slot = engine.replica.begin("g", 0, PROMPT, [5, 6])
-    engine.decode(slot, 7)
-    assert engine.pass_time() == [Deltas([delta("g", 0, 2, 7)]), Open({"g": {0: 3}})]
-    engine.hear(Want({"g": {0: 1, 8: 0}, "unknown": {0: 0}}))
-    assert engine.sent == [Deltas([delta("g", 0, 1, 6, 7)])]
 
 
 @pytest.mark.parametrize("response", [[5], [5, 9], [5, 9, 9, 9]])
@@ -286,30 +261,6 @@ def test_a_message_waits_until_its_last_token_is_in_the_index() -> None:
     assert engine.replica.facts()["waits"] == {"count": 2, "sum_s": 3.5, "max_s": 2.5}
 
 
-def test_what_finds_the_queue_full_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_module, "MAX_WAITING", 100)
-    engine = Engine()
-    engine.replica.begin("g", 0, PROMPT, [])
-    engine.pass_time(5.0)
-    for i in range(100):
-        engine.replica.received(Deltas([delta("g", 1, i, 7)]))
-    assert sum(replica_module._size(message) for _, message in engine.replica._arrived) <= 100
-    assert engine.replica.facts()["lost_messages"] == 98
-    assert engine.pass_time(2.0) == [Open({"g": {0: 0, 1: 2}})]
-
-
-def test_who_is_asked_about_a_group_says_again_that_it_is_served() -> None:
-    engine = Engine()
-    engine.decode(engine.replica.begin("g", 0, PROMPT, []), 5)
-    engine.pass_time()
-    engine.pass_time(2.0)
-    for _ in range(3):
-        engine.hear(Want({"g": {0: 1}, "unknown": {0: 1}}))
-    assert engine.pass_time() == [Open({"g": {0: 1}})]
-    engine.hear(Want({"g": {0: 1}}))
-    assert engine.pass_time() == [], "not all the time"
-
-
 @pytest.mark.parametrize(
     "bad",
     [
@@ -345,15 +296,6 @@ def test_names_that_cannot_travel_do_so_as_digests(name: str) -> None:
     assert sent == [Open({travelling_name(name): {0: 0}})]
     assert msgspec.msgpack.encode(sent)
     assert engine.replica.source(slot, 0) == "own"
-
-
-def test_after_a_reconnect_everything_that_is_served_is_told_again() -> None:
-    engine = Engine()
-    engine.decode(engine.replica.begin("g", 0, PROMPT, []), 5)
-    engine.decode(engine.replica.begin("h", 0, PROMPT, []), 6)
-    engine.pass_time()
-    engine.replica.connected()
-    assert engine.pass_time() == [Open({"g": {0: 1}, "h": {0: 1}})]
 
 
 def test_an_engine_that_shares_nothing_still_takes_history_and_done() -> None:
@@ -398,145 +340,6 @@ def test_without_a_hub_it_all_works_and_nothing_is_sent() -> None:
     assert engine.index() == [[], [5]]
     assert engine.sent == []
     engine.check()
-
-
-class Network:
-    """Engines and a hub, between them frames that may be lost, doubled and overtaken."""
-
-    def __init__(self, engines: int) -> None:
-        self.engines = [Engine() for _ in range(engines)]
-        self.hub = Hub(PLENTY)
-        self.up: list[tuple[int, ToHub]] = []
-        self.down: list[tuple[int, ToReplica]] = []
-        self.truth: dict[tuple[str, int], list[int]] = {}
-        self.live: dict[tuple[str, int], tuple[int, int]] = {}  # engine and slot
-        self.tokens = itertools.count(1)
-
-    def begin(self, engine: int, group: str, sequence: int) -> None:
-        if (group, sequence) not in self.live:
-            response = self.truth.setdefault((group, sequence), [])
-            slot = self.engines[engine].replica.begin(group, sequence, PROMPT, response)
-            self.live[group, sequence] = engine, slot
-
-    def decode(self, group: str, sequence: int, count: int) -> None:
-        if (group, sequence) in self.live:
-            engine, slot = self.live[group, sequence]
-            tokens = list(itertools.islice(self.tokens, count))
-            self.truth[group, sequence] += tokens
-            self.engines[engine].decode(slot, *tokens)
-
-    def end(self, group: str, sequence: int) -> None:
-        if (group, sequence) in self.live:
-            engine, slot = self.live.pop((group, sequence))
-            self.engines[engine].replica.end(slot)
-
-    def flow(self, seconds: float) -> None:
-        """Time passes; what is sent is under way."""
-        for number, engine in enumerate(self.engines):
-            self.up += [(number, message) for message in engine.pass_time(seconds)]
-            while (message := self.hub.take(str(number))) is not None:
-                self.down.append((number, message))
-            engine.check()
-
-    def step(self, seconds: float) -> None:
-        """Every call that runs decodes a token, and what is due is sent."""
-        for group, sequence in list(self.live):
-            self.decode(group, sequence, 1)
-        self.flow(seconds)
-
-    def deliver(self, which: int, fate: str) -> None:
-        """One frame arrives, twice, or never; any of those under way."""
-        count = len(self.up) + len(self.down)
-        if not count:
-            return
-        which %= count
-        queue, which = (
-            (self.up, which) if which < len(self.up) else (self.down, which - len(self.up))
-        )
-        number, message = queue[which] if fate == "twice" else queue.pop(which)
-        if fate == "lost":
-            return
-        if isinstance(message, Open | Leave | Done) or queue is self.up:
-            self.hub.receive(str(number), message)  # type: ignore[arg-type]
-        else:
-            self.engines[number].hear(message)
-
-    def rush(self, fates: list[str]) -> None:
-        """Everything under way is on its way, these fates first."""
-        for fate in fates:
-            self.deliver(0, fate)
-            self.deliver(-1, fate)
-        while self.up or self.down:
-            self.deliver(0, "arrives")
-
-    def restart(self) -> None:
-        """The hub dies with all it knew, and the sockets with it."""
-        self.hub = Hub(PLENTY)
-        self.up.clear()
-        self.down.clear()
-        for engine in self.engines:
-            engine.replica.connected()
-
-    def heal(self) -> None:
-        """Everything arrives, in order, for a while."""
-        for _ in range(4 * int(RESYNC_S)):
-            self.flow(0.5)
-            while self.up or self.down:
-                self.deliver(0, "arrives")
-
-    def check_prefixes(self) -> None:
-        everywhere = [engine.replica._held.groups for engine in self.engines]
-        for groups in everywhere:
-            for group in groups.values():
-                for number, log in group.logs.items():
-                    assert self.truth[group.name, number][: len(log.tokens)] == list(log.tokens)
-        for name in ("g", "h"):
-            for number, tokens in self.hub.of(name).items():
-                assert self.truth[name, number][: len(tokens)] == list(tokens)
-
-    def check_complete(self) -> None:
-        for engine in self.engines:
-            for group in engine.replica._held.groups.values():
-                if not group.told:
-                    continue
-                for (name, number), tokens in self.truth.items():
-                    if name == group.name and tokens:
-                        assert list(group.logs[number].tokens) == tokens
-
-
-FATES = ("arrives", "arrives", "twice", "lost")
-SEQUENCE = (st.sampled_from("gh"), st.integers(0, 2))
-ENGINE = st.integers(0, 2)
-ACTION = st.one_of(
-    st.tuples(st.just("begin"), ENGINE, *SEQUENCE),
-    st.tuples(st.just("decode"), *SEQUENCE, st.integers(1, 4)),
-    st.tuples(st.just("decode"), *SEQUENCE, st.integers(1, 4)),
-    st.tuples(st.just("end"), *SEQUENCE),
-    st.tuples(st.just("step"), st.sampled_from([0.1, 0.1, 2.0])),
-    st.tuples(st.just("step"), st.sampled_from([0.1, 0.1, 2.0])),
-    st.tuples(st.just("deliver"), st.integers(0, 99), st.sampled_from(FATES)),
-    st.tuples(st.just("rush"), st.lists(st.sampled_from(FATES), max_size=8)),
-    st.tuples(st.just("rush"), st.lists(st.sampled_from(FATES), max_size=8)),
-    st.tuples(st.just("restart")),
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.lists(ACTION, min_size=20, max_size=80))
-def test_replicas_are_prefixes_of_the_truth_and_converge_once_frames_flow(
-    actions: list[tuple[object, ...]],
-) -> None:
-    network = Network(3)
-    for name, sequence in itertools.product("gh", range(3)):
-        network.begin(sequence, name, sequence)
-    for action, *arguments in actions:
-        getattr(network, str(action))(*arguments)
-        network.check_prefixes()
-    for name, sequence in itertools.product("gh", range(3)):
-        network.begin(sequence, name, sequence)
-    network.heal()
-    network.check_prefixes()
-    network.check_complete()
 
 
 def test_calls_that_all_have_one_name_end_neither_the_group_nor_the_engine() -> None:
