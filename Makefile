@@ -42,7 +42,7 @@ check: $(READY)
 test: check
 	$(BIN)/python -m pytest --hypothesis-profile=ci --durations=12
 
-# All of Seer against plain SGLang (40 minutes on two cores). OUT chooses another folder.
+# All of Seer against plain SGLang (50 minutes on two cores). OUT chooses another folder.
 OUT ?= out/bench/$(shell date +%Y%m%d-%H%M%S)
 bench: $(READY)
 	$(BIN)/seer-sgl bench --config configs/bench-cpu.yaml --out $(OUT)
