@@ -108,9 +108,8 @@ def pages_fetched(stock: Callable[..., int], self: Any, operation: Any) -> int:
     return pages
 
 
-def batch_begins(*args: Any, **kwargs: Any) -> None:
+def batch_begins(self: Any, batch: Any, *_: Any, **__: Any) -> None:
     """Before `Scheduler.run_batch`."""
-    batch = kwargs["batch"] if "batch" in kwargs else args[1]
     if _member is not None and batch.forward_mode.is_extend():
         batch.seer_began = time.monotonic()
 

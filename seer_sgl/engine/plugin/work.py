@@ -11,10 +11,9 @@ def hooks() -> list[tuple[str, Callable[..., Any], str]]:
     return [("sglang.srt.managers.scheduler.Scheduler.run_batch", batch_begins, "before")]
 
 
-def batch_begins(*args: Any, **kwargs: Any) -> None:
+def batch_begins(self: Any, batch: Any, *_: Any, **__: Any) -> None:
     """Before `Scheduler.run_batch`."""
     global _prefilled  # noqa: PLW0603 (one scheduler a process)
-    batch = kwargs["batch"] if "batch" in kwargs else args[1]
     if batch.forward_mode.is_extend():
         _prefilled += batch.extend_num_tokens or 0
 
