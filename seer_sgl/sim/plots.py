@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 COLOURS = {
     BASELINE: "#9a9a9a",
     "group_least_loaded": "#c7b299",
-    "request_round_robin": "#bab0ac",
+    "request_round_robin": "#eeca3b",
     "no_context": "#72b7b2",
     "seer": "#4c78a8",
     ORACLE: "#54a24b",
@@ -144,7 +144,7 @@ def _ablation(case: Case) -> "Figure":
 
 
 def _bars(axis: "Axes", rows: Sequence[Outcome], heights: Sequence[float], label: str) -> None:
-    names = [row.policy.replace("group_", "group\n").replace("_", " ") for row in rows]
+    names = [row.policy.replace("_", "\n") for row in rows]
     bars = axis.bar(names, heights, color=[COLOURS[row.policy] for row in rows], width=0.66)
     axis.bar_label(bars, fmt="%.2f", fontsize=9, padding=2)
     axis.set_ylabel(label)
