@@ -1,4 +1,5 @@
-# make rollout | test | check | bench | microbench: each sets up .venv when it is missing or stale.
+# make rollout | test | test-long | check | bench | microbench: each sets up .venv when it is missing
+# or stale.
 # Needs python3 >= 3.11 with its venv module, and make. SEER_PYTHON chooses another interpreter.
 
 SEER_PYTHON ?= python3
@@ -7,7 +8,7 @@ READY := .venv/.ready
 IBVERBS := $(SEER_PYTHON) -c 'import ctypes; ctypes.CDLL("libibverbs.so.1")' 2>/dev/null
 GPU := $(wildcard /proc/driver/nvidia/version /dev/kfd)
 
-.PHONY: venv rollout test check bench microbench clean
+.PHONY: venv rollout test test-long check bench microbench clean
 
 venv: $(READY)
 
@@ -40,7 +41,11 @@ check: $(READY)
 
 # The same examples every time; plain pytest draws new ones.
 test: check
-	$(BIN)/python -m pytest --hypothesis-profile=ci --durations=12
+	$(BIN)/python -m pytest --hypothesis-profile=ci --durations=12 -m "not long"
+
+# What takes longer than a change should wait for: wider variants of the tests above.
+test-long: $(READY)
+	$(BIN)/python -m pytest --hypothesis-profile=ci --durations=12 -m long
 
 # All of Seer against plain SGLang (50 minutes on two cores). OUT chooses another folder.
 OUT ?= out/bench/$(shell date +%Y%m%d-%H%M%S)
