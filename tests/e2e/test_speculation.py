@@ -1,13 +1,16 @@
 """Speculation changes no token: drafting engines against a plain, undivided one.
 
 Chains and trees, pages of 1 and of 16 tokens, every chunk forced onto the other engine, and with a
-pool, its KV through a real Mooncake.
+pool, its KV through a real Mooncake. And it ends no response elsewhere, whatever it stops at.
 """
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -16,6 +19,10 @@ from bench.elsewhere import AlwaysElsewhere
 from seer_sgl.config import KvPoolConfig
 from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.processes import free_port
+from seer_sgl.rollout.loop import Observer
+from seer_sgl.rollout.samples import SampleWriter
+from seer_sgl.rollout.tokenizer import load_tokenizer
+from seer_sgl.types import Sample
 from tests.e2e.compare import Samples, accepted_drafts, assert_identical, roll
 from tests.e2e.conftest import MODEL, SERVER_FLAGS, servers, two_cores, two_urls
 
@@ -23,14 +30,16 @@ pytestmark = pytest.mark.own_engines
 
 TOKEN = "a secret of this test"
 PROMPTS = 8
-KINDS: Mapping[str, dict[str, Any]] = {
-    "T=1": {"temperature": 1.0},
-    "T=0.7": {"temperature": 0.7},
-    "greedy": {"temperature": 0.0},
-    "top-p": {"temperature": 1.0, "top_p": 0.9},
-    "top-k": {"temperature": 1.0, "top_k": 8},
-}
+STOP_PROMPTS = 3
 LONGEST = 256
+T1 = {"temperature": 1.0, "max_response_len": LONGEST}
+KINDS: Mapping[str, dict[str, Any]] = {
+    "T=1": T1,
+    "T=0.7": T1 | {"temperature": 0.7},
+    "greedy": T1 | {"temperature": 0.0},
+    "top-p": T1 | {"top_p": 0.9},
+    "top-k": T1 | {"top_k": 8},
+}
 ENOUGH = 500  # accepted drafts, of some 13,000 tokens
 SGLANG = {
     "dtype": "float32",
@@ -41,35 +50,76 @@ SGLANG = {
 }
 
 
-def config(urls: list[str], kind: str, **sections: Any) -> dict[str, Any]:
+def config(urls: list[str], sampling: dict[str, Any], **sections: Any) -> dict[str, Any]:
     """A rollout over servers that run already."""
     return {
         "model": {"path": str(MODEL)},
         "engines": {"launch": "external", "urls": urls, **sections.pop("engines", {})},
         "scheduling": {"chunk_tokens": 96, **sections.pop("scheduling", {})},
-        "sampling": {"max_response_len": LONGEST, **KINDS[kind]},
+        "sampling": sampling,
         "rollout": {"seed": 5},
         **sections,
     }
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Samples]:
+class Reference(NamedTuple):
     """What a plain engine makes of undivided requests, by kind of sampling."""
-    url = two_urls()[:1]
-    found: dict[str, Samples] = {}
-    with servers(url, [SERVER_FLAGS], tmp_path_factory.mktemp("plain"), cores=two_cores()[:1]):
-        for kind in KINDS:
-            undivided = config(url, kind, scheduling={"divide": False})
-            found[kind], report = asyncio.run(roll(undivided, PROMPTS))
-            assert report["accept_length"] is None
-    return found
+
+    sampling: Mapping[str, dict[str, Any]]
+    samples: Mapping[str, Samples]
+    history: Path  # samples.jsonl of "T=1"
 
 
-async def drafted(
-    tmp_path: Path, reference: dict[str, Samples], pool: dict[str, Any], placement: AlwaysElsewhere
-) -> list[Any]:
-    """The reference again, on one engine that drafts chains and one that drafts trees; reports."""
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """The reference for KINDS and for every kind of stop."""
+    url, folder = two_urls()[:1], tmp_path_factory.mktemp("plain")
+    samples: dict[str, Samples] = {}
+
+    def plain(kind: str, sampling: dict[str, Any], prompts: int, *observers: Observer) -> None:
+        undivided = config(url, sampling, scheduling={"divide": False})
+        samples[kind], report = asyncio.run(roll(undivided, prompts, observers))
+        assert report["accept_length"] is None
+
+    writer = SampleWriter(folder / "history.jsonl")
+    with servers(url, [SERVER_FLAGS], folder, cores=two_cores()[:1]):
+        plain("T=1", KINDS["T=1"], PROMPTS, writer)
+        writer.close()
+        kinds = {**KINDS, **kinds_of_stop(samples["T=1"].values())}
+        for kind, sampling in kinds.items():
+            if kind != "T=1":
+                plain(kind, sampling, PROMPTS if kind in KINDS else STOP_PROMPTS)
+    return Reference(kinds, samples, folder / "history.jsonl")
+
+
+def kinds_of_stop(samples: Iterable[Sample]) -> dict[str, dict[str, Any]]:
+    """Two ways to stop, one of which the responses often reach right after the other."""
+    pairs: Counter[tuple[int, int]] = Counter()
+    for sample in samples:
+        ids = list(sample.response_ids)
+        first = {token: ids.index(token) for token in set(ids)}
+        pairs.update(pair for pair in pairwise(ids) if first[pair[0]] + 1 == first[pair[1]] > 8)
+    [((earlier, later), _)] = pairs.most_common(1)
+    tokenizer = load_tokenizer(str(MODEL))
+    assert tokenizer is not None
+    x, y = (tokenizer.decode([token]).strip() for token in (earlier, later))
+    return {
+        "stop: [later, earlier]": T1 | {"stop": [y, x]},
+        "stop: [earlier, later]": T1 | {"stop": [x, y]},
+        "stop_token_ids before stop": T1 | {"stop_token_ids": [earlier], "stop": [y]},
+        "stop before stop_token_ids": T1 | {"stop_token_ids": [later], "stop": [x]},
+        "no_stop_trim": T1 | {"stop": [y, x], "no_stop_trim": True},
+        "stop_regex": T1 | {"stop_regex": [y, f"{x}|{y} ."], "stop_token_ids": [later]},
+        "min_new_tokens": T1 | {"stop_token_ids": [later], "stop": [y], "min_new_tokens": 40},
+    }
+
+
+@contextlib.contextmanager
+def drafting(
+    folder: Path, environment: pytest.MonkeyPatch, pool: dict[str, Any]
+) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """One engine that drafts chains and one that drafts trees: URLs, and a rollout's sections."""
+    environment.setenv("SEER_SGL_LINK_TOKEN", TOKEN)
     urls = two_urls()
     sections = {
         "engines": {"link": f"127.0.0.1:{free_port()}", "sglang": SGLANG},
@@ -78,54 +128,106 @@ async def drafted(
     }
     fleets = []
     for paths in (1, 4):
-        fleet = config(urls, "T=1", **sections)
-        fleet["draft"] = {"scope": "fleet", "paths": paths}
-        file = tmp_path / f"paths{paths}.yaml"
+        fleet = config(urls, T1, **sections) | {"draft": {"scope": "fleet", "paths": paths}}
+        file = folder / f"paths{paths}.yaml"
         file.write_text(yaml.safe_dump(fleet))
         fleets.append(["--fleet", str(file)])
+    with servers(urls, fleets, folder, cores=two_cores()):
+        yield urls, sections
+
+
+@pytest.fixture(scope="module")
+def pair(
+    reference: Reference, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """Drafting engines without a pool, once the reference's engine is gone."""
+    folder = tmp_path_factory.mktemp("pair")
+    with pytest.MonkeyPatch.context() as own, drafting(folder, own, {}) as running:
+        yield running
+
+
+async def every_chunk_elsewhere(
+    reference: Reference,
+    kinds: Iterable[str],
+    running: tuple[list[str], dict[str, Any]],
+    placement: AlwaysElsewhere,
+) -> list[Any]:
+    """The reference again, every chunk forced onto the other engine; reports."""
+    urls, sections = running
     reports = []
-    with servers(urls, fleets, tmp_path, cores=two_cores()):
-        for kind, whole in reference.items():
-            parts, report = await roll(config(urls, kind, **sections), PROMPTS, placement=placement)
-            assert_identical(whole, parts)
-            assert report["retractions"] == 0
-            assert report["migrations"] == report["chunks"] - report["samples"] > 0
-            assert accepted_drafts(report) > ENOUGH
-            reports.append(report)
-    assert sum(report["samples"] for report in reports) == 8 * PROMPTS * len(reference)
+    for kind in kinds:
+        again = config(urls, reference.sampling[kind], **sections)
+        parts, report = await roll(again, PROMPTS, placement=placement)
+        assert_identical(reference.samples[kind], parts)
+        assert report["retractions"] == 0
+        assert report["samples"] == 8 * PROMPTS
+        assert report["migrations"] == report["chunks"] - report["samples"] > 0
+        assert accepted_drafts(report) > ENOUGH
+        reports.append(report)
     return reports
 
 
 async def test_no_token_changes_when_every_chunk_is_computed_again_elsewhere(
-    tmp_path: Path, reference: dict[str, Samples], monkeypatch: pytest.MonkeyPatch
+    reference: Reference, pair: tuple[list[str], dict[str, Any]]
 ) -> None:
-    monkeypatch.setenv("SEER_SGL_LINK_TOKEN", TOKEN)
-    some = {kind: reference[kind] for kind in ("T=1", "greedy", "top-p")}
-    reports = await drafted(tmp_path, some, {}, AlwaysElsewhere())
+    kinds = ("T=1", "greedy", "top-p")
+    reports = await every_chunk_elsewhere(reference, kinds, pair, AlwaysElsewhere())
     assert all(report["recomputed_tokens"] > 0 for report in reports)
 
 
+@pytest.mark.parametrize(
+    ("chunk_tokens", "with_history"),
+    [
+        (3, True),
+        (64, False),
+        pytest.param(3, False, marks=pytest.mark.long),
+        pytest.param(64, True, marks=pytest.mark.long),
+    ],
+)
+async def test_two_ways_to_stop_end_a_drafted_response_where_they_end_a_plain_one(
+    reference: Reference,
+    pair: tuple[list[str], dict[str, Any]],
+    chunk_tokens: int,
+    with_history: bool,
+) -> None:
+    urls, sections = pair
+    if with_history:
+        sections = sections | {"draft": {"scope": "fleet", "history": str(reference.history)}}
+    stops = [kind for kind in reference.sampling if kind not in KINDS]
+    for kind in stops:
+        divided = {"scheduling": {"chunk_tokens": chunk_tokens}}
+        again = config(urls, reference.sampling[kind], **sections, **divided)
+        parts, report = await roll(again, STOP_PROMPTS)
+        assert_identical(reference.samples[kind], parts)
+        assert accepted_drafts(report) > 0, kind
+        whole = "stop_regex" in reference.sampling[kind]  # not divided
+        assert whole or report["chunks"] > report["samples"]
+        stopped = [sample for sample in parts.values() if sample.finish_reason == "stop"]
+        assert len(stopped) > len(parts) / 2, kind
+    ends = {type(s.matched) for kind in stops for s in reference.samples[kind].values()}
+    assert ends >= {int, str}
+
+
 async def test_no_token_changes_when_requests_are_retracted_in_the_middle_of_drafts(
-    tmp_path: Path, reference: dict[str, Samples]
+    tmp_path: Path, reference: Reference
 ) -> None:
     crowded = {
         "model": {"path": str(MODEL)},
         "engines": {"cores": "auto", "sglang": {**SGLANG, "max-total-tokens": 3072}},
         "scheduling": {"divide": False, "kv_ledger": False},
         "draft": {"scope": "engine"},
-        "sampling": {"max_response_len": LONGEST, **KINDS["T=1"]},
+        "sampling": T1,
         "rollout": {"seed": 5},
     }
     parts, report = await roll(crowded, PROMPTS, log_dir=tmp_path)
     assert report["retractions"] > 0
     assert accepted_drafts(report) > ENOUGH
-    assert_identical(reference["T=1"], parts)
+    assert_identical(reference.samples["T=1"], parts)
 
 
 async def test_no_token_changes_when_the_kv_of_every_chunk_moves_through_mooncake(
-    tmp_path: Path, reference: dict[str, Samples], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SEER_SGL_LINK_TOKEN", TOKEN)
     async with open_mooncake(
         KvPoolConfig(backend="mooncake", memory="256mb"), tmp_path, print
     ) as master:
@@ -137,5 +239,8 @@ async def test_no_token_changes_when_the_kv_of_every_chunk_moves_through_mooncak
                 "page_size": 16,
             }
         }
-        reports = await drafted(tmp_path, reference, pool, AlwaysElsewhere(fetch=True))
+        with drafting(tmp_path, monkeypatch, pool) as running:
+            reports = await every_chunk_elsewhere(
+                reference, KINDS, running, AlwaysElsewhere(fetch=True)
+            )
     assert sum(report["cached_tokens"]["storage"] for report in reports) > 0
