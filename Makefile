@@ -1,33 +1,42 @@
-# make rollout | test | test-long | check | bench | microbench: each sets up .venv when it is missing
-# or stale.
+# make rollout | test | test-long | test-index | check | bench | microbench: each sets up .venv when it
+# is missing or stale.
 # Needs python3 >= 3.11 with its venv module, and make. SEER_PYTHON chooses another interpreter.
 
 SEER_PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-IBVERBS := $(SEER_PYTHON) -c 'import ctypes; ctypes.CDLL("libibverbs.so.1")' 2>/dev/null
+UV := uv==0.13.8
 GPU := $(wildcard /proc/driver/nvidia/version /dev/kfd)
+OVERRIDES := requirements-gpu-overrides.txt
 
-.PHONY: venv rollout test test-long check bench microbench clean
+# System libraries of Mooncake, and their packages in Debian and Ubuntu. With CUDA it needs one more.
+RDMA_LIBRARIES := libibverbs.so.1 $(if $(GPU),libmlx5.so.1)
+RDMA_PACKAGES := libibverbs1 $(if $(GPU),ibverbs-providers)
+HAS_RDMA := $(SEER_PYTHON) -c 'import ctypes, sys; list(map(ctypes.CDLL, sys.argv[1:]))' \
+	$(RDMA_LIBRARIES) 2>/dev/null
+
+.PHONY: venv rollout test test-long test-index check bench microbench clean
 
 venv: $(READY)
 
-$(READY): requirements-cpu.txt pyproject.toml Makefile
+$(READY): requirements-cpu.txt $(OVERRIDES) pyproject.toml Makefile
 	@$(SEER_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "seer-sgl needs Python 3.11 or newer: make SEER_PYTHON=python3.11"; exit 2; }
 	rm -rf .venv
 	$(SEER_PYTHON) -m venv .venv
 ifeq ($(GPU),)
-	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 uv==0.13.8
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 $(UV)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --compile-bytecode \
 		-r requirements-cpu.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
-	@$(IBVERBS) || { test "$$(id -u)" = 0 && apt-get -qq update && \
-		apt-get -qq install --yes --no-install-recommends libibverbs1 >/dev/null; } || \
-		echo "Mooncake needs libibverbs: sudo apt-get install libibverbs1"
 else
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[sglang,router,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check $(UV)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode \
+		--override $(OVERRIDES) -e ".[sglang,router,dev]"
 endif
+	@$(HAS_RDMA) || { test "$$(id -u)" = 0 && apt-get -qq update && \
+		apt-get -qq install --yes --no-install-recommends $(RDMA_PACKAGES) >/dev/null; } || \
+		echo "Mooncake needs system libraries: sudo apt-get install $(RDMA_PACKAGES)"
 	touch $(READY)
 
 rollout: $(READY)
@@ -46,6 +55,14 @@ test: check
 # What takes longer than a change should wait for: wider variants of the tests above.
 test-long: $(READY)
 	$(BIN)/python -m pytest --hypothesis-profile=ci --durations=12 -m long
+
+# What `make venv` installs on a machine with a GPU can be had from the package index alone, as wheels.
+# Nothing is downloaded but metadata. SGLang's wheels are for glibc 2.34 and later.
+test-index: $(READY)
+	$(BIN)/uv pip compile --quiet --python-platform x86_64-manylinux_2_34 --python-version 3.12 \
+		--only-binary :all: --override $(OVERRIDES) --extra sglang --extra router --extra dev \
+		pyproject.toml >/dev/null
+	@echo "the GPU extras resolve to wheels"
 
 # All of Seer against plain SGLang (50 minutes on two cores). OUT chooses another folder.
 OUT ?= out/bench/$(shell date +%Y%m%d-%H%M%S)

@@ -53,7 +53,7 @@ if [[ -z ${CUDA_HOME:-} && ! -x /usr/local/cuda/bin/nvcc ]] && ! command -v nvcc
     export CUDA_HOME
 fi
 "$bin/python" -c 'import mooncake.store' 2>/dev/null ||
-    fail "Mooncake cannot be loaded: apt-get install libibverbs1 (or ask .venv/bin/seer-sgl doctor)"
+    fail "Mooncake cannot be loaded: apt-get install libibverbs1 ibverbs-providers (or ask .venv/bin/seer-sgl doctor)"
 "$bin/seer-sgl" doctor || fail "the doctor found something missing (above)"
 
 # 3. The model and the workload. SHAPES: options of bench.gpu.shapes, such as "--size 7b".
