@@ -16,6 +16,7 @@ import psutil
 from rich.console import Console
 
 from seer_sgl.errors import ConfigError, RolloutError
+from seer_sgl.kvpool.packages import BUILT_FOR
 from seer_sgl.rollout.samples import explained
 from seer_sgl.sim.config import EngineConfig
 
@@ -35,8 +36,7 @@ PACKAGES = (
     "sglang",
     "sglang-router",
     "torch",
-    "mooncake-transfer-engine",
-    "mooncake-transfer-engine-non-cuda",
+    *BUILT_FOR,  # Mooncake's
     "numpy",
 )
 

@@ -17,6 +17,7 @@ from seer_sgl.errors import ConfigError, PoolError
 from seer_sgl.processes import OwnedProcess, free_port
 
 from .node import P2P
+from .packages import load_store
 
 START_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 5.0
@@ -175,8 +176,8 @@ def _require_mooncake() -> None:
     if importlib.util.find_spec("mooncake") is None:
         raise ConfigError("kv_pool.backend: mooncake is not installed (`seer-sgl doctor` says how)")
     try:
-        import mooncake.store  # noqa: F401
-    except ImportError as error:
+        load_store()
+    except (ImportError, OSError) as error:
         raise ConfigError(
             f"kv_pool.backend: mooncake cannot be loaded: {error} (`seer-sgl doctor` says how)"
         ) from None

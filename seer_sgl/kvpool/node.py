@@ -16,6 +16,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from seer_sgl.kvpool.packages import load_store
 from seer_sgl.processes import end_with_parent
 
 P2P = "P2PHANDSHAKE"  # clients find each other through the master: no metadata server
@@ -34,6 +35,7 @@ def master(settings: dict[str, Any]) -> int:
 
 def store(settings: dict[str, Any]) -> int:
     """Mount a segment until told to stop. `settings`: of MooncakeDistributedStore.setup."""
+    load_store()
     from mooncake.store import MooncakeDistributedStore
 
     client = MooncakeDistributedStore()
@@ -51,6 +53,7 @@ def store(settings: dict[str, Any]) -> int:
 
 def probe(settings: dict[str, Any]) -> int:
     """Put and get one small object: whether there is a master, and memory behind it."""
+    load_store()
     from mooncake.store import MooncakeDistributedStore
 
     client = MooncakeDistributedStore()

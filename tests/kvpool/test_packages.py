@@ -1,0 +1,55 @@
+"""Which Mooncake fits which CUDA, and where its libraries are looked for."""
+
+import ctypes
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from seer_sgl.kvpool import packages
+
+
+@pytest.mark.parametrize(
+    ("cuda", "name"),
+    [
+        (13, "mooncake-transfer-engine-cuda13"),
+        (12, "mooncake-transfer-engine"),
+        (None, "mooncake-transfer-engine-non-cuda"),
+        (14, "mooncake-transfer-engine-non-cuda"),  # one that Mooncake is not built for
+    ],
+)
+def test_each_cuda_has_one_package(cuda: int | None, name: str) -> None:
+    assert packages.fitting(cuda) == name
+    assert packages.mismatch([name], cuda) is None
+    others = packages.BUILT_FOR.keys() - {name}
+    assert len(others) == 2
+    assert all(packages.mismatch([other], cuda) for other in others)
+
+
+def test_the_libcudart_that_came_as_a_package_is_loaded_before_mooncake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mooncake for CUDA is linked to it, and no folder of the linker has it."""
+    about = tmp_path / "nvidia_cuda_runtime-13.0.96.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: nvidia-cuda-runtime\nVersion: 1\n"
+    )
+    files = ("include/cuda.h", "lib/libcudart.so.13", "lib/libcudart_static.a")
+    (about / "RECORD").write_text("".join(f"nvidia/cu13/{name},,\n" for name in files))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    steps: list[str] = []
+    monkeypatch.setattr(ctypes, "CDLL", steps.append)
+    monkeypatch.setattr(importlib, "import_module", steps.append)
+    packages.load_store()
+    assert steps == [str(tmp_path / "nvidia/cu13/lib/libcudart.so.13"), "mooncake.store"]
+
+
+def test_without_a_packaged_libcudart_mooncake_is_loaded_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packages, "CUDA_RUNTIME", "no-such-package")
+    assert list(packages._packaged_cudart()) == []
+    packages.load_store()
+    assert "mooncake.store" in sys.modules
