@@ -1,22 +1,28 @@
 """`seer-sgl doctor`: what this machine has, what it lacks, and the command that mends it."""
 
 import ctypes.util
-import importlib
-import importlib.metadata
 import os
 import platform
+import shlex
+import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from enum import Enum
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 from rich.console import Console
 
 from .engine.process import engine_environment, gpu_visible
+from .kvpool import packages
 
 SGLANG_VERSION = "0.5.21"
+SGLANG_CUDA = 13  # that SGLANG_VERSION is built for
+TORCH = "torch==2.13.0"  # that it needs
+CHECKOUT = Path(__file__).resolve().parents[1]
 ENGINE_MEMORY_GB = 2.0  # one CPU server, imports included
 PLUGIN_TIMEOUT_S = 180.0
 
@@ -74,15 +80,26 @@ def _checks() -> Iterator[Check]:
         yield check()
 
 
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _install_command() -> str:
-    return 'pip install "seer-sgl[sglang]"' if gpu_visible() else "make venv"
+    """What installs SGLang here: the Makefile of a checkout, or uv with our files (README)."""
+    if _in_checkout():
+        return "make venv"
+    install = ["pip", "install", "--python", sys.executable]
+    files = Path(sysconfig.get_path("data")) / "share" / "seer-sgl"
+    if gpu_visible():
+        overrides = str(files / "requirements-gpu-overrides.txt")
+        return _uv(*install, "--override", overrides, "seer-sgl[sglang]")
+    pinned = str(files / "requirements-cpu.txt")
+    return f"pip install {TORCH} && {_uv(*install, '--no-deps', '-r', pinned)}"
+
+
+def _in_checkout() -> bool:
+    return all((CHECKOUT / name).is_file() for name in ("Makefile", "requirements-cpu.txt"))
+
+
+def _uv(*arguments: str) -> str:
+    command = shlex.join(["uv", *arguments])
+    return command if shutil.which("uv") else f"pip install uv && {command}"
 
 
 def _python() -> Check:
@@ -90,7 +107,7 @@ def _python() -> Check:
 
 
 def _torch() -> Check:
-    version = _version("torch")
+    version = packages.version("torch")
     if version is None:
         return Check("torch", Verdict.MISSING, "not installed", _install_command())
     try:
@@ -107,7 +124,7 @@ def _torch() -> Check:
 
 
 def _sglang() -> Check:
-    version = _version("sglang")
+    version = packages.version("sglang")
     if version is None:
         return Check("sglang", Verdict.MISSING, "not installed", _install_command())
     if version != SGLANG_VERSION:
@@ -167,28 +184,50 @@ def _memory() -> Check:
 
 
 def _mooncake() -> Check:
-    names = ("mooncake-transfer-engine", "mooncake-transfer-engine-non-cuda")
-    name = names[0] if gpu_visible() else names[1]
-    for candidate in names:
-        if version := _version(candidate):
-            return _mooncake_loads(f"{candidate} {version}")
-    found = "not installed: KV is recomputed when a chunk changes engines"
-    return Check("mooncake", Verdict.OPTIONAL, found, f"pip install {name}")
-
-
-def _mooncake_loads(found: str) -> Check:
+    there, cuda = packages.installed(), _cuda()
+    right = f"pip install {packages.fitting(cuda)}=={packages.VERSION}"
+    if not there:
+        found = "not installed: KV is recomputed when a chunk changes engines"
+        return Check("mooncake", Verdict.OPTIONAL, found, right)
+    found = ", ".join(f"{name} {version}" for name, version in there.items())
+    again = f"pip uninstall --yes {' '.join(there)} && {right}"
+    if why := packages.mismatch(there, cuda):
+        return Check("mooncake", Verdict.OPTIONAL, f"{found}: {why}", again)
     try:
-        importlib.import_module("mooncake.store")
+        packages.load_store()
     except (ImportError, OSError) as error:
         why = str(error).splitlines()[0]
-        mend = "sudo apt-get install libibverbs1" if "ibverbs" in why else _install_command()
+        rdma = any(f"lib{name}." in why for name in _rdma_libraries())
+        mend = _rdma_command() if rdma else again
         return Check("mooncake", Verdict.OPTIONAL, f"{found} cannot be loaded: {why}", mend)
     return Check("mooncake", Verdict.OK, found)
 
 
+def _cuda() -> int | None:
+    """The major version of torch's CUDA; without torch that of the SGLang to be installed."""
+    try:
+        import torch
+    except (ImportError, OSError):
+        return SGLANG_CUDA if gpu_visible() else None
+    return int(torch.version.cuda.partition(".")[0]) if torch.version.cuda else None
+
+
+def _rdma_libraries() -> dict[str, str]:
+    """Names of the system libraries that Mooncake loads, with their Debian packages."""
+    if gpu_visible():  # Mooncake for CUDA is linked to one more
+        return {"ibverbs": "libibverbs1", "mlx5": "ibverbs-providers"}
+    return {"ibverbs": "libibverbs1"}
+
+
+def _rdma_command() -> str:
+    return f"sudo apt-get install {' '.join(_rdma_libraries().values())}"
+
+
 def _libraries() -> Check:
-    """System libraries that SGLang and Mooncake load and pip cannot bring."""
-    if ctypes.util.find_library("ibverbs") is None:
-        found = "no libibverbs, which Mooncake loads"
-        return Check("libraries", Verdict.OPTIONAL, found, "apt-get install libibverbs1")
-    return Check("libraries", Verdict.OK, "libibverbs")
+    """System libraries that Mooncake loads and pip cannot bring."""
+    libraries = [f"lib{name}" for name in _rdma_libraries()]
+    absent = [name for name in libraries if ctypes.util.find_library(name[3:]) is None]
+    if absent:
+        found = f"no {', no '.join(absent)}, which Mooncake loads"
+        return Check("libraries", Verdict.OPTIONAL, found, _rdma_command())
+    return Check("libraries", Verdict.OK, ", ".join(libraries))

@@ -1,12 +1,24 @@
 """The doctor: a line a check, each failure with the command that mends it, and an exit status."""
 
 import io
+import shutil
+import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from seer_sgl import doctor
 from seer_sgl.doctor import Check, Verdict
+from seer_sgl.kvpool import packages
+
+ROOT = Path(__file__).resolve().parents[1]
+CPU, CUDA12, CUDA13 = (
+    "mooncake-transfer-engine-non-cuda",
+    "mooncake-transfer-engine",
+    "mooncake-transfer-engine-cuda13",
+)
 
 
 def examined(monkeypatch: pytest.MonkeyPatch, *checks: Check) -> tuple[bool, list[str]]:
@@ -30,13 +42,118 @@ def test_a_line_a_check_and_only_missing_is_unhealthy(monkeypatch: pytest.Monkey
 
 
 def test_what_is_not_installed_is_named_with_its_mend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda _: None)
+    monkeypatch.setattr(packages, "version", lambda _: None)
     for check in (doctor._torch(), doctor._sglang()):
         assert (check.verdict, check.found) == (Verdict.MISSING, "not installed")
         assert check.mend
     assert doctor._mooncake().verdict is Verdict.OPTIONAL
-    monkeypatch.setattr(doctor, "_version", lambda _: "0.5.20")
+    monkeypatch.setattr(packages, "version", lambda _: "0.5.20")
     assert doctor._sglang().found == "0.5.20, needs 0.5.21"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "gpu_visible", lambda: True)
+
+
+@pytest.fixture
+def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The package stands in an environment, without the files of a checkout beside it."""
+    monkeypatch.setattr(doctor, "CHECKOUT", tmp_path)
+
+
+def test_in_a_checkout_make_installs() -> None:
+    assert doctor._install_command() == "make venv"
+
+
+@pytest.mark.usefixtures("gpu", "outside")
+def test_an_installed_user_with_a_gpu_gets_uv_with_the_override(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    bootstrap, _, command = doctor._install_command().partition(" && ")
+    assert bootstrap == "pip install uv"
+    assert command.startswith(f"uv pip install --python {sys.executable} --override /")
+    assert command.endswith("/share/seer-sgl/requirements-gpu-overrides.txt 'seer-sgl[sglang]'")
+
+
+@pytest.mark.usefixtures("outside")
+def test_an_installed_user_without_a_gpu_gets_the_pinned_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "gpu_visible", lambda: False)
+    monkeypatch.setattr(packages, "version", lambda _: None)
+    command = doctor._sglang().mend
+    assert command.startswith("pip install torch==2.13.0 && ")
+    assert command.endswith("/share/seer-sgl/requirements-cpu.txt")
+    assert "make" not in command
+
+
+def test_doctor_and_the_package_name_the_same_versions_and_files() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    cuda13 = f"{CUDA13}=={packages.VERSION}"
+    extra = project["project"]["optional-dependencies"]["sglang"]
+    assert extra == [f"sglang=={doctor.SGLANG_VERSION}", cuda13]
+    assert packages.fitting(doctor.SGLANG_CUDA) == CUDA13
+    pinned = (ROOT / "requirements-cpu.txt").read_text()
+    assert f"{CPU}=={packages.VERSION}\n" in pinned
+    assert f"sglang=={doctor.SGLANG_VERSION}\n" in pinned
+    assert doctor.TORCH in (ROOT / "Makefile").read_text()
+    shipped = project["tool"]["setuptools"]["data-files"]["share/seer-sgl"]
+    assert shipped == ["requirements-cpu.txt", "requirements-gpu-overrides.txt"]
+    assert all((ROOT / name).is_file() for name in shipped)
+
+
+@pytest.mark.parametrize(
+    ("there", "cuda", "found", "mend"),
+    [
+        ([], 13, "not installed", f"pip install {CUDA13}=="),
+        ([], 12, "not installed", f"pip install {CUDA12}=="),
+        ([], None, "not installed", f"pip install {CPU}=="),
+        ([CUDA13], 13, f"{CUDA13} 1", ""),
+        ([CPU], None, f"{CPU} 1", ""),
+        ([CUDA12], 13, "built for CUDA 12, torch for CUDA 13", f" && pip install {CUDA13}=="),
+        ([CPU], 13, "built for no CUDA, torch for CUDA 13", f" && pip install {CUDA13}=="),
+        ([CUDA13], None, "built for CUDA 13, torch for no CUDA", f" && pip install {CPU}=="),
+        ([CUDA12, CUDA13], 13, "2 packages installed over", f" && pip install {CUDA13}=="),
+    ],
+)
+def test_the_mooncake_that_does_not_fit_torch_is_named_with_the_one_that_does(
+    monkeypatch: pytest.MonkeyPatch, there: list[str], cuda: int | None, found: str, mend: str
+) -> None:
+    monkeypatch.setattr(packages, "version", lambda name: "1" if name in there else None)
+    monkeypatch.setattr(packages, "load_store", lambda: None)
+    monkeypatch.setattr(doctor, "_cuda", lambda: cuda)
+    check = doctor._mooncake()
+    assert found in check.found
+    assert mend in check.mend
+    assert (check.verdict is Verdict.OK) == (check.mend == "") == (mend == "")
+    removed = check.mend.partition(" && ")[0].removeprefix("pip uninstall --yes ").split()
+    assert sorted(removed) == sorted(there) or not (there and mend)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("library", "mend"),
+    [
+        ("libmlx5.so.1", "sudo apt-get install libibverbs1 ibverbs-providers"),
+        ("libibverbs.so.1", "sudo apt-get install libibverbs1 ibverbs-providers"),
+        ("libcudart.so.13", f"pip uninstall --yes {CUDA13} && pip install {CUDA13}=="),
+    ],
+)
+def test_a_library_that_mooncake_lacks_is_mended_where_it_comes_from(
+    monkeypatch: pytest.MonkeyPatch, library: str, mend: str
+) -> None:
+    def fails() -> None:
+        raise ImportError(f"{library}: cannot open shared object file")
+
+    monkeypatch.setattr(packages, "version", lambda name: "1" if name == CUDA13 else None)
+    monkeypatch.setattr(packages, "load_store", fails)
+    monkeypatch.setattr(doctor, "_cuda", lambda: 13)
+    check = doctor._mooncake()
+    assert check.verdict is Verdict.OPTIONAL
+    assert check.found.startswith(f"{CUDA13} 1 cannot be loaded: {library}")
+    assert check.mend.startswith(mend)
 
 
 def test_too_little_memory_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
