@@ -103,6 +103,10 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
         ("engines:\n  cores: [[0]]\n  count: 2", r":2: engines\.cores: 1 lists for count: 2"),
         ("engines:\n  cores: [[9999]]", r":2: engines\.cores: no core 9999"),
         ("engines:\n  sglang:\n    port: 1", r":3: engines\.sglang\.port: use engines\.base_port"),
+        (
+            "engines: {sglang: {trust_remote_code: true}}",
+            r":1: engines\.sglang\.trust-remote-code: use model\.trust_remote_code",
+        ),
         ("engines:\n  sglang: {host: 0.0.0.0}", r":2: engines\.sglang\.host: .* on loopback"),
         (
             "engines: {base_port: 65535, count: 2}",

@@ -22,6 +22,7 @@ RESERVED_FLAGS = {
     "model-path": "model.path",
     "model": "model.path",
     "tokenizer-path": "model.tokenizer_path",
+    "trust-remote-code": "model.trust_remote_code",
     "port": "engines.base_port",
     "api-key": "engines.api_key",
 }

@@ -25,6 +25,8 @@ class ModelConfig(Section):
 
     path: str | None = None
     tokenizer_path: str | None = None
+    # Run Python code that comes with the model, here and on the engines that are started with it.
+    trust_remote_code: bool = False
 
 
 class EnginesConfig(Section):

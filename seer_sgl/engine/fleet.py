@@ -23,7 +23,7 @@ from .drafthub import DistantHub, DraftHub, Drafts
 from .link import LinkServer, link_url, open_link, shared_token
 from .plugin import API_KEY
 from .plugin.frames import LINK_TOKEN, LINK_URL
-from .process import cpu_flags, gpu_visible, start_server
+from .process import cpu_flags, gpu_visible, model_flags, start_server
 
 POLL_S = 0.25
 REMIND_S = 15.0
@@ -177,13 +177,7 @@ def _flags(config: Config, index: int, port: int) -> dict[str, FlagValue]:
     """The flags of one server. The user's own win over our defaults."""
     own = {name.replace("_", "-"): value for name, value in config.engines.sglang.items()}
     # SGLang would draw a port for its ranks that an outgoing connection may take before they do.
-    flags: dict[str, FlagValue] = {
-        "model-path": str(config.model.path),
-        "port": port,
-        "nccl-port": free_port(),
-    }
-    if config.model.tokenizer_path:
-        flags["tokenizer-path"] = config.model.tokenizer_path
+    flags = model_flags(config.model) | {"port": port, "nccl-port": free_port()}
     if gpu_visible():
         ranks = own.get("tp-size", own.get("tensor-parallel-size", own.get("tp", 1)))
         flags["base-gpu-id"] = index * int(str(ranks))

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from seer_sgl.config import FlagValue
+from seer_sgl.config import FlagValue, ModelConfig
 from seer_sgl.processes import OwnedProcess
 
 from .plugin import API_KEY, cpu
@@ -43,6 +43,18 @@ def server_flags(flags: Mapping[str, FlagValue]) -> list[str]:
         elif value is not False:
             arguments += [flag, str(value)]
     return arguments
+
+
+def model_flags(model: ModelConfig) -> dict[str, FlagValue]:
+    """What a server is to serve; without what the config leaves open."""
+    flags: dict[str, FlagValue] = {}
+    if model.path is not None:
+        flags["model-path"] = model.path
+    if model.tokenizer_path is not None:
+        flags["tokenizer-path"] = model.tokenizer_path
+    if model.trust_remote_code:
+        flags["trust-remote-code"] = True
+    return flags
 
 
 def cpu_flags() -> dict[str, FlagValue]:

@@ -17,7 +17,14 @@ from .fleet import require_model
 from .link import link_url, shared_token
 from .plugin import API_KEY
 from .plugin.frames import LINK_TOKEN, LINK_URL
-from .process import SERVER_MODULE, cpu_flags, engine_environment, gpu_visible, server_flags
+from .process import (
+    SERVER_MODULE,
+    cpu_flags,
+    engine_environment,
+    gpu_visible,
+    model_flags,
+    server_flags,
+)
 
 SGLANG_DEFAULT_PORT = 30000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -78,11 +85,7 @@ def _fleet_flags(config: Config) -> list[str]:
             f"engine: {FLEET}: that config has engines.launch: local, which starts them"
         )
     flags = drafting.flags(config.draft) | config.engines.sglang
-    if config.model.path is not None:
-        flags["model-path"] = config.model.path
-    if config.model.tokenizer_path is not None:
-        flags["tokenizer-path"] = config.model.tokenizer_path
-    return server_flags(flags)
+    return server_flags(flags | model_flags(config.model))
 
 
 def _fleet_environment(config: Config) -> dict[str, str]:

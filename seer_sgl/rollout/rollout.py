@@ -88,7 +88,9 @@ class Rollout:
         self._facts = model_facts(model.path)
         check_pool(self.config, self._facts.least_kv_bytes_per_token())
         tokenizer_path = model.tokenizer_path or model.path
-        self._tokenizer = load_tokenizer(tokenizer_path) if tokenizer_path else None
+        self._tokenizer = (
+            load_tokenizer(tokenizer_path, model.trust_remote_code) if tokenizer_path else None
+        )
         self._recheck = _stop_recheck(self.config, self._tokenizer)
 
     async def __aenter__(self) -> Self:

@@ -11,10 +11,11 @@ from seer_sgl.types import token_array
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "tiktoken*", "*.tiktoken")
 
 
-def load_tokenizer(path: str) -> "Tokenizer | None":
+def load_tokenizer(path: str, trust_remote_code: bool = False) -> "Tokenizer | None":
     """The Hugging Face tokenizer of a folder or hub id; None for a folder that has none.
 
-    Raises ConfigError if there is one and it cannot be loaded.
+    `trust_remote_code`: whether Python code that comes with it may run. Raises ConfigError if there
+    is a tokenizer and it cannot be loaded.
     """
     from transformers import AutoTokenizer
 
@@ -22,8 +23,15 @@ def load_tokenizer(path: str) -> "Tokenizer | None":
     if folder.is_dir() and not any(any(folder.glob(name)) for name in TOKENIZER_FILES):
         return None
     try:
-        return Tokenizer(AutoTokenizer.from_pretrained(path))
+        # Without a value transformers would ask at the terminal.
+        loaded = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        return Tokenizer(loaded)
     except Exception as error:  # its files are data for many readers: KeyError, TypeError, ...
+        if "trust_remote_code=True" in str(error) and not trust_remote_code:
+            raise ConfigError(
+                f"model.trust_remote_code: the tokenizer in {path} is Python code of its own, "
+                f"which runs only if this is true"
+            ) from None
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(f"no tokenizer in {path}: {reason}") from None
 

@@ -5,8 +5,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from seer_sgl.config import EnginesConfig, load
+from seer_sgl.engine.fleet import _flags
 from seer_sgl.engine.plugin import API_KEY
 from seer_sgl.engine.plugin.drafting import ALGORITHM, DRAFT
 from seer_sgl.engine.plugin.frames import HUB_URL, LINK_TOKEN, LINK_URL
@@ -66,6 +69,19 @@ def fleet(tmp_path: Path) -> Path:
 def value_of(flags: list[str], name: str) -> str:
     """The last value of a flag, which is the one SGLang takes."""
     return flags[len(flags) - flags[::-1].index(name)]
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_code_of_the_model_is_trusted_by_engines_as_by_the_driver(
+    become: Any, fleet: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool
+) -> None:
+    monkeypatch.setenv(LINK_TOKEN, "secret")
+    text, key = fleet.read_text(), f", trust_remote_code: {str(trusted).lower()}}}"
+    fleet.write_text(text.replace("}", key, 1))
+    flags, _ = become("--fleet", str(fleet))
+    assert ("--trust-remote-code" in flags) == trusted
+    local = msgspec.structs.replace(load(fleet), engines=EnginesConfig())
+    assert ("trust-remote-code" in _flags(local, 0, 1)) == trusted
 
 
 def test_an_engine_of_a_fleet_takes_what_its_config_says(

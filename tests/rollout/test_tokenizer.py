@@ -1,0 +1,88 @@
+"""A model's own tokenizer, and when its own Python code may run."""
+
+import json
+from pathlib import Path
+
+import pytest
+import transformers.dynamic_module_utils
+from transformers import AutoTokenizer
+
+from seer_sgl.errors import ConfigError
+from seer_sgl.rollout.tokenizer import load_tokenizer
+
+CODE = """
+from pathlib import Path
+from transformers import PreTrainedTokenizer
+
+Path(__file__).with_name("ran").touch()
+
+
+class OwnTokenizer(PreTrainedTokenizer):
+    vocab_size = 7
+
+    def get_vocab(self):
+        return {str(i): i for i in range(7)}
+
+    def _tokenize(self, text):
+        return list(text)
+
+    def _convert_token_to_id(self, token):
+        return int(token)
+
+    def _convert_id_to_token(self, index):
+        return str(index)
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model folder whose tokenizer is a Python class of its own."""
+    modules = str(tmp_path / "modules")
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", modules)
+    monkeypatch.syspath_prepend(modules)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "tokenization_own.py").write_text(CODE)
+    named = {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}
+    settings = {"tokenizer_class": "OwnTokenizer", "auto_map": named}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_code_of_a_tokenizer_runs_only_if_it_is_trusted(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_tokenizer(str(model))
+    line = str(raised.value)
+    assert line.startswith(f"model.trust_remote_code: the tokenizer in {model} is Python code")
+    assert "\n" not in line
+    assert not list(tmp_path.rglob("ran"))
+
+    tokenizer = load_tokenizer(str(model), trust_remote_code=True)
+    assert tokenizer is not None
+    assert list(tokenizer.encode("315")) == [3, 1, 5]
+    assert list(tmp_path.rglob("ran"))
+
+
+def test_nobody_is_asked_at_the_terminal(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions: list[str] = []
+
+    def answer(question: str) -> str:
+        questions.append(question)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", answer)
+    with pytest.raises(ConfigError):
+        load_tokenizer(str(model))
+    assert not questions
+
+
+def test_another_mistake_of_a_tokenizer_is_named_as_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("added_tokens")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", broken)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"^no tokenizer in .*: 'added_tokens'$"):
+        load_tokenizer(str(tmp_path))
