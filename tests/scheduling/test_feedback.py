@@ -21,10 +21,10 @@ def test_one_incident_shrinks_once_however_many_chunks_tell_of_it() -> None:
     feedback = KVFeedback(CAPACITY)
     for _ in range(5):
         feedback.retracted()
-    assert feedback.usable == int(CAPACITY * BACK_OFF)
+    assert feedback.usable == CAPACITY * 7 // 8
     feedback.reported(0, 0)
     feedback.retracted()
-    assert feedback.usable == int(CAPACITY * BACK_OFF**2)
+    assert feedback.usable == CAPACITY * 49 // 64
 
 
 def test_experience_alone_never_forbids_more_than_seven_eighths() -> None:
@@ -32,7 +32,7 @@ def test_experience_alone_never_forbids_more_than_seven_eighths() -> None:
     for _ in range(100):
         feedback.retracted()
         feedback.reported(0, 0)
-    assert feedback.usable == CAPACITY * FLOOR
+    assert feedback.usable == CAPACITY // 8
 
 
 def test_an_eighth_comes_back_in_a_minute_of_quiet_and_not_sooner() -> None:

@@ -365,7 +365,15 @@ def test_pages_are_removed_from_a_folder_and_others_stay(tmp_path: Path) -> None
 
 
 def test_removing_nothing_asks_nobody() -> None:
-    remove_pages(None, [])
+    asked: list[list[str]] = []
+    store = SimpleNamespace(batch_remove=lambda names, _: asked.append(names))
+    backend = SimpleNamespace(
+        store=store, _tag_keys=list, is_mla_backend=False, mha_suffix="0", mla_suffix=""
+    )
+    remove_pages(backend, [])
+    assert asked == []
+    remove_pages(backend, ["p"])
+    assert asked == [["p_0_k", "p_0_v"]]
 
 
 def test_a_backend_we_do_not_know_is_left_alone() -> None:

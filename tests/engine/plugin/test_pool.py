@@ -28,6 +28,23 @@ class FakeMember:
         self.measured = self.rates.append
 
 
+class FakeClock:
+    """Stands in for `time`: it moves when a test moves it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    made = FakeClock()
+    monkeypatch.setattr(pool, "time", made)
+    return made
+
+
 @pytest.fixture
 def member(monkeypatch: pytest.MonkeyPatch) -> FakeMember:
     made = FakeMember()
@@ -116,14 +133,18 @@ def test_the_last_page_of_a_written_run_is_passed_on(member: FakeMember) -> None
     assert member.pages == ["b", "c"]
 
 
-def test_a_fetch_that_is_long_enough_tells_a_rate(member: FakeMember) -> None:
+def test_a_fetch_that_is_long_enough_tells_a_rate(member: FakeMember, clock: FakeClock) -> None:
     controller = SimpleNamespace(page_size=PAGE)
     least = pool.RATE_TOKENS // PAGE
+
+    def fetch(pages: int) -> int:
+        clock.now += 0.5
+        return pages
+
     for pages in (0, least - 1, least):
-        assert pool.pages_fetched(lambda *_, n=pages: n, controller, "operation") == pages
-    (rates,) = member.rates
-    assert (rates.prefill_tokens, rates.fetch_tokens) == (0, pool.RATE_TOKENS)
-    assert rates.fetch_s >= 0.0
+        assert pool.pages_fetched(lambda *_, n=pages: fetch(n), controller, "operation") == pages
+        clock.now += 3.0  # between two fetches
+    assert member.rates == [Rates(0, 0.0, pool.RATE_TOKENS, 0.5)]
 
 
 def batch(tokens: int | None, *, extend: bool = True) -> Any:
@@ -131,7 +152,7 @@ def batch(tokens: int | None, *, extend: bool = True) -> Any:
     return SimpleNamespace(forward_mode=mode, extend_num_tokens=tokens)
 
 
-def test_a_prefill_that_is_long_enough_tells_a_rate(member: FakeMember) -> None:
+def test_a_prefill_that_is_long_enough_tells_a_rate(member: FakeMember, clock: FakeClock) -> None:
     unseen = batch(5000)
     pool.batch_ended("done", None, unseen)
     for ran in (
@@ -140,11 +161,11 @@ def test_a_prefill_that_is_long_enough_tells_a_rate(member: FakeMember) -> None:
         batch(5000, extend=False),
         batch(pool.RATE_TOKENS),
     ):
+        clock.now += 3.0  # between two batches
         pool.batch_begins("scheduler", ran)
+        clock.now += 0.25
         assert pool.batch_ended("done", None, ran, "result") == "done"
-    (rates,) = member.rates
-    assert (rates.prefill_tokens, rates.fetch_tokens) == (pool.RATE_TOKENS, 0)
-    assert rates.prefill_s >= 0.0
+    assert member.rates == [Rates(pool.RATE_TOKENS, 0.25, 0, 0.0)]
 
 
 def test_a_server_tells_its_namespace_and_the_size_of_its_kv(
