@@ -145,7 +145,7 @@ class Rollout:
         """
         room = Room(self.config.sampling.max_response_len, self._infos)
         prompts = self._reader(room.longest_prompt).convert(prompts)
-        rollout_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        rollout_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(8)}"
         seed = self._seed if not self._runs else derived_seed(self._seed, "run", self._runs)
         self._runs += 1
         drafted = await self._drafted()

@@ -269,3 +269,16 @@ async def test_bad_prompts_send_nothing() -> None:
             async for _ in rollout.run([{"prompt_ids": [1] * 99_999}]):
                 pass
     assert not fake.seen
+
+
+async def test_the_ids_of_rollouts_are_random_enough_for_a_whole_cluster() -> None:
+    """Two drivers that begin in the same second share engines and a pool: 64 random bits."""
+    random_parts = []
+    async with rolling(FakeSGLang()) as rollout:
+        for _ in range(2):
+            async for group in rollout.run([{"prompt_ids": [1], "n": 1}]):
+                [sample] = group.samples
+            *_, random_part = sample.rollout_id.split("-")
+            random_parts.append(bytes.fromhex(random_part))
+    assert [len(part) for part in random_parts] == [8, 8]
+    assert len(set(random_parts)) == 2
