@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 PATH = "/link"
 HEARTBEAT_S = 10.0
 MAX_PARTIAL = 100_000  # calls of which only some ranks have reported
+# Tokens per second that one engine can prefill or read from a pool: a slow CPU to a rack of GPUs,
+# with three orders of magnitude to spare on both sides. NaN lies outside any bounds.
+LEAST_TOK_S, MOST_TOK_S = 1e-3, 1e10
 
 # Called with the id of a /generate call and whether all of its KV is in the pool.
 OnStored = Callable[[str, bool], None]
@@ -110,20 +113,22 @@ class LinkServer:
                     continue
                 frame = frames.decode_to_driver(message.data)
                 if isinstance(frame, frames.Hello):
-                    if frame.protocol != frames.PROTOCOL:
-                        logger.warning("an engine speaks link protocol %d", frame.protocol)
+                    problem = "a second hello" if hello is not None else self._problem(frame)
+                    if problem is not None:
+                        logger.warning("a connection to the link is refused: %s", problem)
                         break
                     hello = frame
                     self._sockets.setdefault(hello.instance, {})[hello.rank] = socket
                     self._ranks[hello.instance] = hello.ranks
                     self._hello.set()
-                    if self.drafts is not None and hello.rank == 0 and peer is None:
+                    if self.drafts is not None and hello.rank == 0:
                         peer = stack.enter_context(self.drafts.joined(socket, hello.instance))
+                elif hello is None:
+                    continue
                 elif isinstance(frame, frames.Rates):
-                    self.on_rates(frame)
+                    self._measured(frame)
                 elif isinstance(frame, frames.Stored):
-                    if hello is not None:
-                        self._stored(frame, hello)
+                    self._stored(frame, hello)
                 elif self.drafts is not None and peer is not None:
                     self.drafts.heard(peer, frame)
         except msgspec.DecodeError as error:
@@ -131,6 +136,28 @@ class LinkServer:
         finally:
             if hello is not None and self._sockets[hello.instance].get(hello.rank) is socket:
                 del self._sockets[hello.instance][hello.rank]
+
+    def _problem(self, hello: frames.Hello) -> str | None:
+        """Why a hello cannot be accepted.
+
+        The driver waits for every rank, so a false number would hold up or invent acknowledgements.
+        """
+        if hello.protocol != frames.PROTOCOL:
+            return f"it speaks protocol {hello.protocol}"
+        connected = self._sockets.get(hello.instance)
+        if connected and self._ranks[hello.instance] != hello.ranks:
+            return f"{hello.ranks} ranks, of which others count {self._ranks[hello.instance]}"
+        return None if 0 <= hello.rank < hello.ranks else f"rank {hello.rank} of {hello.ranks}"
+
+    def _measured(self, rates: frames.Rates) -> None:
+        """Pass rates on if an engine can have measured them.
+
+        One frame of nonsense would stay in the running means that place every request.
+        """
+        if _plausible(rates.prefill_tokens, rates.prefill_s) and _plausible(
+            rates.fetch_tokens, rates.fetch_s
+        ):
+            self.on_rates(rates)
 
     def _stored(self, frame: frames.Stored, hello: frames.Hello) -> None:
         """Pass an acknowledgement on once every rank has given it: each stores its own part."""
@@ -150,6 +177,12 @@ class LinkServer:
             task = asyncio.create_task(_send(socket, frame))
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
+
+
+def _plausible(tokens: int, seconds: float) -> bool:
+    if tokens == 0:
+        return True  # nothing was measured
+    return min(tokens, seconds) > 0 and LEAST_TOK_S <= tokens / seconds <= MOST_TOK_S
 
 
 def _not_invited() -> web.Response:

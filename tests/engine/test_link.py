@@ -1,6 +1,7 @@
 """The link between engines and their driver, both ends on real sockets."""
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -238,6 +239,60 @@ async def test_who_has_not_said_hello_is_not_believed(server: LinkServer, heard:
         await socket.send_bytes(frames.encode(Stored("after", True)))
         await until(lambda: heard.stored)
     assert heard.stored == [("after", True)]
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        Rates(10, 0.0, 0, 0.0),
+        Rates(10, -1.0, 0, 0.0),
+        Rates(-10, 1.0, 0, 0.0),
+        Rates(-10, -1.0, 0, 0.0),
+        Rates(10, 1.0, 10, math.nan),
+        Rates(0, 0.0, 10, math.inf),
+        Rates(1 << 63, 1e-300, 0, 0.0),
+        Rates(10, 5e-324, 0, 0.0),
+    ],
+)
+async def test_rates_that_nothing_can_have_are_ignored(
+    server: LinkServer, heard: Heard, rates: Rates
+) -> None:
+    async with engine(server) as one:
+        one.send(rates)
+        one.send(Stored("g.0.c1/", True))
+        assert await heard.all_of(one) == [("g.0.c1/", True)], "the link stays up"
+    assert heard.rates == [RATES]
+
+
+async def test_rates_before_the_hello_are_not_believed(server: LinkServer, heard: Heard) -> None:
+    async with raw_socket(server) as socket:
+        for frame in (Rates(7, 1.0, 0, 0.0), Hello(frames.PROTOCOL, "one", 0, 1), RATES):
+            await socket.send_bytes(frames.encode(frame))
+        await heard.rates_of(1)
+    assert heard.rates == [RATES]
+
+
+async def test_a_second_hello_ends_its_connection_and_names_no_other_engine(
+    server: LinkServer,
+) -> None:
+    async with raw_socket(server) as socket:
+        for instance in ("first", "second"):
+            await socket.send_bytes(frames.encode(Hello(frames.PROTOCOL, instance, 0, 1)))
+        assert await closed(socket)
+    await until(lambda: not server.linked("first"))
+    assert not server.linked("second")
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(2, 2), (-1, 1), (0, 0), (0, -1), (1, 3)])
+async def test_a_rank_that_cannot_be_is_refused(
+    server: LinkServer, heard: Heard, rank: int, ranks: int
+) -> None:
+    async with engine(server, rank=0, ranks=2) as first, raw_socket(server) as odd:
+        await heard.all_of(first)
+        await odd.send_bytes(frames.encode(Hello(frames.PROTOCOL, "one", rank, ranks)))
+        assert await closed(odd)
+        async with engine(server, rank=1, ranks=2):
+            await server.until_linked("one")
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\xc1", b"\x81\xa4type\xa4what"])
