@@ -22,9 +22,15 @@ class SeerError(Exception):
 
 
 class InputError(SeerError):
-    """The user gave something that cannot work."""
+    """The user gave something that cannot work.
+
+    One printable line, whatever it repeats of the input: other characters are escaped.
+    """
 
     exit_status = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in message))
 
 
 class ConfigError(InputError):

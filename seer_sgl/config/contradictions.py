@@ -1,12 +1,12 @@
 """What a type cannot say: keys that contradict each other, or that cannot be on this machine."""
 
-import math
 import os
 import re
 from collections.abc import Iterator
 
+from .addresses import LAST_PORT, is_address, is_url
 from .tree import (
-    LAST_PORT,
+    LARGEST_ID,
     UNDIVIDED,
     Config,
     DraftConfig,
@@ -14,8 +14,7 @@ from .tree import (
     KvPoolConfig,
     SamplingConfig,
 )
-
-Complaint = tuple[str, str]  # key path, what is wrong with it
+from .values import Complaint
 
 # SGLang flags that have a key of their own.
 RESERVED_FLAGS = {
@@ -26,7 +25,7 @@ RESERVED_FLAGS = {
     "port": "engines.base_port",
     "api-key": "engines.api_key",
 }
-HOST_PORT = re.compile(r"[^:/\s]+:[0-9]+")
+TOKEN_ID = re.compile(r"[0-9]{1,10}")
 LEAST_MEMORY = 16 << 20  # bytes; Mooncake mounts segments in pieces of 16 MiB
 LEAST_SSD = 64 << 20  # bytes, of some buckets of pages
 LEAST_DRAFT_MEMORY = 1 << 20  # bytes, of some ten thousand tokens in an engine's index
@@ -60,11 +59,11 @@ def _wrong_external(engines: EnginesConfig) -> Iterator[Complaint]:
     if not engines.urls:
         yield "engines.urls", "launch: external needs at least one URL"
     for url in engines.urls:
-        if not re.match(r"https?://[^/]+/?$", url):
+        if not is_url(url):
             yield "engines.urls", f"{url!r} is not of the form http://host:port"
     if len({url.rstrip("/") for url in engines.urls}) < len(engines.urls):
         yield "engines.urls", "an engine is listed twice"
-    if engines.link is not None and not HOST_PORT.fullmatch(engines.link):
+    if engines.link is not None and not is_address(engines.link):
         yield "engines.link", f"{engines.link!r} is not of the form host:port"
     if engines.environment:
         yield "engines.environment", "only for launch: local"
@@ -78,9 +77,14 @@ def _wrong_local(engines: EnginesConfig) -> Iterator[Complaint]:
     if isinstance(engines.cores, list):
         if len(engines.cores) != engines.count:
             yield "engines.cores", f"{len(engines.cores)} lists for count: {engines.count}"
+        if not all(engines.cores):
+            yield "engines.cores", "an engine without a core"
         absent = {core for cores in engines.cores for core in cores} - os.sched_getaffinity(0)
         if absent:
             yield "engines.cores", f"no core {min(absent)} on this machine"
+    for name in engines.environment:
+        if not name or "=" in name:
+            yield "engines.environment", f"{name!r} cannot be the name of a variable"
     flags = {name.replace("_", "-"): value for name, value in engines.sglang.items()}
     for flag, key in RESERVED_FLAGS.items():
         if flag in flags:
@@ -130,7 +134,7 @@ def _wrong_mooncake(pool: KvPoolConfig) -> Iterator[Complaint]:
         yield "kv_pool.ssd_path", "only for store nodes started here, not with kv_pool.master"
     if pool.master is None and pool.replicas > pool.stores:
         yield "kv_pool.replicas", f"{pool.replicas} copies need as many kv_pool.stores"
-    if pool.master is not None and not HOST_PORT.fullmatch(pool.master):
+    if pool.master is not None and not is_address(pool.master):
         yield "kv_pool.master", f"{pool.master!r} is not of the form host:port"
 
 
@@ -152,7 +156,7 @@ def _wrong_draft(draft: DraftConfig, engines: EnginesConfig) -> Iterator[Complai
         yield "draft.memory", str(error)
     if draft.hub is not None and draft.scope != "fleet":
         yield "draft.hub", f"only for scope: fleet, not for scope: {draft.scope}"
-    if draft.hub is not None and not HOST_PORT.fullmatch(draft.hub):
+    if draft.hub is not None and not is_address(draft.hub):
         yield "draft.hub", f"{draft.hub!r} is not of the form host:port"
     if draft.history is not None and draft.scope not in ("engine", "fleet"):
         yield "draft.history", f"needs scope: engine or fleet, not scope: {draft.scope}"
@@ -184,12 +188,13 @@ def _wrong_scheduling(config: Config) -> Iterator[Complaint]:
 
 
 def _wrong_sampling(sampling: SamplingConfig) -> Iterator[Complaint]:
-    if not math.isfinite(sampling.temperature):
-        yield "sampling.temperature", "must be finite"
     if sampling.top_k == 0:
         yield "sampling.top_k", "must be -1 (off) or at least 1"
     if sampling.min_new_tokens > sampling.max_response_len:
         yield "sampling.min_new_tokens", "exceeds sampling.max_response_len"
+    for token in sampling.logit_bias:
+        if not TOKEN_ID.fullmatch(token) or int(token) > LARGEST_ID:
+            yield "sampling.logit_bias", f"{token!r} is not a token id"
     if any(not stop for stop in sampling.stops()):
         yield "sampling.stop", "an empty stop string"
     grammars = [sampling.json_schema, sampling.regex, sampling.ebnf, sampling.structural_tag]

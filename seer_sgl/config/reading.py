@@ -14,9 +14,14 @@ import yaml
 
 from seer_sgl.errors import ConfigError
 
+from . import loader
+from .loader import MAX_BYTES, BadYaml
+from .masking import MASK, masked
 from .tree import Section
+from .values import impossible
 
 Tree = TypeVar("Tree", bound=Section)
+KEY_PATH = re.compile(r"[\w.-]*")
 
 
 def read_tree(
@@ -32,25 +37,29 @@ def read_tree(
 def convert(tree: Mapping[str, Any], where: Mapping[str, str], kind: type[Tree]) -> Tree:
     """The tree as a config of some `kind`. Raises ConfigError with key and place."""
     try:
-        return msgspec.convert(tree, kind)
+        config = msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), where, kind)) from None
+    for key, why in impossible(msgspec.to_builtins(config)):
+        raise ConfigError(f"{place_of(key, where)}{key}: {why}")
+    return config
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        tree = yaml.safe_load(text)
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: no UTF-8, or the 13th month
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or (
-            "not a text file" if isinstance(error, UnicodeDecodeError) else str(error)
-        )
-        raise ConfigError(f"{path}{line}: {problem}") from None
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes")
+    try:
+        node, tree = loader.load(data.decode())
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file") from None
+    except BadYaml as error:
+        line = "" if error.line is None else f":{error.line}"
+        raise ConfigError(f"{path}{line}: {error}") from None
     if tree is None:
         return {}, {}
     if not isinstance(tree, dict):
@@ -77,26 +86,28 @@ def _lines(node: yaml.Node | None, path: str, prefix: str) -> Iterator[tuple[str
 def _apply(tree: dict[str, Any], override: str, where: dict[str, str]) -> None:
     key, equals, raw = override.partition("=")
     if not equals or not all(key.split(".")):
-        raise ConfigError(f"--set {override}: expected key.path=value")
+        raise ConfigError(f"--set {KEY_PATH.findall(key)[0]}: expected key.path=value")
     try:
-        value = yaml.safe_load(raw)
-    except (yaml.YAMLError, ValueError):  # ValueError: a date in the 13th month
-        raise ConfigError(f"--set {override}: the value is not valid YAML") from None
+        _, value = loader.load(raw)
+    except BadYaml:
+        raise ConfigError(f"--set {key}: the value is not valid YAML") from None
+    shown = masked(value, key)
+    place = f"--set {override if repr(shown) == repr(value) else f'{key}={MASK}'}"
     *parents, leaf = key.split(".")
     section = tree
     for parent in parents:
         below = section.setdefault(parent, {})
         if not isinstance(below, dict):
-            raise ConfigError(f"--set {override}: {parent} is not a section")
+            raise ConfigError(f"{place}: {parent} is not a section")
         section = below
     section[leaf] = value
-    where[key] = f"--set {override}"
+    where[key] = place
 
 
 def _explain(complaint: str, where: Mapping[str, str], kind: type[Section]) -> str:
     """msgspec's message with the place in front and the key path in our spelling."""
     key, message = key_and_message(complaint)
-    unknown = re.match(r"object contains unknown field (.*)", message)
+    unknown = re.match(r"object contains unknown field (.*)", message, re.DOTALL)
     if unknown:
         name = unknown.group(1)
         hint = _hint(name, _section(kind, key))

@@ -5,15 +5,25 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Natural = Annotated[int, msgspec.Meta(ge=0)]
+from .addresses import LAST_PORT
+
+LARGEST = (1 << 63) - 1  # what Python's own counters and JSON readers take
+LARGEST_ID = (1 << 31) - 1  # token ids are int32 in SGLang
+MOST_PROCESSES = 1024  # of one kind on one machine
+MOST_SAMPLES = 1 << 20  # of a prompt; each takes memory from the start
+
+Positive = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
+Natural = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+Processes = Annotated[int, msgspec.Meta(ge=1, le=MOST_PROCESSES)]
+Samples = Annotated[int, msgspec.Meta(ge=1, le=MOST_SAMPLES)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_ID)]
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0.0)]
 FlagValue = bool | int | float | str | list[int | float | str]
 
-LAST_PORT = 65535
-SIZE = re.compile(r"([0-9.]+) *([kmgt]?)i?b?")
+SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18}) *([kmgt]?)i?b?")
 SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+MAX_SIZE = 1 << 60
 
 
 class Section(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -33,7 +43,7 @@ class EnginesConfig(Section):
     """The SGLang servers: started here (`local`) or already running (`external`, by `urls`)."""
 
     launch: Literal["local", "external"] = "local"
-    count: Positive = 1
+    count: Processes = 1
     # CPU cores to pin each local engine to; auto: one each, in turn.
     cores: list[list[Natural]] | Literal["auto"] | None = None
     sglang: dict[str, FlagValue] = {}  # SGLang's own server flags, passed through untouched
@@ -60,8 +70,8 @@ class KvPoolConfig(Section):
     page_size: Positive = 64  # tokens; full pages only are shared
     host_ratio: Annotated[float, msgspec.Meta(gt=1.0)] = 2.0  # host KV tokens per device KV token
     memory: str = "4gb"  # of a local store node
-    stores: Positive = 1  # local store nodes
-    replicas: Positive = 1  # copies of a page, each on another store node
+    stores: Processes = 1  # local store nodes
+    replicas: Processes = 1  # copies of a page, each on another store node
     protocol: Literal["tcp", "rdma"] = "tcp"
     device: str = ""  # RDMA devices, as Mooncake names them
     master: str | None = None  # host:port of a Mooncake that runs already
@@ -82,9 +92,10 @@ class KvPoolConfig(Section):
 
 def _size(text: str) -> int:
     found = SIZE.fullmatch(text.lower().strip())
-    if found is None:
+    size = None if found is None else int(float(found[1]) * SIZE_UNITS[found[2]])
+    if size is None or size > MAX_SIZE:
         raise ValueError(f"{text!r} is not a size such as 512mb or 4gb")
-    return int(float(found[1]) * SIZE_UNITS[found[2]])
+    return size
 
 
 class DraftConfig(Section):
@@ -133,10 +144,10 @@ class SamplingConfig(Section):
     min_new_tokens: Natural = 0
     temperature: Annotated[float, msgspec.Meta(ge=0.0)] = 1.0
     top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
-    top_k: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=LARGEST_ID)] = -1
     min_p: Fraction = 0.0
     stop: str | list[str] = []
-    stop_token_ids: list[Natural] = []
+    stop_token_ids: list[TokenId] = []
     stop_regex: str | list[str] = []
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -174,7 +185,7 @@ class RolloutConfig(Section):
     """What to roll out. `seed` None draws one; the report tells it."""
 
     prompts: str | None = None
-    n_samples_per_prompt: Positive = 8
+    n_samples_per_prompt: Samples = 8
     max_prompts: Positive | None = None
     seed: Natural | None = None
 

@@ -4,11 +4,14 @@ import asyncio
 import signal
 
 from seer_sgl.config import DraftConfig
+from seer_sgl.config.addresses import is_address
 from seer_sgl.errors import ConfigError
 from seer_sgl.processes import require_free_port
 
 from .drafthub import DraftHub
 from .link import open_link, shared_token
+
+MAX_DIGITS = 9  # of a port that is refused as one
 
 
 async def serve_hub(host: str, port: str, memory: str) -> None:
@@ -17,8 +20,10 @@ async def serve_hub(host: str, port: str, memory: str) -> None:
     Raises ConfigError for a port or a size that is none, and without a token.
     """
     token = shared_token("driver and the engines", "drafthub")
-    if not port.isdecimal():
+    if not port.isdecimal() or len(port) > MAX_DIGITS:
         raise ConfigError(f"drafthub: --port {port} is not a number")
+    if not is_address(f"{host}:1"):
+        raise ConfigError(f"drafthub: --host {host}: there is no such host")
     try:
         size = DraftConfig(memory=memory).memory_bytes()
     except ValueError as error:

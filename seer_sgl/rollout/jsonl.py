@@ -39,5 +39,7 @@ def _record(line: bytes, place: str, decoder: msgspec.json.Decoder[T]) -> T:
         return decoder.decode(line)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{place}: {plain(str(error))}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except RecursionError:
+        raise ConfigError(f"{place}: nested too deeply") from None
+    except (msgspec.DecodeError, ValueError):  # no UTF-8, or a number of 5,000 digits
         raise ConfigError(f"{place}: not JSON") from None

@@ -18,7 +18,7 @@ from seer_sgl.types import Group, token_array
 from .jsonl import read_jsonl
 from .prompts import MAX_TOKEN_ID
 
-Length = Annotated[int, msgspec.Meta(ge=0)]
+Length = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 
 
 class LengthRecord(msgspec.Struct, kw_only=True):

@@ -37,6 +37,6 @@ def model_facts(path: str | None) -> ModelFacts:
         return ModelFacts()
     try:
         facts = msgspec.json.decode(file.read_bytes(), type=ModelFacts)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise ConfigError(f"model.path: {file}: {error}") from None
     return facts.text_config or facts

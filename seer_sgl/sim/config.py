@@ -8,8 +8,12 @@ from typing import Annotated
 import msgspec
 
 from seer_sgl.config import Fraction, Natural, Positive, SchedulingConfig, Section
+from seer_sgl.config.tree import LARGEST_ID
 
 PAGE_SIZE = 64  # SGLang's default with a KV pool
+MOST_REQUESTS = 100_000_000  # of a workload; each takes memory
+Count = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_ID)]
 Amount = Annotated[float, msgspec.Meta(gt=0.0)]
 Rest = Annotated[float, msgspec.Meta(ge=0.0)]
 
@@ -21,7 +25,7 @@ class LengthsConfig(Section):
     """
 
     mean: Amount = 8000.0
-    max: Positive = 32768
+    max: Tokens = 32768
     sigma: Rest = 1.0
     group_share: Fraction = 0.7
     seed: Natural = 1
@@ -30,9 +34,9 @@ class LengthsConfig(Section):
 class WorkloadConfig(Section):
     """What is rolled out: `groups` prompts, `n_samples_per_prompt` responses each."""
 
-    groups: Positive = 64
-    n_samples_per_prompt: Positive = 8
-    prompt_tokens: Positive = 512
+    groups: Count = 64
+    n_samples_per_prompt: Count = 8
+    prompt_tokens: Tokens = 512
     lengths: LengthsConfig = msgspec.field(default_factory=LengthsConfig)
 
 
@@ -42,7 +46,7 @@ class EngineConfig(Section):
     Defaults: an 8B dense model in bf16 on one H800 at 60 % of its bandwidth.
     """
 
-    count: Positive = 8
+    count: Count = 8
     kv_tokens: Positive = 400_000  # KV capacity, SGLang's max_total_num_tokens
     max_running_requests: Positive = 1024
     # Before it admits a request, an engine sets so many tokens aside for what it will write

@@ -8,7 +8,7 @@ from typing import Any
 from seer_sgl.config import convert, read_tree
 from seer_sgl.errors import ConfigError
 
-from .config import SimConfig, page_size
+from .config import MOST_REQUESTS, SimConfig, page_size
 
 # In a checkout; a wheel puts the same files under the environment's data folder.
 CHECKOUT = Path(__file__).resolve().parents[2] / "configs" / "sim"
@@ -69,6 +69,9 @@ def check(config: SimConfig, where: Mapping[str, str] | None = None) -> None:
         raise ConfigError(f"{place}: {key}: {why}" if place else f"{key}: {why}")
 
     lengths = workload.lengths
+    requests = workload.groups * workload.n_samples_per_prompt
+    if requests > MOST_REQUESTS:
+        refuse("workload.groups", f"{requests} requests; at most {MOST_REQUESTS} can be simulated")
     if not 1 <= lengths.mean <= lengths.max:
         refuse("workload.lengths.mean", f"{lengths.mean:g} is not between 1 and max {lengths.max}")
     page = page_size(config)

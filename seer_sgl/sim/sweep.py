@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterator
 
 import msgspec
-import yaml
 
+from seer_sgl.config import loader
+from seer_sgl.config.loader import BadYaml
 from seer_sgl.errors import ConfigError
 
 from .config import SimConfig
@@ -34,10 +35,10 @@ def parse_sweep(text: str) -> tuple[str, list[object]]:
     if key in COMPARED:
         raise ConfigError(f"--sweep {text}: that is what --policy compares")
     try:
-        parsed = [yaml.safe_load(value) for value in values.split(",")]
-        json.dumps(parsed)
-    except (yaml.YAMLError, ValueError, TypeError):
-        raise ConfigError(f"--sweep {text}: a value is not valid YAML, or a date") from None
+        parsed = [loader.load(value)[1] for value in values.split(",")]
+        json.dumps(parsed, allow_nan=False)
+    except (BadYaml, ValueError, TypeError):
+        raise ConfigError(f"--sweep {text}: a value is not valid YAML, a date or nan") from None
     return key, parsed
 
 

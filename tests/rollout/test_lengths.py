@@ -73,6 +73,8 @@ def test_prompts_are_told_apart_by_their_tokens() -> None:
         ({"group_id": "g", "lengths": [1, "x"]}, "lengths[1]: expected int, got str"),
         ({"prompt_ids": [1 << 40], "lengths": [1]}, "prompt_ids[0]: expected int <= "),
         ("{", "not JSON"),
+        (f'{{"x": {"[" * 100_000}', "nested too deeply"),
+        ('{"group_id": "g", "response_length": 3000000000}', "response_length: expected int <="),
         ("\udcff", "not JSON"),
     ],
 )

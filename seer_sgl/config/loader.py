@@ -1,0 +1,76 @@
+"""YAML within bounds: any text becomes plain values or a BadYaml, in little time and memory."""
+
+from typing import Any
+
+import yaml
+
+MAX_BYTES = 1 << 20  # of a file
+MAX_DEPTH = 64  # levels; Python's own recursion ends at a thousand frames
+MAX_NODES = 10_000  # values and keys, an alias counted as often as it is used
+MAX_NUMBER = 500  # characters; arithmetic on a number takes the square of its length
+NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+
+class BadYaml(Exception):
+    """What is wrong with a text. `line`: where, counted from 1; None: unknown."""
+
+    def __init__(self, problem: str, line: int | None = None) -> None:
+        super().__init__(problem)
+        self.line = line
+
+
+class _Loader(yaml.SafeLoader):
+    """A SafeLoader that counts while it composes, before anything is built from aliases."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._nodes = 0
+        self._sizes: dict[yaml.Node, int] = {}  # nodes in each complete node, itself included
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        line = event.start_mark.line + 1
+        before = self._nodes
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise BadYaml(f"nested deeper than {MAX_DEPTH} levels", line)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if isinstance(event, yaml.AliasEvent):
+            if node not in self._sizes:
+                raise BadYaml(f"the alias *{event.anchor} stands inside of what it names", line)
+            self._nodes += self._sizes[node]
+        else:
+            self._nodes += 1
+        if self._nodes > MAX_NODES:
+            raise BadYaml(f"more than {MAX_NODES} values, with its aliases written out", line)
+        if node is None:
+            return None
+        if node.tag in NUMBERS and len(node.value) > MAX_NUMBER:
+            raise BadYaml(f"a number of {len(node.value)} characters", line)
+        self._sizes.setdefault(node, self._nodes - before)
+        return node
+
+
+def load(text: str) -> tuple[yaml.Node | None, Any]:
+    """The one document in a text, as nodes with their places and as plain values; None if empty.
+
+    Raises BadYaml.
+    """
+    loader: _Loader | None = None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        return node, None if node is None else loader.construct_document(node)
+    except BadYaml:
+        raise
+    except yaml.MarkedYAMLError as error:
+        line = None if error.problem_mark is None else error.problem_mark.line + 1
+        raise BadYaml(error.problem or str(error), line) from None
+    except yaml.reader.ReaderError as error:
+        raise BadYaml(f"{error.reason} ({error.character!r})") from None
+    except Exception as error:  # a tag over a text that is none: KeyError, IndexError, ...
+        raise BadYaml(str(error) or type(error).__name__) from None
+    finally:
+        if loader is not None:
+            loader.dispose()

@@ -1,0 +1,38 @@
+"""What no value can be, whatever its key: decided for the whole tree at once."""
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+Complaint = tuple[str, str]  # key path, what is wrong with it
+USERINFO = re.compile(r"://[^/?#\s]*@")
+# Masked in reports (masking.py), or patterns of the user's own.
+FREE_TEXT = ("engines.environment", "sampling")
+
+
+def impossible(tree: Any, key: str = "") -> Iterator[Complaint]:
+    """Complaints about a tree of plain values: numbers that are none, and text that cannot leave
+    this process or that carries a password."""
+    if isinstance(tree, dict):
+        for name, value in tree.items():
+            yield from impossible(name, key)
+            yield from impossible(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(tree, list | tuple):
+        for number, value in enumerate(tree):
+            yield from impossible(value, f"{key}[{number}]")
+    elif isinstance(tree, float) and not math.isfinite(tree):
+        yield key, "must be finite"
+    elif isinstance(tree, str):
+        if not is_text(tree):
+            yield key, "text with a NUL character or half a surrogate pair"
+        if USERINFO.search(tree) and not key.startswith(FREE_TEXT):
+            yield key, "a URL with a user name or password, which would end up in logs"
+
+
+def is_text(text: str) -> bool:
+    """Whether files, sockets and command lines can carry a string."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
