@@ -15,6 +15,7 @@ import msgspec
 import psutil
 from rich.console import Console
 
+from seer_sgl.config.masking import masked
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.kvpool.packages import BUILT_FOR
 from seer_sgl.rollout.samples import explained
@@ -76,7 +77,7 @@ class Findings:
             "soak": msgspec.to_builtins(self.soak),
             "soak_drift": drift(self.soak),
             "environment": environment(self.commit),
-            "config": _without_secrets(self._config),
+            "config": masked(msgspec.to_builtins(self._config)),
             "rounds": msgspec.to_builtins(self.rows),
         }
         self._write(report)
@@ -141,13 +142,6 @@ def _line(row: Row) -> str:
         f"tail {row.tail_s:.1f} s, {row.retractions} retractions, "
         f"{row.identical_share:.1%} identical"
     )
-
-
-def _without_secrets(config: BenchConfig) -> dict[str, Any]:
-    tree: dict[str, Any] = msgspec.to_builtins(config)
-    if tree["engines"]["api_key"] is not None:
-        tree["engines"]["api_key"] = "..."
-    return tree
 
 
 def environment(commit: str | None) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from seer_sgl.config import (
     read_tree,
 )
 from seer_sgl.config.contradictions import contradictions
+from seer_sgl.config.masking import without_userinfo
 from seer_sgl.errors import ConfigError
 from seer_sgl.sim.config import PoolConfig, SpeculationConfig
 
@@ -150,7 +151,9 @@ def asked_for(options: Mapping[str, Any]) -> list[str]:
             raise ConfigError(f"--engines {engines}: starts servers; nothing else goes with it")
         kind, _ = _kind_and_urls(engines)
         if kind in joined:
-            raise ConfigError(f"--engines {engines}: twice; all of a kind go with commas")
+            raise ConfigError(
+                f"--engines {without_userinfo(engines)}: twice; all of a kind go with commas"
+            )
         joined.add(kind)
         overrides += [f"engines.count={engines}"] if engines.isdigit() else _joined(engines)
     return overrides
