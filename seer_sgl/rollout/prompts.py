@@ -14,12 +14,14 @@ import msgspec
 import numpy as np
 
 from seer_sgl.config import plain
+from seer_sgl.config.tree import LARGEST, LARGEST_ID, MOST_SAMPLES, Samples
 from seer_sgl.errors import PromptError
 from seer_sgl.types import Prompt, token_array
 
 from .tokenizer import Tokenizer
+from .writable import unwritable
 
-MAX_TOKEN_ID = (1 << 31) - 1
+MAX_TOKEN_ID = LARGEST_ID
 
 
 class PromptRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -28,8 +30,8 @@ class PromptRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     prompt_ids: list[Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]] | None = None
-    n: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    id: str | int | None = None
+    n: Samples | None = None
+    id: str | Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)] | None = None
     metadata: Any = None
 
 
@@ -82,13 +84,10 @@ class PromptReader:
             place = f"prompts[{number}]"
             if isinstance(given, str):
                 yield place, str(number), PromptRecord(prompt=given)
-            elif isinstance(given, Prompt | PromptRecord):
+            elif isinstance(given, Prompt):
                 yield place, str(number), given
             else:
-                try:
-                    yield place, str(number), msgspec.convert(dict(given), PromptRecord)
-                except (msgspec.ValidationError, TypeError, ValueError) as error:
-                    raise PromptError(f"{place}: {plain(str(error))}") from None
+                yield place, str(number), _record(given, place)
 
     def _unique(
         self,
@@ -110,8 +109,16 @@ class PromptReader:
         return prompts
 
     def _prompt(self, record: PromptRecord | Prompt, default_id: str, place: str) -> Prompt:
+        for name in ("prompt", "messages", "id", "prompt_id", "metadata"):
+            problem = unwritable(getattr(record, name, None))
+            if problem is not None:
+                raise PromptError(f"{place}: {name}: {problem}")
         if isinstance(record, Prompt):
             prompt = record
+            if not isinstance(prompt.n, int) or not 1 <= prompt.n <= MOST_SAMPLES:
+                raise PromptError(f"{place}: n: {prompt.n!r} is not in 1..{MOST_SAMPLES}")
+            if not isinstance(prompt.prompt_ids, array) or prompt.prompt_ids.typecode != "i":
+                raise PromptError(f"{place}: prompt_ids: expected array('i')")
         else:
             prompt = Prompt(
                 prompt_id=default_id if record.id is None else str(record.id),
@@ -158,6 +165,14 @@ class PromptReader:
             raise PromptError(f"{place}: {error}") from None
 
 
+def _record(given: PromptRecord | Mapping[str, Any], place: str) -> PromptRecord:
+    try:
+        fields = msgspec.structs.asdict(given) if isinstance(given, PromptRecord) else dict(given)
+        return msgspec.convert(fields, PromptRecord)
+    except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
+        raise PromptError(f"{place}: {plain(str(error))}") from None
+
+
 def _decode_line(line: bytes, place: str) -> PromptRecord:
     try:
         return _decoder.decode(line)
@@ -165,3 +180,7 @@ def _decode_line(line: bytes, place: str) -> PromptRecord:
         raise PromptError(f"{place}: {plain(str(error))}") from None
     except UnicodeDecodeError:
         raise PromptError(f"{place}: not UTF-8") from None
+    except RecursionError:
+        raise PromptError(f"{place}: nested too deeply") from None
+    except ValueError as error:  # a number of 5,000 digits
+        raise PromptError(f"{place}: {error}") from None

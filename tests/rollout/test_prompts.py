@@ -1,13 +1,17 @@
 """Prompts in: what is accepted, and that each mistake is named with its file and line."""
 
+import json
 from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from seer_sgl.errors import PromptError
-from seer_sgl.rollout.prompts import PromptReader
+from seer_sgl.rollout.prompts import PromptReader, PromptRecord
+from seer_sgl.rollout.writable import MAX_DEPTH, unwritable
 from seer_sgl.types import Prompt
 
 
@@ -118,3 +122,127 @@ def test_python_objects() -> None:
         reader().convert([Prompt(prompt_id="r", prompt_ids=array("i", [99]), n=1)])
     with pytest.raises(PromptError, match="no prompts"):
         reader().convert([])
+
+
+DEEP = 100_000
+LATE = MAX_DEPTH + 50  # msgspec reads it here; written deeper in the stack it would be lost
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"prompt": "a", "metadata": ' + "[" * DEEP + "]" * DEEP + "}", "nested too deeply"),
+        ('{"prompt": "a", "metadata": ' + "[" * LATE + "]" * LATE + "}", "metadata: nested deeper"),
+        (
+            '{"messages": [{"role": "u", "content": ' + "[" * LATE + "]" * LATE + "}]}",
+            "messages: n",
+        ),
+        ('{"prompt": "a", "metadata": "\\ud800"}', "2: "),
+        ('{"prompt": "a", "id": ' + "9" * 400 + "}", "id: "),
+        ('{"prompt": "a", "metadata": ' + "9" * 5000 + "}", "2: "),
+        ('{"prompt": "a", "n": 9000000000}', "n: expected int <= "),
+        ('{"prompt": "a", "n": NaN}', "2: "),
+    ],
+    ids=range(8),
+)
+def test_a_hostile_line_is_one_line(tmp_path: Path, line: str, complaint: str) -> None:
+    with pytest.raises(PromptError) as raised:
+        reader().read(write(tmp_path, '{"prompt": "b"}', line))
+    assert str(raised.value).startswith(f"{tmp_path / 'p.jsonl'}:2: ")
+    assert complaint in str(raised.value)
+    assert str(raised.value).isprintable()
+
+
+ITSELF: dict[str, Any] = {}
+ITSELF["me"] = [ITSELF]
+HALF = "half a pair: \ud800"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        HALF,
+        {"prompt_ids": [1], "id": HALF},
+        {"prompt_ids": [1], "metadata": {"a": [HALF]}},
+        {"prompt_ids": [1], "metadata": {HALF: 1}},
+        {"messages": [{"role": "user", "content": HALF}]},
+        {"prompt_ids": [1], "metadata": ITSELF},
+        {"prompt_ids": [1], "metadata": {(1, 2): 3}},
+        {"prompt_ids": [1], "n": 0},
+        PromptRecord(prompt_ids=[1 << 40]),
+        PromptRecord(prompt_ids=[1], n=-1),
+        Prompt(prompt_id=HALF, prompt_ids=array("i", [1]), n=1),
+        Prompt(prompt_id="p", prompt_ids=array("i", [1]), n=1, metadata=HALF),
+        Prompt(prompt_id="p", prompt_ids=array("i", [1]), n=0),
+        Prompt(prompt_id="p", prompt_ids=array("i", [1]), n=1 << 40),
+        Prompt(prompt_id="p", prompt_ids=[1], n=1),  # type: ignore[arg-type]
+        Prompt(prompt_id="p", prompt_ids=array("q", [1]), n=1),
+        7,
+    ],
+    ids=range(17),
+)
+def test_python_objects_that_cannot_be_rolled_out_are_named(wrong: Any) -> None:
+    with pytest.raises(PromptError, match=r"^prompts\[1\]: ") as raised:
+        reader().convert(["a", wrong])
+    assert str(raised.value).isprintable()
+
+
+def test_metadata_that_is_no_json_comes_back_as_it_is() -> None:
+    opaque = object()
+    [prompt] = reader().convert([{"prompt_ids": [1], "metadata": {"image": opaque}}])
+    assert prompt.metadata["image"] is opaque
+
+
+json_values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+records = st.dictionaries(
+    st.sampled_from([*PromptRecord.__struct_fields__, "x"]),
+    st.one_of(json_values, st.lists(st.integers(0, 60), max_size=10)),
+)
+lines = st.one_of(
+    st.builds(json.dumps, records).map(str.encode),
+    st.builds(json.dumps, json_values).map(str.encode),
+    st.binary(max_size=20),
+)
+
+
+@given(lines)
+def test_any_line_gives_prompts_or_a_prompt_error(tmp_path_factory: Any, line: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.jsonl"
+    path.write_bytes(line)
+    try:
+        for prompt in reader().read(path):
+            assert unwritable(prompt.metadata) is None
+    except PromptError as error:
+        assert str(error).isprintable()
+
+
+python_values = st.recursive(
+    st.one_of(
+        json_values,
+        st.text(st.characters(categories=["Cs", "L"]), max_size=3),
+        st.binary(),
+        st.complex_numbers(),
+    ),
+    lambda inner: st.one_of(st.tuples(inner, inner), st.sets(st.integers()), st.lists(inner)),
+    max_leaves=8,
+)
+
+
+@given(
+    st.one_of(
+        python_values,
+        st.dictionaries(st.sampled_from(PromptRecord.__struct_fields__), python_values),
+    )
+)
+def test_any_object_gives_prompts_or_a_prompt_error(value: Any) -> None:
+    try:
+        for prompt in reader().convert([value]):
+            assert unwritable([prompt.prompt_id, prompt.metadata]) is None
+    except PromptError as error:
+        assert str(error).isprintable()
