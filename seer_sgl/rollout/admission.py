@@ -35,10 +35,10 @@ def check_engines(config: Config, engines: Sequence[EngineInfo]) -> None:
             f"engines: their KV pool pages differ in size ({', '.join(map(str, sorted(sizes)))})"
         )
     for info in engines:
-        if sampling.min_p > 0 and info.deterministic:
+        if sampling.min_p > 0 and info.deterministic and info.plugin is None:
             raise ConfigError(
                 f"sampling.min_p: engine {info.engine_id} runs with deterministic inference, "
-                "where SGLang refuses it"
+                "where stock SGLang fails; start it with `seer-sgl engine`"
             )
         for key, wanted in (
             ("stop", bool(sampling.stops())),

@@ -242,6 +242,14 @@ async def test_what_the_engines_would_refuse_is_refused_first(
             pass
 
 
+async def test_min_p_with_seeds_is_sent_to_engines_with_the_plugin() -> None:
+    fake = FakeSGLang(plugin={"version": "1", "missing": []})
+    async with rolling(fake, sampling={"min_p": 0.1}) as rollout:
+        groups = await all_groups(rollout)
+    check(groups)
+    assert {call["sampling_params"]["min_p"] for call in fake.seen} == {0.1}
+
+
 async def test_responses_cut_by_the_context_are_announced() -> None:
     announced: list[str] = []
     fake = FakeSGLang(max_request_len=50)
