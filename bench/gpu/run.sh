@@ -52,8 +52,8 @@ if [[ -z ${CUDA_HOME:-} && ! -x /usr/local/cuda/bin/nvcc ]] && ! command -v nvcc
     CUDA_HOME=$(dirname "$(dirname "$packaged")")
     export CUDA_HOME
 fi
-"$bin/python" -c 'import mooncake.store' 2>/dev/null ||
-    fail "Mooncake cannot be loaded: apt-get install libibverbs1 ibverbs-providers (or ask .venv/bin/seer-sgl doctor)"
+"$bin/python" -c 'from seer_sgl.kvpool import packages; packages.load_store()' 2>/dev/null ||
+    fail "Mooncake cannot be loaded; .venv/bin/seer-sgl doctor names the command that mends it"
 "$bin/seer-sgl" doctor || fail "the doctor found something missing (above)"
 
 # 3. The model and the workload. SHAPES: options of bench.gpu.shapes, such as "--size 7b".
