@@ -18,6 +18,7 @@ from rich.console import Console
 from seer_sgl.config.masking import masked
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.kvpool.packages import BUILT_FOR
+from seer_sgl.rollout.lines import LineFile
 from seer_sgl.rollout.samples import explained
 from seer_sgl.sim.config import EngineConfig
 
@@ -50,6 +51,7 @@ class Findings:
         self._config = config
         self._out = out
         self._failures = failures
+        self._lines = LineFile(out / "rounds.jsonl")
         self.rolled: list[Rolled] = []
         self.commit = _commit()  # of the code that measures, whatever becomes of it meanwhile
         self.soak: list[SoakRow] = []
@@ -63,8 +65,8 @@ class Findings:
     def add(self, rolled: Rolled) -> None:
         """One more rollout: kept, and written down."""
         self.rolled.append(rolled)
-        with (self._out / "rounds.jsonl").open("ab") as file:
-            file.write(msgspec.json.encode(rolled.row) + b"\n")
+        with explained(self._lines.path):
+            self._lines.append(msgspec.json.encode(rolled.row) + b"\n")
 
     def write(self) -> dict[str, Any]:
         """report.json, report.md and the plots; what was measured before what is computed."""

@@ -1,20 +1,27 @@
 """`seer-sgl rollout`: a rollout from files to files."""
 
+import asyncio
+import contextlib
+import errno
 import json
+import os
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from seer_sgl.config import Config
-from seer_sgl.errors import ConfigError
+from seer_sgl.errors import ConfigError, RolloutError
 
 from .progress import Progress
 from .recorder import Recorder
 from .rollout import Rollout
 from .samples import SampleWriter, explained
 from .timeline import draw_timeline
+
+RESERVE_BYTES = 4 << 20  # a report of a thousand engines and the largest timeline, twice
 
 
 async def roll_out(config: Config, out: Path, overwrite: bool, console: Console) -> None:
@@ -34,18 +41,60 @@ async def roll_out(config: Config, out: Path, overwrite: bool, console: Console)
     requests = sum(prompt.n for prompt in prompts)
     samples = _new_samples_file(out, overwrite)
     announce(f"{len(prompts)} groups, {requests} requests")
-    async with rollout:
-        progress = Progress(rollout.engines, len(prompts), requests)
-        writer = SampleWriter(samples)
-        try:
-            async with progress.shown(console):
-                async for _ in rollout.run(prompts, [writer, progress]):
-                    pass
-        finally:
-            if rollout.recorder is not None:
-                writer.close()
-                _write_results(rollout.report(), rollout.recorder, out)
-                announce(_summary(rollout.report(), out))
+    with _reserve(out) as release:
+        async with rollout:
+            progress = Progress(rollout.engines, len(prompts), requests)
+            writer = SampleWriter(samples)
+            ended: BaseException | None = None
+            try:
+                async with progress.shown(console):
+                    async for _ in rollout.run(prompts, [writer, progress]):
+                        pass
+            except BaseException as error:
+                ended = error
+                raise
+            finally:
+                if rollout.recorder is not None:
+                    release()
+                    report = {**rollout.report(), "error": _reason(ended)}
+                    unwritten = _write_results(writer, report, rollout.recorder, out)
+                    announce(_summary(report, out))
+                    for problem in unwritten:
+                        announce(f"warning: {problem}")
+            if unwritten:
+                raise RolloutError(unwritten[0])
+
+
+def _reason(ended: BaseException | None) -> str | None:
+    """Why a rollout ended early, in one line; None if it is complete."""
+    if ended is None:
+        return None
+    interrupted = isinstance(ended, asyncio.CancelledError | KeyboardInterrupt)
+    return "interrupted" if interrupted else str(ended) or type(ended).__name__
+
+
+@contextlib.contextmanager
+def _reserve(out: Path) -> Iterator[Callable[[], None]]:
+    """Keep room on the disk for the report and the timeline until the yielded function is called.
+
+    Samples may fill the disk. Raises ConfigError if it is full already.
+    """
+    path = out / ".reserve"
+
+    def release() -> None:
+        path.unlink(missing_ok=True)
+
+    try:
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+    except OSError as error:
+        release()
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise ConfigError(f"--out {out}: {error.strerror}") from None
+    try:
+        yield release
+    finally:
+        release()
 
 
 def _new_samples_file(out: Path, overwrite: bool) -> Path:
@@ -64,15 +113,38 @@ def _new_samples_file(out: Path, overwrite: bool) -> Path:
     return samples
 
 
-def _write_results(report: dict[str, Any], record: Recorder, out: Path) -> None:
-    with explained(out / "report.json"):
-        (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+def _write_results(
+    writer: SampleWriter, report: dict[str, Any], record: Recorder, out: Path
+) -> list[str]:
+    """Write whatever can be written; why the rest cannot. Half a file is removed."""
     title = (
         f"{report['samples']:,} samples, {report['response_tokens']:,} tokens, "
         f"{report['throughput_tok_s']:,.0f} tok/s"
     )
-    with explained(out / "timeline.png"):
-        draw_timeline(record, out / "timeline.png", title)
+
+    def write_report(path: Path) -> None:
+        path.write_text(json.dumps(report, indent=2) + "\n")
+
+    def write_timeline(path: Path) -> None:
+        draw_timeline(record, path, title)
+
+    unwritten = []
+    try:
+        writer.close()
+    except RolloutError as error:
+        unwritten.append(str(error))
+    for path, write in (
+        (out / "report.json", write_report),
+        (out / "timeline.png", write_timeline),
+    ):
+        try:
+            with explained(path):
+                write(path)
+        except RolloutError as error:
+            unwritten.append(str(error))
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+    return unwritten
 
 
 def _summary(report: dict[str, Any], out: Path) -> str:

@@ -1,7 +1,6 @@
 """Finished requests become Samples, and Samples become lines of `samples.jsonl`."""
 
 import contextlib
-import io
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from seer_sgl.config import SamplingConfig
 from seer_sgl.errors import RolloutError
 from seer_sgl.types import Request, Sample
 
+from .lines import LineFile
 from .loop import Observer
 from .tokenizer import Tokenizer
 
@@ -87,29 +87,24 @@ _encoder = msgspec.json.Encoder(enc_hook=_array_to_list)
 
 
 class SampleWriter(Observer):
-    """Writes a line to the file `path` for every finished request.
+    """Writes a line to the file `path` for every finished request (LineFile).
 
-    Comes after the SampleMaker among the observers. Each line is flushed at once: a driver that
-    is killed has lost nothing that had finished. An earlier file is replaced when the first line
-    is written (or at `close`), not before. Raises RolloutError when the disk refuses.
+    Comes after the SampleMaker among the observers. Raises RolloutError when the disk refuses.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._output: io.BufferedWriter | None = None
+        self._lines = LineFile(path)
 
     def finished(self, request: Request) -> None:
         """Write the newest sample of the request's group."""
         line = _encoder.encode(request.group.samples[-1]) + b"\n"
-        with explained(self._path):
-            self._output = self._output or self._path.open("wb")
-            self._output.write(line)
-            self._output.flush()
+        with explained(self._lines.path):
+            self._lines.append(line)
 
     def close(self) -> None:
         """End the file; it is empty if nothing had finished."""
-        with explained(self._path):
-            (self._output or self._path.open("wb")).close()
+        with explained(self._lines.path):
+            self._lines.close()
 
 
 @contextlib.contextmanager
@@ -118,4 +113,4 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RolloutError(f"{path}: {error.strerror}") from None
+        raise RolloutError(f"{path}: {error.strerror or error}") from None

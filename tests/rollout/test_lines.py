@@ -1,0 +1,39 @@
+"""Files of lines on a disk that refuses."""
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from seer_sgl.rollout.lines import LineFile
+
+
+def test_a_line_that_does_not_fit_leaves_no_trace(tmp_path: Path) -> None:
+    file = LineFile(tmp_path / "lines")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        for _ in range(3):
+            file.append(b"a" * 299 + b"\n")
+        for _ in range(2):
+            with pytest.raises(OSError, match="File too large"):
+                file.append(b"b" * 299 + b"\n")
+            assert file.path.read_bytes() == (b"a" * 299 + b"\n") * 3
+        file.append(b"c" * 99 + b"\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    file.append(b"d\n")
+    file.close()
+    assert file.path.read_bytes() == (b"a" * 299 + b"\n") * 3 + b"c" * 99 + b"\nd\n"
+
+
+def test_an_earlier_file_stays_until_there_is_something_to_write(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text("earlier\n")
+    first, second = LineFile(path), LineFile(path)
+    assert path.read_text() == "earlier\n"
+    first.append(b"new\n")
+    assert path.read_text() == "new\n"
+    first.close()
+    second.close()
+    assert path.read_text() == ""
