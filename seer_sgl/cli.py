@@ -1,11 +1,13 @@
 """The command line: `seer-sgl rollout | simulate | bench | engine | drafthub | doctor`."""
 
 import asyncio
+import contextlib
+import io
 import signal
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import click
 import uvloop
@@ -14,6 +16,7 @@ from rich.console import Console
 from .config import load
 from .errors import ConfigError, SeerError
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
 
 
@@ -42,7 +45,7 @@ def rollout(
     settings = load(config, overrides)
     if prompts is not None:
         settings.rollout.prompts = str(prompts)
-    _run(roll_out(settings, out, overwrite, Console(stderr=True, highlight=False)))
+    _run(roll_out(settings, out, overwrite, _console()))
 
 
 @cli.command()
@@ -85,7 +88,7 @@ def bench(
         raise ConfigError("--gpu: it takes configs/bench-gpu.yaml; not together with --config")
     given = [*asked_for(asked), *overrides]
     settings = load_ready(gpu, given) if config is None else load_bench(config, given)
-    _run(run_bench(settings, out, Console(stderr=True, highlight=False, width=_width())))
+    _run(run_bench(settings, out, _console(_width())))
 
 
 @cli.command(
@@ -124,6 +127,40 @@ def _width() -> int | None:
     return None if Console(stderr=True).is_terminal else 200
 
 
+class _StandardError(io.TextIOBase):
+    """Standard error, which may go away: a closed terminal or pipe, a full disk.
+
+    What is written then is lost; the work that wrote it goes on.
+    """
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr  # rich puts another in its place while it shows progress
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+def _console(width: int | None = None) -> Console:
+    """Where announcements and progress go."""
+    return Console(file=cast(TextIO, _StandardError()), highlight=False, width=width)
+
+
+def _complain(line: str) -> None:
+    print(f"seer-sgl: {line}", file=_StandardError(), flush=True)
+
+
 def main() -> None:
     """Entry point: every SeerError becomes one line and an exit status."""
     try:
@@ -132,24 +169,47 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except SeerError as error:
-        print(f"seer-sgl: {error}", file=sys.stderr)
+        _complain(str(error))
         sys.exit(error.exit_status)
     except (KeyboardInterrupt, click.exceptions.Abort):  # click turns the first into the second
-        print("seer-sgl: interrupted", file=sys.stderr)
+        _complain("interrupted")
         sys.exit(INTERRUPTED)
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run on uvloop; Ctrl-C and SIGTERM cancel the work, which then cleans up after itself."""
+    """Run on uvloop. The first of Ctrl-C, SIGTERM and SIGHUP cancels the work, which then cleans up
+    after itself in bounded time; further ones change nothing.
+
+    A signal that was ignored from the start stays so (`nohup`).
+    """
+    stopped = False
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = []
+
+    def stop(*_: object) -> None:
+        nonlocal stopped
+        if not stopped:
+            stopped = True
+            for loop, task in running:
+                loop.call_soon_threadsafe(task.cancel)
 
     async def cancellable() -> None:
-        task = asyncio.current_task()
+        task: asyncio.Task[None] | None = asyncio.current_task()
         assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        running.append((asyncio.get_running_loop(), task))
+        if stopped:
+            task.cancel()
         await work
 
+    heeded = [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heeded}
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(cancellable())
-        except asyncio.CancelledError:  # SIGTERM
-            raise KeyboardInterrupt from None
+        except asyncio.CancelledError:  # no KeyboardInterrupt, for which click writes a line itself
+            _complain("interrupted")
+            sys.exit(INTERRUPTED)
+        finally:
+            running.clear()
+            if not stopped:
+                for number, handler in before.items():
+                    signal.signal(number, handler)

@@ -15,9 +15,10 @@ MAX_DIGITS = 9  # of a port that is refused as one
 
 
 async def serve_hub(host: str, port: str, memory: str) -> None:
-    """Be a draft hub on host:port until SIGTERM or SIGINT. `memory`: of all tokens, as in `2gb`.
+    """Be a draft hub on host:port until SIGTERM, SIGINT or SIGHUP.
 
-    Raises ConfigError for a port or a size that is none, and without a token.
+    `memory`: of all tokens, as in `2gb`. Raises ConfigError for an address or a size that is none,
+    and without a token.
     """
     token = shared_token("driver and the engines", "drafthub")
     if not port.isdecimal() or len(port) > MAX_DIGITS:
@@ -30,8 +31,9 @@ async def serve_hub(host: str, port: str, memory: str) -> None:
         raise ConfigError(f"drafthub: --memory: {error}") from None
     require_free_port(int(port), "drafthub: --port", host)
     over = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            asyncio.get_running_loop().add_signal_handler(number, over.set)
     async with open_link(host, int(port), token, DraftHub(size)) as link:
         print(f"draft hub ready on {link.address}", flush=True)
         await over.wait()

@@ -1,0 +1,208 @@
+"""A rollout that is stopped by signals, and one whose disk is full, on fake servers: what had
+finished is in the folder, and the process ends in an orderly way."""
+
+import asyncio
+import contextlib
+import json
+import os
+import pty
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.test_link import until
+from tests.fake_sglang import FakeSGLang, serving
+
+DEADLINE_S = 120.0
+DISORDER = ("never awaited", "Traceback", "destroyed", "ignored", "GeneratorExit")
+
+
+class Driver:
+    """`seer-sgl rollout` as a process over slow fake servers."""
+
+    def __init__(self, out: Path, url: str, prompts: Path, **options: Any) -> None:
+        self.out = out
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "seer_sgl", "rollout"),
+                *("--prompts", str(prompts), "--out", str(out)),
+                *("--set", f"engines={{launch: external, urls: ['{url}']}}"),
+                *("--set", "scheduling.chunk_tokens=16"),
+                *("--set", "sampling.max_response_len=400"),
+            ],
+            **{"stderr": subprocess.PIPE, **options},
+        )
+
+    async def samples(self, count: int) -> None:
+        """Wait for so many finished samples."""
+        await until(lambda: len(self.lines()) >= count or self.process.poll() is not None)
+
+    def lines(self) -> list[bytes]:
+        """Those of samples.jsonl, the last one perhaps incomplete."""
+        path = self.out / "samples.jsonl"
+        return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+
+    async def ended(self) -> tuple[int, str]:
+        """Exit status and what it printed, once it has ended."""
+        _, said = await asyncio.to_thread(self.process.communicate, timeout=DEADLINE_S)
+        return self.process.returncode, (said or b"").decode()
+
+    def check_results(self) -> dict[str, Any]:
+        """Whole samples, a report and a timeline; the report."""
+        lines = self.lines()
+        assert lines
+        assert all(line.endswith(b"}\n") and json.loads(line) for line in lines)
+        assert (self.out / "timeline.png").read_bytes().endswith(b"IEND\xaeB`\x82")
+        report: dict[str, Any] = json.loads((self.out / "report.json").read_text())
+        return report
+
+
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    async with serving(FakeSGLang(delay_s=0.15, longest=400)) as address:
+        yield address
+
+
+@pytest.fixture
+def drive(url: str, tmp_path: Path) -> Iterator[Callable[..., Driver]]:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text("".join(f'{{"prompt_ids": {[5] * n}}}\n' for n in range(3, 33)))
+    with contextlib.ExitStack() as stack:
+
+        def begin(out: Path = tmp_path / "out", **options: Any) -> Driver:
+            driver = Driver(out, url, prompts, **options)
+            stack.callback(driver.process.kill)
+            return driver
+
+        yield begin
+
+
+@pytest.mark.long
+async def test_a_hang_up_is_like_sigterm(drive: Callable[..., Driver]) -> None:
+    driver = drive()
+    await driver.samples(5)
+    driver.process.send_signal(signal.SIGHUP)
+    status, said = await driver.ended()
+    assert (status, said.splitlines()[-1]) == (130, "seer-sgl: interrupted")
+    report = driver.check_results()
+    assert report["samples"] == len(driver.lines())
+    assert report["error"] == "interrupted"
+
+
+async def test_a_terminal_that_is_gone_costs_no_result(drive: Callable[..., Driver]) -> None:
+    """The kernel sends SIGHUP, and what is printed afterwards fails."""
+    master, terminal = pty.openpty()
+    driver = drive(
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: _take_terminal(0),
+    )
+    os.close(terminal)
+    reader = asyncio.create_task(asyncio.to_thread(_drain, master))
+    await driver.samples(5)
+    reader.cancel()
+    os.close(master)
+    status, _ = await driver.ended()
+    assert status == 130
+    driver.check_results()
+
+
+def _take_terminal(descriptor: int) -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
+
+
+def _drain(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(descriptor, 4096):
+            pass
+
+
+@pytest.mark.long
+async def test_nohup_is_respected(drive: Callable[..., Driver]) -> None:
+    driver = drive(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    await driver.samples(5)
+    driver.process.send_signal(signal.SIGHUP)
+    await driver.samples(15)
+    assert driver.process.poll() is None
+    driver.process.send_signal(signal.SIGTERM)
+    assert (await driver.ended())[0] == 130
+
+
+@pytest.mark.parametrize("pause_s", [pytest.param(0.0, marks=pytest.mark.long), 0.3])
+async def test_an_impatient_user_disturbs_no_cleaning_up(
+    drive: Callable[..., Driver], pause_s: float
+) -> None:
+    driver = drive()
+    await driver.samples(5)
+    for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+        driver.process.send_signal(number)
+        await asyncio.sleep(pause_s)
+    status, said = await driver.ended()
+    assert (status, said.splitlines()[-1]) == (130, "seer-sgl: interrupted")
+    assert [word for word in DISORDER if word in said] == []
+    driver.check_results()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of six megabytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+async def test_a_full_disk_leaves_whole_lines_a_report_and_a_timeline(
+    drive: Callable[..., Driver], small_disk: Path
+) -> None:
+    driver = drive(small_disk / "out")
+    await driver.samples(5)
+    with contextlib.suppress(OSError), (small_disk / "others").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    status, said = await driver.ended()
+    full = f"{driver.out / 'samples.jsonl'}: No space left on device"
+    assert (status, said.splitlines()[-1]) == (1, f"seer-sgl: {full}")
+    assert driver.check_results()["error"] == full
+    assert sorted(path.name for path in driver.out.iterdir()) == [
+        "report.json",
+        "samples.jsonl",
+        "timeline.png",
+    ]
+
+
+@pytest.mark.long
+async def test_a_disk_that_is_full_already_is_refused_before_any_engine_is_asked(
+    drive: Callable[..., Driver], small_disk: Path
+) -> None:
+    (small_disk / "others").write_bytes(bytes(4 << 20))
+    driver = drive(small_disk / "out")
+    status, said = await driver.ended()
+    assert status == 2
+    complaint = f"seer-sgl: --out {driver.out}: No space left on device"
+    assert said.splitlines()[-1] == complaint
+    assert list(driver.out.iterdir()) == []
+
+
+@pytest.mark.long
+async def test_a_limit_on_file_sizes_is_like_a_full_disk(drive: Callable[..., Driver]) -> None:
+    driver = drive()
+    await driver.samples(5)
+    resource.prlimit(driver.process.pid, resource.RLIMIT_FSIZE, (200_000, 200_000))
+    status, said = await driver.ended()
+    assert (status, said.splitlines()[-1].rpartition(": ")[2]) == (1, "File too large")
+    assert driver.check_results()["error"].endswith("File too large")
