@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -26,6 +27,7 @@ _given: set[int] = set()
 LOG_TAIL_LINES = 8
 LAST_LINE_CHARS = 100
 STOP_GRACE_S = 5.0
+PRIVATE = 0o600  # of logs: servers print requests, paths and settings
 
 
 def free_port() -> int:
@@ -84,6 +86,13 @@ def _watch_parent(parent: int) -> None:
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
+def open_private(path: Path) -> IO[bytes]:
+    """An empty file that its owner alone can read, also where it is there already."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE)
+    os.fchmod(file, PRIVATE)
+    return os.fdopen(file, "wb")
+
+
 class OwnedProcess:
     """A running child process with its log file."""
 
@@ -105,7 +114,7 @@ class OwnedProcess:
         """
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
-            output = log.open("wb")
+            output = open_private(log)
         except OSError as error:
             raise ConfigError(f"log file {log}: {error.strerror}") from None
         with output:

@@ -1,12 +1,15 @@
-"""Ports that are still free when a server has started."""
+"""Ports that are still free when a server has started, and its log."""
 
+import os
 import socket
+import sys
+from pathlib import Path
 
 import pytest
 
 from seer_sgl import processes
 from seer_sgl.errors import ConfigError
-from seer_sgl.processes import PORTS, free_port
+from seer_sgl.processes import PORTS, OwnedProcess, free_port
 
 
 def test_a_free_port_is_given_once_and_is_none_of_an_outgoing_connection() -> None:
@@ -25,3 +28,16 @@ def test_a_port_somebody_listens_on_is_not_free(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(ConfigError, match=f"no free port from {port} to {port}"):
             free_port()
     assert free_port() == port
+
+
+@pytest.mark.parametrize("before", ["", "what the last one wrote"])
+async def test_a_log_is_for_its_owner_to_read(tmp_path: Path, before: str) -> None:
+    log = tmp_path / "logs" / "e0.log"
+    if before:
+        log.parent.mkdir()
+        log.write_text(before)
+        log.chmod(0o644)
+    process = await OwnedProcess.start([sys.executable, "-c", "print('x')"], log, os.environ)
+    assert await process.wait() == 0
+    assert log.read_text() == "x\n"
+    assert log.stat().st_mode & 0o777 == 0o600
