@@ -17,6 +17,7 @@ from typing import IO
 
 import psutil
 
+from . import shared_memory
 from .errors import ConfigError
 
 # Environment variable of a child that must not outlive the process of this id.
@@ -83,7 +84,10 @@ def end_with_parent() -> None:
 def _watch_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_POLL_S)
-    os.killpg(os.getpgid(0), signal.SIGKILL)
+    try:
+        shared_memory.remove(shared_memory.mapped_by(_family(os.getpid())))
+    finally:
+        os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 def open_private(path: Path) -> IO[bytes]:
@@ -98,6 +102,7 @@ class OwnedProcess:
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self._process = process
+        self._shared_memory: set[Path] = set()
         self.log = log
 
     @classmethod
@@ -162,9 +167,14 @@ class OwnedProcess:
         text = self.log.read_text(errors="replace")
         return [line.rstrip() for line in text.splitlines() if line.strip()]
 
+    def note_shared_memory(self) -> None:
+        """Remember what it shares with its children: killed, they could not remove it."""
+        self._shared_memory |= shared_memory.mapped_by(_family(self.pid))
+
     async def stop(self) -> None:
         """End the process and everything it started; returns when nothing of it is left."""
         family = _family(self.pid)
+        self.note_shared_memory()
         _signal_group(self.pid, signal.SIGTERM)
         try:
             await asyncio.wait_for(self._process.wait(), STOP_GRACE_S)
@@ -176,11 +186,13 @@ class OwnedProcess:
                 if member.is_running():
                     member.kill()
         await self._process.wait()
+        shared_memory.remove(self._shared_memory)
 
 
 def _family(pid: int) -> list[psutil.Process]:
     try:
-        return psutil.Process(pid).children(recursive=True)
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
 

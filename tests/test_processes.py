@@ -1,13 +1,19 @@
-"""Ports that are still free when a server has started, and its log."""
+"""Ports that are still free when a server has started, its log, and the memory it leaves."""
 
+import asyncio
+import mmap
 import os
+import signal
 import socket
 import sys
+from collections.abc import Callable
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
+import psutil
 import pytest
 
-from seer_sgl import processes
+from seer_sgl import processes, shared_memory
 from seer_sgl.errors import ConfigError
 from seer_sgl.processes import PORTS, OwnedProcess, free_port
 
@@ -41,3 +47,93 @@ async def test_a_log_is_for_its_owner_to_read(tmp_path: Path, before: str) -> No
     assert await process.wait() == 0
     assert log.read_text() == "x\n"
     assert log.stat().st_mode & 0o777 == 0o600
+
+
+SHARES_MEMORY = """
+import multiprocessing, sys, threading, time
+from multiprocessing.shared_memory import SharedMemory
+from seer_sgl.processes import end_with_parent
+
+def child(block, lock):
+    print("up", flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    end_with_parent()
+    context = multiprocessing.get_context("spawn")
+    block, lock = SharedMemory(create=True, size=4096), context.Lock()
+    print(block.name, flush=True)
+    context.Process(target=child, args=(block, lock)).start()
+    time.sleep(600)
+"""
+DRIVER = """
+import asyncio, os, sys
+from pathlib import Path
+from seer_sgl.processes import OwnedProcess
+
+async def main():
+    command = [sys.executable, sys.argv[1]]
+    await OwnedProcess.start(command, Path(sys.argv[2]), os.environ)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60.0):
+        while not condition():  # noqa: ASYNC110 (files of other processes)
+            await asyncio.sleep(0.05)
+
+
+def in_shared_memory() -> set[Path]:
+    return set(shared_memory.FOLDER.iterdir())
+
+
+async def test_a_server_killed_outright_leaves_no_shared_memory(tmp_path: Path) -> None:
+    program, log = tmp_path / "server.py", tmp_path / "log"
+    program.write_text(SHARES_MEMORY)
+    process = await OwnedProcess.start([sys.executable, str(program)], log, os.environ)
+    await until(lambda: "up" in log.read_text())
+    process.note_shared_memory()
+    block = shared_memory.FOLDER / log.read_text().split()[0]
+    left = shared_memory.mapped_by(psutil.Process().children(recursive=True))
+    assert block in left
+    assert any(name.name.startswith("sem.mp-") for name in left)
+    os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
+    assert left <= in_shared_memory(), "nobody could remove it"
+    await process.stop()
+    assert not left & in_shared_memory()
+
+
+async def test_a_driver_killed_outright_leaves_no_shared_memory_of_its_servers(
+    tmp_path: Path,
+) -> None:
+    program, log = tmp_path / "server.py", tmp_path / "log"
+    program.write_text(SHARES_MEMORY)
+    driver = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", DRIVER, str(program), str(log)
+    )
+    await until(lambda: log.exists() and "up" in log.read_text())
+    left = shared_memory.mapped_by(psutil.Process(driver.pid).children(recursive=True))
+    assert len(left) >= 2
+    driver.kill()
+    await driver.wait()
+    await until(lambda: not left & in_shared_memory())
+
+
+def test_shared_memory_of_others_and_other_files_are_left_alone(tmp_path: Path) -> None:
+    model = shared_memory.FOLDER / f"a-model-{os.getpid()}"
+    theirs = SharedMemory(create=True, size=4096)
+    try:
+        model.write_bytes(bytes(4096))
+        with model.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+            mine = shared_memory.mapped_by([psutil.Process()])
+            assert model not in mine
+            assert shared_memory.FOLDER / theirs.name in mine
+        assert not shared_memory.mapped_by([])
+    finally:
+        model.unlink()
+        theirs.close()
+        theirs.unlink()

@@ -255,6 +255,8 @@ async def _await_ready(start: _Start, session: aiohttp.ClientSession) -> EngineI
                 f"engine {start.engine_id} runs without the seer-sgl plugin; is seer-sgl installed "
                 f"in its environment (`seer-sgl doctor`)? SGLANG_PLUGINS may leave it out"
             )
+        if process is not None:
+            process.note_shared_memory()
         return info
 
 
