@@ -5,10 +5,9 @@ import contextlib
 import importlib.util
 import json
 import os
-import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from seer_sgl.processes import OwnedProcess, free_port
 
 from .node import P2P
 from .packages import load_store
+from .ssd import ssd_folder
 
 START_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 5.0
@@ -42,11 +42,35 @@ async def open_mooncake(
         await _require_master(config, config.master, log_dir)
         yield config.master
         return
+    with _ssd(config) as ssd:
+        async with _started(config, ssd, log_dir, announce) as address:
+            yield address
+
+
+@contextlib.contextmanager
+def _ssd(config: KvPoolConfig) -> Iterator[Path | None]:
+    """Where store nodes put what memory cannot hold; None without `kv_pool.ssd_path`."""
+    if config.ssd_path is None:
+        yield None
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(ssd_folder(Path(config.ssd_path)))
+        except OSError as error:
+            raise ConfigError(f"kv_pool.ssd_path: {config.ssd_path}: {error.strerror}") from None
+        yield folder
+
+
+@contextlib.asynccontextmanager
+async def _started(
+    config: KvPoolConfig, ssd: Path | None, log_dir: Path, announce: Announce
+) -> AsyncIterator[str]:
     port, metrics_port = free_port(), free_port()
     address = f"127.0.0.1:{port}"
     master = _Node("master", _master_flags(config, port, metrics_port), log_dir)
+    environment = _ssd_environment(config)
     stores = [
-        _Node("store", _store_settings(config, address, i), log_dir, i, _ssd_environment(config))
+        _Node("store", _store_settings(config, address, ssd), log_dir, i, environment)
         for i in range(config.stores)
     ]
     keeper: asyncio.Task[None] | None = None
@@ -65,8 +89,6 @@ async def open_mooncake(
             keeper.cancel()
             await asyncio.wait({keeper})
         await asyncio.gather(*(node.stop() for node in (*stores, master)))
-        for store in stores:
-            store.clear()
 
 
 class _Node:
@@ -82,7 +104,6 @@ class _Node:
     ) -> None:
         self.name = kind if kind == "master" else f"{kind}{index}"
         self._command = [sys.executable, "-m", "seer_sgl.kvpool.node", kind, json.dumps(settings)]
-        self._ssd = settings.get("ssd_offload_path")
         self._log = log_dir / f"mooncake-{self.name}.log"
         self._environment = {**os.environ, "MC_LOG_LEVEL": "WARNING", **(environment or {})}
         self.process: OwnedProcess | None = None
@@ -93,11 +114,6 @@ class _Node:
     async def mounted(self) -> bool:
         assert self.process is not None
         return "segment mounted" in self.process.log.read_text(errors="replace")
-
-    def clear(self) -> None:
-        """Remove what it has written to its SSD: only its master knew what that was."""
-        if self._ssd is not None:
-            shutil.rmtree(self._ssd, ignore_errors=True)
 
     @property
     def ended(self) -> bool:
@@ -141,18 +157,14 @@ def _client_settings(config: KvPoolConfig, master: str) -> dict[str, str]:
     }
 
 
-def _store_settings(config: KvPoolConfig, master: str, index: int) -> dict[str, str]:
+def _store_settings(config: KvPoolConfig, master: str, ssd: Path | None) -> dict[str, str]:
     settings = _client_settings(config, master) | {
         "global_segment_size": str(config.memory_bytes()),
         "local_buffer_size": "0",
     }
-    if config.ssd_path is not None:
-        try:
-            Path(config.ssd_path).mkdir(parents=True, exist_ok=True)
-            folder = tempfile.mkdtemp(prefix=f"seer-sgl-store{index}-", dir=config.ssd_path)
-        except OSError as error:
-            raise ConfigError(f"kv_pool.ssd_path: {config.ssd_path}: {error.strerror}") from None
-        settings |= {"enable_ssd_offload": "true", "ssd_offload_path": folder}
+    if ssd is not None:
+        folder = Path(tempfile.mkdtemp(prefix="store-", dir=ssd))
+        settings |= {"enable_ssd_offload": "true", "ssd_offload_path": str(folder)}
     return settings
 
 

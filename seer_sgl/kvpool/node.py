@@ -5,6 +5,7 @@ of this machine's memory through Mooncake's own client library. Both end with th
 started them. Mooncake's own store service would do as well, but it opens a REST port to the world.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -16,8 +17,10 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from seer_sgl.kvpool.packages import load_store
 from seer_sgl.processes import end_with_parent
+
+from .packages import load_store
+from .ssd import hold
 
 P2P = "P2PHANDSHAKE"  # clients find each other through the master: no metadata server
 
@@ -35,6 +38,12 @@ def master(settings: dict[str, Any]) -> int:
 
 def store(settings: dict[str, Any]) -> int:
     """Mount a segment until told to stop. `settings`: of MooncakeDistributedStore.setup."""
+    ssd = settings.get("ssd_offload_path")
+    with hold(Path(ssd).parent) if ssd else contextlib.nullcontext():
+        return _lend(settings)
+
+
+def _lend(settings: dict[str, Any]) -> int:
     load_store()
     from mooncake.store import MooncakeDistributedStore
 

@@ -18,6 +18,7 @@ from seer_sgl.config import KvPoolConfig
 from seer_sgl.errors import ConfigError, PoolError
 from seer_sgl.kvpool import mooncake
 from seer_sgl.kvpool.mooncake import open_mooncake
+from seer_sgl.kvpool.ssd import LOCK, PREFIX
 from seer_sgl.processes import free_port
 
 DEADLINE_S = 300.0
@@ -257,6 +258,11 @@ async def test_a_folder_for_the_ssd_that_cannot_be_made_names_the_key(tmp_path: 
 @pytest.mark.parametrize("ssd", [True, False])
 async def test_what_memory_cannot_hold_is_read_from_the_ssd(tmp_path: Path, ssd: bool) -> None:
     keys = {"ssd_path": str(tmp_path / "ssd")} if ssd else {}
+    abandoned = tmp_path / "ssd" / f"{PREFIX}of-a-driver-that-was-killed"
+    if ssd:
+        abandoned.mkdir(parents=True)
+        (abandoned / LOCK).touch()
     async with opened(tmp_path / "logs", **keys) as it:
+        assert not abandoned.exists()
         assert await client_says(OVERFLOW, it.address) is ssd
     assert not list((tmp_path / "ssd").glob("*")), "what it wrote is gone"

@@ -1,0 +1,73 @@
+"""Folders on an SSD: those of the living are left alone, those of the dead removed."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from seer_sgl.kvpool.ssd import PREFIX, hold, ssd_folder
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from seer_sgl.kvpool.ssd import ssd_folder
+with ssd_folder(Path(sys.argv[1])) as folder:
+    (folder / "bucket").write_bytes(b"kv")
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def own(parent: Path) -> tuple["subprocess.Popen[str]", Path]:
+    """A process with a folder in `parent`."""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(parent)], stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    return owner, Path(owner.stdout.readline().strip())
+
+
+def test_a_folder_goes_with_the_block_that_made_it(tmp_path: Path) -> None:
+    with ssd_folder(tmp_path / "deep" / "ssd") as folder:
+        (folder / "bucket").write_bytes(b"kv")
+    assert not list((tmp_path / "deep" / "ssd").iterdir())
+
+
+def test_folders_of_killed_owners_are_removed_and_those_of_living_ones_kept(
+    tmp_path: Path,
+) -> None:
+    owners = [own(tmp_path) for _ in range(2)]
+    try:
+        (killed, lost), (_, kept) = owners
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        assert (lost / "bucket").exists(), "nobody could remove it"
+        with ssd_folder(tmp_path) as mine:
+            assert {mine, kept} == set(tmp_path.iterdir())
+            assert (kept / "bucket").exists()
+    finally:
+        for owner, _ in owners:
+            owner.kill()
+            owner.communicate()
+
+
+def test_a_store_node_that_outlives_its_driver_keeps_its_folder(tmp_path: Path) -> None:
+    driver, folder = own(tmp_path)
+    with hold(folder):  # as the store node does
+        driver.kill()
+        driver.communicate()
+        with ssd_folder(tmp_path):
+            assert folder.exists()
+    with ssd_folder(tmp_path):
+        assert not folder.exists()
+
+
+def test_what_others_have_in_the_folder_is_left_alone(tmp_path: Path) -> None:
+    theirs = [tmp_path / "data", tmp_path / f"{PREFIX}notes", tmp_path / "file"]
+    for folder in theirs[:2]:
+        folder.mkdir()
+        (folder / "file").touch()
+    theirs[2].touch()
+    with ssd_folder(tmp_path):
+        assert all(path.exists() for path in theirs)
+    assert set(tmp_path.iterdir()) == set(theirs)
