@@ -5,7 +5,7 @@ by SGLang and the server goes on without it, so `load` leaves a record that the 
 through `/server_info` (see effect.py).
 """
 
-from . import cpu, effect, noise, pool, stops, work
+from . import cpu, effect, noise, pool, secrets, stops, work
 from .speculation import algorithm
 
 API_KEY = "SEER_SGL_API_KEY"  # environment variable: the bearer token a server of ours demands
@@ -15,14 +15,9 @@ def load() -> None:
     """Register our hooks with SGLang's HookRegistry (called by `load_plugins`)."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    wanted = [
-        effect.hook(),
-        *work.hooks(),
-        *pool.hooks(),
-        *stops.hooks(),
-        *noise.hooks(),
-        *algorithm.hooks(),
-    ]
+    wanted = [effect.hook()]
+    for part in (work, pool, stops, noise, secrets, algorithm):
+        wanted += part.hooks()
     if cpu.wanted():
         cpu.prepare_sglang()
         wanted += cpu.hooks()
