@@ -126,6 +126,14 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
         ),
         ("kv_pool: {backend: file, directory: d, ssd_path: s}", r":1: kv_pool\.ssd_path: only for"),
         ("kv_pool: {namespace: 2024-13-45}", "month must be in 1"),
+        (
+            "kv_pool: {backend: file, directory: d, open_ports: true}",
+            r":1: kv_pool\.open_ports: only for backend: mooncake",
+        ),
+        (
+            f"{EXTERNAL}, link: 'a:1'}}\nkv_pool: {{backend: mooncake, open_ports: true}}",
+            r":2: kv_pool\.open_ports: only for launch: local",
+        ),
         ("kv_pool: {backend: mooncake, ssd_size: x}", r":1: kv_pool\.ssd_size: 'x' is not a size"),
         ("kv_pool: {backend: mooncake, memory: 8mb}", r":1: kv_pool\.memory: 8mb is less than"),
         ("kv_pool: {backend: mooncake, replicas: 2}", r":1: kv_pool\.replicas: 2 copies need"),

@@ -117,6 +117,8 @@ def _wrong_files(pool: KvPoolConfig) -> Iterator[Complaint]:
         yield "kv_pool.directory", "backend: file needs a folder that every engine sees"
     if pool.ssd_path is not None:
         yield "kv_pool.ssd_path", "only for backend: mooncake"
+    if pool.open_ports:
+        yield "kv_pool.open_ports", "only for backend: mooncake"
 
 
 def _wrong_mooncake(pool: KvPoolConfig) -> Iterator[Complaint]:
@@ -139,6 +141,8 @@ def _wrong_mooncake(pool: KvPoolConfig) -> Iterator[Complaint]:
 
 
 def _wrong_shared_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[Complaint]:
+    if pool.open_ports:
+        yield "kv_pool.open_ports", "only for launch: local; here each engine's --host decides"
     """What engines need that are started apart from each other and from the driver."""
     if engines.link is None:
         yield "engines.link", "a KV pool of external engines needs it: host:port of this driver"

@@ -74,6 +74,7 @@ class KvPoolConfig(Section):
     replicas: Processes = 1  # copies of a page, each on another store node
     protocol: Literal["tcp", "rdma"] = "tcp"
     device: str = ""  # RDMA devices, as Mooncake names them
+    open_ports: bool = False  # Mooncake's transfer ports accept connections of other machines
     master: str | None = None  # host:port of a Mooncake that runs already
     # Of external engines: a name that no other run with other weights uses in that pool.
     namespace: str | None = None

@@ -7,7 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import NoReturn
 
-from seer_sgl.config import Config, load
+import msgspec
+
+from seer_sgl.config import Config, KvPoolConfig, load
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import Pool, open_pool
 from seer_sgl.processes import free_port, require_free_port
@@ -56,7 +58,8 @@ def exec_engine(arguments: list[str]) -> NoReturn:
     if not {"-h", "--help"} & set(flags):
         _check([*defaults, *flags], API_KEY in environment)
         if fleet is not None:
-            pool = asyncio.run(_pool(config))
+            host = _value([*defaults, *flags], "--host")
+            pool = asyncio.run(_pool(config.kv_pool, host in LOOPBACK))
             defaults += server_flags(pool.flags())
             environment |= pool.environment()
     command = [sys.executable, "-m", SERVER_MODULE, *defaults, *flags]
@@ -100,10 +103,14 @@ def _fleet_environment(config: Config) -> dict[str, str]:
     return environment
 
 
-async def _pool(config: Config) -> Pool:
-    """The pool of the fleet, which runs elsewhere; raises ConfigError if it cannot be reached."""
+async def _pool(config: KvPoolConfig, loopback: bool) -> Pool:
+    """The pool of the fleet, which runs elsewhere; raises ConfigError if it cannot be reached.
+
+    Engines that serve other machines leave their ports of the pool open to them as well.
+    """
+    config = msgspec.structs.replace(config, open_ports=not loopback)
     with tempfile.TemporaryDirectory() as logs:
-        async with open_pool(config.kv_pool, Path(logs), print) as pool:
+        async with open_pool(config, Path(logs), print) as pool:
             return pool
 
 

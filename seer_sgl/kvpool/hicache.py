@@ -13,7 +13,7 @@ from seer_sgl.config import FlagValue, KvPoolConfig
 from seer_sgl.errors import ConfigError
 from seer_sgl.processes import free_port, own_address
 
-from .mooncake import Announce, open_mooncake
+from .mooncake import Announce, open_mooncake, port_environment
 from .node import P2P
 
 FILE_DIRECTORY = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"  # SGLang's own
@@ -62,6 +62,8 @@ class Pool(msgspec.Struct, frozen=True):
     def environment(self) -> dict[str, str]:
         """Environment of an engine's process."""
         environment = {NAMESPACE: self.namespace}
+        if self.config.backend == "mooncake":
+            environment |= port_environment(self.config)
         if self.config.backend == "file" and self.config.directory:
             environment[FILE_DIRECTORY] = self.config.directory
         return environment

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from seer_sgl import loopback
 from seer_sgl.config import KvPoolConfig
 from seer_sgl.errors import ConfigError, PoolError
 from seer_sgl.processes import OwnedProcess, free_port
@@ -26,6 +27,13 @@ PROBE_BUFFER_BYTES = 1 << 24
 POLL_S = 0.1
 SSD_BUCKET_OBJECTS = 32  # written together
 WATCH_S = 0.5
+OPEN_PORTS = (
+    "KV pool: Mooncake's transfer ports listen on all interfaces, and who reaches them reads and "
+    "writes KV: keep other machines off by a firewall"
+)
+WITHOUT_LOOPBACK = (
+    "kv_pool.backend: file opens no ports, kv_pool.open_ports: true leaves Mooncake's to a firewall"
+)
 Announce = Callable[[str], None]
 
 
@@ -38,6 +46,10 @@ async def open_mooncake(
     Raises ConfigError when Mooncake cannot run or be reached, PoolError when it does not start.
     """
     _require_mooncake()
+    if config.open_ports:
+        announce(OPEN_PORTS)
+    elif (why := loopback.refusal()) is not None:
+        raise ConfigError(f"kv_pool.backend: mooncake: {why}; {WITHOUT_LOOPBACK}")
     if config.master is not None:
         await _require_master(config, config.master, log_dir)
         yield config.master
@@ -68,7 +80,7 @@ async def _started(
     port, metrics_port = free_port(), free_port()
     address = f"127.0.0.1:{port}"
     master = _Node("master", _master_flags(config, port, metrics_port), log_dir)
-    environment = _ssd_environment(config)
+    environment = port_environment(config) | _ssd_environment(config)
     stores = [
         _Node("store", _store_settings(config, address, ssd), log_dir, i, environment)
         for i in range(config.stores)
@@ -168,6 +180,11 @@ def _store_settings(config: KvPoolConfig, master: str, ssd: Path | None) -> dict
     return settings
 
 
+def port_environment(config: KvPoolConfig) -> dict[str, str]:
+    """Environment of a process with a Mooncake client: whether it keeps its ports on loopback."""
+    return {} if config.open_ports else {loopback.ONLY: "1"}
+
+
 def _ssd_environment(config: KvPoolConfig) -> dict[str, str]:
     """How a store node moves what memory cannot hold to its SSD.
 
@@ -213,7 +230,7 @@ async def _require_master(config: KvPoolConfig, address: str, log_dir: Path) -> 
         "global_segment_size": "0",
         "local_buffer_size": str(PROBE_BUFFER_BYTES),
     }
-    node = _Node("probe", settings, log_dir)
+    node = _Node("probe", settings, log_dir, environment=port_environment(config))
     await node.start()
     assert node.process is not None
     try:

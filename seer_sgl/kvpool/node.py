@@ -17,6 +17,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from seer_sgl import loopback
 from seer_sgl.processes import end_with_parent
 
 from .packages import load_store
@@ -52,6 +53,7 @@ def _lend(settings: dict[str, Any]) -> int:
     if status != 0:
         print(f"Mooncake refuses the segment: error {status}", flush=True)
         return 1
+    loopback.confine_if_wanted()
     print("segment mounted", flush=True)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -69,6 +71,7 @@ def probe(settings: dict[str, Any]) -> int:
     if client.setup(settings) != 0:
         print("it is no Mooncake master", flush=True)
         return 1
+    loopback.confine_if_wanted()
     key, value = f"seer-probe-{uuid.uuid4().hex}", b"seer" * 256
     if client.put(key, value) != 0 or client.get(key) != value:
         print("no store node has memory mounted there", flush=True)

@@ -2,13 +2,17 @@
 
 import json
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from seer_sgl.config import EnginesConfig, load
+from seer_sgl import loopback
+from seer_sgl.config import EnginesConfig, KvPoolConfig, load
+from seer_sgl.engine import standalone
 from seer_sgl.engine.fleet import _flags
 from seer_sgl.engine.plugin import API_KEY
 from seer_sgl.engine.plugin.drafting import ALGORITHM, DRAFT
@@ -16,7 +20,7 @@ from seer_sgl.engine.plugin.frames import HUB_URL, LINK_TOKEN, LINK_URL
 from seer_sgl.engine.process import SERVER_MODULE
 from seer_sgl.engine.standalone import exec_engine
 from seer_sgl.errors import ConfigError
-from seer_sgl.kvpool.hicache import FILE_DIRECTORY, NAMESPACE
+from seer_sgl.kvpool.hicache import FILE_DIRECTORY, NAMESPACE, Pool
 from seer_sgl.processes import free_port
 
 FLEET = """\
@@ -125,6 +129,22 @@ def test_an_engine_of_a_fleet_drafts_as_its_config_says(
     assert value_of(flags, "--speculative-num-draft-tokens") == "17"
     assert environment[HUB_URL] == "http://127.0.0.1:7701/link"
     assert json.loads(environment[DRAFT])["scope"] == "fleet"
+
+
+@pytest.mark.parametrize(("host", "confined"), [("127.0.0.1", True), ("0.0.0.0", False)])
+def test_ports_of_the_pool_are_open_to_other_machines_where_the_engine_is(
+    become: Any, fleet: Path, monkeypatch: pytest.MonkeyPatch, host: str, confined: bool
+) -> None:
+    @asynccontextmanager
+    async def opened(config: KvPoolConfig, *_: Any) -> AsyncIterator[Pool]:
+        yield Pool(config, "10.0.0.9:50051")
+
+    monkeypatch.setattr(standalone, "open_pool", opened)
+    monkeypatch.setenv(LINK_TOKEN, "secret")
+    pool = "kv_pool: {backend: mooncake, master: '10.0.0.9:50051', namespace: run-7}\n"
+    fleet.write_text(fleet.read_text().partition("kv_pool:")[0] + pool)
+    _, environment = become("--fleet", str(fleet), "--host", host)
+    assert (loopback.ONLY in environment) is confined
 
 
 def test_an_engine_of_its_own_has_no_pool_and_no_link(become: Any, fleet: Path) -> None:

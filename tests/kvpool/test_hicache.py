@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from seer_sgl import loopback
 from seer_sgl.config import KvPoolConfig
 from seer_sgl.config.contradictions import POOL_FLAGS
 from seer_sgl.errors import ConfigError
@@ -85,6 +86,17 @@ async def test_a_file_pool_makes_its_folder_and_tells_the_engines(tmp_path: Path
             assert pool.environment() == {FILE_DIRECTORY: str(folder), NAMESPACE: pool.namespace}
             assert pool.master is None
     assert folder.is_dir(), "what is stored outlives the pool"
+
+
+@pytest.mark.parametrize(
+    ("keys", "confined"),
+    [({}, True), ({"open_ports": True}, False), ({"backend": "file", "directory": "/x"}, False)],
+)
+def test_an_engine_keeps_the_ports_of_its_mooncake_to_this_machine(
+    keys: dict[str, Any], confined: bool
+) -> None:
+    config = KvPoolConfig(**{"backend": "mooncake", **keys})
+    assert (loopback.ONLY in Pool(config, "h:1").environment()) is confined
 
 
 def test_only_a_file_pool_names_a_folder() -> None:

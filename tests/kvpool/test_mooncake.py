@@ -14,12 +14,14 @@ from typing import Any
 import psutil
 import pytest
 
+from seer_sgl import loopback
 from seer_sgl.config import KvPoolConfig
 from seer_sgl.errors import ConfigError, PoolError
 from seer_sgl.kvpool import mooncake
 from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.kvpool.ssd import LOCK, PREFIX
 from seer_sgl.processes import free_port
+from tests.listening import listeners
 
 DEADLINE_S = 300.0
 
@@ -134,15 +136,40 @@ async def opened(log_dir: Path, **keys: Any) -> AsyncIterator[Opened]:
             socket.create_connection((host, int(port)))
 
 
-async def test_master_and_stores_start_on_loopback_and_end_with_the_block(tmp_path: Path) -> None:
-    async with opened(tmp_path, stores=2) as pool:
+@pytest.mark.parametrize("ssd", [True, False])
+async def test_master_and_stores_listen_on_loopback_only_and_end_with_the_block(
+    tmp_path: Path, ssd: bool
+) -> None:
+    keys = {"ssd_path": str(tmp_path / "ssd")} if ssd else {}
+    async with opened(tmp_path, stores=2, **keys) as pool:
         assert pool.lines == [f"KV pool: Mooncake master at {pool.address}, 2 x 16mb"]
-        assert len(nodes("store")) == 2
         (master,) = nodes("mooncake_master")
-        listening = [c.laddr for c in master.net_connections() if c.status == psutil.CONN_LISTEN]
-        assert pool.address in {f"{address.ip}:{address.port}" for address in listening}
-        assert {address.ip for address in listening} == {"127.0.0.1"}
+        assert pool.address in {f"{found.ip}:{found.port}" for found in listeners([master])}
         assert await stores_and_finds(pool.address)
+        by_process = {store: listeners([store]) for store in nodes("store")}
+        assert [len(found) >= 2 for found in by_process.values()] == [True, True]
+        for found in (listeners([master]), *by_process.values()):
+            assert [each for each in found if not each.on_loopback] == []
+
+
+async def test_ports_that_are_to_be_open_are_and_the_announcement_says_so(tmp_path: Path) -> None:
+    async with opened(tmp_path, open_ports=True) as pool:
+        assert pool.lines[0] == mooncake.OPEN_PORTS
+        (store,) = nodes("store")
+        assert not all(found.on_loopback for found in listeners([store]))
+
+
+async def test_a_kernel_that_cannot_keep_ports_on_loopback_is_said_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loopback, "refusal", lambda: "it does not")
+    with pytest.raises(ConfigError) as raised:
+        async with open_mooncake(config(), tmp_path, print):
+            pass
+    assert str(raised.value) == (
+        "kv_pool.backend: mooncake: it does not; kv_pool.backend: file opens no ports, "
+        "kv_pool.open_ports: true leaves Mooncake's to a firewall"
+    )
 
 
 async def test_nothing_is_left_of_it_when_the_block_fails(tmp_path: Path) -> None:
@@ -165,6 +192,9 @@ async def test_a_killed_store_is_started_again_and_the_others_go_on(tmp_path: Pa
             f" store0 is started again: its process ended with status -9; its log: {log}"
         ]
         assert {process for process in before if lives(process)} == before - {victim}
+        (again,) = nodes("store") - before
+        assert len(listeners([again])) >= 2
+        assert all(found.on_loopback for found in listeners([again]))
 
 
 @pytest.mark.parametrize("kind", ["master", "mooncake_master"])
