@@ -1,10 +1,24 @@
-"""Ports that SGLang's libraries open on all interfaces, kept within this machine."""
+"""Ports that SGLang's libraries open on all interfaces, kept within this machine.
 
-from collections.abc import Callable
+torch listens for the ranks of a server (`--nccl-port`, and Gloo for each group of them), Mooncake
+for other clients of the pool. Where all of them run on this machine, nobody else needs these ports.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from seer_sgl import loopback
 
+HOST = "127.0.0.1"
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # torch's environment variable
+SCHEME = "seer-loopback"  # of torch's rendezvous
+
+_GROUPS = "sglang.srt.distributed.bootstrap._init_parallel_groups"
 _TRANSFER = "sglang.srt.distributed.device_communicators.mooncake_transfer_engine"
 _MOONCAKE = "sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore"
 
@@ -12,6 +26,7 @@ _MOONCAKE = "sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.Mooncake
 def hooks() -> list[tuple[str, Callable[..., Any], str]]:
     """The hooks as (SGLang target, function, kind of hook)."""
     return [
+        (_GROUPS, meet_on_loopback, "around"),
         (f"{_TRANSFER}.init_mooncake_transfer_engine", confine, "after"),
         (f"{_MOONCAKE}.__init__", confine, "after"),
     ]
@@ -21,3 +36,65 @@ def confine(result: Any, *_: Any, **__: Any) -> Any:
     """After each of the two calls in which Mooncake opens ports. Raises OpenPortError."""
     loopback.confine_if_wanted()
     return result
+
+
+def meet_on_loopback(stock: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Around `_init_parallel_groups`: ranks of one machine (no --dist-init-addr) meet there."""
+    from sglang.srt.runtime_context import get_parallel
+
+    scheme, _, address = kwargs["dist_init_method"].partition("://")
+    if scheme != "tcp" or get_parallel().dist_init_addr:
+        stock(*args, **kwargs)
+        return
+    from torch.distributed.rendezvous import register_rendezvous_handler
+
+    register_rendezvous_handler(SCHEME, rendezvous)
+    kwargs["dist_init_method"] = f"{SCHEME}://{address}"
+    with _gloo_on_loopback():
+        stock(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _gloo_on_loopback() -> Iterator[None]:
+    """For the groups of the server only: a trainer's group may have members elsewhere."""
+    if GLOO_INTERFACE in os.environ:  # the user's own choice
+        yield
+        return
+    os.environ[GLOO_INTERFACE] = "lo"
+    try:
+        yield
+    finally:
+        del os.environ[GLOO_INTERFACE]
+
+
+def rendezvous(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, int]]:
+    """torch's own rendezvous by TCP, with a socket that listens on loopback only.
+
+    url: tcp://host:port?rank=R&world_size=N, under our scheme; yields (store, R, N).
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query))
+    rank, world_size, port = int(query["rank"]), int(query["world_size"]), parts.port or 0
+    listener = _listen(port) if rank == 0 else None
+    store = TCPStore(
+        HOST,
+        port,
+        world_size,
+        is_master=rank == 0,
+        timeout=timeout,
+        multi_tenant=True,
+        master_listen_fd=listener,
+    )
+    yield store, rank, world_size
+    raise RuntimeError("ranks meet once")
+
+
+def _listen(port: int) -> int:
+    """The file descriptor of a listening socket; torch closes it."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, port))
+        listener.listen()
+        return listener.detach()
