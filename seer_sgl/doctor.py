@@ -16,6 +16,7 @@ from typing import NamedTuple
 import psutil
 from rich.console import Console
 
+from . import loopback
 from .engine.process import engine_environment, gpu_visible
 from .kvpool import packages
 
@@ -74,6 +75,7 @@ def _checks() -> Iterator[Check]:
         _gpu,
         _memory,
         _mooncake,
+        _ports,
         _libraries,
     )
     for check in checks:
@@ -221,6 +223,18 @@ def _rdma_libraries() -> dict[str, str]:
 
 def _rdma_command() -> str:
     return f"sudo apt-get install {' '.join(_rdma_libraries().values())}"
+
+
+def _ports() -> Check:
+    """What a local fleet leaves open to other machines."""
+    why = loopback.refusal()
+    if why is not None:
+        mend = "kv_pool.backend: file, or a firewall and kv_pool.open_ports: true"
+        return Check("ports", Verdict.OPTIONAL, f"no Mooncake in a local fleet: {why}", mend)
+    found = "a local fleet listens on loopback only"
+    if gpu_visible():
+        found += "; NCCL, for an engine's ranks, on this machine's network too"
+    return Check("ports", Verdict.OK, found)
 
 
 def _libraries() -> Check:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from seer_sgl import doctor
+from seer_sgl import doctor, loopback
 from seer_sgl.doctor import Check, Verdict
 from seer_sgl.kvpool import packages
 
@@ -159,6 +159,20 @@ def test_a_library_that_mooncake_lacks_is_mended_where_it_comes_from(
 def test_too_little_memory_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "ENGINE_MEMORY_GB", 10_000.0)
     assert doctor._memory().verdict is Verdict.MISSING
+
+
+def test_ports_that_are_open_to_other_machines_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "gpu_visible", lambda: False)
+    assert doctor._ports().found == "a local fleet listens on loopback only"
+    monkeypatch.setattr(doctor, "gpu_visible", lambda: True)
+    assert "NCCL" in doctor._ports().found
+    monkeypatch.setattr(loopback, "refusal", lambda: "too old")
+    check = doctor._ports()
+    assert (check.verdict, check.found) == (
+        Verdict.OPTIONAL,
+        "no Mooncake in a local fleet: too old",
+    )
+    assert "kv_pool.backend: file" in check.mend
 
 
 @pytest.mark.parametrize(

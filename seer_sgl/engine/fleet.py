@@ -23,7 +23,7 @@ from .drafthub import DistantHub, DraftHub, Drafts
 from .link import LinkServer, link_url, open_link, shared_token
 from .plugin import API_KEY
 from .plugin.frames import LINK_TOKEN, LINK_URL
-from .process import cpu_flags, gpu_visible, model_flags, start_server
+from .process import cpu_flags, gpu_visible, model_flags, open_ports, start_server
 
 POLL_S = 0.25
 REMIND_S = 15.0
@@ -155,6 +155,10 @@ async def _launched(
         for port in ports:
             require_free_port(port, "engines.base_port")
     announce(f"starting {engines.count} SGLang engine(s), logs in {log_dir}")
+    own = _own_flags(config)
+    address = str(own["dist-init-addr"]) if "dist-init-addr" in own else None
+    for line in open_ports(_ranks(own), address, {**os.environ, **engines.environment}):
+        announce(f"open ports: {line}")
     environment = pool.environment() | drafting.environment(config.draft)
     environment |= {LINK_URL: link.url, LINK_TOKEN: link.token, **engines.environment}
     try:
@@ -175,15 +179,23 @@ async def _launched(
 
 def _flags(config: Config, index: int, port: int) -> dict[str, FlagValue]:
     """The flags of one server. The user's own win over our defaults."""
-    own = {name.replace("_", "-"): value for name, value in config.engines.sglang.items()}
+    own = _own_flags(config)
     # SGLang would draw a port for its ranks that an outgoing connection may take before they do.
     flags = model_flags(config.model) | {"port": port, "nccl-port": free_port()}
     if gpu_visible():
-        ranks = own.get("tp-size", own.get("tensor-parallel-size", own.get("tp", 1)))
-        flags["base-gpu-id"] = index * int(str(ranks))
+        flags["base-gpu-id"] = index * _ranks(own)
     else:
         flags |= cpu_flags()
     return flags | own
+
+
+def _own_flags(config: Config) -> dict[str, FlagValue]:
+    return {name.replace("_", "-"): value for name, value in config.engines.sglang.items()}
+
+
+def _ranks(own: dict[str, FlagValue]) -> int:
+    """Of one server, each with a GPU of its own."""
+    return int(str(own.get("tp-size", own.get("tensor-parallel-size", own.get("tp", 1)))))
 
 
 def _cores(config: Config, index: int) -> list[int] | None:

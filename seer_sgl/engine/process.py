@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from seer_sgl.config import FlagValue, ModelConfig
@@ -10,6 +10,7 @@ from seer_sgl.processes import OwnedProcess
 
 from .plugin import API_KEY, cpu
 
+NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"  # NCCL's environment variable
 SERVER_MODULE = "seer_sgl.engine.plugin.server"
 
 
@@ -63,6 +64,19 @@ def cpu_flags() -> dict[str, FlagValue]:
     An idle scheduler burns a core unless it may sleep.
     """
     return {"device": "cpu", "attention-backend": "torch_native", "sleep-on-idle": True}
+
+
+def open_ports(
+    ranks: int, dist_init_addr: str | None, environment: Mapping[str, str]
+) -> Iterator[str]:
+    """What the ranks of a server open to other machines, a line each. ranks: tensor parallel."""
+    if dist_init_addr is not None:
+        yield f"torch listens for ranks of other machines (--dist-init-addr {dist_init_addr})"
+    elif gpu_visible() and ranks > 1 and NCCL_INTERFACE not in environment:
+        yield (
+            f"NCCL listens on this machine's network; {NCCL_INTERFACE}=lo in the engines' "
+            "environment keeps it on loopback, where no trainer elsewhere sends it weights"
+        )
 
 
 async def start_server(

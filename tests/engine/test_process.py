@@ -1,0 +1,33 @@
+"""What a server opens to other machines, as it is announced."""
+
+import pytest
+
+from seer_sgl.engine import process
+from seer_sgl.engine.process import NCCL_INTERFACE, open_ports
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_ranks_on_other_machines_are_announced(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "gpu_visible", lambda: gpu)
+    (line,) = open_ports(8, "10.0.0.1:5000", {})
+    assert "10.0.0.1:5000" in line
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpu", "environment", "is_open"),
+    [
+        (2, True, {}, True),
+        (2, True, {NCCL_INTERFACE: "lo"}, False),
+        (2, False, {}, False),
+        (1, True, {}, False),
+    ],
+)
+def test_nccl_is_announced_where_it_listens(
+    ranks: int,
+    gpu: bool,
+    environment: dict[str, str],
+    is_open: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "gpu_visible", lambda: gpu)
+    assert [("NCCL" in line) for line in open_ports(ranks, None, environment)] == [True] * is_open
