@@ -16,10 +16,12 @@ from seer_sgl.config import FlagValue
 from seer_sgl.scheduling import scheduler
 from tests.e2e.compare import Migrations, Samples, assert_identical, by_key, roll
 from tests.e2e.conftest import HELD_OUT, MODEL
+from tests.listening import family, listeners
 
 pytestmark = pytest.mark.own_engines
 
 PAGE = 16
+KEY = "the-key-of-this-fleet"
 WARM_UP_OBJECTS = 2
 SGLANG: dict[str, FlagValue] = {
     "dtype": "float32",
@@ -70,6 +72,22 @@ async def assert_empties(backend: str, folder: Path) -> None:
     raise AssertionError(f"{left} objects are left in the pool")
 
 
+def assert_on_loopback(at_least: int) -> None:
+    """No process of this one's fleet has a port that another machine could reach."""
+    found = listeners(family(psutil.Process()))
+    assert [listener for listener in found if not listener.on_loopback] == []
+    assert len(found) >= at_least, found
+
+
+def assert_private(folder: Path, logs: int) -> None:
+    """The logs are for their owner, and no key is in them."""
+    found = list(folder.glob("*.log"))
+    assert len(found) == logs
+    for log in found:
+        assert log.stat().st_mode & 0o777 == 0o600
+        assert KEY not in log.read_text()
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Samples:
     """All samples of one engine without a pool, undivided."""
@@ -86,9 +104,11 @@ async def test_every_chunk_moves_with_its_kv_and_no_token_changes(
     monkeypatch.setattr(scheduler, "STORE_PATIENCE_S", 60.0)  # however slow the machine is
     seen = Migrations()
     config = local(2, kv_pool=pooled(backend, directory=str(tmp_path / "pages")))
+    config["engines"]["api_key"] = KEY
     async with Rollout(
         config, placement=AlwaysElsewhere(fetch=True), log_dir=tmp_path / "pool"
     ) as rollout:
+        assert_on_loopback(at_least=8 if backend == "file" else 14)
         prompts = rollout.read_prompts(HELD_OUT)[:8]
         groups = [group async for group in rollout.run(prompts, [seen])]
         report = rollout.report()
@@ -102,3 +122,4 @@ async def test_every_chunk_moves_with_its_kv_and_no_token_changes(
     assert sum(within_a_page) >= 0.95 * len(within_a_page), seen.recomputed_after_fetch
     assert report["cached_tokens"]["storage"] > 0
     assert report["retractions"] == 0
+    assert_private(tmp_path / "pool", logs=2 if backend == "file" else 4)

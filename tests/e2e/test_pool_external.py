@@ -14,7 +14,7 @@ from seer_sgl.processes import free_port
 from seer_sgl.scheduling import scheduler
 from tests.e2e.compare import Migrations, accepted_drafts, assert_identical, roll
 from tests.e2e.conftest import MODEL, servers, two_cores, two_urls
-from tests.e2e.test_pool import PAGE, SGLANG
+from tests.e2e.test_pool import PAGE, SGLANG, assert_on_loopback
 
 pytestmark = pytest.mark.own_engines
 
@@ -58,6 +58,7 @@ async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere
         fleet = tmp_path / "fleet.yaml"
         fleet.write_text(yaml.safe_dump(config))
         with servers(urls, [["--fleet", str(fleet)]] * 2, tmp_path, RANKS):
+            assert_on_loopback(at_least=16)
             seen, moves = Migrations(), AlwaysElsewhere(fetch=True)
             parts, report = await roll(config, PROMPTS, [seen], placement=moves)
             # Last: its pages have the same names, and are released seconds after its end.
