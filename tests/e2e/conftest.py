@@ -11,12 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from seer_sgl import shared_memory
 from seer_sgl.engine import drafthub, fleet
 from seer_sgl.kvpool import mooncake
 from seer_sgl.processes import free_port
 from seer_sgl.rollout import drafting as rollout_drafting
+from tests.listening import family
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "bench" / "reasoner" / "model"
@@ -101,10 +104,13 @@ def servers(
         wait_for(processes, urls, logs)
         yield
     finally:
+        running = [psutil.Process(each.pid) for each in processes if each.poll() is None]
+        shared = shared_memory.mapped_by(each for root in running for each in family(root))
         for process in processes:
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        shared_memory.remove(shared)
 
 
 def wait_for(processes: list[subprocess.Popen[bytes]], urls: Sequence[str], logs: Path) -> None:

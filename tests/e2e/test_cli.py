@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from seer_sgl import shared_memory
 from seer_sgl.processes import PARENT_PID
 from tests.e2e.conftest import HELD_OUT, MODEL, ROOT, SEER_SGL
 
@@ -131,9 +132,12 @@ def test_a_killed_engine_costs_no_sample_and_a_killed_driver_leaves_no_engine(
     wait_for_samples(driver, out, 3)
     mains = [p for p in servers_of(driver.pid) if p.ppid() == driver.pid]
     assert len(mains) == 2
+    shared = shared_memory.mapped_by(servers_of(driver.pid))
+    assert len(shared) >= 2, "SGLang's own, of each engine"
     os.killpg(mains[1].pid, signal.SIGKILL)
     _, said = driver.communicate(timeout=WAIT_S)
     assert driver.returncode == 0, said
+    assert not [name for name in shared if name.exists()]
     samples = samples_in(out)
     assert len({(s["group_id"], s["index"]) for s in samples}) == len(samples) == 32
     report = json.loads((out / "report.json").read_text())
