@@ -141,9 +141,9 @@ def _wrong_mooncake(pool: KvPoolConfig) -> Iterator[Complaint]:
 
 
 def _wrong_shared_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[Complaint]:
+    """What engines need that are started apart from each other and from the driver."""
     if pool.open_ports:
         yield "kv_pool.open_ports", "only for launch: local; here each engine's --host decides"
-    """What engines need that are started apart from each other and from the driver."""
     if engines.link is None:
         yield "engines.link", "a KV pool of external engines needs it: host:port of this driver"
     if not pool.namespace:
