@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from .errors import EngineUnavailable
+
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -182,15 +184,36 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     kv_tokens: int  # what the ledger reserved for it on the engine
     move: Move
     migrated: bool  # the request's previous chunk ran on another engine
+    whole: bool = False  # it must end the request, which cannot be continued by another one
+
+    def ended_by(self, reply: ChunkReply) -> bool:
+        """Whether a chunk that may take all tokens left ends its request with this reply."""
+        full = len(reply.ids) >= self.max_new_tokens
+        return reply.finish == "stop" or (reply.finish == "length" and full)
 
 
-class ChunkResult(msgspec.Struct, kw_only=True):
-    """How a chunk ended: a reply, or an error (then nothing was appended)."""
+class ChunkResult(msgspec.Struct, kw_only=True, frozen=True):
+    """How a chunk ended: a reply, or an error (then nothing is appended).
+
+    A reply that leaves a whole chunk unfinished becomes an error here, before anybody counts its
+    tokens: the state they were sampled with (grammar, penalties) is gone with the call.
+    """
 
     chunk: Chunk
     now: float  # seconds on the rollout's clock
     reply: ChunkReply | None = None
     error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        chunk, reply = self.chunk, self.reply
+        if reply is None or not chunk.whole or chunk.ended_by(reply):
+            return
+        error = EngineUnavailable(
+            f"engine {chunk.engine_id}: a request that cannot be continued ended ({reply.finish}) "
+            f"after {len(reply.ids)} of {chunk.max_new_tokens} tokens"
+        )
+        msgspec.structs.force_setattr(self, "reply", None)
+        msgspec.structs.force_setattr(self, "error", error)
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

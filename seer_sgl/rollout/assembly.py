@@ -40,7 +40,8 @@ def make_scheduler(
         )
     scheduler = Scheduler(
         scheduling.chunk_tokens,
-        divide=divide and not undivided,
+        divide=divide,
+        continues=not undivided,
         patience_s=config.engines.recovery_timeout_s,
         policy=strategy.policy,
         placement=placement or strategy.placement,

@@ -189,11 +189,10 @@ class RolloutLoop:
             return
         else:
             outcome = task.result()
-        result = ChunkResult(chunk=chunk, now=self._clock())
         if isinstance(outcome, EngineError):
-            result.error = outcome
+            result = ChunkResult(chunk=chunk, now=self._clock(), error=outcome)
         else:
-            result.reply = outcome
+            result = ChunkResult(chunk=chunk, now=self._clock(), reply=outcome)
         self._results.put_nowait(result)
 
     def _take(self, result: ChunkResult | None) -> None:

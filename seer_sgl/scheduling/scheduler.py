@@ -34,6 +34,7 @@ class Scheduler:
     """Turns requests into chunks on engines, one at a time, without ever over-promising KV.
 
     `chunk_tokens`: the token budget of a chunk. `divide` False sends every request whole.
+    `continues` False: nor can another chunk continue it; after an abort it begins again.
     `patience_s`: a group is not given up for failures that have lasted less than this.
     """
 
@@ -42,12 +43,14 @@ class Scheduler:
         chunk_tokens: int,
         *,
         divide: bool = True,
+        continues: bool = True,
         patience_s: float = 60.0,
         policy: Policy | None = None,
         placement: Placement | None = None,
     ) -> None:
         self._chunk_tokens = chunk_tokens
-        self._divide = divide
+        self._divide = divide and continues
+        self._continues = continues
         self._patience_s = patience_s
         self._policy = policy or FirstComeFirstServed()
         self._placement = placement or CacheAware()
@@ -213,6 +216,7 @@ class Scheduler:
             kv_tokens=total_len,
             move=move,
             migrated=bool(request.engines) and request.engines[-1] != slot.engine_id,
+            whole=not self._continues,
         )
 
     def _grow(self, reply: ChunkReply, chunk: Chunk, now: float) -> None:

@@ -4,6 +4,7 @@ stays behind."""
 import asyncio
 import contextlib
 from collections import deque
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,26 @@ async def test_faults_on_one_engine_lose_nothing_and_change_nothing(
     assert len(bad.seen) >= 5, "the engine came back after its faults"
     lost = {"abort": 0, "abort_late": 0, "slow": 0}.get(fault, 3)
     assert report["lost_chunks"] == lost
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"json_schema": "{}"}, {"frequency_penalty": 0.5}, {"stop_regex": "a+b"}]
+)
+async def test_an_aborted_request_that_cannot_be_continued_begins_again_from_its_prompt(
+    sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    fake = FakeSGLang(faults=deque(["ok", "abort", "abort_late", "ok"] * 3), longest=200)
+    async with rolling(fake, sampling={"max_response_len": 150, **sampling}) as rollout:
+        groups = await all_groups(rollout)
+        check(groups, longest=200, limit=150)
+        report = rollout.report()
+    assert {len(call["input_ids"]) for call in fake.seen} == {3, 7, 11, 20}, "prompts, no more"
+    assert {call["sampling_params"]["max_new_tokens"] for call in fake.seen} == {150}
+    assert all(sample.chunks == 1 for group in groups for sample in group.samples)
+    assert report["lost_chunks"] == 6
+    (engine,) = report["engines"]
+    assert engine["response_tokens"] == report["response_tokens"], "dropped tokens do not count"
 
 
 async def test_an_engine_that_dies_for_good_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:

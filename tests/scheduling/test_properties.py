@@ -84,15 +84,15 @@ class World:
 
     def end(self, event: str, pick: int) -> None:
         chunk = self.inflight.pop(pick % len(self.inflight))
-        result = ChunkResult(chunk=chunk, now=self.now)
         if event == "lost":
-            result.error = EngineUnavailable("gone")
+            error = EngineUnavailable("gone")
+            result = ChunkResult(chunk=chunk, now=self.now, error=error)
         else:
             share = {"abort": 0.5, "empty abort": 0.0}.get(event, 1.0)
             finish = {"abort": "abort", "empty abort": "abort", "stop": "stop"}.get(event, "length")
             reply = make_reply(int(share * chunk.max_new_tokens), finish)  # type: ignore[arg-type]
             reply.retractions = int(event == "retracted")
-            result.reply = reply
+            result = ChunkResult(chunk=chunk, now=self.now, reply=reply)
         self.scheduler.complete(result)
         self.ended[chunk.request.uid] += chunk.request.state is RequestState.FINISHED
 

@@ -108,6 +108,41 @@ def test_undivided_requests_are_sent_whole() -> None:
     assert take(scheduler).max_new_tokens == 100
 
 
+@pytest.mark.parametrize("unfinished", [make_reply(40, "abort"), make_reply(99, "length")])
+def test_a_request_that_cannot_be_continued_keeps_nothing_and_begins_again(
+    unfinished: ChunkReply,
+) -> None:
+    scheduler = Scheduler(30, continues=False)
+    scheduler.add_engine(EngineSlot("e0", None, 10))
+    group = make_group(n=1, max_response_len=100)
+    request = group.requests[0]
+    seed = request.seed
+    scheduler.submit(group)
+    unfinished.verify_steps = 7
+    first = take(scheduler)
+    returned(scheduler, first, unfinished)
+    assert (request.generated, len(request.logprobs), request.verify_steps) == (0, 0, 0)
+    assert (request.weight_spans, request.engines, request.failures) == ([], [], 1)
+    second = take(scheduler)
+    assert (second.max_new_tokens, request.seed) == (first.max_new_tokens, seed) == (100, seed)
+    assert second.rid != first.rid
+    returned(scheduler, second, make_reply(60, "stop", first=7))
+    assert list(request.response_ids) == list(range(7, 67))
+    assert group.finished
+
+
+def test_a_request_that_is_aborted_whenever_it_begins_again_gives_its_group_up() -> None:
+    scheduler = Scheduler(30, continues=False, patience_s=0.0)
+    scheduler.add_engine(EngineSlot("e0", None, 10))
+    group = make_group(n=1, max_response_len=100)
+    scheduler.submit(group)
+    for _ in range(MAX_CONSECUTIVE_FAILURES):
+        assert group.error is None
+        returned(scheduler, take(scheduler), make_reply(40, "abort"))
+    assert group.error is not None
+    assert "cannot be continued ended (abort) after 40 of 100 tokens" in group.error
+
+
 def test_abort_keeps_the_tokens_and_the_request_goes_on() -> None:
     scheduler = one_engine()
     group = make_group(n=1, max_response_len=30)
