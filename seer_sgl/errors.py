@@ -7,9 +7,9 @@ SeerError
 ├── PoolError               the KV pool did not come up: exit status 1
 ├── EngineStartError        an engine did not come up: exit status 1
 ├── EngineError             one chunk did not come back
-│   ├── EngineUnavailable   connection, 5xx: another engine can take the chunk
-│   ├── ChunkInterrupted    we took it back (stuck engine, group given up)
-│   └── RequestRejected     4xx: no engine will ever take it
+│   ├── EngineUnavailable   connection, HTTP status: another engine can take the chunk
+│   ├── ChunkInterrupted    we took it back (stuck engine, lost reply, group given up)
+│   └── RequestRejected     SGLang's own 400: a second engine decides
 ├── RolloutError            the rollout cannot go on; finished samples are kept
 └── SimulationError         a simulated rollout stands still: a defect of ours
 """
@@ -58,11 +58,12 @@ class EngineUnavailable(EngineError):
 
 
 class ChunkInterrupted(EngineError):
-    """The driver took the chunk back: its engine is stuck, or its group was given up."""
+    """The driver took the chunk back: its engine is stuck, its reply was lost, or its group was
+    given up."""
 
 
 class RequestRejected(EngineError):
-    """The engine refused the request itself (HTTP 4xx). It would be refused anywhere."""
+    """SGLang refused the request itself. Another engine may take it (scheduling/setbacks.py)."""
 
 
 class RolloutError(SeerError):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .errors import EngineUnavailable
+from .errors import EngineUnavailable, RequestRejected
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -97,7 +97,9 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     engines: list[str] = msgspec.field(default_factory=list)  # one entry a chunk that returned
     attempts: int = 0  # chunks sent, failed ones included: makes SGLang request ids unique
     failures: int = 0  # consecutive chunks that brought nothing
-    failing_since: float | None = None  # when the first of them ended
+    failing_since: float | None = None  # when the first of them ended, awake seconds
+    # By engine id: why its last chunk of this request brought nothing, since a chunk brought some.
+    setbacks: dict[str, Exception] = msgspec.field(default_factory=dict)
     rid: str = ""  # of the newest chunk
     returned_at: float | None = None  # when it came back; None while it is in flight
     stored: bool = False  # the KV of the newest chunk is in the pool, and all before it
@@ -125,6 +127,11 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     def remaining(self) -> int:
         """Response tokens still allowed."""
         return self.max_response_len - self.generated
+
+    @property
+    def refusals(self) -> list[str]:
+        """The answers of the engines that have refused the request."""
+        return [str(e) for e in self.setbacks.values() if isinstance(e, RequestRejected)]
 
     def append(self, reply: ChunkReply) -> None:
         """The one place where a request grows: ids, logprobs and versions together."""

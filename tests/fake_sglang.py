@@ -100,13 +100,17 @@ class FakeSGLang:
         call = msgspec.json.decode(body)
         self.seen.append(call)
         self.called.set()
-        fault = self.faults.popleft() if self.faults else "ok"
+        fault = self.fault_of(call) or (self.faults.popleft() if self.faults else "ok")
         self.running += 1
         self.peak_running = max(self.peak_running, self.running)
         try:
             return await self._answer(http, call, fault)
         finally:
             self.running -= 1
+
+    def fault_of(self, call: dict[str, Any]) -> str:
+        """The fault of a call that depends on what it asks for; none in general."""
+        return ""
 
     async def _answer(
         self, http: web.Request, call: dict[str, Any], fault: str

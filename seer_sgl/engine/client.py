@@ -49,7 +49,7 @@ ABORT_TIMEOUT_S = 2.0
 FLUSH_TIMEOUT_S = 30.0
 
 
-BUSY_STATUSES = (408, 429)  # 4xx that say nothing against the request itself
+REFUSALS = (400, 413, 422)  # SGLang uses 400; an error of any other kind is not the request's
 # The scheduler bounds the chunks in flight per engine; this only catches a driver gone mad.
 MAX_CONNECTIONS = 1 << 16
 
@@ -124,8 +124,8 @@ class HttpEngine:
     async def generate(self, chunk: Chunk) -> ChunkReply:
         """Run one chunk to its end. Cancelling the call aborts it on the server.
 
-        Raises EngineUnavailable (connection, 5xx, a reply that is not SGLang's) or
-        RequestRejected (4xx).
+        Raises RequestRejected if SGLang refuses the request, and EngineUnavailable for all else
+        (connection, another HTTP status, a reply that is not SGLang's).
         """
         drafting = self._info.draft_tokens > 0
         body = _LateBody(
@@ -171,7 +171,7 @@ class HttpEngine:
     async def flush(self) -> None:
         """Forget all cached KV; the pool's stays. Waits for what runs or is being stored.
 
-        Raises RequestRejected if that takes too long, or EngineUnavailable.
+        Raises EngineUnavailable, also if that takes too long.
         """
         await self._call("POST", f"/flush_cache?timeout={FLUSH_TIMEOUT_S:g}")
 
@@ -235,11 +235,12 @@ class HttpEngine:
         except (aiohttp.ClientError, OSError) as error:
             reason = self._obituary() or str(error) or type(error).__name__
             raise EngineUnavailable(f"{self._name}: {reason}") from None
-        if response.status >= 500 or response.status in BUSY_STATUSES:
-            raise EngineUnavailable(f"{self._name}: HTTP {response.status}{_message(reply)}")
-        if response.status >= 400:
-            raise RequestRejected(f"{self._name}: HTTP {response.status}{_message(reply)}")
-        return reply
+        if response.status < 400:
+            return reply
+        complaint = f"{self._name}: HTTP {response.status}{_message(reply)}"
+        if response.status in REFUSALS and wire.is_refusal(reply):
+            raise RequestRejected(complaint)
+        raise EngineUnavailable(complaint)
 
 
 async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> EngineInfo:

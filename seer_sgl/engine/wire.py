@@ -194,3 +194,25 @@ def _spans(meta: _Meta, tokens: int) -> list[WeightSpan]:
         for span in spans
         if span.start < tokens
     ]
+
+
+class _Complaint(msgspec.Struct):
+    message: str
+
+
+class _Refused(msgspec.Struct):
+    """`/generate` refuses with `error`; for a body that does not fit its types, with `object`."""
+
+    error: _Complaint | None = None
+    object: str | None = None
+    message: str | None = None
+
+
+def is_refusal(body: bytes) -> bool:
+    """Whether a body is SGLang's own refusal of a request (http_server._create_error_response,
+    validation_exception_handler), and not that of a proxy or of its authentication."""
+    try:
+        said = msgspec.json.decode(body, type=_Refused)
+    except msgspec.DecodeError:
+        return False
+    return said.error is not None or (said.object == "error" and said.message is not None)

@@ -126,6 +126,10 @@ class RolloutLoop:
             for observer in run.observers:
                 observer.loaded(engine_id, load, self._clock())
 
+    def looked(self, seconds: float) -> None:
+        """So much time has passed, counted in looks (monitor.py)."""
+        self._scheduler.looked(seconds)
+
     def stored(self, rid: str, whole: bool) -> None:
         """The KV of a chunk has reached the pool (engine/link.py)."""
         request = self._scheduler.stored(rid, whole)

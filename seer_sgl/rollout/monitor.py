@@ -2,10 +2,13 @@
 
 Generation has no read timeout, so a stuck engine shows only in its own figures: chunks in flight
 and nothing in `/v1/loads` moving for `stall_timeout_s`.
+
+Time is counted in looks. A driver that was stopped (SIGSTOP, a paused virtual machine) finds its
+engines silent when it goes on, because it was; by the clock it would give them up.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from seer_sgl.engine.protocol import Engine
@@ -14,6 +17,7 @@ from seer_sgl.scheduling.placement import EngineSlot
 from seer_sgl.types import EngineLoad
 
 POLL_S = 0.5
+READMISSION_MOST_S = 8.0  # the longest pause before an engine that serves nothing is tried again
 
 
 class Reins(Protocol):
@@ -32,6 +36,9 @@ class Reins(Protocol):
     def loaded(self, engine_id: str, load: EngineLoad) -> None:
         """Pass a load figure on."""
 
+    def looked(self, seconds: float) -> None:
+        """Time has passed, counted in looks."""
+
 
 class StallClock:
     """Tells when an engine with work has not moved for `timeout_s`. Pure."""
@@ -48,14 +55,34 @@ class StallClock:
         return now - self._since >= self._timeout_s
 
 
+class Readmission:
+    """When an engine that is out may be tried again: at once, then after pauses that double as
+    long as it passes its health check and serves nothing. Pure."""
+
+    def __init__(self, first_s: float) -> None:
+        self._first_s = first_s
+        self._tries = 0  # since a chunk last brought tokens
+        self._at = 0.0  # of the last of them
+
+    def due(self, now: float, trouble: str) -> bool:
+        """`trouble`: why the engine's newest chunk brought nothing; empty if it brought tokens."""
+        if not trouble:
+            self._tries = 0
+        pause = self._first_s * float(2**self._tries - 1)
+        return now - self._at >= min(pause, READMISSION_MOST_S)
+
+    def tried(self, now: float) -> None:
+        """The engine is in again."""
+        self._tries, self._at = min(self._tries + 1, 30), now
+
+
 class Monitor:
-    """Polls every engine every `poll_s` (default POLL_S). `clock` gives seconds."""
+    """Polls every engine every `poll_s` (default POLL_S)."""
 
     def __init__(
         self,
         engines: Iterable[tuple[EngineSlot, Engine]],
         reins: Reins,
-        clock: Callable[[], float],
         *,
         stall_timeout_s: float,
         recovery_timeout_s: float,
@@ -63,49 +90,74 @@ class Monitor:
     ) -> None:
         self._engines = list(engines)
         self._reins = reins
-        self._clock = clock
         self._stall_timeout_s = stall_timeout_s
         self._recovery_timeout_s = recovery_timeout_s
-        self._poll_s = poll_s
-        self._alive_at = clock()  # when an engine was last known to serve
+        self._poll_s = POLL_S if poll_s is None else poll_s
+        self._awake_s = 0.0  # since the beginning, counted in looks
+        self._alive_at = 0.0  # when an engine was last known to serve
+        self._available: set[EngineSlot] = set()  # at the last look
+        self._why = ""  # an engine is out
 
     async def run(self) -> None:
         """Watch for ever. Raises RolloutError when a rollout waits too long for any engine."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._count())
             for slot, engine in self._engines:
                 tasks.create_task(self._watch(slot, engine))
 
-    async def _watch(self, slot: EngineSlot, engine: Engine) -> None:
-        stall = StallClock(self._stall_timeout_s)
-        why = ""
+    async def _count(self) -> None:
         while True:
-            await asyncio.sleep(POLL_S if self._poll_s is None else self._poll_s)
-            mark: tuple[Any, ...] | None = None  # stays None while the engine does not answer
+            await asyncio.sleep(self._poll_s)
+            self._awake_s += self._poll_s
+            self._reins.looked(self._poll_s)
+            self._expect_life()
+
+    async def _watch(self, slot: EngineSlot, engine: Engine) -> None:
+        stall, readmission = StallClock(self._stall_timeout_s), Readmission(self._poll_s)
+        progress: tuple[Any, ...] | None = None  # None while the engine does not answer
+        while True:
+            await asyncio.sleep(self._poll_s)
+            before, progress = progress, None
             try:
                 load = await engine.load()
             except EngineError as error:
-                why = str(error)
+                self._why = str(error)
                 if slot.available:
                     self._reins.set_available(slot.engine_id, False)
             else:
                 self._reins.loaded(slot.engine_id, load)
-                mark = (slot.completed, *load.progress)
-            if stall.stalled(self._clock(), slot.inflight, mark or ()):
-                why = f"engine {slot.engine_id}: no progress for {self._stall_timeout_s:g} s"
+                progress = load.progress
+            if slot.inflight and progress is not None and progress != before:
+                self._alive_at = self._awake_s
+            mark = () if progress is None else (slot.completed, *progress)
+            if stall.stalled(self._awake_s, slot.inflight, mark):
+                self._why = f"engine {slot.engine_id}: no progress for {self._stall_timeout_s:g} s"
                 self._reins.set_available(slot.engine_id, False)
-                self._reins.interrupt(slot.engine_id, why)
-            elif mark is not None and not slot.available:
-                problem = await engine.problem()
-                if problem is None:
-                    self._reins.set_available(slot.engine_id, True)
-                why = problem or why
-            self._expect_life(why)
+                self._reins.interrupt(slot.engine_id, self._why)
+            elif progress is not None and not slot.available:
+                await self._readmit(slot, engine, readmission)
 
-    def _expect_life(self, why: str) -> None:
-        if self._reins.idle or any(slot.available for slot, _ in self._engines):
-            self._alive_at = self._clock()
-        elif self._clock() - self._alive_at >= self._recovery_timeout_s:
+    async def _readmit(self, slot: EngineSlot, engine: Engine, readmission: Readmission) -> None:
+        self._why = slot.trouble or self._why
+        if not readmission.due(self._awake_s, slot.trouble):
+            return
+        problem = await engine.problem()
+        if problem is None:
+            readmission.tried(self._awake_s)
+            self._reins.set_available(slot.engine_id, True)
+        else:
+            self._why = problem
+
+    def _expect_life(self) -> None:
+        """An engine serves if it stays available from one look to the next: one that fails with
+        its first chunk does not."""
+        available = {slot for slot, _ in self._engines if slot.available}
+        stayed = available & self._available
+        self._available = available
+        if self._reins.idle or stayed:
+            self._alive_at = self._awake_s
+        elif self._awake_s - self._alive_at >= self._recovery_timeout_s:
             raise RolloutError(
                 f"no engine has served for {self._recovery_timeout_s:g} s"
-                + (f"; the last word: {why}" if why else "")
+                + (f"; the last word: {self._why}" if self._why else "")
             )

@@ -277,7 +277,6 @@ class Rollout:
         monitor = Monitor(
             [(slot, by_id[slot.engine_id]) for slot in scheduler.engines],
             self._loop,
-            clock,
             stall_timeout_s=self.config.engines.stall_timeout_s,
             recovery_timeout_s=self.config.engines.recovery_timeout_s,
         )

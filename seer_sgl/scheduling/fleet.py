@@ -36,6 +36,10 @@ class EngineSlot:
         self.inflight = 0
         self.completed = 0  # chunks that came back, whatever with
         self.available = True
+        # Since a chunk last brought tokens: why the newest brought none, and the groups (by uid)
+        # that this engine alone has refused.
+        self.trouble = ""
+        self.refused: set[str] = set()
         self.place = 0  # in the fleet, by time of joining
 
     @property

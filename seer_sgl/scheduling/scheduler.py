@@ -6,7 +6,6 @@ is a network.
 
 from collections.abc import Iterable
 
-from seer_sgl.errors import RequestRejected
 from seer_sgl.types import (
     Chunk,
     ChunkReply,
@@ -20,14 +19,14 @@ from seer_sgl.types import (
 
 from .fleet import EngineSlot, Fleet
 from .parking import Parking
-from .placement import CacheAware, Placement, Verdict
+from .placement import CacheAware, Placed, Placement, Verdict
 from .policy import FirstComeFirstServed, Policy
+from .setbacks import Setbacks
 
 # How long a request that should move waits for its KV to be stored; usually 4 to 30 ms.
 STORE_PATIENCE_S = 1.0
-# Chunks of one request that bring nothing so many times in a row, for as long as an outage may
-# last, are not bad luck.
-MAX_CONSECUTIVE_FAILURES = 5
+# How soon a request is sent again to the engine that refused it, while no other one is available.
+REFUSED_PAUSE_S = 1.0
 
 
 class Scheduler:
@@ -51,7 +50,6 @@ class Scheduler:
         self._chunk_tokens = chunk_tokens
         self._divide = divide and continues
         self._continues = continues
-        self._patience_s = patience_s
         self._policy = policy or FirstComeFirstServed()
         self._placement = placement or CacheAware()
         self._fleet = Fleet()
@@ -60,6 +58,8 @@ class Scheduler:
         # they wait no more until all of it is acknowledged.
         self._hurried: set[str] = set()
         self._parking = Parking()
+        self._setbacks = Setbacks(self._fleet, patience_s)
+        self._refused = Parking()  # requests that only the engine that refused them could take
 
     @property
     def engines(self) -> Iterable[EngineSlot]:
@@ -69,7 +69,8 @@ class Scheduler:
     @property
     def wake_at(self) -> float | None:
         """When `next_assignment` may have more to say although nothing came back; None: never."""
-        return self._parking.next_due
+        dues = (self._parking.next_due, self._refused.next_due)
+        return min((due for due in dues if due is not None), default=None)
 
     def add_engine(self, slot: EngineSlot) -> None:
         """An engine joins."""
@@ -90,6 +91,10 @@ class Scheduler:
         self._fleet.changed(slot)
         return more
 
+    def looked(self, seconds: float) -> None:
+        """So much time has passed, as the monitor counts it (patience_s)."""
+        self._setbacks.looked(seconds)
+
     def submit(self, group: Group) -> None:
         """All requests of the group become ready."""
         for request in group.requests:
@@ -102,6 +107,7 @@ class Scheduler:
         for request in group.requests:
             self._live.pop(request.uid, None)
             self._parking.leave(request)
+            self._refused.leave(request)
             self._hurried.discard(request.uid)
         self._policy.withdraw(group)
 
@@ -132,14 +138,11 @@ class Scheduler:
         for waited in self._parking.due(now):
             self._hurried.add(waited.uid)
             self._policy.push(waited)
+        for refused in self._refused.due(now):
+            self._policy.push(refused)
         while (request := self._policy.peek()) is not None:
             budget = self._budget(request)
-            chosen = self._placement.choose(
-                request,
-                request.total_len + budget,
-                self._fleet,
-                request.uid not in self._hurried,
-            )
+            chosen = self._choose(request, request.total_len + budget)
             if chosen is Verdict.FULL:
                 return None
             self._policy.pop()
@@ -161,34 +164,38 @@ class Scheduler:
             request.rid, request.stored = "", False  # what was stored may not be what we have
         else:
             self._grow(result.reply, chunk, result.now)
-        if result.reply is not None and result.reply.ids:
-            request.failures, request.failing_since = 0, None
+        failed = result.reply is None or not result.reply.ids
+        if failed:
+            self._setbacks.failed(request, slot, result.error)
         else:
-            request.failures += 1
-            request.failing_since = request.failing_since or result.now
+            self._setbacks.forgiven(request, slot)
         if request.state is RequestState.FINISHED:
             self._live.pop(request.uid, None)
             self._hurried.discard(request.uid)
             self._policy.finished(request)
         if request.state is RequestState.FINISHED or group.withdrawn:
             return
-        if isinstance(result.error, RequestRejected):
-            group.error = str(result.error)
-        elif self._hopeless(request, result.now):
-            last = result.error or "the engine aborted it without a token"
-            group.error = f"{request.failures} chunks in a row failed, the last one so: {last}"
+        if failed:
+            group.error = self._setbacks.verdict(request, slot)
         if group.error is not None:
             self.withdraw(group)
-            return
-        self._policy.push(request)
+        elif failed and request.refusals and not self._setbacks.others(request):
+            self._refused.park(request, result.now + REFUSED_PAUSE_S)
+        else:
+            self._policy.push(request)
 
-    def _hopeless(self, request: Request, now: float) -> bool:
-        since = request.failing_since
-        return (
-            since is not None
-            and request.failures >= MAX_CONSECUTIVE_FAILURES
-            and now - since >= self._patience_s
-        )
+    def _choose(self, request: Request, total_len: int) -> Placed | Verdict:
+        """The engine of the request's next chunk: another one than those that have refused it."""
+        others = self._setbacks.others(request) if request.refusals else []
+        if not others:
+            patient = request.uid not in self._hurried
+            return self._placement.choose(request, total_len, self._fleet, patient)
+        able = (slot for slot in others if slot.admits(request, total_len))
+        slot = min(able, key=lambda slot: slot.inflight, default=None)
+        if slot is None:
+            return Verdict.FULL
+        stays = self._fleet.home(request) in (None, slot)
+        return Placed(slot, Move.STAY if stays else Move.PREFILL)
 
     def _budget(self, request: Request) -> int:
         """Response tokens of the request's next chunk."""

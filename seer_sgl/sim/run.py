@@ -65,7 +65,6 @@ async def _roll_out(
     monitor = Monitor(
         [(slot, by_id[slot.engine_id]) for slot in scheduler.engines],
         loop,
-        clock,
         stall_timeout_s=FOREVER_S,
         recovery_timeout_s=FOREVER_S,
         poll_s=POLL_S,

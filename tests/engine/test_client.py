@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from seer_sgl.config import SamplingConfig
+from seer_sgl.engine import wire
 from seer_sgl.engine.client import HttpEngine, describe, open_session
 from seer_sgl.errors import EngineStartError, EngineUnavailable, RequestRejected
 from seer_sgl.types import Chunk, Move, Request
@@ -95,10 +96,41 @@ async def test_what_an_engine_has_counted_of_drafting_comes_with_its_name() -> N
             await gone.drafting()
 
 
-async def test_a_4xx_rejects_the_request_with_the_servers_words() -> None:
-    async with joined(FakeSGLang(faults=deque(["400"]))) as engine:
-        with pytest.raises(RequestRejected, match="HTTP 400: fault 400"):
+@pytest.mark.parametrize("status", ["400", "413", "422"])
+async def test_a_refusal_of_sglang_rejects_the_request_with_the_servers_words(status: str) -> None:
+    async with joined(FakeSGLang(faults=deque([status]))) as engine:
+        with pytest.raises(RequestRejected, match=f"HTTP {status}: fault {status}"):
             await engine.generate(chunk_of(make_group(n=1).requests[0]))
+
+
+@pytest.mark.parametrize("status", ["401", "403", "404", "405", "408", "409", "410", "415", "429"])
+async def test_another_4xx_is_the_engines_fault(status: str) -> None:
+    async with joined(FakeSGLang(faults=deque([status]))) as engine:
+        with pytest.raises(EngineUnavailable, match=f"HTTP {status}"):
+            await engine.generate(chunk_of(make_group(n=1).requests[0]))
+
+
+@pytest.mark.parametrize(
+    ("body", "refusal"),
+    [
+        (b'{"error":{"message":"The input is too long"}}', True),
+        (
+            b'{"object":"error","message":"1 validation error","type":"Bad Request","param":null,'
+            b'"code":400}',
+            True,
+        ),
+        (b'{"error":"Unauthorized"}', False),
+        (b'{"detail":"Not Found"}', False),
+        (b"<html>400 Bad Request</html>", False),
+        (b'{"message":"upstream says no"}', False),
+        (b"[]", False),
+        (b"", False),
+    ],
+)
+def test_a_400_that_is_not_sglangs_says_nothing_about_the_request(
+    body: bytes, refusal: bool
+) -> None:
+    assert wire.is_refusal(body) is refusal
 
 
 async def test_a_refused_connection_is_unavailable() -> None:
@@ -195,7 +227,7 @@ async def test_the_token_is_sent_with_every_call() -> None:
     async with joined(fake, api_key="secret") as engine:
         assert (await engine.generate(chunk_of(make_group(n=1).requests[0]))).ids
     async with joined(fake) as engine:
-        with pytest.raises(RequestRejected, match="401"):
+        with pytest.raises(EngineUnavailable, match="401"):
             await engine.generate(chunk_of(make_group(n=1).requests[0]))
 
 

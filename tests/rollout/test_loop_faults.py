@@ -3,6 +3,8 @@ stays behind."""
 
 import asyncio
 import contextlib
+import re
+import time
 from collections import deque
 from typing import Any
 
@@ -13,7 +15,7 @@ from seer_sgl.errors import EngineStartError, RolloutError
 from seer_sgl.rollout import monitor
 from seer_sgl.rollout.loop import Observer
 from seer_sgl.rollout.monitor import StallClock
-from seer_sgl.types import Group
+from seer_sgl.types import ChunkResult, Group
 from tests.fake_sglang import FakeSGLang
 from tests.rollout.test_loop import PROMPTS, all_groups, check, rolling
 
@@ -75,16 +77,54 @@ async def test_a_stuck_engine_loses_its_chunks_to_the_other(
     assert stuck.aborted, "what was taken away is aborted on the engine"
 
 
-async def test_a_rejected_request_gives_up_its_group_only() -> None:
-    fake = FakeSGLang(faults=deque(["ok", "400"]))
-    async with rolling(fake) as rollout:
-        groups = []
-        with pytest.raises(RolloutError, match=r"1 of 4 groups were given up.*HTTP 400: fault 400"):
+class Picky(FakeSGLang):
+    """Refuses one prompt, as SGLang does where its context is too short."""
+
+    def fault_of(self, call: dict[str, Any]) -> str:
+        return "400" if call["input_ids"][:11] == [5] * 11 and len(call["input_ids"]) == 11 else ""
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_prompt_that_sglang_refuses_gives_up_its_group_only(count: int) -> None:
+    fakes = [Picky() for _ in range(count)]
+    groups = []
+    async with rolling(*fakes) as rollout:
+        with pytest.raises(RolloutError, match=r"1 of 4 groups were given up") as raised:
             async for group in rollout.run(PROMPTS):
                 groups.append(group)  # noqa: PERF401
-        assert len(groups) == 3
         report = rollout.report()
+    assert len(groups) == 3
     assert (report["groups"], report["unfinished_groups"]) == (3, 1)
+    named = re.findall(r"engine e\d \(http://\S+\): HTTP 400: fault 400", str(raised.value))
+    assert len(set(named)) == min(count, 2), "the engines that refused it"
+
+
+@pytest.mark.parametrize("status", ["400", "401", "403", "404", "405", "413", "422"])
+async def test_an_engine_that_refuses_everything_costs_no_group(
+    status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    refuses = FakeSGLang(faults=deque(["ok"] * 4 + [status] * 100_000), delay_s=0.002, longest=200)
+    serves = FakeSGLang(delay_s=0.002, longest=200, max_running_requests=3)
+    engines = {"recovery_timeout_s": 0.2}
+    async with rolling(
+        refuses, serves, engines=engines, sampling={"max_response_len": 300}
+    ) as rollout:
+        check(await all_groups(rollout), longest=200, limit=300)
+        report = rollout.report()
+    assert report["unfinished_groups"] == 0
+    assert len(refuses.seen) > 4
+
+
+@pytest.mark.parametrize("status", ["400", "405", "500"])
+async def test_a_fleet_that_refuses_everything_and_is_healthy_ends_the_rollout(
+    status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    fakes = [FakeSGLang(faults=deque([status] * 100_000)) for _ in range(2)]
+    async with rolling(*fakes, engines={"recovery_timeout_s": 0.3}) as rollout:
+        with pytest.raises(RolloutError, match=f"HTTP {status}: fault {status}"):
+            await asyncio.wait_for(all_groups(rollout), 60)
 
 
 async def test_no_engine_left_is_an_error_that_keeps_what_had_finished(
@@ -96,6 +136,33 @@ async def test_no_engine_left_is_an_error_that_keeps_what_had_finished(
         with pytest.raises(RolloutError, match=r"no engine has served for 0\.3 s"):
             await all_groups(rollout)
         assert rollout.report()["samples"] >= 1
+
+
+async def test_a_driver_that_was_stopped_gives_no_engine_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    monkeypatch.setattr("seer_sgl.engine.client.CONTROL_TIMEOUT_S", 0.5)
+
+    class Slow(FakeSGLang):
+        async def loads(self, http: Any) -> Any:
+            await asyncio.sleep(0.2)
+            return await super().loads(http)
+
+    class Stopper(Observer):
+        """Keeps the whole process from running for a while, as SIGSTOP does."""
+
+        stops = 3
+
+        def returned(self, result: ChunkResult) -> None:
+            if self.stops:
+                self.stops -= 1
+                time.sleep(1.0)
+
+    fake, stopper = Slow(delay_s=0.1), Stopper()
+    async with rolling(fake, engines={"recovery_timeout_s": 0.7}) as rollout:
+        check(await all_groups(rollout, stopper))
+    assert stopper.stops == 0
 
 
 async def test_leaving_early_aborts_what_is_in_flight_and_the_next_run_is_clean() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seer_sgl.errors import EngineUnavailable
+from seer_sgl.errors import EngineUnavailable, RequestRejected
 from seer_sgl.scheduling.context_aware import ContextAware
 from seer_sgl.scheduling.fleet import UNLIMITED, EngineSlot
 from seer_sgl.scheduling.ledger import KVLedger
@@ -36,6 +36,7 @@ EVENTS = st.lists(
         st.sampled_from(
             [
                 *["length", "stop", "length", "abort", "empty abort", "retracted", "lost"],
+                *["refused", "refused", "look"],
                 *["down", "up", "join", "load", "submit", "withdraw", "stored", "wait"],
             ]
         ),
@@ -84,8 +85,8 @@ class World:
 
     def end(self, event: str, pick: int) -> None:
         chunk = self.inflight.pop(pick % len(self.inflight))
-        if event == "lost":
-            error = EngineUnavailable("gone")
+        if event in ("lost", "refused"):
+            error = RequestRejected("no") if event == "refused" else EngineUnavailable("gone")
             result = ChunkResult(chunk=chunk, now=self.now, error=error)
         else:
             share = {"abort": 0.5, "empty abort": 0.0}.get(event, 1.0)
@@ -111,6 +112,8 @@ class World:
             self.submit(1 + pick % 4)
         elif event == "withdraw":
             self.scheduler.withdraw(self.groups[pick % len(self.groups)])
+        elif event == "look":
+            self.scheduler.looked(30.0)
         elif event == "wait":
             self.now += STORE_PATIENCE_S
         elif event == "stored":

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from seer_sgl.errors import EngineUnavailable, RequestRejected
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.placement import EngineSlot, Verdict
-from seer_sgl.scheduling.scheduler import MAX_CONSECUTIVE_FAILURES, Scheduler
+from seer_sgl.scheduling.scheduler import REFUSED_PAUSE_S, Scheduler
+from seer_sgl.scheduling.setbacks import MAX_CONSECUTIVE_FAILURES, MAX_REFUSED_GROUPS
 from seer_sgl.types import Chunk, ChunkReply, ChunkResult, EngineLoad, FinishReason, RequestState
 from tests.helpers import make_group, make_reply
 
@@ -192,7 +193,14 @@ def test_a_failed_chunk_is_sent_again_under_a_new_id() -> None:
     assert second.request is first.request
 
 
-def test_a_rejected_request_gives_its_group_up_at_once() -> None:
+def several_engines(count: int = 2, max_inflight: int = 10) -> Scheduler:
+    scheduler = Scheduler(30, patience_s=5.0)
+    for i in range(count):
+        scheduler.add_engine(EngineSlot(f"e{i}", None, max_inflight))
+    return scheduler
+
+
+def test_the_refusal_of_the_only_engine_gives_the_group_up_at_once() -> None:
     scheduler = one_engine()
     group = make_group(n=2)
     scheduler.submit(group)
@@ -200,6 +208,108 @@ def test_a_rejected_request_gives_its_group_up_at_once() -> None:
     assert group.withdrawn
     assert group.error == "HTTP 400: too long"
     assert scheduler.next_assignment(0.0) is None
+
+
+def test_a_group_is_given_up_when_a_second_engine_refuses_it_too() -> None:
+    scheduler = several_engines(3)
+    group = make_group(n=1)
+    scheduler.submit(group)
+    first = take(scheduler)
+    failed(scheduler, first, RequestRejected(f"{first.engine_id}: HTTP 400: too long"))
+    assert group.error is None
+    second = take(scheduler)
+    assert second.engine_id != first.engine_id
+    failed(scheduler, second, RequestRejected(f"{second.engine_id}: HTTP 400: too long"))
+    assert group.withdrawn
+    assert group.error == ("two engines refused it: e0: HTTP 400: too long; e1: HTTP 400: too long")
+
+
+def test_what_one_engine_refused_waits_for_another_one_that_is_full() -> None:
+    scheduler = several_engines(2, max_inflight=1)
+    groups = [make_group(f"g{i}", n=1) for i in range(2)]
+    for group in groups:
+        scheduler.submit(group)
+    refused, other = take(scheduler), take(scheduler)
+    failed(scheduler, refused, RequestRejected("HTTP 400"))
+    assert scheduler.next_assignment(0.0) is None
+    returned(scheduler, other, make_reply(10, "stop"))
+    again = take(scheduler)
+    assert (again.request, again.engine_id) == (refused.request, other.engine_id)
+    returned(scheduler, again, make_reply(10, "stop"))
+    assert all(group.finished for group in groups)
+
+
+def test_a_refused_request_without_another_engine_is_given_up_when_patience_ends() -> None:
+    scheduler = several_engines()
+    scheduler.set_available("e1", False)
+    group = make_group(n=1)
+    scheduler.submit(group)
+    now = 1.0
+    for attempt in range(MAX_CONSECUTIVE_FAILURES):
+        assert group.error is None
+        chunk = scheduler.next_assignment(now)
+        assert chunk is not None
+        assert chunk.engine_id == "e0"
+        error = RequestRejected(f"HTTP 400, time {attempt}")
+        scheduler.complete(ChunkResult(chunk=chunk, now=now, error=error))
+        assert scheduler.next_assignment(now) is None, "not at once"
+        if group.error is None:
+            assert scheduler.wake_at == now + REFUSED_PAUSE_S
+        now += REFUSED_PAUSE_S
+        scheduler.looked(5.0 / (MAX_CONSECUTIVE_FAILURES - 1))
+    assert group.error == "5 chunks in a row failed, the last one so: HTTP 400, time 4"
+    assert scheduler.wake_at is None
+
+
+def test_an_engine_that_refuses_one_group_after_another_is_out() -> None:
+    scheduler = several_engines()
+    bad, good = scheduler.engines
+    groups = [make_group(f"g{i}", n=1) for i in range(2 * MAX_REFUSED_GROUPS)]
+    for group in groups:
+        scheduler.submit(group)
+    chunks = [take(scheduler) for _ in groups]
+    refused = [chunk for chunk in chunks if chunk.engine_id == bad.engine_id]
+    assert len(refused) == MAX_REFUSED_GROUPS
+    for chunk in refused:
+        assert bad.available
+        failed(scheduler, chunk, RequestRejected("HTTP 400"))
+    assert not bad.available
+    for chunk in chunks:
+        if chunk.engine_id == good.engine_id:
+            returned(scheduler, chunk, make_reply(10, "stop"))
+    for _ in refused:
+        chunk = take(scheduler)
+        assert chunk.engine_id == good.engine_id
+        returned(scheduler, chunk, make_reply(10, "stop"))
+    assert all(group.finished for group in groups)
+
+
+def test_groups_that_two_engines_refuse_are_held_against_no_engine() -> None:
+    scheduler = several_engines()
+    groups = [make_group(f"g{i}", n=1) for i in range(2 * MAX_REFUSED_GROUPS)]
+    for group in groups:
+        scheduler.submit(group)
+        for _ in range(2):
+            failed(scheduler, take(scheduler), RequestRejected("HTTP 400: too long"))
+    assert all(group.withdrawn for group in groups)
+    assert all(slot.available for slot in scheduler.engines)
+
+
+def test_failures_on_one_engine_alone_give_no_group_up_while_another_one_is_there() -> None:
+    scheduler = several_engines(2, max_inflight=1)
+    mine, long = make_group("mine", n=1), make_group("long", n=1)
+    scheduler.submit(mine)
+    scheduler.submit(long)
+    chunk, _ = take(scheduler), take(scheduler)
+    for _ in range(2 * MAX_CONSECUTIVE_FAILURES):
+        assert chunk.engine_id == "e0"
+        failed(scheduler, chunk, EngineUnavailable("HTTP 405"))
+        scheduler.looked(5.0)
+        assert mine.error is None
+        chunk = take(scheduler)
+    scheduler.set_available("e1", False)
+    failed(scheduler, chunk, EngineUnavailable("HTTP 405"))
+    assert mine.error is not None
 
 
 def test_a_request_that_only_fails_gives_its_group_up_and_progress_forgives() -> None:
@@ -223,13 +333,23 @@ def test_an_outage_shorter_than_our_patience_costs_no_group() -> None:
     scheduler.add_engine(EngineSlot("e0", None, 10))
     group = make_group(n=1)
     scheduler.submit(group)
-    for now in (1.0, 2.0, 3.0, 4.0, 5.0, 5.9):
+    for _ in range(6):
+        failed(scheduler, take(scheduler), EngineUnavailable("503"))
+        assert group.error is None
+        scheduler.looked(0.9)
+    failed(scheduler, take(scheduler), EngineUnavailable("503"))
+    assert group.error == "7 chunks in a row failed, the last one so: 503"
+
+
+def test_time_in_which_the_driver_was_stopped_is_no_outage() -> None:
+    scheduler = Scheduler(10, patience_s=5.0)
+    scheduler.add_engine(EngineSlot("e0", None, 10))
+    group = make_group(n=1)
+    scheduler.submit(group)
+    for now in (1.0, *(1000.0,) * (2 * MAX_CONSECUTIVE_FAILURES)):
         chunk = take(scheduler)
         scheduler.complete(ChunkResult(chunk=chunk, now=now, error=EngineUnavailable("503")))
-        assert group.error is None
-    chunk = take(scheduler)
-    scheduler.complete(ChunkResult(chunk=chunk, now=6.0, error=EngineUnavailable("503")))
-    assert group.error == "7 chunks in a row failed, the last one so: 503"
+    assert group.error is None
 
 
 def test_a_withdrawn_group_is_not_sent_again_but_its_kv_is_released() -> None:
