@@ -191,6 +191,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     kv_tokens: int  # what the ledger reserved for it on the engine
     move: Move
     migrated: bool  # the request's previous chunk ran on another engine
+    number: int = 0  # counts the chunks that the engine was sent
     whole: bool = False  # it must end the request, which cannot be continued by another one
 
     def ended_by(self, reply: ChunkReply) -> bool:
@@ -243,6 +244,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     pool: str | None = None  # namespace of its pages in a KV pool; equal names share pages
     kv_bytes_per_token: int = 0  # in the pool, all ranks together
     draft_tokens: int = 0  # KV slots a request may need beyond its tokens, for its drafts
+    pipeline_stages: int = 1  # SGLang's pp_size
 
 
 class EngineWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,10 +256,15 @@ class EngineWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment of an engine's life (SGLang `/v1/loads`). `progress` changes while it works."""
+    """A moment of an engine's life (SGLang `/v1/loads`). `progress` changes while it works.
+
+    `requests`: running or waiting, of any user; None where SGLang does not count all of them.
+    """
 
     used_tokens: int
     progress: tuple[Any, ...]
+    requests: int | None = None
+    prefilled_tokens: int = 0  # since the engine started
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,8 +44,9 @@ def response_of(seed: int, prompt_len: int, longest: int) -> list[int]:
 class FakeSGLang:
     """The server's behaviour and what it has seen.
 
-    `faults` are consumed one a /generate call: ok, stall, reset, abort (half-way), abort_late (in
-    the last step, whose stop SGLang then does not see), mid_body, slow, garbage, or a status.
+    `faults` are consumed one a /generate call: ok, stall, lost (the reply, on its way), reset,
+    abort (half-way), abort_late (in the last step, whose stop SGLang then does not see), mid_body,
+    slow, garbage, or a status.
     `prompt_lens` tells where a seed's response begins (seed -> prompt tokens).
     """
 
@@ -62,9 +63,12 @@ class FakeSGLang:
     seen: list[dict[str, Any]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     foreign_tokens: int = 0  # KV that somebody else uses
+    foreign_requests: int = 0  # of somebody else, being decoded
     running: int = 0
     peak_running: int = 0
     steps: int = 0
+    decodes_on: bool = False  # its decode steps go on from look to look, whatever it answers
+    foreign_steps: int = 0
     healthy: bool = True
     api_key: str | None = None
     weight_version: str = "v1"
@@ -119,6 +123,12 @@ class FakeSGLang:
             if not self.faults:
                 self.stalled.set()
             await self._woken.wait()
+        if fault == "lost":
+            self.running -= 1
+            try:
+                await self._woken.wait()
+            finally:
+                self.running += 1
         if fault == "reset":
             assert http.transport is not None
             http.transport.abort()
@@ -212,10 +222,12 @@ class FakeSGLang:
         """Moves only while chunks are answered, like a stuck scheduler's snapshot."""
         if self.away:
             return web.Response(status=503)
+        self.foreign_steps += self.decodes_on
         entry = {
-            "num_running_reqs": self.running,
+            "num_running_reqs": self.running + self.foreign_requests,
+            "num_waiting_reqs": 0,
             "num_used_tokens": 10 * self.running + self.foreign_tokens,
-            "decode_moments": [float(self.steps)],
+            "decode_moments": [float(self.steps + self.foreign_steps)],
         }
         return web.json_response({"loads": [entry]})
 

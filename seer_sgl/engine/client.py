@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import copy
 import resource
+import socket
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
@@ -43,6 +44,14 @@ LASTING = (
 # SGLang's uvicorn closes an idle connection after 5 s; reusing one at that moment loses a request.
 KEEPALIVE_S = 4.0
 CONNECT_TIMEOUT_S = 10.0
+# Of a connection without traffic, by names of Linux: a probe after 20 s, then every 10 s; the peer
+# is gone when three of them, or data sent 50 s ago (in milliseconds), were not acknowledged.
+PROBES = {
+    "TCP_KEEPIDLE": 20,
+    "TCP_KEEPINTVL": 10,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 50_000,
+}
 CONTROL_TIMEOUT_S = 10.0  # a reply to anything but /generate
 HEALTH_TIMEOUT_S = 30.0  # SGLang itself gives a silent scheduler 20 s
 ABORT_TIMEOUT_S = 2.0
@@ -58,10 +67,27 @@ def open_session(api_key: str | None = None) -> aiohttp.ClientSession:
     """The one session a fleet shares; an async context manager."""
     raise_file_limit()
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=KEEPALIVE_S),
+        connector=aiohttp.TCPConnector(
+            limit=MAX_CONNECTIONS, keepalive_timeout=KEEPALIVE_S, socket_factory=probing_socket
+        ),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
         headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
     )
+
+
+def probing_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """A TCP socket whose kernel asks a silent peer for life and gives up one that does not answer.
+
+    A chunk is silent for minutes: firewalls forget its connection, and a machine that went away
+    never closes it. Probes keep the first and find the second.
+    """
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in PROBES.items():
+        if hasattr(socket, name):  # Linux has all of them
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
 
 
 def raise_file_limit() -> None:
@@ -148,9 +174,14 @@ class HttpEngine:
         """`/v1/loads`, summed over data-parallel ranks. Raises EngineUnavailable."""
         body = await self._control("/v1/loads", CONTROL_TIMEOUT_S)
         loads = _decode(body, wire.Loads, f"{self._name}: unreadable /v1/loads reply").loads
+        requests = [load.requests for load in loads if load.requests is not None]
+        # With pipeline stages SGLang counts the running requests of one micro-batch.
+        counted = len(requests) == len(loads) and self._info.pipeline_stages == 1
         return EngineLoad(
             used_tokens=sum(load.num_used_tokens for load in loads),
-            progress=tuple(msgspec.structs.astuple(load) for load in loads),
+            progress=tuple(load.progress for load in loads),
+            requests=sum(requests) if counted else None,
+            prefilled_tokens=sum(load.total_prefill_uncached_tokens for load in loads),
         )
 
     async def drafting(self) -> dict[str, Any] | None:
@@ -287,6 +318,7 @@ async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> 
         pool=pool["namespace"] if pool else None,
         kv_bytes_per_token=pool["kv_bytes_per_token"] if pool else 0,
         draft_tokens=draft.get("draft_tokens", 0) if draft else 0,
+        pipeline_stages=said.pp_size,
     )
 
 

@@ -68,9 +68,26 @@ class LoadEntry(msgspec.Struct):
     """One data-parallel rank of `/v1/loads`."""
 
     num_running_reqs: int = 0
+    num_waiting_reqs: int | None = None
     num_used_tokens: int = 0
     total_prefill_uncached_tokens: int = 0
     decode_moments: list[float] | None = None
+
+    @property
+    def progress(self) -> tuple[Any, ...]:
+        """What changes only while the engine works: others may queue at one that is stuck."""
+        return (
+            self.num_running_reqs,
+            self.num_used_tokens,
+            self.total_prefill_uncached_tokens,
+            self.decode_moments,
+        )
+
+    @property
+    def requests(self) -> int | None:
+        """Running or waiting; None of a server that does not report those that wait."""
+        waiting = self.num_waiting_reqs
+        return None if waiting is None else self.num_running_reqs + waiting
 
 
 class Loads(msgspec.Struct):
@@ -100,6 +117,7 @@ class ServerInfo(msgspec.Struct):
     enable_deterministic_inference: bool
     skip_tokenizer_init: bool
     internal_states: list[InternalState]
+    pp_size: int = 1
 
 
 _reply_decoder = msgspec.json.Decoder(_Reply)

@@ -118,6 +118,15 @@ class RolloutLoop:
             if chunk.engine_id == engine_id:
                 self._interrupt(uid, why)
 
+    def lost_one(self, engine_id: str) -> None:
+        """An engine no longer has one of its chunks (monitor.py): most likely the oldest, if later
+        ones have overtaken it. It is sent again."""
+        for uid, (_, chunk, _) in self._inflight.items():  # in the order in which they were sent
+            if chunk.engine_id == engine_id:
+                if self._scheduler.overtaken(chunk):
+                    self._interrupt(uid, f"engine {engine_id}: the reply was lost")
+                return
+
     def loaded(self, engine_id: str, load: EngineLoad) -> None:
         """An engine told how busy it is (monitor.py)."""
         if self._scheduler.loaded(engine_id, load):

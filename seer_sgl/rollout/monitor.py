@@ -16,6 +16,8 @@ from seer_sgl.errors import EngineError, RolloutError
 from seer_sgl.scheduling.placement import EngineSlot
 from seer_sgl.types import EngineLoad
 
+from .shortfall import Shortfall
+
 POLL_S = 0.5
 READMISSION_MOST_S = 8.0  # the longest pause before an engine that serves nothing is tried again
 
@@ -32,6 +34,9 @@ class Reins(Protocol):
 
     def interrupt(self, engine_id: str, why: str) -> None:
         """Take every chunk away from an engine."""
+
+    def lost_one(self, engine_id: str) -> None:
+        """Take back the chunk that an engine no longer has, if it shows which one that is."""
 
     def loaded(self, engine_id: str, load: EngineLoad) -> None:
         """Pass a load figure on."""
@@ -114,6 +119,7 @@ class Monitor:
 
     async def _watch(self, slot: EngineSlot, engine: Engine) -> None:
         stall, readmission = StallClock(self._stall_timeout_s), Readmission(self._poll_s)
+        shortfall = Shortfall()
         progress: tuple[Any, ...] | None = None  # None while the engine does not answer
         while True:
             await asyncio.sleep(self._poll_s)
@@ -127,6 +133,8 @@ class Monitor:
             else:
                 self._reins.loaded(slot.engine_id, load)
                 progress = load.progress
+                if shortfall.seen(slot, load):
+                    self._reins.lost_one(slot.engine_id)
             if slot.inflight and progress is not None and progress != before:
                 self._alive_at = self._awake_s
             mark = () if progress is None else (slot.completed, *progress)

@@ -34,6 +34,7 @@ class EngineSlot:
         self.max_inflight = max_inflight
         self.pool = pool
         self.inflight = 0
+        self.started = 0  # chunks that were sent
         self.completed = 0  # chunks that came back, whatever with
         self.available = True
         # Since a chunk last brought tokens: why the newest brought none, and the groups (by uid)
@@ -102,6 +103,7 @@ class Fleet:
     def start(self, slot: EngineSlot, request: Request, total_len: int) -> None:
         """A chunk that grows the request to `total_len` tokens starts on the engine."""
         slot.inflight += 1
+        slot.started += 1
         if slot.ledger is not None:
             slot.ledger.reserve(request.group.uid, request.prompt_len, total_len)
             self._holders.setdefault(request.group.uid, set()).add(slot)

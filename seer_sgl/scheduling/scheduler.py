@@ -27,6 +27,7 @@ from .setbacks import Setbacks
 STORE_PATIENCE_S = 1.0
 # How soon a request is sent again to the engine that refused it, while no other one is available.
 REFUSED_PAUSE_S = 1.0
+OVERTAKEN = 4  # chunks sent later that came back before one: its reply may be lost
 
 
 class Scheduler:
@@ -184,6 +185,13 @@ class Scheduler:
         else:
             self._policy.push(request)
 
+    def overtaken(self, oldest: Chunk) -> bool:
+        """Whether several chunks came back that were sent after the oldest one that its engine has
+        in flight."""
+        slot = self._fleet[oldest.engine_id]
+        later = slot.started - oldest.number
+        return later - (slot.inflight - 1) >= OVERTAKEN
+
     def _choose(self, request: Request, total_len: int) -> Placed | Verdict:
         """The engine of the request's next chunk: another one than those that have refused it."""
         others = self._setbacks.others(request) if request.refusals else []
@@ -223,6 +231,7 @@ class Scheduler:
             kv_tokens=total_len,
             move=move,
             migrated=bool(request.engines) and request.engines[-1] != slot.engine_id,
+            number=slot.started,
             whole=not self._continues,
         )
 

@@ -2,14 +2,17 @@
 
 import asyncio
 import contextlib
+import socket
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import Any
 
+import msgspec
 import pytest
 
 from seer_sgl.config import SamplingConfig
 from seer_sgl.engine import wire
-from seer_sgl.engine.client import HttpEngine, describe, open_session
+from seer_sgl.engine.client import PROBES, HttpEngine, describe, open_session, probing_socket
 from seer_sgl.errors import EngineStartError, EngineUnavailable, RequestRejected
 from seer_sgl.types import Chunk, Move, Request
 from tests.fake_sglang import FakeSGLang, response_of, serving
@@ -168,6 +171,40 @@ async def test_cancelling_a_chunk_aborts_it_on_the_server() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
     assert fake.aborted == ["g.0.c1/"]
+
+
+async def test_the_kernel_probes_the_connections_of_silent_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used: list[socket.socket] = []
+
+    def remembered(address: Any) -> socket.socket:
+        used.append(probing_socket(address))
+        return used[-1]
+
+    monkeypatch.setattr("seer_sgl.engine.client.probing_socket", remembered)
+    fake = FakeSGLang(faults=deque(["stall"]))
+    async with joined(fake) as engine:
+        chunk = asyncio.create_task(engine.generate(chunk_of(make_group(n=1).requests[0])))
+        await fake.called.wait()
+        for made in used:
+            assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            for name, value in PROBES.items():
+                assert made.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) == value
+        fake.wake_stalled()
+        await chunk
+    assert used
+
+
+async def test_what_an_engine_runs_is_known_where_sglang_counts_all_of_it() -> None:
+    async with joined(FakeSGLang(foreign_requests=3)) as engine:
+        assert (await engine.load()).requests == 3
+        engine._info = msgspec.structs.replace(engine.info, pipeline_stages=2)
+        assert (await engine.load()).requests is None
+    assert wire.LoadEntry(num_running_reqs=3).requests is None, "a server without a count of them"
+    busy = wire.LoadEntry(num_running_reqs=3, num_waiting_reqs=2)
+    assert busy.requests == 5
+    assert busy.progress == wire.LoadEntry(num_running_reqs=3, num_waiting_reqs=9).progress
 
 
 async def test_a_slow_reply_is_waited_for() -> None:

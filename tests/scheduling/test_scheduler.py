@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from seer_sgl.errors import EngineUnavailable, RequestRejected
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.placement import EngineSlot, Verdict
-from seer_sgl.scheduling.scheduler import REFUSED_PAUSE_S, Scheduler
+from seer_sgl.scheduling.scheduler import OVERTAKEN, REFUSED_PAUSE_S, Scheduler
 from seer_sgl.scheduling.setbacks import MAX_CONSECUTIVE_FAILURES, MAX_REFUSED_GROUPS
 from seer_sgl.types import Chunk, ChunkReply, ChunkResult, EngineLoad, FinishReason, RequestState
 from tests.helpers import make_group, make_reply
@@ -208,6 +208,17 @@ def test_the_refusal_of_the_only_engine_gives_the_group_up_at_once() -> None:
     assert group.withdrawn
     assert group.error == "HTTP 400: too long"
     assert scheduler.next_assignment(0.0) is None
+
+
+def test_a_chunk_is_overtaken_by_those_sent_later_that_came_back_before_it() -> None:
+    scheduler = one_engine()
+    scheduler.submit(make_group(n=3, max_response_len=1000))
+    oldest, *others = (take(scheduler) for _ in range(3))
+    for back in range(OVERTAKEN + 3):
+        assert scheduler.overtaken(oldest) is (back >= OVERTAKEN)
+        returned(scheduler, others.pop(0), make_reply(30))
+        others.append(take(scheduler))
+    assert not scheduler.overtaken(others[0])
 
 
 def test_a_group_is_given_up_when_a_second_engine_refuses_it_too() -> None:

@@ -1,0 +1,105 @@
+"""A reply that was lost on the way is noticed by the engine's own count, and by nothing less."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from seer_sgl.rollout import monitor
+from seer_sgl.rollout.shortfall import QUIET_LOOKS, Shortfall
+from seer_sgl.scheduling.placement import EngineSlot
+from seer_sgl.types import EngineLoad
+from tests.engine.test_link import until
+from tests.fake_sglang import FakeSGLang
+from tests.rollout.test_loop import all_groups, check, rolling
+
+
+def slot(inflight: int = 4) -> EngineSlot:
+    made = EngineSlot("e0", None, 100)
+    made.inflight, made.started, made.completed = inflight, 10, 10 - inflight
+    return made
+
+
+def loads(requests: int | None = 3, prefilled_tokens: int = 0) -> Iterator[EngineLoad]:
+    """Looks at an engine that decodes so many requests."""
+    for step in range(1000):
+        yield EngineLoad(
+            used_tokens=0,
+            progress=(step,),
+            requests=requests,
+            prefilled_tokens=prefilled_tokens * step,
+        )
+
+
+def test_an_engine_that_decodes_fewer_requests_than_it_was_sent_is_short_after_several_looks() -> (
+    None
+):
+    shortfall, engine = Shortfall(), slot()
+    seen = [shortfall.seen(engine, load) for load, _ in zip(loads(), range(20), strict=False)]
+    assert seen == [False] * QUIET_LOOKS + [True] * (20 - QUIET_LOOKS)
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        loads(4),
+        loads(9),  # five of them are others' requests
+        loads(None),
+        loads(3, prefilled_tokens=1),  # what is being prefilled is not counted
+        [EngineLoad(used_tokens=0, progress=(), requests=3)] * 100,  # an old snapshot, or stuck
+    ],
+    ids=["all", "others", "unknown", "prefill", "old"],
+)
+def test_an_engine_that_may_have_all_its_chunks_is_not_short(looks: Any) -> None:
+    shortfall, engine = Shortfall(), slot()
+    assert not any(shortfall.seen(engine, load) for load in looks)
+
+
+@pytest.mark.parametrize("field", ["started", "completed"])
+def test_a_chunk_on_its_way_to_or_from_the_engine_is_not_missed(field: str) -> None:
+    shortfall, engine = Shortfall(), slot()
+    for number, load in enumerate(loads()):
+        if number % QUIET_LOOKS == 0:
+            setattr(engine, field, getattr(engine, field) + 1)
+        assert not shortfall.seen(engine, load)
+
+
+def test_one_look_at_all_requests_begins_the_count_anew() -> None:
+    shortfall, engine = Shortfall(), slot()
+    for number, load in enumerate(loads()):
+        full = msgspec.structs.replace(load, requests=4)
+        assert not shortfall.seen(engine, load if number % QUIET_LOOKS else full)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"frequency_penalty": 0.5}])
+async def test_a_lost_reply_on_an_engine_that_works_for_others_costs_its_chunk_only(
+    sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    loses = FakeSGLang(faults=deque(["ok", "lost"]), decodes_on=True)
+    async with rolling(loses, sampling={"max_response_len": 60, **sampling}) as rollout:
+        check(await asyncio.wait_for(all_groups(rollout), 60))
+        assert rollout.report()["lost_chunks"] == 1
+    assert len(loses.aborted) == 1
+    assert loses.aborted[0] == loses.seen[1]["rid"]
+
+
+async def test_a_chunk_that_all_others_overtake_is_left_where_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    slow = FakeSGLang(faults=deque(["ok", "stall"]), decodes_on=True)
+    async with rolling(slow) as rollout:
+        rolled = asyncio.create_task(all_groups(rollout))
+        (engine,) = rollout._loop._scheduler.engines
+        await until(lambda: engine.completed > 16 and engine.inflight == 1)
+        looks = slow.foreign_steps
+        await until(lambda: slow.foreign_steps > looks + 3 * QUIET_LOOKS)
+        assert not rolled.done()
+        slow.wake_stalled()
+        check(await rolled)
+        assert rollout.report()["lost_chunks"] == 0
+    assert not slow.aborted
