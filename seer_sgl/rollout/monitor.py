@@ -100,7 +100,7 @@ class Monitor:
         self._poll_s = POLL_S if poll_s is None else poll_s
         self._awake_s = 0.0  # since the beginning, counted in looks
         self._alive_at = 0.0  # when an engine was last known to serve
-        self._available: set[EngineSlot] = set()  # at the last look
+        self._available = {slot for slot, _ in self._engines if slot.available}  # at the last look
         self._why = ""  # an engine is out
 
     async def run(self) -> None:
