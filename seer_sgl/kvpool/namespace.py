@@ -6,19 +6,16 @@ of it goes into the name.
 """
 
 import hashlib
-from pathlib import Path
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-
-EDGE_BYTES = 1 << 16  # of each weight file, at both ends: a header, and weights
-WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 
 
 class Layout(msgspec.Struct, frozen=True):
     """How an engine's KV bytes are laid out in the pool."""
 
-    model: str  # model_fingerprint
     dtype: str
     layout: str  # of HiCache's host pool
     page_size: int  # tokens
@@ -31,43 +28,19 @@ class Layout(msgspec.Struct, frozen=True):
         return f"seer-{_hash(facts.encode())}"
 
 
-def model_fingerprint(path: str) -> str:
-    """A name for a checkpoint by its content; of a hub id, by the id.
+def weights_name(config: Mapping[str, Any], ranks: Sequence[Any]) -> str:
+    """A name for a model as an engine runs it: equal where the same tokens make the same KV.
 
-    Reads config.json and the ends of every weight file, not the whole of them.
+    config: the model's, as Hugging Face's `to_dict` gives it, with the engine's overrides: a factor
+    of a rotary embedding is in no weight. Its keys that begin with an underscore say where it was
+    found. ranks: a digest of the parameters of each rank.
     """
-    folder = Path(path)
-    if not folder.is_dir():
-        return _hash(path.encode())
-    digest = hashlib.blake2b(digest_size=8)
-    files = {file for pattern in WEIGHT_FILES for file in folder.glob(pattern)}
-    for file in [folder / "config.json", *sorted(files)]:
-        if file.is_file():
-            size = file.stat().st_size
-            digest.update(f"{file.name}:{size}:".encode())
-            with file.open("rb") as content:
-                digest.update(content.read(EDGE_BYTES))
-                content.seek(max(0, size - EDGE_BYTES))
-                digest.update(content.read(EDGE_BYTES))
-    return digest.hexdigest()
+    public = {key: value for key, value in config.items() if not key.startswith("_")}
+    return _hash(json.dumps([public, ranks], sort_keys=True, default=_kind).encode())
 
 
-class WeightsName:
-    """What an engine calls the weights it serves, as a namespace of KV.
-
-    A named update (weight_version) gives engines with the same name a common namespace; one
-    without a name gives this engine a namespace of its own, because nobody else can know it.
-    """
-
-    def __init__(self, version: Any, unique: str) -> None:
-        self._unique = unique
-        self._updates = 0
-        self.current = str(version)
-
-    def updated(self, version: str | None) -> None:
-        """New weights arrived."""
-        self._updates += 1
-        self.current = version or f"{self._unique}.{self._updates}"
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def _hash(content: bytes) -> str:

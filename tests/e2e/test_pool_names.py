@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.own_engines
 
 PROMPT = [3 + (7 * i * i + i) % 60 for i in range(600)]
 FULL_PAGES = 599 // PAGE * PAGE  # the last token is always computed
+EDGE_BYTES = 1 << 16
 START_S = 300
 STORE_S = 60
 
@@ -42,13 +44,44 @@ class Server:
         status: int = await self.call("/update_weights_from_disk", update)
         return status
 
-    async def generate(self) -> tuple[list[int], dict[str, int]]:
-        """40 seeded tokens after PROMPT, and where its KV was found."""
+    async def generate(self, prompt: Sequence[int] = PROMPT) -> tuple[list[int], dict[str, int]]:
+        """40 seeded tokens after a prompt, and where its KV was found."""
         sampling = {"max_new_tokens": 40, "ignore_eos": True, "sampling_seed": 5}
-        body = {"input_ids": PROMPT, "sampling_params": sampling, "return_logprob": True}
+        body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
         meta = (await self.call("/generate", body))["meta_info"]
         found = meta["cached_tokens_details"] or {"device": 0, "host": 0, "storage": 0}
         return [token[1] for token in meta["output_token_logprobs"]], found
+
+    async def generate_through(
+        self, update: dict[str, Any], mode: str, prompt: Sequence[int], after: int
+    ) -> tuple[list[int], list[dict[str, Any]]]:
+        """200 tokens, the weights updated while it runs: once there are `after` tokens. Also the
+        spans of the weights' versions."""
+        sampling = {"max_new_tokens": 200, "ignore_eos": True, "sampling_seed": 6}
+        body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
+        updated, last = False, {}
+        async with self._session.post(self._url + "/generate", json=body) as reply:
+            async for line in reply.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                last = json.loads(line.removeprefix(b"data: "))
+                if not updated and last["meta_info"]["completion_tokens"] >= after:
+                    await self.update_paused(update, mode)
+                    updated = True
+        assert updated
+        return last["output_ids"], last["meta_info"]["weight_versions"]
+
+    async def update_paused(self, update: dict[str, Any], mode: str) -> None:
+        """SGLang cannot flush its cache while requests run or wait with their KV."""
+        assert await self.call("/pause_generation", {"mode": mode}) == 200
+        kept = update | {"flush_cache": False}
+        assert await self.call("/update_weights_from_disk", kept) == 200
+        assert await self.call("/continue_generation") == 200
+
+    async def weights(self) -> str:
+        """Their name in the plugin's report."""
+        async with self._session.get(f"{self._url}/server_info") as reply:
+            return str((await reply.json())["internal_states"][0]["seer_sgl"]["weights"])
 
     async def ready(self) -> None:
         async with asyncio.timeout(START_S):
@@ -86,13 +119,18 @@ async def start(
 
 
 def other_checkpoint(folder: Path) -> Path:
-    """The reasoner with weights a little different."""
+    """The reasoner fine-tuned in the middle: its file keeps its size and both its ends."""
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(MODEL, folder)
     weights = load_file(folder / "model.safetensors")
-    changed = {name: tensor * 1.05 for name, tensor in weights.items()}
-    save_file(changed, folder / "model.safetensors", {"format": "pt"})
+    for name in weights:
+        if ".layers.1." in name:
+            weights[name] *= 1.5
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    was, now = ((path / "model.safetensors").read_bytes() for path in (MODEL, folder))
+    assert len(was) == len(now)
+    assert (was[:EDGE_BYTES], was[-EDGE_BYTES:]) == (now[:EDGE_BYTES], now[-EDGE_BYTES:])
     return folder
 
 
@@ -116,7 +154,9 @@ async def test_kv_is_read_under_its_own_weights_and_layout_only(tmp_path: Path) 
     ):
         try:
             servers += [
-                await start(pool, session, tmp_path / "a.log", MODEL),
+                await start(
+                    pool, session, tmp_path / "a.log", MODEL, **{"chunked-prefill-size": 128}
+                ),
                 await start(
                     pool,
                     session,
@@ -131,6 +171,8 @@ async def test_kv_is_read_under_its_own_weights_and_layout_only(tmp_path: Path) 
             ]
             server, other_layout, fresh = servers
             await asyncio.gather(*(each.ready() for each in servers))
+            assert await server.weights() == await other_layout.weights()
+            assert await server.weights() != await fresh.weights(), "both named 'default'"
 
             before, found = await server.generate()
             assert found["storage"] == 0
@@ -153,8 +195,50 @@ async def test_kv_is_read_under_its_own_weights_and_layout_only(tmp_path: Path) 
             assert await server.update_weights({"model_path": str(MODEL)}) == 200
             back, found = await server.generate()
             assert back == before
-            assert sum(found[tier] for tier in ("device", "host", "storage")) == 0, (
-                "nobody named these weights, so nothing of older ones is theirs"
-            )
+            assert found["storage"] == FULL_PAGES, "without a name, but the weights of before"
+
+            for mode in ("in_place", "retract"):
+                await check_update_of_running(server, other_layout, fresh, changed, mode)
+            await check_update_in_a_long_prompt(server, other_layout, fresh, changed)
         finally:
             await asyncio.gather(*(each.process.stop() for each in servers))
+
+
+async def check_update_of_running(
+    server: Server, old: Server, new: Server, changed: Path, mode: str
+) -> None:
+    """A request that runs while the weights are updated in place leaves no KV of both under the
+    name of either. `server` has the weights of `old`, and has them again afterwards."""
+    prompt = [len(mode), *PROMPT]
+    update = {"model_path": str(changed), "weight_version": f"new, {mode}"}
+    response, spans = await server.generate_through(update, mode, prompt, 40)
+    assert len(spans) == 2, "it ran under both"
+    text = [*prompt, *response]
+    assert await server.weights() == await new.weights()
+    assert (await server.generate(text))[0] == (await new.generate(text))[0]
+    assert (await server.generate(prompt))[0] == (await new.generate(prompt))[0]
+
+    back = {"model_path": str(MODEL), "weight_version": f"old, {mode}"}
+    assert await server.update_weights(back) == 200
+    assert await server.weights() == await old.weights()
+    tokens, found = await server.generate(text)
+    assert sum(found[tier] for tier in ("device", "host", "storage")) <= len(prompt) + 40
+    assert tokens == (await old.generate(text))[0]
+
+
+async def check_update_in_a_long_prompt(
+    server: Server, old: Server, new: Server, changed: Path
+) -> None:
+    """The same in the middle of a prompt that is prefilled in chunks."""
+    prompt = [3 + (5 * i * i + i) % 60 for i in range(4000)]
+    call = asyncio.create_task(server.generate(prompt))
+    await asyncio.sleep(0.3)
+    assert not call.done()
+    update = {"model_path": str(changed), "weight_version": "new, in a prompt"}
+    await server.update_paused(update, "in_place")
+    async with asyncio.timeout(STORE_S):
+        await call
+    assert (await server.generate(prompt))[0] == (await new.generate(prompt))[0]
+    back = {"model_path": str(MODEL), "weight_version": "old, in a prompt"}
+    assert await server.update_weights(back) == 200
+    assert (await server.generate(prompt))[0] == (await old.generate(prompt))[0]

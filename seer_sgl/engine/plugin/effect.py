@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from . import drafting, frames, pool, work
+from . import drafting, frames, pool, weights, work
 
 KEY = "seer_sgl"  # in internal_states[i] of /server_info
 
@@ -51,6 +51,7 @@ def hook() -> tuple[str, Callable[..., Any], str]:
             "hooks": len(expected),
             "missing": missing(),
             "instance": os.environ.get(frames.INSTANCE),
+            "weights": weights.facts(),
             "pool": pool.facts(),
             "draft": drafting.facts(),
             "work": work.facts(scheduler),

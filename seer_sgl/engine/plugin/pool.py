@@ -1,4 +1,4 @@
-"""HiCache in a pool that engines share: names that cannot collide, acknowledgements, release.
+"""HiCache in a pool that engines share: the name of a layout, acknowledgements, release.
 
 Hooks of SGLang's scheduler process. There is one Member (member.py) a rank once a storage backend
 is attached; without one none of them does anything.
@@ -6,12 +6,11 @@ is attached; without one none of them does anything.
 
 import os
 import time
-import uuid
 from collections.abc import Callable
 from typing import Any
 
 from seer_sgl.kvpool.hicache import NAMESPACE, REPLICAS
-from seer_sgl.kvpool.namespace import Layout, WeightsName, model_fingerprint
+from seer_sgl.kvpool.namespace import Layout
 
 from . import frames
 from .member import Member
@@ -22,7 +21,6 @@ RATE_TOKENS = 256  # of a transfer or a prefill that tells a rate: shorter ones 
 _CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
 _HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _MOONCAKE = "sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore"
 _TREE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 
@@ -37,16 +35,17 @@ def hooks() -> list[tuple[str, Callable[..., Any], str]]:
         (f"{_SCHEDULER}.run_batch", batch_begins, "before"),
         (f"{_SCHEDULER}.process_batch_result", batch_ended, "after"),
         (f"{_TREE}.insert_req", call_finished, "after"),
-        (f"{_SCHEDULER}.handle_generate_request", name_the_weights, "before"),
-        (f"{_SCHEDULER}.handle_update_weight_version", version_named, "after"),
         (f"{_SCHEDULER}.maybe_sleep_on_idle", keep_awake, "around"),
-        (f"{_UPDATER}.record_weight_version_after_update", weights_updated, "after"),
         (f"{_MOONCAKE}._put_batch_zero_copy_impl", put_replicas, "around"),
     ]
 
 
 _member: Member | None = None
-_weights: WeightsName | None = None
+
+
+def attached() -> bool:
+    """Whether this engine stores KV in a pool."""
+    return _member is not None
 
 
 def facts() -> dict[str, Any] | None:
@@ -60,11 +59,8 @@ def facts() -> dict[str, Any] | None:
 
 
 def _layout_of(controller: Any) -> Layout:
-    from sglang.srt.runtime_context import get_server_args
-
     host = controller.mem_pool_host
     return Layout(
-        model=model_fingerprint(get_server_args().model_path),
         dtype=str(controller.mem_pool_device.store_dtype),
         layout=str(host.layout),
         page_size=controller.page_size,
@@ -83,10 +79,7 @@ def name_the_layout(result: Any, self: Any, *_: Any, **__: Any) -> Any:
 
 def join(result: Any, self: Any, *_: Any, **__: Any) -> Any:
     """After `HybridCacheController.attach_storage_backend`: this rank has a pool now."""
-    global _member, _weights  # noqa: PLW0603 (one scheduler a process)
-    from sglang.srt.runtime_context import get_serving
-
-    _weights = WeightsName(get_serving().weight_version, uuid.uuid4().hex)
+    global _member  # noqa: PLW0603 (one scheduler a process)
     _member = Member(self, _layout_of(self))
     return result
 
@@ -138,37 +131,6 @@ def call_finished(result: Any, self: Any, req: Any, *, up_to: int, **_: Any) -> 
         )
         _member.finished(req.rid, key.page_aligned(self.page_size))
     return result
-
-
-def name_the_weights(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Before `Scheduler.handle_generate_request`: KV is found again under the same weights only."""
-    if _weights is not None:
-        call = kwargs["recv_req"] if "recv_req" in kwargs else args[1]
-        call.extra_key = f"{_weights.current}|{call.extra_key or ''}"
-    return args, kwargs
-
-
-def weights_updated(result: Any, self: Any, weight_version: str | None) -> Any:
-    """After `SchedulerWeightUpdaterManager.record_weight_version_after_update`."""
-    _rename(self.scheduler, weight_version)
-    return result
-
-
-def version_named(result: Any, self: Any, recv_req: Any) -> Any:
-    """After `Scheduler.handle_update_weight_version`: the trainer tells the name of the weights."""
-    _rename(self, recv_req.new_version)
-    return result
-
-
-def _rename(scheduler: Any, version: str | None) -> None:
-    """Requests that have not started yet must not read KV of the old weights either."""
-    if _weights is None:
-        return
-    old = f"{_weights.current}|"
-    _weights.updated(version)
-    for req in scheduler.waiting_queue:
-        if req.extra_key and req.extra_key.startswith(old):
-            req.extra_key = f"{_weights.current}|{req.extra_key.removeprefix(old)}"
 
 
 def keep_awake(stock: Callable[..., None], self: Any) -> None:

@@ -19,7 +19,7 @@ from seer_sgl.engine.plugin.member import Member, PageNames, remove_pages
 from seer_sgl.kvpool.namespace import Layout
 
 PAGE = 2
-LAYOUT = Layout(model="m", dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
+LAYOUT = Layout(dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
 NEVER_S = 3600.0
 DEADLINE_S = 30.0
 

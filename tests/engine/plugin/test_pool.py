@@ -1,6 +1,6 @@
-"""The hooks that name KV, tell the rank's member what happens, and write copies. Without SGLang."""
+"""The hooks that name a layout, tell the rank's member what happens, and write copies. Without
+SGLang."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +9,10 @@ import pytest
 from seer_sgl.engine.plugin import pool
 from seer_sgl.engine.plugin.frames import Rates
 from seer_sgl.kvpool.hicache import NAMESPACE, REPLICAS
-from seer_sgl.kvpool.namespace import Layout, WeightsName
+from seer_sgl.kvpool.namespace import Layout
 
 PAGE = 16
-LAYOUT = Layout(model="m", dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
+LAYOUT = Layout(dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
 
 
 class FakeMember:
@@ -52,79 +52,19 @@ def member(monkeypatch: pytest.MonkeyPatch) -> FakeMember:
     return made
 
 
-@pytest.fixture
-def weights(monkeypatch: pytest.MonkeyPatch) -> WeightsName:
-    made = WeightsName("v1", "unique")
-    monkeypatch.setattr(pool, "_weights", made)
-    return made
-
-
-def call(extra_key: str | None = None) -> Any:
-    return SimpleNamespace(extra_key=extra_key)
-
-
-def scheduler_with(*waiting: Any) -> Any:
-    return SimpleNamespace(waiting_queue=list(waiting))
-
-
 def test_each_hook_has_a_target_of_its_own() -> None:
     targets = [target for target, _, _ in pool.hooks()]
     assert len(set(targets)) == len(targets)
     assert {kind for _, _, kind in pool.hooks()} <= {"before", "after", "around"}
 
 
-@pytest.mark.parametrize(("own", "named"), [(None, "v1|"), ("mine", "v1|mine")])
-@pytest.mark.usefixtures("weights")
-def test_a_call_carries_the_weights_it_is_answered_with_and_the_users_own_key(
-    own: str | None, named: str
-) -> None:
-    by_place, by_name = call(own), call(own)
-    assert pool.name_the_weights("scheduler", by_place) == (("scheduler", by_place), {})
-    pool.name_the_weights("scheduler", recv_req=by_name)
-    assert by_place.extra_key == by_name.extra_key == named
-
-
 def test_without_a_pool_the_hooks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_member", None)
-    monkeypatch.setattr(pool, "_weights", None)
-    unnamed, waiting = call("mine"), call("v1|mine")
-    assert pool.name_the_weights("scheduler", unnamed) == (("scheduler", unnamed), {})
-    assert pool.version_named("done", scheduler_with(waiting), SimpleNamespace(new_version="v2"))
-    assert (unnamed.extra_key, waiting.extra_key) == ("mine", "v1|mine")
+    assert not pool.attached()
     assert pool.page_written("done", None, SimpleNamespace(hash_value=["p"])) == "done"
     assert pool.call_finished("done", None, None, up_to=1) == "done"
     assert pool.pages_fetched(lambda *_: 99, SimpleNamespace(page_size=PAGE), "operation") == 99
     assert pool.facts() is None
-
-
-def by_update(scheduler: Any, version: str | None) -> Any:
-    return pool.weights_updated("done", SimpleNamespace(scheduler=scheduler), version)
-
-
-def by_name_alone(scheduler: Any, version: str | None) -> Any:
-    return pool.version_named("done", scheduler, SimpleNamespace(new_version=version))
-
-
-@pytest.mark.parametrize("update", [by_update, by_name_alone])
-def test_new_weights_rename_what_waits_and_what_comes(
-    weights: WeightsName, update: Callable[[Any, str | None], Any]
-) -> None:
-    waiting, like_it, foreign, plain = call("v1|v1|x"), call("v11|x"), call("x"), call()
-    queue = scheduler_with(waiting, like_it, foreign, plain)
-    assert update(queue, "v2") == "done"
-    assert [req.extra_key for req in queue.waiting_queue] == ["v2|v1|x", "v11|x", "x", None]
-    coming = call()
-    pool.name_the_weights("scheduler", coming)
-    assert coming.extra_key == "v2|"
-
-
-def test_nameless_weights_meet_neither_the_old_nor_those_of_others(weights: WeightsName) -> None:
-    waiting, names = call("v1|"), ["v1|"]
-    for _ in range(2):
-        by_update(scheduler_with(waiting), None)
-        names.append(waiting.extra_key)
-    assert len(set(names)) == 3
-    assert all(name.startswith("unique") for name in names[1:])
 
 
 def test_the_last_page_of_a_written_run_is_passed_on(member: FakeMember) -> None:

@@ -1,0 +1,149 @@
+"""Which weights this engine serves, by what they are, and whose KV is whose.
+
+KV is found again under the name of the weights that computed it. The name is a digest of the loaded
+parameters of all ranks, taken at start-up and after whatever may have changed them. A name given
+by a trainer (`weight_version`) or a path names what somebody meant to load.
+"""
+
+import hashlib
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from seer_sgl.kvpool.namespace import weights_name
+
+from . import pool
+
+# Hashed at a time: SGLang's kernel copies what is not contiguous and counts words in 32 bits.
+PART_BYTES = 1 << 28
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_MAY_CHANGE_THEM = (
+    "begin_weight_update",
+    "update_weights_from_disk",
+    "update_weights_from_tensor",
+    "update_weights_from_distributed",
+    "update_weights_from_ipc",
+    "end_weight_update",
+    "resume_memory_occupation",
+)
+
+_name: str | None = None  # of the weights; None until they are loaded
+
+
+def hooks() -> list[tuple[str, Callable[..., Any], str]]:
+    """The hooks as (SGLang target, function, kind of hook)."""
+    return [
+        (f"{_SCHEDULER}.init_weight_updater", weights_loaded, "after"),
+        *((f"{_UPDATER}.{call}", weights_touched, "after") for call in _MAY_CHANGE_THEM),
+        (f"{_SCHEDULER}.handle_update_weight_version", version_named, "after"),
+        (f"{_SCHEDULER}._add_request_to_queue", name_the_kv, "before"),
+        (f"{_SCHEDULER}.stash_chunked_request", stash_chunk, "around"),
+    ]
+
+
+def facts() -> str | None:
+    """The name of the weights, as `/server_info` shows it; None until they are loaded."""
+    return _name
+
+
+def weights_loaded(result: Any, self: Any) -> Any:
+    """After `Scheduler.init_weight_updater`: the model is loaded, and no request has come yet."""
+    global _name  # noqa: PLW0603 (one scheduler a process)
+    _name = _name_of(self)
+    return result
+
+
+def weights_touched(result: Any, self: Any, *_: Any, **__: Any) -> Any:
+    """After a method of `SchedulerWeightUpdaterManager`, also after one that failed half-way."""
+    _rename(self.scheduler)
+    return result
+
+
+def version_named(result: Any, self: Any, *_: Any, **__: Any) -> Any:
+    """After `Scheduler.handle_update_weight_version`: a trainer that writes into the engine's
+    memory itself has finished."""
+    _rename(self)
+    return result
+
+
+def name_the_kv(_: Any, req: Any, *__: Any, **___: Any) -> None:
+    """Before `Scheduler._add_request_to_queue`: all KV of a request that waits is still to come.
+
+    A request comes here again when SGLang takes it out of a batch; then it loses its KV.
+    """
+    if pool.attached():
+        _name_request(req)
+
+
+def stash_chunk(stock: Callable[..., None], self: Any, req: Any) -> None:
+    """Around `Scheduler.stash_chunked_request`: where SGLang caches each chunk of a long prompt,
+    it forgets one that may not be cached, and computes it again for ever."""
+    if pool.attached() and req.skip_radix_cache_insert:
+        self.tree_cache.advance_unpublished_req(req, chunked=True)
+    else:
+        stock(self, req)
+
+
+def digest(model: Any) -> str:
+    """A digest of a model's parameters and buffers on this rank, as they are in memory.
+
+    Leaves out what SGLang's own check of weights does: what is computed from the configuration.
+    """
+    from sglang.srt.managers.mm_utils import tensor_hash
+    from sglang.srt.utils.weight_checker import _is_skip_weight_check
+
+    whole = hashlib.blake2b(digest_size=8)
+    state = dict(model.named_parameters()) | dict(model.named_buffers())
+    for name, tensor in sorted(state.items()):
+        if not _is_skip_weight_check(name, tensor):
+            whole.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}:".encode())
+            for part in _parts(tensor.detach()):
+                whole.update(tensor_hash(part).to_bytes(8, "big"))
+    return whole.hexdigest()
+
+
+def _parts(tensor: Any) -> Iterator[Any]:
+    if tensor.dim() == 0 or tensor.numel() == 0:
+        yield tensor
+        return
+    yield from tensor.split(max(1, PART_BYTES // tensor[0].nbytes))
+
+
+def _name_of(scheduler: Any) -> str:
+    """The name of the weights that are loaded now; all ranks of an engine come here together.
+
+    A pipeline stage is named by its own ranks only: SGLang finds a prefix where all stages do.
+    """
+    import torch
+
+    updater = scheduler.weight_updater
+    if updater._session is not None or "weights" in updater.offload_tags:
+        return uuid.uuid4().hex  # they are not all there: their KV is nobody's
+    torch.get_device_module().synchronize()
+    here = [(role, digest(runner.model)) for role, runner in updater._select_runners()]
+    ranks: list[Any] = [None] * torch.distributed.get_world_size(group=updater.tp_cpu_group)
+    torch.distributed.all_gather_object(ranks, here, group=updater.tp_cpu_group)
+    return weights_name(scheduler.model_config.hf_config.to_dict(), ranks)
+
+
+def _rename(scheduler: Any) -> None:
+    """The weights may be others: no request may find KV of the old ones, or leave KV of both."""
+    global _name
+    before, _name = _name, _name_of(scheduler)
+    if _name == before or not pool.attached():
+        return
+    for req in scheduler.waiting_queue:
+        scheduler.tree_cache.release_aborted_request(req.cache_request_handle)  # what it fetches
+        _name_request(req)
+    for req in (*scheduler.collect_inflight_reqs(), scheduler.chunked_req):
+        if req is not None:
+            req.skip_radix_cache_insert = True
+
+
+def _name_request(req: Any) -> None:
+    if not hasattr(req, "seer_own"):
+        req.seer_own = req.extra_key, req.skip_radix_cache_insert
+    key, req.skip_radix_cache_insert = req.seer_own
+    req.extra_key = f"{_name}|{key or ''}"
