@@ -240,7 +240,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool
     has_tokenizer: bool
     plugin: str | None  # version of our plugin inside it; None in a stock server
-    instance: str | None = None  # the plugin's name for this start of the server
+    instance: str | None = None  # a name for this start of the server
+    weights: str | None = None  # the plugin's name for what is loaded; equal weights, equal names
     pool: str | None = None  # namespace of its pages in a KV pool; equal names share pages
     kv_bytes_per_token: int = 0  # in the pool, all ranks together
     draft_tokens: int = 0  # KV slots a request may need beyond its tokens, for its drafts

@@ -74,6 +74,7 @@ class FakeSGLang:
     weight_version: str = "v1"
     updates: dict[int, str] = field(default_factory=dict)  # after so many calls: a new version
     model_path: str = "fake"
+    startup_s: float = 20.25  # of no two starts alike
     away: bool = False  # as if nobody listened
     canned_tokens: int = 0  # answer every call alike, unread, with so many tokens: the benchmark
     called: asyncio.Event = field(default_factory=asyncio.Event)
@@ -212,6 +213,7 @@ class FakeSGLang:
                     {
                         "effective_max_running_requests_per_dp": self.max_running_requests,
                         "seer_sgl": self.plugin,
+                        "startup_time": {"scheduler_e2e": self.startup_s},
                     }
                 ],
                 "unread": 1,

@@ -30,16 +30,10 @@ from .plugin import effect
 
 T = TypeVar("T")
 
-# What must not change while a rollout relies on it (EngineInfo fields).
-LASTING = (
-    "model_path",
-    "max_total_num_tokens",
-    "max_request_len",
-    "page_size",
-    "deterministic",
-    "pool",
-    "draft_tokens",
-)
+# What may change of an engine while it lives, by its trainer's doing (EngineInfo fields). All the
+# rest is what its rollout was planned with.
+MAY_CHANGE = ("instance", "model_path", "weight_version", "weights")
+LOOK_EVERY_S = 10.0  # at the weights of an engine that serves: a trainer changes them in between
 
 # SGLang's uvicorn closes an idle connection after 5 s; reusing one at that moment loses a request.
 KEEPALIVE_S = 4.0
@@ -127,7 +121,7 @@ class HttpEngine:
         obituary: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._info = info
-        self._weights = info.weight_version  # it last generated with
+        self._look_at = 0.0  # the event loop's time
         self._obituary = obituary
         self._session = session
         self._sample_by(sampling)
@@ -166,12 +160,17 @@ class HttpEngine:
             decoded = wire.decode_generate(reply)
         except (msgspec.DecodeError, OverflowError) as error:
             raise EngineUnavailable(f"{self._name}: unreadable /generate reply: {error}") from None
-        if decoded.weight_spans:
-            self._weights = decoded.weight_spans[-1].version
+        if decoded.weight_spans and decoded.weight_spans[-1].version != self._info.weight_version:
+            await self._look()  # updated, or another server
         return decoded
 
     async def load(self) -> EngineLoad:
-        """`/v1/loads`, summed over data-parallel ranks. Raises EngineUnavailable."""
+        """`/v1/loads`, summed over data-parallel ranks. Raises EngineUnavailable.
+
+        Now and then also looks which weights the engine serves, to compare them with if it is lost.
+        """
+        if asyncio.get_running_loop().time() >= self._look_at:
+            await self._look()
         body = await self._control("/v1/loads", CONTROL_TIMEOUT_S)
         loads = _decode(body, wire.Loads, f"{self._name}: unreadable /v1/loads reply").loads
         requests = [load.requests for load in loads if load.requests is not None]
@@ -227,13 +226,24 @@ class HttpEngine:
             return str(error)
         if self._info.pool is None:  # not used, whatever it has (engine/fleet.py)
             now = msgspec.structs.replace(now, pool=None)
-        changed = [name for name in LASTING if getattr(now, name) != getattr(self._info, name)]
-        if now.instance != self._info.instance and now.weight_version != self._weights:
-            changed.append(f"weight_version ({now.weight_version}, not {self._weights})")
+        changed = _changes(self._info, now)
         if changed:
             return f"{self._name} came back with another {', '.join(changed)}"
         self._info = now
         return None
+
+    async def _look(self) -> None:
+        """Keep up with the weights of a living engine. Raises EngineUnavailable if another server
+        answers at its place: one that was never missed may have been started again."""
+        self._look_at = asyncio.get_running_loop().time() + LOOK_EVERY_S
+        try:
+            seen = await describe(self._session, self._info.engine_id, self._info.url)
+        except (EngineError, EngineStartError):
+            return  # whether it still serves is not the question here
+        if seen.instance != self._info.instance:
+            raise EngineUnavailable(f"{self._name}: it was started again")
+        fresh = {name: getattr(seen, name) for name in MAY_CHANGE}
+        self._info = msgspec.structs.replace(self._info, **fresh)
 
     @property
     def _name(self) -> str:
@@ -314,12 +324,35 @@ async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> 
         deterministic=said.enable_deterministic_inference,
         has_tokenizer=not said.skip_tokenizer_init,
         plugin=plugin["version"] if plugin else None,
-        instance=plugin.get("instance") if plugin else None,
+        instance=plugin.get("instance") if plugin else state.start(),
+        weights=plugin.get("weights") if plugin else None,
         pool=pool["namespace"] if pool else None,
         kv_bytes_per_token=pool["kv_bytes_per_token"] if pool else 0,
         draft_tokens=draft.get("draft_tokens", 0) if draft else 0,
         pipeline_stages=said.pp_size,
     )
+
+
+def _changes(before: EngineInfo, now: EngineInfo) -> list[str]:
+    """What keeps an engine that comes back from taking the place it had.
+
+    Weights may be others in a server that lives on, which its trainer updated; one that was started
+    again must have those of before.
+    """
+    changed = [
+        name
+        for name in EngineInfo.__struct_fields__
+        if name not in MAY_CHANGE and getattr(now, name) != getattr(before, name)
+    ]
+    if now.instance is not None and now.instance == before.instance:
+        return changed
+    if now.model_path != before.model_path:
+        changed.append("model_path")
+    if now.weight_version != before.weight_version:
+        changed.append(f"weight_version ({now.weight_version}, not {before.weight_version})")
+    elif None not in (now.weights, before.weights) and now.weights != before.weights:
+        changed.append(f"weights under the same weight_version ({now.weight_version})")
+    return changed
 
 
 def _decode(body: bytes, kind: type[T], complaint: str) -> T:

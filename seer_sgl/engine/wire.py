@@ -101,6 +101,13 @@ class InternalState(msgspec.Struct):
 
     effective_max_running_requests_per_dp: int
     seer_sgl: dict[str, Any] | None = None
+    startup_time: dict[str, Any] = {}
+
+    def start(self) -> str | None:
+        """A name for this start of a stock server: how long it took, to the microsecond. None if
+        it does not tell."""
+        took = self.startup_time.get("scheduler_e2e")
+        return None if took is None else f"started in {took} s"
 
 
 class ServerInfo(msgspec.Struct):

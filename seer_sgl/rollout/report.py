@@ -73,6 +73,7 @@ def _engine(engine: EngineRecord, wall_s: float) -> dict[str, Any]:
         "sglang_version": info.sglang_version,
         "plugin": info.plugin,
         "weight_version": info.weight_version,
+        "weights": info.weights,
         "chunks": engine.chunks,
         "lost_chunks": engine.lost_chunks,
         "response_tokens": engine.response_tokens,

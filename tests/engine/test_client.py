@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from seer_sgl.config import SamplingConfig
-from seer_sgl.engine import wire
+from seer_sgl.engine import client, wire
 from seer_sgl.engine.client import PROBES, HttpEngine, describe, open_session, probing_socket
 from seer_sgl.errors import EngineStartError, EngineUnavailable, RequestRejected
 from seer_sgl.types import Chunk, Move, Request
@@ -234,9 +234,13 @@ async def test_an_engine_that_comes_back_as_another_is_not_trusted() -> None:
     assert "came back with another max_total_num_tokens, max_request_len" in said
 
 
-def pooled(instance: str, namespace: str = "n") -> dict[str, object]:
+def pooled(instance: str, namespace: str = "n", weights: str = "w1") -> dict[str, object]:
     pool = {"namespace": namespace, "kv_bytes_per_token": 8}
-    return {"version": "1", "missing": [], "instance": instance, "pool": pool}
+    return {"version": "1", "missing": [], "instance": instance, "pool": pool, "weights": weights}
+
+
+async def generate(engine: HttpEngine) -> None:
+    assert (await engine.generate(chunk_of(make_group(n=1).requests[0]))).ids
 
 
 async def test_an_engine_that_was_started_again_is_known_by_its_new_name() -> None:
@@ -249,14 +253,116 @@ async def test_an_engine_that_was_started_again_is_known_by_its_new_name() -> No
         assert "came back with another pool" in (await engine.problem() or "")
 
 
-async def test_an_engine_that_was_started_again_must_have_the_weights_of_before() -> None:
-    fake = FakeSGLang(plugin=pooled("first"))
+def start_again(fake: FakeSGLang, weights: str = "w1") -> None:
+    fake.startup_s += 1
+    if fake.plugin is not None:
+        fake.plugin = pooled("second", weights=weights)
+
+
+@pytest.mark.parametrize("plugin", [None, pooled("first")], ids=["stock", "plugin"])
+async def test_an_engine_that_was_started_again_must_have_the_weights_of_before(
+    plugin: dict[str, Any] | None,
+) -> None:
+    fake = FakeSGLang(plugin=plugin)
     async with joined(fake) as engine:
         fake.weight_version = "v2"
         assert await engine.problem() is None, "updated where it stood"
-        assert (await engine.generate(chunk_of(make_group(n=1).requests[0]))).ids
-        fake.plugin, fake.weight_version = pooled("second"), "v1"
+        await generate(engine)
+        start_again(fake)
+        fake.weight_version = "v1"
         assert "weight_version (v1, not v2)" in (await engine.problem() or "")
+        fake.weight_version = "v2"
+        assert await engine.problem() is None
+
+
+@pytest.mark.parametrize("plugin", [None, pooled("first")], ids=["stock", "plugin"])
+@pytest.mark.parametrize("shown_by", ["a reply", "a look"])
+async def test_an_update_counts_from_the_first_sign_of_it(
+    plugin: dict[str, Any] | None, shown_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "LOOK_EVERY_S", 0.0)
+    fake = FakeSGLang(plugin=plugin)
+    async with joined(fake) as engine:
+        fake.weight_version = "v2"
+        await (generate(engine) if shown_by == "a reply" else engine.load())
+        start_again(fake)
+        fake.weight_version = "v1"
+        assert "weight_version (v1, not v2)" in (await engine.problem() or "")
+
+
+@pytest.mark.parametrize("plugin", [None, pooled("first")], ids=["stock", "plugin"])
+async def test_an_engine_started_again_unnoticed_is_unavailable_until_it_is_compared(
+    plugin: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "LOOK_EVERY_S", 0.0)
+    fake = FakeSGLang(plugin=plugin)
+    async with joined(fake) as engine:
+        await generate(engine)
+        start_again(fake)
+        fake.weight_version = "v0"
+        with pytest.raises(EngineUnavailable, match="started again"):
+            await engine.generate(chunk_of(make_group(n=1).requests[0]))
+        with pytest.raises(EngineUnavailable, match="started again"):
+            await engine.load()
+        assert "weight_version (v0, not v1)" in (await engine.problem() or "")
+
+
+async def test_weights_updated_without_a_name_are_missed_in_an_engine_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "LOOK_EVERY_S", 0.0)
+    fake = FakeSGLang(plugin=pooled("first", weights="w1"))
+    async with joined(fake) as engine:
+        fake.plugin = pooled("first", weights="w2")
+        await engine.load()
+        assert engine.info.weights == "w2"
+        start_again(fake, "w1")
+        said = await engine.problem() or ""
+        assert "another weights under the same weight_version (v1)" in said
+        start_again(fake, "w2")
+        assert await engine.problem() is None
+
+
+async def test_a_living_engine_may_be_updated_from_another_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "LOOK_EVERY_S", 0.0)
+    fake = FakeSGLang()
+    async with joined(fake) as engine:
+        fake.model_path = "step-1"
+        assert await engine.problem() is None
+        start_again(fake)
+        fake.model_path = "fake"
+        assert "another model_path" in (await engine.problem() or "")
+
+
+async def test_a_server_that_does_not_show_its_start_may_be_another() -> None:
+    fake = FakeSGLang(plugin={"version": "1", "missing": []})
+    async with joined(fake) as engine:
+        assert await engine.problem() is None
+        fake.weight_version = "v2"
+        assert "weight_version (v2, not v1)" in (await engine.problem() or "")
+
+
+async def test_a_look_that_fails_leaves_the_load_to_show_whether_the_engine_lives() -> None:
+    fake = FakeSGLang(plugin=pooled("first"))
+    async with joined(fake) as engine:
+        fake.plugin = {"version": "1", "missing": ["sglang.x"]}
+        assert (await engine.load()).used_tokens == 0
+        assert engine.info.weights == "w1"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"has_tokenizer": False}, {"max_running_requests": 7}, {"page_size": 2}],
+    ids=lambda change: next(iter(change)),
+)
+async def test_what_a_rollout_was_planned_with_must_not_change(change: dict[str, Any]) -> None:
+    fake = FakeSGLang()
+    async with joined(fake) as engine:
+        for name, value in change.items():
+            setattr(fake, name, value)
+        assert f"another {next(iter(change))}" in (await engine.problem() or "")
 
 
 async def test_the_token_is_sent_with_every_call() -> None:
