@@ -135,8 +135,8 @@ class Monitor:
                 progress = load.progress
                 if shortfall.seen(slot, load):
                     self._reins.lost_one(slot.engine_id)
-            if slot.inflight and progress is not None and progress != before:
-                self._alive_at = self._awake_s
+            if slot.inflight and before != progress and None not in (before, progress):
+                self._alive_at = self._awake_s  # it is out, but goes on with what it has
             mark = () if progress is None else (slot.completed, *progress)
             if stall.stalled(self._awake_s, slot.inflight, mark):
                 self._why = f"engine {slot.engine_id}: no progress for {self._stall_timeout_s:g} s"

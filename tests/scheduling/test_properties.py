@@ -146,14 +146,15 @@ def strategy(policy: str) -> Strategy:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=100, deadline=None)
-@given(events=EVENTS, chunk_tokens=st.integers(5, 120))
+@given(events=EVENTS, chunk_tokens=st.integers(5, 120), continues=st.booleans())
 def test_every_request_ends_exactly_once_and_every_promise_is_taken_back(
-    policy: str, events: list[tuple[str, int]], chunk_tokens: int
+    policy: str, events: list[tuple[str, int]], chunk_tokens: int, continues: bool
 ) -> None:
     made = strategy(policy)
     scheduler = Scheduler(
         chunk_tokens,
         divide=not made.whole,
+        continues=continues,
         policy=made.policy,
         placement=made.placement,
     )
@@ -171,6 +172,7 @@ def test_every_request_ends_exactly_once_and_every_promise_is_taken_back(
         for request in group.requests:
             assert world.ended[request.uid] == (request.state is RequestState.FINISHED)
             assert request.generated <= request.max_response_len
+            assert continues or len(request.engines) == (request.finish_reason is not None)
     for slot in scheduler.engines:
         assert slot.inflight == 0
         assert slot.ledger is None or slot.ledger.used == 0
