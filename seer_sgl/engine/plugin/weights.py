@@ -68,7 +68,7 @@ def version_named(result: Any, self: Any, *_: Any, **__: Any) -> Any:
     return result
 
 
-def name_the_kv(_: Any, req: Any, *__: Any, **___: Any) -> None:
+def name_the_kv(self: Any, req: Any, *_: Any, **__: Any) -> None:
     """Before `Scheduler._add_request_to_queue`: all KV of a request that waits is still to come.
 
     A request comes here again when SGLang takes it out of a batch; then it loses its KV.
