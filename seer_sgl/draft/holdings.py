@@ -42,11 +42,22 @@ class Log:
 class Holding:
     """One group. `told`: the hub knows that it is served here."""
 
-    __slots__ = ("ask_at", "index", "logs", "name", "prompt_ids", "running", "told", "used_at")
+    __slots__ = (
+        "ask_at",
+        "index",
+        "logs",
+        "name",
+        "prompt_ids",
+        "prompts",
+        "running",
+        "told",
+        "used_at",
+    )
 
     def __init__(self, name: str, prompt_ids: "array[int]", now: float) -> None:
         self.name = name
         self.prompt_ids = prompt_ids
+        self.prompts = 1  # how often the index has the prompt
         self.logs: dict[int, Log] = {}  # by number
         self.index: list[Log] = []  # by sequence number in the index
         self.running = 0  # sequences being decoded here
@@ -83,13 +94,15 @@ class Holding:
 
     @property
     def tokens(self) -> int:
-        """All of them, the prompt's included."""
-        return len(self.prompt_ids) + sum(len(log.tokens) for log in self.logs.values())
+        """All of them, the prompt's included as often as the index has it."""
+        return self.prompts * len(self.prompt_ids) + sum(
+            len(log.tokens) for log in self.logs.values()
+        )
 
 
 class Holdings:
-    """Every group, within `max_tokens`. `apart`: each sequence is a group of its own in the index,
-    so that it drafts from itself alone."""
+    """Every group. `max_tokens`: what `fits` compares with. `apart`: each sequence is a group of
+    its own in the index, so that it drafts from itself alone."""
 
     def __init__(self, drafter: Index, max_tokens: int, apart: bool) -> None:
         self._drafter = drafter
@@ -115,6 +128,9 @@ class Holdings:
         if self._apart:
             home = f"{group.name}#{index}"
             self._drafter.open(home, group.prompt_ids)
+            if index:
+                group.prompts += 1
+                self.tokens += len(group.prompt_ids)
         log = group.logs[number] = Log(group, number, index, home)
         group.index.append(log)
         return log
@@ -145,3 +161,8 @@ class Holdings:
         """The group to close first: of those that do not run, the one used longest ago."""
         idle = [group for group in self.groups.values() if not group.running and group is not keep]
         return min(idle, key=lambda group: group.used_at, default=None)
+
+    def dearest(self) -> Holding:
+        """If all groups run, the one with the most tokens for each sequence that would draft nothing
+        without it."""
+        return max(self.groups.values(), key=lambda group: group.tokens / group.running)

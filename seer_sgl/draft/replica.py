@@ -48,10 +48,12 @@ class Replica:
     """Owns what a Drafter contains.
 
     send: hands a message for the hub to the link, without blocking; None: there is no hub.
-    max_tokens: of all groups together, prompts included; the least recently used idle groups are
-    closed first. scope: `fleet` drafts from all siblings, `engine` from those decoded here (and
-    earlier epochs), `request` from the sequence itself alone. vocab_size: tokens from elsewhere
-    that are not below it are refused. clock: the one `drain` is given the time of.
+    max_tokens: of all groups together, prompts included, after every call of a method; the least
+    recently used idle groups are closed first, then running ones, which draft nothing until their
+    next call. Messages that wait for `drain` are not among them (MAX_WAITING). scope: `fleet`
+    drafts from all siblings, `engine` from those decoded here (and earlier epochs), `request` from
+    the sequence itself alone. vocab_size: tokens from elsewhere that are not below it are refused.
+    clock: the one `drain` is given the time of.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class Replica:
         held.running += 1
         slot = self._drafter.attach(log.home, log.index)
         self._rows[slot] = log
-        self._make_room(0)
+        self._keep_bound()
         return slot
 
     def grown(self, slot: int, tokens: Sequence[int]) -> None:
@@ -126,6 +128,7 @@ class Replica:
         if log is not None:  # else its group is closed
             self._held.grown(log, tokens)
             self._grown[log] = None
+            self._keep_bound()
 
     def end(self, slot: int) -> None:
         """The call is over."""
@@ -291,6 +294,11 @@ class Replica:
             self._close(idlest)
         return True
 
+    def _keep_bound(self) -> None:
+        """Close groups, running ones too, until what is here stays within the limit."""
+        while not self._held.fits(0):
+            self._close(self._held.idlest(None) or self._held.dearest())
+
     def _close(self, held: Holding) -> None:
         """Forget a group, running sequences included: they draft nothing from then on."""
         self._leave([held])
@@ -334,8 +342,6 @@ class Replica:
 
     def _keep_house(self) -> None:
         groups = self._held.groups
-        if not self._make_room(0):
-            self._close(next(iter(groups.values())))  # all of them run: the oldest goes
         long_ago = self._now - IDLE_S
         self._leave(
             [held for held in groups.values() if not held.running and held.used_at < long_ago]

@@ -10,6 +10,7 @@ class FakeDrafter:
         self.groups: dict[str, dict[int, list[int]]] = {}
         self.prompts: dict[str, list[int]] = {}
         self.slots: dict[int, tuple[str, int]] = {}
+        self.dead: set[int] = set()  # slots whose group was closed
         self._next = 0
 
     def open(self, group: str, prompt_ids: Sequence[int]) -> None:
@@ -19,6 +20,7 @@ class FakeDrafter:
     def close(self, group: str) -> None:
         self.groups.pop(group, None)
         self.prompts.pop(group, None)
+        self.dead |= {slot for slot, (name, _) in self.slots.items() if name == group}
 
     def append(self, group: str, sequence: int, tokens: Sequence[int]) -> None:
         assert len(tokens)
@@ -34,8 +36,14 @@ class FakeDrafter:
     def detach(self, slot: int) -> None:
         del self.slots[slot]
 
+    @property
+    def tokens(self) -> int:
+        """Of all groups, prompts included."""
+        texts = [text for group in self.groups.values() for text in group.values()]
+        return sum(map(len, [*self.prompts.values(), *texts]))
+
     def step(self, slot: int, tokens: Sequence[int]) -> None:
         """A decode step of one row: its tokens go into the index, if that still has the group."""
         group, sequence = self.slots[slot]
-        if group in self.groups:
+        if slot not in self.dead:
             self.groups[group][sequence].extend(tokens)

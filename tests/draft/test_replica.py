@@ -2,10 +2,16 @@
 
 import itertools
 from array import array
+from random import Random
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from seer_sgl.draft.drafter import Drafter
 from seer_sgl.draft.holdings import SEQUENCES
 from seer_sgl.draft.messages import (
     MAX_NAME,
@@ -21,6 +27,7 @@ from seer_sgl.draft.messages import (
     travelling_name,
 )
 from seer_sgl.draft.replica import DRAIN_TOKENS, IDLE_S, RESYNC_S, Replica, Scope
+from seer_sgl.engine.plugin.drafting import INDEX_BYTES
 from tests.draft.fakes import FakeDrafter
 
 PROMPT = [1, 2, 3]
@@ -81,6 +88,8 @@ class Engine:
             for log in group.index:
                 assert self.drafter.groups[log.home].get(log.index, []) == list(log.tokens)
         assert held.tokens == sum(group.tokens for group in held.groups.values())
+        assert held.tokens <= held._max_tokens
+        assert held.tokens == self.drafter.tokens
 
 
 def test_what_is_decoded_here_is_sent_in_one_message_a_flush() -> None:
@@ -223,16 +232,79 @@ def test_the_idle_group_used_longest_ago_makes_room() -> None:
     engine.check()
 
 
-def test_when_all_run_the_oldest_group_stops_drafting() -> None:
-    engine = Engine(max_tokens=10)
-    old = engine.replica.begin("old", 0, PROMPT, [])
-    engine.replica.begin("new", 0, PROMPT, [])
-    engine.decode(old, *range(6))
-    engine.pass_time(2.0)
-    assert list(engine.drafter.groups) == ["new"]
-    engine.decode(old, 1)
-    engine.replica.end(old)
+def test_when_all_run_the_group_with_most_tokens_for_a_sequence_stops_drafting() -> None:
+    engine = Engine(max_tokens=30)
+    crowd = [engine.replica.begin("crowd", i, PROMPT, list(range(4))) for i in range(3)]
+    alone = engine.replica.begin("alone", 0, PROMPT, [])
+    engine.decode(alone, *range(10))
+    assert sorted(engine.drafter.groups) == ["alone", "crowd"]
     engine.check()
+    engine.decode(crowd[0], *range(3))
+    assert sorted(engine.drafter.groups) == ["crowd"], "at once, not when time has passed"
+    engine.decode(alone, 1)
+    engine.replica.end(alone)
+    engine.check()
+    again = engine.replica.begin("alone", 0, PROMPT, list(range(10)))
+    assert sorted(engine.drafter.groups) == ["crowd"], "it is the dearest still"
+    engine.replica.end(again)
+    engine.check()
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("begin"), st.integers(0, 5), st.integers(0, 3), st.integers(0, 30)),
+        st.tuples(st.just("decode"), st.integers(0, 9), st.integers(1, 6)),
+        st.tuples(st.just("hear"), st.integers(0, 5), st.integers(4, 6), st.integers(1, 30)),
+        st.tuples(st.just("end"), st.integers(0, 9)),
+        st.tuples(st.just("pass")),
+    ),
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize("scope", ["fleet", "engine", "request"])
+@given(operations, st.sampled_from([5, 40, 120]), st.booleans())
+def test_the_tokens_here_stay_bounded_whatever_happens(
+    scope: Scope, stream: list[tuple[Any, ...]], most: int, all_run: bool
+) -> None:
+    engine = Engine(scope=scope, max_tokens=most)
+    slots: list[int] = []
+    for what, *numbers in stream:
+        if what == "begin":
+            group, sequence, generated = numbers
+            response = [group] * generated
+            slots.append(engine.replica.begin(f"g{group}", sequence, PROMPT, response))
+        elif what == "decode" and slots:
+            engine.decode(slots[numbers[0] % len(slots)], *range(numbers[1]))
+        elif what == "hear":
+            group, sequence, tokens = numbers
+            engine.hear(Deltas([delta(f"g{group}", sequence, 0, *range(tokens))]))
+        elif what == "end" and slots and not all_run:
+            engine.replica.end(slots.pop(numbers[0] % len(slots)))
+        elif what == "pass":
+            engine.pass_time(1.0)
+        engine.check()
+
+
+def test_the_memory_of_a_real_index_stays_bounded_while_all_groups_run() -> None:
+    """`draft.memory` is counted as INDEX_BYTES a token: more than rows in use take."""
+    drafter, random, most = Drafter(), Random(0), 20_000
+    replica = Replica(drafter, None, max_tokens=most, scope="fleet", clock=lambda: 0.0)
+    prompt = [random.randrange(1000) for _ in range(100)]
+    slots = [replica.begin(f"g{i % 8}", i // 8, prompt, []) for i in range(64)]
+    phrases = [[random.randrange(1000) for _ in range(40)] for _ in range(30)]
+    closed = 0
+    for _ in range(300):
+        for slot in slots:
+            tokens = [*phrases[random.randrange(30)][:3], random.randrange(1000)]
+            replica.grown(slot, tokens)
+            counts = np.array([len(tokens)], np.int32)
+            none = np.zeros(1, np.int32)
+            drafter.step(np.array([slot]), np.array(tokens, np.int32), counts, none, 1)
+            assert drafter.tokens == replica.facts()["tokens"] <= most
+        assert drafter.nbytes <= INDEX_BYTES * most
+        closed = 8 - replica.facts()["groups"]
+    assert closed > 0, "it came to the limit"
 
 
 def test_the_work_of_one_step_is_bounded() -> None:
