@@ -5,7 +5,7 @@ from typing import Any
 
 from seer_sgl import Rollout
 from seer_sgl.rollout.loop import Observer
-from seer_sgl.types import ChunkResult, Move, Sample
+from seer_sgl.types import Chunk, ChunkResult, Move, Request, Sample
 from tests.e2e.conftest import HELD_OUT
 
 LOGPROB_TOLERANCE = 1e-4
@@ -13,15 +13,31 @@ Samples = dict[tuple[str, int], Sample]
 
 
 class Migrations(Observer):
-    """How many input tokens of each chunk that moved were computed again."""
+    """How many input tokens of each chunk that moved were computed again, and why."""
 
     def __init__(self) -> None:
         self.recomputed: list[int] = []
         self.recomputed_after_fetch: list[int] = []  # of those whose KV was said to be there
+        # rids of chunks that moved without KV although no chunk of their request had lost any.
+        self.left_kv_behind: list[str] = []
+        self._incomplete: set[str] = set()  # uids of requests some of whose KV is not in the pool
+
+    def sent(self, chunk: Chunk, now: float) -> None:
+        """A chunk went to its engine."""
+        without_kv = chunk.migrated and chunk.move is not Move.FETCH
+        if without_kv and chunk.request.uid not in self._incomplete:
+            self.left_kv_behind.append(chunk.rid)
+
+    def stored(self, request: Request, whole: bool, now: float) -> None:
+        """An engine reported how much of the newest chunk's KV has reached the pool."""
+        if not whole:
+            self._incomplete.add(request.uid)
 
     def returned(self, result: ChunkResult) -> None:
         """A chunk came back; its request has not grown yet."""
-        if result.reply is not None and result.chunk.migrated:
+        if result.reply is None:
+            self._incomplete.add(result.chunk.request.uid)
+        elif result.chunk.migrated:
             again = result.chunk.request.total_len - result.reply.cached
             self.recomputed.append(again)
             if result.chunk.move is Move.FETCH:

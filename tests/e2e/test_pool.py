@@ -98,10 +98,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Samples:
 
 
 @pytest.mark.parametrize("backend", ["mooncake", "file"])
-async def test_every_chunk_moves_with_its_kv_and_no_token_changes(
+async def test_every_chunk_moves_with_the_kv_that_the_pool_has_and_no_token_changes(
     backend: str, whole: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "STORE_PATIENCE_S", 60.0)  # however slow the machine is
+    monkeypatch.setattr(scheduler, "STORE_PATIENCE_S", 300.0)  # however slow the machine is
     seen = Migrations()
     config = local(2, kv_pool=pooled(backend, directory=str(tmp_path / "pages")))
     config["engines"]["api_key"] = KEY
@@ -116,7 +116,9 @@ async def test_every_chunk_moves_with_its_kv_and_no_token_changes(
     parts = by_key([sample for group in groups for sample in group.samples])
     assert_identical(whole, parts)
     assert len(seen.recomputed) == report["migrations"] >= 200
-    # All of them on a quiet machine; on a busy one an acknowledgement may be given up.
+    # An engine that is held up for seconds reports that KV is missing which comes later: on a busy
+    # machine not every move can fetch. None leaves KV behind that was not reported missing.
+    assert not seen.left_kv_behind
     assert report["fetches"] >= 0.5 * report["migrations"]
     within_a_page = [tokens <= PAGE + 1 for tokens in seen.recomputed_after_fetch]
     assert sum(within_a_page) >= 0.95 * len(within_a_page), seen.recomputed_after_fetch

@@ -50,7 +50,7 @@ async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEER_SGL_LINK_TOKEN", TOKEN)
-    monkeypatch.setattr(scheduler, "STORE_PATIENCE_S", 60.0)
+    monkeypatch.setattr(scheduler, "STORE_PATIENCE_S", 300.0)
     pool = KvPoolConfig(backend="mooncake", memory="256mb")
     async with open_mooncake(pool, tmp_path, print) as master:
         urls = two_urls()
@@ -68,8 +68,9 @@ async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere
     assert plain["chunks"] == plain["samples"] == 8 * PROMPTS
     assert_identical(whole, parts)
     assert accepted_drafts(report) > 100, "both ranks verify what the first one drafts"
-    # All of them on a quiet machine. Two engines of two ranks on two cores, which a busy machine
-    # holds up for seconds: then an acknowledgement is given up, and the chunk computed again.
+    # Two engines of two ranks on two cores, which a busy machine holds up for seconds: then they
+    # report that KV is missing which comes later. None leaves KV behind that was not so reported.
+    assert not seen.left_kv_behind
     assert report["fetches"] >= 0.2 * report["migrations"] > 4
     within_a_page = [tokens <= PAGE + 1 for tokens in seen.recomputed_after_fetch]
     assert sum(within_a_page) >= 0.9 * len(within_a_page), seen.recomputed_after_fetch
