@@ -1,0 +1,97 @@
+"""Penalties that know every token of the response when the next one is drawn.
+
+SGLang counts a token for its penalties while it prepares the next step. With overlapped scheduling
+the newest token is not on the host by then, so the one before it is counted, and for the first
+step the last token of the prompt. How late a count comes depends on what else the scheduler does
+meanwhile: the same request gets other logits from batch to batch. Here the last step's result is
+processed first, as SGLang does it for grammars, and the newest token is counted when the step runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
+SAMPLING = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
+
+
+def hooks() -> list[tuple[str, Callable[..., Any], str]]:
+    """The hooks as (SGLang target, function, kind of hook)."""
+    return [
+        (f"{SCHEDULER}.is_disable_overlap_for_batch", newest_token_first, "after"),
+        (f"{BATCH}.cumulate_penalty_output_tokens", count_later, "around"),
+        (f"{SCHEDULER}.run_batch", count_now, "before"),
+        (f"{SAMPLING}.from_schedule_batch", remember_output, "after"),
+    ]
+
+
+def newest_token_first(result: bool, self: Any, batch: Any, *_: Any, **__: Any) -> bool:
+    """After `Scheduler.is_disable_overlap_for_batch`: a step whose penalties depend on the last
+    one's tokens waits until those are booked."""
+    return result or bool(
+        batch and self.result_queue and batch.forward_mode.is_decode() and _by_token(batch)
+    )
+
+
+def count_later(stock: Callable[..., None], self: Any) -> None:
+    """Around `ScheduleBatch.cumulate_penalty_output_tokens`, called before results are processed.
+
+    A step of SGLang's mixed chunks is prepared in one batch and runs in another: left as it is.
+    """
+    from sglang.srt.runtime_context import get_schedule
+
+    if get_schedule().enable_mixed_chunk:
+        stock(self)
+    else:
+        self.seer_count = stock
+
+
+def count_now(self: Any, batch: Any, *_: Any, **__: Any) -> None:
+    """Before `Scheduler.run_batch`."""
+    count, batch.seer_count = getattr(batch, "seer_count", None), None
+    if count is not None:
+        count(batch)
+
+
+def remember_output(result: Any, cls: Any, batch: Any, *_: Any, **__: Any) -> Any:
+    """After `SamplingBatchInfo.from_schedule_batch`: a retracted request is prefilled together with
+    its output, for which SGLang's penalties and `min_new_tokens` begin at nothing again."""
+    if not result.penalizer_orchestrator.is_required:
+        return result
+    import torch
+
+    for row, req in enumerate(batch.reqs):
+        if req.retracted_stain and req.output_ids:
+            tokens = torch.tensor(list(req.output_ids), dtype=torch.int64, device=result.device)
+            for penalizer in result.penalizer_orchestrator.penalizers.values():
+                if penalizer.is_prepared():
+                    _count(penalizer, row, tokens)
+    return result
+
+
+def _count(penalizer: Any, row: int, tokens: torch.Tensor) -> None:
+    """Count the tokens of one row of a batch."""
+    name = type(penalizer).__name__
+    if name == "BatchedMinNewTokensPenalizer":
+        penalizer.len_output_tokens[row] += len(tokens)
+    elif name == "BatchedFrequencyPenalizer":
+        each = penalizer.frequency_penalties[row].expand(len(tokens))
+        penalizer.cumulated_frequency_penalties[row].scatter_add_(0, tokens, each)
+    elif name == "BatchedPresencePenalizer":
+        penalizer.cumulated_presence_penalties[row, tokens] = penalizer.presence_penalties[row]
+    elif name == "BatchedRepetitionPenalizer":
+        penalizer.cumulated_repetition_penalties[row, tokens] = penalizer.repetition_penalties[row]
+
+
+def _by_token(batch: Any) -> bool:
+    """Whether penalties depend on which tokens were drawn; `min_new_tokens` only counts them."""
+    penalizers = batch.sampling_info.penalizer_orchestrator.penalizers
+    return any(
+        penalizer.is_prepared() and kind.__name__ != "BatchedMinNewTokensPenalizer"
+        for kind, penalizer in penalizers.items()
+    )
