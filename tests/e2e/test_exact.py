@@ -88,7 +88,6 @@ async def test_length_and_stop_token_ends_are_right_across_chunks(engine_urls: l
 
 
 async def test_penalties_run_undivided_with_one_warning(engine_urls: list[str]) -> None:
-    """No comparison here: under penalties SGLang itself is not the same from batch to batch."""
     announced: list[str] = []
     sampling = {"frequency_penalty": 0.3, "max_response_len": 200}
     samples, report = await roll(
@@ -97,3 +96,7 @@ async def test_penalties_run_undivided_with_one_warning(engine_urls: list[str]) 
     assert report["chunks"] == report["samples"] == len(samples) == 16
     assert max(sample.response_length for sample in samples.values()) > 64, "longer than a chunk"
     assert sum("cannot cross a chunk boundary" in line for line in announced) == 1
+    whole, _ = await roll(
+        external(engine_urls[:1], sampling=sampling, scheduling={"divide": False}), 2
+    )
+    assert_identical(whole, samples)

@@ -1,0 +1,185 @@
+"""Requests of all kinds in one batch: each draws what it draws alone on a plain engine.
+
+Seeded, deterministic inference, float32. Neighbours arrive and leave all the time, so that hardly
+two steps have the same batch.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import pytest
+
+from seer_sgl.rollout.tokenizer import load_tokenizer
+from tests.e2e.compare import LOGPROB_TOLERANCE
+from tests.e2e.conftest import HELD_OUT, MODEL, SERVER_FLAGS, servers, two_urls
+
+pytestmark = pytest.mark.shared_engines
+
+PROMPTS = 3
+KINDS: Sequence[dict[str, Any]] = (
+    {"temperature": 1.0},
+    {"temperature": 0.0},
+    {"temperature": 0.7, "ignore_eos": True},
+    {"temperature": 0.5, "top_p": 0.8},
+    {"temperature": 1.3, "top_k": 5},
+    {"temperature": 0.9, "top_p": 0.5, "top_k": 3},
+    {"temperature": 0.5, "top_k": 1},
+    {"temperature": 1.5, "min_p": 0.05},
+    {"temperature": 1.0, "logit_bias": {"46": -3.0, "12": 1.0}},
+    {"temperature": 1.0, "min_new_tokens": 30, "stop_token_ids": [47], "max_new_tokens": 40},
+    {"temperature": 1.0, "stop_token_ids": [47]},
+    {"temperature": 1.0, "max_new_tokens": 3},
+    {"temperature": 1.0, "presence_penalty": 0.5, "max_new_tokens": 40},
+    {"frequency_penalty": 0.3, "repetition_penalty": 1.3, "top_p": 0.9, "max_new_tokens": 40},
+)
+LONGEST = 160
+DRAFTS = ["--speculative-algorithm", "SEER_GROUP", "--speculative-num-draft-tokens", "9"]
+
+
+class Call(NamedTuple):
+    """A request of one kind."""
+
+    body: dict[str, Any]
+    delay_s: float  # after the first
+
+
+class Drawn(NamedTuple):
+    """What a request drew."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish: dict[str, Any]
+    verifications: int
+    retractions: int
+
+
+def calls() -> list[Call]:
+    """Every kind for every prompt, each with a seed of its own."""
+    tokenizer = load_tokenizer(str(MODEL))
+    assert tokenizer is not None
+    with HELD_OUT.open() as lines:
+        prompts = [tokenizer.encode(json.loads(line)["prompt"]) for line in lines][:PROMPTS]
+    made = []
+    for group, ids in enumerate(prompts):
+        for sample, kind in enumerate(KINDS):
+            origin = {"group": f"g{group}", "sample": sample, "prompt_len": len(ids)}
+            sampling = {
+                "max_new_tokens": LONGEST,
+                **kind,
+                "sampling_seed": 1000 * group + sample,
+                "custom_params": {"seer_sgl": origin},
+            }
+            body = {"input_ids": list(ids), "sampling_params": sampling, "return_logprob": True}
+            made.append(Call(body, 0.02 * (sample % 5)))
+    return made
+
+
+async def draw(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Drawn:
+    async with session.post(f"{url}/generate", json=body) as reply:
+        reply.raise_for_status()
+        meta = (await reply.json())["meta_info"]
+    entries = meta["output_token_logprobs"]
+    return Drawn(
+        [token for _, token, _ in entries],
+        [logprob for logprob, _, _ in entries],
+        meta["finish_reason"],
+        meta.get("spec_verify_ct", 0),
+        meta["num_retractions"],
+    )
+
+
+def clients() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(force_close=True),
+        timeout=aiohttp.ClientTimeout(total=None),
+    )
+
+
+async def alone(urls: Sequence[str], wanted: Sequence[Call]) -> list[Drawn]:
+    """One request at a time on each of the engines."""
+    found: dict[int, Drawn] = {}
+    waiting = list(enumerate(wanted))
+
+    async def work(url: str) -> None:
+        while waiting:
+            number, call = waiting.pop()
+            found[number] = await draw(session, url, call.body)
+
+    async with clients() as session:
+        await asyncio.gather(*(work(url) for url in urls))
+    return [found[number] for number in range(len(wanted))]
+
+
+async def together(url: str, wanted: Sequence[Call]) -> list[Drawn]:
+    """All requests at once on one engine; batches of three requests and more, on average."""
+
+    async def late(call: Call) -> Drawn:
+        await asyncio.sleep(call.delay_s)
+        return await draw(session, url, call.body)
+
+    async with clients() as session:
+        before = await steps(session, url)
+        found = await asyncio.gather(*(late(call) for call in wanted))
+        passes = await steps(session, url) - before
+    assert sum(len(drawn.tokens) for drawn in found) > 3 * passes
+    return found
+
+
+async def steps(session: aiohttp.ClientSession, url: str) -> int:
+    """Forward passes of an engine since it started."""
+    async with session.get(f"{url}/server_info") as reply:
+        state = (await reply.json())["internal_states"][0]
+    return int(state["seer_sgl"]["work"]["forward_steps"])
+
+
+def assert_as_alone(single: list[Drawn], mixed: list[Drawn]) -> None:
+    """Same tokens, same end, and logprobs within the tolerance."""
+    for call, one, other in zip(calls(), single, mixed, strict=True):
+        assert one.tokens == other.tokens, call.body["sampling_params"]
+        assert one.finish == other.finish, call.body["sampling_params"]
+        assert one.logprobs == pytest.approx(other.logprobs, abs=LOGPROB_TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def single(engine_urls: list[str]) -> list[Drawn]:
+    """What each request draws alone on a plain engine."""
+    found = asyncio.run(alone(engine_urls, calls()))
+    assert {drawn.finish["type"] for drawn in found} == {"stop", "length"}
+    return found
+
+
+async def test_a_request_draws_the_same_whatever_else_is_in_its_batch(
+    engine_urls: list[str], single: list[Drawn]
+) -> None:
+    assert_as_alone(single, await together(engine_urls[0], calls()))
+
+
+async def test_a_request_draws_the_same_beside_others_that_are_drafted_for(
+    single: list[Drawn], tmp_path: Path
+) -> None:
+    url = two_urls()[0]
+    with servers([url], [[*SERVER_FLAGS, *DRAFTS]], tmp_path):
+        mixed = await together(url, calls())
+    assert_as_alone(single, mixed)
+    # A prefill brings one token, a step one more than drafts were accepted.
+    accepted = sum(len(drawn.tokens) - 1 - drawn.verifications for drawn in mixed)
+    assert accepted > 50
+
+
+@pytest.mark.long
+async def test_a_request_draws_the_same_when_it_is_retracted(
+    single: list[Drawn], tmp_path: Path
+) -> None:
+    """SGLang retracts requests at every tenth step here, though there is room."""
+    url, often = (
+        two_urls()[0],
+        {"SGLANG_TEST_RETRACT": "true", "SGLANG_TEST_RETRACT_INTERVAL": "10"},
+    )
+    with servers([url], [SERVER_FLAGS], tmp_path, often):
+        mixed = await together(url, calls())
+    assert sum(drawn.retractions for drawn in mixed) > 10
+    assert_as_alone(single, mixed)
