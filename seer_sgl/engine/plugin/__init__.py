@@ -5,7 +5,7 @@ by SGLang and the server goes on without it, so `load` leaves a record that the 
 through `/server_info` (see effect.py).
 """
 
-from . import cpu, effect, noise, penalties, pool, ports, secrets, stops, weights, work
+from . import cpu, effect, ends, noise, penalties, pool, ports, secrets, stops, weights, work
 from .speculation import algorithm
 
 API_KEY = "SEER_SGL_API_KEY"  # environment variable: the bearer token a server of ours demands
@@ -16,7 +16,7 @@ def load() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     wanted = [effect.hook()]
-    for part in (work, weights, pool, stops, noise, penalties, ports, secrets, algorithm):
+    for part in (work, weights, pool, stops, ends, noise, penalties, ports, secrets, algorithm):
         wanted += part.hooks()
     if cpu.wanted():
         cpu.prepare_sglang()
