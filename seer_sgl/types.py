@@ -96,7 +96,8 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     matched: int | str | None = None
     engines: list[str] = msgspec.field(default_factory=list)  # one entry a chunk that returned
     attempts: int = 0  # chunks sent, failed ones included: makes SGLang request ids unique
-    failures: int = 0  # consecutive chunks that brought nothing
+    failures: int = 0  # consecutive chunks that brought nothing, aborted ones left out
+    aborts: int = 0  # consecutive chunks that were aborted before their first token
     failing_since: float | None = None  # when the first of them ended, awake seconds
     # By engine id: why its last chunk of this request brought nothing, since a chunk brought some.
     setbacks: dict[str, Exception] = msgspec.field(default_factory=dict)

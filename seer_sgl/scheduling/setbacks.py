@@ -12,6 +12,9 @@ from .fleet import EngineSlot, Fleet
 # Chunks of one request that bring nothing so many times in a row, for as long as an outage may
 # last, are not bad luck.
 MAX_CONSECUTIVE_FAILURES = 5
+# An abort comes from outside and is no failure of the request; but an engine that aborts every
+# chunk before its first token must not hold a group for ever.
+MAX_CONSECUTIVE_ABORTS = 100
 # An engine that refuses requests of so many groups, none of which another engine has refused, and
 # serves nothing in between, refuses everything.
 MAX_REFUSED_GROUPS = 3
@@ -34,14 +37,18 @@ class Setbacks:
 
     def forgiven(self, request: Request, slot: EngineSlot) -> None:
         """A chunk of the request brought tokens from the engine."""
-        request.failures, request.failing_since = 0, None
+        request.failures, request.aborts, request.failing_since = 0, 0, None
         request.setbacks.clear()
         slot.trouble = ""
         slot.refused.clear()
 
     def failed(self, request: Request, slot: EngineSlot, error: Exception | None) -> None:
-        """A chunk brought nothing. An engine that refuses one group after another is out."""
-        request.failures += 1
+        """A chunk brought nothing; without an `error` it was aborted before its first token. An
+        engine that refuses one group after another is out."""
+        if error is None:
+            request.aborts += 1
+        else:
+            request.failures += 1
         if request.failing_since is None:
             request.failing_since = self._awake_s
         last = error or EngineUnavailable("the engine aborted it without a token")
@@ -64,7 +71,8 @@ class Setbacks:
             if len(self._fleet) == 1 and slot.available:
                 return str(last)
         if self._hopeless(request):
-            return f"{request.failures} chunks in a row failed, the last one so: {last}"
+            lost = request.failures + request.aborts
+            return f"{lost} chunks in a row failed, the last one so: {last}"
         return None
 
     def others(self, request: Request) -> list[EngineSlot]:
@@ -84,7 +92,8 @@ class Setbacks:
     def _hopeless(self, request: Request) -> bool:
         """Whether it has failed often, long enough, and not on one engine alone of several."""
         since = request.failing_since
-        if since is None or request.failures < MAX_CONSECUTIVE_FAILURES:
+        failed_often = request.failures >= MAX_CONSECUTIVE_FAILURES
+        if since is None or not (failed_often or request.aborts >= MAX_CONSECUTIVE_ABORTS):
             return False
         if self._awake_s - since < self._patience_s:
             return False

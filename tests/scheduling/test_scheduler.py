@@ -8,7 +8,11 @@ from seer_sgl.errors import EngineUnavailable, RequestRejected
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.placement import EngineSlot, Verdict
 from seer_sgl.scheduling.scheduler import OVERTAKEN, REFUSED_PAUSE_S, Scheduler
-from seer_sgl.scheduling.setbacks import MAX_CONSECUTIVE_FAILURES, MAX_REFUSED_GROUPS
+from seer_sgl.scheduling.setbacks import (
+    MAX_CONSECUTIVE_ABORTS,
+    MAX_CONSECUTIVE_FAILURES,
+    MAX_REFUSED_GROUPS,
+)
 from seer_sgl.types import Chunk, ChunkReply, ChunkResult, EngineLoad, FinishReason, RequestState
 from tests.helpers import make_group, make_reply
 
@@ -361,6 +365,24 @@ def test_time_in_which_the_driver_was_stopped_is_no_outage() -> None:
         chunk = take(scheduler)
         scheduler.complete(ChunkResult(chunk=chunk, now=now, error=EngineUnavailable("503")))
     assert group.error is None
+
+
+def test_aborts_before_the_first_token_are_no_failures_of_the_request() -> None:
+    scheduler = one_engine()
+    group = make_group(n=1)
+    scheduler.submit(group)
+    for attempt in range(2 * MAX_CONSECUTIVE_ABORTS - 1):
+        chunk = take(scheduler)
+        if attempt == MAX_CONSECUTIVE_ABORTS - 1:
+            returned(scheduler, chunk, make_reply(1, "abort"))  # one token, and all begins anew
+            continue
+        scheduler.looked(1000.0)
+        scheduler.complete(ChunkResult(chunk=chunk, now=0.0, reply=make_reply(0, "abort")))
+        assert group.error is None
+    chunk = take(scheduler)
+    scheduler.complete(ChunkResult(chunk=chunk, now=0.0, reply=make_reply(0, "abort")))
+    lost = f"{MAX_CONSECUTIVE_ABORTS} chunks in a row failed"
+    assert group.error == f"{lost}, the last one so: the engine aborted it without a token"
 
 
 def test_a_withdrawn_group_is_not_sent_again_but_its_kv_is_released() -> None:
