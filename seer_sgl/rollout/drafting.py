@@ -7,7 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from seer_sgl.types import EngineInfo
 READ_TIMEOUT_S = 5.0
 SOURCES = ("prompt", "own", "here", "elsewhere")
 LASTING = frozenset({"max_s"})  # cannot be subtracted: the largest since the start
+Width = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}$")]  # a key of a JSON object
 Facts = dict[str, Any]
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ class Replica(msgspec.Struct, frozen=True):
 class Counted(msgspec.Struct, frozen=True):
     """An engine's part."""
 
-    steps: dict[str, int] = {}  # by width; 1 is plain decoding
+    steps: dict[Width, int] = {}  # 1 is plain decoding
     verified_rows: int = 0
     verified_tokens: int = 0
     draft_s: float = 0.0
@@ -137,9 +138,13 @@ def counted(before: Facts | None, after: Facts, kind: type[T]) -> T | None:
         return None
     started_again = before.get("instance") != after.get("instance")
     try:
-        return msgspec.convert(after if started_again else _since(before, after), kind)
+        now = msgspec.convert(after, kind)
+        if started_again:
+            return now
+        then = msgspec.convert(before, kind)
     except msgspec.ValidationError:  # of another version
         return None
+    return msgspec.convert(_since(msgspec.to_builtins(then), msgspec.to_builtins(now)), kind)
 
 
 def _since(before: Any, after: Any) -> Any:

@@ -94,9 +94,19 @@ def test_without_drafting_there_is_no_section() -> None:
     assert section(Reading({}, None), Reading({}, None)) is None
 
 
-def test_an_engine_that_was_away_or_is_of_another_version_is_left_out() -> None:
+DEEP: Any = []
+for _ in range(900):  # levels; what JSON may have at most
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    "change", [{"steps": "many"}, {"steps": {"wide": 3}}, {"sources": {"here": DEEP}}]
+)
+def test_an_engine_that_was_away_or_is_of_another_version_is_left_out(
+    change: dict[str, Any],
+) -> None:
     before = Reading({"a": engine(1), "b": engine(1), "d": engine(1)}, None)
-    after = Reading({"a": engine(3), "c": engine(3), "d": engine(3, steps="many")}, hub(3))
+    after = Reading({"a": engine(3), "c": engine(3), "d": engine(3, **change)}, hub(3))
     said = section(before, after)
     assert said is not None
     assert [one["engine_id"] for one in said["engines"]] == ["a"]
