@@ -8,6 +8,7 @@ SeerError
 ├── EngineStartError        an engine did not come up: exit status 1
 ├── EngineError             one chunk did not come back
 │   ├── EngineUnavailable   connection, HTTP status: another engine can take the chunk
+│   │   └── BadReply        a reply that cannot be read, or cannot be true
 │   ├── ChunkInterrupted    we took it back (stuck engine, lost reply, group given up)
 │   └── RequestRejected     SGLang's own 400: a second engine decides
 ├── RolloutError            the rollout cannot go on; finished samples are kept
@@ -55,6 +56,10 @@ class EngineError(SeerError):
 
 class EngineUnavailable(EngineError):
     """The engine is unreachable or failing. The chunk can run elsewhere."""
+
+
+class BadReply(EngineUnavailable):
+    """The engine replied what cannot be read or cannot be true; nothing of it is kept."""
 
 
 class ChunkInterrupted(EngineError):

@@ -247,6 +247,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int = 0  # in the pool, all ranks together
     draft_tokens: int = 0  # KV slots a request may need beyond its tokens, for its drafts
     pipeline_stages: int = 1  # SGLang's pp_size
+    vocab_size: int | None = None  # token ids it may return; None: it does not report it
 
 
 class EngineWork(msgspec.Struct, frozen=True, kw_only=True):

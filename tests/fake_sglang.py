@@ -9,15 +9,18 @@ As a program (`python -m tests.fake_sglang PORT ...`) it serves until it is kill
 import asyncio
 import contextlib
 import functools
+import itertools
 import json
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 from aiohttp import web
+
+from tests.garbage import CONTROL, GARBAGE
 
 EOS = 0
 VOCAB = 1000
@@ -45,8 +48,10 @@ class FakeSGLang:
     """The server's behaviour and what it has seen.
 
     `faults` are consumed one a /generate call: ok, stall, lost (the reply, on its way), reset,
-    abort (half-way), abort_late (in the last step, whose stop SGLang then does not see), mid_body,
-    slow, garbage, or a status.
+    abort (half-way), abort_late (in the last step, whose stop SGLang then does not see),
+    abort_queued (before a token), mid_body, slow, garbage (the next shape of tests/garbage.py),
+    `garbage NAME` (that shape), or a status.
+    `garbled`: shapes of the replies to other calls, by path.
     `prompt_lens` tells where a seed's response begins (seed -> prompt tokens).
     """
 
@@ -59,6 +64,7 @@ class FakeSGLang:
     has_tokenizer: bool = True
     plugin: dict[str, Any] | None = None
     faults: deque[str] = field(default_factory=deque)
+    garbled: dict[str, str] = field(default_factory=dict)
     prompt_lens: dict[int, int] = field(default_factory=dict)
     seen: list[dict[str, Any]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -76,10 +82,11 @@ class FakeSGLang:
     model_path: str = "fake"
     startup_s: float = 20.25  # of no two starts alike
     away: bool = False  # as if nobody listened
-    canned_tokens: int = 0  # answer every call alike, unread, with so many tokens: the benchmark
+    canned_tokens: int = 0  # answer every call alike, unread but for its rid, with so many tokens
     called: asyncio.Event = field(default_factory=asyncio.Event)
     stalled: asyncio.Event = field(default_factory=asyncio.Event)  # by the last of the faults
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
+    _shapes: Iterator[str] = field(default_factory=lambda: itertools.cycle(GARBAGE))
 
     def app(self) -> web.Application:
         """The aiohttp application."""
@@ -101,7 +108,9 @@ class FakeSGLang:
             return web.json_response({"error": {"message": "no token"}}, status=401)
         body = await http.read()
         if self.canned_tokens:
-            return web.Response(body=self._canned(), content_type="application/json")
+            before, after = self._canned()
+            rid = body[len(b'{"rid":"') : body.index(b'",')]
+            return web.Response(body=before + rid + after, content_type="application/json")
         call = msgspec.json.decode(body)
         self.seen.append(call)
         self.called.set()
@@ -135,12 +144,14 @@ class FakeSGLang:
             http.transport.abort()
         if fault.isdigit():
             return web.json_response({"error": {"message": f"fault {fault}"}}, status=int(fault))
-        if fault == "garbage":
-            return web.Response(body=b'{"meta_info": 3}')
         await asyncio.sleep(1.0 if fault == "slow" else self.delay_s)
         self.steps += 1
         self.weight_version = self.updates.get(self.steps, self.weight_version)
-        body = msgspec.json.encode(self._reply(call, fault))
+        reply = self._reply(call, fault)
+        body = msgspec.json.encode(reply)
+        if fault.startswith("garbage"):
+            shape = fault.removeprefix("garbage ")
+            body = GARBAGE[next(self._shapes) if shape == "garbage" else shape](reply)
         if fault == "mid_body":
             response = web.StreamResponse(headers={"Content-Length": str(len(body))})
             await response.prepare(http)
@@ -157,8 +168,8 @@ class FakeSGLang:
         whole = response_of(seed, prompt_len, self.longest)
         done = len(ids) - prompt_len
         new = whole[done : done + budget]
-        if fault == "abort":
-            new = new[: len(new) // 2]
+        if fault in ("abort", "abort_queued"):
+            new = new[: len(new) // 2] if fault == "abort" else []
         if fault.startswith("abort"):
             finish: dict[str, Any] = {"type": "abort", "message": "aborted"}
         elif new and new[-1] == EOS:
@@ -182,13 +193,15 @@ class FakeSGLang:
         }
 
     @functools.cache  # noqa: B019 (as many as there are servers)
-    def _canned(self) -> bytes:
+    def _canned(self) -> tuple[bytes, bytes]:
+        """What stands before and after the rid: the benchmark."""
         endless = (self.longest - 1) << 7  # the seed of the longest response
         budget = {"sampling_seed": endless, "max_new_tokens": self.canned_tokens}
-        call = {"rid": "", "input_ids": [], "sampling_params": budget}
+        call = {"rid": "RID", "input_ids": [], "sampling_params": budget}
         reply = self._reply(call)
         reply["meta_info"]["finish_reason"] = {"type": "length", "length": self.canned_tokens}
-        return msgspec.json.encode(reply)
+        before, _, after = msgspec.json.encode(reply).partition(b"RID")
+        return before, after
 
     async def abort_request(self, http: web.Request) -> web.Response:
         """Note the abort."""
@@ -197,7 +210,8 @@ class FakeSGLang:
 
     async def server_info(self, _: web.Request) -> web.Response:
         """The fields of SGLang 0.5.21 that the client reads, and one it does not."""
-        return web.json_response(
+        return self._control(
+            "/server_info",
             {
                 "version": "0.5.21",
                 "model_path": self.model_path,
@@ -217,7 +231,7 @@ class FakeSGLang:
                     }
                 ],
                 "unread": 1,
-            }
+            },
         )
 
     async def loads(self, _: web.Request) -> web.Response:
@@ -231,7 +245,12 @@ class FakeSGLang:
             "num_used_tokens": 10 * self.running + self.foreign_tokens,
             "decode_moments": [float(self.steps + self.foreign_steps)],
         }
-        return web.json_response({"loads": [entry]})
+        return self._control("/v1/loads", {"loads": [entry]})
+
+    def _control(self, path: str, reply: dict[str, Any]) -> web.Response:
+        shape = self.garbled.get(path)
+        garble = msgspec.json.encode if shape is None else CONTROL[path][shape]
+        return web.Response(body=garble(reply), content_type="application/json")
 
     async def health(self, _: web.Request) -> web.Response:
         """200 unless the test says otherwise."""

@@ -18,6 +18,7 @@ from aiohttp.abc import AbstractStreamWriter
 
 from seer_sgl.config import SamplingConfig
 from seer_sgl.errors import (
+    BadReply,
     EngineError,
     EngineStartError,
     EngineUnavailable,
@@ -50,7 +51,10 @@ CONTROL_TIMEOUT_S = 10.0  # a reply to anything but /generate
 HEALTH_TIMEOUT_S = 30.0  # SGLang itself gives a silent scheduler 20 s
 ABORT_TIMEOUT_S = 2.0
 FLUSH_TIMEOUT_S = 30.0
-
+# Far above any true reply (some 45 bytes per token), so that none fills the driver's memory.
+REPLY_BYTES_PER_TOKEN = 1 << 10
+REPLY_BYTES = 4 << 20  # a reply without tokens, or all else in one to /generate
+MAX_MESSAGE = 500  # characters of a server's explanation
 
 REFUSALS = (400, 413, 422)  # SGLang uses 400; an error of any other kind is not the request's
 # The scheduler bounds the chunks in flight per engine; this only catches a driver gone mad.
@@ -113,6 +117,9 @@ class _LateBody(aiohttp.Payload):
 class HttpEngine:
     """One SGLang server behind a URL. `obituary` tells how its process ended, if it did."""
 
+    # Token ids of the model, as far as the caller knows; a server's plugin knows better.
+    vocab_size: int | None = None
+
     def __init__(
         self,
         info: EngineInfo,
@@ -145,21 +152,23 @@ class HttpEngine:
         """Run one chunk to its end. Cancelling the call aborts it on the server.
 
         Raises RequestRejected if SGLang refuses the request, and EngineUnavailable for all else
-        (connection, another HTTP status, a reply that is not SGLang's).
+        (connection, another HTTP status; BadReply, a reply that cannot be true).
         """
         drafting = self._info.draft_tokens > 0
         body = _LateBody(
             lambda: wire.encode_generate(chunk, self._shared, self._min_new_tokens, drafting)
         )
         try:
-            reply = await self._call("POST", "/generate", body)
+            limit = REPLY_BYTES + REPLY_BYTES_PER_TOKEN * chunk.max_new_tokens
+            reply = await self._call("POST", "/generate", body, limit)
         except asyncio.CancelledError:
             await asyncio.shield(self._abort(chunk.rid))
             raise
         try:
-            decoded = wire.decode_generate(reply)
-        except (msgspec.DecodeError, OverflowError) as error:
-            raise EngineUnavailable(f"{self._name}: unreadable /generate reply: {error}") from None
+            vocab_size = self._info.vocab_size or self.vocab_size
+            decoded = wire.decode_generate(reply, chunk, vocab_size)
+        except wire.Unreadable as error:
+            raise BadReply(f"{self._name}: /generate: {error}") from None
         if decoded.weight_spans and decoded.weight_spans[-1].version != self._info.weight_version:
             await self._look()  # updated, or another server
         return decoded
@@ -172,12 +181,12 @@ class HttpEngine:
         if asyncio.get_running_loop().time() >= self._look_at:
             await self._look()
         body = await self._control("/v1/loads", CONTROL_TIMEOUT_S)
-        loads = _decode(body, wire.Loads, f"{self._name}: unreadable /v1/loads reply").loads
+        loads = _decode(body, wire.Loads, f"{self._name}: /v1/loads").loads
         requests = [load.requests for load in loads if load.requests is not None]
         # With pipeline stages SGLang counts the running requests of one micro-batch.
         counted = len(requests) == len(loads) and self._info.pipeline_stages == 1
         return EngineLoad(
-            used_tokens=sum(load.num_used_tokens for load in loads),
+            used_tokens=sum(max(0, load.num_used_tokens) for load in loads),
             progress=tuple(load.progress for load in loads),
             requests=sum(requests) if counted else None,
             prefilled_tokens=sum(load.total_prefill_uncached_tokens for load in loads),
@@ -189,14 +198,16 @@ class HttpEngine:
         None without drafting. Raises EngineUnavailable or RequestRejected.
         """
         plugin = await self._plugin()
-        draft = plugin.get("draft")
-        return None if draft is None else {"instance": plugin.get("instance"), **draft}
+        if plugin is None or plugin.draft == wire.NULL:
+            return None
+        draft = _decode(plugin.draft, dict[str, Any], f"{self._name}: /server_info")
+        return {"instance": plugin.instance, **draft}
 
     async def work(self) -> EngineWork | None:
         """What the server has computed since it started; None of a stock server, which keeps it to
         itself. Raises EngineUnavailable or RequestRejected."""
-        told = (await self._plugin()).get("work")
-        return None if told is None else msgspec.convert(told, EngineWork)
+        plugin = await self._plugin()
+        return None if plugin is None else plugin.work
 
     async def flush(self) -> None:
         """Forget all cached KV; the pool's stays. Waits for what runs or is being stored.
@@ -249,11 +260,11 @@ class HttpEngine:
     def _name(self) -> str:
         return f"engine {self._info.engine_id} ({self._info.url})"
 
-    async def _plugin(self) -> dict[str, Any]:
-        """What our plugin says of itself now; nothing in a stock server."""
+    async def _plugin(self) -> wire.PluginReport | None:
+        """What our plugin says of itself now; None in a stock server."""
         body = await self._control("/server_info", CONTROL_TIMEOUT_S)
-        said = _decode(body, wire.ServerInfo, f"{self._name}: unreadable /server_info reply")
-        return said.internal_states[0].seer_sgl or {}
+        said = _decode(body, wire.ServerInfo, f"{self._name}: /server_info")
+        return said.internal_states[0].seer_sgl
 
     async def _abort(self, rid: str) -> None:
         """Tell the server to drop a request; if it does not listen, it sees the closed socket."""
@@ -268,18 +279,24 @@ class HttpEngine:
         except TimeoutError:
             raise EngineUnavailable(f"{self._name}: no answer on {path}") from None
 
-    async def _call(self, method: str, path: str, body: aiohttp.Payload | None = None) -> bytes:
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: aiohttp.Payload | None = None,
+        limit: int = REPLY_BYTES,
+    ) -> bytes:
         url = self._info.url + path
         try:
             async with self._session.request(method, url, data=body) as response:
-                reply = await response.read()
+                reply = await _read(response, limit)
         except (aiohttp.ClientError, OSError) as error:
             reason = self._obituary() or str(error) or type(error).__name__
             raise EngineUnavailable(f"{self._name}: {reason}") from None
         if response.status < 400:
             return reply
         complaint = f"{self._name}: HTTP {response.status}{_message(reply)}"
-        if response.status in REFUSALS and wire.is_refusal(reply):
+        if response.status in REFUSALS and wire.refusal(reply) is not None:
             raise RequestRejected(complaint)
         raise EngineUnavailable(complaint)
 
@@ -294,22 +311,30 @@ async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> 
     try:
         timeout = aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_S)
         async with session.get(f"{url}/server_info", timeout=timeout) as response:
-            body = await response.read()
+            body = await _read(response, REPLY_BYTES)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         reason = str(error) or type(error).__name__
         raise EngineUnavailable(f"{name}: {reason}") from None
     if response.status != 200:
         raise EngineUnavailable(f"{name}: HTTP {response.status} on /server_info{_message(body)}")
+    return described(body, engine_id, url)
+
+
+def described(body: bytes, engine_id: str, url: str) -> EngineInfo:
+    """What a server says of itself in its `/server_info`. Raises like `describe`."""
+    name = f"engine {engine_id} ({url})"
     said = _decode(body, wire.ServerInfo, f"{name}: not an SGLang server we know")
     if said.dp_size != 1:
         raise EngineStartError(f"{name}: dp_size {said.dp_size}; start one server a rank instead")
     state = said.internal_states[0]
     plugin = state.seer_sgl
-    problem = effect.problem([state.seer_sgl for state in said.internal_states])
+    reports = [state.seer_sgl for state in said.internal_states]
+    problem = effect.problem([report.missing if report else None for report in reports])
     if plugin is not None and problem is not None:  # a stock server without it is fine
         raise EngineStartError(f"{name}: {problem}")
-    pool = plugin.get("pool") if plugin else None
-    draft = plugin.get("draft") if plugin else None
+    pool, draft = plugin.pool if plugin else None, wire.DraftReport()
+    if plugin is not None and plugin.draft != wire.NULL:
+        draft = _decode(plugin.draft, wire.DraftReport, f"{name}: the plugin's report of drafting")
     return EngineInfo(
         engine_id=engine_id,
         url=url,
@@ -323,12 +348,13 @@ async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> 
         weight_version=said.weight_version,
         deterministic=said.enable_deterministic_inference,
         has_tokenizer=not said.skip_tokenizer_init,
-        plugin=plugin["version"] if plugin else None,
-        instance=plugin.get("instance") if plugin else state.start(),
-        weights=plugin.get("weights") if plugin else None,
-        pool=pool["namespace"] if pool else None,
-        kv_bytes_per_token=pool["kv_bytes_per_token"] if pool else 0,
-        draft_tokens=draft.get("draft_tokens", 0) if draft else 0,
+        plugin=plugin.version if plugin else None,
+        instance=plugin.instance if plugin else state.start(),
+        weights=plugin.weights if plugin else None,
+        vocab_size=plugin.vocab_size if plugin else None,
+        pool=pool.namespace if pool else None,
+        kv_bytes_per_token=pool.kv_bytes_per_token if pool else 0,
+        draft_tokens=draft.draft_tokens,
         pipeline_stages=said.pp_size,
     )
 
@@ -355,18 +381,25 @@ def _changes(before: EngineInfo, now: EngineInfo) -> list[str]:
     return changed
 
 
-def _decode(body: bytes, kind: type[T], complaint: str) -> T:
+async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The body. Raises ClientPayloadError if it has more than `limit` bytes."""
+    pieces, size = [], 0
+    async for piece in response.content.iter_any():
+        pieces.append(piece)
+        size += len(piece)
+        if size > limit:
+            raise aiohttp.ClientPayloadError(f"a reply of more than {limit} bytes")
+    return b"".join(pieces)
+
+
+def _decode(body: bytes | msgspec.Raw, kind: type[T], name: str) -> T:
     try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.DecodeError as error:
-        raise EngineUnavailable(f"{complaint}: {error}") from None
+        return wire.decode(body, kind)
+    except wire.Unreadable as error:
+        raise EngineUnavailable(f"{name}: {error}") from None
 
 
 def _message(body: bytes) -> str:
     """SGLang's explanation of an error, if there is one, on one line."""
-    try:
-        said: Any = msgspec.json.decode(body)
-        text = said["error"]["message"]
-    except (msgspec.DecodeError, KeyError, TypeError, IndexError):
-        text = body[:200].decode(errors="replace")
-    return f": {' '.join(str(text).split())}" if text else ""
+    text = wire.refusal(body) or body[:200].decode(errors="replace")
+    return f": {' '.join(text[:MAX_MESSAGE].split())}" if text else ""

@@ -1,26 +1,44 @@
 """SGLang's JSON, as far as we read and write it.
 
-Replies are decoded tolerantly: only the fields needed, everything else skipped.
+Replies are decoded tolerantly: only the fields needed, everything else skipped. What is read is
+not believed: a reply that cannot be true raises Unreadable, so that it costs a chunk and never
+becomes a sample.
 """
 
 import math
-from typing import Any
+from array import array
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+import numpy as np
 
 from seer_sgl.config import SamplingConfig
 from seer_sgl.types import (
     Chunk,
     ChunkReply,
+    EngineWork,
     FinishReason,
     WeightSpan,
     logprob_array,
     token_array,
 )
 
+from .plugin.ends import EXAMINED
+
+T = TypeVar("T")
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(gt=0)]
+NULL = msgspec.Raw(b"null")
+
 # What SGLang reports as the matched stop when logits are NaN (Req._check_vocab_boundary_finish).
 NAN_MATCH = "NaN happened"
 ORIGIN = "seer_sgl"  # key of `custom_params`: whose response a call continues
+# No logarithm of a probability is above 0; log-softmax in float32 may round a little over it.
+MAX_LOGPROB = 1e-4
+
+
+class Unreadable(ValueError):
+    """A reply that is not SGLang's, or not to what was asked; the message names what is wrong."""
 
 
 class _Finish(msgspec.Struct):
@@ -44,13 +62,14 @@ class _VersionSpan(msgspec.Struct):
 class _Token(msgspec.Struct, array_like=True, gc=False):
     """[logprob, id, text]. An array-like struct decodes a third faster than a tuple."""
 
-    logprob: float | None
+    logprob: float  # SGLang sends null for NaN and for the infinities
     id: int
 
 
-class _Meta(msgspec.Struct):
+class _Meta(msgspec.Struct, rename={"examined": EXAMINED}):
+    id: str
     finish_reason: _Finish
-    completion_tokens: int = 0
+    completion_tokens: Natural
     output_token_logprobs: list[_Token] = []
     weight_version: str = "default"
     weight_versions: list[_VersionSpan] | None = None
@@ -58,6 +77,7 @@ class _Meta(msgspec.Struct):
     cached_tokens_details: _CachedDetails | None = None
     num_retractions: int = 0
     spec_verify_ct: int = 0
+    examined: list[Natural | None] | None = None  # of our plugin
 
 
 class _Reply(msgspec.Struct):
@@ -93,14 +113,45 @@ class LoadEntry(msgspec.Struct):
 class Loads(msgspec.Struct):
     """`/v1/loads`."""
 
-    loads: list[LoadEntry]
+    loads: Annotated[list[LoadEntry], msgspec.Meta(min_length=1)]
+
+
+class PoolReport(msgspec.Struct):
+    """`namespace`: engines of equal names share pages."""
+
+    namespace: str
+    kv_bytes_per_token: Natural
+
+
+class DraftReport(msgspec.Struct):
+    """What does not change of drafting. `draft_tokens`: see EngineInfo."""
+
+    draft_tokens: Natural = 0
+
+
+class PluginReport(msgspec.Struct):
+    """What our plugin in a scheduler reports (plugin/effect.py).
+
+    `missing`: SGLang names that it could not hook. `instance`: a name for this start of the server.
+    `weights`: a name for what is loaded. `vocab_size`: of the logits. `draft`: a DraftReport and
+    counters (rollout/drafting.py), or null.
+    """
+
+    version: str
+    missing: list[str]
+    instance: str | None = None
+    weights: str | None = None
+    vocab_size: Positive | None = None
+    pool: PoolReport | None = None
+    draft: msgspec.Raw = NULL
+    work: EngineWork | None = None
 
 
 class InternalState(msgspec.Struct):
-    """One scheduler of `/server_info`; `seer_sgl` is our plugin's report (plugin/effect.py)."""
+    """One scheduler of `/server_info`; `seer_sgl` is None in a stock server."""
 
-    effective_max_running_requests_per_dp: int
-    seer_sgl: dict[str, Any] | None = None
+    effective_max_running_requests_per_dp: Positive
+    seer_sgl: PluginReport | None = None
     startup_time: dict[str, Any] = {}
 
     def start(self) -> str | None:
@@ -115,19 +166,38 @@ class ServerInfo(msgspec.Struct):
 
     version: str
     model_path: str
-    max_total_num_tokens: int
-    max_req_input_len: int
-    page_size: int
+    max_total_num_tokens: Positive
+    max_req_input_len: Positive
+    page_size: Positive
     disable_radix_cache: bool
     dp_size: int
     weight_version: str
     enable_deterministic_inference: bool
     skip_tokenizer_init: bool
-    internal_states: list[InternalState]
+    internal_states: Annotated[list[InternalState], msgspec.Meta(min_length=1)]
     pp_size: int = 1
 
 
-_reply_decoder = msgspec.json.Decoder(_Reply)
+class _Complaint(msgspec.Struct):
+    message: str
+
+
+class Refusal(msgspec.Struct):
+    """The body of an HTTP error: SGLang's own has `error`; for a body that does not fit its types,
+    `object` (http_server._create_error_response, validation_exception_handler)."""
+
+    error: _Complaint | None = None
+    object: str | None = None
+    message: str | None = None
+
+    @property
+    def explanation(self) -> str | None:
+        """Why SGLang refuses the request; None if this is the body of a proxy or the like."""
+        if self.error is not None:
+            return self.error.message
+        return self.message if self.object == "error" else None
+
+
 _encoder = msgspec.json.Encoder()
 
 
@@ -175,69 +245,117 @@ def encode_generate(
     )
 
 
-def decode_generate(body: bytes) -> ChunkReply:
-    """A reply of `/generate`. Raises msgspec.DecodeError for anything else.
+def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
+    """JSON as `kind`. Raises Unreadable, whatever the bytes are."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Unreadable(str(error)) from None
+
+
+def decode_generate(body: bytes, chunk: Chunk, vocab_size: int | None = None) -> ChunkReply:
+    """The reply of `/generate` to a chunk. Raises Unreadable if it is none, or cannot be true.
 
     Ids and logprobs are read from the same entries, so they cannot disagree in length.
+    vocab_size: the ids that the model has; None: not known.
     """
-    meta = _reply_decoder.decode(body).meta_info
+    meta = decode(body, _Reply).meta_info
+    if meta.id != chunk.rid:
+        raise Unreadable(f"it answers request {meta.id[:100]!r}, not {chunk.rid!r}")
     tokens = meta.output_token_logprobs
     finish = meta.finish_reason
     if finish.type == "abort":
-        # SGLang appends the tokens of a step and then ends an aborted request without looking for
-        # a stop in them (Req.update_finish_state): the last step is sampled again. How many tokens
-        # a speculative step brought is not told.
-        tokens = [] if meta.spec_verify_ct else tokens[:-1]
+        tokens = tokens[: _examined(meta)]
     elif len(tokens) != meta.completion_tokens:
-        raise msgspec.ValidationError(
-            f"{len(tokens)} token logprobs for {meta.completion_tokens} tokens"
-        )
-    if finish.matched == NAN_MATCH:
-        raise msgspec.ValidationError("the model produced NaN logits")
+        raise Unreadable(f"{len(tokens)} token logprobs for {meta.completion_tokens} tokens")
+    if len(tokens) > chunk.max_new_tokens:
+        raise Unreadable(f"{len(tokens)} tokens where {chunk.max_new_tokens} were asked for")
+    try:
+        ids = token_array([token.id for token in tokens])
+    except OverflowError:
+        raise Unreadable("a token id of more than 32 bits") from None
+    logprobs = logprob_array([token.logprob for token in tokens])
+    _check_numbers(ids, logprobs, vocab_size)
+    _check_end(finish, ids)
     details = meta.cached_tokens_details or _CachedDetails(device=meta.cached_tokens)
+    # No sample depends on the counters below: one that is wrong only spoils the statistics.
     return ChunkReply(
-        ids=token_array([token.id for token in tokens]),
-        logprobs=logprob_array(
-            [-math.inf if token.logprob is None else token.logprob for token in tokens]
-        ),
+        ids=ids,
+        logprobs=logprobs,
         weight_spans=_spans(meta, len(tokens)),
         finish=finish.type,
         matched=finish.matched,
-        cached_device=details.device,
-        cached_host=details.host,
-        cached_storage=details.storage,
-        retractions=meta.num_retractions,
-        verify_steps=meta.spec_verify_ct,
+        cached_device=max(0, details.device),
+        cached_host=max(0, details.host),
+        cached_storage=max(0, details.storage),
+        retractions=max(0, meta.num_retractions),
+        verify_steps=max(0, meta.spec_verify_ct),
     )
+
+
+def _examined(meta: _Meta) -> int:
+    """How many tokens of an aborted reply SGLang has looked at for a stop.
+
+    It appends the tokens of a step and then ends an aborted request without looking at them
+    (Req.update_finish_state): the last step is drawn again. Our plugin reports where it began.
+    Without the plugin a plain step is known to be one token, and a step with drafts any number.
+    """
+    count = len(meta.output_token_logprobs)
+    reported = meta.examined[-1] if meta.examined else None
+    if reported is None:
+        return 0 if meta.spec_verify_ct else max(0, count - 1)
+    if reported > count:
+        raise Unreadable(f"{reported} examined tokens of {count}")
+    return reported
+
+
+def _check_numbers(ids: "array[int]", logprobs: "array[float]", vocab_size: int | None) -> None:
+    if not ids:
+        return
+    every_id, every_logprob = np.frombuffer(ids, np.int32), np.frombuffer(logprobs, np.float32)
+    for wrong in (every_id.min(), every_id.max()):
+        if wrong < 0 or (vocab_size is not None and wrong >= vocab_size):
+            raise Unreadable(f"token id {wrong} is outside the vocabulary")
+    for value in (every_logprob.min(), every_logprob.max()):
+        if not -math.inf < value <= MAX_LOGPROB:
+            raise Unreadable(f"a token has the log probability {value:g}")
+
+
+def _check_end(finish: _Finish, ids: "array[int]") -> None:
+    """SGLang ends a call because of its last token, and names the stop it found."""
+    if finish.matched == NAN_MATCH:
+        raise Unreadable("the model produced NaN logits")
+    if finish.type != "abort" and not ids:
+        raise Unreadable(f"it ends with {finish.type!r} and has no token")
+    if finish.type != "stop":
+        return
+    if finish.matched is None:
+        raise Unreadable("it ends with 'stop' and does not name the stop")
+    if isinstance(finish.matched, int) and finish.matched != ids[-1]:
+        raise Unreadable(f"it ends with token {ids[-1]}, not with its stop {finish.matched}")
 
 
 def _spans(meta: _Meta, tokens: int) -> list[WeightSpan]:
     """The weight versions of exactly the first `tokens` tokens of the reply."""
-    spans = meta.weight_versions or [_VersionSpan(meta.weight_version, 0, tokens)]
+    if meta.weight_versions is None:
+        return [WeightSpan(meta.weight_version, tokens)] if tokens else []
+    end = 0
+    for span in meta.weight_versions:
+        if span.start != end or span.end < span.start:
+            raise Unreadable(f"weight versions from {span.start} to {span.end} after {end}")
+        end = span.end
+    if end != meta.completion_tokens:
+        raise Unreadable(f"weight versions for {end} tokens of {meta.completion_tokens}")
     return [
         WeightSpan(span.version, min(span.end, tokens) - span.start)
-        for span in spans
+        for span in meta.weight_versions
         if span.start < tokens
     ]
 
 
-class _Complaint(msgspec.Struct):
-    message: str
-
-
-class _Refused(msgspec.Struct):
-    """`/generate` refuses with `error`; for a body that does not fit its types, with `object`."""
-
-    error: _Complaint | None = None
-    object: str | None = None
-    message: str | None = None
-
-
-def is_refusal(body: bytes) -> bool:
-    """Whether a body is SGLang's own refusal of a request (http_server._create_error_response,
-    validation_exception_handler), and not that of a proxy or of its authentication."""
+def refusal(body: bytes) -> str | None:
+    """SGLang's own refusal of a request; None for what a proxy or its authentication answers."""
     try:
-        said = msgspec.json.decode(body, type=_Refused)
-    except msgspec.DecodeError:
-        return False
-    return said.error is not None or (said.object == "error" and said.message is not None)
+        return decode(body, Refusal).explanation
+    except Unreadable:
+        return None

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from seer_sgl.errors import BadReply
 from seer_sgl.types import (
     Chunk,
     ChunkResult,
@@ -28,6 +29,7 @@ class EngineRecord:
         self.info = info
         self.chunks = 0
         self.lost_chunks = 0
+        self.bad_replies = 0  # of the lost chunks
         self.response_tokens = 0
         self.retractions = 0
         self.inflight = 0
@@ -90,6 +92,7 @@ class Recorder(Observer):
         engine.step(result.now - self.started_at, -1)
         if reply is None:
             engine.lost_chunks += 1
+            engine.bad_replies += isinstance(result.error, BadReply)
             return
         engine.chunks += 1
         engine.response_tokens += len(reply.ids)

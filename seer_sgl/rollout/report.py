@@ -76,6 +76,7 @@ def _engine(engine: EngineRecord, wall_s: float) -> dict[str, Any]:
         "weights": info.weights,
         "chunks": engine.chunks,
         "lost_chunks": engine.lost_chunks,
+        "bad_replies": engine.bad_replies,
         "response_tokens": engine.response_tokens,
         "throughput_tok_s": round(engine.response_tokens / wall_s, 1) if wall_s else 0.0,
         "retractions": engine.retractions,

@@ -99,6 +99,8 @@ class Rollout:
             if fleet is None:
                 opening = open_fleet(self.config, self._log_dir, self._announce)
                 fleet = await stack.enter_async_context(opening)
+            for engine in fleet.engines:
+                engine.vocab_size = self._facts.vocab_size
             self._infos = [engine.info for engine in fleet.engines]
             check_engines(self.config, self._infos)
             for mismatch in mismatches(self._infos):

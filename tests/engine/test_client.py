@@ -4,18 +4,29 @@ import asyncio
 import contextlib
 import socket
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, cast
 
 import msgspec
 import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from seer_sgl.config import SamplingConfig
 from seer_sgl.engine import client, wire
-from seer_sgl.engine.client import PROBES, HttpEngine, describe, open_session, probing_socket
-from seer_sgl.errors import EngineStartError, EngineUnavailable, RequestRejected
-from seer_sgl.types import Chunk, Move, Request
-from tests.fake_sglang import FakeSGLang, response_of, serving
+from seer_sgl.engine.client import (
+    PROBES,
+    HttpEngine,
+    describe,
+    described,
+    open_session,
+    probing_socket,
+)
+from seer_sgl.errors import BadReply, EngineStartError, EngineUnavailable, RequestRejected
+from seer_sgl.types import Chunk, EngineInfo, Move, Request
+from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving
+from tests.garbage import CONTROL, DEEP, GARBAGE, STATE
 from tests.helpers import make_group, make_reply
 
 
@@ -78,7 +89,134 @@ async def test_min_new_tokens_is_what_is_left_of_it(
     assert fake.seen[0]["sampling_params"]["min_new_tokens"] == sent
 
 
-@pytest.mark.parametrize("fault", ["reset", "mid_body", "503", "500", "429", "garbage"])
+@pytest.mark.parametrize("shape", GARBAGE)
+async def test_a_reply_that_cannot_be_true_is_the_engines_fault(shape: str) -> None:
+    fake = FakeSGLang(faults=deque([f"garbage {shape}"]))
+    async with joined(fake) as engine:
+        engine.vocab_size = VOCAB
+        request = make_group(n=1).requests[0]
+        kind = EngineUnavailable if shape == "endless" else BadReply
+        with pytest.raises(kind, match="engine e0"):
+            await engine.generate(chunk_of(request))
+        assert (await engine.generate(chunk_of(request))).ids, "and works again afterwards"
+
+
+@pytest.mark.parametrize("shape", CONTROL["/v1/loads"])
+async def test_a_garbled_load_makes_an_engine_unavailable(shape: str) -> None:
+    fake = FakeSGLang(garbled={"/v1/loads": shape})
+    async with joined(fake) as engine:
+        with pytest.raises(EngineUnavailable, match="engine e0"):
+            await engine.load()
+
+
+@pytest.mark.parametrize("shape", CONTROL["/server_info"])
+async def test_a_garbled_description_is_refused_whoever_asks_for_it(shape: str) -> None:
+    fake = FakeSGLang()
+    async with joined(fake) as engine:
+        fake.garbled = {"/server_info": shape}
+        assert "engine e0" in (await engine.problem() or "")
+        async with open_session() as session:
+            with pytest.raises(EngineUnavailable, match="engine e0"):
+                await describe(session, "e0", engine.info.url)
+
+
+class Canned(HttpEngine):
+    """An engine whose every call has the same reply."""
+
+    def __init__(self, info: EngineInfo) -> None:
+        super().__init__(info, cast(Any, None), SamplingConfig())
+        self.reply = b""
+
+    async def _call(self, *_: object, **__: object) -> bytes:
+        return self.reply
+
+
+INFO = {
+    "version": "0.5.21",
+    "model_path": "m",
+    "max_total_num_tokens": 100,
+    "max_req_input_len": 94,
+    "page_size": 1,
+    "disable_radix_cache": False,
+    "dp_size": 1,
+    "weight_version": "v1",
+    "enable_deterministic_inference": True,
+    "skip_tokenizer_init": False,
+}
+TRUE_REPLY = {
+    "id": "g.0.c1/",
+    "finish_reason": {"type": "length"},
+    "completion_tokens": 1,
+    "output_token_logprobs": [[-1.0, 5, None]],
+}
+REPORT = ["version", "missing", "instance", "vocab_size", "pool", "draft", "work"]
+INSIDE = ["namespace", "kv_bytes_per_token", "draft_tokens", "forward_steps", "num_used_tokens"]
+VALUES = st.recursive(
+    st.sampled_from([None, True, -1, 0, 1, 7, 1 << 63, 0.5, "", "1", "text"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(INSIDE), inner, max_size=4)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(
+    state=st.dictionaries(st.sampled_from(REPORT), VALUES, max_size=3),
+    other=st.dictionaries(st.sampled_from([*INFO, "loads", "meta_info"]), VALUES, max_size=2),
+    cuts=st.lists(st.tuples(st.integers(0, 500), st.binary(max_size=3)), max_size=2),
+)
+def test_whatever_a_server_replies_its_callers_see_one_kind_of_error(
+    state: dict[str, Any], other: dict[str, Any], cuts: list[tuple[int, bytes]]
+) -> None:
+    """One body that is a true reply to every call, but for what was changed in it."""
+    report = {"version": "1", "missing": [], **state}
+    states = [{"effective_max_running_requests_per_dp": 4, "seer_sgl": report}]
+    true = {"meta_info": TRUE_REPLY, "loads": [{}], **INFO, "internal_states": states}
+    engine = Canned(described(msgspec.json.encode(true | {"internal_states": [STATE]}), "e0", "u"))
+    body = bytearray(msgspec.json.encode(true | other))
+    for at, new in cuts:
+        body[at : at + len(new)] = new
+    engine.reply = bytes(body)
+    with contextlib.suppress(EngineUnavailable, EngineStartError):
+        assert described(engine.reply, "e0", "u").draft_tokens >= 0
+    chunk = chunk_of(make_group(n=1).requests[0])
+
+    async def ask_all() -> None:
+        calls: list[Coroutine[Any, Any, object]] = [
+            *[engine.generate(chunk), engine.load(), engine.drafting(), engine.work()]
+        ]
+        for call in calls:
+            with contextlib.suppress(EngineUnavailable):
+                await call
+
+    asyncio.run(ask_all())
+
+
+async def test_an_explanation_is_one_short_line_whatever_it_is() -> None:
+    class Explains(FakeSGLang):
+        explanation: bytes = b""
+
+        async def loads(self, _: web.Request) -> web.Response:
+            return web.Response(status=500, body=self.explanation)
+
+    fake = Explains()
+    async with joined(fake) as engine:
+        for explanation in (
+            b'{"error":{"message":"' + b"a\\n" * 10_000 + b'"}}',
+            b'{"error":{"message":[1]}}',
+            b'{"error":{"message":"\xff"}}',
+            b'{"error":' + b"[" * DEEP,
+            b"\xff" * 1000,
+        ):
+            fake.explanation = explanation
+            with pytest.raises(EngineUnavailable, match="HTTP 500: ") as raised:
+                await engine.load()
+            assert len(str(raised.value)) < 600
+            assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("fault", ["reset", "mid_body", "503", "500", "429"])
 async def test_a_failing_engine_is_unavailable(fault: str) -> None:
     async with joined(FakeSGLang(faults=deque([fault]))) as engine:
         request = make_group(n=1).requests[0]
@@ -133,7 +271,7 @@ async def test_another_4xx_is_the_engines_fault(status: str) -> None:
 def test_a_400_that_is_not_sglangs_says_nothing_about_the_request(
     body: bytes, refusal: bool
 ) -> None:
-    assert wire.is_refusal(body) is refusal
+    assert (wire.refusal(body) is not None) is refusal
 
 
 async def test_a_refused_connection_is_unavailable() -> None:

@@ -5,24 +5,25 @@ import asyncio
 import contextlib
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import pytest
 
 from seer_sgl import Rollout
+from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import EngineStartError, RolloutError
 from seer_sgl.rollout import monitor
 from seer_sgl.rollout.loop import Observer
 from seer_sgl.rollout.monitor import StallClock
+from seer_sgl.scheduling import setbacks
 from seer_sgl.types import ChunkResult, Group
-from tests.fake_sglang import FakeSGLang
+from tests.fake_sglang import VOCAB, FakeSGLang
+from tests.garbage import GARBAGE
 from tests.rollout.test_loop import PROMPTS, all_groups, check, rolling
 
 
-@pytest.mark.parametrize(
-    "fault", ["reset", "mid_body", "503", "garbage", "abort", "abort_late", "slow"]
-)
+@pytest.mark.parametrize("fault", ["reset", "mid_body", "503", "abort", "abort_late", "slow"])
 async def test_faults_on_one_engine_lose_nothing_and_change_nothing(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,6 +56,58 @@ async def test_an_aborted_request_that_cannot_be_continued_begins_again_from_its
     assert report["lost_chunks"] == 6
     (engine,) = report["engines"]
     assert engine["response_tokens"] == report["response_tokens"], "dropped tokens do not count"
+
+
+async def test_replies_that_cannot_be_true_cost_chunks_and_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    monkeypatch.setattr(HttpEngine, "vocab_size", property(lambda _: VOCAB, lambda *_: None))
+    shapes = [shape for shape in GARBAGE if shape != "endless"]
+    bad = FakeSGLang(faults=deque(f"garbage {shape}" for shape in shapes), longest=200)
+    good = FakeSGLang(longest=200, delay_s=0.1)
+    async with rolling(bad, good, sampling={"max_response_len": 300}) as rollout:
+        check(await all_groups(rollout), longest=200, limit=300)
+        first, second = rollout.report()["engines"]
+    assert not bad.faults
+    assert first["bad_replies"] == first["lost_chunks"] == len(shapes)
+    assert second["bad_replies"] == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [
+        ("/v1/loads", "deep"),
+        ("/server_info", "no schedulers"),
+        ("/server_info", "a report without a version"),
+    ],
+)
+async def test_an_engine_that_garbles_what_it_says_of_itself_is_left_alone_until_it_does_not(
+    path: str, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    bad, good = FakeSGLang(faults=deque(["ok", "503"])), FakeSGLang(delay_s=0.02)
+    async with rolling(bad, good) as rollout:
+        bad.garbled = {path: shape}
+        check(await all_groups(rollout))
+        before = len(bad.seen)
+        bad.garbled = {}
+        check(await all_groups(rollout))
+    assert len(bad.seen) > before, "it is used again"
+
+
+async def test_an_engine_that_aborts_for_ever_does_not_hold_a_group_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.002)
+    monkeypatch.setattr(setbacks, "MAX_CONSECUTIVE_ABORTS", 12)
+    fake = FakeSGLang(faults=deque(["abort_queued"] * 10_000))
+    engines = {"recovery_timeout_s": 0.01}
+    async with rolling(fake, engines=engines) as rollout:
+        with pytest.raises(RolloutError, match="without a token"):
+            await asyncio.wait_for(all_groups(rollout), 60)
+    rids = Counter(call["rid"].rpartition(".")[0] for call in fake.seen)
+    assert max(rids.values()) >= 12
 
 
 async def test_an_engine_that_dies_for_good_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,16 +22,16 @@ def missing() -> list[str]:
     return [target for target in expected if not _is_hooked(target)]
 
 
-def problem(reports: Sequence[dict[str, Any] | None]) -> str | None:
+def problem(missing: Sequence[Sequence[str] | None]) -> str | None:
     """What is wrong with the plugin in a server; None when all is well.
 
-    reports: what each of its schedulers has under `KEY` in `/server_info`.
+    missing: the names that each of its schedulers reports as such; None: it reports nothing.
     """
-    for report in reports:
-        if report is None:
+    for names in missing:
+        if names is None:
             return "the seer-sgl plugin was not loaded by SGLang's scheduler"
-        if report["missing"]:
-            return f"the seer-sgl plugin could not hook {', '.join(report['missing'])}"
+        if names:
+            return f"the seer-sgl plugin could not hook {', '.join(names)}"
     return None
 
 
@@ -52,6 +52,7 @@ def hook() -> tuple[str, Callable[..., Any], str]:
             "missing": missing(),
             "instance": os.environ.get(frames.INSTANCE),
             "weights": weights.facts(),
+            "vocab_size": scheduler.model_config.vocab_size,
             "pool": pool.facts(),
             "draft": drafting.facts(),
             "work": work.facts(scheduler),

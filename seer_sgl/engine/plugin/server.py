@@ -58,7 +58,8 @@ def _verify_plugin(server_args: Any) -> None:
                 states = json.load(reply)["internal_states"]
         except (OSError, ValueError, KeyError):  # not up yet
             continue
-        problem = effect.problem([state.get(effect.KEY) for state in states])
+        reports = [state.get(effect.KEY) for state in states]
+        problem = effect.problem([report and report["missing"] for report in reports])
         if problem is None:
             return
         print(f"seer-sgl: {problem}", file=sys.stderr, flush=True)
