@@ -1,9 +1,79 @@
 """What an aborted reply says of its last step."""
 
+import json
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 from seer_sgl.engine.plugin.ends import EXAMINED, step_ends
+from seer_sgl.engine.process import engine_environment
+
+# Through SGLang's own classes, in a process of its own (see test_attention.py): the hook, what the
+# scheduler sends of two requests, and what the tokenizer manager makes of it. The first request is
+# aborted in a step of five tokens; the second one is flushed beside it and aborted later.
+PROBE = """
+import json
+from array import array
+from types import SimpleNamespace
+from seer_sgl.engine.plugin import cpu, ends
+cpu.prepare()
+from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
+from sglang.srt.managers.scheduler_components.output_streamer import _GenerationStreamAccumulator
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+for target, hook, kind in ends.hooks():
+    HookRegistry.register(target, hook, HookType(kind))
+HookRegistry.apply_hooks()
+params = SamplingParams(max_new_tokens=500)
+reqs = {rid: Req(rid, "", array("q", [1]), params, vocab_size=1000) for rid in "ab"}
+meta = {rid: {} for rid in reqs}
+states = {rid: SimpleNamespace(customized_info_accumulated={}) for rid in reqs}
+
+def step(rid, tokens, abort=False):
+    req = reqs[rid]
+    req.output_ids.extend([7] * tokens)
+    if abort:
+        req.to_finish = FINISH_ABORT()
+        req.update_finish_state(tokens)
+
+def send(*rids):
+    sent = _GenerationStreamAccumulator(
+        return_logprob=False, return_hidden_states=False, return_routed_experts=False,
+        return_indexer_topk=False, return_sampling_mask=False,
+        spec_algorithm=SpeculativeAlgorithm.NONE, disaggregation_mode=DisaggregationMode.NULL,
+        default_stream_interval=1, default_force_stream_interval=50,
+        get_cached_tokens_details=lambda _: None, rust_server_mode=True, current_weight_version="v",
+    )
+    for rid in rids:
+        sent.accept(req=reqs[rid])
+    for i, rid in enumerate(sent.rids):
+        TokenizerManager.update_request_meta_info(
+            TokenizerManager, meta[rid], states[rid], sent.customized_info, i, None
+        )
+
+step("a", 50), step("b", 50), send("a", "b")
+step("a", 3), step("a", 5, abort=True), step("b", 50), send("b", "a")
+step("b", 1, abort=True), send("b")
+print(json.dumps(meta))
+"""
+
+
+def test_the_report_arrives_through_sglangs_own_way_into_meta_info() -> None:
+    probe = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROBE],
+        env=engine_environment(1),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert probe.returncode == 0, probe.stderr[-2000:]
+    meta = json.loads(probe.stdout.splitlines()[-1])
+    assert meta == {"a": {EXAMINED: [53] * 8}, "b": {EXAMINED: [None] * 50 + [100]}}
 
 
 def request(tokens: int, to_finish: Any = None, finished: Any = None) -> Any:
