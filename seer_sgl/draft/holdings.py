@@ -163,6 +163,5 @@ class Holdings:
         return min(idle, key=lambda group: group.used_at, default=None)
 
     def dearest(self) -> Holding:
-        """If all groups run, the one with the most tokens for each sequence that would draft nothing
-        without it."""
+        """If all groups run, the one with the most tokens for each sequence that drafts from it."""
         return max(self.groups.values(), key=lambda group: group.tokens / group.running)
