@@ -2,10 +2,13 @@
 bad lines and has enemies: it costs drafts and never a token."""
 
 import asyncio
+import random
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import aiohttp
+import msgspec
 import psutil
 import pytest
 import yaml
@@ -13,6 +16,7 @@ import yaml
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
 from seer_sgl.draft.hub import MAX_GROUPS
+from seer_sgl.engine import wire
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.processes import free_port
 from seer_sgl.rollout.loop import Observer
@@ -32,6 +36,8 @@ LONELY_PROMPTS = 3
 MEMORY = "2mb"
 HUB_TOKENS = (2 << 20) // 4
 HUB_BYTES = 256 << 20  # of memory, all of its process
+ABORTS, PAUSE_S, MANY = 200, 0.05, 20
+STRIDE = 17  # tokens of a step at most: 16 drafts and one more
 KILL_AFTER, RESTART_AFTER = 30, 70  # chunks
 LINKS = 3  # of two engines and the driver
 POLL_S = 0.02
@@ -82,6 +88,68 @@ async def test_without_their_hub_engines_draft_from_what_they_have(
     assert drafting["hub"] is None
     assert not drafting["sources"]["elsewhere"]
     assert [engine["received_tokens"] for engine in drafting["engines"]] == [0, 0]
+
+
+class Aborts(Observer):
+    """Aborts chunks from outside at random moments, and counts what becomes of them."""
+
+    def __init__(self, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kept = 0  # tokens of aborted chunks that an engine with drafts had brought
+        self.redrawn: list[int] = []  # tokens of each aborted chunk that were not kept
+        self._urls = urls
+        self._inflight: dict[str, Chunk] = {}  # by rid
+        decode_generate = wire.decode_generate
+
+        def counted(body: bytes, chunk: Chunk, vocab_size: int | None) -> ChunkReply:
+            reply = decode_generate(body, chunk, vocab_size)
+            if reply.finish == "abort":
+                had = len(msgspec.json.decode(body)["meta_info"]["output_token_logprobs"])
+                self.redrawn.append(had - len(reply.ids))
+                self.kept += len(reply.ids) if reply.verify_steps else 0
+            return reply
+
+        monkeypatch.setattr(wire, "decode_generate", counted)
+
+    def sent(self, chunk: Chunk, now: float) -> None:
+        """A chunk is on its way."""
+        self._inflight[chunk.rid] = chunk
+
+    def returned(self, result: ChunkResult) -> None:
+        """A chunk came back."""
+        del self._inflight[result.chunk.rid]
+
+    async def abort(self, times: int, seed: int) -> None:
+        """So often a chunk in flight, drawn with `seed`; then no more."""
+        draw = random.Random(seed)
+        async with aiohttp.ClientSession() as session:
+            for _ in range(times):
+                await asyncio.sleep(draw.uniform(0.0, PAUSE_S))
+                if not self._inflight:
+                    continue
+                rid = draw.choice(sorted(self._inflight))
+                url = self._urls[int(self._inflight[rid].engine_id.removeprefix("e"))]
+                async with session.post(f"{url}/abort_request", json={"rid": rid}) as reply:
+                    assert reply.status == 200
+
+
+async def test_aborts_from_outside_cost_a_step_each_and_change_no_token(
+    whole: Samples, fleet: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = fleet["engines"]["urls"]
+    aborts = Aborts(urls, monkeypatch)
+    undivided = {**fleet, "scheduling": {"divide": False}, "rollout": dict(fleet["rollout"])}
+    async with asyncio.TaskGroup() as tasks:
+        aborting = tasks.create_task(aborts.abort(ABORTS, seed=3))
+        samples, report = await roll(undivided, LONELY_PROMPTS, [aborts])
+        aborting.cancel()
+    groups = {group for group, _ in samples}
+    assert_identical({key: one for key, one in whole.items() if key[0] in groups}, samples)
+    assert len([redrawn for redrawn in aborts.redrawn if redrawn]) > MANY
+    assert max(aborts.redrawn) <= STRIDE, "no more than a step"
+    assert aborts.kept > MANY
+    assert report["lost_chunks"] == 0
+    drawn = sum(engine["response_tokens"] for engine in report["engines"])
+    assert drawn == report["response_tokens"], "nothing that was kept was drawn again"
 
 
 class Gate(Observer):
