@@ -84,6 +84,12 @@ GARBAGE: dict[str, Callable[[Reply], bytes]] = {
     "no tokens, no count": without("output_token_logprobs", "completion_tokens"),
     "no count": without("completion_tokens"),
     "another count": meta(completion_tokens=lambda found: found["completion_tokens"] + 1),
+    "an abort with more logprobs than tokens": meta(
+        finish_reason={"type": "abort"},
+        output_token_logprobs=ONE * 3,
+        completion_tokens=1,
+        weight_versions=[{"version": "v1", "start": 0, "end": 1}],
+    ),
     "more than asked": meta(
         output_token_logprobs=MANY, completion_tokens=len(MANY), finish_reason={"type": "length"}
     ),

@@ -264,10 +264,12 @@ def decode_generate(body: bytes, chunk: Chunk, vocab_size: int | None = None) ->
         raise Unreadable(f"it answers request {meta.id[:100]!r}, not {chunk.rid!r}")
     tokens = meta.output_token_logprobs
     finish = meta.finish_reason
-    if finish.type == "abort":
-        tokens = tokens[: _examined(meta)]
-    elif len(tokens) != meta.completion_tokens:
+    aborted = finish.type == "abort"  # SGLang may leave the logprobs of such a one out
+    missing = meta.completion_tokens - len(tokens)
+    if missing < 0 or (missing > 0 and not aborted):
         raise Unreadable(f"{len(tokens)} token logprobs for {meta.completion_tokens} tokens")
+    if aborted:
+        tokens = tokens[: _examined(meta)]
     if len(tokens) > chunk.max_new_tokens:
         raise Unreadable(f"{len(tokens)} tokens where {chunk.max_new_tokens} were asked for")
     try:
