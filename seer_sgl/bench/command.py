@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import io
 import json
 import platform
 import subprocess
@@ -18,7 +19,7 @@ from rich.console import Console
 from seer_sgl.config.masking import masked
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.kvpool.packages import BUILT_FOR
-from seer_sgl.rollout.lines import LineFile
+from seer_sgl.rollout.lines import append_whole
 from seer_sgl.rollout.samples import explained
 from seer_sgl.sim.config import EngineConfig
 
@@ -51,7 +52,6 @@ class Findings:
         self._config = config
         self._out = out
         self._failures = failures
-        self._lines = LineFile(out / "rounds.jsonl")
         self.rolled: list[Rolled] = []
         self.commit = _commit()  # of the code that measures, whatever becomes of it meanwhile
         self.soak: list[SoakRow] = []
@@ -65,8 +65,9 @@ class Findings:
     def add(self, rolled: Rolled) -> None:
         """One more rollout: kept, and written down."""
         self.rolled.append(rolled)
-        with explained(self._lines.path):
-            self._lines.append(msgspec.json.encode(rolled.row) + b"\n")
+        path = self._out / "rounds.jsonl"
+        with explained(path), io.FileIO(path, "a") as file:
+            append_whole(file, msgspec.json.encode(rolled.row) + b"\n")
 
     def write(self) -> dict[str, Any]:
         """report.json, report.md and the plots; what was measured before what is computed."""

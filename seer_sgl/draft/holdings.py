@@ -128,12 +128,16 @@ class Holdings:
         if self._apart:
             home = f"{group.name}#{index}"
             self._drafter.open(home, group.prompt_ids)
-            if index:
-                group.prompts += 1
-                self.tokens += len(group.prompt_ids)
+        if again := self.prompt_again(group):
+            group.prompts += 1
+            self.tokens += again
         log = group.logs[number] = Log(group, number, index, home)
         group.index.append(log)
         return log
+
+    def prompt_again(self, group: Holding) -> int:
+        """Prompt tokens that a new sequence brings: each has a copy, the first the group's."""
+        return len(group.prompt_ids) if self._apart and group.index else 0
 
     def append(self, log: Log, tokens: "array[int]") -> None:
         """Tokens that follow, into the index too."""

@@ -275,7 +275,8 @@ class Replica:
             return False
         if log is None and len(held.logs) >= MAX_SEQUENCES:
             return False
-        if not self._make_room(len(tokens), keep=held):
+        prompt = self._held.prompt_again(held) if log is None else 0
+        if not self._make_room(len(tokens) + prompt, keep=held):
             held.ask_at = self._now + IDLE_S  # it would be refused again
             return False
         return True

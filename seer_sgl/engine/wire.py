@@ -152,12 +152,12 @@ class InternalState(msgspec.Struct):
 
     effective_max_running_requests_per_dp: Positive
     seer_sgl: PluginReport | None = None
-    startup_time: dict[str, Any] = {}
+    startup_time: dict[str, Any] | None = None  # null before SGLang has measured it
 
     def start(self) -> str | None:
         """A name for this start of a stock server: how long it took, to the microsecond. None if
         it does not tell."""
-        took = self.startup_time.get("scheduler_e2e")
+        took = (self.startup_time or {}).get("scheduler_e2e")
         return None if took is None else f"started in {took} s"
 
 

@@ -46,6 +46,7 @@ async def roll_out(config: Config, out: Path, overwrite: bool, console: Console)
             progress = Progress(rollout.engines, len(prompts), requests)
             writer = SampleWriter(samples)
             ended: BaseException | None = None
+            unwritten: list[str] = []
             try:
                 async with progress.shown(console):
                     async for _ in rollout.run(prompts, [writer, progress]):
@@ -58,9 +59,11 @@ async def roll_out(config: Config, out: Path, overwrite: bool, console: Console)
                     release()
                     report = {**rollout.report(), "error": _reason(ended)}
                     unwritten = _write_results(writer, report, rollout.recorder, out)
-                    announce(_summary(report, out))
+                    announce(_summary(report))
                     for problem in unwritten:
                         announce(f"warning: {problem}")
+                    if not unwritten:
+                        announce(f"wrote {samples}, report.json and timeline.png")
             if unwritten:
                 raise RolloutError(unwritten[0])
 
@@ -147,13 +150,12 @@ def _write_results(
     return unwritten
 
 
-def _summary(report: dict[str, Any], out: Path) -> str:
+def _summary(report: dict[str, Any]) -> str:
     left = f" ({report['unfinished_groups']} unfinished)" if report["unfinished_groups"] else ""
     return (
         f"{report['groups']} groups{left}, {report['samples']} samples, "
         f"{report['response_tokens']} tokens in {report['wall_s']:.1f} s: "
         f"{report['throughput_tok_s']:.0f} tok/s, tail {report['tail_s']:.1f} s, "
         f"{report['chunks']} chunks, {report['migrations']} migrations, "
-        f"{report['recomputed_tokens']} tokens recomputed, {report['retractions']} retractions\n"
-        f"wrote {out / 'samples.jsonl'}, report.json and timeline.png"
+        f"{report['recomputed_tokens']} tokens recomputed, {report['retractions']} retractions"
     )

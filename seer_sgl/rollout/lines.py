@@ -1,7 +1,20 @@
-"""A file of lines, each of them there as a whole or not at all, whatever the disk does."""
+"""Lines in a file, each of them there as a whole or not at all, whatever the disk does."""
 
 import io
+import os
 from pathlib import Path
+
+
+def append_whole(file: io.FileIO, line: bytes) -> None:
+    """Write a line at the end of a file. Raises OSError; then the file is what it was."""
+    size = file.seek(0, os.SEEK_END)
+    rest = memoryview(line)
+    try:
+        while rest:  # a disk that fills up takes a part first and refuses what is left
+            rest = rest[file.write(rest) :]
+    except OSError:
+        file.truncate(size)
+        raise
 
 
 class LineFile:
@@ -14,20 +27,10 @@ class LineFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: io.FileIO | None = None
-        self._size = 0  # bytes of whole lines
 
     def append(self, line: bytes) -> None:
         """Write a line, its newline included."""
-        file = self._opened()
-        rest = memoryview(line)
-        try:
-            while rest:  # a disk that fills up takes a part first and refuses the rest
-                rest = rest[file.write(rest) :]
-        except OSError:
-            file.seek(self._size)
-            file.truncate()
-            raise
-        self._size += len(line)
+        append_whole(self._opened(), line)
 
     def close(self) -> None:
         """End the file; it is empty if nothing was written."""

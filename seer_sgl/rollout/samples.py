@@ -89,7 +89,8 @@ _encoder = msgspec.json.Encoder(enc_hook=_array_to_list)
 class SampleWriter(Observer):
     """Writes a line to the file `path` for every finished request (LineFile).
 
-    Comes after the SampleMaker among the observers. Raises RolloutError when the disk refuses.
+    Comes after the SampleMaker among the observers. Raises RolloutError when the disk refuses, or
+    for metadata from Python that has no form in JSON.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,9 +98,14 @@ class SampleWriter(Observer):
 
     def finished(self, request: Request) -> None:
         """Write the newest sample of the request's group."""
-        line = _encoder.encode(request.group.samples[-1]) + b"\n"
+        group = request.group
+        try:
+            line = _encoder.encode(group.samples[-1])
+        except (TypeError, NotImplementedError) as error:
+            why = f"metadata of prompt {group.group_id!r}: {error}"
+            raise RolloutError(f"{self._lines.path}: {why}") from None
         with explained(self._lines.path):
-            self._lines.append(line)
+            self._lines.append(line + b"\n")
 
     def close(self) -> None:
         """End the file; it is empty if nothing had finished."""

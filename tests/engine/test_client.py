@@ -130,6 +130,10 @@ class Canned(HttpEngine):
     async def _call(self, *_: object, **__: object) -> bytes:
         return self.reply
 
+    async def _look(self) -> None:
+        with contextlib.suppress(EngineUnavailable, EngineStartError):
+            described(self.reply, "e0", "u")
+
 
 INFO = {
     "version": "0.5.21",

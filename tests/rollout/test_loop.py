@@ -12,9 +12,10 @@ import pytest
 from seer_sgl import Rollout
 from seer_sgl.config import UNDIVIDED
 from seer_sgl.config.tree import PolicyName
-from seer_sgl.errors import ConfigError, PromptError
+from seer_sgl.errors import ConfigError, PromptError, RolloutError
 from seer_sgl.rollout import monitor
 from seer_sgl.rollout.loop import Observer
+from seer_sgl.rollout.samples import SampleWriter
 from seer_sgl.types import Chunk, ChunkResult, Group
 from tests.engine.test_link import until
 from tests.fake_sglang import FakeSGLang, response_of, serving
@@ -290,3 +291,15 @@ async def test_the_ids_of_rollouts_are_random_enough_for_a_whole_cluster() -> No
             random_parts.append(bytes.fromhex(random_part))
     assert [len(part) for part in random_parts] == [8, 8]
     assert len(set(random_parts)) == 2
+
+
+async def test_metadata_that_no_file_can_hold_comes_back_unless_it_is_to_be_written(
+    tmp_path: Path,
+) -> None:
+    opaque = object()
+    prompts = [{"prompt_ids": [1], "n": 1, "metadata": {"image": opaque}}]
+    async with rolling(FakeSGLang()) as rollout:
+        groups = [group async for group in rollout.run(prompts)]
+        assert groups[0].samples[0].metadata["image"] is opaque
+        with pytest.raises(RolloutError, match="metadata of prompt '0': cannot write a object"):
+            _ = [g async for g in rollout.run(prompts, [SampleWriter(tmp_path / "s.jsonl")])]

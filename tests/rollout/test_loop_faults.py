@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections import Counter, deque
+from collections import deque
 from typing import Any
 
 import pytest
@@ -16,7 +16,6 @@ from seer_sgl.errors import EngineStartError, RolloutError
 from seer_sgl.rollout import monitor
 from seer_sgl.rollout.loop import Observer
 from seer_sgl.rollout.monitor import StallClock
-from seer_sgl.scheduling import setbacks
 from seer_sgl.types import ChunkResult, Group
 from tests.fake_sglang import VOCAB, FakeSGLang
 from tests.garbage import GARBAGE
@@ -62,6 +61,7 @@ async def test_replies_that_cannot_be_true_cost_chunks_and_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    monkeypatch.setattr(monitor, "READMISSION_MOST_S", 0.02)
     monkeypatch.setattr(HttpEngine, "vocab_size", property(lambda _: VOCAB, lambda *_: None))
     shapes = [shape for shape in GARBAGE if shape != "endless"]
     bad = FakeSGLang(faults=deque(f"garbage {shape}" for shape in shapes), longest=200)
@@ -100,14 +100,12 @@ async def test_an_engine_that_aborts_for_ever_does_not_hold_a_group_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(monitor, "POLL_S", 0.002)
-    monkeypatch.setattr(setbacks, "MAX_CONSECUTIVE_ABORTS", 12)
     fake = FakeSGLang(faults=deque(["abort_queued"] * 10_000))
     engines = {"recovery_timeout_s": 0.01}
     async with rolling(fake, engines=engines) as rollout:
         with pytest.raises(RolloutError, match="without a token"):
             await asyncio.wait_for(all_groups(rollout), 60)
-    rids = Counter(call["rid"].rpartition(".")[0] for call in fake.seen)
-    assert max(rids.values()) >= 12
+    assert len(fake.seen) > len(PROMPTS)
 
 
 async def test_an_engine_that_dies_for_good_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
