@@ -46,11 +46,16 @@ class Server:
 
     async def generate(self, prompt: Sequence[int] = PROMPT) -> tuple[list[int], dict[str, int]]:
         """40 seeded tokens after a prompt, and where its KV was found."""
-        sampling = {"max_new_tokens": 40, "ignore_eos": True, "sampling_seed": 5}
-        body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
-        meta = (await self.call("/generate", body))["meta_info"]
+        meta = await self.answer(prompt)
         found = meta["cached_tokens_details"] or {"device": 0, "host": 0, "storage": 0}
         return [token[1] for token in meta["output_token_logprobs"]], found
+
+    async def answer(self, prompt: Sequence[int]) -> dict[str, Any]:
+        """What SGLang reports of 40 seeded tokens after a prompt."""
+        sampling = {"max_new_tokens": 40, "ignore_eos": True, "sampling_seed": 5}
+        body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+        meta: dict[str, Any] = (await self.call("/generate", body))["meta_info"]
+        return meta
 
     async def generate_through(
         self, update: dict[str, Any], mode: str, prompt: Sequence[int], after: int
@@ -72,11 +77,16 @@ class Server:
         return last["output_ids"], last["meta_info"]["weight_versions"]
 
     async def update_paused(self, update: dict[str, Any], mode: str) -> None:
-        """SGLang cannot flush its cache while requests run or wait with their KV."""
+        """SGLang cannot flush its cache while requests run."""
         assert await self.call("/pause_generation", {"mode": mode}) == 200
         kept = update | {"flush_cache": False}
         assert await self.call("/update_weights_from_disk", kept) == 200
         assert await self.call("/continue_generation") == 200
+
+    async def used_tokens(self) -> int:
+        """Tokens of running requests and of what is cached of others."""
+        async with self._session.get(f"{self._url}/v1/loads") as reply:
+            return int((await reply.json())["loads"][0]["num_used_tokens"])
 
     async def weights(self) -> str:
         """Their name in the plugin's report."""
@@ -155,7 +165,7 @@ async def test_kv_is_read_under_its_own_weights_and_layout_only(tmp_path: Path) 
         try:
             servers += [
                 await start(
-                    pool, session, tmp_path / "a.log", MODEL, **{"chunked-prefill-size": 128}
+                    pool, session, tmp_path / "a.log", MODEL, **{"chunked-prefill-size": 64}
                 ),
                 await start(
                     pool,
@@ -230,14 +240,18 @@ async def check_update_in_a_long_prompt(
     server: Server, old: Server, new: Server, changed: Path
 ) -> None:
     """The same in the middle of a prompt that is prefilled in chunks."""
-    prompt = [3 + (5 * i * i + i) % 60 for i in range(4000)]
-    call = asyncio.create_task(server.generate(prompt))
-    await asyncio.sleep(0.3)
-    assert not call.done()
+    prompt = [3 + (5 * i * i + i) % 60 for i in range(6000)]
+    call = asyncio.create_task(server.answer(prompt))
+    async with asyncio.timeout(STORE_S):
+        while True:
+            await asyncio.sleep(0.01)
+            if await server.used_tokens():
+                break
     update = {"model_path": str(changed), "weight_version": "new, in a prompt"}
     await server.update_paused(update, "in_place")
     async with asyncio.timeout(STORE_S):
-        await call
+        (span,) = (await call)["weight_versions"]
+    assert span["version"] == update["weight_version"], "before its first token"
     assert (await server.generate(prompt))[0] == (await new.generate(prompt))[0]
     back = {"model_path": str(MODEL), "weight_version": "old, in a prompt"}
     assert await server.update_weights(back) == 200
