@@ -210,6 +210,6 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
             sys.exit(INTERRUPTED)
         finally:
             running.clear()
-            if not stopped:
-                for number, handler in before.items():
-                    signal.signal(number, handler)
+            for number, handler in before.items():
+                # At its end Python gives handlers of ours back to the system, which would kill it.
+                signal.signal(number, signal.SIG_IGN if stopped else handler)
