@@ -8,7 +8,8 @@ SeerError
 ├── EngineStartError        an engine did not come up: exit status 1
 ├── EngineError             one chunk did not come back
 │   ├── EngineUnavailable   connection, HTTP status: another engine can take the chunk
-│   │   └── BadReply        a reply that cannot be read, or cannot be true
+│   │   ├── BadReply        a reply that cannot be read, or cannot be true
+│   │   └── ChunkAborted    aborted by others, and it cannot be continued
 │   ├── ChunkInterrupted    we took it back (stuck engine, lost reply, group given up)
 │   └── RequestRejected     SGLang's own 400: a second engine decides
 ├── RolloutError            the rollout cannot go on; finished samples are kept
@@ -60,6 +61,10 @@ class EngineUnavailable(EngineError):
 
 class BadReply(EngineUnavailable):
     """The engine replied what cannot be read or cannot be true; nothing of it is kept."""
+
+
+class ChunkAborted(EngineUnavailable):
+    """Something other than the driver aborted a chunk that cannot be continued."""
 
 
 class ChunkInterrupted(EngineError):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .errors import EngineUnavailable, RequestRejected
+from .errors import ChunkAborted, EngineUnavailable, RequestRejected
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -217,7 +217,8 @@ class ChunkResult(msgspec.Struct, kw_only=True, frozen=True):
         chunk, reply = self.chunk, self.reply
         if reply is None or not chunk.whole or chunk.ended_by(reply):
             return
-        error = EngineUnavailable(
+        kind = ChunkAborted if reply.finish == "abort" else EngineUnavailable
+        error = kind(
             f"engine {chunk.engine_id}: a request that cannot be continued ended ({reply.finish}) "
             f"after {len(reply.ids)} of {chunk.max_new_tokens} tokens"
         )

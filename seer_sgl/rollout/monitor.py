@@ -101,6 +101,7 @@ class Monitor:
         self._awake_s = 0.0  # since the beginning, counted in looks
         self._alive_at = 0.0  # when an engine was last known to serve
         self._available = {slot for slot, _ in self._engines if slot.available}  # at the last look
+        self._served = 0  # chunks that had brought tokens at the last look
         self._why = ""  # an engine is out
 
     async def run(self) -> None:
@@ -157,15 +158,21 @@ class Monitor:
             self._why = problem
 
     def _expect_life(self) -> None:
-        """An engine serves if it stays available from one look to the next: one that fails with
-        its first chunk does not."""
+        """An engine serves if a chunk brings tokens, or if it stays available from one look to the
+        next: one that fails with its first chunk does not.
+
+        A request that fails on every engine gives its own group up, at the latest after the
+        longest pause before an engine is tried again. That verdict comes first.
+        """
         available = {slot for slot, _ in self._engines if slot.available}
-        stayed = available & self._available
-        self._available = available
-        if self._reins.idle or stayed:
+        served = sum(slot.served for slot, _ in self._engines)
+        serves = served > self._served or available & self._available
+        self._available, self._served = available, served
+        patience_s = self._recovery_timeout_s + min(self._recovery_timeout_s, READMISSION_MOST_S)
+        if self._reins.idle or serves:
             self._alive_at = self._awake_s
-        elif self._awake_s - self._alive_at >= self._recovery_timeout_s:
+        elif self._awake_s - self._alive_at >= patience_s:
             raise RolloutError(
                 f"no engine has served for {self._recovery_timeout_s:g} s"
-                + (f"; the last word: {self._why}" if self._why else "")
+                + (f"; last error: {self._why}" if self._why else "")
             )

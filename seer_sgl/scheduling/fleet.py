@@ -36,6 +36,7 @@ class EngineSlot:
         self.inflight = 0
         self.started = 0  # chunks that were sent
         self.completed = 0  # chunks that came back, whatever with
+        self.served = 0  # chunks that brought tokens
         self.available = True
         # Since a chunk last brought tokens: why the newest brought none, and the groups (by uid)
         # that this engine alone has refused.

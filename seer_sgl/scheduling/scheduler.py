@@ -144,9 +144,12 @@ class Scheduler:
         while (request := self._policy.peek()) is not None:
             budget = self._budget(request)
             chosen = self._choose(request, request.total_len + budget)
-            if chosen is Verdict.FULL:
+            if chosen is Verdict.FULL and not request.refusals:
                 return None
             self._policy.pop()
+            if chosen is Verdict.FULL:  # what only some engines may take holds nobody else up
+                self._refused.park(request, now + REFUSED_PAUSE_S)
+                continue
             if chosen is not Verdict.UNSTORED:
                 return self._start(request, *chosen, budget, now)
             self._parking.park(request, now + STORE_PATIENCE_S)

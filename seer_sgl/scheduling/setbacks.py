@@ -4,7 +4,7 @@ A refusal is one engine's opinion of a request. Another engine decides: if it re
 as well, the request is at fault, else the first engine is.
 """
 
-from seer_sgl.errors import ChunkInterrupted, EngineUnavailable, RequestRejected
+from seer_sgl.errors import ChunkAborted, ChunkInterrupted, EngineUnavailable, RequestRejected
 from seer_sgl.types import Request
 
 from .fleet import EngineSlot, Fleet
@@ -39,13 +39,14 @@ class Setbacks:
         """A chunk of the request brought tokens from the engine."""
         request.failures, request.aborts, request.failing_since = 0, 0, None
         request.setbacks.clear()
+        slot.served += 1
         slot.trouble = ""
         slot.refused.clear()
 
     def failed(self, request: Request, slot: EngineSlot, error: Exception | None) -> None:
         """A chunk brought nothing; without an `error` it was aborted before its first token. An
         engine that refuses one group after another is out."""
-        if error is None:
+        if error is None or isinstance(error, ChunkAborted):
             request.aborts += 1
         else:
             request.failures += 1
@@ -72,7 +73,7 @@ class Setbacks:
                 return str(last)
         if self._hopeless(request):
             lost = request.failures + request.aborts
-            return f"{lost} chunks in a row failed, the last one so: {last}"
+            return f"{lost} chunks in a row failed; last error: {last}"
         return None
 
     def others(self, request: Request) -> list[EngineSlot]:

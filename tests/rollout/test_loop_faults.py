@@ -128,6 +128,28 @@ async def test_a_stuck_engine_loses_its_chunks_to_the_other(
     assert stuck.aborted, "what was taken away is aborted on the engine"
 
 
+class Poisoned(FakeSGLang):
+    """Fails at one prompt, whatever else it serves."""
+
+    def fault_of(self, call: dict[str, Any]) -> str:
+        return "500" if call["input_ids"] == [5] * 11 else ""
+
+
+async def test_a_request_that_always_fails_gives_up_its_group_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of its failures takes the engine out before the monitor looks."""
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    monkeypatch.setattr(monitor, "READMISSION_MOST_S", 0.04)
+    prompts = [*PROMPTS, *({"prompt_ids": [6] * 9, "id": f"q{i}"} for i in range(60))]
+    groups = []
+    async with rolling(Poisoned(delay_s=0.005), engines={"recovery_timeout_s": 0.2}) as rollout:
+        with pytest.raises(RolloutError, match=r"1 of 64 groups .* HTTP 500"):
+            async for group in rollout.run(prompts):
+                groups.append(group)  # noqa: PERF401
+    assert len(groups) == 63
+
+
 class Picky(FakeSGLang):
     """Refuses one prompt, as SGLang does where its context is too short."""
 

@@ -127,7 +127,10 @@ def test_a_request_that_cannot_be_continued_keeps_nothing_and_begins_again(
     first = take(scheduler)
     returned(scheduler, first, unfinished)
     assert (request.generated, len(request.logprobs), request.verify_steps) == (0, 0, 0)
-    assert (request.weight_spans, request.engines, request.failures) == ([], [], 1)
+    assert (request.weight_spans, request.engines) == ([], [])
+    assert (request.aborts, request.failures) == (
+        (1, 0) if unfinished.finish == "abort" else (0, 1)
+    )
     second = take(scheduler)
     assert (second.max_new_tokens, request.seed) == (first.max_new_tokens, seed) == (100, seed)
     assert second.rid != first.rid
@@ -141,7 +144,7 @@ def test_a_request_that_is_aborted_whenever_it_begins_again_gives_its_group_up()
     scheduler.add_engine(EngineSlot("e0", None, 10))
     group = make_group(n=1, max_response_len=100)
     scheduler.submit(group)
-    for _ in range(MAX_CONSECUTIVE_FAILURES):
+    for _ in range(MAX_CONSECUTIVE_ABORTS):
         assert group.error is None
         returned(scheduler, take(scheduler), make_reply(40, "abort"))
     assert group.error is not None
@@ -248,10 +251,30 @@ def test_what_one_engine_refused_waits_for_another_one_that_is_full() -> None:
     failed(scheduler, refused, RequestRejected("HTTP 400"))
     assert scheduler.next_assignment(0.0) is None
     returned(scheduler, other, make_reply(10, "stop"))
-    again = take(scheduler)
+    again = scheduler.next_assignment(REFUSED_PAUSE_S)
+    assert again is not None
     assert (again.request, again.engine_id) == (refused.request, other.engine_id)
     returned(scheduler, again, make_reply(10, "stop"))
     assert all(group.finished for group in groups)
+
+
+def test_what_only_a_full_engine_may_take_holds_nobody_else_up() -> None:
+    scheduler = Scheduler(10)
+    for engine_id in ("e0", "e1"):
+        scheduler.add_engine(EngineSlot(engine_id, None, 1))
+    scheduler.submit(make_group("refused", n=1))
+    scheduler.submit(make_group("long", n=1))
+    scheduler.submit(make_group("next", n=1))
+    refused, other = take(scheduler), take(scheduler)
+    failed(scheduler, refused, RequestRejected("HTTP 400"))
+    chunk = scheduler.next_assignment(1.0)
+    assert chunk is not None
+    assert (chunk.request.group.uid, chunk.engine_id) == ("next", refused.engine_id)
+    assert scheduler.wake_at == 1.0 + REFUSED_PAUSE_S
+    returned(scheduler, other, make_reply(10))
+    again = scheduler.next_assignment(1.0 + REFUSED_PAUSE_S)
+    assert again is not None
+    assert (again.request, again.engine_id) == (refused.request, other.engine_id)
 
 
 def test_a_refused_request_without_another_engine_is_given_up_when_patience_ends() -> None:
@@ -272,7 +295,7 @@ def test_a_refused_request_without_another_engine_is_given_up_when_patience_ends
             assert scheduler.wake_at == now + REFUSED_PAUSE_S
         now += REFUSED_PAUSE_S
         scheduler.looked(5.0 / (MAX_CONSECUTIVE_FAILURES - 1))
-    assert group.error == "5 chunks in a row failed, the last one so: HTTP 400, time 4"
+    assert group.error == "5 chunks in a row failed; last error: HTTP 400, time 4"
     assert scheduler.wake_at is None
 
 
@@ -353,7 +376,7 @@ def test_an_outage_shorter_than_our_patience_costs_no_group() -> None:
         assert group.error is None
         scheduler.looked(0.9)
     failed(scheduler, take(scheduler), EngineUnavailable("503"))
-    assert group.error == "7 chunks in a row failed, the last one so: 503"
+    assert group.error == "7 chunks in a row failed; last error: 503"
 
 
 def test_time_in_which_the_driver_was_stopped_is_no_outage() -> None:
@@ -382,7 +405,21 @@ def test_aborts_before_the_first_token_are_no_failures_of_the_request() -> None:
     chunk = take(scheduler)
     scheduler.complete(ChunkResult(chunk=chunk, now=0.0, reply=make_reply(0, "abort")))
     lost = f"{MAX_CONSECUTIVE_ABORTS} chunks in a row failed"
-    assert group.error == f"{lost}, the last one so: the engine aborted it without a token"
+    assert group.error == f"{lost}; last error: the engine aborted it without a token"
+
+
+def test_aborts_of_a_request_that_cannot_be_continued_are_no_failures_either() -> None:
+    scheduler = Scheduler(10, continues=False)
+    scheduler.add_engine(EngineSlot("e0", None, 10))
+    group = make_group(n=1)
+    scheduler.submit(group)
+    for _ in range(2 * MAX_CONSECUTIVE_FAILURES):
+        scheduler.looked(1000.0)
+        returned(scheduler, take(scheduler), make_reply(4, "abort"))
+    assert group.error is None
+    assert group.requests[0].generated == 0
+    returned(scheduler, take(scheduler), make_reply(100))
+    assert group.finished
 
 
 def test_a_withdrawn_group_is_not_sent_again_but_its_kv_is_released() -> None:
