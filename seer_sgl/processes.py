@@ -92,9 +92,8 @@ def _watch_parent(parent: int) -> None:
 
 def open_private(path: Path) -> IO[bytes]:
     """An empty file that its owner alone can read, also where it is there already."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE)
-    os.fchmod(file, PRIVATE)
-    return os.fdopen(file, "wb")
+    path.unlink(missing_ok=True)  # it may be another's, or readable by others
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb")
 
 
 class OwnedProcess:
@@ -174,9 +173,9 @@ class OwnedProcess:
     async def stop(self) -> None:
         """End the process and everything it started; returns when nothing of it is left."""
         family = _family(self.pid)
-        self.note_shared_memory()
-        _signal_group(self.pid, signal.SIGTERM)
         try:
+            self.note_shared_memory()
+            _signal_group(self.pid, signal.SIGTERM)
             await asyncio.wait_for(self._process.wait(), STOP_GRACE_S)
         except TimeoutError:
             pass

@@ -24,7 +24,7 @@ KINDS = (
 def mapped_by(processes: Iterable[psutil.Process]) -> set[Path]:
     """The names of shared memory that these processes use now."""
     files = {file for process in processes for file in _mapped_files(process.pid)}
-    return {path for path in _names() if path.lstat().st_ino in files}
+    return {path for path in _names() if _inode(path) in files}
 
 
 def remove(names: Iterable[Path]) -> None:
@@ -34,7 +34,16 @@ def remove(names: Iterable[Path]) -> None:
 
 
 def _names() -> Iterable[Path]:
-    return (path for path in FOLDER.iterdir() if path.name.startswith(KINDS))
+    if not FOLDER.is_dir():
+        return []
+    return [path for path in FOLDER.iterdir() if path.name.startswith(KINDS)]
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.lstat().st_ino
+    except OSError:  # its owner has removed it meanwhile
+        return None
 
 
 def _mapped_files(pid: int) -> set[int]:

@@ -90,6 +90,14 @@ def in_shared_memory() -> set[Path]:
     return set(shared_memory.FOLDER.iterdir())
 
 
+def test_a_name_that_vanishes_while_names_are_read_is_nobodys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = shared_memory.FOLDER / "torch_gone"
+    monkeypatch.setattr(shared_memory, "_names", lambda: [gone])
+    assert shared_memory.mapped_by([psutil.Process()]) == set()
+
+
 async def test_a_server_killed_outright_leaves_no_shared_memory(tmp_path: Path) -> None:
     program, log = tmp_path / "server.py", tmp_path / "log"
     program.write_text(SHARES_MEMORY)
