@@ -5,6 +5,7 @@ import contextlib
 import io
 import signal
 import sys
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -17,6 +18,7 @@ from .config import load
 from .errors import ConfigError, SeerError
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+UNHEARD_S = 1.0  # after a signal; an event loop that is not blocked has long reacted by then
 INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
 
 
@@ -178,19 +180,28 @@ def main() -> None:
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
     """Run on uvloop. The first of Ctrl-C, SIGTERM and SIGHUP cancels the work, which then cleans up
-    after itself in bounded time; further ones change nothing.
+    after itself in bounded time; further ones change nothing, unless the work does not return to
+    the event loop (a tokenizer that is downloaded, a large file that is read): they interrupt it.
 
     A signal that was ignored from the start stays so (`nohup`).
     """
-    stopped = False
+    stopped = heard = False
+    stopped_at = 0.0
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = []
 
+    def cancel(task: "asyncio.Task[None]") -> None:
+        nonlocal heard
+        heard = True
+        task.cancel()
+
     def stop(*_: object) -> None:
-        nonlocal stopped
+        nonlocal stopped, stopped_at
         if not stopped:
-            stopped = True
+            stopped, stopped_at = True, time.monotonic()
             for loop, task in running:
-                loop.call_soon_threadsafe(task.cancel)
+                loop.call_soon_threadsafe(cancel, task)
+        elif running and not heard and time.monotonic() - stopped_at > UNHEARD_S:
+            raise KeyboardInterrupt
 
     async def cancellable() -> None:
         task: asyncio.Task[None] | None = asyncio.current_task()

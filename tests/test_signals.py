@@ -10,12 +10,14 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from seer_sgl import cli
 from tests.engine.test_link import until
 from tests.fake_sglang import FakeSGLang, serving
 
@@ -152,6 +154,27 @@ async def test_an_impatient_user_disturbs_no_cleaning_up(
     assert (status, said.splitlines()[-1]) == (130, "seer-sgl: interrupted")
     assert [word for word in DISORDER if word in said] == []
     driver.check_results()
+
+
+def test_a_second_signal_interrupts_work_that_blocks_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cli, "UNHEARD_S", 0.0)
+    signals = [signal.SIGTERM, signal.SIGINT]
+    before = [signal.getsignal(number) for number in signals]
+
+    async def read_a_large_file() -> None:
+        for number in signals:
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)  # noqa: ASYNC251
+        raise AssertionError("nothing has interrupted this")
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            cli._run(read_a_large_file())
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
 
 
 @pytest.fixture
