@@ -36,7 +36,8 @@ def weights_name(config: Mapping[str, Any], ranks: Sequence[Any]) -> str:
     found. ranks: a digest of the parameters of each rank.
     """
     public = {key: value for key, value in config.items() if not key.startswith("_")}
-    return _hash(json.dumps([public, ranks], sort_keys=True, default=_kind).encode())
+    facts = json.loads(json.dumps([public, ranks], default=_kind))  # keys of one kind can be sorted
+    return _hash(json.dumps(facts, sort_keys=True).encode())
 
 
 def _kind(value: object) -> str:

@@ -69,3 +69,7 @@ def test_a_change_of_a_weight_on_any_rank_or_of_the_configuration_changes_the_na
 
 def test_a_name_does_not_depend_on_where_in_memory_a_value_lies() -> None:
     assert weights_name({"x": object()}, []) == weights_name({"x": object()}, [])
+
+
+def test_a_configuration_with_keys_of_two_kinds_has_a_name() -> None:
+    assert weights_name({"a": {1: "x", "b": 2}}, []) == weights_name({"a": {"b": 2, 1: "x"}}, [])

@@ -19,6 +19,7 @@ GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # torch's environment variable
 SCHEME = "seer-loopback"  # of torch's rendezvous
 
 _GROUPS = "sglang.srt.distributed.bootstrap._init_parallel_groups"
+_CUSTOM_GROUP = "sglang.srt.distributed.parallel_state.create_custom_parallel_group"
 _TRANSFER = "sglang.srt.distributed.device_communicators.mooncake_transfer_engine"
 _MOONCAKE = "sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore"
 
@@ -27,6 +28,7 @@ def hooks() -> list[tuple[str, Callable[..., Any], str]]:
     """The hooks as (SGLang target, function, kind of hook)."""
     return [
         (_GROUPS, meet_on_loopback, "around"),
+        (_CUSTOM_GROUP, group_on_loopback, "around"),
         (f"{_TRANSFER}.init_mooncake_transfer_engine", confine, "after"),
         (f"{_MOONCAKE}.__init__", confine, "after"),
     ]
@@ -52,6 +54,16 @@ def meet_on_loopback(stock: Callable[..., None], *args: Any, **kwargs: Any) -> N
     kwargs["dist_init_method"] = f"{SCHEME}://{address}"
     with _gloo_on_loopback():
         stock(*args, **kwargs)
+
+
+def group_on_loopback(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Around `create_custom_parallel_group`: HiCache's groups of ranks, made later."""
+    from sglang.srt.runtime_context import get_parallel
+
+    if get_parallel().dist_init_addr:
+        return stock(*args, **kwargs)
+    with _gloo_on_loopback():
+        return stock(*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -119,10 +119,12 @@ def _name_of(scheduler: Any) -> str:
     import torch
 
     updater = scheduler.weight_updater
+    here: Any
     if updater._session is not None or "weights" in updater.offload_tags:
-        return uuid.uuid4().hex  # they are not all there: their KV is nobody's
-    torch.get_device_module().synchronize()
-    here = [(role, digest(runner.model)) for role, runner in updater._select_runners()]
+        here = uuid.uuid4().hex  # they are not all there: their KV is nobody's
+    else:
+        torch.get_device_module().synchronize()
+        here = [(role, digest(runner.model)) for role, runner in updater._select_runners()]
     ranks: list[Any] = [None] * torch.distributed.get_world_size(group=updater.tp_cpu_group)
     torch.distributed.all_gather_object(ranks, here, group=updater.tp_cpu_group)
     return weights_name(scheduler.model_config.hf_config.to_dict(), ranks)
