@@ -42,8 +42,8 @@ def refused(path: Path, *overrides: str) -> str:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("engines: &a {sglang: *a}", r":1: the alias *a stands inside of what it names"),
-        ("engines: {urls: &a [*a]}", r":1: the alias *a stands inside of what it names"),
+        ("engines: &a {sglang: *a}", r":1: the alias *a refers to itself"),
+        ("engines: {urls: &a [*a]}", r":1: the alias *a refers to itself"),
         (BOMB, f"more than {MAX_NODES} values, with its aliases written out"),
         ("a: " + "[" * 5000 + "]" * 5000, f":1: nested deeper than {MAX_DEPTH} levels"),
         ("a: " + "{b: " * 5000 + "}" * 5000, f":1: nested deeper than {MAX_DEPTH} levels"),

@@ -6,7 +6,7 @@ import yaml
 
 MAX_BYTES = 1 << 20  # of a file
 MAX_DEPTH = 64  # levels; Python's own recursion ends at a thousand frames
-MAX_NODES = 10_000  # values and keys, an alias counted as often as it is used
+MAX_NODES = 100_000  # values and keys, an alias counted as often as it is used
 MAX_NUMBER = 500  # characters; arithmetic on a number takes the square of its length
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
@@ -38,7 +38,7 @@ class _Loader(yaml.SafeLoader):
         self._depth -= 1
         if isinstance(event, yaml.AliasEvent):
             if node not in self._sizes:
-                raise BadYaml(f"the alias *{event.anchor} stands inside of what it names", line)
+                raise BadYaml(f"the alias *{event.anchor} refers to itself", line)
             self._nodes += self._sizes[node]
         else:
             self._nodes += 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 Complaint = tuple[str, str]  # key path, what is wrong with it
-USERINFO = re.compile(r"://[^/?#\s]*@")
+USERINFO = re.compile(r"""://[^/?#\s"'<>,{}]*@""")
 # Masked in reports (masking.py), or patterns of the user's own.
 FREE_TEXT = ("engines.environment", "sampling")
 

@@ -24,7 +24,7 @@ async def serve_hub(host: str, port: str, memory: str) -> None:
     if not port.isdecimal() or len(port) > MAX_DIGITS:
         raise ConfigError(f"drafthub: --port {port} is not a number")
     if not is_address(f"{host}:1"):
-        raise ConfigError(f"drafthub: --host {host}: there is no such host")
+        raise ConfigError(f"drafthub: --host {host}: only host names and IPv4 addresses")
     try:
         size = DraftConfig(memory=memory).memory_bytes()
     except ValueError as error:

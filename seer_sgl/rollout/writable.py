@@ -7,8 +7,16 @@ import msgspec
 
 MAX_DEPTH = 200  # levels; msgspec's own limit is how deep the Python stack is at the moment
 
-# What has no form in JSON is its user's own business: it comes back with the samples as it is.
-_encoder = msgspec.json.Encoder(enc_hook=lambda _: None)
+
+class _Foreign(Exception):
+    """What has no form in JSON is its user's own business: it comes back with the samples."""
+
+
+def _refuse(_: object) -> None:
+    raise _Foreign
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_refuse)
 
 
 def unwritable(value: Any) -> str | None:
@@ -19,6 +27,8 @@ def unwritable(value: Any) -> str | None:
         _encoder.encode(value)
     except UnicodeEncodeError:
         return "text with half a surrogate pair"
+    except _Foreign:
+        return None
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         return str(error)
     return None

@@ -103,7 +103,7 @@ async def test_a_hub_of_its_own_serves_until_it_is_told_to_stop(ended_by: signal
     [
         ("--port x", "secret", "--port x is not a number"),
         (f"--port {'9' * 5000}", "secret", "--port 999"),
-        ("--port 1 --host ..", "secret", "--host ..: there is no such host"),
+        ("--port 1 --host ..", "secret", "--host ..: only host names and IPv4 addresses"),
         ("--port 99999", "secret", "--port: there is no port 99999"),
         ("--port 0 --memory much", "secret", "--memory: 'much' is not a size"),
         ("--port 0 --host 203.0.113.1", "secret", "--port: 203.0.113.1:0: Cannot assign"),
