@@ -1,0 +1,146 @@
+"""What the loop relies on when something goes wrong, on real SGLang servers: requests that cannot
+be continued begin again, refusals look like refusals, and the count of requests is complete."""
+
+import asyncio
+import re
+from collections import Counter
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from seer_sgl.engine.client import REFUSALS
+from seer_sgl.engine.wire import Loads, refusal
+from seer_sgl.rollout import monitor
+from seer_sgl.rollout.loop import Observer
+from seer_sgl.types import Chunk, ChunkResult, EngineLoad
+from tests.e2e.compare import Samples, assert_identical, roll
+from tests.e2e.conftest import external
+
+pytestmark = pytest.mark.shared_engines
+
+# As a text of this model: a space and a word is a token. A response that was continued would have
+# begun its digits anew in the middle.
+DIGITS = "( [0-9]){400} ok"
+SAMPLES = 8
+
+
+class Sent(Observer):
+    """Notes when all requests are in flight, and what came back without effect."""
+
+    def __init__(self) -> None:
+        self.all = asyncio.Event()
+        self.lost: list[str] = []
+        self._sent = 0
+
+    def sent(self, chunk: Chunk, now: float) -> None:
+        self._sent += 1
+        if self._sent == SAMPLES:
+            self.all.set()
+
+    def returned(self, result: ChunkResult) -> None:
+        if result.error is not None:
+            self.lost.append(str(result.error))
+
+
+async def abort_all(urls: list[str], sent: Sent) -> None:
+    """Abort everything on every server, some steps after the last request was sent."""
+    async with aiohttp.ClientSession() as session:
+        await sent.all.wait()
+        for url in urls:
+            before = await steps(session, url)
+            while await steps(session, url) < before + 40:
+                pass
+            async with session.post(f"{url}/abort_request", json={"abort_all": True}) as reply:
+                assert reply.status == 200
+
+
+async def steps(session: aiohttp.ClientSession, url: str) -> float:
+    """Decode steps that a server has counted."""
+    async with session.get(f"{url}/v1/loads") as reply:
+        loads = msgspec.json.decode(await reply.read(), type=Loads).loads
+    return sum(load.decode_moments[0] for load in loads if load.decode_moments)
+
+
+async def test_grammars_aborted_in_the_middle_give_the_responses_of_an_undisturbed_run(
+    engine_urls: list[str],
+) -> None:
+    def config() -> dict[str, Any]:
+        return external(
+            engine_urls,
+            sampling={"regex": DIGITS, "max_response_len": 500},
+            rollout={"n_samples_per_prompt": SAMPLES},
+        )
+
+    undisturbed, plain = await roll(config(), 1)
+    sent = Sent()
+    async with asyncio.TaskGroup() as tasks:
+        rolled = tasks.create_task(roll(config(), 1, [sent]))
+        tasks.create_task(abort_all(engine_urls, sent))
+    aborted: Samples
+    aborted, report = rolled.result()
+    assert plain["lost_chunks"] == 0
+    assert report["lost_chunks"] == len(sent.lost) >= SAMPLES, "some moved before the second abort"
+    kept = [re.search(r"\(abort\) after (\d+) of 500 tokens", line) for line in sent.lost]
+    assert all(found is not None and 0 < int(found[1]) < 400 for found in kept), sent.lost
+    assert_identical(undisturbed, aborted)
+    for sample in aborted.values():
+        assert re.fullmatch(DIGITS, f" {(sample.text or '').strip()}"), sample.text
+        assert (sample.chunks, sample.response_length) == (1, 402)
+    assert report["response_tokens"] == sum(e["response_tokens"] for e in report["engines"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"input_ids": [5] * 100_000, "sampling_params": {"max_new_tokens": 4}},
+        {"input_ids": [5], "sampling_params": {"temperature": -1.0}},
+        {"input_ids": [5], "sampling_params": {"max_new_tokens": -4}},
+        {"input_ids": [5], "sampling_params": {"min_new_tokens": 9, "max_new_tokens": 4}},
+        {"sampling_params": {}},
+        {"input_ids": {"a": "b"}},
+    ],
+    ids=["too long", "temperature", "max_new_tokens", "min_new_tokens", "no input", "type"],
+)
+async def test_a_request_that_sglang_refuses_is_known_by_its_answer(
+    body: dict[str, Any], engine_urls: list[str]
+) -> None:
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{engine_urls[0]}/generate", json=body) as reply:
+            assert reply.status in REFUSALS
+            assert refusal(await reply.read()) is not None
+        async with session.post(f"{engine_urls[0]}/generated", json=body) as reply:
+            assert reply.status == 404
+            assert refusal(await reply.read()) is None
+
+
+class Counts(Observer):
+    """Pairs each count of an engine's requests with the chunks it has in flight."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[tuple[int | None, int]] = Counter()
+        self._inflight: Counter[str] = Counter()
+
+    def sent(self, chunk: Chunk, now: float) -> None:
+        self._inflight[chunk.engine_id] += 1
+
+    def returned(self, result: ChunkResult) -> None:
+        self._inflight[result.chunk.engine_id] -= 1
+
+    def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
+        self.seen[load.requests, self._inflight[engine_id]] += 1
+
+
+async def test_an_engine_counts_all_requests_that_it_has_and_none_is_taken_back(
+    engine_urls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.05)
+    counts = Counts()
+    samples, report = await roll(
+        external(engine_urls, sampling={"max_response_len": 600, "ignore_eos": True}), 2, [counts]
+    )
+    assert len(samples) == 16
+    assert report["lost_chunks"] == 0
+    assert all(requests is not None for requests, _ in counts.seen)
+    assert sum(looks for (requests, ours), looks in counts.seen.items() if requests == ours > 0) > 9
