@@ -149,7 +149,7 @@ def test_out_has_json_and_pictures(simulate: Simulate, folder: Path) -> None:
         ),
         (
             ["--trace", "samples.jsonl", "--sweep", "chunk_tokens=2024-01-01"],
-            "a value is not valid YAML, or a date",
+            "a value is not valid YAML, a date or nan",
         ),
         (
             ["--trace", "samples.jsonl", "--set", "paper.rows.seer.foo=1"],
