@@ -158,6 +158,7 @@ async def test_a_request_draws_the_same_whatever_else_is_in_its_batch(
     assert_as_alone(single, await together(engine_urls[0], calls()))
 
 
+@pytest.mark.long
 async def test_a_request_draws_the_same_beside_others_that_are_drafted_for(
     single: list[Drawn], tmp_path: Path
 ) -> None:
