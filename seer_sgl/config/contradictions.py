@@ -85,7 +85,7 @@ def _wrong_local(engines: EnginesConfig) -> Iterator[Complaint]:
     for name in engines.environment:
         if not name or "=" in name:
             yield "engines.environment", f"{name!r} cannot be the name of a variable"
-    flags = {name.replace("_", "-"): value for name, value in engines.sglang.items()}
+    flags = engines.flags()
     for flag, key in RESERVED_FLAGS.items():
         if flag in flags:
             yield f"engines.sglang.{flag}", f"use {key}"
@@ -105,7 +105,7 @@ def _wrong_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[Complain
         yield from _wrong_shared_pool(pool, engines)
     elif pool.namespace is not None:
         yield "kv_pool.namespace", "only for launch: external; local engines get one of their own"
-    flags = {name.replace("_", "-") for name in engines.sglang}
+    flags = engines.flags()
     for flag, key in POOL_FLAGS.items():
         if flag in flags:
             yield f"engines.sglang.{flag}", f"the KV pool sets it; use {key}"

@@ -58,6 +58,10 @@ class EnginesConfig(Section):
     recovery_timeout_s: Seconds = 60.0  # how long a rollout waits while no engine answers
     api_key: str | None = None
 
+    def flags(self) -> dict[str, FlagValue]:
+        """The user's own SGLang flags, spelled as on a command line."""
+        return {name.replace("_", "-"): value for name, value in self.sglang.items()}
+
 
 class KvPoolConfig(Section):
     """The global KV pool (paper section 1): KV of a chunk waits there for the next engine.

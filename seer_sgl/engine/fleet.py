@@ -155,7 +155,7 @@ async def _launched(
         for port in ports:
             require_free_port(port, "engines.base_port")
     announce(f"starting {engines.count} SGLang engine(s), logs in {log_dir}")
-    own = _own_flags(config)
+    own = engines.flags()
     address = str(own["dist-init-addr"]) if "dist-init-addr" in own else None
     for line in open_ports(_ranks(own), address, {**os.environ, **engines.environment}):
         announce(f"open ports: {line}")
@@ -179,7 +179,7 @@ async def _launched(
 
 def _flags(config: Config, index: int, port: int) -> dict[str, FlagValue]:
     """The flags of one server. The user's own win over our defaults."""
-    own = _own_flags(config)
+    own = config.engines.flags()
     # SGLang would draw a port for its ranks that an outgoing connection may take before they do.
     flags = model_flags(config.model) | {"port": port, "nccl-port": free_port()}
     if gpu_visible():
@@ -187,10 +187,6 @@ def _flags(config: Config, index: int, port: int) -> dict[str, FlagValue]:
     else:
         flags |= cpu_flags()
     return flags | own
-
-
-def _own_flags(config: Config) -> dict[str, FlagValue]:
-    return {name.replace("_", "-"): value for name, value in config.engines.sglang.items()}
 
 
 def _ranks(own: dict[str, FlagValue]) -> int:

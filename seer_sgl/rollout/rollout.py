@@ -247,7 +247,7 @@ class Rollout:
         """What the model's context leaves for a prompt, as far as it is known without engines."""
         if self.config.engines.launch == "external":
             return None
-        flags = {k.replace("_", "-"): v for k, v in self.config.engines.sglang.items()}
+        flags = self.config.engines.flags()
         length = flags.get("context-length", self._facts.max_position_embeddings)
         return length - 1 if isinstance(length, int) else None
 
