@@ -16,8 +16,8 @@ from rich.console import Console
 
 from .config import load
 from .errors import ConfigError, SeerError
+from .processes import stopping_signals
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 UNHEARD_S = 1.0  # after a signal; an event loop that is not blocked has long reacted by then
 INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
 
@@ -185,8 +185,8 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
     A signal that was ignored from the start stays so (`nohup`).
     """
-    stopped = heard = False
-    stopped_at = 0.0
+    stopped_at: float | None = None
+    heard = False
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = []
 
     def cancel(task: "asyncio.Task[None]") -> None:
@@ -195,9 +195,9 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         task.cancel()
 
     def stop(*_: object) -> None:
-        nonlocal stopped, stopped_at
-        if not stopped:
-            stopped, stopped_at = True, time.monotonic()
+        nonlocal stopped_at
+        if stopped_at is None:
+            stopped_at = time.monotonic()
             for loop, task in running:
                 loop.call_soon_threadsafe(cancel, task)
         elif running and not heard and time.monotonic() - stopped_at > UNHEARD_S:
@@ -207,12 +207,11 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         task: asyncio.Task[None] | None = asyncio.current_task()
         assert task is not None
         running.append((asyncio.get_running_loop(), task))
-        if stopped:
+        if stopped_at is not None:
             task.cancel()
         await work
 
-    heeded = [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in heeded}
+    before = {number: signal.signal(number, stop) for number in stopping_signals()}
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(cancellable())
@@ -223,4 +222,4 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
             running.clear()
             for number, handler in before.items():
                 # At its end Python gives handlers of ours back to the system, which would kill it.
-                signal.signal(number, signal.SIG_IGN if stopped else handler)
+                signal.signal(number, handler if stopped_at is None else signal.SIG_IGN)

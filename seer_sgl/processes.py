@@ -28,6 +28,7 @@ _given: set[int] = set()
 LOG_TAIL_LINES = 8
 LAST_LINE_CHARS = 100
 STOP_GRACE_S = 5.0
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PRIVATE = 0o600  # of logs: servers print requests, paths and settings
 
 
@@ -88,6 +89,11 @@ def _watch_parent(parent: int) -> None:
         shared_memory.remove(shared_memory.mapped_by(_family(os.getpid())))
     finally:
         os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def stopping_signals() -> list[signal.Signals]:
+    """The signals that end a program of ours, without those that its starter ignores (`nohup`)."""
+    return [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def open_private(path: Path) -> IO[bytes]:
