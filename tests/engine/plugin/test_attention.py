@@ -4,11 +4,7 @@ Runs against SGLang's own `TorchNativeAttnBackend`, in a process of its own, bec
 engine's switches must be set before SGLang is imported.
 """
 
-import json
-import subprocess
-import sys
-
-from seer_sgl.engine.process import engine_environment
+from tests.engine.plugin.probe import run_probe
 
 PROBE = """
 import json
@@ -63,15 +59,7 @@ print(json.dumps(figures))
 
 
 def test_attention_equals_stock_and_leaves_other_layers_to_it() -> None:
-    probe = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROBE],
-        env=engine_environment(1),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert probe.returncode == 0, probe.stderr[-2000:]
-    figures = json.loads(probe.stdout.splitlines()[-1])
+    figures = run_probe("-c", PROBE)
     assert figures["prompts"] < 1e-6
     assert figures["continuations"] < 1e-5
     assert figures["decode"] < 1e-5

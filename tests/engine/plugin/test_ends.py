@@ -1,13 +1,10 @@
-"""What an aborted reply says of its last step."""
+"""Where the last step of an aborted request began, as its reply reports it."""
 
-import json
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 from seer_sgl.engine.plugin.ends import EXAMINED, step_ends
-from seer_sgl.engine.process import engine_environment
+from tests.engine.plugin.probe import run_probe
 
 # Through SGLang's own classes, in a process of its own (see test_attention.py): the hook, what the
 # scheduler sends of two requests, and what the tokenizer manager makes of it. The first request is
@@ -64,15 +61,7 @@ print(json.dumps(meta))
 
 
 def test_the_report_arrives_through_sglangs_own_way_into_meta_info() -> None:
-    probe = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROBE],
-        env=engine_environment(1),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert probe.returncode == 0, probe.stderr[-2000:]
-    meta = json.loads(probe.stdout.splitlines()[-1])
+    meta = run_probe("-c", PROBE)
     assert meta == {"a": {EXAMINED: [53] * 8}, "b": {EXAMINED: [None] * 50 + [100]}}
 
 

@@ -5,8 +5,6 @@ be set before SGLang is imported.
 """
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 from seer_sgl.engine.plugin import noise
-from seer_sgl.engine.process import engine_environment
+from tests.engine.plugin.probe import run_probe
 
 COLUMNS = 50
 DRAWS = 30_000  # of each kind
@@ -128,15 +126,7 @@ print(json.dumps(answer))
 
 @pytest.fixture(scope="module")
 def answer() -> dict[str, Any]:
-    run = subprocess.run(
-        [sys.executable, "-c", PROBE, json.dumps([KINDS, COLUMNS, DRAWS])],
-        capture_output=True,
-        text=True,
-        env=engine_environment(threads=1),
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    found: dict[str, Any] = run_probe("-c", PROBE, json.dumps([KINDS, COLUMNS, DRAWS]))
     return found
 
 

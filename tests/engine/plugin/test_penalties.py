@@ -4,15 +4,13 @@ SGLang's penalizers run in a process of their own, because the CPU engine's swit
 before SGLang is imported.
 """
 
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from seer_sgl.engine.plugin import penalties
-from seer_sgl.engine.process import engine_environment
+from tests.engine.plugin.probe import run_probe
 
 RESTORED = """
 from types import SimpleNamespace
@@ -68,14 +66,7 @@ assert (penalized(restored)[0] != penalized(untouched)[0]).any()
 
 
 def test_a_retracted_request_is_penalized_for_what_it_had_written() -> None:
-    probe = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RESTORED],
-        env=engine_environment(1),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert probe.returncode == 0, probe.stderr[-2000:]
+    run_probe("-c", RESTORED)
 
 
 class BatchedPresencePenalizer:
