@@ -45,10 +45,7 @@ def store(settings: dict[str, Any]) -> int:
 
 
 def _lend(settings: dict[str, Any]) -> int:
-    load_store()
-    from mooncake.store import MooncakeDistributedStore
-
-    client = MooncakeDistributedStore()
+    client = load_store().MooncakeDistributedStore()
     status = client.setup(settings)
     if status != 0:
         print(f"Mooncake refuses the segment: error {status}", flush=True)
@@ -64,10 +61,7 @@ def _lend(settings: dict[str, Any]) -> int:
 
 def probe(settings: dict[str, Any]) -> int:
     """Put and get one small object: whether there is a master, and memory behind it."""
-    load_store()
-    from mooncake.store import MooncakeDistributedStore
-
-    client = MooncakeDistributedStore()
+    client = load_store().MooncakeDistributedStore()
     if client.setup(settings) != 0:
         print("it is no Mooncake master", flush=True)
         return 1

@@ -8,6 +8,7 @@ import importlib
 import importlib.metadata
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 VERSION = "0.3.13.post1"
 # The major version of CUDA that a package is linked to (libcudart); None: it needs none.
@@ -56,15 +57,15 @@ def _cuda(major: int | None) -> str:
     return "no CUDA" if major is None else f"CUDA {major}"
 
 
-def load_store() -> None:
-    """Import `mooncake.store`. Raises ImportError or OSError if one of its libraries is missing.
+def load_store() -> Any:
+    """The module `mooncake.store`. Raises ImportError or OSError if a library of it is missing.
 
     The libcudart that came as a package is in no folder where the linker looks. In a process that
     has imported torch it is there already; the driver and store nodes do without torch.
     """
     for library in _packaged_cudart():
         ctypes.CDLL(str(library))
-    importlib.import_module("mooncake.store")
+    return importlib.import_module("mooncake.store")
 
 
 def _packaged_cudart() -> Iterator[Path]:

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
+from seer_sgl.config.masking import MASK
+
 KEYS = ("api_key", "admin_api_key", "ssl_keyfile_password")  # of ServerArgs
-MASK = "***"
 
 
 def hooks() -> list[tuple[str, Callable[..., Any], str]]:
