@@ -5,22 +5,20 @@ A line is a sample as in `samples.jsonl`; all but its `prompt_ids` and `response
 
 from array import array
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
+from seer_sgl.config.tree import TokenId
 from seer_sgl.types import Prompt, token_array
 
 from .jsonl import read_jsonl
-from .prompts import MAX_TOKEN_ID
 
 KEY = "draft.history"
-Tokens = list[Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]]
 
 
 class _Record(msgspec.Struct):
-    prompt_ids: Tokens
-    response_ids: Tokens
+    prompt_ids: list[TokenId]
+    response_ids: list[TokenId]
 
 
 _decoder = msgspec.json.Decoder(_Record)

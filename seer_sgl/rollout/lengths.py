@@ -11,12 +11,12 @@ from typing import Annotated
 
 import msgspec
 
+from seer_sgl.config.tree import TokenId
 from seer_sgl.errors import ConfigError, PromptError
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.types import Group, token_array
 
 from .jsonl import read_jsonl
-from .prompts import MAX_TOKEN_ID
 
 Length = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 
@@ -24,7 +24,7 @@ Length = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 class LengthRecord(msgspec.Struct, kw_only=True):
     """One line: a sample or a group."""
 
-    prompt_ids: list[Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]] | None = None
+    prompt_ids: list[TokenId] | None = None
     group_id: str | None = None
     index: Length | None = None
     response_length: Length | None = None

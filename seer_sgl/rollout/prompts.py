@@ -14,14 +14,12 @@ import msgspec
 import numpy as np
 
 from seer_sgl.config import plain
-from seer_sgl.config.tree import LARGEST, LARGEST_ID, MOST_SAMPLES, Samples
+from seer_sgl.config.tree import LARGEST, LARGEST_ID, MOST_SAMPLES, Samples, TokenId
 from seer_sgl.errors import PromptError
 from seer_sgl.types import Prompt, token_array
 
 from .tokenizer import Tokenizer
 from .writable import unwritable
-
-MAX_TOKEN_ID = LARGEST_ID
 
 
 class PromptRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -29,7 +27,7 @@ class PromptRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
-    prompt_ids: list[Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]] | None = None
+    prompt_ids: list[TokenId] | None = None
     n: Samples | None = None
     id: str | Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)] | None = None
     metadata: Any = None
@@ -132,7 +130,7 @@ class PromptReader:
         if not ids:
             raise PromptError(f"{place}: the prompt is empty")
         values = np.frombuffer(ids, dtype=np.int32)
-        wrong = values[(values < 0) | (values >= (self._vocab_size or MAX_TOKEN_ID))]
+        wrong = values[(values < 0) | (values >= (self._vocab_size or LARGEST_ID))]
         if wrong.size:
             of = f" of {self._vocab_size}" if self._vocab_size else ""
             raise PromptError(f"{place}: token id {wrong[0]} is outside the vocabulary{of}")
