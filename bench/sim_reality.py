@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from seer_sgl import Rollout
-from seer_sgl.bench.constants import measured_engine
+from seer_sgl.benchmark.constants import measured_engine
 from seer_sgl.rollout.loop import Observer
 from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.outcome import Outcome, outcome

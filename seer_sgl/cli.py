@@ -83,8 +83,8 @@ def bench(
     *, config: Path | None, out: Path, gpu: bool, overrides: tuple[str, ...], **asked: Any
 ) -> None:
     """Compare plain SGLang with seer-sgl, technique by technique, on the same work."""
-    from .bench.command import bench as run_bench
-    from .bench.config import asked_for, load_bench, load_ready
+    from .benchmark.command import bench as run_bench
+    from .benchmark.config import asked_for, load_bench, load_ready
 
     if gpu and config is not None:
         raise ConfigError("--gpu: it takes configs/bench-gpu.yaml; not together with --config")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from seer_sgl.bench.config import load_bench
+from seer_sgl.benchmark.config import load_bench
 from seer_sgl.config import Config, SamplingConfig, load, parse
 from seer_sgl.errors import ConfigError
 

@@ -8,7 +8,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from seer_sgl.bench.config import load_bench
+from seer_sgl.benchmark.config import load_bench
 from seer_sgl.config import Config, load, parse
 from seer_sgl.config.addresses import is_address, is_url
 from seer_sgl.config.loader import MAX_BYTES, MAX_DEPTH, MAX_NODES

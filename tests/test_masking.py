@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from seer_sgl.bench.config import load_bench, ready_config
+from seer_sgl.benchmark.config import load_bench, ready_config
 from seer_sgl.config import load
 from seer_sgl.config.masking import MASK, is_secret, masked, without_userinfo
 from seer_sgl.errors import ConfigError

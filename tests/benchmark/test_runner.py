@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.bench import runner as module
-from seer_sgl.bench.arms import EVERY
-from seer_sgl.bench.config import load_bench, ready_config
-from seer_sgl.bench.fleets import Fleets
-from seer_sgl.bench.measure import Rolled
-from seer_sgl.bench.runner import Failure, Runner
+from seer_sgl.benchmark import runner as module
+from seer_sgl.benchmark.arms import EVERY
+from seer_sgl.benchmark.config import load_bench, ready_config
+from seer_sgl.benchmark.fleets import Fleets
+from seer_sgl.benchmark.measure import Rolled
+from seer_sgl.benchmark.runner import Failure, Runner
 from seer_sgl.errors import EngineStartError, RolloutError
 from seer_sgl.rollout.recorder import Recorder
-from tests.bench.test_summary import row
+
+from .test_summary import row
 
 ARMS = [EVERY[name] for name in ("group_round_robin", "divided", "oracle")]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.bench.family import family
-from seer_sgl.bench.soak import SoakRow, drift, kv_hit_share
+from seer_sgl.benchmark.family import family
+from seer_sgl.benchmark.soak import SoakRow, drift, kv_hit_share
 from seer_sgl.engine.process import SERVER_MODULE
 from seer_sgl.rollout.recorder import Recorder
 

@@ -73,7 +73,7 @@ async def routed(fleet: Fleet, sampling: SamplingConfig, log: Path) -> AsyncIter
     port, metrics = free_port(), free_port()
     url = f"http://127.0.0.1:{port}"
     command = [
-        *(sys.executable, "-m", "seer_sgl.bench.router_process"),
+        *(sys.executable, "-m", "seer_sgl.benchmark.router_process"),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)),
         *("--policy", "cache_aware", "--log-level", "warn"),

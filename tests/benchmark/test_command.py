@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from seer_sgl.bench import command
-from seer_sgl.bench.config import load_bench, ready_config
-from seer_sgl.bench.measure import Rolled
-from seer_sgl.bench.runner import Failure, Runner
+from seer_sgl.benchmark import command
+from seer_sgl.benchmark.config import load_bench, ready_config
+from seer_sgl.benchmark.measure import Rolled
+from seer_sgl.benchmark.runner import Failure, Runner
 from seer_sgl.errors import RolloutError
 from seer_sgl.rollout.recorder import Recorder
-from tests.bench.test_summary import row
+
+from .test_summary import row
 
 
 async def test_an_arm_that_failed_is_in_the_report_and_in_the_end(

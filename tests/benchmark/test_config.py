@@ -8,11 +8,12 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from seer_sgl.bench import config as module
-from seer_sgl.bench import fleets
-from seer_sgl.bench.arms import EVERY, arm_config
-from seer_sgl.bench.config import BenchConfig, asked_for, load_bench, load_ready, ready_config
-from seer_sgl.bench.fleets import runnable
+from seer_sgl.benchmark import config as module
+from seer_sgl.benchmark import fleets
+from seer_sgl.benchmark.arms import EVERY
+from seer_sgl.benchmark.config import BenchConfig, asked_for, load_bench, load_ready, ready_config
+from seer_sgl.benchmark.derive import arm_config
+from seer_sgl.benchmark.fleets import runnable
 from seer_sgl.cli import cli
 from seer_sgl.errors import ConfigError
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from bench.gpu import shapes
-from seer_sgl.bench.arms import EVERY, arm_config, servers_config
-from seer_sgl.bench.config import BenchConfig, load_bench
-from seer_sgl.bench.workloads import Source
+from seer_sgl.benchmark.arms import EVERY
+from seer_sgl.benchmark.config import BenchConfig, load_bench
+from seer_sgl.benchmark.derive import arm_config, servers_config
+from seer_sgl.benchmark.workloads import Source
 from seer_sgl.rollout import Rollout
 from seer_sgl.sim.trace import read_trace
 

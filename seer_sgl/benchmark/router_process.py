@@ -1,4 +1,4 @@
-"""SGLang's router as a child of a benchmark: `python -m seer_sgl.bench.router_process FLAGS`.
+"""SGLang's router as a child of a benchmark: `python -m seer_sgl.benchmark.router_process FLAGS`.
 
 Its launcher imports SGLang, which a machine without a GPU has to be prepared for; nobody else
 would end it if the benchmark were killed.

@@ -7,18 +7,19 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from seer_sgl.bench import prediction
-from seer_sgl.bench.arms import BASELINE, EVERY, SEER, Arm
-from seer_sgl.bench.config import load_bench, ready_config
-from seer_sgl.bench.constants import draft_overhead_us, fitted_step
-from seer_sgl.bench.measure import Rolled
-from seer_sgl.bench.prediction import measure_constants, predict
-from seer_sgl.bench.runner import Runner
+from seer_sgl.benchmark import prediction
+from seer_sgl.benchmark.arms import BASELINE, EVERY, SEER, Arm
+from seer_sgl.benchmark.config import load_bench, ready_config
+from seer_sgl.benchmark.constants import draft_overhead_us, fitted_step
+from seer_sgl.benchmark.measure import Rolled
+from seer_sgl.benchmark.prediction import measure_constants, predict
+from seer_sgl.benchmark.runner import Runner
 from seer_sgl.errors import EngineStartError, EngineUnavailable, PoolError, SeerError
 from seer_sgl.rollout.recorder import Recorder
 from seer_sgl.sim.config import EngineConfig
 from seer_sgl.types import Prompt
-from tests.bench.test_summary import row
+
+from .test_summary import row
 
 ENGINE = EngineConfig(
     count=2,

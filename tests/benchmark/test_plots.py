@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.bench.measure import Rolled
-from seer_sgl.bench.plots import draw_arms, draw_lanes, draw_soak, lanes_title, typical_pair
-from seer_sgl.bench.summary import summarize
+from seer_sgl.benchmark.measure import Rolled
+from seer_sgl.benchmark.plots import draw_arms, draw_lanes, draw_soak, lanes_title, typical_pair
+from seer_sgl.benchmark.summary import summarize
 from seer_sgl.rollout.recorder import Recorder
-from tests.bench.test_soak import soak_row
-from tests.bench.test_summary import row
 from tests.helpers import make_group
 from tests.rollout.test_report import info
+
+from .test_soak import soak_row
+from .test_summary import row
 
 
 def rolled(arm: str, number: int, speed: float, **changed: Any) -> Rolled:

@@ -16,8 +16,9 @@ from seer_sgl.errors import (
 )
 from seer_sgl.rollout.model import model_facts
 
-from .arms import BASELINE, EVERY, Arm, arm_config
+from .arms import BASELINE, EVERY, Arm
 from .config import BenchConfig
+from .derive import arm_config
 from .fleets import Fleets
 from .measure import Digests, Rolled, Workload, roll, write_lengths
 from .router import ROUTER

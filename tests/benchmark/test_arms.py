@@ -2,9 +2,10 @@
 
 import pytest
 
-from seer_sgl.bench.arms import ARMS, BASELINE, EVERY, GREEDY, SEER, arm_config, servers_config
-from seer_sgl.bench.config import BenchConfig, asked_for, load_bench, ready_config
-from seer_sgl.bench.fleets import runnable
+from seer_sgl.benchmark.arms import ARMS, BASELINE, EVERY, GREEDY, SEER
+from seer_sgl.benchmark.config import BenchConfig, asked_for, load_bench, ready_config
+from seer_sgl.benchmark.derive import arm_config, servers_config
+from seer_sgl.benchmark.fleets import runnable
 from seer_sgl.errors import ConfigError
 
 UNPOOLED = ["kv_pool.backend=none", "draft.scope=none"]

@@ -10,8 +10,9 @@ from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.engine.plugin import API_KEY
 from seer_sgl.errors import ConfigError
 
-from .arms import EVERY, Arm, servers_config
+from .arms import EVERY, Arm
 from .config import BenchConfig
+from .derive import servers_config
 from .router import ROUTER, installed, routed
 
 Announce = Callable[[str], None]

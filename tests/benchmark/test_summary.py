@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.bench.measure import Row
-from seer_sgl.bench.summary import by_seed, doubts, summarize
-from seer_sgl.bench.tables import markdown
+from seer_sgl.benchmark.measure import Row
+from seer_sgl.benchmark.summary import by_seed, doubts, summarize
+from seer_sgl.benchmark.tables import markdown
 
 
 def row(arm: str, number: int, **changed: Any) -> Row:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from seer_sgl.bench.config import BenchConfig, load_bench, ready_config
-from seer_sgl.bench.workloads import Source
+from seer_sgl.benchmark.config import BenchConfig, load_bench, ready_config
+from seer_sgl.benchmark.workloads import Source
 from seer_sgl.errors import ConfigError
 from tests.helpers import make_group
 
