@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from seer_sgl.engine.plugin import cpu
+from seer_sgl.link import contract
+from seer_sgl.plugin import cpu
 
 HEADS, KV_HEADS, HEAD_SIZE, KV_SLOTS = 4, 2, 32, 16_384
 CONTEXTS = (256, 1024, 2048, 4096, 6144)
@@ -24,7 +25,7 @@ def arms(context: int) -> dict[str, dict[str, Callable[[], Any]]]:
     import torch
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend as Stock
 
-    from seer_sgl.engine.plugin.cpu.attention import decode_grouped, extend_new_rows_only
+    from seer_sgl.plugin.cpu.attention import decode_grouped, extend_new_rows_only
 
     backend = object.__new__(Stock)  # the methods timed here use nothing of it
     k_cache = torch.randn(KV_SLOTS, KV_HEADS, HEAD_SIZE)
@@ -68,7 +69,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
-    os.environ[cpu.CPU_SWITCH] = "1"
+    os.environ[contract.CPU_SWITCH] = "1"
     cpu.prepare()
     import torch
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seer_sgl.draft.drafter import Drafter
+from seer_sgl.link import contract
 
 Tokens = NDArray[np.int32]
 MIN_PROBABILITY = 0.1  # below which ours and ArcticInference draft no further
@@ -164,9 +165,9 @@ class Ngram:
     DEPTH = 18
 
     def __init__(self, paths: int, budget: int) -> None:
-        from seer_sgl.engine.plugin import cpu
+        from seer_sgl.plugin import cpu
 
-        os.environ.setdefault(cpu.CPU_SWITCH, "1")
+        os.environ.setdefault(contract.CPU_SWITCH, "1")
         cpu.prepare()
         from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
 

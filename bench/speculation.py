@@ -58,7 +58,7 @@ def schedulers(engines: Sequence[EngineInfo]) -> list[psutil.Process]:
     servers = [
         child
         for child in psutil.Process().children()
-        if "seer_sgl.engine.plugin.server" in child.cmdline() and ports & set(child.cmdline())
+        if "seer_sgl.plugin.server" in child.cmdline() and ports & set(child.cmdline())
     ]
     return [
         child

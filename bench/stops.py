@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.attention import alternate
-from seer_sgl.engine.plugin import cpu
+from seer_sgl.link import contract
+from seer_sgl.plugin import cpu
 
 MODEL = Path(__file__).parent / "reasoner" / "model"
 RUN = 4  # tokens that a verification typically brings
@@ -31,7 +32,7 @@ def arms(stops: dict[str, Any]) -> dict[str, Callable[[], None]]:
     from sglang.srt.sampling.sampling_params import SamplingParams
     from sglang.srt.utils.hf_transformers.tokenizer import get_tokenizer
 
-    from seer_sgl.engine.plugin.stops import look_after_every_token
+    from seer_sgl.plugin.stops import look_after_every_token
 
     tokenizer = get_tokenizer(str(MODEL))
     stock = Req.update_finish_state
@@ -62,7 +63,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
-    os.environ[cpu.CPU_SWITCH] = "1"
+    os.environ[contract.CPU_SWITCH] = "1"
     cpu.prepare()
     figures: dict[str, dict[str, float]] = {}
     for name, stops in STOPS.items():

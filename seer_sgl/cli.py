@@ -111,7 +111,7 @@ def engine(flags: tuple[str, ...]) -> None:
 @click.option("--memory", default="1gb", show_default=True, help="For the tokens of all groups.")
 def drafthub(host: str, port: str, memory: str) -> None:
     """Be the draft hub of a fleet; the token is in SEER_SGL_LINK_TOKEN, as everywhere else."""
-    from .engine.hubserver import serve_hub
+    from .link.hubserver import serve_hub
 
     uvloop.run(serve_hub(host, port, memory))
 

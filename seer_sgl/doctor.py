@@ -29,7 +29,7 @@ PLUGIN_TIMEOUT_S = 180.0
 
 # Loads SGLang's plugins as a scheduler process does and tells which of our hooks are missing.
 _PLUGIN_PROBE = """
-from seer_sgl.engine.plugin import cpu, effect
+from seer_sgl.plugin import cpu, effect
 cpu.prepare()
 from sglang.srt.plugins import load_plugins
 load_plugins()

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from seer_sgl import cli
-from tests.engine.test_link import until
 from tests.fake_sglang import FakeSGLang, serving
+
+from .link.test_link import until
 
 DEADLINE_S = 120.0
 DISORDER = ("never awaited", "Traceback", "destroyed", "ignored", "GeneratorExit")

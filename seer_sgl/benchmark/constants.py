@@ -74,7 +74,7 @@ def fitted_step(steps: Sequence[tuple[int, float, float]]) -> tuple[float, float
 
 def draft_overhead_us(forward_ms: Sequence[Sequence[float]]) -> float:
     """What a draft to verify adds to a step. forward_ms: [batch, width, ms] as a drafting server
-    has measured them (plugin/speculation/measure.py)."""
+    has measured them (plugin/speculation/profile.py)."""
     rows = [(1.0, batch, batch * (width - 1)) for batch, width, _ in forward_ms]
     times = [ms for _, _, ms in forward_ms]
     (_, _, draft), *_ = np.linalg.lstsq(np.array(rows), np.array(times), rcond=None)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from seer_sgl.config import Config, SamplingConfig
 from seer_sgl.engine.fleet import Fleet, open_fleet
-from seer_sgl.engine.plugin import API_KEY
 from seer_sgl.errors import ConfigError
+from seer_sgl.link.contract import API_KEY
 
 from .arms import EVERY, Arm
 from .config import BenchConfig

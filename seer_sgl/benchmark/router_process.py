@@ -4,7 +4,7 @@ Its launcher imports SGLang, which a machine without a GPU has to be prepared fo
 would end it if the benchmark were killed.
 """
 
-from seer_sgl.engine.plugin import cpu
+from seer_sgl.plugin import cpu
 from seer_sgl.processes import end_with_parent
 
 

@@ -24,10 +24,10 @@ from seer_sgl.errors import (
     EngineUnavailable,
     RequestRejected,
 )
+from seer_sgl.link import contract
 from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, EngineWork
 
 from . import wire
-from .plugin import effect
 
 T = TypeVar("T")
 
@@ -198,7 +198,7 @@ class HttpEngine:
         None without drafting. Raises EngineUnavailable or RequestRejected.
         """
         plugin = await self._plugin()
-        if plugin is None or plugin.draft == wire.NULL:
+        if plugin is None or plugin.draft == contract.NULL:
             return None
         draft = _decode(plugin.draft, dict[str, Any], f"{self._name}: /server_info")
         return {"instance": plugin.instance, **draft}
@@ -260,7 +260,7 @@ class HttpEngine:
     def _name(self) -> str:
         return f"engine {self._info.engine_id} ({self._info.url})"
 
-    async def _plugin(self) -> wire.PluginReport | None:
+    async def _plugin(self) -> contract.PluginReport | None:
         """What our plugin says of itself now; None in a stock server."""
         body = await self._control("/server_info", CONTROL_TIMEOUT_S)
         said = _decode(body, wire.ServerInfo, f"{self._name}: /server_info")
@@ -329,12 +329,12 @@ def described(body: bytes, engine_id: str, url: str) -> EngineInfo:
     state = said.internal_states[0]
     plugin = state.seer_sgl
     reports = [state.seer_sgl for state in said.internal_states]
-    problem = effect.problem([report.missing if report else None for report in reports])
+    problem = contract.problem([report.missing if report else None for report in reports])
     if plugin is not None and problem is not None:  # a stock server without it is fine
         raise EngineStartError(f"{name}: {problem}")
-    pool, draft = plugin.pool if plugin else None, wire.DraftReport()
-    if plugin is not None and plugin.draft != wire.NULL:
-        draft = _decode(plugin.draft, wire.DraftReport, f"{name}: the plugin's report of drafting")
+    pool, draft = plugin.pool if plugin else None, contract.DraftReport()
+    if plugin is not None and plugin.draft != contract.NULL:
+        draft = _decode(plugin.draft, contract.DraftReport, f"{name}: the plugin on drafting")
     return EngineInfo(
         engine_id=engine_id,
         url=url,

@@ -1,10 +1,9 @@
 """Grouped drafting as an engine is started with it: SGLang's flags and the plugin's environment."""
 
 from seer_sgl.config import DraftConfig, FlagValue
-
-from .link import link_url
-from .plugin import drafting
-from .plugin.frames import HUB_URL
+from seer_sgl.link import contract
+from seer_sgl.link.contract import HUB_URL
+from seer_sgl.link.server import link_url
 
 
 def flags(config: DraftConfig) -> dict[str, FlagValue]:
@@ -12,7 +11,7 @@ def flags(config: DraftConfig) -> dict[str, FlagValue]:
     if config.scope == "none":
         return {}
     return {
-        "speculative-algorithm": drafting.ALGORITHM,
+        "speculative-algorithm": contract.ALGORITHM,
         "speculative-num-draft-tokens": config.max_draft_tokens + 1,
     }
 
@@ -21,10 +20,10 @@ def environment(config: DraftConfig) -> dict[str, str]:
     """Environment of an engine's process; empty without drafting."""
     if config.scope == "none":
         return {}
-    settings = drafting.Settings(
+    settings = contract.DraftSettings(
         config.scope, config.max_draft_tokens, config.paths, config.memory_bytes()
     )
-    given = {drafting.DRAFT: drafting.encode(settings)}
+    given = {contract.DRAFT: settings.encoded()}
     if config.hub is not None:
         given[HUB_URL] = link_url(config.hub)
     return given

@@ -14,15 +14,14 @@ import msgspec
 from seer_sgl.config import Config, FlagValue, SamplingConfig
 from seer_sgl.errors import ConfigError, EngineStartError, EngineUnavailable
 from seer_sgl.kvpool.hicache import Pool, open_pool
+from seer_sgl.link.contract import API_KEY, LINK_TOKEN, LINK_URL
+from seer_sgl.link.drafthub import DistantHub, DraftHub, Drafts
+from seer_sgl.link.server import LinkServer, link_url, open_link, shared_token
 from seer_sgl.processes import OwnedProcess, free_port, require_free_port
 from seer_sgl.types import EngineInfo
 
 from . import drafting
 from .client import HttpEngine, describe, open_session
-from .drafthub import DistantHub, DraftHub, Drafts
-from .link import LinkServer, link_url, open_link, shared_token
-from .plugin import API_KEY
-from .plugin.frames import LINK_TOKEN, LINK_URL
 from .process import cpu_flags, gpu_visible, model_flags, open_ports, start_server
 
 POLL_S = 0.25

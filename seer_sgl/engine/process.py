@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from seer_sgl.config import FlagValue, ModelConfig
+from seer_sgl.link import contract
+from seer_sgl.link.contract import API_KEY
 from seer_sgl.processes import OwnedProcess
 
-from .plugin import API_KEY, cpu
-
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"  # NCCL's environment variable
-SERVER_MODULE = "seer_sgl.engine.plugin.server"
+SERVER_MODULE = "seer_sgl.plugin.server"
 
 
 def gpu_visible() -> bool:
@@ -23,7 +23,7 @@ def engine_environment(threads: int | None) -> dict[str, str]:
     """Environment of a server process; on a machine without a GPU the CPU engine's switches."""
     environment = dict(os.environ)
     if not gpu_visible():
-        environment[cpu.CPU_SWITCH] = "1"
+        environment[contract.CPU_SWITCH] = "1"
         # Seeded sampling is compiled by torch.compile, which needs a C++ compiler on a CPU.
         environment["TORCHDYNAMO_DISABLE"] = "1"
         if threads is not None:

@@ -12,13 +12,12 @@ import msgspec
 from seer_sgl.config import Config, KvPoolConfig, load
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import Pool, open_pool
+from seer_sgl.link.contract import API_KEY, LINK_TOKEN, LINK_URL
+from seer_sgl.link.server import link_url, shared_token
 from seer_sgl.processes import free_port, require_free_port
 
 from . import drafting
 from .fleet import require_model
-from .link import link_url, shared_token
-from .plugin import API_KEY
-from .plugin.frames import LINK_TOKEN, LINK_URL
 from .process import (
     SERVER_MODULE,
     cpu_flags,

@@ -13,26 +13,20 @@ import msgspec
 import numpy as np
 
 from seer_sgl.config import SamplingConfig
+from seer_sgl.link.contract import EXAMINED, ORIGIN, Natural, PluginReport, Positive
 from seer_sgl.types import (
     Chunk,
     ChunkReply,
-    EngineWork,
     FinishReason,
     WeightSpan,
     logprob_array,
     token_array,
 )
 
-from .plugin.ends import EXAMINED
-
 T = TypeVar("T")
-Natural = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[int, msgspec.Meta(gt=0)]
-NULL = msgspec.Raw(b"null")
 
 # What SGLang reports as the matched stop when logits are NaN (Req._check_vocab_boundary_finish).
 NAN_MATCH = "NaN happened"
-ORIGIN = "seer_sgl"  # key of `custom_params`: whose response a call continues
 # No logarithm of a probability is above 0; log-softmax in float32 may round a little over it.
 MAX_LOGPROB = 1e-4
 
@@ -114,37 +108,6 @@ class Loads(msgspec.Struct):
     """`/v1/loads`."""
 
     loads: Annotated[list[LoadEntry], msgspec.Meta(min_length=1)]
-
-
-class PoolReport(msgspec.Struct):
-    """`namespace`: engines of equal names share pages."""
-
-    namespace: str
-    kv_bytes_per_token: Natural
-
-
-class DraftReport(msgspec.Struct):
-    """What does not change of drafting. `draft_tokens`: see EngineInfo."""
-
-    draft_tokens: Natural = 0
-
-
-class PluginReport(msgspec.Struct):
-    """What our plugin in a scheduler reports (plugin/effect.py).
-
-    `missing`: SGLang names that it could not hook. `instance`: a name for this start of the server.
-    `weights`: a name for what is loaded. `vocab_size`: of the logits. `draft`: a DraftReport and
-    counters (rollout/drafting.py), or null.
-    """
-
-    version: str
-    missing: list[str]
-    instance: str | None = None
-    weights: str | None = None
-    vocab_size: Positive | None = None
-    pool: PoolReport | None = None
-    draft: msgspec.Raw = NULL
-    work: EngineWork | None = None
 
 
 class InternalState(msgspec.Struct):

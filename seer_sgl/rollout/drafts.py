@@ -1,6 +1,6 @@
 """What the draft hub hears from the rollout: history when a group begins, and when it is over."""
 
-from seer_sgl.engine.drafthub import Drafts
+from seer_sgl.link.drafthub import Drafts
 from seer_sgl.types import Chunk, Group, Request
 
 from .history import History

@@ -140,7 +140,7 @@ class RolloutLoop:
         self._scheduler.looked(seconds)
 
     def stored(self, rid: str, whole: bool) -> None:
-        """The KV of a chunk has reached the pool (engine/link.py)."""
+        """The KV of a chunk has reached the pool (link/server.py)."""
         request = self._scheduler.stored(rid, whole)
         run = self._runs.get(request.group.group_id) if request is not None else None
         if request is None or run is None:

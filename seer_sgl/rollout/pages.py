@@ -3,8 +3,8 @@
 from array import array
 from collections.abc import Mapping
 
-from seer_sgl.engine.link import LinkServer
 from seer_sgl.engine.protocol import Engine
+from seer_sgl.link.server import LinkServer
 from seer_sgl.types import Chunk, Group, Request, RequestState
 
 from .loop import Observer

@@ -17,9 +17,9 @@ from typing import Any, Self
 
 from seer_sgl.config import Config, load, parse
 from seer_sgl.engine.fleet import Fleet, open_fleet, require_model
-from seer_sgl.engine.plugin.frames import Rates
 from seer_sgl.engine.protocol import Engine
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
+from seer_sgl.link.messages import Rates
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.placement import Placement

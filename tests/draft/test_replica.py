@@ -27,7 +27,7 @@ from seer_sgl.draft.messages import (
     travelling_name,
 )
 from seer_sgl.draft.replica import DRAIN_TOKENS, IDLE_S, RESYNC_S, Replica, Scope
-from seer_sgl.engine.plugin.drafting import INDEX_BYTES
+from seer_sgl.link.contract import INDEX_BYTES
 from tests.draft.fakes import FakeDrafter
 
 PROMPT = [1, 2, 3]

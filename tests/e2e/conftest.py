@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from seer_sgl import shared_memory
-from seer_sgl.engine import drafthub, fleet
+from seer_sgl.engine import fleet
 from seer_sgl.kvpool import mooncake
+from seer_sgl.link import drafthub
 from seer_sgl.processes import free_port
 from seer_sgl.rollout import drafting as rollout_drafting
 from tests.listening import family

@@ -14,8 +14,8 @@ import psutil
 from aiohttp import WSMsgType, web
 
 from seer_sgl.draft.messages import MAX_ENTRIES, MAX_NUMBER, Delta, Deltas, Done, Open
-from seer_sgl.engine.link import PATH
-from seer_sgl.engine.plugin import frames
+from seer_sgl.link import contract, messages
+from seer_sgl.link.server import PATH
 from tests.e2e.conftest import SEER_SGL
 
 Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
@@ -40,7 +40,7 @@ class HubProcess:
         self._process = await asyncio.create_subprocess_exec(
             *command,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, frames.LINK_TOKEN: self._token},
+            env={**os.environ, contract.LINK_TOKEN: self._token},
         )
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
@@ -98,11 +98,11 @@ class Relay:
         async with aiohttp.ClientSession(headers=headers) as session:
             try:
                 far = await session.ws_connect(
-                    self._hub + PATH, max_msg_size=frames.MAX_FRAME_BYTES
+                    self._hub + PATH, max_msg_size=messages.MAX_FRAME_BYTES
                 )
             except aiohttp.ClientError:
                 return web.Response(status=502)
-            near = web.WebSocketResponse(max_msg_size=frames.MAX_FRAME_BYTES, compress=False)
+            near = web.WebSocketResponse(max_msg_size=messages.MAX_FRAME_BYTES, compress=False)
             await near.prepare(request)
             await far.send_bytes(await near.receive_bytes())  # the hello arrives
             self.open += 1
@@ -166,9 +166,9 @@ async def relay(port: int, hub: str, seed: int) -> AsyncIterator[Relay]:
 GARBAGE = [
     b"\xc1",
     bytes(1000),
-    frames.encode(Deltas([Delta("g", -1, 0, b"abcd")])),
-    frames.encode(Open({"g": {0: MAX_NUMBER + 1}})),
-    frames.encode(Deltas([Delta("g", 0, 0, bytes(2 * frames.MAX_FRAME_BYTES))])),
+    messages.encode(Deltas([Delta("g", -1, 0, b"abcd")])),
+    messages.encode(Open({"g": {0: MAX_NUMBER + 1}})),
+    messages.encode(Deltas([Delta("g", 0, 0, bytes(2 * messages.MAX_FRAME_BYTES))])),
 ]
 
 
@@ -188,7 +188,7 @@ async def attack(address: str, token: str, victims: Iterable[str]) -> None:
                 await socket.receive()
     async with stranger(url, token) as socket:
         for message in [*absurd(), *poison(victims), *flood()]:
-            await socket.send_bytes(frames.encode(message))
+            await socket.send_bytes(messages.encode(message))
         await socket.send_bytes(GARBAGE[0])
         while not socket.closed:  # all before it was read
             await socket.receive()
@@ -200,13 +200,15 @@ async def stranger(url: str, token: str) -> AsyncIterator[aiohttp.ClientWebSocke
     headers = {"Authorization": f"Bearer {token}"}
     async with (
         aiohttp.ClientSession(headers=headers) as session,
-        session.ws_connect(url, max_msg_size=frames.MAX_FRAME_BYTES) as socket,
+        session.ws_connect(url, max_msg_size=messages.MAX_FRAME_BYTES) as socket,
     ):
-        await socket.send_bytes(frames.encode(frames.Hello(frames.PROTOCOL, "stranger", 0, 1)))
+        await socket.send_bytes(
+            messages.encode(messages.Hello(messages.PROTOCOL, "stranger", 0, 1))
+        )
         yield socket
 
 
-def absurd() -> list[frames.ToDriver]:
+def absurd() -> list[messages.ToDriver]:
     """Messages that are well formed and claim what cannot be."""
     return [
         Open({"absurd": dict.fromkeys(range(4096), MAX_NUMBER)}),
@@ -217,14 +219,14 @@ def absurd() -> list[frames.ToDriver]:
     ]
 
 
-def poison(victims: Iterable[str]) -> list[frames.ToDriver]:
+def poison(victims: Iterable[str]) -> list[messages.ToDriver]:
     """Tokens nobody decoded, some of which do not exist, as those of sequences that are."""
     tokens = array("i", [*range(40), 1 << 30, -1]).tobytes()
     parts = [Delta(name, n, at, tokens) for name in victims for n in (0, 1, 99) for at in (0, 7)]
     return [Deltas(parts)] if parts else []
 
 
-def flood() -> list[frames.ToDriver]:
+def flood() -> list[messages.ToDriver]:
     """Far more groups than a hub remembers."""
     names = [f"flood {n}" for n in range(2 * MAX_ENTRIES)]
     batches = [names[:MAX_ENTRIES], names[MAX_ENTRIES:]]

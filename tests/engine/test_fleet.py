@@ -15,12 +15,12 @@ import pytest
 from seer_sgl.config import Config, parse
 from seer_sgl.engine import fleet, process
 from seer_sgl.engine.fleet import open_fleet, require_model
-from seer_sgl.engine.link import LinkServer
-from seer_sgl.engine.plugin import frames
 from seer_sgl.errors import ConfigError, EngineStartError
+from seer_sgl.link import contract
+from seer_sgl.link.server import LinkServer
 from seer_sgl.processes import PARENT_PID, free_port
-from tests.engine.test_link import DEADLINE_S, engine, until
 from tests.fake_sglang import FakeSGLang, serving
+from tests.link.test_link import DEADLINE_S, engine, until
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def joined(url: str, **engines: Any) -> Config:
 async def test_an_external_engine_has_a_pool_for_us_once_its_plugin_is_linked(
     token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(frames.LINK_TOKEN, "right")
+    monkeypatch.setenv(contract.LINK_TOKEN, "right")
     monkeypatch.setattr(fleet, "LINK_TIMEOUT_S", 30.0 if token == "right" else 0.5)
     link = f"127.0.0.1:{free_port()}"
     address = LinkServer(token)
@@ -169,7 +169,7 @@ async def test_a_link_that_cannot_be_is_named_before_any_engine_is_asked(
         with pytest.raises(ConfigError, match=r"engines\.link: set SEER_SGL_LINK_TOKEN"):
             async with open_fleet(config, tmp_path, lambda _: None):
                 pass
-        monkeypatch.setenv(frames.LINK_TOKEN, "secret")
+        monkeypatch.setenv(contract.LINK_TOKEN, "secret")
         with pytest.raises(ConfigError, match=r"engines\.link: port \d+: Address already in use"):
             async with open_fleet(config, tmp_path, lambda _: None):
                 pass

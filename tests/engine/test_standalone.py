@@ -14,13 +14,11 @@ from seer_sgl import loopback
 from seer_sgl.config import EnginesConfig, KvPoolConfig, load
 from seer_sgl.engine import standalone
 from seer_sgl.engine.fleet import _flags
-from seer_sgl.engine.plugin import API_KEY
-from seer_sgl.engine.plugin.drafting import ALGORITHM, DRAFT
-from seer_sgl.engine.plugin.frames import HUB_URL, LINK_TOKEN, LINK_URL
 from seer_sgl.engine.process import SERVER_MODULE
 from seer_sgl.engine.standalone import exec_engine
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import FILE_DIRECTORY, NAMESPACE, Pool
+from seer_sgl.link.contract import ALGORITHM, API_KEY, DRAFT, HUB_URL, LINK_TOKEN, LINK_URL
 from seer_sgl.processes import free_port
 
 FLEET = """\

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seer_sgl.config import SamplingConfig
-from seer_sgl.engine.plugin.ends import EXAMINED
 from seer_sgl.engine.wire import Unreadable, constant_sampling_params, decode_generate
+from seer_sgl.link.contract import EXAMINED
 from seer_sgl.types import Chunk, ChunkReply, Move, WeightSpan
 from tests.garbage import GARBAGE
 from tests.helpers import make_group

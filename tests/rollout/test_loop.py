@@ -17,8 +17,8 @@ from seer_sgl.rollout import monitor
 from seer_sgl.rollout.loop import Observer
 from seer_sgl.rollout.samples import SampleWriter
 from seer_sgl.types import Chunk, ChunkResult, Group
-from tests.engine.test_link import until
 from tests.fake_sglang import FakeSGLang, response_of, serving
+from tests.link.test_link import until
 
 PROMPTS: list[dict[str, Any]] = [
     {"prompt_ids": [5] * length, "id": f"p{length}"} for length in (3, 7, 11, 20)

@@ -12,8 +12,8 @@ from seer_sgl.rollout import monitor
 from seer_sgl.rollout.shortfall import QUIET_LOOKS, Shortfall
 from seer_sgl.scheduling.placement import EngineSlot
 from seer_sgl.types import EngineLoad
-from tests.engine.test_link import until
 from tests.fake_sglang import FakeSGLang
+from tests.link.test_link import until
 from tests.rollout.test_loop import all_groups, check, rolling
 
 

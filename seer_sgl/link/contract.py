@@ -1,0 +1,97 @@
+"""The contract between the driver's side and the plugin inside SGLang: environment variables, keys
+in SGLang's own messages, and the plugin's report.
+
+`engine/` and `plugin/` never import each other; both import this.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+
+from seer_sgl.types import EngineWork
+
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(gt=0)]
+NULL = msgspec.Raw(b"null")
+
+# Environment variables of a server process.
+API_KEY = "SEER_SGL_API_KEY"  # the bearer token that the server demands
+LINK_URL = "SEER_SGL_LINK_URL"  # where it finds its driver
+LINK_TOKEN = "SEER_SGL_LINK_TOKEN"  # the bearer token of driver and draft hub
+HUB_URL = "SEER_SGL_HUB_URL"  # where it finds the draft hub, if that is a process of its own
+INSTANCE = "SEER_SGL_INSTANCE"  # a name for this start of the server, set by itself
+DRAFT = "SEER_SGL_DRAFT"  # DraftSettings as JSON; not set: no drafting
+# SGLang's own switch (sglang.srt.utils.is_cpu); the launcher sets it where no GPU is visible.
+CPU_SWITCH = "SGLANG_USE_CPU_ENGINE"
+
+# Keys in SGLang's messages.
+ORIGIN = "seer_sgl"  # in `custom_params`: whose response a call continues
+REPORT = "seer_sgl"  # in internal_states[i] of `/server_info`: the PluginReport of a scheduler
+EXAMINED = "seer_sgl_examined"  # in `meta_info`: tokens before the last step, once per token
+ALGORITHM = "SEER_GROUP"  # SGLang's name of grouped drafting
+
+INDEX_BYTES = 100  # per token, of the draft index and its log
+
+
+class DraftSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The config's section `draft`, as far as an engine needs it."""
+
+    scope: Literal["request", "engine", "fleet"]
+    max_draft_tokens: int  # per row, the root not included
+    paths: int
+    memory: int  # bytes for index and tokens
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens the index may hold."""
+        return self.memory // INDEX_BYTES
+
+    def encoded(self) -> str:
+        """The value of DRAFT."""
+        return msgspec.json.encode(self).decode()
+
+
+class PoolReport(msgspec.Struct):
+    """The pool's part of the report. `namespace`: engines of equal names share pages."""
+
+    namespace: str
+    kv_bytes_per_token: Natural
+
+
+class DraftReport(msgspec.Struct):
+    """The constant part of the report on drafting. `draft_tokens`: see EngineInfo."""
+
+    draft_tokens: Natural = 0
+
+
+class PluginReport(msgspec.Struct):
+    """What the plugin in a scheduler process reports in `/server_info`.
+
+    `missing`: SGLang names that it could not hook. `instance`: a name for this start of the server.
+    `weights`: a name for what is loaded. `vocab_size`: of the logits. `draft`: a DraftReport and
+    counters (report/draft_report.py), or null.
+    """
+
+    version: str
+    missing: list[str]
+    hooks: Natural = 0  # that the plugin registered
+    instance: str | None = None
+    weights: str | None = None
+    vocab_size: Positive | None = None
+    pool: PoolReport | None = None
+    draft: msgspec.Raw = NULL
+    work: EngineWork | None = None
+
+
+def problem(missing: Sequence[Sequence[str] | None]) -> str | None:
+    """Returns what is wrong with the plugin in a server; None when all is well.
+
+    missing: the names that each of its schedulers reports as such; None: it reports nothing.
+    """
+    for names in missing:
+        if names is None:
+            return "the seer-sgl plugin was not loaded by SGLang's scheduler"
+        if names:
+            return f"the seer-sgl plugin could not hook {', '.join(names)}"
+    return None

@@ -1,0 +1,37 @@
+"""`seer-sgl drafthub`: a draft hub in a process of its own, for one driver and its engines."""
+
+import asyncio
+
+from seer_sgl.config import DraftConfig
+from seer_sgl.config.addresses import is_address
+from seer_sgl.errors import ConfigError
+from seer_sgl.processes import require_free_port, stopping_signals
+
+from .drafthub import DraftHub
+from .server import open_link, shared_token
+
+MAX_DIGITS = 9  # of a port that is refused as one
+
+
+async def serve_hub(host: str, port: str, memory: str) -> None:
+    """Be a draft hub on host:port until SIGTERM, SIGINT or SIGHUP.
+
+    `memory`: the most that the tokens of all groups may take, such as `2gb`. Raises ConfigError for
+    an invalid address or size, and without a token.
+    """
+    token = shared_token("driver and the engines", "drafthub")
+    if not port.isdecimal() or len(port) > MAX_DIGITS:
+        raise ConfigError(f"drafthub: --port {port} is not a number")
+    if not is_address(f"{host}:1"):
+        raise ConfigError(f"drafthub: --host {host}: only host names and IPv4 addresses")
+    try:
+        size = DraftConfig(memory=memory).memory_bytes()
+    except ValueError as error:
+        raise ConfigError(f"drafthub: --memory: {error}") from None
+    require_free_port(int(port), "drafthub: --port", host)
+    over = asyncio.Event()
+    for number in stopping_signals():
+        asyncio.get_running_loop().add_signal_handler(number, over.set)
+    async with open_link(host, int(port), token, DraftHub(size)) as link:
+        print(f"draft hub ready on {link.address}", flush=True)
+        await over.wait()

@@ -1,0 +1,200 @@
+"""This rank's part in the KV pool: acknowledgements to the driver, and release of pages.
+
+SGLang answers a request before its KV is in the pool and never says when it is. The member asks the
+storage backend itself, as soon as the last page was written.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from seer_sgl.kvpool.namespace import Layout
+from seer_sgl.link import messages
+from seer_sgl.link.client import Link, driver_link
+
+logger = logging.getLogger(__name__)
+FIRST_CHECK_S = 0.01  # then twice as long each time
+# After a wait as long as this, some 5 s in all, what is there is all that will be. Waits, not the
+# clock, count: a process that is held up for seconds has not looked in vain.
+LONGEST_WAIT_S = 2.5
+RATES_EVERY_S = 2.0
+MAX_PAGES = 1_000_000  # whose names are remembered for their release, some 100 bytes each
+
+
+class Chain:
+    """The pages of one finished call, by name."""
+
+    def __init__(self, rid: str, key: Any) -> None:
+        self.rid = rid
+        self.uid = rid.rpartition(".")[0]  # of the request
+        self.key = key  # SGLang's RadixKey: tokens and namespace
+        self.pages: list[str] = []
+        self.check_at = time.monotonic()
+        self.patience = FIRST_CHECK_S
+
+
+class PageNames:
+    """The page names of requests, newest last; the oldest are given up beyond `max_pages`."""
+
+    def __init__(self, max_pages: int) -> None:
+        self._max_pages = max_pages
+        self._count = 0
+        self._pages: OrderedDict[str, list[str]] = OrderedDict()
+
+    def put(self, uid: str, pages: list[str]) -> None:
+        """The pages of a request, from its beginning."""
+        self.take(uid, 0)
+        self._pages[uid] = pages
+        self._count += len(pages)
+        while self._count > self._max_pages and len(self._pages) > 1:
+            self._count -= len(self._pages.popitem(last=False)[1])
+
+    def take(self, uid: str, keep: int) -> list[str]:
+        """The pages beyond the first `keep`, which alone stay."""
+        pages = self._pages.pop(uid, [])
+        self._count -= len(pages) - len(pages[:keep])
+        if pages[:keep]:
+            self._pages[uid] = pages[:keep]
+        return pages[keep:]
+
+
+class Member:
+    """This rank's part in the pool. Only what says so may be called from SGLang's threads."""
+
+    def __init__(self, controller: Any, layout: Layout) -> None:
+        self.layout = layout
+        self._controller = controller
+        self._page_size = controller.page_size
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._awaited: dict[str, Chain] = {}  # by rid
+        self._by_last_page: dict[str, Chain] = {}
+        self._names = PageNames(MAX_PAGES)
+        self._forgotten: dict[str, int] = {}  # uid -> tokens to keep, once its writes are over
+        self._rates = messages.Rates(0, 0.0, 0, 0.0)
+        self._told_rates_at = time.monotonic()
+        self._link = self._join()
+        threading.Thread(target=self._run, name="seer-sgl pool", daemon=True).start()
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of the KV of one token, in all ranks together."""
+        ranks = int(self._controller.tp_size * self._controller.pp_size)
+        return int(self._controller.mem_pool_host.size_per_token) * ranks
+
+    def finished(self, rid: str, key: Any) -> None:
+        """A call is over; its KV, that of `key`, will be written now. Any thread."""
+        self._events.put(Chain(rid, key))
+
+    def written(self, last_page: str) -> None:
+        """SGLang's backup thread has put a run of pages, or failed to. Any thread."""
+        self._events.put(last_page)
+
+    def measured(self, rates: messages.Rates) -> None:
+        """A prefill or a fetch took so long. Any thread."""
+        self._events.put(rates)
+
+    def _join(self) -> Link | None:
+        ranks = self._controller.tp_size * self._controller.pp_size
+        rank = self._controller.pp_rank * self._controller.tp_size + self._controller.tp_rank
+        link = driver_link(rank, ranks)
+        if link is not None:
+            link.on(messages.Forget, self._events.put)
+        return link
+
+    def _run(self) -> None:
+        while True:
+            wait = FIRST_CHECK_S if self._awaited else None
+            try:
+                event = self._events.get(timeout=wait)
+            except queue.Empty:
+                event = None
+            try:
+                self._take(event)
+            except Exception:
+                # The pool is an aid: whatever goes wrong with it must not end the acknowledgements.
+                logger.exception("seer-sgl: KV pool bookkeeping failed")
+
+    def _take(self, event: Any) -> None:
+        if isinstance(event, Chain):
+            self._expect(event)
+        elif isinstance(event, messages.Forget):
+            self._forget(event.uid, event.keep)
+        elif isinstance(event, messages.Rates):
+            self._tell(event)
+        elif event in self._by_last_page:
+            self._check(self._by_last_page[event])
+        now = time.monotonic()
+        for chain in [chain for chain in self._awaited.values() if chain.check_at <= now]:
+            self._check(chain)
+
+    def _tell(self, rates: messages.Rates) -> None:
+        before, now = msgspec.structs.astuple(self._rates), time.monotonic()
+        added = zip(before, msgspec.structs.astuple(rates), strict=True)
+        self._rates = messages.Rates(*(old + new for old, new in added))
+        if self._link is not None and now - self._told_rates_at >= RATES_EVERY_S:
+            self._link.send(self._rates)
+            self._rates, self._told_rates_at = messages.Rates(0, 0.0, 0, 0.0), now
+
+    def _expect(self, chain: Chain) -> None:
+        from sglang.srt.mem_cache.utils import get_storage_hash_str
+
+        chain.pages = list(get_storage_hash_str(chain.key, None, page_size=self._page_size))
+        chain.check_at = time.monotonic() + chain.patience
+        if not chain.pages:
+            return
+        chain.key = None
+        self._names.put(chain.uid, chain.pages)
+        self._awaited[chain.rid] = chain
+        self._by_last_page[chain.pages[-1]] = chain
+
+    def _check(self, chain: Chain) -> None:
+        """Tell the driver once all is there, or once it will not get more."""
+        try:
+            there = self._controller.storage_backend.batch_exists(chain.pages)
+        except Exception:  # whatever a storage backend raises while its servers are away
+            there = 0
+        whole = there == len(chain.pages)
+        if not whole and chain.patience < LONGEST_WAIT_S:
+            chain.patience *= 2
+            chain.check_at = time.monotonic() + chain.patience
+            return
+        del self._awaited[chain.rid]
+        if self._by_last_page.get(chain.pages[-1]) is chain:
+            del self._by_last_page[chain.pages[-1]]
+        if self._link is not None:
+            self._link.send(messages.Stored(chain.rid, whole))
+        if chain.uid in self._forgotten:
+            self._forget(chain.uid, self._forgotten.pop(chain.uid))
+
+    def _forget(self, uid: str, keep: int) -> None:
+        """Remove the pages of a request beyond its first `keep` tokens."""
+        if any(chain.uid == uid for chain in self._awaited.values()):
+            self._forgotten[uid] = keep  # what is still being written would stay
+            return
+        pages = self._names.take(uid, keep // self._page_size)
+        remove_pages(self._controller.storage_backend, pages)
+
+
+def remove_pages(backend: Any, pages: list[str]) -> None:
+    """Take pages out of the pool, whoever may have looked at them lately."""
+    if not pages:
+        return
+    if hasattr(backend, "store"):  # Mooncake
+        keys = backend._tag_keys(pages)
+        if backend.is_mla_backend:
+            names = [f"{key}_{backend.mla_suffix}_k" for key in keys]
+        else:
+            suffixes = backend.mha_suffix
+            ranks = suffixes if isinstance(suffixes, list) else [suffixes]
+            names = [f"{key}_{rank}_{part}" for key in keys for rank in ranks for part in "kv"]
+        backend.store.batch_remove(names, True)
+    elif hasattr(backend, "file_path"):
+        for page in pages:
+            path = Path(backend.file_path) / f"{backend._get_suffixed_key(page)}.bin"
+            path.unlink(missing_ok=True)

@@ -1,0 +1,74 @@
+"""One SGLang server with our plugin: `python -m seer_sgl.plugin.server --model-path M ...`.
+
+`seer-sgl engine` and the local launcher both start this module. Everything at module level runs
+again in the spawned scheduler and detokenizer processes, which is where the CPU stand-ins must be
+in place before `sglang` is imported.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from typing import Any
+
+from seer_sgl.link import contract
+from seer_sgl.link.contract import API_KEY
+from seer_sgl.processes import end_with_parent
+
+from . import cpu
+
+cpu.prepare()
+
+VERIFY_POLL_S = 1.0
+
+
+def main(arguments: list[str]) -> None:
+    """Run the server until it is told to stop. `arguments`: SGLang's own flags."""
+    end_with_parent()
+    os.environ[contract.INSTANCE] = uuid.uuid4().hex
+    api_key = os.environ.pop(API_KEY, None)
+    if api_key is not None:
+        arguments = ["--api-key", api_key, *arguments]  # of a repeated flag the last one counts
+
+    from sglang.launch_server import run_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    load_plugins()
+    server_args = prepare_server_args(arguments)
+    threading.Thread(target=_verify_plugin, args=(server_args,), daemon=True).start()
+    try:
+        run_server(server_args)
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
+
+
+def _verify_plugin(server_args: Any) -> None:
+    """End the server if its schedulers run without our hooks: SGLang only logs such a failure."""
+    request = urllib.request.Request(f"{server_args.url()}/server_info")
+    if server_args.api_key:
+        request.add_header("Authorization", f"Bearer {server_args.api_key}")
+    while True:
+        time.sleep(VERIFY_POLL_S)
+        try:
+            with urllib.request.urlopen(request) as reply:
+                states = json.load(reply)["internal_states"]
+        except (OSError, ValueError, KeyError):  # not up yet
+            continue
+        reports = [state.get(contract.REPORT) for state in states]
+        problem = contract.problem([report and report["missing"] for report in reports])
+        if problem is None:
+            return
+        print(f"seer-sgl: {problem}", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

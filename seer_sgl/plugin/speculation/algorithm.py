@@ -1,0 +1,87 @@
+"""`--speculative-algorithm SEER_GROUP`, registered with SGLang's `SpeculativeAlgorithm`.
+
+To SGLang it is a kind of n-gram drafting: trees that need no KV of their own, verified by the
+target (`is_ngram`); what differs is who drafts and how a draft is verified (worker.py).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from seer_sgl.link.contract import ALGORITHM
+
+
+def register() -> None:
+    """Make the algorithm known; once in every process of a server."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+    from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+    class GroupedSpeculation(CustomSpecAlgo):  # type: ignore[misc]
+        """SGLang's questions about the algorithm, and the answers."""
+
+        def is_ngram(self) -> bool:
+            """Its relay of accepted tokens between overlapped steps, its graph capture."""
+            return True
+
+        def has_draft_kv(self) -> bool:
+            """No draft model, no KV of one."""
+            return False
+
+        def need_topk(self) -> bool:
+            """Nothing of a draft model is carried from step to step."""
+            return False
+
+        def carries_draft_hidden_states(self) -> bool:
+            """Nor between prefill and decode servers."""
+            return False
+
+        def create_future_map(self, device: Any, pool: Any, *args: Any, **options: Any) -> Any:
+            """The enum's own; `CustomSpecAlgo` lacks it although the scheduler calls it."""
+            from sglang.srt.managers.overlap_utils import FutureMap
+
+            return FutureMap(device, self, pool, *args, **options)
+
+        def handle_server_args(self, server_args: Any) -> None:
+            """What SGLang settles for its own n-gram drafting, for ours."""
+            refused = {
+                "enable-dp-attention": server_args.enable_dp_attention,
+                "pp-size": server_args.pp_size > 1,
+                "disaggregation-mode": server_args.disaggregation_mode != "null",
+                "enable-return-hidden-states": server_args.enable_return_hidden_states,
+            }
+            for flag, given in refused.items():
+                if given:
+                    raise ValueError(f"--{flag}: not with --speculative-algorithm {ALGORITHM}")
+            if server_args.device == "cpu":
+                server_args.disable_overlap_schedule = True
+            server_args.enable_mixed_chunk = False
+            # One path of KV a request, as wide as the widest draft.
+            server_args.speculative_eagle_topk = 1
+            server_args.speculative_num_steps = 1
+
+    def worker(_: Any) -> Any:
+        from .worker import GroupedWorker
+
+        return GroupedWorker
+
+    SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=GroupedSpeculation)(
+        worker
+    )
+
+
+def hooks() -> list[tuple[str, Callable[..., Any], str]]:
+    """The hooks as (SGLang target, function, kind of hook)."""
+    target = "sglang.srt.mem_cache.kv_cache_configurator.get_req_to_token_extra_context_len"
+    return [(target, room_for_drafts, "after")]
+
+
+def room_for_drafts(result: int) -> int:
+    """After `get_req_to_token_extra_context_len`: a request's row of KV slots takes what is
+    reserved for its drafts at the very end of the context too; with pages of 1 stock SGLang's ends
+    before.
+    """
+    from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+    from sglang.srt.runtime_context import get_spec
+
+    if get_spec().speculative_algorithm != ALGORITHM:
+        return result
+    return max(result, int(get_alloc_reserve_per_decode()))

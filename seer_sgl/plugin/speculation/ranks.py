@@ -1,0 +1,58 @@
+"""Ranks that share a model step together: the first one drafts and tells the others.
+
+Left alone they would draft differently (each hears of siblings at another moment), verify trees of
+different shapes, and hang in the next collective.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from seer_sgl.draft.drafter import Drafts
+
+from .planner import PLAIN, Plan
+
+
+def agree(plan: Plan, count: int, stride: int) -> Plan:
+    """The first rank's plan for `count` requests, on every rank."""
+    from sglang.srt.runtime_context import get_parallel
+
+    ranks = get_parallel().tp_group  # other ways to share a batch are refused (algorithm.py)
+    if ranks.world_size == 1:
+        return plan
+    packed = torch.zeros(1 + count * (2 * stride + 1), dtype=torch.int32)
+    if ranks.rank_in_group == 0:
+        packed.copy_(torch.from_numpy(_pack(plan, count, stride)))
+    torch.distributed.broadcast(packed, src=ranks.ranks[0], group=ranks.cpu_group)
+    return plan if ranks.rank_in_group == 0 else _unpack(packed.numpy(), count, stride)
+
+
+def _pack(plan: Plan, count: int, stride: int) -> NDArray[np.int32]:
+    packed = np.zeros(1 + count * (2 * stride + 1), np.int32)
+    packed[0] = plan.width
+    if plan.drafts is not None:
+        widest = plan.drafts.tokens.shape[1]
+        rows = packed[1:].reshape(count, 2 * stride + 1)
+        rows[:, 0] = plan.drafts.counts
+        rows[:, 1 : 1 + widest] = plan.drafts.tokens
+        rows[:, 1 + stride : 1 + stride + widest] = plan.drafts.parents
+    return packed
+
+
+def _unpack(packed: NDArray[np.int32], count: int, stride: int) -> Plan:
+    if packed[0] == 1:
+        return PLAIN
+    rows = packed[1:].reshape(count, 2 * stride + 1)
+    tokens = np.ascontiguousarray(rows[:, 1 : 1 + stride])
+    unknown = np.zeros_like(tokens)
+    return Plan(
+        int(packed[0]),
+        Drafts(
+            tokens=tokens,
+            parents=np.ascontiguousarray(rows[:, 1 + stride :]),
+            probs=unknown.astype(np.float32),
+            sources=unknown,
+            counts=np.ascontiguousarray(rows[:, 0]),
+            matches=unknown[:, 0].copy(),
+        ),
+    )

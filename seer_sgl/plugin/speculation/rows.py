@@ -1,0 +1,167 @@
+"""The requests of the decode batch and where their tokens are in the group indexes.
+
+Tokens reach an index from two sides: those SGLang has booked (`Req.output_ids`) and, with
+overlapped scheduling, those of the last step, which it has not. A row knows how many tokens of its
+request the index has, so that neither a step that was skipped nor one that was taken back matters.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seer_sgl.draft.automaton import MAX_TOKEN
+from seer_sgl.draft.drafter import Drafter
+from seer_sgl.draft.replica import Replica
+from seer_sgl.link.contract import ORIGIN
+
+
+class Origin(NamedTuple):
+    """Whose response a /generate call continues."""
+
+    group: str
+    sample: int
+    prompt_len: int  # tokens of its input that are the prompt; the rest are response
+    probe: bool
+
+
+def origin_of(req: Any) -> Origin:
+    """What the caller said in `custom_params`; a group of its own for anybody else's request."""
+    given = req.sampling_params.custom_params
+    told = given.get(ORIGIN) if isinstance(given, dict) else None
+    length = len(req.origin_input_ids)
+    if isinstance(told, dict):
+        group, sample = told.get("group"), told.get("sample")
+        prompt_len = told.get("prompt_len")
+        if (
+            isinstance(group, str)
+            and isinstance(sample, int)
+            and isinstance(prompt_len, int)
+            and 0 <= sample < 1 << 31
+            and 0 < prompt_len <= length
+        ):
+            return Origin(group, sample, prompt_len, told.get("probe") is True)
+    return Origin(req.rid, 0, length, False)
+
+
+class Rows:
+    """The rows of the decode batch, in its order. All arrays have one entry a row."""
+
+    def __init__(self, drafter: Drafter, replica: Replica) -> None:
+        self.slots: NDArray[np.int64] = np.empty(0, np.int64)
+        self.lengths: NDArray[np.int64] = np.empty(0, np.int64)  # tokens the index has
+        self.limits: NDArray[np.int64] = np.empty(0, np.int64)  # tokens the request may reach
+        self.probes: NDArray[np.bool_] = np.empty(0, np.bool_)
+        self._drafter = drafter
+        self._replica = replica
+        self._reqs: list[Any] = []
+        self._rids: list[str] = []
+        self._known: dict[str, tuple[int, int, bool]] = {}  # rid -> slot, limit, probe
+
+    def follow(self, reqs: Sequence[Any]) -> None:
+        """The batch now consists of `reqs`."""
+        rids = [req.rid for req in reqs]
+        if rids == self._rids:
+            return
+        for rid in set(self._rids) - set(rids):
+            self.leave(rid)
+        lengths = dict(zip(self._rids, self.lengths.tolist(), strict=True))
+        for req in reqs:
+            if req.rid not in self._known:
+                self._known[req.rid], lengths[req.rid] = self._begin(req)
+        rows = [self._known[rid] for rid in rids]
+        self._reqs, self._rids = list(reqs), rids
+        self.slots = np.array([slot for slot, _, _ in rows], np.int64)
+        self.limits = np.array([limit for _, limit, _ in rows], np.int64)
+        self.probes = np.array([probe for _, _, probe in rows], np.bool_)
+        self.lengths = np.array([lengths[rid] for rid in rids], np.int64)
+
+    def missing(
+        self,
+        reqs: Sequence[Any],
+        totals: NDArray[np.int64],
+        runs: NDArray[np.int32],
+        run_lens: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The tokens that the indexes lack, row after row, and how many of each row.
+
+        totals: tokens of each request, the newest included; runs [rows, stride]: what the last
+        step brought, `run_lens` of it in each row.
+        """
+        counts = totals - self.lengths
+        if (counts == run_lens).all():
+            columns = np.arange(runs.shape[1])
+            tokens = runs[columns < run_lens[:, None]]
+        else:
+            parts = []
+            for i, req in enumerate(reqs):
+                if counts[i] < 0:  # taken back: begin it again
+                    self._restart(i, req)
+                    counts[i] = totals[i] - self.lengths[i]
+                parts.append(_newest(req, int(counts[i]), int(totals[i]), runs[i], run_lens[i]))
+            tokens = np.concatenate(parts) if parts else np.empty(0, np.int32)
+        self.lengths = self.lengths + counts
+        return np.ascontiguousarray(tokens, np.int32), counts.astype(np.int32)
+
+    def tell(self, tokens: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
+        """These tokens are in the indexes; siblings elsewhere want them too."""
+        ids, start = tokens.tolist(), 0
+        for slot, count in zip(self.slots.tolist(), counts.tolist(), strict=True):
+            if count:
+                self._replica.grown(slot, ids[start : start + count])
+                start += count
+
+    def source(self, row: int, sequence: int) -> str:
+        """Who wrote what sequence `sequence` of the row's group wrote: `own` (the request itself),
+        `here` (a sibling on this engine) or `elsewhere` (on another, or in an earlier epoch)."""
+        return self._replica.source(int(self.slots[row]), sequence)
+
+    def leave(self, rid: str) -> None:
+        """A request is complete, or left the batch; its last tokens are of use to its siblings."""
+        if rid not in self._known:
+            return
+        at = self._rids.index(rid)
+        self._settle(at, self._reqs[at])
+        self._replica.end(self._known.pop(rid)[0])
+        del self._reqs[at], self._rids[at]
+        self.slots, self.lengths = np.delete(self.slots, at), np.delete(self.lengths, at)
+        self.limits, self.probes = np.delete(self.limits, at), np.delete(self.probes, at)
+
+    def _settle(self, at: int, req: Any) -> None:
+        """Put into the index what SGLang has booked since the last step that drafted."""
+        output = req.output_ids if req.finished_len is None else req.output_ids[: req.finished_len]
+        known = int(self.lengths[at]) - len(req.origin_input_ids)
+        if 0 <= known < len(output):
+            tokens = np.array(output[known:], np.int32)
+            slot, nothing = self.slots[at : at + 1], np.zeros(1, np.int32)
+            self._drafter.step(slot, tokens, np.array([len(tokens)], np.int32), nothing, 1)
+            self._replica.grown(int(slot[0]), tokens.tolist())
+
+    def _begin(self, req: Any) -> tuple[tuple[int, int, bool], int]:
+        origin = origin_of(req)
+        # SGLang puts hashes of images where their tokens would be.
+        ids = [one if 0 <= one <= MAX_TOKEN else 0 for one in req.origin_input_ids]
+        response = [*ids[origin.prompt_len :], *req.output_ids]
+        slot = self._replica.begin(origin.group, origin.sample, ids[: origin.prompt_len], response)
+        limit = len(ids) + req.sampling_params.max_new_tokens
+        return (slot, limit, origin.probe), len(ids) + len(req.output_ids)
+
+    def _restart(self, i: int, req: Any) -> None:
+        self._replica.end(int(self.slots[i]))
+        self._known[req.rid], self.lengths[i] = self._begin(req)
+        self.slots[i] = self._known[req.rid][0]
+
+
+def _newest(
+    req: Any, count: int, total: int, run: NDArray[np.int32], run_len: int
+) -> NDArray[np.int32]:
+    """The last `count` of a request's `total` tokens."""
+    booked = len(req.origin_input_ids) + len(req.output_ids)
+    late = max(0, total - booked)  # only in the run so far
+    early = count - late
+    tail = run[run_len - late : run_len]
+    if early <= 0:
+        return tail[late - count :]
+    ids = [*req.origin_input_ids, *req.output_ids][total - count : total - late]
+    return np.concatenate((np.array(ids, np.int32), tail))

@@ -1,0 +1,117 @@
+"""Verification by sample-and-match: exact for any draft, at any temperature.
+
+SGLang's own sampler draws a token at every node of a draft tree, with the parameters, seed and
+position that plain decoding would use there; the accepted path is where the drafts agree with the
+draws. So a draft decides how many tokens a step brings, and never which.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from seer_sgl.draft.drafter import Drafts
+from seer_sgl.draft.tree import Accepted, Layout, accept, lay_out
+
+from .planner import Plan
+
+# Of SamplingBatchInfo: what has a row a request and is used by the sampler.
+_ROWS = ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed", "logit_bias")
+
+
+class Verified(NamedTuple):
+    """A verified step of `n` requests, `width` nodes each."""
+
+    tokens: torch.Tensor  # int32 [n, width]: the accepted ones and then the bonus token; 0 after
+    nodes: torch.Tensor  # int64 [n, width]: their nodes in the flattened batch; -1 after
+    accepted: Accepted
+
+
+def layout_of(last: NDArray[np.int32], plan: Plan) -> Layout:
+    """The nodes of a plan. last: int32 [n], the newest token of each request."""
+    drafts = plan.drafts
+    if drafts is None:
+        none, empty = np.zeros(len(last), np.int32), np.zeros((len(last), 0), np.int32)
+        drafts = Drafts(empty, empty, empty.astype(np.float32), empty, none, none)
+    return lay_out(last, drafts, plan.width)
+
+
+def speculates(sampling: Any) -> bool:
+    """Whether the sampler can draw at the nodes of a tree: what depends on the tokens before a
+    node (penalties, grammars, processors of the user's) is sampled token by token instead."""
+    return not (
+        sampling.grammars
+        or sampling.has_custom_logit_processor
+        or sampling.acc_additive_penalties is not None
+        or sampling.acc_scaling_penalties is not None
+        or sampling.sampling_mask_batch_indices is not None
+    )
+
+
+def verify(
+    runner: Any, batch: Any, output: Any, layout: Layout, positions: torch.Tensor
+) -> Verified:
+    """Draw at every node, walk, and leave in `output` the logprobs of the accepted tokens.
+
+    output: SGLang's LogitsProcessorOutput of the verification, logits [n * width, vocabulary];
+    positions: int64 [n * width].
+    """
+    width = layout.tokens.shape[1]
+    sampling = _repeated(batch.sampling_info, width)
+    if sampling.logit_bias is not None:
+        output.next_token_logits.add_(sampling.logit_bias)
+    draws = runner.sampler(
+        output,
+        sampling,
+        batch.return_logprob,
+        _each(batch.top_logprobs_nums, width),
+        _each(batch.token_ids_logprobs, width),
+        positions,
+    )
+    targets: NDArray[np.int64] = draws.view(-1, width).cpu().numpy().astype(np.int64)
+    accepted = accept(layout, targets)
+    nodes = accepted.nodes.astype(np.int64)
+    base = np.arange(len(nodes))[:, None] * width
+    index = torch.from_numpy(np.where(nodes >= 0, nodes + base, -1)).to(draws.device)
+    at = index.clamp(min=0)
+    tokens = draws.view(-1)[at].to(torch.int32)
+    tokens.masked_fill_(index < 0, 0)
+    if batch.return_logprob:
+        _keep(output, at)
+    return Verified(tokens, index, accepted)
+
+
+def _repeated(info: Any, width: int) -> Any:
+    """Sampling parameters of every node: those of its request."""
+    changes = {
+        name: value.repeat_interleave(width, dim=0)
+        for name in _ROWS
+        if (value := getattr(info, name)) is not None
+    }
+    return dataclasses.replace(info, **changes)
+
+
+def _each(values: list[Any] | None, width: int) -> list[Any]:
+    return [value for value in values or [] for _ in range(width)]
+
+
+def _keep(output: Any, at: torch.Tensor) -> None:
+    """Of the logprobs at every node those at the accepted ones, as SGLang expects them:
+    [n, width], and flat lists of top logprobs."""
+    output.next_token_logprobs = output.next_token_logprobs.view(-1)[at]
+    flat = at.view(-1)
+    for name in (
+        "next_token_top_logprobs_val",
+        "next_token_top_logprobs_idx",
+        "next_token_token_ids_logprobs_val",
+        "next_token_token_ids_logprobs_idx",
+    ):
+        values = getattr(output, name)
+        if not values:
+            continue
+        if isinstance(values, torch.Tensor):
+            setattr(output, name, values[flat])
+        else:
+            setattr(output, name, [values[i] for i in flat.tolist()])

@@ -1,0 +1,221 @@
+"""SGLang's speculative worker: plain steps, verified steps, and what the scheduler wants to know.
+
+It follows `NGRAMWorker` (sglang.srt.speculative.ngram_worker), which it replaces: the batch is
+SGLang's, KV slots for the widest draft are reserved in every row, and what a step brought travels
+to the next one in `batch.spec_info`, also with overlapped scheduling.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
+from sglang.srt.managers.scheduler import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.runtime_context import get_device, get_schedule, get_spec
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.ngram_info import NgramVerifyInput
+from sglang.srt.speculative.spec_utils import (
+    commit_mamba_states_after_verify,
+    move_accept_tokens_to_target_kvcache,
+    prepare_mamba_track_for_verify,
+    record_stream_for_v2_verify,
+)
+
+from seer_sgl.draft.tree import Layout
+
+from . import ranks, start
+from .mask import attention_mask
+from .planner import PLAIN, Drafting, Plan
+from .shapes import Shapes
+from .verify import layout_of, speculates, verify
+
+logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
+    """One rank's worker. Only the first rank of an engine drafts."""
+
+    draft_worker = None  # no draft model
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        super().__init__()
+        self._target_worker = target_worker
+        self.model_runner = target_worker.model_runner
+        self.device = get_device().device
+        self.enable_overlap = not get_schedule().disable_overlap_schedule
+        self.speculative_num_draft_tokens = self._stride = get_spec().speculative_num_draft_tokens
+        self.speculative_num_steps = get_spec().speculative_num_steps
+        self._drafting: Drafting | None = None
+        self._shapes: Shapes
+
+    def alloc_memory_pool(self, **_: Any) -> None:
+        """The target's pools: drafts have none of their own."""
+        pools = self._target_worker.get_memory_pool()
+        self.req_to_token_pool, self.token_to_kv_pool_allocator = pools
+
+    def init_cuda_graphs(self) -> None:
+        """The target is complete: measure it, and get ready to draft."""
+        self._shapes = Shapes(self.model_runner, start.widths(self._stride), self._stride)
+        self._drafting = start.drafting(self.model_runner, self._shapes, self._stride)
+
+    def clear_cache_pool(self) -> None:
+        """Indexes hold tokens, not KV: nothing to do."""
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        """SGLang is done with a request."""
+        if self._drafting is not None:
+            self._aided(None, self._drafting.finished, rid)
+
+    def forward_batch_generation(
+        self, batch: Any, on_publish: Any = None, pp_proxy_tensors: Any = None
+    ) -> GenerationBatchResult:
+        """One step of a batch, whatever its kind."""
+        stream = torch.get_device_module(self.device).current_stream()
+        record_stream_for_v2_verify(batch, None, stream)
+        if not batch.forward_mode.is_decode():
+            return self._prefill(batch, on_publish, pp_proxy_tensors)
+        # The tokens of the last step, [n, stride], of which each row has so many.
+        runs = batch.spec_info.accept_tokens.cpu().numpy().reshape(-1, self._stride)
+        run_lens = batch.spec_info.accept_lens.cpu().numpy()
+        plain = not speculates(batch.sampling_info)
+        plan = PLAIN
+        if self._drafting is not None:
+            totals = batch.seq_lens_cpu.numpy() + 1
+            plan = self._aided(plan, self._drafting.plan, batch.reqs, totals, runs, run_lens, plain)
+        plan = ranks.agree(plan, len(batch.reqs), self._stride)
+        last = runs[np.arange(len(runs)), run_lens - 1]
+        if plain or (plan.width == 1 and self._shapes.plain_decodes):
+            return self._decode(batch, last, on_publish, pp_proxy_tensors)
+        return self._verify(batch, plan, layout_of(last, plan), on_publish, pp_proxy_tensors)
+
+    def _aided(self, otherwise: T, draft: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What drafting says. It is an aid: if it fails, the engine goes on without it."""
+        try:
+            return draft(*args, **kwargs)
+        except Exception:
+            logger.exception("seer-sgl: drafting failed; this engine decodes plainly from now on")
+            self._drafting = None
+            return otherwise
+
+    def _prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any) -> GenerationBatchResult:
+        """Anything but decoding goes through the target as it is."""
+        if self._drafting is not None:
+            self._aided(None, self._drafting.interrupted)
+        result = self._target_worker.forward_batch_generation(
+            batch, pp_proxy_tensors=pp_proxy_tensors
+        )
+        return self._one_each(result, batch.seq_lens, on_publish, False)
+
+    def _decode(
+        self, batch: Any, last: NDArray[np.int32], on_publish: Any, pp_proxy_tensors: Any
+    ) -> GenerationBatchResult:
+        """A step without drafts: the target's own decoding, as without speculation."""
+        new_seq_lens = batch.seq_lens + 1
+        batch.input_ids = torch.from_numpy(last.astype(np.int64)).to(self.device)
+        slots = batch.req_to_token_pool.req_to_token[batch.req_pool_indices, batch.seq_lens]
+        batch.out_cache_loc = slots.to(torch.int64)
+        batch.seq_lens = new_seq_lens
+        batch.seq_lens_cpu = batch.seq_lens_cpu + 1
+        batch.seq_lens_sum = None
+        batch.orig_seq_lens = batch.orig_seq_lens + 1
+        batch.spec_info = None
+        result = self._target_worker.forward_batch_generation(
+            batch, pp_proxy_tensors=pp_proxy_tensors
+        )
+        if batch.return_logprob:
+            output = result.logits_output
+            output.next_token_logprobs = output.next_token_logprobs.view(-1, 1)
+        return self._one_each(result, new_seq_lens, on_publish, True)
+
+    def _verify(
+        self, batch: Any, plan: Plan, layout: Layout, on_publish: Any, pp_proxy_tensors: Any
+    ) -> GenerationBatchResult:
+        """A step with drafts: the target at every node, then the walk."""
+        count, width = layout.tokens.shape
+        tree = torch.from_numpy(layout.mask).to(self.device)
+        depths = torch.from_numpy(layout.depths).to(self.device)
+        positions = (depths + batch.seq_lens[:, None]).view(-1)
+        batch.forward_mode = ForwardMode.TARGET_VERIFY
+        batch.input_ids = torch.from_numpy(layout.tokens).to(self.device).view(-1)
+        batch.out_cache_loc = assign_extend_cache_locs_func(
+            req_pool_indices=batch.req_pool_indices,
+            req_to_token=batch.req_to_token_pool.req_to_token,
+            start_offset=batch.seq_lens,
+            end_offset=batch.seq_lens + width,
+            batch_size=count,
+            draft_token_num=width,
+            device=self.device,
+        )
+        prepare_mamba_track_for_verify(batch)
+        nodes = torch.arange(count * width, device=self.device).view(count, width)
+        batch.spec_info = NgramVerifyInput(
+            draft_token=batch.input_ids,
+            custom_mask=attention_mask(tree, batch.seq_lens_cpu, self.device),
+            positions=positions,
+            retrieve_index=nodes,
+            retrieve_next_token=torch.from_numpy(layout.first_child).to(self.device),
+            retrieve_next_sibling=torch.from_numpy(layout.next_sibling).to(self.device),
+            draft_token_num=width,
+        )
+        with self._shapes.of(width):
+            result = self._target_worker.forward_batch_generation(
+                batch, pp_proxy_tensors=pp_proxy_tensors, is_verify=True
+            )
+        verified = verify(self.model_runner, batch, result.logits_output, layout, positions)
+        lens = torch.from_numpy(verified.accepted.counts).to(self.device)
+        index = verified.nodes.to(torch.int32)
+        commit_mamba_states_after_verify(self._target_worker, batch, lens, index, width)
+        move_accept_tokens_to_target_kvcache(
+            batch, index, lens - 1, self.token_to_kv_pool_allocator
+        )
+        if self._drafting is not None and plan.drafts is not None:
+            self._aided(None, self._drafting.verified, plan, plan.drafts, verified.accepted)
+        tokens = torch.zeros((count, self._stride), dtype=torch.int32, device=self.device)
+        tokens[:, :width] = verified.tokens
+        return self._result(result, tokens, lens, batch.seq_lens + lens, on_publish, width, True)
+
+    def _one_each(
+        self, result: Any, new_seq_lens: torch.Tensor, on_publish: Any, decoded: bool
+    ) -> GenerationBatchResult:
+        """The result of a step that brought every request one token."""
+        count = len(new_seq_lens)
+        tokens = torch.zeros((count, self._stride), dtype=torch.int32, device=self.device)
+        tokens[:, 0] = result.next_token_ids
+        lens = torch.ones(count, dtype=torch.int32, device=self.device)
+        return self._result(result, tokens, lens, new_seq_lens, on_publish, 1, decoded)
+
+    def _result(  # noqa: PLR0917
+        self,
+        result: Any,
+        tokens: torch.Tensor,
+        lens: torch.Tensor,
+        new_seq_lens: torch.Tensor,
+        on_publish: Any,
+        width: int,
+        decoded: bool,
+    ) -> GenerationBatchResult:
+        """What the scheduler takes from a step. tokens: int32 [n, stride], `lens` of each row."""
+        if on_publish is not None:
+            on_publish(new_seq_lens)
+        carried = NgramVerifyInput(
+            draft_token_num=self._stride,
+            new_seq_lens=new_seq_lens,
+            accept_tokens=tokens.view(-1),
+            accept_lens=lens,
+        )
+        return GenerationBatchResult(
+            logits_output=result.logits_output,
+            next_token_ids=tokens.view(-1) if decoded else result.next_token_ids,
+            can_run_cuda_graph=result.can_run_cuda_graph,
+            accept_lens=lens,
+            new_seq_lens=new_seq_lens,
+            next_draft_input=carried,
+            speculative_num_draft_tokens=width,
+            speculative_output_stride=self._stride,
+        )

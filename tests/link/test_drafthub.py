@@ -1,0 +1,303 @@
+"""Drafting over the link, on real sockets: what one engine decodes reaches another, whoever else
+connects, stops reading or says nonsense."""
+
+import json
+from array import array
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from socket import SO_RCVBUF, SOL_SOCKET
+
+import aiohttp
+import pytest
+
+from seer_sgl.config import DraftConfig
+from seer_sgl.draft.messages import FRAME_BYTES, Delta, Deltas, Done, Open, ToReplica
+from seer_sgl.draft.replica import Replica
+from seer_sgl.engine import drafting as engine_flags
+from seer_sgl.link import client as engine_side
+from seer_sgl.link import contract, messages
+from seer_sgl.link.client import Link
+from seer_sgl.link.drafthub import DistantHub, DraftHub
+from seer_sgl.link.messages import Hello
+from seer_sgl.link.server import LinkServer, open_link
+from seer_sgl.plugin import drafting
+from tests.draft.fakes import FakeDrafter
+
+from .test_link import DEADLINE_S, closed, until
+
+MEMORY = 1 << 26
+
+
+@pytest.fixture(autouse=True)
+def reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_side, "RECONNECT_S", 0.02)
+    monkeypatch.setattr(engine_side, "_links", {})
+
+
+class Engine:
+    """An engine's scheduler process: a replica on a link, whose steps are taken by the test."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.drafter = FakeDrafter()
+        self.replica = Replica(self.drafter, link.offer, max_tokens=1 << 20)
+        for kind in drafting.FROM_HUB:
+            link.on(kind, self.replica.received)
+        link.on_connect(self.replica.connected)
+        self.now = 0.0
+
+    def step(self) -> None:
+        self.now += 0.1
+        self.replica.drain(self.now)
+
+    def decode(self, slot: int, *tokens: int) -> None:
+        self.drafter.step(slot, tokens)
+        self.replica.grown(slot, tokens)
+
+    def index(self, group: str) -> list[list[int]]:
+        return sorted(self.drafter.groups.get(group, {}).values())
+
+
+async def while_stepping(engines: list[Engine], condition: Callable[[], object]) -> None:
+    """Let the engines work until something is so."""
+
+    def step() -> object:
+        for engine in engines:
+            engine.step()
+        return condition()
+
+    await until(step)
+
+
+async def all_have(engines: list[Engine], *sequences: list[int]) -> None:
+    """Let the engines work until each has these sequences of group g."""
+    await while_stepping(
+        engines, lambda: all(engine.index("g") == sorted(sequences) for engine in engines)
+    )
+
+
+@asynccontextmanager
+async def engine(url: str, token: str, instance: str, rank: int = 0) -> AsyncIterator[Engine]:
+    link = Link(url, token, Hello(messages.PROTOCOL, instance, rank, 1 + rank))
+    try:
+        yield Engine(link)
+    finally:
+        link.close()
+        await until(lambda: not link._thread.is_alive())
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[LinkServer]:
+    async with open_link(drafts=DraftHub(MEMORY)) as opened:
+        yield opened
+
+
+def hub_of(server: LinkServer) -> DraftHub:
+    assert server.drafts is not None
+    return server.drafts
+
+
+@asynccontextmanager
+async def raw(server: LinkServer, instance: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+    """A socket that has said hello, and on which anything can be said."""
+    headers = {"Authorization": f"Bearer {server.token}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.ws_connect(server.url) as socket,
+    ):
+        await socket.send_bytes(messages.encode(Hello(messages.PROTOCOL, instance, 0, 1)))
+        yield socket
+
+
+async def test_what_one_engine_decodes_is_in_the_index_of_the_other(server: LinkServer) -> None:
+    async with (
+        engine(server.url, server.token, "one") as one,
+        engine(server.url, server.token, "two") as two,
+    ):
+        first = one.replica.begin("g", 0, [1], [])
+        second = two.replica.begin("g", 1, [1], [])
+        one.decode(first, 5, 6)
+        two.decode(second, 7)
+        await all_have([one, two], [5, 6], [7])
+        hub_of(server).load("g", 2, array("i", [8]))
+        await all_have([one, two], [5, 6], [7], [8])
+        hub_of(server).done("g")
+        await while_stepping([one, two], lambda: not one.drafter.groups and not two.drafter.groups)
+
+
+async def test_a_hub_tells_those_with_the_token_what_it_has_counted(server: LinkServer) -> None:
+    distant = DistantHub(server.url, server.token)
+    stranger = DistantHub(server.url, "wrong")
+    nowhere = DistantHub("http://127.0.0.1:9/link", "secret")
+    try:
+        async with (
+            engine(server.url, server.token, "one") as one,
+            engine(server.url, server.token, "two") as two,
+        ):
+            one.decode(one.replica.begin("g", 0, [1], []), 5, 6)
+            two.decode(two.replica.begin("g", 1, [1], []), 7)
+            await all_have([one, two], [5, 6], [7])
+            said = await distant.facts()
+        assert said is not None
+        assert said == await hub_of(server).facts()
+        counted = {key: said[key] for key in ("groups", "groups_begun", "tokens_in", "tokens_out")}
+        assert counted == {"groups": 1, "groups_begun": 1, "tokens_in": 3, "tokens_out": 3}
+        assert said["lag"]["count"] >= 2
+        assert 0 < said["lag"]["max_s"] <= said["lag"]["sum_s"]
+        assert await stranger.facts() is None
+        assert await nowhere.facts() is None
+    finally:
+        for hub in (distant, stranger, nowhere):
+            hub.close()
+        await until(lambda: not distant._link._thread.is_alive())
+
+
+async def test_only_the_first_rank_of_a_server_speaks_of_drafts(server: LinkServer) -> None:
+    async with engine(server.url, server.token, "one", rank=1) as second:
+        second.link.send(Deltas([Delta("g", 0, 0, b"abcd")]))
+        second.link.send(messages.Rates(1, 1.0, 0, 0.0))
+        heard: list[messages.Rates] = []
+        server.on_rates = heard.append
+        second.link.send(messages.Rates(1, 1.0, 0, 0.0))
+        await until(lambda: heard)
+        assert "g" not in hub_of(server).hub
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\xc1",
+        b"\x00" * 1000,
+        messages.encode(Deltas([Delta("g", -1, 0, b"abcd")])),
+        messages.encode(Deltas([Delta("g", 0, -1, b"abcd")])),
+        messages.encode(Deltas([Delta("g" * 999, 0, 0, b"abcd")])),
+        messages.encode(Open({"g": {0: -1}})),
+        messages.encode(Deltas([Delta("g", 0, 0, bytes(messages.MAX_FRAME_BYTES))])),
+    ],
+    ids=["garbage", "zeros", "sequence", "position", "name", "length", "huge"],
+)
+async def test_a_hostile_frame_closes_its_socket_only(server: LinkServer, garbage: bytes) -> None:
+    async with engine(server.url, server.token, "one") as one, raw(server, "evil") as socket:
+        one.decode(one.replica.begin("g", 0, [1], []), 5)
+        await while_stepping([one], lambda: 0 in hub_of(server).hub.of("g"))
+        await socket.send_bytes(garbage)
+        assert await closed(socket)
+        hub_of(server).load("g", 1, array("i", [6]))
+        await all_have([one], [5], [6])
+    assert list(hub_of(server).hub.of("g")) == [0, 1]
+
+
+async def test_who_has_not_said_hello_drafts_with_nobody(server: LinkServer) -> None:
+    headers = {"Authorization": f"Bearer {server.token}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.ws_connect(server.url) as socket,
+    ):
+        await socket.send_bytes(messages.encode(Deltas([Delta("g", 0, 0, b"abcd")])))
+        await socket.send_bytes(messages.encode(Hello(messages.PROTOCOL + 1, "new", 0, 1)))
+        assert await closed(socket)
+    assert "g" not in hub_of(server).hub
+
+
+async def test_a_reader_that_stops_holds_up_nobody_and_no_memory(
+    server: LinkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames_long = 40
+    response = array("i", range(FRAME_BYTES // 5))
+    hub = hub_of(server).hub
+    take, taken = hub.take, Counter[str]()
+
+    def counted(peer: str) -> ToReplica | None:
+        message = take(peer)
+        taken[peer.partition("#")[0]] += message is not None
+        return message
+
+    monkeypatch.setattr(hub, "take", counted)
+
+    async def read(socket: aiohttp.ClientWebSocketResponse) -> None:
+        lacking = frames_long
+        while lacking:
+            message = messages.decode_to_engine((await socket.receive(DEADLINE_S)).data)
+            assert isinstance(message, Deltas)
+            lacking -= sum(delta.position == 0 for delta in message.deltas)
+
+    async with raw(server, "slow") as slow, raw(server, "fast") as fast:
+        # The system must not take for it what it does not read.
+        slow.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_RCVBUF, 1 << 16)
+        for socket in (slow, fast):
+            await socket.send_bytes(messages.encode(Open({"g": {}})))
+        await until(lambda: "g" in hub and len(hub._groups["g"].peers) == 2)
+        for sequence in range(frames_long):
+            hub_of(server).load("g", sequence, response)
+        await read(fast)
+        assert taken["slow"] < frames_long / 2, "the rest is in nobody's queue"
+        await read(slow)
+
+
+def test_an_offer_to_nobody_is_declined() -> None:
+    link = Link("http://127.0.0.1:9/link", "secret", Hello(messages.PROTOCOL, "one", 0, 1))
+    link.offer(Done(["g"]))
+    assert not link._waiting
+    link.close()
+
+
+async def test_the_links_of_a_process_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(contract.LINK_TOKEN, "secret")
+    for name in (contract.LINK_URL, contract.HUB_URL):
+        monkeypatch.delenv(name, raising=False)
+    assert engine_side.driver_link(0, 1) is None
+    assert engine_side.hub_link(0, 1) is None
+    monkeypatch.setenv(contract.LINK_URL, "http://127.0.0.1:9/link")
+    assert engine_side.driver_link(0, 1) is engine_side.hub_link(0, 1)
+    monkeypatch.setenv(contract.HUB_URL, "http://127.0.0.1:10/link")
+    assert engine_side.driver_link(0, 1) is not engine_side.hub_link(0, 1)
+    for link in engine_side._links.values():
+        link.close()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_the_worker_joins_with_what_the_environment_says(
+    server: LinkServer, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = DraftConfig(scope="fleet", max_draft_tokens=8, paths=2, memory="1mb")
+    assert engine_flags.flags(config) == {
+        "speculative-algorithm": "SEER_GROUP",
+        "speculative-num-draft-tokens": 9,
+    }
+    for name, value in engine_flags.environment(config).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(contract.LINK_URL, server.url)
+    monkeypatch.setenv(contract.LINK_TOKEN, server.token)
+    monkeypatch.setenv(contract.INSTANCE, "one")
+    wanted = drafting.settings()
+    assert wanted == contract.DraftSettings("fleet", 8, 2, 1 << 20)
+    assert wanted.max_tokens == (1 << 20) // contract.INDEX_BYTES
+    drafter = FakeDrafter()
+    replica = drafting.join(drafter, wanted, rank, 2, vocab_size=100)
+    if rank:
+        assert replica is None
+        await until(lambda: server._sockets.get("one"))
+    else:
+        assert replica is not None
+        drafter.step(slot := replica.begin("g", 0, [1], []), [5])
+        replica.grown(slot, [5])
+        told = replica
+
+        def flushed() -> object:
+            told.drain(told._now + 0.1)
+            return hub_of(server).hub.of("g")
+
+        await until(flushed)
+    for link in engine_side._links.values():
+        link.close()
+
+
+def test_without_drafting_an_engine_is_started_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(contract.DRAFT, raising=False)
+    assert engine_flags.flags(DraftConfig()) == engine_flags.environment(DraftConfig()) == {}
+    assert drafting.settings() is None
+    assert drafting.facts() is None
+    hub = DraftConfig(scope="fleet", hub="h:1")
+    assert engine_flags.environment(hub)[contract.HUB_URL] == "http://h:1/link"
+    assert json.loads(engine_flags.environment(hub)[contract.DRAFT])["scope"] == "fleet"

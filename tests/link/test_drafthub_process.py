@@ -1,0 +1,127 @@
+"""A draft hub apart from the driver: started, stopped and started again, drafting goes on."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from array import array
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from seer_sgl.link import client as engine_side
+from seer_sgl.link import contract
+from seer_sgl.link.drafthub import DistantHub, DraftHub
+from seer_sgl.link.server import LinkServer, open_link
+from seer_sgl.processes import free_port
+
+from .test_drafthub import MEMORY, all_have, engine, hub_of
+from .test_link import until
+
+
+@pytest.fixture(autouse=True)
+def reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_side, "RECONNECT_S", 0.02)
+
+
+@asynccontextmanager
+async def hub_on(port: int, token: str = "secret") -> AsyncIterator[LinkServer]:
+    async with open_link("127.0.0.1", port, token, DraftHub(MEMORY)) as server:
+        yield server
+
+
+async def test_engines_come_back_to_a_hub_that_starts_again_and_lose_nothing() -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/link"
+    async with engine(url, "secret", "one") as one, engine(url, "secret", "two") as two:
+        one.decode(one.replica.begin("g", 0, [1], []), 5)
+        slot = two.replica.begin("g", 1, [1], [])
+        for tokens in ([6], [6, 7]):
+            async with hub_on(port):
+                two.decode(slot, tokens[-1])
+                await all_have([one, two], [5], tokens)
+            one.step()
+            two.step()
+
+
+async def test_a_driver_speaks_to_a_distant_hub_again_after_it_started_again() -> None:
+    port = free_port()
+    distant = DistantHub(f"http://127.0.0.1:{port}/link", "secret")
+    try:
+        distant.load("g", 8, array("i", [1, 2]))
+        distant.load("h", 8, array("i", [3]))
+        async with hub_on(port) as server:
+            first = hub_of(server).hub
+            await until(lambda: {8} == set(first.of("g")) == set(first.of("h")))
+        async with hub_on(port) as server:
+            second = hub_of(server).hub
+            await until(lambda: {8} == set(second.of("g")) == set(second.of("h")))
+            distant.done("g")
+            await until(lambda: "g" not in second)
+            assert "h" in second
+    finally:
+        distant.close()
+        await until(lambda: not distant._link._thread.is_alive())
+
+
+COMMAND = [sys.executable, "-m", "seer_sgl", "drafthub"]
+
+
+def environment(token: str | None) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name != contract.LINK_TOKEN}
+    return inherited if token is None else inherited | {contract.LINK_TOKEN: token}
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGINT])
+async def test_a_hub_of_its_own_serves_until_it_is_told_to_stop(ended_by: signal.Signals) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "--port", "0", stdout=PIPE, stderr=PIPE, env=environment("secret")
+    )
+    assert process.stdout is not None
+    try:
+        line = (await process.stdout.readline()).decode()
+        address = line.removeprefix("draft hub ready on ").strip()
+        assert address.startswith("127.0.0.1:")
+        url = f"http://{address}/link"
+        async with engine(url, "secret", "one") as one, engine(url, "secret", "two") as two:
+            one.decode(one.replica.begin("g", 0, [1], []), 5)
+            two.decode(two.replica.begin("g", 1, [1], []), 6)
+            await all_have([one, two], [5], [6])
+            process.send_signal(ended_by)
+            said, complaints = await process.communicate()
+        assert (process.returncode, said, complaints) == (0, b"", b"")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("options", "token", "complaint"),
+    [
+        ("--port x", "secret", "--port x is not a number"),
+        (f"--port {'9' * 5000}", "secret", "--port 999"),
+        ("--port 1 --host ..", "secret", "--host ..: only host names and IPv4 addresses"),
+        ("--port 99999", "secret", "--port: there is no port 99999"),
+        ("--port 0 --memory much", "secret", "--memory: 'much' is not a size"),
+        ("--port 0 --host 203.0.113.1", "secret", "--port: 203.0.113.1:0: Cannot assign"),
+        ("--port 0", None, "set SEER_SGL_LINK_TOKEN, the same here and for the driver and"),
+    ],
+)
+def test_a_hub_that_cannot_be_is_refused_in_one_line(
+    options: str, token: str | None, complaint: str
+) -> None:
+    done = subprocess.run(
+        [*COMMAND, *options.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(token),
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"seer-sgl: drafthub: {complaint}")
+    assert len(done.stderr.splitlines()) == 1
+    assert not done.stdout

@@ -1,0 +1,414 @@
+"""The link between engines and their driver, both ends on real sockets."""
+
+import asyncio
+import math
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from seer_sgl.draft.messages import Deltas, Done, Want
+from seer_sgl.link import client as engine_side
+from seer_sgl.link import messages
+from seer_sgl.link import server as driver_side
+from seer_sgl.link.client import Link
+from seer_sgl.link.messages import Forget, Hello, Rates, Stored
+from seer_sgl.link.server import LinkServer, open_link
+from seer_sgl.processes import free_port
+
+DEADLINE_S = 60.0
+RATES = Rates(1000, 0.5, 2000, 0.25)
+
+
+@pytest.fixture(autouse=True)
+def reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_side, "RECONNECT_S", 0.02)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+
+
+class Engine(Link):
+    """An engine's end that can be ended, and that tells whether it is connected."""
+
+    def __init__(self, url: str, token: str, hello: Hello) -> None:
+        self.received: list[messages.ToEngine] = []
+        self.talks = False
+        self.over = threading.Event()
+        super().__init__(url, token, hello)
+        self.on(Forget, self.received.append)
+        self.on(Deltas, self.received.append)
+        self.on(Want, self.received.append)
+        self.on(Done, self.received.append)
+
+    def _run(self) -> None:
+        super()._run()
+        self.over.set()
+
+    async def _converse(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.talks = True
+        try:
+            await super()._converse(socket)
+        finally:
+            self.talks = False
+
+
+@asynccontextmanager
+async def engine(
+    server: LinkServer, instance: str = "one", rank: int = 0, ranks: int = 1
+) -> AsyncIterator[Engine]:
+    """A scheduler process of an engine, whose driver may not be there yet."""
+    made = Engine(server.url, server.token, Hello(messages.PROTOCOL, instance, rank, ranks))
+    try:
+        yield made
+    finally:
+        made.close()
+        await until(made.over.is_set)
+
+
+class Heard:
+    """What a server passed on. Frames of one engine arrive in order, so that its rates tell that
+    all before them has been dealt with."""
+
+    def __init__(self, server: LinkServer) -> None:
+        self.stored: list[tuple[str, bool]] = []
+        self.rates: list[Rates] = []
+        server.on_stored = lambda rid, whole: self.stored.append((rid, whole))
+        server.on_rates = self.rates.append
+
+    async def all_of(self, sender: Link) -> list[tuple[str, bool]]:
+        """What was passed on once everything `sender` was given has been dealt with."""
+        count = len(self.rates)
+        sender.send(RATES)
+        await self.rates_of(count + 1)
+        return self.stored
+
+    async def rates_of(self, count: int) -> None:
+        await until(lambda: len(self.rates) == count)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[LinkServer]:
+    async with open_link() as opened:
+        yield opened
+
+
+@pytest.fixture
+def heard(server: LinkServer) -> Heard:
+    return Heard(server)
+
+
+@asynccontextmanager
+async def raw_socket(server: LinkServer) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+    """A socket that is let in, and on which anything can be said."""
+    headers = {"Authorization": f"Bearer {server.token}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.ws_connect(server.url) as socket,
+    ):
+        yield socket
+
+
+async def closed(socket: aiohttp.ClientWebSocketResponse) -> bool:
+    """Whether the server's next word is that it closes."""
+    message = await socket.receive(DEADLINE_S)
+    return message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
+
+
+@asynccontextmanager
+async def serving(handler: Callable[[web.Request], object], port: int) -> AsyncIterator[str]:
+    """The handler as /link on a port of loopback; what is connected is cut off at the end."""
+    app = web.Application()
+    app.router.add_get("/link", handler)  # type: ignore[arg-type]
+    runner = web.AppRunner(app, shutdown_timeout=0.01)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        yield f"http://127.0.0.1:{port}/link"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+def absent() -> tuple[LinkServer, int]:
+    """A driver that is not up yet, and the port where it will be."""
+    driver, port = LinkServer(), free_port()
+    driver.url = f"http://127.0.0.1:{port}/link"
+    return driver, port
+
+
+async def test_what_an_engine_says_is_passed_on_in_order(server: LinkServer, heard: Heard) -> None:
+    async with engine(server) as one:
+        for rid, whole in (("g.0.c1/", True), ("g.1.c1/", False)):
+            one.send(Stored(rid, whole))
+        assert await heard.all_of(one) == [("g.0.c1/", True), ("g.1.c1/", False)]
+        assert heard.rates == [RATES]
+
+
+async def test_an_engine_is_linked_while_all_its_ranks_are(server: LinkServer) -> None:
+    assert not server.linked("one")
+    async with engine(server, "one", 0, 2), engine(server, "two"):
+        await server.until_linked("two")
+        assert not server.linked("one")
+        async with engine(server, "one", 1, 2):
+            await server.until_linked("one")
+        await until(lambda: not server.linked("one"))
+        assert server.linked("two")
+    await until(lambda: not server.linked("two"))
+
+
+@pytest.mark.parametrize("parts", [(True, True), (True, False), (False, True)])
+async def test_a_call_is_stored_once_every_rank_has_stored_its_part(
+    server: LinkServer, heard: Heard, parts: tuple[bool, bool]
+) -> None:
+    async with engine(server, rank=0, ranks=2) as first, engine(server, rank=1, ranks=2) as second:
+        first.send(Stored("g.0.c1/", parts[0]))
+        first.send(Stored("g.0.c1/", parts[0]))
+        assert await heard.all_of(first) == [], "twice the same rank is not both"
+        second.send(Stored("g.1.c1/", True))
+        assert await heard.all_of(second) == [], "nor are the ranks of different calls"
+        second.send(Stored("g.0.c1/", parts[1]))
+        assert await heard.all_of(second) == [("g.0.c1/", all(parts))]
+
+
+async def test_calls_that_some_ranks_never_report_do_not_pile_up(
+    server: LinkServer, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_side, "MAX_PARTIAL", 2)
+    async with engine(server, rank=0, ranks=2) as first, engine(server, rank=1, ranks=2) as second:
+        for rid in ("oldest", "older", "newest"):
+            first.send(Stored(rid, True))
+        await heard.all_of(first)
+        for rid in ("newest", "older", "oldest"):
+            second.send(Stored(rid, True))
+        assert await heard.all_of(second) == [("newest", True), ("older", True)]
+
+
+@pytest.mark.parametrize("scheme", ["", "Bearer ", "Bearer {}x", "{}", "Basic {}"])
+async def test_without_the_token_nobody_gets_in(server: LinkServer, scheme: str) -> None:
+    headers = {"Authorization": scheme.format(server.token)} if scheme else {}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await session.ws_connect(server.url)
+    assert refused.value.status == 401
+
+
+async def test_an_engine_with_a_wrong_token_is_never_heard(
+    server: LinkServer, heard: Heard
+) -> None:
+    refused = 0
+
+    async def counted(request: web.Request) -> web.StreamResponse:
+        nonlocal refused
+        response = await server.serve(request)
+        refused += response.status == 401
+        return response
+
+    async with serving(counted, free_port()) as url:
+        stranger = LinkServer()
+        stranger.url = url
+        async with engine(stranger) as wrong, engine(server) as right:
+            wrong.send(Stored("wrong", True))
+            await until(lambda: refused >= 3)
+            right.send(Stored("right", True))
+            assert await heard.all_of(right) == [("right", True)]
+            assert server.linked("one")
+
+
+async def test_another_protocol_is_refused(server: LinkServer, heard: Heard) -> None:
+    async with raw_socket(server) as socket:
+        await socket.send_bytes(messages.encode(Hello(messages.PROTOCOL + 1, "new", 0, 1)))
+        await socket.send_bytes(messages.encode(Stored("g.0.c1/", True)))
+        assert await closed(socket)
+    assert not server.linked("new")
+    assert heard.stored == []
+
+
+async def test_who_has_not_said_hello_is_not_believed(server: LinkServer, heard: Heard) -> None:
+    async with raw_socket(server) as socket:
+        await socket.send_bytes(messages.encode(Stored("before", True)))
+        await socket.send_bytes(messages.encode(Hello(messages.PROTOCOL, "one", 0, 1)))
+        await socket.send_bytes(messages.encode(Stored("after", True)))
+        await until(lambda: heard.stored)
+    assert heard.stored == [("after", True)]
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        Rates(10, 0.0, 0, 0.0),
+        Rates(10, -1.0, 0, 0.0),
+        Rates(-10, 1.0, 0, 0.0),
+        Rates(-10, -1.0, 0, 0.0),
+        Rates(10, 1.0, 10, math.nan),
+        Rates(0, 0.0, 10, math.inf),
+        Rates(1 << 63, 1e-300, 0, 0.0),
+        Rates(10, 5e-324, 0, 0.0),
+    ],
+)
+async def test_rates_that_nothing_can_have_are_ignored(
+    server: LinkServer, heard: Heard, rates: Rates
+) -> None:
+    async with engine(server) as one:
+        one.send(rates)
+        one.send(Stored("g.0.c1/", True))
+        assert await heard.all_of(one) == [("g.0.c1/", True)], "the link stays up"
+    assert heard.rates == [RATES]
+
+
+async def test_rates_before_the_hello_are_not_believed(server: LinkServer, heard: Heard) -> None:
+    async with raw_socket(server) as socket:
+        for frame in (Rates(7, 1.0, 0, 0.0), Hello(messages.PROTOCOL, "one", 0, 1), RATES):
+            await socket.send_bytes(messages.encode(frame))
+        await heard.rates_of(1)
+    assert heard.rates == [RATES]
+
+
+async def test_a_second_hello_ends_its_connection_and_names_no_other_engine(
+    server: LinkServer,
+) -> None:
+    async with raw_socket(server) as socket:
+        for instance in ("first", "second"):
+            await socket.send_bytes(messages.encode(Hello(messages.PROTOCOL, instance, 0, 1)))
+        assert await closed(socket)
+    await until(lambda: not server.linked("first"))
+    assert not server.linked("second")
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(2, 2), (-1, 1), (0, 0), (0, -1), (1, 3)])
+async def test_a_rank_that_cannot_be_is_refused(
+    server: LinkServer, heard: Heard, rank: int, ranks: int
+) -> None:
+    async with engine(server, rank=0, ranks=2) as first, raw_socket(server) as odd:
+        await heard.all_of(first)
+        await odd.send_bytes(messages.encode(Hello(messages.PROTOCOL, "one", rank, ranks)))
+        assert await closed(odd)
+        async with engine(server, rank=1, ranks=2):
+            await server.until_linked("one")
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xc1", b"\x81\xa4type\xa4what"])
+async def test_an_unreadable_frame_costs_its_socket_only(
+    server: LinkServer, heard: Heard, garbage: bytes
+) -> None:
+    async with engine(server) as one, raw_socket(server) as socket:
+        await socket.send_bytes(messages.encode(Hello(messages.PROTOCOL, "odd", 0, 1)))
+        await server.until_linked("odd")
+        await socket.send_bytes(garbage)
+        assert await closed(socket)
+        await until(lambda: not server.linked("odd"))
+        one.send(Stored("g.0.c1/", True))
+        assert await heard.all_of(one) == [("g.0.c1/", True)]
+
+
+async def test_forget_reaches_every_rank_of_its_engine_and_no_other(server: LinkServer) -> None:
+    async with (
+        engine(server, "one", 0, 2) as first,
+        engine(server, "one", 1, 2) as second,
+        engine(server, "two") as other,
+    ):
+        await server.until_linked("one")
+        await server.until_linked("two")
+        server.forget("gone", "g.0", 1)
+        server.forget("one", "g.0", 64)
+        server.forget("two", "g.1", 0)
+        await until(lambda: first.received and second.received and other.received)
+    assert first.received == second.received == [Forget("g.0", 64)]
+    assert other.received == [Forget("g.1", 0)]
+
+
+async def test_an_engine_that_starts_again_takes_over_from_its_dead_socket(
+    server: LinkServer, heard: Heard
+) -> None:
+    hello = Hello(messages.PROTOCOL, "one", 0, 1)
+    async with raw_socket(server) as dead, raw_socket(server) as alive:
+        for count, socket in enumerate((dead, alive), 1):
+            for frame in (hello, RATES):
+                await socket.send_bytes(messages.encode(frame))
+            await heard.rates_of(count)
+        await dead.close()
+        await alive.send_bytes(messages.encode(RATES))
+        await heard.rates_of(3)
+        assert server.linked("one")
+        server.forget("one", "g.0", 0)
+        message = await alive.receive(DEADLINE_S)
+        assert messages.decode_to_engine(message.data) == Forget("g.0", 0)
+
+
+async def test_an_engine_ignores_what_a_newer_driver_says(server: LinkServer) -> None:
+    async def newer(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_bytes(b"\x81\xa4type\xa4what")
+        await socket.send_bytes(messages.encode(Forget("g.0", 0)))
+        async for _ in socket:
+            pass
+        return socket
+
+    async with serving(newer, free_port()) as server.url, engine(server) as one:
+        await until(lambda: one.received)
+        assert one.received == [Forget("g.0", 0)]
+
+
+async def test_what_is_said_while_the_driver_is_away_arrives_when_it_is_there(
+    absent: tuple[LinkServer, int],
+) -> None:
+    driver, port = absent
+    heard = Heard(driver)
+    async with engine(driver) as one:
+        one.send(Stored("early", True))
+        async with serving(driver.serve, port):
+            assert await heard.all_of(one) == [("early", True)]
+        await until(lambda: not one.talks)
+        one.send(Stored("between", True))
+        one.send(Stored("the two", True))
+        async with serving(driver.serve, port):
+            assert (await heard.all_of(one))[1:] == [("between", True), ("the two", True)]
+            assert driver.linked("one")
+
+
+async def test_only_the_newest_frames_wait_for_the_driver(
+    absent: tuple[LinkServer, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_side, "MAX_WAITING", 3)
+    driver, port = absent
+    heard = Heard(driver)
+    async with engine(driver) as one:
+        for i in range(6):
+            one.send(Stored(f"g.{i}.c1/", True))
+        async with serving(driver.serve, port):
+            await until(lambda: len(heard.stored) == 3)
+    assert [rid for rid, _ in heard.stored] == ["g.3.c1/", "g.4.c1/", "g.5.c1/"]
+
+
+async def test_what_could_not_be_sent_arrives_after_the_reconnect(
+    absent: tuple[LinkServer, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, port = absent
+    heard = Heard(driver)
+    stock, breaks = aiohttp.ClientWebSocketResponse.send_bytes, 0
+
+    async def breaks_once(
+        self: aiohttp.ClientWebSocketResponse, data: bytes, compress: int | None = None
+    ) -> None:
+        nonlocal breaks
+        if not breaks and isinstance(messages.decode_to_driver(data), Stored):
+            breaks += 1
+            await self.close()
+            raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+        await stock(self, data, compress)
+
+    monkeypatch.setattr(aiohttp.ClientWebSocketResponse, "send_bytes", breaks_once)
+    async with engine(driver) as one:
+        one.send(Stored("g.0.c1/", True))
+        async with serving(driver.serve, port):
+            await until(lambda: breaks and driver.linked("one"))
+            await until(lambda: heard.stored)

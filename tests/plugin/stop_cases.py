@@ -1,0 +1,147 @@
+"""Random responses with random stop conditions, through SGLang's own `Req` (`test_stops.py`).
+
+A program of its own, because the CPU engine's switches must be set before SGLang is imported:
+`python -m tests.plugin.stop_cases COUNT` prints one JSON object of counts.
+"""
+
+import json
+import random
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from seer_sgl.plugin import cpu
+from seer_sgl.plugin.stops import look_after_every_token
+from seer_sgl.rollout.boundary import StopRecheck
+from seer_sgl.rollout.tokenizer import Tokenizer
+from seer_sgl.types import ChunkReply, WeightSpan, logprob_array, token_array
+from tests.e2e.conftest import MODEL
+
+Update = Callable[[Any, int], None]
+WORDS = 6  # different tokens in a response: every condition is met soon and often
+
+
+class End(NamedTuple):
+    """How a response ended: its tokens, why, and what matched; `None` while it goes on."""
+
+    ids: list[int]
+    finish: str | None
+    matched: int | str | None
+
+
+class Case(NamedTuple):
+    """What a model would sample, where it may stop, and how speculation cuts it into runs."""
+
+    tokens: list[int]
+    runs: list[int]
+    sampling: dict[str, Any]
+    longest: int
+
+
+def draw(choice: random.Random, words: Sequence[int], eos: int, text: Callable[[Any], str]) -> Case:
+    tokens = choice.choices([*words, eos], [6] * len(words) + [1], k=40)
+    runs: list[int] = []
+    while sum(runs) < len(tokens):
+        runs.append(choice.randint(1, 9))
+
+    def piece() -> list[int]:
+        return choice.choices(words, k=choice.randint(1, 3))
+
+    sampling: dict[str, Any] = {
+        "stop": [text(piece()) for _ in range(choice.randint(0, 3))],
+        "stop_token_ids": choice.sample(list(words), choice.randint(0, 2)),
+        "ignore_eos": choice.random() < 0.2,
+    }
+    if choice.random() < 0.3:
+        sampling["stop_regex"] = [f"{text(piece())}.?{text(piece())}"]
+    return Case(tokens, runs, sampling, choice.randint(1, 40))
+
+
+class Engine:
+    """One call after the other on SGLang's own request, without a model."""
+
+    def __init__(self, tokenizer: Any, update: Update) -> None:
+        self._tokenizer = tokenizer
+        self._update = update
+
+    def call(
+        self, tokens: Sequence[int], runs: Sequence[int], sampling: dict[str, Any], budget: int
+    ) -> End:
+        """What a call returns whose model samples `tokens`, in `runs` that may overshoot."""
+        from sglang.srt.managers.schedule_batch import Req
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        params = SamplingParams(max_new_tokens=budget, **sampling)
+        params.normalize(self._tokenizer)
+        req = Req("r", "", array("q", [1]), params, vocab_size=1 << 16)
+        req.tokenizer = self._tokenizer
+        req.eos_token_ids = {self._tokenizer.eos_token_id}
+        taken = 0
+        for size in runs:
+            run = tokens[taken : taken + size]
+            if not run or req.finished():
+                break
+            req.output_ids.extend(run)
+            self._update(req, len(run))
+            assert list(req.output_ids) == list(tokens[: taken + len(run)]), "the run is whole"
+            taken += size
+        reason = None if req.finished_reason is None else req.finished_reason.to_json()
+        ids = list(req.output_ids_through_stop)
+        return End(ids, reason and reason["type"], reason and reason.get("matched"))
+
+
+def divided(engine: Engine, case: Case, chunk: int, tokenizer: Tokenizer) -> End:
+    """The response in chunks of `chunk` tokens, stop strings searched across their boundaries."""
+    recheck = StopRecheck(case.sampling["stop"], tokenizer.stop_len, tokenizer.decode)
+    response: list[int] = []
+    while True:
+        budget = min(chunk, case.longest - len(response))
+        end = engine.call(case.tokens[len(response) :], case.runs, case.sampling, budget)
+        assert end.finish in ("stop", "length")
+        reply = ChunkReply(
+            ids=token_array(end.ids),
+            logprobs=logprob_array([0.0] * len(end.ids)),
+            weight_spans=[WeightSpan("1", len(end.ids))],
+            finish=end.finish,  # type: ignore[arg-type]
+            matched=end.matched,
+        )
+        reply = recheck(response, reply)
+        response += list(reply.ids)
+        if reply.finish == "stop" or len(response) == case.longest:
+            return End(response, reply.finish, reply.matched)
+
+
+def main(count: int) -> None:
+    """Compare, case by case, and count what happened."""
+    cpu.prepare()
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.utils.hf_transformers.tokenizer import get_tokenizer
+
+    theirs = get_tokenizer(str(MODEL))
+    ours = Tokenizer(theirs)
+    stock = Engine(theirs, Req.update_finish_state)
+    hooked = Engine(theirs, lambda req, n: look_after_every_token(Req.update_finish_state, req, n))
+    choice = random.Random(0)
+    words = [i for i in range(len(theirs)) if i not in theirs.all_special_ids][:WORDS]
+    seen: Counter[str] = Counter()
+    for number in range(count):
+        case = draw(choice, words, theirs.eos_token_id, ours.decode)
+        plain = stock.call(case.tokens, [1] * len(case.tokens), case.sampling, case.longest)
+        runs = hooked.call(case.tokens, case.runs, case.sampling, case.longest)
+        assert runs == plain, (number, case, plain, runs)
+        whole_runs = stock.call(case.tokens, case.runs, case.sampling, case.longest)
+        seen["stock differs"] += whole_runs != plain
+        seen[f"{plain.finish} {type(plain.matched).__name__}"] += 1
+        if "stop_regex" in case.sampling:
+            continue  # such requests are not divided
+        parts = divided(hooked, case, choice.randint(1, 9), ours)
+        wanted = plain._replace(matched=None) if plain.finish == "length" else plain
+        assert parts._replace(matched=parts.matched if parts.finish == "stop" else None) == wanted
+        seen["divided"] += 1
+    print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,68 @@
+"""Our attention gives the stock result, and leaves what it does not cover to the stock version.
+
+Runs against SGLang's own `TorchNativeAttnBackend`, in a process of its own, because the CPU
+engine's switches must be set before SGLang is imported.
+"""
+
+from .probe import run_probe
+
+PROBE = """
+import json
+import torch
+from seer_sgl.plugin import cpu
+cpu.prepare()
+from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend as Stock
+from seer_sgl.plugin.cpu.attention import decode_grouped, extend_new_rows_only
+
+torch.manual_seed(0)
+HEADS, KV_HEADS, SIZE, SLOTS, ROOM = 6, 2, 32, 4096, 512
+k_cache, v_cache = torch.randn(SLOTS, KV_HEADS, SIZE), torch.randn(SLOTS, KV_HEADS, SIZE)
+req_to_token = torch.stack([torch.randperm(SLOTS)[:ROOM] for _ in range(8)]).to(torch.int32)
+backend = object.__new__(Stock)  # the methods under test use nothing of it
+stock_calls = []
+
+def compare(hook, stock, tokens, *lengths, **options):
+    def counted(*args, **kwargs):
+        stock_calls.append(kwargs)
+        return stock(*args, **kwargs)
+    query = torch.randn(tokens, HEADS, SIZE)
+    rows = torch.randperm(8)[: len(lengths[0])]
+    common = (k_cache, v_cache, req_to_token, rows, *lengths)
+    options = {"scaling": SIZE**-0.5, "enable_gqa": True} | options
+    ours = hook(counted, backend, query, torch.zeros_like(query), *common, **options)
+    theirs = stock(backend, query, torch.zeros_like(query), *common, **options)
+    return (ours - theirs).abs().max().item()
+
+def extend(prefix, new, **options):
+    prefix, new = torch.tensor(prefix), torch.tensor(new)
+    lengths = (prefix + new, prefix, new)
+    options = {"causal": True} | options
+    stock = Stock._run_sdpa_forward_extend
+    return compare(extend_new_rows_only, stock, int(new.sum()), *lengths, **options)
+
+def decode(lengths, **options):
+    stock = Stock._run_sdpa_forward_decode
+    return compare(decode_grouped, stock, len(lengths), torch.tensor(lengths), **options)
+
+figures = {
+    "prompts": extend([0, 0, 0], [5, 1, 130]),
+    "continuations": extend([300, 7, 0, 511], [40, 1, 16, 1]),
+    "decode": decode([1, 2, 77, 512]),
+    "ours": len(stock_calls),
+    "not causal": extend([64], [64], causal=False),
+    "window": extend([20], [30], sliding_window_size=8),
+    "decode window": decode([50, 3], sliding_window_size=8),
+    "stock": len(stock_calls),
+}
+print(json.dumps(figures))
+"""
+
+
+def test_attention_equals_stock_and_leaves_other_layers_to_it() -> None:
+    figures = run_probe("-c", PROBE)
+    assert figures["prompts"] < 1e-6
+    assert figures["continuations"] < 1e-5
+    assert figures["decode"] < 1e-5
+    assert figures["ours"] == 0, "none of these needs the stock version"
+    assert figures["not causal"] == figures["window"] == figures["decode window"] == 0.0
+    assert figures["stock"] == 3

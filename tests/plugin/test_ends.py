@@ -1,0 +1,95 @@
+"""Where the last step of an aborted request began, as its reply reports it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from seer_sgl.link.contract import EXAMINED
+from seer_sgl.plugin.ends import step_ends
+
+from .probe import run_probe
+
+# Through SGLang's own classes, in a process of its own (see test_attention.py): the hook, what the
+# scheduler sends of two requests, and what the tokenizer manager makes of it. The first request is
+# aborted in a step of five tokens; the second one is flushed beside it and aborted later.
+PROBE = """
+import json
+from array import array
+from types import SimpleNamespace
+from seer_sgl.plugin import cpu, ends
+cpu.prepare()
+from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
+from sglang.srt.managers.scheduler_components.output_streamer import _GenerationStreamAccumulator
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+for target, hook, kind in ends.hooks():
+    HookRegistry.register(target, hook, HookType(kind))
+HookRegistry.apply_hooks()
+params = SamplingParams(max_new_tokens=500)
+reqs = {rid: Req(rid, "", array("q", [1]), params, vocab_size=1000) for rid in "ab"}
+meta = {rid: {} for rid in reqs}
+states = {rid: SimpleNamespace(customized_info_accumulated={}) for rid in reqs}
+
+def step(rid, tokens, abort=False):
+    req = reqs[rid]
+    req.output_ids.extend([7] * tokens)
+    if abort:
+        req.to_finish = FINISH_ABORT()
+        req.update_finish_state(tokens)
+
+def send(*rids):
+    sent = _GenerationStreamAccumulator(
+        return_logprob=False, return_hidden_states=False, return_routed_experts=False,
+        return_indexer_topk=False, return_sampling_mask=False,
+        spec_algorithm=SpeculativeAlgorithm.NONE, disaggregation_mode=DisaggregationMode.NULL,
+        default_stream_interval=1, default_force_stream_interval=50,
+        get_cached_tokens_details=lambda _: None, rust_server_mode=True, current_weight_version="v",
+    )
+    for rid in rids:
+        sent.accept(req=reqs[rid])
+    for i, rid in enumerate(sent.rids):
+        TokenizerManager.update_request_meta_info(
+            TokenizerManager, meta[rid], states[rid], sent.customized_info, i, None
+        )
+
+step("a", 50), step("b", 50), send("a", "b")
+step("a", 3), step("a", 5, abort=True), step("b", 50), send("b", "a")
+step("b", 1, abort=True), send("b")
+print(json.dumps(meta))
+"""
+
+
+def test_the_report_arrives_through_sglangs_own_way_into_meta_info() -> None:
+    meta = run_probe("-c", PROBE)
+    assert meta == {"a": {EXAMINED: [53] * 8}, "b": {EXAMINED: [None] * 50 + [100]}}
+
+
+def request(tokens: int, to_finish: Any = None, finished: Any = None) -> Any:
+    return SimpleNamespace(
+        output_ids=[5] * tokens,
+        to_finish=to_finish,
+        finished_reason=finished,
+        customized_info=None,
+    )
+
+
+def test_an_aborted_request_reports_its_tokens_before_the_step() -> None:
+    aborted = request(7, to_finish="abort")
+    step_ends(aborted, 3)
+    assert aborted.customized_info == {EXAMINED: [4] * 7}
+    plain = request(7, to_finish="abort")
+    plain.customized_info = {"of others": [0] * 7}
+    step_ends(plain)
+    assert plain.customized_info == {"of others": [0] * 7, EXAMINED: [6] * 7}
+    early = request(0, to_finish="abort")
+    step_ends(early)
+    assert early.customized_info == {EXAMINED: []}
+
+
+def test_no_other_request_reports_anything() -> None:
+    for other in (request(7), request(7, to_finish="abort", finished="stop")):
+        step_ends(other, 3)
+        assert other.customized_info is None

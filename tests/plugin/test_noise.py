@@ -1,0 +1,193 @@
+"""Seeded draws are those of the distribution, and of the row alone.
+
+Runs against SGLang's own sampler, in a process of its own, because the CPU engine's switches must
+be set before SGLang is imported.
+"""
+
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.stats import chisquare
+
+from seer_sgl.plugin import noise
+
+from .probe import run_probe
+
+COLUMNS = 50
+DRAWS = 30_000  # of each kind
+# temperature, top-p, top-k (0: all), min-p
+KINDS: Sequence[tuple[float, float, int, float]] = (
+    (1.0, 1.0, 0, 0.0),
+    (0.7, 0.9, 0, 0.0),
+    (1.5, 1.0, 7, 0.0),
+    (1.0, 0.6, 20, 0.0),
+    (2.0, 0.8, 9, 0.0),
+    (1.0, 1.0, 1, 0.0),
+    (1.2, 1.0, 0, 0.1),
+)
+PROBE = """
+import json
+import sys
+from functools import partial
+import torch
+from seer_sgl.plugin import cpu
+cpu.prepare()
+from sglang.srt.layers import sampler
+from sglang.srt.sampling.sampling_params import TOP_K_ALL
+from seer_sgl.plugin import noise
+
+stock = sampler.top_k_top_p_min_p_sampling_from_probs_torch
+kinds, columns, draws = json.loads(sys.argv[1])
+torch.manual_seed(3)
+logits = 2.0 * torch.randn(columns)
+logits[7] = logits[3]  # a tie
+ours = partial(noise.draw_by_column, stock)
+
+def arguments(rows, seeds):
+    probs = torch.stack([torch.softmax(logits / kinds[row][0], 0) for row in range(len(kinds))])
+    wanted = torch.tensor(kinds)[rows]
+    top_ks = wanted[:, 2].to(torch.int32)
+    top_ks[top_ks == 0] = TOP_K_ALL
+    positions = torch.arange(len(rows)) % 977
+    return probs[rows], top_ks, wanted[:, 1], wanted[:, 3], False, seeds, positions
+
+def draw(function, rows, seeds):
+    probs, top_ks, top_ps, min_ps, _, seeds, positions = arguments(rows, seeds)
+    needed = function is ours and bool((min_ps > 0).any())
+    return function(probs, top_ks, top_ps, min_ps, needed, seeds, positions)
+
+def counts(rows, tokens):
+    return [torch.bincount(tokens[rows == kind], minlength=columns).tolist()
+            for kind in range(len(kinds))]
+
+answer = {"logits": logits.tolist()}
+
+# All kinds in turn, thousands of rows in a batch.
+rows = torch.arange(draws * len(kinds)) % len(kinds)
+seeds = torch.arange(len(rows)) * 7919 + 11
+mixed = torch.cat([draw(ours, *part) for part in zip(rows.split(7000), seeds.split(7000))])
+answer["mixed"] = counts(rows, mixed)
+
+# The same rows without their neighbours: each kind by itself, and the first as SGLang draws it.
+small = rows[:7000]
+same = []
+for kind in range(len(kinds)):
+    at = small == kind
+    probs, *filters, positions = arguments(small, seeds[:7000])
+    filters = [value[at] if torch.is_tensor(value) else value for value in filters]
+    filters[3] = kinds[kind][3] > 0
+    single = ours(probs[at], *filters, positions[at])
+    same.append(bool((single == mixed[:7000][at]).all()))
+answer["as_alone"] = same
+at = small == 0
+probs, *_, positions = arguments(small, seeds[:7000])
+plain = sampler.sampling_from_probs_torch(probs[at], seeds[:7000][at], positions[at])
+answer["as_unfiltered"] = bool((plain == mixed[:7000][at]).all())
+moved = draw(stock, small, seeds[:7000])
+answer["stock_as_unfiltered"] = bool((plain == moved[at]).all())
+
+# Probabilities whose float32 sum exceeds 1 before the last of them.
+tail = torch.softmax(torch.randn(40, 20_000), -1)
+everything = torch.full((40,), TOP_K_ALL, dtype=torch.int32)
+ones, zeros, some = torch.ones(40), torch.zeros(40), torch.arange(40)
+def kept(function):
+    _, ranked, tokens, weights = function(
+        tail, everything, ones, zeros, False, some, some, return_filtered_probs=True)
+    return int((ranked > 0).sum())
+answer["tail"] = {"all": int((tail > 0).sum()), "ours": kept(ours), "stock": kept(stock)}
+
+# What SGLang returns of the support.
+probs, top_ks, top_ps, min_ps, _, seeds, positions = arguments(torch.tensor([3, 4]), some[:2])
+def support(function):
+    tokens, ranked, order, weights = function(
+        probs, top_ks, top_ps, min_ps, False, seeds, positions, return_filtered_probs=True)
+    assert (weights == probs.gather(1, tokens.view(-1, 1).long()).view(-1)).all()
+    return [str(tokens.dtype), ranked.tolist(), order.dtype == torch.int32,
+            [set(row[value > 0].tolist()) for row, value in zip(order, ranked)]]
+answer["support_equal"] = support(ours) == support(stock)
+
+seen = []
+def noted(*args, **kwargs):
+    seen.append((args, kwargs))
+    return "stock"
+unseeded = (probs, top_ks, top_ps, min_ps, True, None, positions)
+answer["unseeded"] = noise.draw_by_column(noted, *unseeded)
+args, kwargs = seen[0]
+answer["passed_on"] = all(a is b for a, b in zip(args, unseeded, strict=True)) and kwargs == {
+    "return_filtered_probs": False}
+print(json.dumps(answer))
+"""
+
+
+@pytest.fixture(scope="module")
+def answer() -> dict[str, Any]:
+    found: dict[str, Any] = run_probe("-c", PROBE, json.dumps([KINDS, COLUMNS, DRAWS]))
+    return found
+
+
+def distribution(
+    logits: NDArray[np.float64], temperature: float, top_p: float, top_k: int, min_p: float
+) -> NDArray[np.float64]:
+    """What a kind is sampled from, one token after the other."""
+    shares = np.exp(logits / temperature)
+    shares /= shares.sum()
+    kept = np.zeros_like(shares)
+    mass = 0.0
+    for rank, token in enumerate(np.argsort(-shares, kind="stable")):
+        if mass > top_p or (top_k and rank >= top_k) or shares[token] < min_p * shares.max():
+            break
+        kept[token] = shares[token]
+        mass += shares[token]
+    kept /= kept.sum()
+    return kept
+
+
+def test_every_kind_is_sampled_from_its_own_distribution_in_a_mixed_batch(
+    answer: dict[str, Any],
+) -> None:
+    logits = np.array(answer["logits"])
+    for kind, counts in zip(KINDS, np.array(answer["mixed"]), strict=True):
+        expected = DRAWS * distribution(logits, *kind)
+        inside = expected > 0
+        assert counts[~inside].sum() == 0, kind
+        if inside.sum() > 1:
+            assert chisquare(counts[inside], expected[inside]).pvalue > 1e-3, kind
+
+
+def test_a_row_draws_the_same_with_other_neighbours_or_none(answer: dict[str, Any]) -> None:
+    assert answer["as_alone"] == [True] * len(KINDS)
+
+
+def test_a_row_without_filters_draws_what_sglang_draws_when_none_has_any(
+    answer: dict[str, Any],
+) -> None:
+    assert answer["as_unfiltered"]
+    assert not answer["stock_as_unfiltered"], "nothing to mend any more"
+
+
+def test_a_row_without_top_p_loses_no_token_to_rounding(answer: dict[str, Any]) -> None:
+    tail = answer["tail"]
+    assert tail["ours"] == tail["all"] > tail["stock"]
+
+
+def test_the_support_sglang_can_return_is_its_own(answer: dict[str, Any]) -> None:
+    assert answer["support_equal"]
+
+
+def test_without_seeds_sglang_draws(answer: dict[str, Any]) -> None:
+    assert answer["unseeded"] == "stock"
+    assert answer["passed_on"]
+
+
+def test_a_greedy_request_has_its_logprobs_at_temperature_1_in_every_batch() -> None:
+    batch = SimpleNamespace(
+        temperatures=torch.tensor([[0.5], [0.5], [1.0]]), top_ks=torch.tensor([1, 2, 1])
+    )
+    noise.greedy_at_temperature_one(batch)
+    assert batch.temperatures.tolist() == [[1.0], [0.5], [1.0]]

@@ -1,0 +1,196 @@
+"""The hooks that name a layout, tell the rank's member what happens, and write copies. Without
+SGLang."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from seer_sgl.kvpool.hicache import NAMESPACE, REPLICAS
+from seer_sgl.kvpool.namespace import Layout
+from seer_sgl.link.contract import PoolReport
+from seer_sgl.link.messages import Rates
+from seer_sgl.plugin import pool
+
+PAGE = 16
+LAYOUT = Layout(dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
+
+
+class FakeMember:
+    """Notes what the hooks tell it."""
+
+    layout = LAYOUT
+    kv_bytes_per_token = 100
+
+    def __init__(self) -> None:
+        self.pages: list[str] = []
+        self.rates: list[Rates] = []
+        self.written = self.pages.append
+        self.measured = self.rates.append
+
+
+class FakeClock:
+    """Stands in for `time`: it moves when a test moves it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    made = FakeClock()
+    monkeypatch.setattr(pool, "time", made)
+    return made
+
+
+@pytest.fixture
+def member(monkeypatch: pytest.MonkeyPatch) -> FakeMember:
+    made = FakeMember()
+    monkeypatch.setattr(pool, "_member", made)
+    return made
+
+
+def test_each_hook_has_a_target_of_its_own() -> None:
+    targets = [target for target, _, _ in pool.hooks()]
+    assert len(set(targets)) == len(targets)
+    assert {kind for _, _, kind in pool.hooks()} <= {"before", "after", "around"}
+
+
+def test_without_a_pool_the_hooks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_member", None)
+    assert not pool.attached()
+    assert pool.page_written("done", None, SimpleNamespace(hash_value=["p"])) == "done"
+    assert pool.call_finished("done", None, None, up_to=1) == "done"
+    assert pool.pages_fetched(lambda *_: 99, SimpleNamespace(page_size=PAGE), "operation") == 99
+    assert pool.report() is None
+
+
+def test_the_last_page_of_a_written_run_is_passed_on(member: FakeMember) -> None:
+    for pages in (["a", "b"], [], None, ["c"]):
+        assert pool.page_written("done", None, SimpleNamespace(hash_value=pages)) == "done"
+    assert member.pages == ["b", "c"]
+
+
+def test_a_fetch_that_is_long_enough_tells_a_rate(member: FakeMember, clock: FakeClock) -> None:
+    controller = SimpleNamespace(page_size=PAGE)
+    least = pool.RATE_TOKENS // PAGE
+
+    def fetch(pages: int) -> int:
+        clock.now += 0.5
+        return pages
+
+    for pages in (0, least - 1, least):
+        assert pool.pages_fetched(lambda *_, n=pages: fetch(n), controller, "operation") == pages
+        clock.now += 3.0  # between two fetches
+    assert member.rates == [Rates(0, 0.0, pool.RATE_TOKENS, 0.5)]
+
+
+def batch(tokens: int | None, *, extend: bool = True) -> Any:
+    mode = SimpleNamespace(is_extend=lambda: extend)
+    return SimpleNamespace(forward_mode=mode, extend_num_tokens=tokens)
+
+
+def test_a_prefill_that_is_long_enough_tells_a_rate(member: FakeMember, clock: FakeClock) -> None:
+    unseen = batch(5000)
+    pool.batch_ended("done", None, unseen)
+    for ran in (
+        batch(pool.RATE_TOKENS - 1),
+        batch(None),
+        batch(5000, extend=False),
+        batch(pool.RATE_TOKENS),
+    ):
+        clock.now += 3.0  # between two batches
+        pool.batch_begins("scheduler", ran)
+        clock.now += 0.25
+        assert pool.batch_ended("done", None, ran, "result") == "done"
+    assert member.rates == [Rates(pool.RATE_TOKENS, 0.25, 0, 0.0)]
+
+
+def test_a_server_tells_its_namespace_and_the_size_of_its_kv(
+    member: FakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NAMESPACE, "fleet")
+    assert pool.report() == PoolReport(LAYOUT.tag("fleet"), 100)
+
+
+def test_every_backends_keys_tell_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "_layout_of", lambda _: LAYOUT)
+    monkeypatch.setenv(NAMESPACE, "fleet")
+    for name, named in (("org/m", "-org/m"), (None, "-")):
+        result = pool.name_the_layout(SimpleNamespace(model_name=name), None)
+        assert result.model_name == LAYOUT.tag("fleet") + named
+
+
+@pytest.mark.usefixtures("member")
+@pytest.mark.parametrize(
+    ("busy", "sleeps"),
+    [
+        ("", True),
+        ("waiting_queue", False),
+        ("ongoing_write_through", False),
+        ("ongoing_backup", False),
+        ("ongoing_prefetch", False),
+    ],
+)
+def test_a_scheduler_does_not_sleep_while_kv_is_on_its_way(busy: str, sleeps: bool) -> None:
+    on_its_way = {
+        name: {name: 1} if name == busy else {}
+        for name in ("ongoing_write_through", "ongoing_backup", "ongoing_prefetch")
+    }
+    waiting = ["request"] if busy == "waiting_queue" else []
+    idle = SimpleNamespace(waiting_queue=waiting, tree_cache=SimpleNamespace(**on_its_way))
+    slept: list[Any] = []
+    pool.keep_awake(slept.append, idle)
+    assert slept == ([idle] if sleeps else [])
+
+
+class Copies:
+    """A MooncakeStore that notes how pages were put."""
+
+    def __init__(self, extra: dict[str, Any] | None, *, multi_buffer: bool = False) -> None:
+        self.storage_config = SimpleNamespace(extra_config=extra)
+        self.store = self
+        self.multi_buffer = multi_buffer
+        self.put: list[Any] = []
+        self._replicate_config_cls = SimpleNamespace
+
+    def _uses_multi_buffer(self, _: Any) -> bool:
+        return self.multi_buffer
+
+    def batch_put_from(self, *arguments: Any) -> str:
+        *pages, config = arguments
+        self.put.append((*pages, config.replica_num))
+        return "replicated"
+
+
+def test_pages_are_put_as_often_as_configured() -> None:
+    backend = Copies({REPLICAS: 3})
+    assert pool.put_replicas(lambda *_: "stock", backend, ["k"], [1], [2]) == "replicated"
+    assert backend.put == [(["k"], [1], [2], 3)]
+
+
+@pytest.mark.parametrize(
+    ("backend", "groups"),
+    [
+        (Copies(None), None),
+        (Copies({}), None),
+        (Copies({REPLICAS: 1}), None),
+        (Copies({REPLICAS: 2}), ["group"]),
+        (Copies({REPLICAS: 2}, multi_buffer=True), None),
+    ],
+    ids=["no extra", "no replicas", "one", "groups", "multi buffer"],
+)
+def test_everything_else_is_put_by_sglang(backend: Copies, groups: Any) -> None:
+    arguments = (backend, ["k"], [1], [2], groups)
+    seen: list[Any] = []
+
+    def stock(*given: Any) -> str:
+        seen.append(given)
+        return "stock"
+
+    assert pool.put_replicas(stock, *arguments) == "stock"
+    assert seen == [arguments]
+    assert backend.put == []

@@ -1,0 +1,381 @@
+"""A rank's part in the KV pool: what it acknowledges, and what it removes.
+
+Without SGLang: page names are the prefixes of a string of tokens, the pool is a set of them.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from seer_sgl.kvpool.namespace import Layout
+from seer_sgl.link import client, contract, messages
+from seer_sgl.link.messages import Forget, Hello, Rates, Stored
+from seer_sgl.plugin import pool_member
+from seer_sgl.plugin.pool_member import Member, PageNames, remove_pages
+
+PAGE = 2
+LAYOUT = Layout(dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
+NEVER_S = 3600.0
+DEADLINE_S = 30.0
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
+
+
+class FakeMooncake:
+    """SGLang's MooncakeStore with a set as the store."""
+
+    def __init__(self) -> None:
+        self.is_mla_backend = True
+        self.mla_suffix = ""
+        self.mha_suffix: str | list[str] = "0"
+        self.prefix = ""
+        self.store = self
+        self.present: set[str] = set()
+        self.removed: list[str] = []
+        self.asked = 0
+        self.away = 0  # how many questions it does not answer
+
+    def _tag_keys(self, keys: list[str]) -> list[str]:
+        return [self.prefix + key for key in keys]
+
+    def batch_exists(self, pages: list[str]) -> int:
+        self.asked += 1
+        if self.away > 0:
+            self.away -= 1
+            raise ConnectionError("the master is away")
+        return next((i for i, page in enumerate(pages) if page not in self.present), len(pages))
+
+    def batch_remove(self, names: list[str], force: bool = False) -> list[int]:
+        assert force, "or what was read lately stays"
+        self.removed += names
+        return [0] * len(names)
+
+
+class Wire:
+    """Stands for the link: what the member said, and how to speak to it."""
+
+    def __init__(self, url: str, token: str, hello: Hello) -> None:
+        self.address, self.hello = (url, token), hello
+        self.sent: list[Any] = []
+        self.send = self.sent.append
+        self.receive: Callable[[Any], None] = lambda _: None
+
+    def on(self, kind: type, handler: Callable[[Any], None]) -> None:
+        assert kind is Forget
+        self.receive = handler
+
+
+def pages_of(key: str, prior_hash: None, page_size: int) -> list[str]:
+    return [key[:end] for end in range(page_size, len(key) + 1, page_size)]
+
+
+def controller(backend: Any, **ranks: int) -> Any:
+    """A HiCacheController of one rank, as far as a member looks at it."""
+    sizes = {"tp_size": 1, "pp_size": 1, "tp_rank": 0, "pp_rank": 0} | ranks
+    host = SimpleNamespace(size_per_token=100)
+    return SimpleNamespace(page_size=PAGE, mem_pool_host=host, storage_backend=backend, **sizes)
+
+
+@pytest.fixture(autouse=True)
+def without_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    utils = ModuleType("sglang.srt.mem_cache.utils")
+    utils.get_storage_hash_str = pages_of  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, utils.__name__, utils)
+    monkeypatch.setattr(client, "Link", Wire)
+    monkeypatch.setattr(client, "_links", {})
+    monkeypatch.setenv(contract.LINK_URL, "http://driver/link")
+    monkeypatch.setenv(contract.LINK_TOKEN, "secret")
+    monkeypatch.setenv(contract.INSTANCE, "server-1")
+
+
+class Rank:
+    """A member, its backend and what it said."""
+
+    def __init__(self) -> None:
+        self.backend = FakeMooncake()
+        self.member = Member(controller(self.backend), LAYOUT)
+        wire: Any = self.member._link
+        self.wire: Wire = wire
+
+    @property
+    def sent(self) -> list[Any]:
+        return self.wire.sent
+
+    @property
+    def removed(self) -> list[str]:
+        """Pages without what Mooncake's key adds to them."""
+        return [name.removesuffix("__k") for name in self.backend.removed]
+
+    def run(self, rid: str, tokens: str, *, written: bool = True) -> None:
+        """A call ended with these tokens, and was written."""
+        self.member.finished(rid, tokens)
+        if written:
+            self.backend.present |= set(pages_of(tokens, None, PAGE))
+            self.member.written(tokens)
+
+    def settle(self) -> None:
+        """Everything it was told so far has been dealt with."""
+        self.run("settle.c1/", "##")
+        until(lambda: Stored("settle.c1/", True) in self.sent)
+        self.sent.remove(Stored("settle.c1/", True))
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    """A rank that never gives up."""
+    monkeypatch.setattr(pool_member, "LONGEST_WAIT_S", math.inf)
+    return Rank()
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    """A rank that looks into the pool only when it is told of a write, and never gives up."""
+    monkeypatch.setattr(pool_member, "FIRST_CHECK_S", NEVER_S)
+    monkeypatch.setattr(pool_member, "LONGEST_WAIT_S", math.inf)
+    return Rank()
+
+
+def test_a_call_is_stored_when_its_last_page_is_written(quiet: Rank) -> None:
+    quiet.run("r.c1/", "abcd", written=False)
+    quiet.backend.present |= {"ab", "abcd"}
+    quiet.settle()
+    assert quiet.sent == [], "nobody has told it"
+    quiet.member.written("another")
+    quiet.member.written("abcd")
+    until(lambda: quiet.sent)
+    assert quiet.sent == [Stored("r.c1/", True)]
+
+
+def test_a_write_that_failed_is_no_acknowledgement(quiet: Rank) -> None:
+    quiet.run("r.c1/", "abcd", written=False)
+    quiet.backend.present.add("ab")
+    quiet.member.written("abcd")
+    quiet.settle()
+    assert quiet.sent == []
+    quiet.backend.present.add("abcd")
+    quiet.member.written("abcd")
+    quiet.settle()
+    assert quiet.sent == [Stored("r.c1/", True)]
+
+
+def test_a_call_shorter_than_a_page_has_nothing_to_acknowledge(quiet: Rank) -> None:
+    quiet.run("r.c1/", "a")
+    quiet.settle()
+    assert quiet.sent == []
+
+
+def test_a_partial_page_is_not_waited_for(quiet: Rank) -> None:
+    quiet.member.finished("r.c1/", "abc")
+    quiet.backend.present.add("ab")
+    quiet.member.written("ab")
+    quiet.settle()
+    assert quiet.sent == [Stored("r.c1/", True)]
+
+
+def test_a_call_is_acknowledged_once(quiet: Rank) -> None:
+    quiet.run("r.c1/", "ab")
+    quiet.member.written("ab")
+    quiet.settle()
+    assert quiet.sent == [Stored("r.c1/", True)]
+
+
+def test_a_rank_says_who_it_is() -> None:
+    sizes = {"tp_size": 4, "pp_size": 2, "tp_rank": 3, "pp_rank": 1}
+    wire: Any = Member(controller(FakeMooncake(), **sizes), LAYOUT)._link
+    assert wire.address == ("http://driver/link", "secret")
+    assert wire.hello == Hello(messages.PROTOCOL, "server-1", 7, 8)
+
+
+def test_kv_is_counted_over_all_ranks() -> None:
+    made = Member(controller(FakeMooncake(), tp_size=4, pp_size=2), LAYOUT)
+    assert made.kv_bytes_per_token == 800
+
+
+def test_without_a_driver_pages_are_looked_after_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(contract.LINK_TOKEN)
+    backend = FakeMooncake()
+    alone = Member(controller(backend), LAYOUT)
+    backend.present.add("ab")
+    alone.finished("r.c1/", "ab")
+    alone._events.put(Forget("r", 0))
+    until(lambda: backend.removed)
+
+
+def test_the_pool_is_asked_again_until_everything_is_there(rank: Rank) -> None:
+    rank.run("r.c1/", "abcd", written=False)
+    until(lambda: rank.backend.asked >= 2)
+    rank.backend.present |= {"ab", "abcd"}
+    until(lambda: rank.sent)
+    assert rank.sent == [Stored("r.c1/", True)]
+
+
+def test_calls_with_the_same_kv_are_both_acknowledged(rank: Rank) -> None:
+    rank.run("r.c1/", "abcd", written=False)
+    rank.run("s.c1/", "abcd")
+    until(lambda: len(rank.sent) == 2)
+    assert {frame.rid for frame in rank.sent if frame.whole} == {"r.c1/", "s.c1/"}
+
+
+def test_what_is_not_there_in_time_will_never_be_whole(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_member, "LONGEST_WAIT_S", 0.0)
+    rank.run("r.c1/", "abcd", written=False)
+    until(lambda: rank.sent)
+    assert rank.sent == [Stored("r.c1/", False)]
+
+
+def test_looks_count_not_the_clock(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_member, "FIRST_CHECK_S", 0.01)
+    monkeypatch.setattr(pool_member, "LONGEST_WAIT_S", 0.04)
+    rank.run("r.c1/", "abcd", written=False)
+    until(lambda: rank.sent)
+    assert rank.sent == [Stored("r.c1/", False)]
+    assert rank.backend.asked == 3, "after 10, 20 and 40 ms or whenever it gets to it"
+
+
+def test_a_pool_that_is_away_for_a_while_ends_no_acknowledgement(rank: Rank) -> None:
+    rank.backend.away = 2
+    rank.run("r.c1/", "ab")
+    rank.run("s.c1/", "xy")
+    until(lambda: len(rank.sent) == 2)
+    assert sorted(frame.rid for frame in rank.sent if frame.whole) == ["r.c1/", "s.c1/"]
+
+
+def test_a_pool_that_stays_away_is_told_to_the_driver(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_member, "LONGEST_WAIT_S", 0.0)
+    rank.backend.away = sys.maxsize
+    rank.run("r.c1/", "ab")
+    until(lambda: rank.sent)
+    assert rank.sent == [Stored("r.c1/", False)]
+
+
+def test_pages_beyond_what_is_kept_are_removed_and_the_rest_later(quiet: Rank) -> None:
+    quiet.run("r.c1/", "abcdef")
+    quiet.wire.receive(Forget("r", PAGE))
+    quiet.settle()
+    assert quiet.removed == ["abcd", "abcdef"]
+    quiet.wire.receive(Forget("r", 0))
+    quiet.wire.receive(Forget("r", 0))
+    quiet.settle()
+    assert quiet.removed == ["abcd", "abcdef", "ab"]
+
+
+def test_a_page_that_is_only_partly_kept_goes(quiet: Rank) -> None:
+    quiet.run("r.c1/", "abcdef")
+    quiet.wire.receive(Forget("r", PAGE + 1))
+    quiet.settle()
+    assert quiet.removed == ["abcd", "abcdef"]
+
+
+def test_the_newest_call_of_a_request_tells_its_pages(quiet: Rank) -> None:
+    quiet.run("r.c1/", "ab")
+    quiet.run("r.c2/", "abcd")
+    quiet.run("s.c1/", "xy")
+    quiet.wire.receive(Forget("r", 0))
+    quiet.wire.receive(Forget("stranger", 0))
+    quiet.settle()
+    assert quiet.removed == ["ab", "abcd"]
+
+
+def test_what_is_still_being_written_is_removed_afterwards(quiet: Rank) -> None:
+    quiet.run("r.c1/", "abcd", written=False)
+    quiet.wire.receive(Forget("r", PAGE))
+    quiet.wire.receive(Forget("r", 0))
+    quiet.settle()
+    assert quiet.removed == []
+    quiet.backend.present |= {"ab", "abcd"}
+    quiet.member.written("abcd")
+    quiet.settle()
+    assert quiet.sent == [Stored("r.c1/", True)]
+    assert quiet.removed == ["ab", "abcd"]
+
+
+def test_rates_are_summed_up_and_told_now_and_then(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_member, "RATES_EVERY_S", NEVER_S)
+    rank.member.measured(Rates(100, 0.5, 0, 0.0))
+    rank.member.measured(Rates(0, 0.0, 300, 0.25))
+    rank.settle()
+    assert rank.sent == []
+    monkeypatch.setattr(pool_member, "RATES_EVERY_S", 0.0)
+    rank.member.measured(Rates(1, 0.5, 1, 0.25))
+    rank.member.measured(Rates(7, 1.0, 0, 0.0))
+    rank.settle()
+    assert rank.sent == [Rates(101, 1.0, 301, 0.5), Rates(7, 1.0, 0, 0.0)]
+
+
+def test_the_oldest_page_names_are_given_up_beyond_the_limit() -> None:
+    names = PageNames(5)
+    names.put("a", ["a1", "a2"])
+    names.put("b", ["b1", "b2"])
+    names.put("a", ["a1", "a2", "a3"])
+    assert names.take("b", 1) == ["b2"], "replaced, not counted twice"
+    names.put("c", ["c1", "c2"])
+    assert names.take("a", 0) == [], "the oldest is gone"
+    assert names.take("b", 0) == ["b1"]
+    names.put("d", [f"d{i}" for i in range(9)])
+    assert names.take("c", 0) == []
+    assert len(names.take("d", 0)) == 9, "the newest stays however long it is"
+
+
+@pytest.mark.parametrize(
+    ("mla", "suffix", "names"),
+    [
+        (True, "0_1", ["tag_p__k", "tag_q__k"]),
+        (False, "3", ["tag_p_3_k", "tag_p_3_v", "tag_q_3_k", "tag_q_3_v"]),
+        (
+            False,
+            ["2", "3"],
+            [f"tag_{page}_{rank}_{part}" for page in "pq" for rank in "23" for part in "kv"],
+        ),
+    ],
+    ids=["mla", "plain", "split heads"],
+)
+def test_pages_are_removed_under_the_keys_that_mooncake_has_for_them(
+    mla: bool, suffix: str | list[str], names: list[str]
+) -> None:
+    backend = FakeMooncake()
+    backend.is_mla_backend, backend.mha_suffix, backend.prefix = mla, suffix, "tag_"
+    remove_pages(backend, ["p", "q"])
+    assert backend.removed == names
+
+
+def test_pages_are_removed_from_a_folder_and_others_stay(tmp_path: Path) -> None:
+    for name in ("p-0", "q-0", "q-1"):
+        (tmp_path / f"{name}.bin").touch()
+    backend = SimpleNamespace(file_path=str(tmp_path), _get_suffixed_key=lambda page: f"{page}-0")
+    remove_pages(backend, ["q", "never written"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p-0.bin", "q-1.bin"]
+
+
+def test_removing_nothing_asks_nobody() -> None:
+    asked: list[list[str]] = []
+    store = SimpleNamespace(batch_remove=lambda names, _: asked.append(names))
+    backend = SimpleNamespace(
+        store=store, _tag_keys=list, is_mla_backend=False, mha_suffix="0", mla_suffix=""
+    )
+    remove_pages(backend, [])
+    assert asked == []
+    remove_pages(backend, ["p"])
+    assert asked == [["p_0_k", "p_0_v"]]
+
+
+def test_a_backend_we_do_not_know_is_left_alone() -> None:
+    remove_pages(SimpleNamespace(), ["p"])

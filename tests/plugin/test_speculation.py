@@ -1,0 +1,217 @@
+"""The speculative worker's parts that need no server: tokens on their way to the index, the ranks'
+agreement, the attention mask, the CPU's stand-ins for SGLang's operators."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from seer_sgl.draft.drafter import Drafter, Drafts
+from seer_sgl.draft.replica import Replica
+from seer_sgl.plugin.cpu import speculative_kernels as kernels
+from seer_sgl.plugin.speculation import ranks
+from seer_sgl.plugin.speculation.mask import attention_mask
+from seer_sgl.plugin.speculation.planner import PLAIN, Plan
+from seer_sgl.plugin.speculation.rows import Rows, origin_of
+
+PROMPT = [1, 2, 3]
+
+
+def request(rid: str, output: list[int], **origin: Any) -> Any:
+    told = {"group": "g", "sample": 0, "prompt_len": 3, **origin}
+    return SimpleNamespace(
+        rid=rid,
+        origin_input_ids=list(PROMPT),
+        output_ids=list(output),
+        finished_len=None,
+        sampling_params=SimpleNamespace(custom_params={"seer_sgl": told}, max_new_tokens=50),
+    )
+
+
+class Engine:
+    """Rows over a real index; `step` is what a decode step tells them."""
+
+    def __init__(self) -> None:
+        self.drafter = Drafter()
+        replica = Replica(self.drafter, None, max_tokens=1000, scope="engine")
+        self.rows = Rows(self.drafter, replica)
+
+    def step(self, reqs: list[Any], totals: list[int], runs: list[list[int]]) -> list[int]:
+        """The tokens that reach the index. runs: what the last step brought each row."""
+        lens = np.array([len(run) for run in runs])
+        padded = np.zeros((len(runs), 9), np.int32)
+        for i, run in enumerate(runs):
+            padded[i, : len(run)] = run
+        self.rows.follow(reqs)
+        tokens, counts = self.rows.missing(reqs, np.array(totals), padded, lens)
+        self.drafter.step(self.rows.slots, tokens, counts, np.zeros(len(reqs), np.int32), 1)
+        self.rows.tell(tokens, counts)
+        return list(tokens.tolist())
+
+
+def test_with_overlap_the_last_steps_tokens_are_not_booked_yet_and_without_they_are() -> None:
+    for booked in (False, True):
+        engine, req = Engine(), request("a", [7] if booked else [])
+        first = engine.step([req], [4], [[7]])
+        assert first == ([] if booked else [7])
+        req.output_ids += [8, 9]
+        assert engine.step([req], [6], [[8, 9]]) == [8, 9]
+        assert engine.drafter.length("g", 0) == 3
+
+
+def test_steps_without_drafting_are_made_up_for() -> None:
+    engine, req = Engine(), request("a", [7])
+    engine.step([req], [4], [[7]])
+    req.output_ids += [8, 9, 10, 11]  # two steps that nobody looked at, and the last one
+    assert engine.step([req], [8], [[10, 11]]) == [8, 9, 10, 11]
+    req.output_ids += [12, 13]
+    assert engine.step([req], [11], [[14]]) == [12, 13, 14], "the last one not booked yet"
+
+
+def test_tokens_that_were_taken_back_start_the_row_again() -> None:
+    engine, req = Engine(), request("a", [7, 8, 9])
+    engine.step([req], [6], [[9]])
+    req.output_ids = [7, 5]
+    assert engine.step([req], [5], [[5]]) == []
+    assert engine.drafter.length("g", 1) == 2, "what was written stays; the row goes its own way"
+
+
+def test_rows_come_and_go_with_the_batch() -> None:
+    engine = Engine()
+    a, b = request("a", [7]), request("b", [8], sample=1, probe=True)
+    engine.step([a, b], [4, 4], [[7], [8]])
+    assert engine.rows.probes.tolist() == [False, True]
+    assert engine.rows.limits.tolist() == [53, 53]
+    slots = engine.rows.slots.tolist()
+    b.output_ids += [9]
+    assert engine.step([b], [5], [[9]]) == [9]
+    assert engine.rows.slots.tolist() == slots[1:]
+    engine.rows.leave("b")
+    assert not engine.rows.slots.size
+    again = request("a", [7, 8])
+    engine.step([again], [5], [[8]])
+    assert engine.drafter.length("g", 0) == 2, "the same sequence goes on"
+
+
+def test_the_last_tokens_of_a_request_reach_the_index_and_none_after_its_stop() -> None:
+    engine = Engine()
+    a, b = request("a", [7]), request("b", [8], sample=1)
+    engine.step([a, b], [4, 4], [[7], [8]])
+    a.output_ids += [5, 6, 0, 9]
+    a.finished_len = 4  # 0 is the stop
+    engine.rows.leave("a")
+    assert engine.drafter.length("g", 0) == 4
+    b.output_ids += [5, 6]
+    engine.step([], [], [])  # retracted
+    assert engine.drafter.length("g", 1) == 3
+
+
+def test_an_image_in_the_prompt_is_no_token() -> None:
+    engine, req = Engine(), request("a", [7])
+    req.origin_input_ids[1] = 1 << 40
+    assert engine.step([req], [4], [[7]]) == []
+    assert engine.drafter.length("g", 0) == 1
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        "nonsense",
+        {},
+        {"group": 5, "sample": 0, "prompt_len": 3},
+        {"group": "g", "sample": -1, "prompt_len": 3},
+        {"group": "g", "sample": 1 << 31, "prompt_len": 3},
+        {"group": "g", "sample": 0, "prompt_len": 4},
+        {"group": "g", "sample": 0, "prompt_len": 0},
+    ],
+)
+def test_a_call_that_does_not_say_whose_it_is_has_a_group_of_its_own(told: Any) -> None:
+    req = request("r1", [])
+    req.sampling_params.custom_params = {"seer_sgl": told} if told is not None else None
+    origin = origin_of(req)
+    assert (origin.group, origin.sample, origin.prompt_len, origin.probe) == ("r1", 0, 3, False)
+
+
+def test_what_one_rank_drafts_all_ranks_verify() -> None:
+    drafts = Drafts(
+        np.array([[5, 6], [7, 0]], np.int32),
+        np.array([[-1, 0], [-1, 0]], np.int32),
+        np.ones((2, 2), np.float32),
+        np.zeros((2, 2), np.int32),
+        np.array([2, 1], np.int32),
+        np.array([3, 4], np.int32),
+    )
+    plan = ranks._unpack(ranks._pack(Plan(3, drafts), 2, 9), 2, 9)
+    assert plan.width == 3
+    assert plan.drafts is not None
+    assert plan.drafts.counts.tolist() == [2, 1]
+    for i, count in enumerate([2, 1]):
+        assert plan.drafts.tokens[i, :count].tolist() == drafts.tokens[i, :count].tolist()
+        assert plan.drafts.parents[i, :count].tolist() == drafts.parents[i, :count].tolist()
+    assert ranks._unpack(ranks._pack(PLAIN, 2, 9), 2, 9) == PLAIN
+
+
+def test_on_a_gpu_every_node_sees_all_tokens_and_its_own_ancestors() -> None:
+    tree = torch.tensor([[[1, 0], [1, 1]], [[1, 0], [0, 1]]], dtype=torch.bool)
+    assert attention_mask(tree, torch.tensor([3, 1]), "cpu").tolist() == tree.flatten().tolist()
+    full = attention_mask(tree, torch.tensor([3, 1]), "meta")
+    assert full.shape == (2 * 5 + 2 * 3,)
+
+
+def test_the_operators_of_speculative_decoding_gather_scatter_and_move() -> None:
+    table = torch.arange(40, dtype=torch.int32).view(4, 10)
+    rows, start, end = torch.tensor([2, 0]), torch.tensor([1, 4]), torch.tensor([4, 6])
+    out = torch.zeros(6, dtype=torch.int64)
+    kernels.assign_extend_cache_locs_cpu(rows, table, start, end, out, 10)
+    assert out.tolist() == [21, 22, 23, 4, 5, 0]
+    slots = torch.tensor([90, 91, 92, 93, 94])
+    kernels.assign_req_to_token_pool_cpu(rows, table, start, end, slots, 10)
+    assert table[2].tolist() == [20, 90, 91, 92, *range(24, 30)]
+    assert table[0, 4:6].tolist() == [93, 94]
+    accepted = torch.zeros(6, dtype=torch.int64)
+    kernels.fill_accept_out_cache_loc_cpu(
+        torch.tensor([[0, 2, -1], [4, -1, -1]], dtype=torch.int32),
+        torch.tensor([10, 11, 12, 13, 14, 15]),
+        accepted,
+    )
+    assert accepted.tolist() == [10, 12, 14, 0, 0, 0]
+    buffers = [torch.arange(8.0).view(4, 2), torch.arange(4, dtype=torch.bfloat16).view(4, 1)]
+    kernels.copy_all_layer_kv_cache_cpu(
+        torch.tensor([buffer.data_ptr() for buffer in buffers]),
+        torch.tensor([8, 2]),
+        torch.tensor([1, 2]),
+        torch.tensor([2, 3]),  # overlapping: read before written
+    )
+    assert buffers[0].tolist() == [[0, 1], [4, 5], [6, 7], [6, 7]]
+    assert buffers[1].flatten().tolist() == [0, 2, 3, 3]
+
+
+def test_sglangs_own_tree_operators_agree_with_the_layout_they_are_given() -> None:
+    # Two branches from the root: 0 -> 1 -> 3, 0 -> 2.
+    mask = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], dtype=torch.bool)
+    positions = torch.zeros(4, dtype=torch.int64)
+    index, child, sibling = (torch.zeros((1, 4), dtype=torch.int64) for _ in range(3))
+    kernels.reconstruct_indices_from_tree_mask(
+        mask, torch.tensor([7]), positions, index, child, sibling, 1, 4
+    )
+    assert positions.tolist() == [7, 8, 8, 9]
+    assert child.tolist() == [[1, 3, -1, -1]]
+    assert sibling.tolist() == [[-1, 2, -1, -1]]
+    predicts = torch.zeros(4, dtype=torch.int32)
+    path = torch.full((1, 4), -1, dtype=torch.int32)
+    count = torch.zeros(1, dtype=torch.int32)
+    kernels.verify_tree_greedy_cpu(
+        predicts,
+        path,
+        count,
+        torch.tensor([[50, 51, 52, 53]]),
+        index,
+        child,
+        sibling,
+        torch.tensor([[51, 53, 9, 60]]),
+    )
+    assert path.tolist() == [[0, 1, 3, -1]]
+    assert (count.item(), predicts.tolist()) == (2, [51, 53, 0, 60])

@@ -1,0 +1,14 @@
+"""A speculative run stops where plain decoding would have stopped."""
+
+from .probe import run_probe
+
+CASES = 2000
+
+
+def test_runs_of_any_size_and_chunks_of_any_size_end_as_token_by_token() -> None:
+    """The program asserts the identity of every case; here is counted what the cases were."""
+    seen = run_probe("-m", "tests.plugin.stop_cases", str(CASES))
+    assert seen["stock differs"] > CASES / 50, "else the cases would show nothing"
+    assert seen["divided"] > CASES / 2
+    for end in ("stop str", "stop int", "length NoneType"):
+        assert seen[end] > CASES / 50, end

@@ -1,0 +1,295 @@
+"""Which weights an engine serves, and under which name a request looks for KV and leaves it.
+Without SGLang."""
+
+import hashlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from seer_sgl.plugin import pool, weights
+
+
+@pytest.fixture(autouse=True)
+def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's hash of a tensor, and which ones its own check leaves out."""
+
+    def tensor_hash(tensor: torch.Tensor) -> int:
+        content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return int.from_bytes(hashlib.sha256(content).digest()[:8], "big")
+
+    utils = ModuleType("sglang.srt.managers.mm_utils")
+    utils.tensor_hash = tensor_hash  # type: ignore[attr-defined]
+    checker = ModuleType("sglang.srt.utils.weight_checker")
+    checker._is_skip_weight_check = lambda name, _: "cos_sin" in name  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, utils.__name__, utils)
+    monkeypatch.setitem(sys.modules, checker.__name__, checker)
+
+
+def model() -> Any:
+    """A small one, whose parameters are all different."""
+    made: Any = torch.nn.Module()
+    made.layer = torch.nn.Linear(6, 4)
+    made.scale = torch.nn.Parameter(torch.tensor(2.0))
+    made.empty = torch.nn.Parameter(torch.zeros(0, 3))
+    made.turned = torch.nn.Parameter(torch.zeros(3, 5).t())
+    made.register_buffer("bias_of_experts", torch.zeros(3))
+    made.register_buffer("cos_sin_cache", torch.zeros(8), persistent=False)
+    with torch.no_grad():
+        made.layer.weight.copy_(torch.arange(24.0).reshape(4, 6))
+        made.layer.bias.zero_()
+    return made
+
+
+def poke(tensor: torch.Tensor) -> None:
+    with torch.no_grad():
+        tensor.view(-1)[tensor.numel() // 2] += 1
+
+
+def widen(made: Any) -> None:
+    made.scale = torch.nn.Parameter(made.scale.double())
+
+
+def reshape(made: Any) -> None:
+    made.layer.weight = torch.nn.Parameter(made.layer.weight.detach().reshape(6, 4))
+
+
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "a parameter": lambda made: poke(made.layer.weight),
+    "a number": lambda made: poke(made.scale),
+    "a tensor that is not contiguous": lambda made: poke(made.turned.data.t()),
+    "a buffer": lambda made: poke(made.bias_of_experts),
+    "a type": widen,
+    "a shape": reshape,
+    "a name": lambda made: made.register_parameter("other", made.__dict__["_parameters"]["scale"]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_anywhere_in_a_model_changes_its_digest(change: str) -> None:
+    made = model()
+    before = weights.digest(made)
+    CHANGES[change](made)
+    if change == "a name":
+        del made.scale
+    assert weights.digest(made) != before
+
+
+def test_equal_models_have_equal_digests_whatever_their_caches_have_grown_to() -> None:
+    made, other = model(), model()
+    other.cos_sin_cache = torch.ones(16)
+    assert weights.digest(made) == weights.digest(other)
+
+
+def test_a_large_tensor_is_read_whole_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "PART_BYTES", 2 * 6 * 4)
+    tensor = torch.arange(30.0).reshape(5, 6)
+    parts = list(weights._parts(tensor))
+    assert [len(part) for part in parts] == [2, 2, 1]
+    assert torch.equal(torch.cat(parts), tensor)
+    assert [len(part) for part in weights._parts(torch.zeros(3, 100))] == [1, 1, 1]
+
+
+class Scheduler:
+    """One rank of an engine: its model, its queues, and what its cache was asked to do."""
+
+    def __init__(self) -> None:
+        self.model = model()
+        self.other_rank = [("target", "its digest")]
+        runner = SimpleNamespace(model=self.model)
+        self.weight_updater = SimpleNamespace(
+            scheduler=self,
+            _session=None,
+            offload_tags=set(),
+            tp_cpu_group="group",
+            _select_runners=lambda: [("target", runner)],
+        )
+        self.model_config = SimpleNamespace(hf_config=SimpleNamespace(to_dict=dict))
+        self.tree_cache = self
+        self.waiting_queue: list[Any] = []
+        self.running: list[Any] = []
+        self.chunked_req: Any = None
+        self.released: list[Any] = []
+        self.advanced: list[Any] = []
+
+    def collect_inflight_reqs(self) -> set[Any]:
+        return set(self.running)
+
+    def release_aborted_request(self, handle: Any) -> None:
+        self.released.append(handle)
+
+    def advance_unpublished_req(self, req: Any, *, chunked: bool) -> None:
+        assert chunked
+        self.advanced.append(req)
+
+    def update(self, *, other: bool = True) -> None:
+        """An update in place."""
+        if other:
+            poke(self.model.layer.weight)
+        assert weights.weights_touched("done", self.weight_updater, "request") == "done"
+
+
+@dataclass(eq=False)
+class Request:
+    """A request of SGLang's."""
+
+    extra_key: str | None = None
+    skip_radix_cache_insert: bool = False
+
+    @property
+    def cache_request_handle(self) -> str:
+        return f"handle of {id(self)}"
+
+
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
+    """The first of two ranks, attached to a pool, its weights just loaded."""
+
+    def all_gather_object(ranks: list[Any], here: Any, group: str) -> None:
+        assert (len(ranks), group) == (2, "group")
+        ranks[:] = [here, made.other_rank]
+
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(pool, "_member", "attached")
+    made = Scheduler()
+    monkeypatch.setattr(torch.distributed, "all_gather_object", all_gather_object)
+    assert weights.weights_loaded("done", made) == "done"
+    return made
+
+
+def queued(scheduler: Scheduler, *requests: Request) -> None:
+    for req in requests:
+        weights.name_the_kv(scheduler, req)
+        scheduler.waiting_queue.append(req)
+
+
+def test_each_hook_has_a_target_of_its_own() -> None:
+    targets = [target for target, _, _ in weights.hooks()]
+    assert len(set(targets)) == len(targets)
+
+
+def test_the_same_weights_have_the_same_name_and_others_another(scheduler: Scheduler) -> None:
+    first = weights.facts()
+    scheduler.update()
+    assert weights.facts() != first
+    weights.weights_loaded("done", Scheduler())
+    assert weights.facts() == first
+
+
+def test_the_name_tells_the_weights_of_every_rank(scheduler: Scheduler) -> None:
+    first = weights.facts()
+    scheduler.other_rank = [("target", "another digest")]
+    scheduler.update(other=False)
+    assert weights.facts() != first
+
+
+def test_a_request_is_named_by_the_weights_and_by_its_users_own_key(scheduler: Scheduler) -> None:
+    plain, own = Request(), Request("mine")
+    queued(scheduler, plain, own)
+    assert plain.extra_key == f"{weights.facts()}|"
+    assert own.extra_key == f"{weights.facts()}|mine"
+
+
+def test_new_weights_rename_what_waits_and_drop_what_it_was_fetching(scheduler: Scheduler) -> None:
+    waiting = Request("mine")
+    queued(scheduler, waiting)
+    before = waiting.extra_key
+    scheduler.update()
+    assert waiting.extra_key == f"{weights.facts()}|mine" != before
+    assert scheduler.released == [waiting.cache_request_handle]
+    assert not waiting.skip_radix_cache_insert
+
+
+def test_what_runs_while_the_weights_change_leaves_no_kv(scheduler: Scheduler) -> None:
+    running, chunked = Request(), Request()
+    queued(scheduler, running, chunked)
+    before = running.extra_key
+    scheduler.waiting_queue.clear()
+    scheduler.running, scheduler.chunked_req = [running], chunked
+    scheduler.update()
+    assert running.skip_radix_cache_insert
+    assert chunked.skip_radix_cache_insert
+    assert running.extra_key == before, "its prefix in the tree has this name"
+
+
+def test_a_request_that_is_taken_out_of_a_batch_begins_anew(scheduler: Scheduler) -> None:
+    running, private = Request("mine"), Request(skip_radix_cache_insert=True)
+    queued(scheduler, running, private)
+    scheduler.waiting_queue.clear()
+    scheduler.running = [running, private]
+    scheduler.update()
+    queued(scheduler, running, private)
+    assert running.extra_key == f"{weights.facts()}|mine"
+    assert not running.skip_radix_cache_insert
+    assert private.skip_radix_cache_insert, "SGLang's own wish"
+
+
+def test_the_same_weights_again_change_nothing(scheduler: Scheduler) -> None:
+    waiting, running = Request(), Request()
+    queued(scheduler, waiting)
+    scheduler.running = [running]
+    scheduler.update(other=False)
+    assert weights.version_named("done", scheduler, "request") == "done"
+    assert not scheduler.released
+    assert not running.skip_radix_cache_insert
+
+
+def test_a_trainers_name_for_weights_it_wrote_itself_is_a_sign_of_an_update(
+    scheduler: Scheduler,
+) -> None:
+    before = weights.facts()
+    poke(scheduler.model.layer.weight)
+    weights.version_named("done", scheduler, "request")
+    assert weights.facts() != before
+
+
+@pytest.mark.parametrize("state", [{"_session": "open"}, {"offload_tags": {"weights"}}], ids=str)
+def test_weights_that_are_not_all_there_are_nobody_elses_and_not_read(
+    scheduler: Scheduler, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled = weights.facts()
+    names = {settled}
+    with monkeypatch.context() as during:
+        during.setattr(weights, "digest", None)
+        for name, value in state.items():
+            during.setattr(scheduler.weight_updater, name, value)
+        for _ in range(2):
+            scheduler.update(other=False)
+            names.add(weights.facts())
+    assert len(names) == 3
+    scheduler.update(other=False)
+    assert weights.facts() == settled
+
+
+def stash(scheduler: Scheduler, req: Request) -> list[Any]:
+    """What SGLang itself stashes."""
+    stock: list[Any] = []
+    weights.stash_chunk(lambda _, req: stock.append(req), scheduler, req)
+    return stock
+
+
+def test_a_chunk_that_may_not_be_cached_is_not_forgotten(scheduler: Scheduler) -> None:
+    chunked, fresh = Request(), Request()
+    scheduler.chunked_req = chunked
+    scheduler.update()
+    assert stash(scheduler, chunked) == []
+    assert scheduler.advanced == [chunked]
+    assert stash(scheduler, fresh) == [fresh]
+
+
+def test_without_a_pool_requests_stay_as_they_are(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_member", None)
+    waiting, running, private = Request("mine"), Request(), Request(skip_radix_cache_insert=True)
+    before = weights.facts()
+    queued(scheduler, waiting)
+    scheduler.running = [running]
+    scheduler.update()
+    assert weights.facts() != before, "the driver compares them"
+    assert (waiting.extra_key, running.skip_radix_cache_insert) == ("mine", False)
+    assert stash(scheduler, private) == [private]
