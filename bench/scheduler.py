@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from seer_sgl.config import Config
-from seer_sgl.rollout.assembly import make_scheduler
+from seer_sgl.driver.build_scheduler import make_scheduler
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import (
     Chunk,

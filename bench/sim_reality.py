@@ -23,7 +23,7 @@ from rich.table import Table
 
 from seer_sgl import Rollout
 from seer_sgl.benchmark.constants import measured_engine
-from seer_sgl.rollout.loop import Observer
+from seer_sgl.driver.loop import Observer
 from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.outcome import Outcome, outcome
 from seer_sgl.sim.run import simulate

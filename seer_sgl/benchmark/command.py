@@ -18,9 +18,8 @@ from rich.console import Console
 
 from seer_sgl.config.masking import masked
 from seer_sgl.errors import ConfigError, RolloutError
+from seer_sgl.files import append_whole, explained
 from seer_sgl.kvpool.packages import BUILT_FOR
-from seer_sgl.rollout.lines import append_whole
-from seer_sgl.rollout.samples import explained
 from seer_sgl.sim.config import EngineConfig
 
 from .arms import EVERY, SEER

@@ -13,7 +13,7 @@ from seer_sgl.config import Config
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet
 from seer_sgl.errors import RolloutError
-from seer_sgl.rollout.recorder import Recorder
+from seer_sgl.report.recorder import Recorder
 from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.types import EngineInfo, EngineWork, Prompt

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seer_sgl.rollout.drawing import new_figure, open_frame, save
-from seer_sgl.rollout.recorder import EngineRecord, Recorder
-from seer_sgl.rollout.report import tail_begin
-from seer_sgl.rollout.timeline import RUNNING, TAIL
+from seer_sgl.report.figures import new_figure, open_frame, save
+from seer_sgl.report.recorder import EngineRecord, Recorder
+from seer_sgl.report.report import tail_begin
+from seer_sgl.report.timeline import RUNNING, TAIL
 
 from .arms import BASELINE, GREEDY, SEER
 from .measure import Rolled

@@ -6,7 +6,7 @@ from statistics import linear_regression
 import msgspec
 import psutil
 
-from seer_sgl.rollout.recorder import Recorder
+from seer_sgl.report.recorder import Recorder
 
 from .arms import EVERY, SEER
 from .family import family, told

@@ -1,7 +1,7 @@
 """The HTTP client of one SGLang server (aiohttp).
 
 There is no read timeout on generation: a finite one would restart long chunks for ever. A stuck
-engine is found by watching its progress instead (rollout/monitor.py).
+engine is found by watching its progress instead (driver/monitor.py).
 """
 
 import asyncio

@@ -14,12 +14,13 @@ from rich.console import Console
 
 from seer_sgl.config import Config
 from seer_sgl.errors import ConfigError, RolloutError
+from seer_sgl.files import explained
+from seer_sgl.report.progress import Progress
+from seer_sgl.report.recorder import Recorder
+from seer_sgl.report.timeline import draw_timeline
 
-from .progress import Progress
-from .recorder import Recorder
 from .rollout import Rollout
-from .samples import SampleWriter, explained
-from .timeline import draw_timeline
+from .samples import SampleWriter
 
 RESERVE_BYTES = 4 << 20  # a report of a thousand engines and the largest timeline, twice
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from seer_sgl.config import plain
 from seer_sgl.config.tree import LARGEST, LARGEST_ID, MOST_SAMPLES, Samples, TokenId
+from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.errors import PromptError
 from seer_sgl.types import Prompt, token_array
 
-from .tokenizer import Tokenizer
 from .writable import unwritable
 
 

@@ -16,31 +16,31 @@ from pathlib import Path
 from typing import Any, Self
 
 from seer_sgl.config import Config, load, parse
+from seer_sgl.driver.build_scheduler import make_scheduler
+from seer_sgl.driver.checks import Room, check_engines, check_pool, mismatches
+from seer_sgl.driver.draft_groups import DraftKeeper
+from seer_sgl.driver.engine import Engine
+from seer_sgl.driver.loop import Observer, RolloutLoop, Run
+from seer_sgl.driver.monitor import Monitor
+from seer_sgl.driver.pool_pages import PageReleaser
+from seer_sgl.driver.samples import SampleMaker
+from seer_sgl.driver.stop_strings import StopRecheck
+from seer_sgl.driver.tokenizer import Tokenizer, load_tokenizer
 from seer_sgl.engine.fleet import Fleet, open_fleet, require_model
-from seer_sgl.engine.protocol import Engine
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
 from seer_sgl.link.messages import Rates
+from seer_sgl.report import draft_report
+from seer_sgl.report.recorder import Recorder
+from seer_sgl.report.report import report
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.placement import Placement
 from seer_sgl.types import ChunkReply, EngineInfo, Group, Prompt, Request
 
-from . import drafting
-from .admission import Room, check_engines, check_pool, mismatches
-from .assembly import make_scheduler
-from .boundary import StopRecheck
-from .drafts import DraftKeeper
-from .history import read_history
+from .history import History, read_history
 from .lengths import expect_all, read_lengths
-from .loop import Observer, RolloutLoop, Run
 from .model import model_facts
-from .monitor import Monitor
-from .pages import PageReleaser
 from .prompts import PromptLike, PromptReader
-from .recorder import Recorder
-from .report import report
-from .samples import SampleMaker
-from .tokenizer import Tokenizer, load_tokenizer
 
 clock = time.monotonic
 
@@ -81,7 +81,7 @@ class Rollout:
         lengths = self.config.scheduling.lengths
         self._known = None if lengths is None else read_lengths(Path(lengths))
         history = self.config.draft.history
-        self._history = None if history is None else read_history(Path(history))
+        self._history = History() if history is None else read_history(Path(history))
         model = self.config.model
         if self.config.engines.launch == "local":
             require_model(model.path or "")
@@ -168,7 +168,7 @@ class Rollout:
         try:
             ours: list[Observer] = [recorder, maker, PageReleaser(self._link, self._engines)]
             if self._drafts is not None:
-                ours.append(DraftKeeper(self._drafts, self._history))
+                ours.append(DraftKeeper(self._drafts, self._history.of))
             run = self._loop.submit(groups, [*ours, *observers])
         except ValueError as error:
             raise PromptError(str(error)) from None
@@ -184,7 +184,7 @@ class Rollout:
                 yield group
         finally:
             self._loop.close(run)
-            recorder.drafting = drafting.section(drafted, await self._drafted())
+            recorder.drafting = draft_report.section(drafted, await self._drafted())
         if given_up:
             first = given_up[0]
             raise RolloutError(
@@ -192,9 +192,9 @@ class Rollout:
                 f"the first, {first.group_id!r}: {first.error}"
             )
 
-    async def _drafted(self) -> drafting.Reading:
+    async def _drafted(self) -> draft_report.Reading:
         drafters = [engine for engine in self._drafters if engine.info.draft_tokens > 0]
-        return await drafting.read(drafters, self._drafts)
+        return await draft_report.read(drafters, self._drafts)
 
     def _warn_of_short_responses(self, groups: Sequence[Group]) -> None:
         wanted = self.config.sampling.max_response_len

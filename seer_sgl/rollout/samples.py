@@ -1,80 +1,15 @@
-"""Finished requests become Samples, and Samples become lines of `samples.jsonl`."""
+"""Samples become lines of `samples.jsonl`."""
 
-import contextlib
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from seer_sgl.config import SamplingConfig
+from seer_sgl.driver.loop import Observer
 from seer_sgl.errors import RolloutError
-from seer_sgl.types import Request, Sample
-
-from .lines import LineFile
-from .loop import Observer
-from .tokenizer import Tokenizer
-
-
-class SampleMaker(Observer):
-    """Puts a Sample into its group for every finished request."""
-
-    def __init__(
-        self,
-        rollout_id: str,
-        started_at: float,
-        sampling: SamplingConfig,
-        tokenizer: Tokenizer | None,
-    ) -> None:
-        self._rollout_id = rollout_id
-        self._started_at = started_at
-        self._sampling = sampling
-        self._tokenizer = tokenizer
-
-    def finished(self, request: Request) -> None:
-        """Make the sample of a complete request."""
-        request.group.samples.append(self._sample(request))
-
-    def _sample(self, request: Request) -> Sample:
-        started, finished = request.started_at or 0.0, request.finished_at or 0.0
-        return Sample(
-            rollout_id=self._rollout_id,
-            group_id=request.group.group_id,
-            index=request.index,
-            prompt_ids=request.group.prompt.prompt_ids,
-            response_ids=request.response_ids,
-            response_length=request.generated,
-            rollout_log_probs=request.logprobs,
-            finish_reason=request.finish_reason or "abort",
-            matched=request.matched,
-            weight_version=request.weight_spans[-1].version if request.weight_spans else "",
-            weight_spans=request.weight_spans,
-            text=self._text(request),
-            seed=request.seed,
-            chunks=len(request.engines),
-            engines=request.engines,
-            accept_length=(
-                request.generated / request.verify_steps if request.verify_steps else None
-            ),
-            submitted_at=round(request.submitted_at - self._started_at, 6),
-            started_at=round(started - self._started_at, 6),
-            finished_at=round(finished - self._started_at, 6),
-            metadata=request.group.prompt.metadata,
-        )
-
-    def _text(self, request: Request) -> str | None:
-        """The response as SGLang would return it: the matched stop is not part of the text."""
-        if self._tokenizer is None:
-            return None
-        ids, matched = request.response_ids, request.matched
-        trim = not self._sampling.no_stop_trim
-        if trim and isinstance(matched, int):
-            ids = ids[:-1]
-        text = self._tokenizer.decode(ids, self._sampling.skip_special_tokens)
-        if trim and isinstance(matched, str):
-            text = text.partition(matched)[0]
-        return text
+from seer_sgl.files import LineFile, explained
+from seer_sgl.types import Request
 
 
 def _array_to_list(value: Any) -> Any:
@@ -111,12 +46,3 @@ class SampleWriter(Observer):
         """End the file; it is empty if nothing had finished."""
         with explained(self._lines.path):
             self._lines.close()
-
-
-@contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn what the disk says of `path` into a RolloutError of one line."""
-    try:
-        yield
-    except OSError as error:
-        raise RolloutError(f"{path}: {error.strerror or error}") from None

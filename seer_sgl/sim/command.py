@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 
 from seer_sgl.errors import ConfigError
-from seer_sgl.rollout.samples import explained
+from seer_sgl.files import explained
 
 from .opening import Question
 from .plots import draw_policies, draw_sweeps

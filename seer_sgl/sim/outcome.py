@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from seer_sgl.rollout.recorder import Recorder
-from seer_sgl.rollout.report import report
+from seer_sgl.report.recorder import Recorder
+from seer_sgl.report.report import report
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

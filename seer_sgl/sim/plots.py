@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from seer_sgl.rollout.drawing import new_figure, open_frame, save
-from seer_sgl.rollout.recorder import EngineRecord, Recorder
-from seer_sgl.rollout.report import tail_begin
+from seer_sgl.report.figures import new_figure, open_frame, save
+from seer_sgl.report.recorder import EngineRecord, Recorder
+from seer_sgl.report.report import tail_begin
 
 from .outcome import Outcome
 from .sweep import Point

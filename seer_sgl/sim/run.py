@@ -5,12 +5,12 @@ import itertools
 from collections.abc import Sequence
 
 from seer_sgl.config import Config
-from seer_sgl.engine.protocol import Engine
+from seer_sgl.driver.build_scheduler import make_scheduler
+from seer_sgl.driver.engine import Engine
+from seer_sgl.driver.loop import Observer, RolloutLoop
+from seer_sgl.driver.monitor import Monitor
 from seer_sgl.errors import SimulationError
-from seer_sgl.rollout.assembly import make_scheduler
-from seer_sgl.rollout.loop import Observer, RolloutLoop
-from seer_sgl.rollout.monitor import Monitor
-from seer_sgl.rollout.recorder import Recorder
+from seer_sgl.report.recorder import Recorder
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.scheduler import Scheduler

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from seer_sgl.errors import ConfigError
-from seer_sgl.rollout.recorder import Recorder
+from seer_sgl.report.recorder import Recorder
 from seer_sgl.scheduling.lengths import KnownLengths
 
 from .config import SimConfig

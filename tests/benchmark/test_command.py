@@ -14,7 +14,7 @@ from seer_sgl.benchmark.config import load_bench, ready_config
 from seer_sgl.benchmark.measure import Rolled
 from seer_sgl.benchmark.runner import Failure, Runner
 from seer_sgl.errors import RolloutError
-from seer_sgl.rollout.recorder import Recorder
+from seer_sgl.report.recorder import Recorder
 
 from .test_summary import row
 

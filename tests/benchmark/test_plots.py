@@ -8,9 +8,9 @@ import pytest
 from seer_sgl.benchmark.measure import Rolled
 from seer_sgl.benchmark.plots import draw_arms, draw_lanes, draw_soak, lanes_title, typical_pair
 from seer_sgl.benchmark.summary import summarize
-from seer_sgl.rollout.recorder import Recorder
+from seer_sgl.report.recorder import Recorder
 from tests.helpers import make_group
-from tests.rollout.test_report import info
+from tests.report.test_report import info
 
 from .test_soak import soak_row
 from .test_summary import row

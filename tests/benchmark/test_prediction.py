@@ -15,7 +15,7 @@ from seer_sgl.benchmark.measure import Rolled
 from seer_sgl.benchmark.prediction import measure_constants, predict
 from seer_sgl.benchmark.runner import Runner
 from seer_sgl.errors import EngineStartError, EngineUnavailable, PoolError, SeerError
-from seer_sgl.rollout.recorder import Recorder
+from seer_sgl.report.recorder import Recorder
 from seer_sgl.sim.config import EngineConfig
 from seer_sgl.types import Prompt
 

@@ -13,7 +13,7 @@ from seer_sgl.benchmark.fleets import Fleets
 from seer_sgl.benchmark.measure import Rolled
 from seer_sgl.benchmark.runner import Failure, Runner
 from seer_sgl.errors import EngineStartError, RolloutError
-from seer_sgl.rollout.recorder import Recorder
+from seer_sgl.report.recorder import Recorder
 
 from .test_summary import row
 

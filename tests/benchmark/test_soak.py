@@ -9,7 +9,7 @@ import pytest
 from seer_sgl.benchmark.family import family
 from seer_sgl.benchmark.soak import SoakRow, drift, kv_hit_share
 from seer_sgl.engine.process import SERVER_MODULE
-from seer_sgl.rollout.recorder import Recorder
+from seer_sgl.report.recorder import Recorder
 
 
 def soak_row(number: int, **changed: Any) -> SoakRow:

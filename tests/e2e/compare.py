@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from seer_sgl import Rollout
-from seer_sgl.rollout.loop import Observer
+from seer_sgl.driver.loop import Observer
 from seer_sgl.types import Chunk, ChunkResult, Move, Request, Sample
 from tests.e2e.conftest import HELD_OUT
 

@@ -19,7 +19,7 @@ from seer_sgl.engine import fleet
 from seer_sgl.kvpool import mooncake
 from seer_sgl.link import drafthub
 from seer_sgl.processes import free_port
-from seer_sgl.rollout import drafting as rollout_drafting
+from seer_sgl.report import draft_report as rollout_drafting
 from tests.listening import family
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,10 +16,10 @@ import yaml
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
 from seer_sgl.draft.hub import MAX_GROUPS
+from seer_sgl.driver.loop import Observer
 from seer_sgl.engine import wire
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.processes import free_port
-from seer_sgl.rollout.loop import Observer
 from seer_sgl.types import Chunk, ChunkReply, ChunkResult, Group
 from tests.e2e.compare import Samples, assert_identical, by_key, roll
 from tests.e2e.conftest import HELD_OUT, MODEL, servers, two_cores, two_urls

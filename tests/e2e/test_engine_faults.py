@@ -10,10 +10,10 @@ import aiohttp
 import msgspec
 import pytest
 
+from seer_sgl.driver import monitor
+from seer_sgl.driver.loop import Observer
 from seer_sgl.engine.client import REFUSALS
 from seer_sgl.engine.wire import Loads, refusal
-from seer_sgl.rollout import monitor
-from seer_sgl.rollout.loop import Observer
 from seer_sgl.types import Chunk, ChunkResult, EngineLoad
 from tests.e2e.compare import Samples, assert_identical, roll
 from tests.e2e.conftest import external

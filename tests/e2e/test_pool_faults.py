@@ -15,9 +15,9 @@ import pytest
 
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
+from seer_sgl.driver.loop import Observer
 from seer_sgl.kvpool.node import P2P
 from seer_sgl.processes import free_port
-from seer_sgl.rollout.loop import Observer
 from seer_sgl.types import Chunk, ChunkResult
 from tests.e2e.compare import Samples, assert_identical, by_key
 from tests.e2e.conftest import HELD_OUT

@@ -17,11 +17,11 @@ import yaml
 
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl.config import KvPoolConfig
+from seer_sgl.driver.loop import Observer
+from seer_sgl.driver.tokenizer import load_tokenizer
 from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.processes import free_port
-from seer_sgl.rollout.loop import Observer
 from seer_sgl.rollout.samples import SampleWriter
-from seer_sgl.rollout.tokenizer import load_tokenizer
 from seer_sgl.types import Sample
 from tests.e2e.compare import Samples, accepted_drafts, assert_identical, roll
 from tests.e2e.conftest import MODEL, SERVER_FLAGS, servers, two_cores, two_urls

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from seer_sgl.driver.stop_strings import StopRecheck
+from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.plugin import cpu
 from seer_sgl.plugin.stops import look_after_every_token
-from seer_sgl.rollout.boundary import StopRecheck
-from seer_sgl.rollout.tokenizer import Tokenizer
 from seer_sgl.types import ChunkReply, WeightSpan, logprob_array, token_array
 from tests.e2e.conftest import MODEL
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from seer_sgl.rollout.recorder import Recorder
-from seer_sgl.rollout.report import report
+from seer_sgl.report.recorder import Recorder
+from seer_sgl.report.report import report
 from seer_sgl.sim import run
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.source import load_settings

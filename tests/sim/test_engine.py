@@ -2,7 +2,7 @@
 
 import pytest
 
-from seer_sgl.rollout.report import report
+from seer_sgl.report.report import report
 from seer_sgl.sim import run
 from seer_sgl.sim.steps import Stretch
 from tests.sim.helpers import rolled, small

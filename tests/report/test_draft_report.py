@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from seer_sgl.errors import EngineUnavailable
-from seer_sgl.rollout import drafting
-from seer_sgl.rollout.drafting import Reading, read, section
+from seer_sgl.report import draft_report
+from seer_sgl.report.draft_report import Reading, read, section
 from seer_sgl.types import EngineInfo
+from tests.driver.test_loop import PROMPTS, rolling
 from tests.fake_sglang import FakeSGLang
-from tests.rollout.test_loop import PROMPTS, rolling
-from tests.rollout.test_report import info
+
+from .test_report import info
 
 
 def engine(rows: int, instance: str = "i", **changes: Any) -> dict[str, Any]:
@@ -148,7 +149,7 @@ class FakeEngine:
 async def test_an_engine_that_does_not_answer_costs_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(drafting, "READ_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(draft_report, "READ_TIMEOUT_S", 0.01)
     engines = [
         FakeEngine("gone", EngineUnavailable("gone")),
         FakeEngine("closed", RuntimeError("Session is closed")),

@@ -3,10 +3,10 @@
 from array import array
 from collections.abc import Mapping
 
-from seer_sgl.engine.protocol import Engine
 from seer_sgl.link.server import LinkServer
 from seer_sgl.types import Chunk, Group, Request, RequestState
 
+from .engine import Engine
 from .loop import Observer
 
 

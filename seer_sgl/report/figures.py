@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .samples import explained
+from seer_sgl.files import explained
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from seer_sgl.config import parse
+from seer_sgl.driver.checks import check_engines
+from seer_sgl.driver.draft_groups import DraftKeeper
 from seer_sgl.errors import ConfigError
-from seer_sgl.rollout.admission import check_engines
-from seer_sgl.rollout.drafts import DraftKeeper
 from seer_sgl.rollout.history import History, read_history
 from seer_sgl.types import Chunk, Group, Move
 from tests.helpers import make_group
-from tests.rollout.test_report import info
+from tests.report.test_report import info
 
 IDS = list(range(10))  # of make_group's prompts
 
@@ -78,7 +78,7 @@ def test_history_comes_with_the_first_chunk_as_sequences_after_the_groups_own() 
     history.add(array("i", IDS), array("i", [5]))
     history.add(array("i", [1]), array("i", [7]))
     history.add(array("i", IDS), array("i", [6]))
-    keeper = DraftKeeper(hub, history)
+    keeper = DraftKeeper(hub, history.of)
     send(keeper, group, 1)
     send(keeper, group, 0)
     assert hub.heard == [("g", 2, [5]), ("g", 3, [6])]

@@ -11,9 +11,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from seer_sgl.driver.loop import Observer
 from seer_sgl.types import Chunk, ChunkResult, EngineInfo, EngineLoad, Request
-
-from .loop import Observer
 
 REFRESH_S = 0.5
 PLAIN_LINE_S = 5.0

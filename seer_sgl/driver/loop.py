@@ -7,10 +7,11 @@ import asyncio
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from seer_sgl.engine.protocol import Engine
 from seer_sgl.errors import ChunkInterrupted, EngineError, EngineUnavailable
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import Chunk, ChunkReply, ChunkResult, EngineLoad, Group, Request, RequestState
+
+from .engine import Engine
 
 SETTLE_S = 3.0  # a little longer than an abort may take
 Clock = Callable[[], float]

@@ -6,11 +6,12 @@ import io
 import pytest
 from rich.console import Console
 
-from seer_sgl.rollout import progress
-from seer_sgl.rollout.progress import Progress
+from seer_sgl.report import progress
+from seer_sgl.report.progress import Progress
 from seer_sgl.types import Chunk, ChunkResult, EngineLoad, Move
 from tests.helpers import make_group, make_reply
-from tests.rollout.test_report import info
+
+from .test_report import info
 
 
 def half_done() -> Progress:

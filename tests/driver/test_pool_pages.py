@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.rollout.pages import PageReleaser, common_prefix
+from seer_sgl.driver.pool_pages import PageReleaser, common_prefix
 from seer_sgl.types import Chunk, Group, Move
 from tests.helpers import make_group
-from tests.rollout.test_report import info
+from tests.report.test_report import info
 
 
 class FakeLink:

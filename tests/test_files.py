@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from seer_sgl.rollout.lines import LineFile
+from seer_sgl.files import LineFile
 
 
 def test_a_line_that_does_not_fit_leaves_no_trace(tmp_path: Path) -> None:

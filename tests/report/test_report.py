@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from seer_sgl.rollout.recorder import Recorder
-from seer_sgl.rollout.report import quantile, report, tail_begin
-from seer_sgl.rollout.timeline import draw_timeline
+from seer_sgl.report.recorder import Recorder
+from seer_sgl.report.report import quantile, report, tail_begin
+from seer_sgl.report.timeline import draw_timeline
 from seer_sgl.types import Chunk, ChunkResult, EngineInfo, EngineLoad, Move, Request
 from tests.helpers import make_group, make_reply
 

@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from seer_sgl.rollout import monitor
-from seer_sgl.rollout.shortfall import QUIET_LOOKS, Shortfall
+from seer_sgl.driver import monitor
+from seer_sgl.driver.shortfall import QUIET_LOOKS, Shortfall
 from seer_sgl.scheduling.placement import EngineSlot
 from seer_sgl.types import EngineLoad
 from tests.fake_sglang import FakeSGLang
 from tests.link.test_link import until
-from tests.rollout.test_loop import all_groups, check, rolling
+
+from .test_loop import all_groups, check, rolling
 
 
 def slot(inflight: int = 4) -> EngineSlot:

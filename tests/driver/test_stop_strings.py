@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seer_sgl.rollout.boundary import StopRecheck
+from seer_sgl.driver.stop_strings import StopRecheck
 from seer_sgl.types import ChunkReply, WeightSpan, logprob_array, token_array
 
 ALPHABET = "abcd"  # token i decodes to ALPHABET[i]

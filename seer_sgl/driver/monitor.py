@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from seer_sgl.engine.protocol import Engine
 from seer_sgl.errors import EngineError, RolloutError
 from seer_sgl.scheduling.placement import EngineSlot
 from seer_sgl.types import EngineLoad
 
+from .engine import Engine
 from .shortfall import Shortfall
 
 POLL_S = 0.5

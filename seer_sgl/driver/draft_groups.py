@@ -1,10 +1,15 @@
 """What the draft hub hears from the rollout: history when a group begins, and when it is over."""
 
-from seer_sgl.link.drafthub import Drafts
-from seer_sgl.types import Chunk, Group, Request
+from array import array
+from collections.abc import Callable, Sequence
 
-from .history import History
+from seer_sgl.link.drafthub import Drafts
+from seer_sgl.types import Chunk, Group, Prompt, Request
+
 from .loop import Observer
+
+# Responses of earlier epochs to a prompt.
+Responses = Callable[[Prompt], Sequence["array[int]"]]
 
 
 class DraftKeeper(Observer):
@@ -13,9 +18,9 @@ class DraftKeeper(Observer):
     Responses of earlier epochs are sequences n, n + 1, ... of a group of n requests.
     """
 
-    def __init__(self, drafts: Drafts, history: History | None = None) -> None:
+    def __init__(self, drafts: Drafts, history: Responses = lambda _: ()) -> None:
         self._drafts = drafts
-        self._history = history or History()
+        self._history = history
         self._begun: set[str] = set()  # by uid
 
     def sent(self, chunk: Chunk, now: float) -> None:
@@ -24,7 +29,7 @@ class DraftKeeper(Observer):
         if group.uid not in self._begun:
             self._begun.add(group.uid)
             first = len(group.requests)
-            for number, response in enumerate(self._history.of(group.prompt), first):
+            for number, response in enumerate(self._history(group.prompt), first):
                 self._drafts.load(group.uid, number, response)
 
     def finished(self, request: Request) -> None:

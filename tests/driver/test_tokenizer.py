@@ -7,8 +7,8 @@ import pytest
 import transformers.dynamic_module_utils
 from transformers import AutoTokenizer
 
+from seer_sgl.driver.tokenizer import load_tokenizer
 from seer_sgl.errors import ConfigError
-from seer_sgl.rollout.tokenizer import load_tokenizer
 
 CODE = """
 from pathlib import Path

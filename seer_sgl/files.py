@@ -1,8 +1,12 @@
 """Lines in a file, each of them there as a whole or not at all, whatever the disk does."""
 
+import contextlib
 import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+from .errors import RolloutError
 
 
 def append_whole(file: io.FileIO, line: bytes) -> None:
@@ -40,3 +44,12 @@ class LineFile:
         if self._file is None:
             self._file = io.FileIO(self.path, "w")
         return self._file
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn what the disk says of `path` into a RolloutError of one line."""
+    try:
+        yield
+    except OSError as error:
+        raise RolloutError(f"{path}: {error.strerror or error}") from None

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from seer_sgl.driver.loop import Observer
 from seer_sgl.errors import BadReply
 from seer_sgl.types import (
     Chunk,
@@ -18,8 +19,6 @@ from seer_sgl.types import (
     Move,
     Request,
 )
-
-from .loop import Observer
 
 
 class EngineRecord:

@@ -12,9 +12,9 @@ import pytest
 from seer_sgl import Rollout
 from seer_sgl.config import UNDIVIDED
 from seer_sgl.config.tree import PolicyName
+from seer_sgl.driver import monitor
+from seer_sgl.driver.loop import Observer
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
-from seer_sgl.rollout import monitor
-from seer_sgl.rollout.loop import Observer
 from seer_sgl.rollout.samples import SampleWriter
 from seer_sgl.types import Chunk, ChunkResult, Group
 from tests.fake_sglang import FakeSGLang, response_of, serving

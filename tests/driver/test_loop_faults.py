@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from seer_sgl import Rollout
+from seer_sgl.driver import monitor
+from seer_sgl.driver.loop import Observer
+from seer_sgl.driver.monitor import StallClock
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import EngineStartError, RolloutError
-from seer_sgl.rollout import monitor
-from seer_sgl.rollout.loop import Observer
-from seer_sgl.rollout.monitor import StallClock
 from seer_sgl.types import ChunkResult, Group
 from tests.fake_sglang import VOCAB, FakeSGLang
 from tests.garbage import GARBAGE
-from tests.rollout.test_loop import PROMPTS, all_groups, check, rolling
+
+from .test_loop import PROMPTS, all_groups, check, rolling
 
 
 @pytest.mark.parametrize("fault", ["reset", "mid_body", "503", "abort", "abort_late", "slow"])
@@ -282,7 +283,7 @@ async def test_closing_tells_the_engine_of_every_chunk_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("seer_sgl.engine.client.ABORT_TIMEOUT_S", 60.0)
-    monkeypatch.setattr("seer_sgl.rollout.loop.SETTLE_S", 60.0)
+    monkeypatch.setattr("seer_sgl.driver.loop.SETTLE_S", 60.0)
     fake = FakeSGLang(faults=deque(["ok"] * 4 + ["stall"] * 196), longest=1)
     async with rolling(fake, rollout={"n_samples_per_prompt": 50}) as rollout:
         groups = rollout.run(PROMPTS)

@@ -1,0 +1,1 @@
+"""What drives a fleet: the asyncio loop, the monitor, the events of a rollout."""

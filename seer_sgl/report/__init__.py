@@ -1,0 +1,1 @@
+"""What a rollout did: recorded, reported, drawn."""
