@@ -100,7 +100,7 @@ def bench(
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def engine(flags: tuple[str, ...]) -> None:
     """Start stock SGLang with the seer-sgl plugin; FLAGS are SGLang's own."""
-    from .engine.standalone import exec_engine
+    from .engine.launch.standalone import exec_engine
 
     exec_engine(list(flags))
 

@@ -17,7 +17,7 @@ import psutil
 from rich.console import Console
 
 from . import loopback
-from .engine.process import engine_environment, gpu_visible
+from .engine.launch.process import engine_environment, gpu_visible
 from .kvpool import packages
 
 SGLANG_VERSION = "0.5.21"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from seer_sgl.cli import main
-from seer_sgl.engine.process import server_flags
+from seer_sgl.engine.launch.process import server_flags
 
 MODEL_CONFIG = {
     "vocab_size": 64,

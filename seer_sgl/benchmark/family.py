@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 
 import psutil
 
-from seer_sgl.engine.process import SERVER_MODULE
+from seer_sgl.engine.launch.process import SERVER_MODULE
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ import msgspec
 from seer_sgl.config import SamplingConfig
 from seer_sgl.engine.client import HttpEngine, open_session
 from seer_sgl.engine.fleet import Fleet
-from seer_sgl.engine.process import engine_environment
+from seer_sgl.engine.launch.process import engine_environment
 from seer_sgl.errors import EngineStartError
 from seer_sgl.processes import OwnedProcess, free_port
 from seer_sgl.types import EngineLoad

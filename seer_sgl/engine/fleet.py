@@ -20,9 +20,9 @@ from seer_sgl.link.server import LinkServer, link_url, open_link, shared_token
 from seer_sgl.processes import OwnedProcess, free_port, require_free_port
 from seer_sgl.types import EngineInfo
 
-from . import drafting
 from .client import HttpEngine, describe, open_session
-from .process import cpu_flags, gpu_visible, model_flags, open_ports, start_server
+from .launch import draft_flags
+from .launch.process import cpu_flags, gpu_visible, model_flags, open_ports, start_server
 
 POLL_S = 0.25
 REMIND_S = 15.0
@@ -158,12 +158,12 @@ async def _launched(
     address = str(own["dist-init-addr"]) if "dist-init-addr" in own else None
     for line in open_ports(_ranks(own), address, {**os.environ, **engines.environment}):
         announce(f"open ports: {line}")
-    environment = pool.environment() | drafting.environment(config.draft)
+    environment = pool.environment() | draft_flags.environment(config.draft)
     environment |= {LINK_URL: link.url, LINK_TOKEN: link.token, **engines.environment}
     try:
         for i, port in enumerate(ports):
             process = await start_server(
-                pool.flags() | drafting.flags(config.draft) | _flags(config, i, port),
+                pool.flags() | draft_flags.flags(config.draft) | _flags(config, i, port),
                 log_dir / f"e{i}.log",
                 _cores(config, i),
                 environment,

@@ -8,7 +8,7 @@ import pytest
 
 from seer_sgl.benchmark.family import family
 from seer_sgl.benchmark.soak import SoakRow, drift, kv_hit_share
-from seer_sgl.engine.process import SERVER_MODULE
+from seer_sgl.engine.launch.process import SERVER_MODULE
 from seer_sgl.report.recorder import Recorder
 
 

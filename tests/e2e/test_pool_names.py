@@ -11,11 +11,12 @@ import aiohttp
 import pytest
 
 from seer_sgl.config import KvPoolConfig
-from seer_sgl.engine.process import cpu_flags, start_server
+from seer_sgl.engine.launch.process import cpu_flags, start_server
 from seer_sgl.kvpool.hicache import Pool, open_pool
 from seer_sgl.processes import OwnedProcess, free_port
-from tests.e2e.conftest import MODEL
-from tests.e2e.test_pool import PAGE, SGLANG
+
+from .conftest import MODEL
+from .test_pool import PAGE, SGLANG
 
 pytestmark = pytest.mark.own_engines
 

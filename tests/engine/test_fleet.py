@@ -13,8 +13,9 @@ import psutil
 import pytest
 
 from seer_sgl.config import Config, parse
-from seer_sgl.engine import fleet, process
+from seer_sgl.engine import fleet
 from seer_sgl.engine.fleet import open_fleet, require_model
+from seer_sgl.engine.launch import process
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.link import contract
 from seer_sgl.link.server import LinkServer

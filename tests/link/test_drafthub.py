@@ -14,7 +14,7 @@ import pytest
 from seer_sgl.config import DraftConfig
 from seer_sgl.draft.messages import FRAME_BYTES, Delta, Deltas, Done, Open, ToReplica
 from seer_sgl.draft.replica import Replica
-from seer_sgl.engine import drafting as engine_flags
+from seer_sgl.engine.launch import draft_flags as engine_flags
 from seer_sgl.link import client as engine_side
 from seer_sgl.link import contract, messages
 from seer_sgl.link.client import Link

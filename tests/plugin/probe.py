@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
-from seer_sgl.engine.process import engine_environment
+from seer_sgl.engine.launch.process import engine_environment
 
 
 def run_probe(*arguments: str) -> Any:

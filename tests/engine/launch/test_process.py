@@ -2,8 +2,8 @@
 
 import pytest
 
-from seer_sgl.engine import process
-from seer_sgl.engine.process import NCCL_INTERFACE, open_ports
+from seer_sgl.engine.launch import process
+from seer_sgl.engine.launch.process import NCCL_INTERFACE, open_ports
 
 
 @pytest.mark.parametrize("gpu", [True, False])

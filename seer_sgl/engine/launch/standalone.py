@@ -10,14 +10,14 @@ from typing import NoReturn
 import msgspec
 
 from seer_sgl.config import Config, KvPoolConfig, load
+from seer_sgl.engine.fleet import require_model
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import Pool, open_pool
 from seer_sgl.link.contract import API_KEY, LINK_TOKEN, LINK_URL
 from seer_sgl.link.server import link_url, shared_token
 from seer_sgl.processes import free_port, require_free_port
 
-from . import drafting
-from .fleet import require_model
+from . import draft_flags
 from .process import (
     SERVER_MODULE,
     cpu_flags,
@@ -86,12 +86,12 @@ def _fleet_flags(config: Config) -> list[str]:
         raise ConfigError(
             f"engine: {FLEET}: that config has engines.launch: local, which starts them"
         )
-    flags = drafting.flags(config.draft) | config.engines.sglang
+    flags = draft_flags.flags(config.draft) | config.engines.sglang
     return server_flags(flags | model_flags(config.model))
 
 
 def _fleet_environment(config: Config) -> dict[str, str]:
-    environment = drafting.environment(config.draft)
+    environment = draft_flags.environment(config.draft)
     if config.engines.api_key is not None:
         environment[API_KEY] = config.engines.api_key
     if config.draft.hub is not None:

@@ -12,10 +12,10 @@ import pytest
 
 from seer_sgl import loopback
 from seer_sgl.config import EnginesConfig, KvPoolConfig, load
-from seer_sgl.engine import standalone
 from seer_sgl.engine.fleet import _flags
-from seer_sgl.engine.process import SERVER_MODULE
-from seer_sgl.engine.standalone import exec_engine
+from seer_sgl.engine.launch import standalone
+from seer_sgl.engine.launch.process import SERVER_MODULE
+from seer_sgl.engine.launch.standalone import exec_engine
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import FILE_DIRECTORY, NAMESPACE, Pool
 from seer_sgl.link.contract import ALGORITHM, API_KEY, DRAFT, HUB_URL, LINK_TOKEN, LINK_URL

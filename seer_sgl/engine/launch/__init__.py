@@ -1,0 +1,1 @@
+"""How engines come up: started here, or joined."""
