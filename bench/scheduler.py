@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from seer_sgl.config import Config
+from seer_sgl.config import Config, with_values
 from seer_sgl.driver.build_scheduler import make_scheduler
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import (
@@ -185,9 +185,8 @@ def main() -> None:
     options = parser.parse_args()
     arms: dict[str, Any] = {}
     for policy in options.policies:
-        config = Config()
-        config.scheduling.policy = policy
-        config.scheduling.chunk_tokens = CHUNK_TOKENS
+        scheduling = {"scheduling.policy": policy, "scheduling.chunk_tokens": CHUNK_TOKENS}
+        config = with_values(Config(), scheduling)
         engines = [engine(number, options) for number in range(options.engines)]
         arms[policy] = drive(make_scheduler(config, engines), options)
         if not options.json:

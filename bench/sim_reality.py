@@ -23,6 +23,7 @@ from rich.table import Table
 
 from seer_sgl import Rollout
 from seer_sgl.benchmark.constants import measured_engine
+from seer_sgl.config import with_values
 from seer_sgl.driver.loop import Observer
 from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.outcome import Outcome, outcome
@@ -95,11 +96,15 @@ def simulated(
     policy: str, groups: Sequence[Group], engine: EngineConfig
 ) -> tuple[Outcome, FirstDispatch]:
     """The same lengths under the same policy, simulated."""
-    config = SimConfig(engine=engine)
-    config.pool.enabled = False
-    config.scheduling.policy = policy  # type: ignore[assignment]
-    config.scheduling.chunk_tokens = CHUNK_TOKENS
-    config.workload.lengths.max = LONGEST
+    config = with_values(
+        SimConfig(engine=engine),
+        {
+            "pool.enabled": False,
+            "scheduling.policy": policy,
+            "scheduling.chunk_tokens": CHUNK_TOKENS,
+            "workload.lengths.max": LONGEST,
+        },
+    )
     responses = [
         Responses(
             group.group_id,

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import io
+import json
 import signal
 import sys
 import time
@@ -44,9 +45,9 @@ def rollout(
     """Roll prompts out; writes samples.jsonl, report.json and timeline.png into OUT."""
     from .rollout.command import roll_out
 
-    settings = load(config, overrides)
     if prompts is not None:
-        settings.rollout.prompts = str(prompts)
+        overrides = (*overrides, f"rollout.prompts={json.dumps(str(prompts))}")
+    settings = load(config, overrides)
     _run(roll_out(settings, out, overwrite, _console()))
 
 

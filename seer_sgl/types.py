@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from .errors import ChunkAborted, EngineUnavailable, RequestRejected
+from .sampling import Sampling as Sampling  # noqa: PLC0414 (a noun like those below)
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -34,6 +35,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
     messages: list[dict[str, Any]] | None = None
     metadata: Any = None
+    sampling: Sampling | None = None  # None: the rollout's
 
 
 class WeightSpan(msgspec.Struct, frozen=True):
@@ -161,7 +163,7 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
 
 
 class Group(msgspec.Struct, kw_only=True, eq=False):
-    """One prompt and its n requests.
+    """One prompt, how it is sampled, and its n requests.
 
     `uid` tells groups of different rollouts apart, whose users may have given them equal ids.
     `samples` grows as requests finish. A withdrawn group is never sent again; `error` says why,
@@ -171,10 +173,15 @@ class Group(msgspec.Struct, kw_only=True, eq=False):
     group_id: str
     uid: str
     prompt: Prompt
+    sampling: Sampling = Sampling()
     requests: list[Request] = msgspec.field(default_factory=list)
     samples: list["Sample"] = msgspec.field(default_factory=list)
     withdrawn: bool = False
     error: str | None = None
+    continues: bool = True  # another chunk can continue an unfinished request
+
+    def __post_init__(self) -> None:
+        self.continues = not self.sampling.undivided_because()
 
     @property
     def finished(self) -> bool:

@@ -3,17 +3,24 @@
 import itertools
 from array import array
 
+from seer_sgl.sampling import NEUTRAL, Sampling
 from seer_sgl.types import ChunkReply, FinishReason, Group, Prompt, Request, WeightSpan
 
+UNDIVIDABLE = Sampling(regex="a+")
 _orders = itertools.count()
 
 
 def make_group(
-    group_id: str = "g", *, n: int = 2, prompt_len: int = 10, max_response_len: int = 100
+    group_id: str = "g",
+    *,
+    n: int = 2,
+    prompt_len: int = 10,
+    max_response_len: int = 100,
+    sampling: Sampling = NEUTRAL,
 ) -> Group:
     """A group of pending requests with consecutive orders."""
     prompt = Prompt(prompt_id=group_id, prompt_ids=array("i", range(prompt_len)), n=n)
-    group = Group(group_id=group_id, uid=group_id, prompt=prompt)
+    group = Group(group_id=group_id, uid=group_id, prompt=prompt, sampling=sampling)
     group.requests = [
         Request(
             uid=f"{group_id}.{i}",

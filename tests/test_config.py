@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from seer_sgl.benchmark.config import load_bench
-from seer_sgl.config import Config, SamplingConfig, load, parse
+from seer_sgl.config import Config, Sampling, load, parse
 from seer_sgl.errors import ConfigError
 
+SMALL = {"model": {"path": "m"}}
+SETS = ["model.path=m"]
 BASE = """\
 model:
   path: m
@@ -231,8 +233,8 @@ def test_a_mapping_is_checked_like_a_file() -> None:
 
 
 def test_what_cannot_be_divided_is_known() -> None:
-    assert SamplingConfig().undivided_because() == []
-    assert SamplingConfig(presence_penalty=0.5, regex="a").undivided_because() == [
+    assert Sampling().undivided_because() == []
+    assert Sampling(presence_penalty=0.5, regex="a").undivided_because() == [
         "presence_penalty",
         "regex",
     ]
@@ -271,3 +273,20 @@ def test_cores_of_this_machine_are_accepted() -> None:
     core = min(os.sched_getaffinity(0))
     config = parse({"model": {"path": "m"}, "engines": {"cores": [[core]]}})
     assert config.engines.cores == [[core]]
+
+
+def test_the_limit_of_a_response_has_two_names(tmp_path: Path) -> None:
+    for name in ("max_new_tokens", "max_response_len"):
+        assert parse({**SMALL, "sampling": {name: 7}}).sampling.max_new_tokens == 7
+        with pytest.raises(ConfigError, match=r"^--set sampling\.\w+=0: sampling\.max_new_"):
+            load(None, [*SETS, f"sampling.{name}=0"])
+    with pytest.raises(ConfigError, match=r"^sampling: max_new_tokens and max_response_len"):
+        parse({**SMALL, "sampling": {"max_new_tokens": 7, "max_response_len": 7}})
+
+
+def test_a_section_cannot_be_changed() -> None:
+    config = parse(SMALL)
+    with pytest.raises(AttributeError):
+        config.rollout.prompts = "p"  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        config.sampling.temperature = 0.0  # type: ignore[misc]

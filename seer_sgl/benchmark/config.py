@@ -28,7 +28,7 @@ from seer_sgl.sim.config import PoolConfig, SpeculationConfig
 from .arms import ARMS, GREEDY, Kind
 
 
-class BenchSection(Section):
+class BenchSection(Section, frozen=True):
     """What is compared. A seed draws the prompts of a workload and all its samples."""
 
     arms: list[str] = msgspec.field(default_factory=lambda: [*ARMS, *GREEDY])
@@ -56,7 +56,7 @@ class BenchSection(Section):
     )
 
 
-class BenchConfig(Config):
+class BenchConfig(Config, frozen=True):
     """A rollout with all techniques on, and what to compare it with by leaving them out."""
 
     bench: BenchSection = msgspec.field(default_factory=BenchSection)

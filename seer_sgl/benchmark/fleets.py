@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from seer_sgl.config import Config, SamplingConfig
+from seer_sgl.config import Config
 from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.errors import ConfigError
 from seer_sgl.link.contract import API_KEY
@@ -28,7 +28,7 @@ class Fleets:
         self._open: dict[str, Fleet] = {}
         self._stack = contextlib.AsyncExitStack()
 
-    async def of(self, arm: Arm, sampling: SamplingConfig) -> Fleet:
+    async def of(self, arm: Arm) -> Fleet:
         """Servers for the arm, up. Raises EngineStartError, PoolError, or ConfigError for servers
         that run already and are others."""
         if arm.kind not in self._open:
@@ -47,7 +47,7 @@ class Fleets:
             return fleet
         if ROUTER not in self._open:
             log = self._log_dir / "router.log"
-            behind = await self._stack.enter_async_context(routed(fleet, sampling, log))
+            behind = await self._stack.enter_async_context(routed(fleet, log))
             self._open[ROUTER] = behind
         return self._open[ROUTER]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from seer_sgl.config import with_values
 from seer_sgl.engine.fleet import Fleet
 from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.outcome import Outcome, outcome
@@ -95,13 +96,16 @@ def _simulated(config: BenchConfig, engine: EngineConfig, arm: Arm, case: Rolled
     settings = SimConfig(
         engine=engine, pool=config.bench.pool, speculation=config.bench.speculation
     )
-    settings = msgspec.convert(msgspec.to_builtins(settings), SimConfig)
-    settings.pool.enabled = arm.pool
-    settings.speculation.enabled = arm.drafts
-    settings.scheduling = msgspec.structs.replace(
-        config.scheduling, policy=arm.policy, lengths=None
+    scheduling = with_values(config.scheduling, {"policy": arm.policy, "lengths": None})
+    settings = with_values(
+        settings,
+        {
+            "pool.enabled": arm.pool,
+            "speculation.enabled": arm.drafts,
+            "scheduling": scheduling,
+            "workload.lengths.max": max(case.lengths.values()),
+        },
     )
-    settings.workload.lengths.max = max(case.lengths.values())
     return outcome(arm.name, arm.policy, simulate(_responses(case), settings))
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from seer_sgl.config import SamplingConfig
 from seer_sgl.engine.client import HttpEngine, open_session
 from seer_sgl.engine.fleet import Fleet
 from seer_sgl.engine.launch.process import engine_environment
@@ -32,9 +31,7 @@ def installed() -> bool:
 class RoutedEngine(HttpEngine):
     """All servers behind the router as one engine; their load is asked of themselves."""
 
-    def __init__(
-        self, url: str, fleet: Fleet, session: aiohttp.ClientSession, sampling: SamplingConfig
-    ) -> None:
+    def __init__(self, url: str, fleet: Fleet, session: aiohttp.ClientSession) -> None:
         first = fleet.engines[0].info
         infos = [engine.info for engine in fleet.engines]
         together = msgspec.structs.replace(
@@ -44,7 +41,7 @@ class RoutedEngine(HttpEngine):
             max_total_num_tokens=sum(info.max_total_num_tokens for info in infos),
             max_running_requests=sum(info.max_running_requests for info in infos),
         )
-        super().__init__(together, session, sampling)
+        super().__init__(together, session)
         self.servers = fleet.engines
 
     async def load(self) -> EngineLoad:
@@ -68,7 +65,7 @@ def servers_of(fleet: Fleet) -> Sequence[HttpEngine]:
 
 
 @contextlib.asynccontextmanager
-async def routed(fleet: Fleet, sampling: SamplingConfig, log: Path) -> AsyncIterator[Fleet]:
+async def routed(fleet: Fleet, log: Path) -> AsyncIterator[Fleet]:
     """The fleet behind a router of its own. Raises EngineStartError."""
     port, metrics = free_port(), free_port()
     url = f"http://127.0.0.1:{port}"
@@ -83,7 +80,7 @@ async def routed(fleet: Fleet, sampling: SamplingConfig, log: Path) -> AsyncIter
     try:
         async with open_session() as session:
             await _ready(process, session, url, len(fleet.engines))
-            yield fleet._replace(engines=[RoutedEngine(url, fleet, session, sampling)])
+            yield fleet._replace(engines=[RoutedEngine(url, fleet, session)])
     finally:
         await process.stop()
 

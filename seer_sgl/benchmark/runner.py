@@ -106,7 +106,7 @@ class Runner:
 
     async def servers(self, arm: Arm) -> Fleet:
         """Those that the arm runs on, up."""
-        return await self._fleets.of(arm, self._config.sampling)
+        return await self._fleets.of(arm)
 
     async def aclose(self) -> None:
         """Stop all servers."""
@@ -135,7 +135,7 @@ class Runner:
     ) -> Rolled:
         lengths = None if reference is None else str(reference.lengths)
         config = arm_config(arm, self._config, work.seed, lengths)
-        fleet = await self._fleets.of(arm, config.sampling)
+        fleet = await self._fleets.of(arm)
         await self._warm_up(arm, fleet, config, work)
         digests = None if reference is None else reference.digests
         rolled = await roll(

@@ -131,7 +131,7 @@ def _environment(report: dict[str, Any]) -> str:
         f"{gpus}; Python {found['python']}, {packages}.\n\n"
         f"{rollout['max_prompts'] or 'All'} prompts x {rollout['n_samples_per_prompt']} of "
         f"`{what}`, temperature {sampling['temperature']:g}, at most "
-        f"{sampling['max_response_len']} tokens; "
+        f"{sampling['max_new_tokens']} tokens; "
         f"engines: {_engines(config)}; "
         f"{config['bench']['rounds']} rounds, seeds {config['bench']['seeds']} in turn."
     )

@@ -26,7 +26,7 @@ class Source:
         self._greedy = config.bench.greedy_prompts
         self._limits: KnownLengths | None = None
         if config.bench.workload is not None:
-            groups = _groups(Path(config.bench.workload), config.sampling.max_response_len)
+            groups = _groups(Path(config.bench.workload), config.sampling.max_new_tokens)
             self._prompts = [
                 Prompt(prompt_id=group.group_id, prompt_ids=group.prompt_ids, n=len(group.lengths))
                 for group in groups

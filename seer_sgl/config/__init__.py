@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from seer_sgl.bounds import Fraction, Natural, Positive
 from seer_sgl.errors import ConfigError
+from seer_sgl.types import Sampling
 
 from .contradictions import contradictions
 from .reading import convert, place_of, plain, read_tree
@@ -15,15 +17,12 @@ from .tree import (
     DraftConfig,
     EnginesConfig,
     FlagValue,
-    Fraction,
     KvPoolConfig,
     ModelConfig,
-    Natural,
-    Positive,
     RolloutConfig,
-    SamplingConfig,
     SchedulingConfig,
     Section,
+    with_values,
 )
 
 __all__ = [
@@ -38,7 +37,7 @@ __all__ = [
     "Natural",
     "Positive",
     "RolloutConfig",
-    "SamplingConfig",
+    "Sampling",
     "SchedulingConfig",
     "Section",
     "convert",
@@ -47,6 +46,7 @@ __all__ = [
     "place_of",
     "plain",
     "read_tree",
+    "with_values",
 ]
 
 

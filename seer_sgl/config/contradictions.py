@@ -1,18 +1,15 @@
 """What a type cannot say: keys that contradict each other, or that cannot be on this machine."""
 
 import os
-import re
 from collections.abc import Iterator
 
 from .addresses import LAST_PORT, is_address, is_url
 from .tree import (
-    LARGEST_ID,
     UNDIVIDED,
     Config,
     DraftConfig,
     EnginesConfig,
     KvPoolConfig,
-    SamplingConfig,
 )
 from .values import Complaint
 
@@ -25,7 +22,6 @@ RESERVED_FLAGS = {
     "port": "engines.base_port",
     "api-key": "engines.api_key",
 }
-TOKEN_ID = re.compile(r"[0-9]{1,10}")
 LEAST_MEMORY = 16 << 20  # bytes; Mooncake mounts segments in pieces of 16 MiB
 LEAST_SSD = 64 << 20  # bytes, of some buckets of pages
 LEAST_DRAFT_MEMORY = 1 << 20  # bytes, of some ten thousand tokens in an engine's index
@@ -50,7 +46,8 @@ def contradictions(config: Config) -> Iterator[Complaint]:
     yield from _wrong_pool(config.kv_pool, engines)
     yield from _wrong_draft(config.draft, engines)
     yield from _wrong_scheduling(config)
-    yield from _wrong_sampling(config.sampling)
+    for name, why in config.sampling.problems():
+        yield f"sampling.{name}".rstrip("."), why
     if engines.launch == "local" and config.model.path is None:
         yield "model.path", "launch: local needs a model"
 
@@ -189,18 +186,3 @@ def _wrong_scheduling(config: Config) -> Iterator[Complaint]:
             yield "kv_pool.backend", whole
         if scheduling.max_inflight_per_engine is not None:
             yield "scheduling.max_inflight_per_engine", whole
-
-
-def _wrong_sampling(sampling: SamplingConfig) -> Iterator[Complaint]:
-    if sampling.top_k == 0:
-        yield "sampling.top_k", "must be -1 (off) or at least 1"
-    if sampling.min_new_tokens > sampling.max_response_len:
-        yield "sampling.min_new_tokens", "exceeds sampling.max_response_len"
-    for token in sampling.logit_bias:
-        if not TOKEN_ID.fullmatch(token) or int(token) > LARGEST_ID:
-            yield "sampling.logit_bias", f"{token!r} is not a token id"
-    if any(not stop for stop in sampling.stops()):
-        yield "sampling.stop", "an empty stop string"
-    grammars = [sampling.json_schema, sampling.regex, sampling.ebnf, sampling.structural_tag]
-    if sum(grammar is not None for grammar in grammars) > 1:
-        yield "sampling", "only one of json_schema, regex, ebnf and structural_tag can be set"

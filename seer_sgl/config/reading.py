@@ -13,6 +13,7 @@ import msgspec
 import yaml
 
 from seer_sgl.errors import ConfigError
+from seer_sgl.sampling import ALIAS, LIMIT, canonical
 
 from . import loader
 from .loader import MAX_BYTES, BadYaml
@@ -36,6 +37,7 @@ def read_tree(
 
 def convert(tree: Mapping[str, Any], where: Mapping[str, str], kind: type[Tree]) -> Tree:
     """The tree as a config of some `kind`. Raises ConfigError with key and place."""
+    tree, where = _canonical(tree, where)
     try:
         config = msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
@@ -43,6 +45,23 @@ def convert(tree: Mapping[str, Any], where: Mapping[str, str], kind: type[Tree])
     for key, why in impossible(msgspec.to_builtins(config)):
         raise ConfigError(f"{place_of(key, where)}{key}: {why}")
     return config
+
+
+def _canonical(
+    tree: Mapping[str, Any], where: Mapping[str, str]
+) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+    """Tree and places with the limit of a response under SGLang's name. Raises ConfigError."""
+    sampling = tree.get("sampling")
+    if not isinstance(sampling, Mapping):
+        return tree, where
+    try:
+        tree = {**tree, "sampling": canonical(sampling)}
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{place_of(f'sampling.{ALIAS}', where)}sampling: {error}") from None
+    return tree, {
+        f"sampling.{LIMIT}" if key == f"sampling.{ALIAS}" else key: place
+        for key, place in where.items()
+    }
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -130,7 +149,7 @@ def plain(complaint: str) -> str:
     return f"{key}: {message}" if key else message
 
 
-def _hint(name: str, section: type[Section] | None) -> str:
+def _hint(name: str, section: type[msgspec.Struct] | None) -> str:
     if section is None:
         return ""
     known = [field.name for field in msgspec.structs.fields(section)]
@@ -138,12 +157,12 @@ def _hint(name: str, section: type[Section] | None) -> str:
     return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
 
 
-def _section(kind: type[Section], key: str) -> type[Section] | None:
+def _section(kind: type[Section], key: str) -> type[msgspec.Struct] | None:
     """The section at `key`; None inside a mapping or a list, whose names are free."""
     section: Any = kind
     for name in filter(None, key.split(".")):
         section = type(getattr(section(), name, None))
-    return section if issubclass(section, Section) else None
+    return section if issubclass(section, msgspec.Struct) else None
 
 
 def place_of(key: str, where: Mapping[str, str]) -> str:

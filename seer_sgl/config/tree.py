@@ -1,23 +1,21 @@
-"""The config tree. Sampling names are SGLang's own; the rest are the field's (README)."""
+"""The config tree. Sampling names are SGLang's own (sampling.py); the rest are the field's."""
 
 import re
-from typing import Annotated, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 
+from seer_sgl.bounds import Natural, Positive
+from seer_sgl.types import Sampling
+
 from .addresses import LAST_PORT
 
-LARGEST = (1 << 63) - 1  # what Python's own counters and JSON readers take
-LARGEST_ID = (1 << 31) - 1  # token ids are int32 in SGLang
 MOST_PROCESSES = 1024  # of one kind on one machine
 MOST_SAMPLES = 1 << 20  # of a prompt; each takes memory from the start
 
-Positive = Annotated[int, msgspec.Meta(ge=1, le=LARGEST)]
-Natural = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 Processes = Annotated[int, msgspec.Meta(ge=1, le=MOST_PROCESSES)]
 Samples = Annotated[int, msgspec.Meta(ge=1, le=MOST_SAMPLES)]
-TokenId = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_ID)]
-Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0.0)]
 FlagValue = bool | int | float | str | list[int | float | str]
 
@@ -26,11 +24,23 @@ SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 MAX_SIZE = 1 << 60
 
 
-class Section(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of every part of the tree."""
 
 
-class ModelConfig(Section):
+S = TypeVar("S", bound=Section)
+
+
+def with_values(section: S, values: Mapping[str, Any]) -> S:
+    """Returns the section with other values under some key paths. They are not checked."""
+    for key, value in values.items():
+        name, _, below = key.partition(".")
+        inner = with_values(getattr(section, name), {below: value}) if below else value
+        section = msgspec.structs.replace(section, **{name: inner})
+    return section
+
+
+class ModelConfig(Section, frozen=True):
     """The model in Hugging Face layout. `tokenizer_path` defaults to `path`."""
 
     path: str | None = None
@@ -39,7 +49,7 @@ class ModelConfig(Section):
     trust_remote_code: bool = False
 
 
-class EnginesConfig(Section):
+class EnginesConfig(Section, frozen=True):
     """The SGLang servers: started here (`local`) or already running (`external`, by `urls`)."""
 
     launch: Literal["local", "external"] = "local"
@@ -63,7 +73,7 @@ class EnginesConfig(Section):
         return {name.replace("_", "-"): value for name, value in self.sglang.items()}
 
 
-class KvPoolConfig(Section):
+class KvPoolConfig(Section, frozen=True):
     """The global KV pool (paper section 1): KV of a chunk waits there for the next engine.
 
     `mooncake` starts a local Mooncake, or joins the one at `master`; `file` is a folder that all
@@ -103,7 +113,7 @@ def _size(text: str) -> int:
     return size
 
 
-class DraftConfig(Section):
+class DraftConfig(Section, frozen=True):
     """Grouped speculative decoding (paper section 3). `scope`: whose tokens an engine drafts from.
 
     `fleet`: all responses of the group, wherever they are decoded; `engine`: those that the engine
@@ -129,7 +139,7 @@ PolicyName = Literal["seer", "no_context", "oracle", Undivided]
 UNDIVIDED: tuple[str, ...] = get_args(Undivided)  # the baselines: all sent at once, never moved
 
 
-class SchedulingConfig(Section):
+class SchedulingConfig(Section, frozen=True):
     """How requests are divided, ordered and admitted (paper sections 1 and 2)."""
 
     policy: PolicyName = "seer"
@@ -142,51 +152,7 @@ class SchedulingConfig(Section):
     fetch_gap_tokens: Natural = 512  # a larger cache gap is fetched from the pool, not prefilled
 
 
-class SamplingConfig(Section):
-    """SGLang's sampling parameters; `max_response_len` is the field's name for max_new_tokens."""
-
-    max_response_len: Positive = 8192
-    min_new_tokens: Natural = 0
-    temperature: Annotated[float, msgspec.Meta(ge=0.0)] = 1.0
-    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
-    top_k: Annotated[int, msgspec.Meta(ge=-1, le=LARGEST_ID)] = -1
-    min_p: Fraction = 0.0
-    stop: str | list[str] = []
-    stop_token_ids: list[TokenId] = []
-    stop_regex: str | list[str] = []
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    no_stop_trim: bool = False
-    logit_bias: dict[str, float] = {}
-    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
-    presence_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
-    repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=2.0)] = 1.0
-    json_schema: str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    structural_tag: str | None = None
-
-    def stops(self) -> list[str]:
-        """The stop strings as a list."""
-        return [self.stop] if isinstance(self.stop, str) else self.stop
-
-    def undivided_because(self) -> list[str]:
-        """The parameters whose state lives in one SGLang request and cannot cross a chunk."""
-        neutral = SamplingConfig()
-        stateful = (
-            "frequency_penalty",
-            "presence_penalty",
-            "repetition_penalty",
-            "json_schema",
-            "regex",
-            "ebnf",
-            "structural_tag",
-            "stop_regex",
-        )
-        return [name for name in stateful if getattr(self, name) != getattr(neutral, name)]
-
-
-class RolloutConfig(Section):
+class RolloutConfig(Section, frozen=True):
     """What to roll out. `seed` None draws one; the report tells it."""
 
     prompts: str | None = None
@@ -195,7 +161,7 @@ class RolloutConfig(Section):
     seed: Natural | None = None
 
 
-class Config(Section):
+class Config(Section, frozen=True):
     """The whole tree."""
 
     model: ModelConfig = msgspec.field(default_factory=ModelConfig)
@@ -203,5 +169,5 @@ class Config(Section):
     kv_pool: KvPoolConfig = msgspec.field(default_factory=KvPoolConfig)
     draft: DraftConfig = msgspec.field(default_factory=DraftConfig)
     scheduling: SchedulingConfig = msgspec.field(default_factory=SchedulingConfig)
-    sampling: SamplingConfig = msgspec.field(default_factory=SamplingConfig)
+    sampling: Sampling = Sampling()
     rollout: RolloutConfig = msgspec.field(default_factory=RolloutConfig)

@@ -1,6 +1,6 @@
 """The scheduler that config and engines ask for."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from seer_sgl.config import Config
 from seer_sgl.scheduling.costs import Costs
@@ -20,7 +20,6 @@ def make_scheduler(
     costs: Costs | None = None,
     known: KnownLengths | None = None,
     placement: Placement | None = None,
-    announce: Callable[[str], None] = lambda _: None,
 ) -> Scheduler:
     """A scheduler with all engines in it.
 
@@ -32,16 +31,9 @@ def make_scheduler(
     )
     strategy = make_strategy(scheduling.policy, cache_aware, known)
     divide = scheduling.divide and not strategy.whole
-    undivided = config.sampling.undivided_because()
-    if undivided and divide:
-        announce(
-            f"warning: requests run undivided: sampling.{', sampling.'.join(undivided)} "
-            "cannot cross a chunk boundary"
-        )
     scheduler = Scheduler(
         scheduling.chunk_tokens,
         divide=divide,
-        continues=not undivided,
         patience_s=config.engines.recovery_timeout_s,
         policy=strategy.policy,
         placement=placement or strategy.placement,

@@ -1,10 +1,10 @@
 """What config, model and engines allow together; refused in one line before any chunk is sent."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from seer_sgl.config import Config
 from seer_sgl.errors import ConfigError
-from seer_sgl.types import EngineInfo, Prompt
+from seer_sgl.types import EngineInfo, Prompt, Sampling
 
 # SGLang takes inputs up to max_total_num_tokens - 6 (TpModelWorker.get_worker_info); a limit that
 # close to the KV capacity comes from it, any other from the model's context length.
@@ -12,8 +12,7 @@ KV_LIMIT_SLACK = 8
 
 
 def check_engines(config: Config, engines: Sequence[EngineInfo]) -> None:
-    """Raise ConfigError for sampling parameters an engine cannot serve."""
-    sampling = config.sampling
+    """Raise ConfigError for engines that do not fit together, or lack what the config asks for."""
     versions = {info.weight_version: info.engine_id for info in engines}
     if len(versions) > 1:
         serving = ", ".join(f"{engine}: {version}" for version, engine in versions.items())
@@ -34,11 +33,23 @@ def check_engines(config: Config, engines: Sequence[EngineInfo]) -> None:
         raise ConfigError(
             f"engines: their KV pool pages differ in size ({', '.join(map(str, sorted(sizes)))})"
         )
+
+
+def unservable(
+    sampling: Sampling, engines: Sequence[EngineInfo], tokenizer: bool
+) -> Iterator[tuple[str, str]]:
+    """Yields (parameter, complaint) for what the engines, or this process, cannot serve.
+
+    tokenizer: whether this process has one.
+    """
+    if sampling.stops() and not tokenizer:
+        yield "stop", "stop strings need a tokenizer: set model.path"
     for info in engines:
         if sampling.min_p > 0 and info.deterministic and info.plugin is None:
-            raise ConfigError(
-                f"sampling.min_p: engine {info.engine_id} runs with deterministic inference, "
-                "where stock SGLang fails; start it with `seer-sgl engine`"
+            yield (
+                "min_p",
+                f"engine {info.engine_id} runs with deterministic inference, where stock SGLang "
+                "fails; start it with `seer-sgl engine`",
             )
         for key, wanted in (
             ("stop", bool(sampling.stops())),
@@ -46,9 +57,10 @@ def check_engines(config: Config, engines: Sequence[EngineInfo]) -> None:
             ("min_new_tokens", sampling.min_new_tokens > 0),
         ):
             if wanted and not info.has_tokenizer:
-                raise ConfigError(
-                    f"sampling.{key}: engine {info.engine_id} runs with --skip-tokenizer-init, "
-                    "where SGLang refuses it"
+                yield (
+                    key,
+                    f"engine {info.engine_id} runs with --skip-tokenizer-init, where SGLang "
+                    "refuses it",
                 )
 
 
@@ -57,7 +69,7 @@ def check_pool(config: Config, kv_bytes_per_token: int | None) -> None:
     pool, chunk = config.kv_pool, config.scheduling.chunk_tokens
     if pool.backend != "mooncake" or pool.master is not None or kv_bytes_per_token is None:
         return
-    chunk = min(chunk, config.sampling.max_response_len)
+    chunk = min(chunk, config.sampling.max_new_tokens)
     if pool.memory_bytes() * pool.stores < kv_bytes_per_token * chunk * pool.replicas:
         raise ConfigError(
             f"kv_pool.memory: {pool.stores} x {pool.memory} cannot hold the KV of one chunk of "
@@ -80,11 +92,10 @@ def mismatches(engines: Sequence[EngineInfo]) -> list[str]:
     return warnings
 
 
-class Room:
+class LengthLimits:
     """How long a request may get on every one of the engines."""
 
-    def __init__(self, max_response_len: int, engines: Sequence[EngineInfo]) -> None:
-        self._wanted = max_response_len
+    def __init__(self, engines: Sequence[EngineInfo]) -> None:
         self._least = min(engines, key=lambda info: info.max_request_len)
 
     @property
@@ -92,18 +103,19 @@ class Room:
         """Prompt tokens that still leave room for one response token."""
         return self._least.max_request_len - 1
 
-    def response_limit(self, prompt: Prompt) -> int:
-        """Response tokens this prompt may get: max_response_len, or what the context leaves.
+    def response_limit(self, prompt: Prompt, wanted: int) -> int:
+        """Returns the response tokens this prompt may get: those wanted, or what the context
+        leaves.
 
         The prompt is no longer than `longest_prompt`. Raises ConfigError when it is the KV cache
         that cannot hold a whole request.
         """
         left = self._least.max_request_len - len(prompt.prompt_ids)
         capacity = self._least.max_total_num_tokens
-        if left < self._wanted and self._least.max_request_len + KV_LIMIT_SLACK >= capacity:
+        if left < wanted and self._least.max_request_len + KV_LIMIT_SLACK >= capacity:
             raise ConfigError(
-                f"sampling.max_response_len: {self._wanted} tokens after the "
+                f"sampling.max_new_tokens: {wanted} tokens after the "
                 f"{len(prompt.prompt_ids)} of prompt {prompt.prompt_id!r} do not fit into the KV "
                 f"cache of engine {self._least.engine_id} ({capacity} tokens)"
             )
-        return min(self._wanted, left)
+        return min(wanted, left)

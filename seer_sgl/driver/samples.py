@@ -1,6 +1,5 @@
 """Finished requests become Samples."""
 
-from seer_sgl.config import SamplingConfig
 from seer_sgl.types import Request, Sample
 
 from .loop import Observer
@@ -14,12 +13,10 @@ class SampleMaker(Observer):
         self,
         rollout_id: str,
         started_at: float,
-        sampling: SamplingConfig,
         tokenizer: Tokenizer | None,
     ) -> None:
         self._rollout_id = rollout_id
         self._started_at = started_at
-        self._sampling = sampling
         self._tokenizer = tokenizer
 
     def finished(self, request: Request) -> None:
@@ -57,11 +54,11 @@ class SampleMaker(Observer):
         """The response as SGLang would return it: the matched stop is not part of the text."""
         if self._tokenizer is None:
             return None
-        ids, matched = request.response_ids, request.matched
-        trim = not self._sampling.no_stop_trim
+        ids, matched, sampling = request.response_ids, request.matched, request.group.sampling
+        trim = not sampling.no_stop_trim
         if trim and isinstance(matched, int):
             ids = ids[:-1]
-        text = self._tokenizer.decode(ids, self._sampling.skip_special_tokens)
+        text = self._tokenizer.decode(ids, sampling.skip_special_tokens)
         if trim and isinstance(matched, str):
             text = text.partition(matched)[0]
         return text

@@ -11,13 +11,16 @@ from typing import Any
 
 import msgspec
 
-from seer_sgl.types import ChunkReply, WeightSpan
+from seer_sgl.types import ChunkReply, Request, WeightSpan
+
+from .tokenizer import Tokenizer
 
 Decode = Callable[[Any], str]
+MAX_RECHECKS = 1000
 
 
 class StopRecheck:
-    """The stop strings of a rollout. `stop_len` gives the tokens of a string."""
+    """The stop strings of a group. `stop_len` gives the tokens of a string."""
 
     def __init__(
         self, stops: Sequence[str], stop_len: Callable[[str], int], decode: Decode
@@ -43,6 +46,34 @@ class StopRecheck:
                 if stop in text:
                     return _cut(reply, count, stop)
         return reply
+
+
+class StopStrings:
+    """The stop strings of all groups. `tokenizer` None: no group has any."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        # By stop strings; a caller that makes up new ones all the time begins again.
+        self._rechecks: dict[tuple[str, ...], StopRecheck] = {}
+
+    def amend(self, request: Request, reply: ChunkReply) -> ChunkReply:
+        """Returns the reply to a request's next chunk, cut where a stop string spans the
+        boundary."""
+        stops = tuple(request.group.sampling.stops())
+        if not stops or not request.response_ids:
+            return reply
+        return self._recheck(stops)(request.response_ids, reply)
+
+    def _recheck(self, stops: tuple[str, ...]) -> StopRecheck:
+        if stops not in self._rechecks:
+            if self._tokenizer is None:
+                raise ValueError("stop strings without a tokenizer")
+            if len(self._rechecks) >= MAX_RECHECKS:
+                self._rechecks.clear()
+            self._rechecks[stops] = StopRecheck(
+                stops, self._tokenizer.stop_len, self._tokenizer.decode
+            )
+        return self._rechecks[stops]
 
 
 def _cut(reply: ChunkReply, count: int, stop: str) -> ChunkReply:

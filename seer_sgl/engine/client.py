@@ -6,17 +6,15 @@ engine is found by watching its progress instead (driver/monitor.py).
 
 import asyncio
 import contextlib
-import copy
 import resource
 import socket
 from collections.abc import Callable
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
 from aiohttp.abc import AbstractStreamWriter
 
-from seer_sgl.config import SamplingConfig
 from seer_sgl.errors import (
     BadReply,
     EngineError,
@@ -124,24 +122,12 @@ class HttpEngine:
         self,
         info: EngineInfo,
         session: aiohttp.ClientSession,
-        sampling: SamplingConfig,
         obituary: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._info = info
         self._look_at = 0.0  # the event loop's time
         self._obituary = obituary
         self._session = session
-        self._sample_by(sampling)
-
-    def _sample_by(self, sampling: SamplingConfig) -> None:
-        self._shared = wire.constant_sampling_params(sampling)
-        self._min_new_tokens = sampling.min_new_tokens
-
-    def sampling(self, sampling: SamplingConfig) -> Self:
-        """The same server for a rollout that samples in another way."""
-        other = copy.copy(self)
-        other._sample_by(sampling)
-        return other
 
     @property
     def info(self) -> EngineInfo:
@@ -155,9 +141,7 @@ class HttpEngine:
         (connection, another HTTP status; BadReply, a reply that cannot be true).
         """
         drafting = self._info.draft_tokens > 0
-        body = _LateBody(
-            lambda: wire.encode_generate(chunk, self._shared, self._min_new_tokens, drafting)
-        )
+        body = _LateBody(lambda: wire.encode_generate(chunk, drafting))
         try:
             limit = REPLY_BYTES + REPLY_BYTES_PER_TOKEN * chunk.max_new_tokens
             reply = await self._call("POST", "/generate", body, limit)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import aiohttp
 import msgspec
 
-from seer_sgl.config import Config, FlagValue, SamplingConfig
+from seer_sgl.config import Config, FlagValue
 from seer_sgl.errors import ConfigError, EngineStartError, EngineUnavailable
 from seer_sgl.kvpool.hicache import Pool, open_pool
 from seer_sgl.link.contract import API_KEY, LINK_TOKEN, LINK_URL
@@ -47,10 +47,6 @@ class Fleet(NamedTuple):
     link: LinkServer
     drafts: Drafts | None
 
-    def sampling(self, sampling: SamplingConfig) -> "Fleet":
-        """The same engines for a rollout that samples in another way."""
-        return self._replace(engines=[engine.sampling(sampling) for engine in self.engines])
-
 
 @contextlib.asynccontextmanager
 async def open_fleet(config: Config, log_dir: Path, announce: Announce) -> AsyncIterator[Fleet]:
@@ -75,7 +71,7 @@ async def open_fleet(config: Config, log_dir: Path, announce: Announce) -> Async
         infos = await _all_ready(starts, session, announce)
         infos = [await _with_link(info, config, link) for info in infos]
         engines = [
-            HttpEngine(info, session, config.sampling, _obituary(start))
+            HttpEngine(info, session, _obituary(start))
             for start, info in zip(starts, infos, strict=True)
         ]
         yield Fleet(engines, link, drafts)

@@ -12,7 +12,6 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
-from seer_sgl.config import SamplingConfig
 from seer_sgl.link.contract import EXAMINED, ORIGIN, Natural, PluginReport, Positive
 from seer_sgl.types import (
     Chunk,
@@ -164,45 +163,38 @@ class Refusal(msgspec.Struct):
 _encoder = msgspec.json.Encoder()
 
 
-def constant_sampling_params(sampling: SamplingConfig) -> dict[str, Any]:
-    """What every chunk of a rollout shares. All of it is sent: a server may have own defaults."""
-    shared = {
-        name: getattr(sampling, name)
-        for name in sampling.__struct_fields__
-        if name not in ("max_response_len", "min_new_tokens")
-    }
-    return {name: value for name, value in shared.items() if value not in ([], {}, None)}
+def sampling_params(chunk: Chunk, drafting: bool) -> dict[str, Any]:
+    """The `sampling_params` of a chunk. All of them are sent: a server may have own defaults."""
+    request, sampling = chunk.request, chunk.request.group.sampling
+    params = msgspec.structs.asdict(sampling)
+    params["max_new_tokens"] = chunk.max_new_tokens
+    # What is left of it: SGLang counts the tokens of one call only, and refuses a minimum above
+    # the call's own budget.
+    left = max(0, sampling.min_new_tokens - request.generated)
+    params["min_new_tokens"] = min(left, chunk.max_new_tokens)
+    params["sampling_seed"] = request.seed
+    if drafting:
+        origin = {
+            "group": request.group.uid,
+            "sample": request.index,
+            "prompt_len": request.prompt_len,
+            "probe": request.index == 0,
+        }
+        params["custom_params"] = {**sampling.custom_params, ORIGIN: origin}
+    return {name: value for name, value in params.items() if value not in ([], {}, None)}
 
 
-def encode_generate(
-    chunk: Chunk, shared: dict[str, Any], min_new_tokens: int, drafting: bool = False
-) -> bytes:
+def encode_generate(chunk: Chunk, drafting: bool = False) -> bytes:
     """The body of `/generate` for a chunk: prompt and everything generated so far as input ids.
 
     drafting: the engine speculates; it has to know whose tokens these are (plugin/speculation).
     """
     request = chunk.request
-    origin = {
-        "group": request.group.uid,
-        "sample": request.index,
-        "prompt_len": request.prompt_len,
-        "probe": request.index == 0,
-    }
     return _encoder.encode(
         {
             "rid": chunk.rid,
             "input_ids": request.group.prompt.prompt_ids.tolist() + request.response_ids.tolist(),
-            "sampling_params": {
-                **shared,
-                "max_new_tokens": chunk.max_new_tokens,
-                # What is left of it: SGLang counts the tokens of one call only, and refuses a
-                # minimum above the call's own budget.
-                "min_new_tokens": min(
-                    max(0, min_new_tokens - request.generated), chunk.max_new_tokens
-                ),
-                "sampling_seed": request.seed,
-                **({"custom_params": {ORIGIN: origin}} if drafting else {}),
-            },
+            "sampling_params": sampling_params(chunk, drafting),
             "return_logprob": True,
         }
     )

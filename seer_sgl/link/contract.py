@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from seer_sgl.sampling import ORIGIN as ORIGIN  # noqa: PLC0414 (a key of the contract)
 from seer_sgl.types import EngineWork
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
@@ -26,7 +27,6 @@ DRAFT = "SEER_SGL_DRAFT"  # DraftSettings as JSON; not set: no drafting
 CPU_SWITCH = "SGLANG_USE_CPU_ENGINE"
 
 # Keys in SGLang's messages.
-ORIGIN = "seer_sgl"  # in `custom_params`: whose response a call continues
 REPORT = "seer_sgl"  # in internal_states[i] of `/server_info`: the PluginReport of a scheduler
 EXAMINED = "seer_sgl_examined"  # in `meta_info`: tokens before the last step, once per token
 ALGORITHM = "SEER_GROUP"  # SGLang's name of grouped drafting

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from seer_sgl.config.tree import TokenId
+from seer_sgl.bounds import TokenId
 from seer_sgl.types import Prompt, token_array
 
 from .jsonl import read_jsonl

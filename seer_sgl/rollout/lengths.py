@@ -11,7 +11,7 @@ from typing import Annotated
 
 import msgspec
 
-from seer_sgl.config.tree import TokenId
+from seer_sgl.bounds import TokenId
 from seer_sgl.errors import ConfigError, PromptError
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.types import Group, token_array

@@ -1,6 +1,7 @@
 """Prompts in: a JSONL file or Python objects, checked and tokenized.
 
-A line is `{"prompt": str | "messages": [...] | "prompt_ids": [...], "n"?, "id"?, "metadata"?}`.
+A line is `{"prompt": str | "messages": [...] | "prompt_ids": [...], "n"?, "id"?, "metadata"?,
+"sampling"?: {...}}`. What `sampling` leaves open is the config's.
 Every complaint names the file and the line (or the position in a Python sequence).
 """
 
@@ -13,11 +14,15 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from seer_sgl.bounds import LARGEST, LARGEST_ID, TokenId
 from seer_sgl.config import plain
-from seer_sgl.config.tree import LARGEST, LARGEST_ID, MOST_SAMPLES, Samples, TokenId
+from seer_sgl.config.reading import key_and_message
+from seer_sgl.config.tree import MOST_SAMPLES, Samples
+from seer_sgl.config.values import impossible
 from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.errors import PromptError
-from seer_sgl.types import Prompt, token_array
+from seer_sgl.sampling import NEUTRAL
+from seer_sgl.types import Prompt, Sampling, token_array
 
 from .writable import unwritable
 
@@ -31,6 +36,7 @@ class PromptRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     n: Samples | None = None
     id: str | Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)] | None = None
     metadata: Any = None
+    sampling: dict[str, Any] | None = None
 
 
 PromptLike = Prompt | PromptRecord | Mapping[str, Any] | str
@@ -41,7 +47,7 @@ class PromptReader:
     """Turns what the user gave into Prompts.
 
     `n`: samples of a prompt that does not say. `vocab_size` and `max_prompt_len` (tokens; None:
-    unknown) are what the model can take.
+    unknown) are what the model can take. `sampling`: what a prompt's own replaces parts of.
     """
 
     def __init__(
@@ -50,11 +56,13 @@ class PromptReader:
         tokenizer: Tokenizer | None,
         vocab_size: int | None,
         max_prompt_len: int | None,
+        sampling: Sampling = NEUTRAL,
     ) -> None:
         self._n = n
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_prompt_len = max_prompt_len
+        self._sampling = sampling
 
     def read(self, path: Path, limit: int | None = None) -> list[Prompt]:
         """The first `limit` prompts of a JSONL file. Raises PromptError before any is used."""
@@ -107,7 +115,7 @@ class PromptReader:
         return prompts
 
     def _prompt(self, record: PromptRecord | Prompt, default_id: str, place: str) -> Prompt:
-        for name in ("prompt", "messages", "id", "prompt_id", "metadata"):
+        for name in ("prompt", "messages", "id", "prompt_id", "metadata", "sampling"):
             problem = unwritable(getattr(record, name, None))
             if problem is not None:
                 raise PromptError(f"{place}: {name}: {problem}")
@@ -117,6 +125,7 @@ class PromptReader:
                 raise PromptError(f"{place}: n: {prompt.n!r} is not in 1..{MOST_SAMPLES}")
             if not isinstance(prompt.prompt_ids, array) or prompt.prompt_ids.typecode != "i":
                 raise PromptError(f"{place}: prompt_ids: expected array('i')")
+            self._check(prompt.sampling, place)
         else:
             prompt = Prompt(
                 prompt_id=default_id if record.id is None else str(record.id),
@@ -125,6 +134,7 @@ class PromptReader:
                 text=record.prompt,
                 messages=record.messages,
                 metadata=record.metadata,
+                sampling=self._own_sampling(record, place),
             )
         ids = prompt.prompt_ids
         if not ids:
@@ -140,6 +150,29 @@ class PromptReader:
                 "and at least one response token"
             )
         return prompt
+
+    def _own_sampling(self, record: PromptRecord, place: str) -> Sampling | None:
+        """The rollout's sampling with what the prompt gives of its own; None if it gives none."""
+        if record.sampling is None:
+            return None
+        if "n" in record.sampling:
+            raise PromptError(f"{place}: sampling.n: give n beside sampling")
+        try:
+            sampling = self._sampling.with_overrides(record.sampling)
+        except msgspec.ValidationError as error:
+            key, why = key_and_message(str(error))
+            raise PromptError(f"{place}: {f'sampling.{key}'.rstrip('.')}: {why}") from None
+        self._check(sampling, place)
+        return sampling
+
+    def _check(self, sampling: Sampling | None, place: str) -> None:
+        if sampling is None:
+            return
+        if not isinstance(sampling, Sampling):
+            raise PromptError(f"{place}: sampling: expected Sampling")
+        found = itertools.chain(impossible(msgspec.structs.asdict(sampling)), sampling.problems())
+        for key, why in found:
+            raise PromptError(f"{place}: {f'sampling.{key}'.rstrip('.')}: {why}")
 
     def _ids(self, record: PromptRecord, place: str) -> "array[int]":
         given = [record.prompt, record.messages, record.prompt_ids]

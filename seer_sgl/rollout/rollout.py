@@ -15,17 +15,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from pathlib import Path
 from typing import Any, Self
 
-from seer_sgl.config import Config, load, parse
+from seer_sgl.config import UNDIVIDED, Config, load, parse
 from seer_sgl.driver.build_scheduler import make_scheduler
-from seer_sgl.driver.checks import Room, check_engines, check_pool, mismatches
+from seer_sgl.driver.checks import LengthLimits, check_engines, check_pool, mismatches, unservable
 from seer_sgl.driver.draft_groups import DraftKeeper
 from seer_sgl.driver.engine import Engine
 from seer_sgl.driver.loop import Observer, RolloutLoop, Run
 from seer_sgl.driver.monitor import Monitor
 from seer_sgl.driver.pool_pages import PageReleaser
 from seer_sgl.driver.samples import SampleMaker
-from seer_sgl.driver.stop_strings import StopRecheck
-from seer_sgl.driver.tokenizer import Tokenizer, load_tokenizer
+from seer_sgl.driver.stop_strings import StopStrings
+from seer_sgl.driver.tokenizer import load_tokenizer
 from seer_sgl.engine.fleet import Fleet, open_fleet, require_model
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
 from seer_sgl.link.messages import Rates
@@ -35,7 +35,7 @@ from seer_sgl.report.report import report
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.placement import Placement
-from seer_sgl.types import ChunkReply, EngineInfo, Group, Prompt, Request
+from seer_sgl.types import EngineInfo, Group, Prompt, Request
 
 from .history import History, read_history
 from .lengths import expect_all, read_lengths
@@ -70,7 +70,7 @@ class Rollout:
         self._log_dir = Path(log_dir)
         self._announce = announce
         self._placement = placement
-        self._fleet = None if fleet is None else fleet.sampling(self.config.sampling)
+        self._fleet = fleet
         seed = self.config.rollout.seed
         self._seed = secrets.randbits(32) if seed is None else seed
         self._order = itertools.count()
@@ -91,7 +91,9 @@ class Rollout:
         self._tokenizer = (
             load_tokenizer(tokenizer_path, model.trust_remote_code) if tokenizer_path else None
         )
-        self._recheck = _stop_recheck(self.config, self._tokenizer)
+        self._stop_strings = StopStrings(self._tokenizer)
+        if self.config.sampling.stops() and self._tokenizer is None:
+            raise ConfigError("sampling.stop: stop strings need a tokenizer: set model.path")
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
@@ -103,6 +105,7 @@ class Rollout:
                 engine.vocab_size = self._facts.vocab_size
             self._infos = [engine.info for engine in fleet.engines]
             check_engines(self.config, self._infos)
+            self._check_own_sampling()
             for mismatch in mismatches(self._infos):
                 self._announce(f"warning: {mismatch}")
             self._driver = await stack.enter_async_context(self._driving(fleet))
@@ -145,16 +148,16 @@ class Rollout:
         aborts what is in flight. Raises PromptError before anything is sent, and RolloutError
         after all other groups if some had to be given up.
         """
-        room = Room(self.config.sampling.max_response_len, self._infos)
-        prompts = self._reader(room.longest_prompt).convert(prompts)
+        limits_of = LengthLimits(self._infos)
+        prompts = self._reader(limits_of.longest_prompt).convert(prompts)
+        self._check_sampling(prompts)
         rollout_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(8)}"
         seed = self._seed if not self._runs else derived_seed(self._seed, "run", self._runs)
         self._runs += 1
         drafted = await self._drafted()
         started_at = clock()
         groups = [
-            self._group(prompt, room.response_limit(prompt), rollout_id, seed, started_at)
-            for prompt in prompts
+            self._group(prompt, limits_of, rollout_id, seed, started_at) for prompt in prompts
         ]
         if limits is not None:
             for request in itertools.chain.from_iterable(group.requests for group in groups):
@@ -164,7 +167,7 @@ class Rollout:
             expect_all(self._known, groups, str(self.config.scheduling.lengths))
         self._warn_of_short_responses(groups)
         recorder = Recorder(rollout_id, seed, self._infos, groups, started_at)
-        maker = SampleMaker(rollout_id, started_at, self.config.sampling, self._tokenizer)
+        maker = SampleMaker(rollout_id, started_at, self._tokenizer)
         try:
             ours: list[Observer] = [recorder, maker, PageReleaser(self._link, self._engines)]
             if self._drafts is not None:
@@ -197,12 +200,16 @@ class Rollout:
         return await draft_report.read(drafters, self._drafts)
 
     def _warn_of_short_responses(self, groups: Sequence[Group]) -> None:
-        wanted = self.config.sampling.max_response_len
-        short = [group for group in groups if group.requests[0].max_response_len < wanted]
+        short = [
+            group
+            for group in groups
+            if group.requests[0].max_response_len < group.sampling.max_new_tokens
+        ]
         if short:
+            wanted = max(group.sampling.max_new_tokens for group in short)
             self._announce(
                 f"warning: {len(short)} of {len(groups)} prompts leave less than "
-                f"max_response_len = {wanted} tokens in the context; their responses end there"
+                f"max_new_tokens = {wanted} tokens in the context; their responses end there"
             )
 
     async def _next(self, run: Run) -> Group:
@@ -224,9 +231,44 @@ class Rollout:
         if rates.fetch_tokens:
             self._costs.observe_fetch(rates.fetch_tokens, rates.fetch_s)
 
-    def _group(self, prompt: Prompt, limit: int, rollout_id: str, seed: int, now: float) -> Group:
+    def _check_own_sampling(self) -> None:
+        """Raise ConfigError for what the engines cannot serve of the config's own sampling."""
+        for key, why in unservable(
+            self.config.sampling, self._infos, tokenizer=self._tokenizer is not None
+        ):
+            raise ConfigError(f"sampling.{key}: {why}")
+
+    def _check_sampling(self, prompts: Sequence[Prompt]) -> None:
+        """Raise PromptError for what the engines cannot serve; warn of what is not divided."""
+        undivided: dict[str, None] = {}
+        for prompt in prompts:
+            if prompt.sampling is None:
+                continue
+            for key, why in unservable(
+                prompt.sampling, self._infos, tokenizer=self._tokenizer is not None
+            ):
+                raise PromptError(f"prompt {prompt.prompt_id!r}: sampling.{key}: {why}")
+        if not self.config.scheduling.divide or self.config.scheduling.policy in UNDIVIDED:
+            return
+        for prompt in prompts:
+            sampling = prompt.sampling or self.config.sampling
+            undivided |= dict.fromkeys(sampling.undivided_because())
+        if undivided:
+            self._announce(
+                f"warning: requests run undivided: sampling.{', sampling.'.join(undivided)} "
+                "cannot cross a chunk boundary"
+            )
+
+    def _group(
+        self, prompt: Prompt, limits: LengthLimits, rollout_id: str, seed: int, now: float
+    ) -> Group:
+        sampling = prompt.sampling or self.config.sampling
+        limit = limits.response_limit(prompt, sampling.max_new_tokens)
         group = Group(
-            group_id=prompt.prompt_id, uid=f"{rollout_id}/{prompt.prompt_id}", prompt=prompt
+            group_id=prompt.prompt_id,
+            uid=f"{rollout_id}/{prompt.prompt_id}",
+            prompt=prompt,
+            sampling=sampling,
         )
         for index in range(prompt.n):
             order = next(self._order)
@@ -256,7 +298,7 @@ class Rollout:
         if vocab_size is None and self._tokenizer is not None:
             vocab_size = self._tokenizer.vocab_size
         n = self.config.rollout.n_samples_per_prompt
-        return PromptReader(n, self._tokenizer, vocab_size, max_prompt_len)
+        return PromptReader(n, self._tokenizer, vocab_size, max_prompt_len, self.config.sampling)
 
     @contextlib.asynccontextmanager
     async def _driving(self, fleet: Fleet) -> AsyncIterator["asyncio.Task[None]"]:
@@ -268,11 +310,10 @@ class Rollout:
             costs=self._costs,
             known=self._known,
             placement=self._placement,
-            announce=self._announce,
         )
         by_id: dict[str, Engine] = {engine.info.engine_id: engine for engine in engines}
         self._engines = by_id
-        self._loop = RolloutLoop(scheduler, by_id, clock, self._recheck)
+        self._loop = RolloutLoop(scheduler, by_id, clock, self._stop_strings.amend)
         fleet.link.on_stored = self._loop.stored
         fleet.link.on_rates = self._measured
         self._link, self._drafts, self._drafters = fleet.link, fleet.drafts, engines
@@ -310,18 +351,6 @@ def derived_seed(seed: int, *of: int | str) -> int:
     name = "/".join(map(str, (seed, *of)))
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-def _stop_recheck(
-    config: Config, tokenizer: Tokenizer | None
-) -> Callable[[Request, ChunkReply], ChunkReply]:
-    stops = config.sampling.stops()
-    if not stops:
-        return lambda _, reply: reply
-    if tokenizer is None:
-        raise ConfigError("sampling.stop: stop strings need a tokenizer: set model.path")
-    recheck = StopRecheck(stops, tokenizer.stop_len, tokenizer.decode)
-    return lambda request, reply: recheck(request.response_ids, reply)
 
 
 def _first(failures: BaseExceptionGroup[RolloutError]) -> RolloutError:

@@ -33,8 +33,8 @@ OVERTAKEN = 4  # chunks sent later that came back before one: its reply may be l
 class Scheduler:
     """Turns requests into chunks on engines, one at a time, without ever over-promising KV.
 
-    `chunk_tokens`: the token budget of a chunk. `divide` False sends every request whole.
-    `continues` False: nor can another chunk continue it; after an abort it begins again.
+    `chunk_tokens`: the token budget of a chunk. `divide` False sends every request whole. What
+    another chunk cannot continue is sent whole too, and begins again after an abort.
     `patience_s`: a group is not given up for failures that have lasted less than this.
     """
 
@@ -43,14 +43,12 @@ class Scheduler:
         chunk_tokens: int,
         *,
         divide: bool = True,
-        continues: bool = True,
         patience_s: float = 60.0,
         policy: Policy | None = None,
         placement: Placement | None = None,
     ) -> None:
         self._chunk_tokens = chunk_tokens
-        self._divide = divide and continues
-        self._continues = continues
+        self._divide = divide
         self._policy = policy or FirstComeFirstServed()
         self._placement = placement or CacheAware()
         self._fleet = Fleet()
@@ -210,7 +208,7 @@ class Scheduler:
 
     def _budget(self, request: Request) -> int:
         """Response tokens of the request's next chunk."""
-        if not self._divide:
+        if not self._divide or not request.group.continues:
             return request.remaining
         return min(request.remaining, self._chunk_tokens)
 
@@ -235,7 +233,7 @@ class Scheduler:
             move=move,
             migrated=bool(request.engines) and request.engines[-1] != slot.engine_id,
             number=slot.started,
-            whole=not self._continues,
+            whole=not request.group.continues,
         )
 
     def _grow(self, reply: ChunkReply, chunk: Chunk, now: float) -> None:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import msgspec
 
+from seer_sgl.bounds import LARGEST_ID
 from seer_sgl.config import Fraction, Natural, Positive, SchedulingConfig, Section
-from seer_sgl.config.tree import LARGEST_ID
 
 PAGE_SIZE = 64  # SGLang's default with a KV pool
 MOST_REQUESTS = 100_000_000  # of a workload; each takes memory
@@ -18,7 +18,7 @@ Amount = Annotated[float, msgspec.Meta(gt=0.0)]
 Rest = Annotated[float, msgspec.Meta(ge=0.0)]
 
 
-class LengthsConfig(Section):
+class LengthsConfig(Section, frozen=True):
     """Response lengths: log-normal, cut off at `max`, their mean scaled to `mean` (tokens).
 
     `sigma`: of the logarithm; `group_share`: how much of its variance is a property of the prompt.
@@ -31,7 +31,7 @@ class LengthsConfig(Section):
     seed: Natural = 1
 
 
-class WorkloadConfig(Section):
+class WorkloadConfig(Section, frozen=True):
     """What is rolled out: `groups` prompts, `n_samples_per_prompt` responses each."""
 
     groups: Count = 64
@@ -40,7 +40,7 @@ class WorkloadConfig(Section):
     lengths: LengthsConfig = msgspec.field(default_factory=LengthsConfig)
 
 
-class EngineConfig(Section):
+class EngineConfig(Section, frozen=True):
     """`count` equal engines. Bytes, bandwidth and FLOP are those of all GPUs of one engine.
 
     Defaults: an 8B dense model in bf16 on one H800 at 60 % of its bandwidth.
@@ -66,7 +66,7 @@ class EngineConfig(Section):
     prefill_tok_s: Amount = 20_000.0
 
 
-class PoolConfig(Section):
+class PoolConfig(Section, frozen=True):
     """The global KV pool; `enabled: false`: a request that moves prefills again."""
 
     enabled: bool = True
@@ -75,7 +75,7 @@ class PoolConfig(Section):
     store_ms: Rest = 30.0  # from a reply to its KV being in the pool
 
 
-class SpeculationConfig(Section):
+class SpeculationConfig(Section, frozen=True):
     """Grouped speculative decoding. `accept_length[i]`: mean tokens a step with `references[i]`
     responses of the same prompt to draft from (paper section 3, linear drafts)."""
 
@@ -85,14 +85,14 @@ class SpeculationConfig(Section):
     draft_ms: Rest = 1.0  # of a step: drafting and sampling the drafts
 
 
-class PaperRow(Section):
+class PaperRow(Section, frozen=True):
     """A published result: throughput in multiples of the baseline's, tail in parts of its tail."""
 
     throughput: Amount | None = None
     tail: Rest | None = None
 
 
-class PaperConfig(Section):
+class PaperConfig(Section, frozen=True):
     """What the paper measured. The baseline is what a workload is fitted to."""
 
     wall_s: Amount | None = None
@@ -102,7 +102,7 @@ class PaperConfig(Section):
     rows: dict[str, PaperRow] = msgspec.field(default_factory=dict)
 
 
-class SimConfig(Section):
+class SimConfig(Section, frozen=True):
     """The whole tree."""
 
     workload: WorkloadConfig = msgspec.field(default_factory=WorkloadConfig)

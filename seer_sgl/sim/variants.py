@@ -1,9 +1,11 @@
 """What is compared: scheduling policies, and switches on top of `seer`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
+from seer_sgl.config import with_values
 from seer_sgl.errors import ConfigError
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.scheduling.lengths import KnownLengths
@@ -16,27 +18,19 @@ from .workload import Responses
 BASELINE, ORACLE = "group_round_robin", "oracle"
 
 
-def _policy(name: str) -> Callable[[SimConfig], None]:
-    def apply(config: SimConfig) -> None:
-        config.scheduling.policy = name  # type: ignore[assignment]
-        config.speculation.enabled = False
-
-    return apply
+def _policy(name: str, drafts: bool = False) -> dict[str, Any]:
+    return {"scheduling.policy": name, "speculation.enabled": drafts}
 
 
-def _speculating(config: SimConfig) -> None:
-    config.scheduling.policy = "seer"
-    config.speculation.enabled = True
-
-
-VARIANTS: dict[str, Callable[[SimConfig], None]] = {
+# By name: the values that make it, by key path.
+VARIANTS: dict[str, dict[str, Any]] = {
     BASELINE: _policy(BASELINE),
     "group_least_loaded": _policy("group_least_loaded"),
     "request_round_robin": _policy("request_round_robin"),
     "no_context": _policy("no_context"),
     "seer": _policy("seer"),
     ORACLE: _policy(ORACLE),
-    "seer+sd": _speculating,
+    "seer+sd": _policy("seer", drafts=True),
 }
 SAYS = {
     BASELINE: "whole groups pinned in turn (the paper's baseline)",
@@ -68,8 +62,7 @@ class Case:
     def record(self, variant: str) -> Recorder:
         """What happened under the variant."""
         if variant not in self._records:
-            config = copied(self.config)
-            VARIANTS[variant](config)
+            config = with_values(self.config, VARIANTS[variant])
             self._records[variant] = simulate(self.responses, config, self._prior)
         return self._records[variant]
 
@@ -95,11 +88,6 @@ def check_variant(name: str) -> None:
     """Raise ConfigError unless there is a variant of that name."""
     if name not in VARIANTS:
         raise ConfigError(f"--policy {name}: unknown; known: {', '.join(VARIANTS)}")
-
-
-def copied(config: SimConfig) -> SimConfig:
-    """A deep copy: variants and sweeps change their own."""
-    return msgspec.convert(msgspec.to_builtins(config), SimConfig)
 
 
 def _ratio(one: Outcome, other: Outcome) -> float:

@@ -80,7 +80,7 @@ def test_the_engines_hold_the_longest_request_and_not_all_of_them(config: BenchC
     every = sum(sum(group.lengths) for group in groups)
     assert longest < int(str(flags["max-total-tokens"])) < every / config.engines.count / 2
     assert config.sampling.ignore_eos
-    assert max(max(group.lengths) for group in groups) <= config.sampling.max_response_len
+    assert max(max(group.lengths) for group in groups) <= config.sampling.max_new_tokens
 
 
 def test_the_script_is_bash() -> None:

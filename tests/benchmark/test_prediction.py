@@ -14,6 +14,7 @@ from seer_sgl.benchmark.constants import draft_overhead_us, fitted_step
 from seer_sgl.benchmark.measure import Rolled
 from seer_sgl.benchmark.prediction import measure_constants, predict
 from seer_sgl.benchmark.runner import Runner
+from seer_sgl.config import with_values
 from seer_sgl.errors import EngineStartError, EngineUnavailable, PoolError, SeerError
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.sim.config import EngineConfig
@@ -67,7 +68,7 @@ def test_without_step_times_nothing_is_predicted() -> None:
 def test_the_report_says_how_much_the_simulated_engine_sets_aside() -> None:
     config = load_bench(ready_config(gpu=False), ["bench.reserve_tokens=77"])
     assert predict(config, ENGINE, {})["engine"]["reserve_tokens"] == 77
-    config.bench.reserve_tokens = None
+    config = with_values(config, {"bench.reserve_tokens": None})
     assert predict(config, ENGINE, {})["engine"] == msgspec.to_builtins(ENGINE)
 
 

@@ -31,7 +31,7 @@ class Rolls:
         monkeypatch.setattr(module, "roll", self._roll)
         monkeypatch.setattr(Fleets, "of", self._servers)
 
-    async def _servers(self, arm: Any, _: Any) -> Any:
+    async def _servers(self, arm: Any) -> Any:
         return arm.kind
 
     async def _roll(self, arm: str, _: Any, config: Any, work: Any, **asked: Any) -> Rolled:

@@ -130,7 +130,7 @@ def test_the_page_has_every_arm_and_the_papers_figures() -> None:
     config = {
         "bench": {"workload": None, "rounds": 1, "seeds": [1]},
         "rollout": {"prompts": "p.jsonl", "max_prompts": 4, "n_samples_per_prompt": 2},
-        "sampling": {"temperature": 1.0, "max_response_len": 100},
+        "sampling": {"temperature": 1.0, "max_new_tokens": 100},
         "engines": {"launch": "local", "count": 2, "sglang": {}},
     }
     report = {

@@ -259,7 +259,7 @@ async def test_responses_cut_by_the_context_are_announced() -> None:
     lengths = [len(s.prompt_ids) + s.response_length for group in groups for s in group.samples]
     assert len(lengths) == 16
     assert max(lengths) == 50, "as much as the context holds, and no more"
-    assert sum("4 of 4 prompts leave less than max_response_len = 60" in a for a in announced) == 1
+    assert sum("4 of 4 prompts leave less than max_new_tokens = 60" in a for a in announced) == 1
 
 
 async def test_a_prompt_that_is_under_way_cannot_be_sent_again() -> None:
@@ -303,3 +303,41 @@ async def test_metadata_that_no_file_can_hold_comes_back_unless_it_is_to_be_writ
         assert groups[0].samples[0].metadata["image"] is opaque
         with pytest.raises(RolloutError, match="metadata of prompt '0': cannot write a object"):
             _ = [g async for g in rollout.run(prompts, [SampleWriter(tmp_path / "s.jsonl")])]
+
+
+async def test_every_group_is_sampled_in_its_own_way() -> None:
+    fake = FakeSGLang()
+    own: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.0, "max_new_tokens": 11},
+        {"top_p": 0.5, "top_k": 9, "max_response_len": 30},
+        {"regex": "[0-9]+", "max_new_tokens": 40, "custom_params": {"theirs": 1}},
+    ]
+    prompts = [{**p, "sampling": s} for p, s in zip(PROMPTS, own, strict=True)]
+    announced: list[str] = []
+    async with rolling(fake, sampling={"temperature": 0.8}, announced=announced) as rollout:
+        groups = {group.group_id: group async for group in rollout.run(prompts)}
+    assert "warning: requests run undivided: sampling.regex cannot cross a chunk boundary" in (
+        announced
+    )
+    for prompt, limit in zip(prompts, (60, 11, 30, 40), strict=True):
+        for sample in groups[prompt["id"]].samples:
+            whole = response_of(sample.seed, len(sample.prompt_ids), 50)
+            assert list(sample.response_ids) == whole[:limit]
+            assert sample.chunks == (1 if limit == 40 else -(-min(limit, len(whole)) // 8))
+    by_prompt = {len(body["input_ids"]): body["sampling_params"] for body in reversed(fake.seen)}
+    params = [by_prompt[len(prompt["prompt_ids"])] for prompt in prompts]
+    assert [one["temperature"] for one in params] == [0.8, 0.0, 0.8, 0.8]
+    assert [one["top_k"] for one in params] == [-1, -1, 9, -1]
+    assert [one["max_new_tokens"] for one in params] == [8, 8, 8, 40]
+    assert [one.get("regex") for one in params] == [None, None, None, "[0-9]+"]
+    assert [one.get("custom_params") for one in params] == [None, None, None, {"theirs": 1}]
+
+
+async def test_sampling_that_cannot_be_served_is_named_before_anything_is_sent() -> None:
+    fake = FakeSGLang()
+    async with rolling(fake) as rollout:
+        with pytest.raises(PromptError, match=r"prompt 'p7': sampling\.stop: stop strings need a"):
+            prompts = [PROMPTS[0], {**PROMPTS[1], "sampling": {"stop": "x"}}]
+            await anext(rollout.run(prompts))
+    assert not fake.seen

@@ -13,7 +13,6 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seer_sgl.config import SamplingConfig
 from seer_sgl.engine import client, wire
 from seer_sgl.engine.client import (
     PROBES,
@@ -24,19 +23,17 @@ from seer_sgl.engine.client import (
     probing_socket,
 )
 from seer_sgl.errors import BadReply, EngineStartError, EngineUnavailable, RequestRejected
-from seer_sgl.types import Chunk, EngineInfo, Move, Request
+from seer_sgl.types import Chunk, EngineInfo, Move, Request, Sampling
 from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving
 from tests.garbage import CONTROL, DEEP, GARBAGE, STATE
 from tests.helpers import make_group, make_reply
 
 
 @contextlib.asynccontextmanager
-async def joined(
-    fake: FakeSGLang, sampling: SamplingConfig | None = None, api_key: str | None = None
-) -> AsyncIterator[HttpEngine]:
+async def joined(fake: FakeSGLang, api_key: str | None = None) -> AsyncIterator[HttpEngine]:
     async with serving(fake) as url, open_session(api_key) as session:
         info = await describe(session, "e0", url)
-        yield HttpEngine(info, session, sampling or SamplingConfig())
+        yield HttpEngine(info, session)
 
 
 def chunk_of(request: Request, budget: int = 10) -> Chunk:
@@ -80,11 +77,11 @@ async def test_min_new_tokens_is_what_is_left_of_it(
     minimum: int, generated: int, budget: int, sent: int
 ) -> None:
     fake = FakeSGLang()
-    request = make_group(n=1).requests[0]
+    request = make_group(n=1, sampling=Sampling(min_new_tokens=minimum)).requests[0]
     if generated:
         request.append(make_reply(generated))
     fake.prompt_lens[0] = request.total_len
-    async with joined(fake, SamplingConfig(min_new_tokens=minimum)) as engine:
+    async with joined(fake) as engine:
         await engine.generate(chunk_of(request, budget))
     assert fake.seen[0]["sampling_params"]["min_new_tokens"] == sent
 
@@ -124,7 +121,7 @@ class Canned(HttpEngine):
     """An engine whose every call has the same reply."""
 
     def __init__(self, info: EngineInfo) -> None:
-        super().__init__(info, cast(Any, None), SamplingConfig())
+        super().__init__(info, cast(Any, None))
         self.reply = b""
 
     async def _call(self, *_: object, **__: object) -> bytes:
@@ -236,7 +233,7 @@ async def test_what_an_engine_has_counted_of_drafting_comes_with_its_name() -> N
     async with joined(FakeSGLang(plugin=None)) as stock:
         assert await stock.drafting() is None
     async with open_session() as session:
-        gone = HttpEngine(stock.info, session, SamplingConfig())
+        gone = HttpEngine(stock.info, session)
         with pytest.raises(EngineUnavailable):
             await gone.drafting()
 
@@ -282,13 +279,13 @@ async def test_a_refused_connection_is_unavailable() -> None:
     async with joined(FakeSGLang()) as engine:
         pass
     async with open_session() as session:
-        gone = HttpEngine(engine.info, session, SamplingConfig())
+        gone = HttpEngine(engine.info, session)
         with pytest.raises(EngineUnavailable, match="engine e0"):
             await gone.generate(chunk_of(make_group(n=1).requests[0]))
         with pytest.raises(EngineUnavailable):
             await gone.load()
         assert "Cannot connect" in (await gone.problem() or "")
-        dead = HttpEngine(engine.info, session, SamplingConfig(), lambda: "it ended, status 3")
+        dead = HttpEngine(engine.info, session, lambda: "it ended, status 3")
         with pytest.raises(EngineUnavailable, match=r"engine e0 .*: it ended, status 3"):
             await dead.load()
 

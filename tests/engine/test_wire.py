@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seer_sgl.config import SamplingConfig
-from seer_sgl.engine.wire import Unreadable, constant_sampling_params, decode_generate
-from seer_sgl.link.contract import EXAMINED
-from seer_sgl.types import Chunk, ChunkReply, Move, WeightSpan
+from seer_sgl.engine.wire import Unreadable, decode_generate, sampling_params
+from seer_sgl.link.contract import EXAMINED, ORIGIN
+from seer_sgl.sampling import NEUTRAL
+from seer_sgl.types import Chunk, ChunkReply, Move, Sampling, WeightSpan
 from tests.garbage import GARBAGE
 from tests.helpers import make_group
 
@@ -20,9 +20,9 @@ TOKENS = [[-0.25, 7, None], [-1.5, 8, None]]
 ABORT = {"type": "abort", "message": "m"}
 
 
-def chunk(budget: int = 8) -> Chunk:
+def chunk(budget: int = 8, sampling: Sampling = NEUTRAL) -> Chunk:
     return Chunk(
-        request=make_group(n=1).requests[0],
+        request=make_group(n=1, sampling=sampling).requests[0],
         engine_id="e0",
         rid=RID,
         max_new_tokens=budget,
@@ -199,10 +199,20 @@ def test_whatever_a_server_replies_only_what_can_be_true_is_appended(
 
 
 def test_every_sampling_parameter_travels_so_that_no_server_default_applies() -> None:
-    params = constant_sampling_params(SamplingConfig(stop=["x"], stop_token_ids=[3]))
+    own = Sampling(stop=["x"], stop_token_ids=[3], min_new_tokens=20)
+    params = sampling_params(chunk(sampling=own), drafting=False)
     assert params["temperature"] == 1.0
     assert params["top_k"] == -1
     assert params["stop"] == ["x"]
     assert params["stop_token_ids"] == [3]
-    assert "max_response_len" not in params
+    assert params["max_new_tokens"] == params["min_new_tokens"] == 8, "those of the call"
+    assert "custom_params" not in params
     assert "json_schema" not in params
+
+
+def test_a_users_custom_params_stay_beside_ours() -> None:
+    own = Sampling(custom_params={"their": [1]})
+    assert sampling_params(chunk(sampling=own), drafting=False)["custom_params"] == {"their": [1]}
+    both = sampling_params(chunk(sampling=own), drafting=True)["custom_params"]
+    assert both.pop("their") == [1]
+    assert both == {ORIGIN: {"group": "g", "sample": 0, "prompt_len": 10, "probe": True}}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from seer_sgl.errors import PromptError
 from seer_sgl.rollout.prompts import PromptReader, PromptRecord
 from seer_sgl.rollout.writable import MAX_DEPTH, unwritable
-from seer_sgl.types import Prompt
+from seer_sgl.types import Prompt, Sampling
 
 
 class FakeTokenizer:
@@ -251,3 +251,50 @@ def test_metadata_from_python_may_have_no_form_in_json() -> None:
     for metadata in ({(1, 2): 3}, {None: 1}, object(), {"a": {1, 2}}):
         (prompt,) = reader().convert([{"prompt_ids": [1], "metadata": metadata}])
         assert prompt.metadata is metadata
+
+
+def test_a_prompts_own_sampling_replaces_parts_of_the_rollouts(tmp_path: Path) -> None:
+    base = Sampling(max_new_tokens=100, temperature=0.7)
+    lines = [
+        '{"prompt_ids": [1]}',
+        '{"prompt_ids": [1], "sampling": {"top_k": 5}}',
+        '{"prompt_ids": [1], "sampling": {"max_response_len": 7, "custom_params": {"a": [1]}}}',
+    ]
+    reader = PromptReader(4, None, None, None, base)
+    plain, own, short = reader.read(write(tmp_path, *lines))
+    assert plain.sampling is None
+    assert own.sampling == Sampling(max_new_tokens=100, temperature=0.7, top_k=5)
+    assert short.sampling is not None
+    assert (short.sampling.max_new_tokens, short.sampling.temperature) == (7, 0.7)
+    assert short.sampling.custom_params == {"a": [1]}
+
+
+@pytest.mark.parametrize(
+    ("sampling", "complaint"),
+    [
+        ('{"n": 3}', "sampling.n: give n beside sampling"),
+        ('{"temprature": 1}', "sampling: object contains unknown field temprature"),
+        ('{"temperature": -1}', "sampling.temperature: expected float >= 0.0"),
+        ('{"top_k": 0}', r"sampling.top_k: must be -1 \(off\) or at least 1"),
+        ('{"min_new_tokens": 101}', "sampling.min_new_tokens: exceeds max_new_tokens"),
+        ('{"stop": ""}', "sampling.stop: an empty stop string"),
+        ('{"regex": "a", "ebnf": "b"}', "sampling: only one of json_schema, regex, ebnf and"),
+        ('{"custom_params": {"seer_sgl": 1}}', "sampling.custom_params: 'seer_sgl' is a key of"),
+        (
+            '{"max_response_len": 5, "max_new_tokens": 5}',
+            "sampling: max_new_tokens and max_response_len are two names of one limit: give one",
+        ),
+        ("5", "sampling: expected object | null, got int"),
+    ],
+)
+def test_a_prompts_own_sampling_is_checked_like_the_configs(
+    tmp_path: Path, sampling: str, complaint: str
+) -> None:
+    path = write(tmp_path, '{"prompt_ids": [1]}', f'{{"prompt_ids": [1], "sampling": {sampling}}}')
+    with pytest.raises(PromptError, match=rf"p\.jsonl:2: {complaint}"):
+        PromptReader(4, None, None, None, Sampling(max_new_tokens=100)).read(path)
+    if sampling.startswith("{"):
+        with pytest.raises(PromptError, match=complaint):
+            PromptReader(4, None, None, None, Sampling(max_new_tokens=100)).convert(
+                [{"prompt_ids": [1], "sampling": json.loads(sampling)}]
+            )

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seer_sgl.errors import EngineUnavailable, RequestRejected
+from seer_sgl.sampling import NEUTRAL, Sampling
 from seer_sgl.scheduling.context_aware import ContextAware
 from seer_sgl.scheduling.fleet import UNLIMITED, EngineSlot
 from seer_sgl.scheduling.ledger import KVLedger
@@ -20,7 +21,7 @@ from seer_sgl.scheduling.placement import CacheAware
 from seer_sgl.scheduling.scheduler import STORE_PATIENCE_S, Scheduler
 from seer_sgl.scheduling.strategy import Strategy, make_strategy
 from seer_sgl.types import Chunk, ChunkResult, EngineLoad, Group, Request, RequestState
-from tests.helpers import make_group, make_reply
+from tests.helpers import UNDIVIDABLE, make_group, make_reply
 
 POLICIES = [
     "seer",
@@ -52,6 +53,7 @@ class World:
 
     scheduler: Scheduler
     whole: bool
+    sampling: Sampling = NEUTRAL
     now: float = 0.0
     groups: list[Group] = field(default_factory=list)
     inflight: list[Chunk] = field(default_factory=list)
@@ -65,7 +67,9 @@ class World:
         self.scheduler.add_engine(slot)
 
     def submit(self, n: int) -> None:
-        group = make_group(f"g{len(self.groups)}", n=n, prompt_len=5 + 2 * (n % 3))
+        group = make_group(
+            f"g{len(self.groups)}", n=n, prompt_len=5 + 2 * (n % 3), sampling=self.sampling
+        )
         self.groups.append(group)
         self.scheduler.submit(group)
 
@@ -154,11 +158,10 @@ def test_every_request_ends_exactly_once_and_every_promise_is_taken_back(
     scheduler = Scheduler(
         chunk_tokens,
         divide=not made.whole,
-        continues=continues,
         policy=made.policy,
         placement=made.placement,
     )
-    world = World(scheduler, made.whole)
+    world = World(scheduler, made.whole, NEUTRAL if continues else UNDIVIDABLE)
     world.join()
     world.join()
     world.submit(4)

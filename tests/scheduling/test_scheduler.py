@@ -14,7 +14,7 @@ from seer_sgl.scheduling.setbacks import (
     MAX_REFUSED_GROUPS,
 )
 from seer_sgl.types import Chunk, ChunkReply, ChunkResult, EngineLoad, FinishReason, RequestState
-from tests.helpers import make_group, make_reply
+from tests.helpers import UNDIVIDABLE, make_group, make_reply
 
 
 def one_engine(chunk_tokens: int = 30, capacity: int = 1000, max_inflight: int = 10) -> Scheduler:
@@ -117,9 +117,9 @@ def test_undivided_requests_are_sent_whole() -> None:
 def test_a_request_that_cannot_be_continued_keeps_nothing_and_begins_again(
     unfinished: ChunkReply,
 ) -> None:
-    scheduler = Scheduler(30, continues=False)
+    scheduler = Scheduler(30)
     scheduler.add_engine(EngineSlot("e0", None, 10))
-    group = make_group(n=1, max_response_len=100)
+    group = make_group(n=1, max_response_len=100, sampling=UNDIVIDABLE)
     request = group.requests[0]
     seed = request.seed
     scheduler.submit(group)
@@ -140,9 +140,9 @@ def test_a_request_that_cannot_be_continued_keeps_nothing_and_begins_again(
 
 
 def test_a_request_that_is_aborted_whenever_it_begins_again_gives_its_group_up() -> None:
-    scheduler = Scheduler(30, continues=False, patience_s=0.0)
+    scheduler = Scheduler(30, patience_s=0.0)
     scheduler.add_engine(EngineSlot("e0", None, 10))
-    group = make_group(n=1, max_response_len=100)
+    group = make_group(n=1, max_response_len=100, sampling=UNDIVIDABLE)
     scheduler.submit(group)
     for _ in range(MAX_CONSECUTIVE_ABORTS):
         assert group.error is None
@@ -409,9 +409,9 @@ def test_aborts_before_the_first_token_are_no_failures_of_the_request() -> None:
 
 
 def test_aborts_of_a_request_that_cannot_be_continued_are_no_failures_either() -> None:
-    scheduler = Scheduler(10, continues=False)
+    scheduler = Scheduler(10)
     scheduler.add_engine(EngineSlot("e0", None, 10))
-    group = make_group(n=1)
+    group = make_group(n=1, sampling=UNDIVIDABLE)
     scheduler.submit(group)
     for _ in range(2 * MAX_CONSECUTIVE_FAILURES):
         scheduler.looked(1000.0)

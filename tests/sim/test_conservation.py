@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from seer_sgl.config import UNDIVIDED
+from seer_sgl.config import UNDIVIDED, with_values
 from seer_sgl.errors import SimulationError
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.sim import run
@@ -52,8 +52,7 @@ def cases(draw: st.DrawFn) -> tuple[list[Responses], SimConfig]:
 def test_every_request_ends_once_with_its_tokens_and_the_ledger_at_zero(
     case: tuple[list[Responses], SimConfig], variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    responses, config = case
-    VARIANTS[variant](config)
+    responses, config = case[0], with_values(case[1], VARIANTS[variant])
     made: dict[str, Any] = {}
     make_groups, assemble = run.make_groups, run.assemble
 
@@ -93,7 +92,7 @@ def test_drafts_beyond_the_last_token_have_room_in_the_ledger() -> None:
             "scheduling": {"chunk_tokens": 2},
         }
     )
-    VARIANTS["seer+sd"](config)
+    config = with_values(config, VARIANTS["seer+sd"])
     groups = [[1, 120, 453, 4, 149], [2, 366, 137]]
     responses = [Responses(f"g{i}", token_array([i]) * 86, group) for i, group in enumerate(groups)]
     record = run.simulate(responses, config)
@@ -107,7 +106,7 @@ def test_equal_settings_give_equal_rollouts() -> None:
 
 
 def test_a_simulation_that_cannot_go_on_says_so() -> None:
-    config = SimConfig()
-    config.engine.kv_tokens = 300  # load_settings would have refused it
+    # load_settings would have refused it
+    config = with_values(SimConfig(), {"engine.kv_tokens": 300})
     with pytest.raises(SimulationError, match="stands still"):
         run.simulate([Responses("g", token_array([1]), [500])], config)

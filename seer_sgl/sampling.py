@@ -1,0 +1,93 @@
+"""SGLang's sampling parameters, as a config or a prompt gives them."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Self
+
+import msgspec
+
+from .bounds import LARGEST_ID, Fraction, Natural, Positive, TokenId
+
+ORIGIN = "seer_sgl"  # in `custom_params`: whose response a call continues (link/contract.py)
+TOKEN_ID = re.compile(r"[0-9]{1,10}")
+# SGLang's name of the limit, and the field's.
+LIMIT, ALIAS = "max_new_tokens", "max_response_len"
+# Parameters whose state lives in one SGLang request: it is lost between two chunks.
+STATEFUL = (
+    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+    *("json_schema", "regex", "ebnf", "structural_tag", "stop_regex"),
+)
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+
+
+class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """SGLang's `sampling_params` of a group; all of its requests share them.
+
+    `max_new_tokens`: of a whole response, over all of its chunks. `custom_params`: the user's own,
+    passed on beside ours. How many samples a prompt gets (`n`) is no part of it.
+    """
+
+    max_new_tokens: Positive = 8192
+    min_new_tokens: Natural = 0
+    temperature: Annotated[float, msgspec.Meta(ge=0.0)] = 1.0
+    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=LARGEST_ID)] = -1
+    min_p: Fraction = 0.0
+    stop: str | list[str] = []
+    stop_token_ids: list[TokenId] = []
+    stop_regex: str | list[str] = []
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    logit_bias: dict[str, float] = {}
+    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
+    presence_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=2.0)] = 1.0
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    custom_params: dict[str, Any] = {}
+
+    def stops(self) -> list[str]:
+        """Returns the stop strings as a list."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    def undivided_because(self) -> list[str]:
+        """Returns the parameters whose state lives in one SGLang request and cannot cross a chunk
+        boundary."""
+        return [name for name in STATEFUL if getattr(self, name) != getattr(NEUTRAL, name)]
+
+    def with_overrides(self, given: Mapping[str, Any]) -> Self:
+        """Returns these parameters with some replaced. Raises msgspec.ValidationError for a wrong
+        name or type."""
+        return msgspec.convert(msgspec.structs.asdict(self) | canonical(given), type(self))
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Yields (parameter, complaint) for values that contradict each other."""
+        if self.top_k == 0:
+            yield "top_k", "must be -1 (off) or at least 1"
+        if self.min_new_tokens > self.max_new_tokens:
+            yield "min_new_tokens", f"exceeds {LIMIT}"
+        for token in self.logit_bias:
+            if not TOKEN_ID.fullmatch(token) or int(token) > LARGEST_ID:
+                yield "logit_bias", f"{token!r} is not a token id"
+        if any(not stop for stop in self.stops()):
+            yield "stop", "an empty stop string"
+        if sum(getattr(self, name) is not None for name in GRAMMARS) > 1:
+            yield "", f"only one of {', '.join(GRAMMARS[:-1])} and {GRAMMARS[-1]} can be set"
+        if ORIGIN in self.custom_params:
+            yield "custom_params", f"{ORIGIN!r} is a key of seer-sgl's own"
+
+
+NEUTRAL = Sampling()
+
+
+def canonical(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters under SGLang's names. Raises msgspec.ValidationError if the limit is
+    given under both of its names."""
+    if ALIAS not in given:
+        return dict(given)
+    if LIMIT in given:
+        raise msgspec.ValidationError(f"{LIMIT} and {ALIAS} are two names of one limit: give one")
+    return {LIMIT if name == ALIAS else name: value for name, value in given.items()}
