@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import uvloop
 
-from seer_sgl.engine.client import raise_file_limit
+from seer_sgl.engine.session import raise_file_limit
 from seer_sgl.rollout import Rollout
 
 ROOT = Path(__file__).resolve().parent.parent

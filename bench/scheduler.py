@@ -19,8 +19,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from seer_sgl.config import Config, with_values
-from seer_sgl.driver.build_scheduler import make_scheduler
+from seer_sgl.config import SchedulingConfig
+from seer_sgl.driver.build_scheduler import build_scheduler, new_slot
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import (
     Chunk,
@@ -185,10 +185,11 @@ def main() -> None:
     options = parser.parse_args()
     arms: dict[str, Any] = {}
     for policy in options.policies:
-        scheduling = {"scheduling.policy": policy, "scheduling.chunk_tokens": CHUNK_TOKENS}
-        config = with_values(Config(), scheduling)
-        engines = [engine(number, options) for number in range(options.engines)]
-        arms[policy] = drive(make_scheduler(config, engines), options)
+        scheduling = SchedulingConfig(policy=policy, chunk_tokens=CHUNK_TOKENS)
+        scheduler = build_scheduler(scheduling)
+        for number in range(options.engines):
+            scheduler.add_engine(new_slot(scheduling, engine(number, options)))
+        arms[policy] = drive(scheduler, options)
         if not options.json:
             print(policy)
             for key, value in arms[policy].items():

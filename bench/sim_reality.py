@@ -24,7 +24,7 @@ from rich.table import Table
 from seer_sgl import Rollout
 from seer_sgl.benchmark.constants import measured_engine
 from seer_sgl.config import with_values
-from seer_sgl.driver.loop import Observer
+from seer_sgl.driver.observer import Observer
 from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.outcome import Outcome, outcome
 from seer_sgl.sim.run import simulate

@@ -11,6 +11,7 @@ SeerError
 │   │   ├── BadReply        a reply that cannot be read, or cannot be true
 │   │   └── ChunkAborted    aborted by others, and it cannot be continued
 │   ├── ChunkInterrupted    we took it back (stuck engine, lost reply, group given up)
+│   ├── ChunkRecalled       we took it back, and nobody is to blame (pause, drain, abort)
 │   └── RequestRejected     SGLang's own 400: a second engine decides
 ├── RolloutError            the rollout cannot go on; finished samples are kept
 └── SimulationError         a simulated rollout stands still: a defect of ours
@@ -52,28 +53,58 @@ class EngineStartError(SeerError):
 
 
 class EngineError(SeerError):
-    """One chunk did not come back from its engine."""
+    """One chunk did not come back from its engine.
+
+    `engine_id`: whose fault it is, or whose chunk it was; `status`: of an HTTP reply, if there was
+    one; `kind`: one word for logs and counters.
+    """
+
+    kind = "engine"
+
+    def __init__(
+        self, message: str, *, engine_id: str | None = None, status: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.engine_id = engine_id
+        self.status = status
 
 
 class EngineUnavailable(EngineError):
     """The engine is unreachable or failing. The chunk can run elsewhere."""
 
+    kind = "unavailable"
+
 
 class BadReply(EngineUnavailable):
     """The engine replied what cannot be read or cannot be true; nothing of it is kept."""
 
+    kind = "bad_reply"
+
 
 class ChunkAborted(EngineUnavailable):
     """Something other than the driver aborted a chunk that cannot be continued."""
+
+    kind = "aborted"
 
 
 class ChunkInterrupted(EngineError):
     """The driver took the chunk back: its engine is stuck, its reply was lost, or its group was
     given up."""
 
+    kind = "interrupted"
+
+
+class ChunkRecalled(EngineError):
+    """The driver took the chunk back before its first token, for a reason of its own: a pause, an
+    engine that leaves, an abort. It is held against nobody."""
+
+    kind = "recalled"
+
 
 class RequestRejected(EngineError):
     """SGLang refused the request itself. Another engine may take it (scheduling/setbacks.py)."""
+
+    kind = "rejected"
 
 
 class RolloutError(SeerError):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .errors import ChunkAborted, EngineUnavailable, RequestRejected
+from .errors import ChunkAborted, ChunkRecalled, EngineError, EngineUnavailable, RequestRejected
 from .sampling import Sampling as Sampling  # noqa: PLC0414 (a noun like those below)
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -81,6 +81,21 @@ class ChunkReply(msgspec.Struct, kw_only=True):
         return self.cached_device + self.cached_host + self.cached_storage
 
 
+class FailureKind(Enum):
+    """Why a group has not all of its samples."""
+
+    REFUSED = "refused"  # engines refuse one of its requests
+    LOST = "lost"  # chunks of one of its requests keep failing
+    LEFT = "left"  # its caller left before it was complete
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """The end of a group that is not complete."""
+
+    kind: FailureKind
+    message: str
+
+
 class Request(msgspec.Struct, kw_only=True, eq=False):
     """One trajectory in the making."""
 
@@ -103,6 +118,8 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     failing_since: float | None = None  # when the first of them ended, awake seconds
     # By engine id: why its last chunk of this request brought nothing, since a chunk brought some.
     setbacks: dict[str, Exception] = msgspec.field(default_factory=dict)
+    aborting: bool = False  # its caller asked for what there is: it ends with the chunk in flight
+    watched: bool = False  # its tokens are reported as they come
     rid: str = ""  # of the newest chunk
     returned_at: float | None = None  # when it came back; None while it is in flight
     stored: bool = False  # the KV of the newest chunk is in the pool, and all before it
@@ -162,12 +179,12 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
         self.finish_reason, self.matched, self.finished_at = reason, matched, now
 
 
-class Group(msgspec.Struct, kw_only=True, eq=False):
+class Group(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     """One prompt, how it is sampled, and its n requests.
 
-    `uid` tells groups of different rollouts apart, whose users may have given them equal ids.
-    `samples` grows as requests finish. A withdrawn group is never sent again; `error` says why,
-    unless its user asked for it.
+    `uid` tells groups apart to which different callers gave equal ids. While a group is `growing`,
+    requests may be added; it is complete once it does not grow and all of them are finished.
+    `samples` grows as requests finish. A withdrawn group is never sent again; `failure` says why.
     """
 
     group_id: str
@@ -176,17 +193,21 @@ class Group(msgspec.Struct, kw_only=True, eq=False):
     sampling: Sampling = Sampling()
     requests: list[Request] = msgspec.field(default_factory=list)
     samples: list["Sample"] = msgspec.field(default_factory=list)
+    caller: str = ""  # who waits for it: callers share the engines fairly
+    growing: bool = False
     withdrawn: bool = False
-    error: str | None = None
+    failure: Failure | None = None
     continues: bool = True  # another chunk can continue an unfinished request
 
     def __post_init__(self) -> None:
         self.continues = not self.sampling.undivided_because()
 
     @property
-    def finished(self) -> bool:
-        """Whether all n trajectories are complete."""
-        return all(request.state is RequestState.FINISHED for request in self.requests)
+    def complete(self) -> bool:
+        """Whether all trajectories are finished, and no other one will come."""
+        return not self.growing and all(
+            request.state is RequestState.FINISHED for request in self.requests
+        )
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -202,6 +223,11 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     number: int = 0  # counts the chunks that the engine was sent
     whole: bool = False  # it must end the request, which cannot be continued by another one
 
+    @property
+    def input_len(self) -> int:
+        """Tokens of the prompt and of the response so far."""
+        return self.kv_tokens - self.max_new_tokens
+
     def ended_by(self, reply: ChunkReply) -> bool:
         """Whether a chunk that may take all tokens left ends its request with this reply."""
         full = len(reply.ids) >= self.max_new_tokens
@@ -212,22 +238,33 @@ class ChunkResult(msgspec.Struct, kw_only=True, frozen=True):
     """How a chunk ended: a reply, or an error (then nothing is appended).
 
     A reply that leaves a whole chunk unfinished becomes an error here, before anybody counts its
-    tokens: the state they were sampled with (grammar, penalties) is gone with the call.
+    tokens: the state they were sampled with (grammar, penalties) is gone with the call. Unless the
+    request's caller asked for what there is. `recalled`: the driver ended the chunk early.
     """
 
     chunk: Chunk
     now: float  # seconds on the rollout's clock
     reply: ChunkReply | None = None
     error: Exception | None = None
+    recalled: bool = False
 
     def __post_init__(self) -> None:
         chunk, reply = self.chunk, self.reply
-        if reply is None or not chunk.whole or chunk.ended_by(reply):
+        if reply is None:
             return
-        kind = ChunkAborted if reply.finish == "abort" else EngineUnavailable
+        kind: type[EngineError]
+        if self.recalled and reply.finish == "abort" and not reply.ids:
+            kind = ChunkRecalled
+        elif not chunk.whole or chunk.ended_by(reply) or chunk.request.aborting:
+            return
+        elif reply.finish != "abort":
+            kind = EngineUnavailable
+        else:
+            kind = ChunkRecalled if self.recalled else ChunkAborted
         error = kind(
-            f"engine {chunk.engine_id}: a request that cannot be continued ended ({reply.finish}) "
-            f"after {len(reply.ids)} of {chunk.max_new_tokens} tokens"
+            f"engine {chunk.engine_id}: a request that cannot be continued ended "
+            f"({reply.finish}) after {len(reply.ids)} of {chunk.max_new_tokens} tokens",
+            engine_id=chunk.engine_id,
         )
         msgspec.structs.force_setattr(self, "reply", None)
         msgspec.structs.force_setattr(self, "error", error)

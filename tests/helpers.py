@@ -3,10 +3,26 @@
 import itertools
 from array import array
 
+from typing_extensions import override
+
+from seer_sgl.driver.observer import Observer
+from seer_sgl.driver.samples import SampleMaker
 from seer_sgl.sampling import NEUTRAL, Sampling
-from seer_sgl.types import ChunkReply, FinishReason, Group, Prompt, Request, WeightSpan
+from seer_sgl.types import (
+    ChunkReply,
+    ChunkResult,
+    Failure,
+    FailureKind,
+    FinishReason,
+    Group,
+    Prompt,
+    Request,
+    Sample,
+    WeightSpan,
+)
 
 UNDIVIDABLE = Sampling(regex="a+")
+LEFT = Failure(FailureKind.LEFT, "its caller left")
 _orders = itertools.count()
 
 
@@ -45,3 +61,28 @@ def make_reply(
         weight_spans=[WeightSpan(version, tokens)],
         finish=finish,
     )
+
+
+class Returns(Observer):
+    """Receives every chunk that comes back, whatever with."""
+
+    def returned(self, result: ChunkResult) -> None:
+        """A chunk came back."""
+
+    @override
+    def grown(self, result: ChunkResult) -> None:
+        self.returned(result)
+
+    @override
+    def lost(self, result: ChunkResult) -> None:
+        self.returned(result)
+
+
+def made_sample(request: Request) -> Sample:
+    """The sample of a finished request."""
+    return SampleMaker("r1")(request)
+
+
+def why_given_up(group: Group) -> str | None:
+    """Why a group was given up; None if it was not."""
+    return None if group.failure is None else group.failure.message

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import aiohttp
 import numpy as np
 
-from seer_sgl.engine.client import open_session
+from seer_sgl.engine.session import open_session
 from seer_sgl.errors import EngineUnavailable
 from seer_sgl.sim.config import EngineConfig
 from seer_sgl.types import EngineInfo

@@ -11,9 +11,10 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from seer_sgl.engine.client import HttpEngine, open_session
+from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet
 from seer_sgl.engine.launch.process import engine_environment
+from seer_sgl.engine.session import open_session
 from seer_sgl.errors import EngineStartError
 from seer_sgl.processes import OwnedProcess, free_port
 from seer_sgl.types import EngineLoad

@@ -1,8 +1,6 @@
-"""The scheduler that config and engines ask for."""
+"""The scheduler that a config's section `scheduling` asks for, and its view of an engine."""
 
-from collections.abc import Sequence
-
-from seer_sgl.config import Config
+from seer_sgl.config import UNDIVIDED, SchedulingConfig
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.fleet import UNLIMITED, EngineSlot
 from seer_sgl.scheduling.ledger import KVLedger
@@ -13,44 +11,40 @@ from seer_sgl.scheduling.strategy import make_strategy
 from seer_sgl.types import EngineInfo
 
 
-def make_scheduler(
-    config: Config,
-    engines: Sequence[EngineInfo],
+def build_scheduler(
+    scheduling: SchedulingConfig,
     *,
+    patience_s: float = 60.0,
     costs: Costs | None = None,
     known: KnownLengths | None = None,
     placement: Placement | None = None,
 ) -> Scheduler:
-    """A scheduler with all engines in it.
+    """Returns a scheduler without engines.
 
     `known`: what is in `scheduling.lengths`. `placement` replaces that of the policy (experiments).
     """
-    scheduling = config.scheduling
     cache_aware = CacheAware(
         costs, max_spread=scheduling.max_spread, gap=scheduling.fetch_gap_tokens
     )
     strategy = make_strategy(scheduling.policy, cache_aware, known)
-    divide = scheduling.divide and not strategy.whole
-    scheduler = Scheduler(
+    return Scheduler(
         scheduling.chunk_tokens,
-        divide=divide,
-        patience_s=config.engines.recovery_timeout_s,
-        policy=strategy.policy,
+        divide=scheduling.divide and not strategy.whole,
+        patience_s=patience_s,
+        make_policy=strategy.make_policy,
         placement=placement or strategy.placement,
     )
-    for info in engines:
-        scheduler.add_engine(_slot(config, info, strategy.whole))
-    return scheduler
 
 
-def _slot(config: Config, info: EngineInfo, whole: bool) -> EngineSlot:
-    if whole:
+def new_slot(scheduling: SchedulingConfig, info: EngineInfo) -> EngineSlot:
+    """Returns the scheduler's view of an engine that joins."""
+    if scheduling.policy in UNDIVIDED:
         return EngineSlot(info.engine_id, None, UNLIMITED, info.pool)
     most = info.max_running_requests
-    if config.scheduling.max_inflight_per_engine is not None:
-        most = min(most, config.scheduling.max_inflight_per_engine)
+    if scheduling.max_inflight_per_engine is not None:
+        most = min(most, scheduling.max_inflight_per_engine)
     ledger = None
-    if config.scheduling.kv_ledger:
+    if scheduling.kv_ledger:
         ledger = KVLedger(
             info.max_total_num_tokens, info.page_size, info.radix_cache, info.draft_tokens
         )

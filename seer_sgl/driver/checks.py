@@ -13,10 +13,9 @@ KV_LIMIT_SLACK = 8
 
 def check_engines(config: Config, engines: Sequence[EngineInfo]) -> None:
     """Raise ConfigError for engines that do not fit together, or lack what the config asks for."""
-    versions = {info.weight_version: info.engine_id for info in engines}
-    if len(versions) > 1:
-        serving = ", ".join(f"{engine}: {version}" for version, engine in versions.items())
-        raise ConfigError(f"engines: they serve different weight versions ({serving})")
+    problem = differences(engines)
+    if problem is not None:
+        raise ConfigError(problem)
     for info in engines:
         if config.kv_pool.backend != "none" and info.pool is None:
             raise ConfigError(
@@ -28,11 +27,19 @@ def check_engines(config: Config, engines: Sequence[EngineInfo]) -> None:
                 f"draft.scope: engine {info.engine_id} ({info.url}) drafts nothing; start it with "
                 "`seer-sgl engine --fleet` and this config"
             )
+
+
+def differences(engines: Sequence[EngineInfo]) -> str | None:
+    """Returns what keeps engines from serving the same requests; None if nothing does."""
+    versions = {info.weight_version: info.engine_id for info in engines}
+    if len(versions) > 1:
+        serving = ", ".join(f"{engine}: {version}" for version, engine in versions.items())
+        return f"engines: they serve different weight versions ({serving})"
     sizes = {info.page_size for info in engines if info.pool is not None}
     if len(sizes) > 1:
-        raise ConfigError(
-            f"engines: their KV pool pages differ in size ({', '.join(map(str, sorted(sizes)))})"
-        )
+        pages = ", ".join(map(str, sorted(sizes)))
+        return f"engines: their KV pool pages differ in size ({pages})"
+    return None
 
 
 def unservable(

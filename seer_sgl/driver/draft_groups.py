@@ -3,11 +3,15 @@
 from array import array
 from collections.abc import Callable, Sequence
 
+from typing_extensions import override
+
+from seer_sgl.draft.holdings import SEQUENCES
 from seer_sgl.link.drafthub import Drafts
-from seer_sgl.types import Chunk, Group, Prompt, Request
+from seer_sgl.types import Chunk, Failure, Group, Prompt
 
-from .loop import Observer
+from .observer import Observer
 
+HISTORY_FROM = SEQUENCES // 2
 # Responses of earlier epochs to a prompt.
 Responses = Callable[[Prompt], Sequence["array[int]"]]
 
@@ -15,7 +19,8 @@ Responses = Callable[[Prompt], Sequence["array[int]"]]
 class DraftKeeper(Observer):
     """Speaks of groups by their uid: two rollouts may name theirs alike.
 
-    Responses of earlier epochs are sequences n, n + 1, ... of a group of n requests.
+    The first chunk of a group brings what is known of its prompt: responses of earlier epochs,
+    numbered from HISTORY_FROM on, beyond the requests of a group that may still grow.
     """
 
     def __init__(self, drafts: Drafts, history: Responses = lambda _: ()) -> None:
@@ -23,25 +28,16 @@ class DraftKeeper(Observer):
         self._history = history
         self._begun: set[str] = set()  # by uid
 
+    @override
     def sent(self, chunk: Chunk, now: float) -> None:
-        """A chunk went to its engine; the first of its group brings what is known of its prompt."""
         group = chunk.request.group
         if group.uid not in self._begun:
             self._begun.add(group.uid)
-            first = len(group.requests)
-            for number, response in enumerate(self._history(group.prompt), first):
+            for number, response in enumerate(self._history(group.prompt), HISTORY_FROM):
                 self._drafts.load(group.uid, number, response)
 
-    def finished(self, request: Request) -> None:
-        """A request is complete."""
-        if request.group.finished:
-            self._over(request.group)
-
-    def given_up(self, group: Group) -> None:
-        """Nothing of the group is sent again."""
-        self._over(group)
-
-    def _over(self, group: Group) -> None:
+    @override
+    def closed(self, group: Group, failure: Failure | None) -> None:
         if group.uid in self._begun:
             self._begun.discard(group.uid)
             self._drafts.done(group.uid)

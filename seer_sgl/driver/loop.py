@@ -1,53 +1,61 @@
 """The asyncio loop: sends what the scheduler assigns, hands back what engines return.
 
-It decides nothing. One task a chunk in flight; everything else happens between two awaits.
+It decides nothing. One task per chunk in flight; everything else happens between two awaits.
 """
 
 import asyncio
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 
-from seer_sgl.errors import ChunkInterrupted, EngineError, EngineUnavailable
+import msgspec
+
+from seer_sgl.errors import (
+    ChunkInterrupted,
+    ChunkRecalled,
+    EngineError,
+    EngineUnavailable,
+    RolloutError,
+)
+from seer_sgl.scheduling.fleet import EngineSlot
 from seer_sgl.scheduling.scheduler import Scheduler
-from seer_sgl.types import Chunk, ChunkReply, ChunkResult, EngineLoad, Group, Request, RequestState
+from seer_sgl.types import (
+    Chunk,
+    ChunkReply,
+    ChunkResult,
+    EngineLoad,
+    Failure,
+    FailureKind,
+    Group,
+    Request,
+    RequestState,
+)
 
 from .engine import Engine
+from .observer import Observer
+from .run import Run
+from .samples import SampleMaker
 
+logger = logging.getLogger(__name__)
 SETTLE_S = 3.0  # a little longer than an abort may take
+# How long an engine has to return what a chunk has so far; then the chunk is taken back without.
+RECALL_S = 5.0
 Clock = Callable[[], float]
 Amend = Callable[[Request, ChunkReply], ChunkReply]
 ChunkTask = asyncio.Task[ChunkReply | EngineError]
 
 
-class Observer:
-    """Sees what happens in a rollout; override what is of interest. Called between two awaits."""
+class Flight:
+    """A chunk in flight. `taken_back`: why nothing is expected of it any more."""
 
-    def sent(self, chunk: Chunk, now: float) -> None:
-        """A chunk went to its engine."""
-
-    def returned(self, result: ChunkResult) -> None:
-        """A chunk came back; its request has not grown yet."""
-
-    def finished(self, request: Request) -> None:
-        """A request is complete."""
-
-    def given_up(self, group: Group) -> None:
-        """Nothing of the group is sent again, though some of its requests are incomplete."""
-
-    def stored(self, request: Request, whole: bool, now: float) -> None:
-        """The KV of the request's newest chunk is in the pool, or as much as there will be."""
-
-    def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
-        """An engine told how busy it is."""
-
-
-class Run:
-    """The groups of one caller. Complete or given-up groups appear in `done`."""
-
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self.observers = observers
-        self.done: asyncio.Queue[Group] = asyncio.Queue()
-        self.unfinished: dict[str, Group] = {}
+    def __init__(self, run: Run, chunk: Chunk, task: ChunkTask, watch: "Watch | None") -> None:
+        self.run = run
+        self.chunk = chunk
+        self.task = task
+        self.watch = watch
+        self.recalled = False  # its engine was asked for what there is
+        self.taken_back: EngineError | None = None
 
 
 class RolloutLoop:
@@ -56,55 +64,132 @@ class RolloutLoop:
     `amend` may shorten a reply before it counts (string stops across chunks). `clock`: seconds.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        engines: Mapping[str, Engine],
-        clock: Clock,
-        amend: Amend,
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, clock: Clock, amend: Amend) -> None:
         self._scheduler = scheduler
-        self._engines = engines
         self._clock = clock
         self._amend = amend
+        self.engines: dict[str, Engine] = {}  # by id
         self._results: asyncio.Queue[ChunkResult | None] = asyncio.Queue()
-        self._inflight: dict[str, tuple[Run, Chunk, ChunkTask]] = {}  # by request uid
-        self._interrupted: dict[str, str] = {}  # request uid -> why its chunk was taken back
-        self._runs: dict[str, Run] = {}  # by group id, while the group is unfinished
-        self._open: set[Run] = set()  # those among them, each once
+        self._inflight: dict[str, Flight] = {}  # by request uid, in the order of sending
+        self._runs: dict[str, Run] = {}  # by group uid, while the group is unfinished
+        self._open: dict[Run, None] = {}  # those among them, each once
+        self._paused = False  # by its caller
+        self._held = False  # until all engines serve the same weights
+        self._landed = asyncio.Event()  # a chunk is over
+        self._recalls: set[asyncio.Task[None]] = set()
 
-    def submit(self, groups: Sequence[Group], observers: Sequence[Observer]) -> Run:
-        """Roll the groups out. Raises ValueError for a group id that is under way already."""
+    def add_engine(self, slot: EngineSlot, engine: Engine) -> None:
+        """An engine joins. Raises ValueError for the name of another one that is there."""
+        self._scheduler.add_engine(slot)
+        self.engines[slot.engine_id] = engine
+        for observer in self._observers():
+            observer.joined(engine.info, self._clock())
+        self._wake()
+
+    async def remove_engine(self, engine_id: str) -> None:
+        """An engine leaves, once its chunks are back: divided ones with the tokens they have, the
+        others when they end. Raises KeyError for an engine that is not there."""
+        self._scheduler.drain(engine_id)
+        await self._until_landed(
+            lambda chunk: chunk.engine_id == engine_id, f"engine {engine_id} leaves"
+        )
+        self._scheduler.remove_engine(engine_id)
+        del self.engines[engine_id]
+        for observer in self._observers():
+            observer.left(engine_id, self._clock())
+
+    def submit(
+        self, groups: Sequence[Group], make_sample: SampleMaker, observers: Sequence[Observer]
+    ) -> Run:
+        """Roll the groups out. Raises ValueError for a group uid that is under way already."""
         for group in groups:
-            if group.group_id in self._runs:
+            if group.uid in self._runs:
                 raise ValueError(f"group {group.group_id!r} is being rolled out already")
-        run = Run(observers)
+        run = Run(self, make_sample, observers)
         for group in groups:
-            self._runs[group.group_id] = run
-            run.unfinished[group.group_id] = group
-            self._open.add(run)
+            self._runs[group.uid] = run
+            run.unfinished[group.uid] = group
+            self._open[run] = None
             self._scheduler.submit(group)
+            if group.complete:  # it has no requests
+                self._leave(run, group)
         self._wake()
         return run
 
+    def grow(self, run: Run, group: Group, requests: Sequence[Request]) -> None:
+        """Add requests to a growing group. Raises ValueError if it does not grow any more."""
+        self._scheduler.grow(group, requests)
+        self._wake()
+
+    def complete_group(self, run: Run, group: Group) -> None:
+        """No more requests of the group will come."""
+        self._scheduler.complete_group(group)
+        if group.uid in run.unfinished and group.complete:
+            self._leave(run, group)
+
+    def abort(self, request: Request) -> None:
+        """End a request with the tokens it has."""
+        run = self._runs.get(request.group.uid)
+        if run is None or request.state is RequestState.FINISHED:
+            return
+        if self._scheduler.abort(request, self._clock()):
+            self._finished(run, request)
+        elif request.uid in self._inflight:
+            self._recall(self._inflight[request.uid], "the request was aborted")
+
     def close(self, run: Run) -> None:
         """The caller is done: what is unfinished is given up, its chunks in flight aborted."""
+        failure = Failure(FailureKind.LEFT, "its caller left")
         for group in list(run.unfinished.values()):
-            self._scheduler.withdraw(group)
+            self._scheduler.withdraw(group, failure)
             self._leave(run, group)
         run.observers = ()
         self._wake()
 
+    def fail(self, error: RolloutError) -> None:
+        """The driver has ended: nobody is to wait for ever."""
+        for run in self._open:
+            run.fail(error)
+
     @property
     def idle(self) -> bool:
-        """Whether nobody waits for anything."""
-        return not self._runs
+        """Whether nobody waits for anything, or may not have it now."""
+        return not self._runs or self._paused or self._held
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether callers wait, and nothing is in flight or due that could bring them on."""
+        return bool(self._runs) and not self._inflight and self._scheduler.wake_at is None
+
+    async def pause(self) -> None:
+        """Dispatch nothing more; returns when nothing is in flight. Divided chunks are ended with
+        the tokens they have; others begin again after `resume`."""
+        self._paused = True
+        for flight in list(self._inflight.values()):
+            self._recall(flight, "the driver is paused")
+        while self._inflight and self._paused:
+            self._landed.clear()
+            await self._landed.wait()
+
+    def resume(self) -> None:
+        """Dispatch again."""
+        self._paused = False
+        self._wake()
+
+    def hold(self) -> None:
+        """Dispatch nothing until `release`; what is in flight goes on."""
+        self._held = True
+
+    def release(self) -> None:
+        """Dispatch again, unless paused."""
+        self._held = False
+        self._wake()
 
     async def settle(self) -> None:
-        """Give everything up and wait until the engines have heard of it."""
+        """Give everything up and wait until the engines have been asked to abort it."""
         for run in list(self._open):
             self.close(run)
-        tasks = [task for _, _, task in self._inflight.values()]
+        tasks = [flight.task for flight in self._inflight.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=SETTLE_S)
 
@@ -115,26 +200,26 @@ class RolloutLoop:
 
     def interrupt(self, engine_id: str, why: str) -> None:
         """Take every chunk away from an engine; they are sent again, elsewhere if possible."""
-        for uid, (_, chunk, _) in self._inflight.items():
-            if chunk.engine_id == engine_id:
-                self._interrupt(uid, why)
+        for flight in self._inflight.values():
+            if flight.chunk.engine_id == engine_id:
+                self._take_back(flight, ChunkInterrupted(why, engine_id=engine_id))
 
     def lost_one(self, engine_id: str) -> None:
         """An engine no longer has one of its chunks (monitor.py): most likely the oldest, if later
         ones have overtaken it. It is sent again."""
-        for uid, (_, chunk, _) in self._inflight.items():  # in the order in which they were sent
-            if chunk.engine_id == engine_id:
-                if self._scheduler.overtaken(chunk):
-                    self._interrupt(uid, f"engine {engine_id}: the reply was lost")
+        for flight in self._inflight.values():  # in the order in which they were sent
+            if flight.chunk.engine_id == engine_id:
+                if self._scheduler.overtaken(flight.chunk):
+                    why = f"engine {engine_id}: the reply was lost"
+                    self._take_back(flight, ChunkInterrupted(why, engine_id=engine_id))
                 return
 
     def loaded(self, engine_id: str, load: EngineLoad) -> None:
-        """An engine told how busy it is (monitor.py)."""
+        """An engine reported how busy it is (monitor.py)."""
         if self._scheduler.loaded(engine_id, load):
             self._wake()
-        for run in self._open:
-            for observer in run.observers:
-                observer.loaded(engine_id, load, self._clock())
+        for observer in self._observers():
+            observer.loaded(engine_id, load, self._clock())
 
     def looked(self, seconds: float) -> None:
         """So much time has passed, counted in looks (monitor.py)."""
@@ -143,7 +228,7 @@ class RolloutLoop:
     def stored(self, rid: str, whole: bool) -> None:
         """The KV of a chunk has reached the pool (link/server.py)."""
         request = self._scheduler.stored(rid, whole)
-        run = self._runs.get(request.group.group_id) if request is not None else None
+        run = self._runs.get(request.group.uid) if request is not None else None
         if request is None or run is None:
             return
         for observer in run.observers:
@@ -174,73 +259,179 @@ class RolloutLoop:
         """Look for work again although no chunk came back."""
         self._results.put_nowait(None)
 
+    def _observers(self) -> Iterable[Observer]:
+        return [observer for run in self._open for observer in run.observers]
+
     def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
+        if self._paused or self._held:
+            return
         while (chunk := self._scheduler.next_assignment(self._clock())) is not None:
-            run = self._runs[chunk.request.group.group_id]
-            task = tasks.create_task(self._serve(chunk))
-            task.add_done_callback(functools.partial(self._served, chunk))
-            self._inflight[chunk.request.uid] = (run, chunk, task)
+            run = self._runs[chunk.request.group.uid]
+            watch = Watch(chunk, run, self._amend) if chunk.request.watched else None
+            task = tasks.create_task(self._serve(chunk, watch))
+            flight = self._inflight[chunk.request.uid] = Flight(run, chunk, task, watch)
+            task.add_done_callback(functools.partial(self._served, flight))
             for observer in run.observers:
                 observer.sent(chunk, self._clock())
 
-    async def _serve(self, chunk: Chunk) -> ChunkReply | EngineError:
+    async def _serve(self, chunk: Chunk, watch: "Watch | None") -> ChunkReply | EngineError:
         """One chunk, start to end."""
+        on_tokens = None if watch is None else watch.received
         try:
-            reply = await self._engines[chunk.engine_id].generate(chunk)
+            reply = await self.engines[chunk.engine_id].generate(chunk, on_tokens)
         except EngineError as error:
             return error
-        return self._amend(chunk.request, reply)
+        return self._amend(chunk.request, reply) if watch is None else watch.ended(reply)
 
-    def _served(self, chunk: Chunk, task: ChunkTask) -> None:
+    def _served(self, flight: Flight, task: ChunkTask) -> None:
         """The task of a chunk is over: exactly one result, also when it was never started."""
         outcome: ChunkReply | EngineError
         if task.cancelled():
-            why = self._interrupted.get(chunk.request.uid)
-            if why is None:  # the loop itself is being cancelled
+            if flight.taken_back is None:  # the loop itself is being cancelled
                 return
-            outcome = ChunkInterrupted(why)
+            outcome = flight.taken_back
         elif task.exception() is not None:  # an error of ours; it ends the loop
             return
         else:
             outcome = task.result()
+        chunk, now = flight.chunk, self._clock()
         if isinstance(outcome, EngineError):
-            result = ChunkResult(chunk=chunk, now=self._clock(), error=outcome)
+            kept = flight.watch.kept if flight.watch is not None else None
+            result = ChunkResult(chunk=chunk, now=now, reply=kept, error=outcome)
         else:
-            result = ChunkResult(chunk=chunk, now=self._clock(), reply=outcome)
+            recalled = flight.recalled
+            result = ChunkResult(chunk=chunk, now=now, reply=outcome, recalled=recalled)
         self._results.put_nowait(result)
 
     def _take(self, result: ChunkResult | None) -> None:
         if result is None:
             return
         request, group = result.chunk.request, result.chunk.request.group
-        run, _, _ = self._inflight.pop(request.uid)
-        self._interrupted.pop(request.uid, None)
+        run = self._inflight.pop(request.uid).run
         aborted = result.reply is not None and not result.reply.ids
         if aborted or isinstance(result.error, EngineUnavailable):
             self._scheduler.set_available(result.chunk.engine_id, False)
-        for observer in run.observers:
-            observer.returned(result)
         self._scheduler.complete(result)
-        if request.state is RequestState.FINISHED:
-            for observer in run.observers:
-                observer.finished(request)
-        if group.group_id in run.unfinished and (group.finished or group.withdrawn):
+        for observer in run.observers:
+            if result.reply is None:
+                observer.lost(result)
+            else:
+                observer.grown(result)
+        if result.error is not None:
+            logger.debug("chunk %s was lost: %s", result.chunk.rid, result.error)
+        if request.state is RequestState.FINISHED and group.uid in run.unfinished:
+            self._finished(run, request)
+        elif group.uid in run.unfinished and group.withdrawn:
             self._leave(run, group)
-            run.done.put_nowait(group)
+        self._landed.set()
+        self._check()
+
+    def _finished(self, run: Run, request: Request) -> None:
+        """A request is complete, and with it perhaps its group."""
+        group = request.group
+        sample = run.make_sample(request)
+        group.samples.append(sample)
+        for observer in run.observers:
+            observer.finished(request, sample)
+        if group.complete:
+            self._leave(run, group)
 
     def _leave(self, run: Run, group: Group) -> None:
         """The group is complete or given up: nothing of it stays in flight."""
-        del self._runs[group.group_id], run.unfinished[group.group_id]
+        del self._runs[group.uid], run.unfinished[group.uid]
         if not run.unfinished:
-            self._open.discard(run)
+            self._open.pop(run, None)
         for request in group.requests:
-            if request.uid in self._inflight:
-                self._interrupt(request.uid, "the group was given up")
-        if group.withdrawn:
-            for observer in run.observers:
-                observer.given_up(group)
+            flight = self._inflight.get(request.uid)
+            if flight is not None:
+                self._take_back(flight, ChunkInterrupted("the group was given up"))
+        for observer in run.observers:
+            observer.closed(group, group.failure)
+        run.over(group)
+        self._check()
 
-    def _interrupt(self, uid: str, why: str) -> None:
-        if uid not in self._interrupted:
-            self._interrupted[uid] = why
-            self._inflight[uid][2].cancel()
+    def _check(self) -> None:
+        """When nothing is left to do, the scheduler's books are empty, or there is a defect."""
+        if self._runs or self._inflight:
+            return
+        for breach in self._scheduler.check():
+            logger.error("the driver is idle, but %s", breach)
+
+    def _take_back(self, flight: Flight, error: EngineError) -> None:
+        """Nothing is expected of a chunk any more."""
+        if flight.taken_back is None:
+            flight.taken_back = error
+            flight.task.cancel()
+
+    def _recall(self, flight: Flight, why: str) -> None:
+        """Ask the engine for what a chunk has so far. A chunk that keeps nothing is left alone
+        unless its caller wants its tokens."""
+        keeps = not flight.chunk.whole or flight.chunk.request.aborting or self._paused
+        if flight.recalled or flight.task.done() or not keeps:
+            return
+        flight.recalled = True
+        task = asyncio.create_task(self._end_early(flight, why))
+        self._recalls.add(task)
+        task.add_done_callback(self._recalls.discard)
+
+    async def _end_early(self, flight: Flight, why: str) -> None:
+        engine_id = flight.chunk.engine_id
+        with contextlib.suppress(EngineError):
+            await self.engines[engine_id].abort(flight.chunk)
+        await asyncio.wait({flight.task}, timeout=RECALL_S)
+        if not flight.task.done():
+            self._take_back(flight, ChunkRecalled(why, engine_id=engine_id))
+
+    async def _until_landed(self, wanted: Callable[[Chunk], bool], why: str) -> None:
+        """Recall some chunks in flight, and wait until all of them are back."""
+        while flights := [each for each in self._inflight.values() if wanted(each.chunk)]:
+            for flight in flights:
+                self._recall(flight, why)
+            self._landed.clear()
+            await self._landed.wait()
+
+
+class Watch:
+    """The tokens of one chunk of a watched request, as they come: its observers receive each once,
+    and nothing that a later reply could take back.
+
+    What no other chunk could continue is reported at its end only: if it is lost, it begins again.
+    """
+
+    def __init__(self, chunk: Chunk, run: Run, amend: Amend) -> None:
+        self._chunk = chunk
+        self._run = run
+        self._amend = amend
+        self._reported = 0
+        self.kept: ChunkReply | None = None  # what was reported, if the engine fails now
+
+    def received(self, new: ChunkReply) -> None:
+        """More tokens have come."""
+        if self._chunk.whole or (self.kept is not None and self.kept.finish == "stop"):
+            return
+        so_far = new if self.kept is None else joined(self.kept, new)
+        self.kept = self._amend(self._chunk.request, so_far)
+        self._report(self.kept)
+
+    def ended(self, reply: ChunkReply) -> ChunkReply:
+        """Returns the whole reply as it counts."""
+        amended = self._amend(self._chunk.request, reply)
+        self._report(amended)
+        return amended
+
+    def _report(self, reply: ChunkReply) -> None:
+        ids, logprobs = reply.ids[self._reported :], reply.logprobs[self._reported :]
+        if ids:
+            self._reported += len(ids)
+            for observer in self._run.observers:
+                observer.streamed(self._chunk.request, ids, logprobs)
+
+
+def joined(first: ChunkReply, second: ChunkReply) -> ChunkReply:
+    """A reply with the tokens of two; otherwise it is the second."""
+    return msgspec.structs.replace(
+        second,
+        ids=first.ids + second.ids,
+        logprobs=first.logprobs + second.logprobs,
+        weight_spans=first.weight_spans + second.weight_spans,
+    )

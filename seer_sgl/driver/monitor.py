@@ -8,7 +8,6 @@ engines silent when it goes on, because it was; by the clock it would give them 
 """
 
 import asyncio
-from collections.abc import Iterable
 from typing import Any, Protocol
 
 from seer_sgl.errors import EngineError, RolloutError
@@ -22,7 +21,7 @@ POLL_S = 0.5
 READMISSION_MOST_S = 8.0  # the longest pause before an engine that serves nothing is tried again
 
 
-class Reins(Protocol):
+class EngineControl(Protocol):
     """What the monitor may do to the rollout loop."""
 
     @property
@@ -86,36 +85,56 @@ class Monitor:
 
     def __init__(
         self,
-        engines: Iterable[tuple[EngineSlot, Engine]],
-        reins: Reins,
+        control: EngineControl,
         *,
         stall_timeout_s: float,
         recovery_timeout_s: float,
         poll_s: float | None = None,
     ) -> None:
-        self._engines = list(engines)
-        self._reins = reins
+        self._engines: dict[EngineSlot, Engine] = {}
+        self._tasks: asyncio.TaskGroup | None = None  # while it runs
+        self._watches: dict[EngineSlot, asyncio.Task[None]] = {}
+        self._control = control
         self._stall_timeout_s = stall_timeout_s
         self._recovery_timeout_s = recovery_timeout_s
         self._poll_s = POLL_S if poll_s is None else poll_s
         self._awake_s = 0.0  # since the beginning, counted in looks
         self._alive_at = 0.0  # when an engine was last known to serve
-        self._available = {slot for slot, _ in self._engines if slot.available}  # at the last look
+        self._available: set[EngineSlot] = set()  # at the last look
         self._served = 0  # chunks that had brought tokens at the last look
         self._why = ""  # an engine is out
+        self.weight_version: str | None = None  # that an engine must serve to come back; None: any
+
+    def add(self, slot: EngineSlot, engine: Engine) -> None:
+        """Watch one more engine."""
+        self._engines[slot] = engine
+        if slot.available:
+            self._available.add(slot)
+        if self._tasks is not None:
+            self._watches[slot] = self._tasks.create_task(self._watch(slot, engine))
+
+    def remove(self, engine_id: str) -> None:
+        """Watch an engine no more."""
+        for slot in [slot for slot in self._engines if slot.engine_id == engine_id]:
+            del self._engines[slot]
+            self._served -= slot.served
+            watch = self._watches.pop(slot, None)
+            if watch is not None:
+                watch.cancel()
 
     async def run(self) -> None:
         """Watch for ever. Raises RolloutError when a rollout waits too long for any engine."""
         async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
             tasks.create_task(self._count())
-            for slot, engine in self._engines:
-                tasks.create_task(self._watch(slot, engine))
+            for slot, engine in self._engines.items():
+                self._watches[slot] = tasks.create_task(self._watch(slot, engine))
 
     async def _count(self) -> None:
         while True:
             await asyncio.sleep(self._poll_s)
             self._awake_s += self._poll_s
-            self._reins.looked(self._poll_s)
+            self._control.looked(self._poll_s)
             self._expect_life()
 
     async def _watch(self, slot: EngineSlot, engine: Engine) -> None:
@@ -130,19 +149,19 @@ class Monitor:
             except EngineError as error:
                 self._why = str(error)
                 if slot.available:
-                    self._reins.set_available(slot.engine_id, False)
+                    self._control.set_available(slot.engine_id, False)
             else:
-                self._reins.loaded(slot.engine_id, load)
+                self._control.loaded(slot.engine_id, load)
                 progress = load.progress
                 if shortfall.seen(slot, load):
-                    self._reins.lost_one(slot.engine_id)
+                    self._control.lost_one(slot.engine_id)
             if slot.inflight and before != progress and None not in (before, progress):
                 self._alive_at = self._awake_s  # it is out, but goes on with what it has
             mark = () if progress is None else (slot.completed, *progress)
             if stall.stalled(self._awake_s, slot.inflight, mark):
                 self._why = f"engine {slot.engine_id}: no progress for {self._stall_timeout_s:g} s"
-                self._reins.set_available(slot.engine_id, False)
-                self._reins.interrupt(slot.engine_id, self._why)
+                self._control.set_available(slot.engine_id, False)
+                self._control.interrupt(slot.engine_id, self._why)
             elif progress is not None and not slot.available:
                 await self._readmit(slot, engine, readmission)
 
@@ -150,12 +169,21 @@ class Monitor:
         self._why = slot.trouble or self._why
         if not readmission.due(self._awake_s, slot.trouble):
             return
-        problem = await engine.problem()
+        problem = await engine.problem() or self._other_weights(engine)
         if problem is None:
             readmission.tried(self._awake_s)
-            self._reins.set_available(slot.engine_id, True)
+            self._control.set_available(slot.engine_id, True)
         else:
             self._why = problem
+
+    def _other_weights(self, engine: Engine) -> str | None:
+        version = engine.info.weight_version
+        if self.weight_version is None or version == self.weight_version:
+            return None
+        return (
+            f"engine {engine.info.engine_id}: it serves weights {version}, not "
+            f"{self.weight_version}"
+        )
 
     def _expect_life(self) -> None:
         """An engine serves if a chunk brings tokens, or if it stays available from one look to the
@@ -164,12 +192,12 @@ class Monitor:
         A request that fails on every engine gives its own group up, at the latest after the
         longest pause before an engine is tried again. That verdict comes first.
         """
-        available = {slot for slot, _ in self._engines if slot.available}
-        served = sum(slot.served for slot, _ in self._engines)
+        available = {slot for slot in self._engines if slot.available}
+        served = sum(slot.served for slot in self._engines)
         serves = served > self._served or available & self._available
         self._available, self._served = available, served
         patience_s = self._recovery_timeout_s + min(self._recovery_timeout_s, READMISSION_MOST_S)
-        if self._reins.idle or serves:
+        if self._control.idle or serves:
             self._alive_at = self._awake_s
         elif self._awake_s - self._alive_at >= patience_s:
             raise RolloutError(

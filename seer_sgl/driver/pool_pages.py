@@ -3,11 +3,12 @@
 from array import array
 from collections.abc import Mapping
 
-from seer_sgl.link.server import LinkServer
-from seer_sgl.types import Chunk, Group, Request, RequestState
+from typing_extensions import override
 
-from .engine import Engine
-from .loop import Observer
+from seer_sgl.types import Chunk, Failure, Group, Request, RequestState, Sample
+
+from .engine import Engine, Link
+from .observer import Observer
 
 
 class PageReleaser(Observer):
@@ -18,23 +19,28 @@ class PageReleaser(Observer):
     pool's own eviction: an engine that holds them would not write them a second time.
     """
 
-    def __init__(self, link: LinkServer, engines: Mapping[str, Engine]) -> None:
+    def __init__(self, link: Link, engines: Mapping[str, Engine]) -> None:
         self._link = link
         self._engines = engines  # by id
         self._waiting: dict[str, list[Request]] = {}  # finished ones, by group uid
 
+    @override
     def sent(self, chunk: Chunk, now: float) -> None:
-        """A request goes on, with the tokens of its last chunk: it may have told itself apart."""
+        # The request goes on, with the tokens of its last chunk: they may set it apart.
         self._release(chunk.request.group)
 
-    def finished(self, request: Request) -> None:
-        """A request is complete."""
+    @override
+    def finished(self, request: Request, sample: Sample) -> None:
         if self._holder(request) is not None:
             self._waiting.setdefault(request.group.uid, []).append(request)
             self._release(request.group)
 
-    def given_up(self, group: Group) -> None:
-        """Nobody goes on with the group. What a chunk in flight still stores stays there."""
+    @override
+    def closed(self, group: Group, failure: Failure | None) -> None:
+        if failure is None:
+            self._release(group)
+            return
+        # What a chunk in flight still stores stays there.
         self._waiting.pop(group.uid, None)
         for request in group.requests:
             instance = self._holder(request)
@@ -48,6 +54,8 @@ class PageReleaser(Observer):
             self._waiting[group.uid] = still
 
     def _released(self, request: Request, group: Group) -> bool:
+        if group.growing:  # a sibling may come that begins alike
+            return False
         shared = 0
         for sibling in group.requests:
             if sibling.state is not RequestState.FINISHED:
@@ -64,8 +72,10 @@ class PageReleaser(Observer):
         """The instance of the server that ran the request last, if it has a pool."""
         if not request.engines:
             return None
-        info = self._engines[request.engines[-1]].info
-        return info.instance if info.pool is not None else None
+        engine = self._engines.get(request.engines[-1])
+        if engine is None:  # it left; its pages are the pool's to evict
+            return None
+        return engine.info.instance if engine.info.pool is not None else None
 
 
 def common_prefix(first: "array[int]", second: "array[int]") -> int:

@@ -2,28 +2,21 @@
 
 from seer_sgl.types import Request, Sample
 
-from .loop import Observer
 from .tokenizer import Tokenizer
 
 
-class SampleMaker(Observer):
-    """Puts a Sample into its group for every finished request."""
+class SampleMaker:
+    """Makes the samples of one run. `started_at`: its zero of time, on the driver's clock."""
 
     def __init__(
-        self,
-        rollout_id: str,
-        started_at: float,
-        tokenizer: Tokenizer | None,
+        self, rollout_id: str, started_at: float = 0.0, tokenizer: Tokenizer | None = None
     ) -> None:
         self._rollout_id = rollout_id
         self._started_at = started_at
         self._tokenizer = tokenizer
 
-    def finished(self, request: Request) -> None:
-        """Make the sample of a complete request."""
-        request.group.samples.append(self._sample(request))
-
-    def _sample(self, request: Request) -> Sample:
+    def __call__(self, request: Request) -> Sample:
+        """Returns the sample of a complete request."""
         started, finished = request.started_at or 0.0, request.finished_at or 0.0
         return Sample(
             rollout_id=self._rollout_id,

@@ -12,6 +12,8 @@ import aiohttp
 import msgspec
 
 from seer_sgl.config import Config, FlagValue
+from seer_sgl.engine.describe import describe
+from seer_sgl.engine.session import open_session
 from seer_sgl.errors import ConfigError, EngineStartError, EngineUnavailable
 from seer_sgl.kvpool.hicache import Pool, open_pool
 from seer_sgl.link.contract import API_KEY, LINK_TOKEN, LINK_URL
@@ -20,7 +22,7 @@ from seer_sgl.link.server import LinkServer, link_url, open_link, shared_token
 from seer_sgl.processes import OwnedProcess, free_port, require_free_port
 from seer_sgl.types import EngineInfo
 
-from .client import HttpEngine, describe, open_session
+from .client import HttpEngine
 from .launch import draft_flags
 from .launch.process import cpu_flags, gpu_visible, model_flags, open_ports, start_server
 

@@ -7,6 +7,7 @@ becomes a sample.
 
 import math
 from array import array
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -34,10 +35,11 @@ class Unreadable(ValueError):
     """A reply that is not SGLang's, or not to what was asked; the message names what is wrong."""
 
 
-class _Finish(msgspec.Struct):
+class Finish(msgspec.Struct):
     type: FinishReason
     matched: int | str | None = None
     message: str | None = None
+    status_code: int | None = None  # in a stream, of what would be an HTTP error without one
 
 
 class _CachedDetails(msgspec.Struct):
@@ -52,18 +54,18 @@ class _VersionSpan(msgspec.Struct):
     end: int
 
 
-class _Token(msgspec.Struct, array_like=True, gc=False):
+class Token(msgspec.Struct, array_like=True, gc=False):
     """[logprob, id, text]. An array-like struct decodes a third faster than a tuple."""
 
     logprob: float  # SGLang sends null for NaN and for the infinities
     id: int
 
 
-class _Meta(msgspec.Struct, rename={"examined": EXAMINED}):
+class Meta(msgspec.Struct, kw_only=True, rename={"examined": EXAMINED}):
     id: str
-    finish_reason: _Finish
+    finish_reason: Finish
     completion_tokens: Natural
-    output_token_logprobs: list[_Token] = []
+    output_token_logprobs: list[Token] = []
     weight_version: str = "default"
     weight_versions: list[_VersionSpan] | None = None
     cached_tokens: int = 0
@@ -74,7 +76,7 @@ class _Meta(msgspec.Struct, rename={"examined": EXAMINED}):
 
 
 class _Reply(msgspec.Struct):
-    meta_info: _Meta
+    meta_info: Meta
 
 
 class LoadEntry(msgspec.Struct):
@@ -140,7 +142,7 @@ class ServerInfo(msgspec.Struct):
     pp_size: int = 1
 
 
-class _Complaint(msgspec.Struct):
+class Complaint(msgspec.Struct):
     message: str
 
 
@@ -148,7 +150,7 @@ class Refusal(msgspec.Struct):
     """The body of an HTTP error: SGLang's own has `error`; for a body that does not fit its types,
     `object` (http_server._create_error_response, validation_exception_handler)."""
 
-    error: _Complaint | None = None
+    error: Complaint | None = None
     object: str | None = None
     message: str | None = None
 
@@ -184,7 +186,7 @@ def sampling_params(chunk: Chunk, drafting: bool) -> dict[str, Any]:
     return {name: value for name, value in params.items() if value not in ([], {}, None)}
 
 
-def encode_generate(chunk: Chunk, drafting: bool = False) -> bytes:
+def encode_generate(chunk: Chunk, drafting: bool = False, stream: bool = False) -> bytes:
     """The body of `/generate` for a chunk: prompt and everything generated so far as input ids.
 
     drafting: the engine speculates; it has to know whose tokens these are (plugin/speculation).
@@ -196,6 +198,7 @@ def encode_generate(chunk: Chunk, drafting: bool = False) -> bytes:
             "input_ids": request.group.prompt.prompt_ids.tolist() + request.response_ids.tolist(),
             "sampling_params": sampling_params(chunk, drafting),
             "return_logprob": True,
+            **({"stream": True} if stream else {}),
         }
     )
 
@@ -211,12 +214,18 @@ def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
 def decode_generate(body: bytes, chunk: Chunk, vocab_size: int | None = None) -> ChunkReply:
     """The reply of `/generate` to a chunk. Raises Unreadable if it is none, or cannot be true.
 
-    Ids and logprobs are read from the same entries, so they cannot disagree in length.
     vocab_size: the ids that the model has; None: not known.
     """
-    meta = decode(body, _Reply).meta_info
-    if meta.id != chunk.rid:
-        raise Unreadable(f"it answers request {meta.id[:100]!r}, not {chunk.rid!r}")
+    return checked_reply(decode(body, _Reply).meta_info, chunk, vocab_size)
+
+
+def checked_reply(meta: Meta, chunk: Chunk, vocab_size: int | None, final: int = 0) -> ChunkReply:
+    """What a whole reply says of a chunk. Raises Unreadable if it cannot be true.
+
+    Ids and logprobs are read from the same entries, so they cannot disagree in length. `final`:
+    tokens that came before it and were reported already.
+    """
+    check_rid(meta.id, chunk)
     tokens = meta.output_token_logprobs
     finish = meta.finish_reason
     aborted = finish.type == "abort"  # SGLang may leave the logprobs of such a one out
@@ -224,15 +233,8 @@ def decode_generate(body: bytes, chunk: Chunk, vocab_size: int | None = None) ->
     if missing < 0 or (missing > 0 and not aborted):
         raise Unreadable(f"{len(tokens)} token logprobs for {meta.completion_tokens} tokens")
     if aborted:
-        tokens = tokens[: _examined(meta)]
-    if len(tokens) > chunk.max_new_tokens:
-        raise Unreadable(f"{len(tokens)} tokens where {chunk.max_new_tokens} were asked for")
-    try:
-        ids = token_array([token.id for token in tokens])
-    except OverflowError:
-        raise Unreadable("a token id of more than 32 bits") from None
-    logprobs = logprob_array([token.logprob for token in tokens])
-    _check_numbers(ids, logprobs, vocab_size)
+        tokens = tokens[: max(final, _examined(meta))]
+    ids, logprobs = arrays(tokens, chunk, vocab_size)
     _check_end(finish, ids)
     details = meta.cached_tokens_details or _CachedDetails(device=meta.cached_tokens)
     # No sample depends on the counters below: one that is wrong only spoils the statistics.
@@ -250,7 +252,28 @@ def decode_generate(body: bytes, chunk: Chunk, vocab_size: int | None = None) ->
     )
 
 
-def _examined(meta: _Meta) -> int:
+def check_rid(rid: str, chunk: Chunk) -> None:
+    """Raise Unreadable for a reply to another call."""
+    if rid != chunk.rid:
+        raise Unreadable(f"it answers request {rid[:100]!r}, not {chunk.rid!r}")
+
+
+def arrays(
+    tokens: Sequence[Token], chunk: Chunk, vocab_size: int | None
+) -> "tuple[array[int], array[float]]":
+    """Ids and logprobs of a chunk's tokens. Raises Unreadable if they cannot be its."""
+    if len(tokens) > chunk.max_new_tokens:
+        raise Unreadable(f"{len(tokens)} tokens where {chunk.max_new_tokens} were asked for")
+    try:
+        ids = token_array([token.id for token in tokens])
+    except OverflowError:
+        raise Unreadable("a token id of more than 32 bits") from None
+    logprobs = logprob_array([token.logprob for token in tokens])
+    _check_numbers(ids, logprobs, vocab_size)
+    return ids, logprobs
+
+
+def _examined(meta: Meta) -> int:
     """How many tokens of an aborted reply SGLang has looked at for a stop.
 
     It appends the tokens of a step and then ends an aborted request without looking at them
@@ -278,7 +301,7 @@ def _check_numbers(ids: "array[int]", logprobs: "array[float]", vocab_size: int 
             raise Unreadable(f"a token has the log probability {value:g}")
 
 
-def _check_end(finish: _Finish, ids: "array[int]") -> None:
+def _check_end(finish: Finish, ids: "array[int]") -> None:
     """SGLang ends a call because of its last token, and names the stop it found."""
     if finish.matched == NAN_MATCH:
         raise Unreadable("the model produced NaN logits")
@@ -292,7 +315,7 @@ def _check_end(finish: _Finish, ids: "array[int]") -> None:
         raise Unreadable(f"it ends with token {ids[-1]}, not with its stop {finish.matched}")
 
 
-def _spans(meta: _Meta, tokens: int) -> list[WeightSpan]:
+def _spans(meta: Meta, tokens: int) -> list[WeightSpan]:
     """The weight versions of exactly the first `tokens` tokens of the reply."""
     if meta.weight_versions is None:
         return [WeightSpan(meta.weight_version, tokens)] if tokens else []

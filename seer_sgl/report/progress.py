@@ -10,9 +10,19 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from typing_extensions import override
 
-from seer_sgl.driver.loop import Observer
-from seer_sgl.types import Chunk, ChunkResult, EngineInfo, EngineLoad, Request
+from seer_sgl.driver.observer import Observer
+from seer_sgl.types import (
+    Chunk,
+    ChunkResult,
+    EngineInfo,
+    EngineLoad,
+    Failure,
+    Group,
+    Request,
+    Sample,
+)
 
 REFRESH_S = 0.5
 PLAIN_LINE_S = 5.0
@@ -36,29 +46,42 @@ class Progress(Observer):
         self._began = time.monotonic()
         self._tail_since: float | None = None
 
+    @override
     def sent(self, chunk: Chunk, now: float) -> None:
-        """A chunk went to its engine."""
         self._inflight[chunk.engine_id] += 1
 
-    def returned(self, result: ChunkResult) -> None:
-        """A chunk came back."""
+    @override
+    def lost(self, result: ChunkResult) -> None:
+        self._inflight[result.chunk.engine_id] -= 1
+
+    @override
+    def grown(self, result: ChunkResult) -> None:
         engine_id = result.chunk.engine_id
         self._inflight[engine_id] -= 1
+        self._chunks[engine_id] += 1
         if result.reply is not None:
-            self._chunks[engine_id] += 1
             self._tokens += len(result.reply.ids)
             self._recent.append((time.monotonic(), len(result.reply.ids)))
 
-    def finished(self, request: Request) -> None:
-        """A request is complete."""
+    @override
+    def closed(self, group: Group, failure: Failure | None) -> None:
+        self._groups_done += failure is None
+
+    @override
+    def finished(self, request: Request, sample: Sample) -> None:
         self._requests_done += 1
-        self._groups_done += request.group.finished
         if self._tail_since is None and self._requests_done >= 0.9 * self._requests:
             self._tail_since = time.monotonic()
 
+    @override
     def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
-        """An engine told how busy it is."""
         self._used[engine_id] = load.used_tokens
+
+    @override
+    def joined(self, info: EngineInfo, now: float) -> None:
+        self._infos[info.engine_id] = info
+        for counts in (self._inflight, self._used, self._chunks):
+            counts[info.engine_id] = 0
 
     @contextlib.asynccontextmanager
     async def shown(self, console: Console) -> AsyncIterator[None]:

@@ -8,16 +8,20 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from seer_sgl.driver.loop import Observer
+from typing_extensions import override
+
+from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import BadReply
 from seer_sgl.types import (
     Chunk,
     ChunkResult,
     EngineInfo,
     EngineLoad,
+    Failure,
     Group,
     Move,
     Request,
+    Sample,
 )
 
 
@@ -80,18 +84,23 @@ class Recorder(Observer):
         self.speculated_tokens = 0
         self.drafting: dict[str, Any] | None = None  # the report's, once the run is over
 
+    @override
     def sent(self, chunk: Chunk, now: float) -> None:
-        """A chunk went to its engine."""
         self.engines[chunk.engine_id].step(now - self.started_at, +1)
 
-    def returned(self, result: ChunkResult) -> None:
-        """A chunk came back; its request has not grown yet."""
+    @override
+    def lost(self, result: ChunkResult) -> None:
+        engine = self.engines[result.chunk.engine_id]
+        engine.step(result.now - self.started_at, -1)
+        engine.lost_chunks += 1
+        engine.bad_replies += isinstance(result.error, BadReply)
+
+    @override
+    def grown(self, result: ChunkResult) -> None:
         chunk, reply = result.chunk, result.reply
         engine = self.engines[chunk.engine_id]
         engine.step(result.now - self.started_at, -1)
         if reply is None:
-            engine.lost_chunks += 1
-            engine.bad_replies += isinstance(result.error, BadReply)
             return
         engine.chunks += 1
         engine.response_tokens += len(reply.ids)
@@ -105,13 +114,13 @@ class Recorder(Observer):
         self.verify_steps += reply.verify_steps
         if reply.verify_steps:
             self.speculated_tokens += len(reply.ids)
-        if chunk.request.generated:
+        if chunk.input_len > chunk.request.prompt_len:
             # SGLang always runs the last input token, whatever it has cached.
-            self.recomputed_tokens += max(0, chunk.request.total_len - reply.cached - 1)
+            self.recomputed_tokens += max(0, chunk.input_len - reply.cached - 1)
             self.reused_tokens += reply.cached
 
+    @override
     def stored(self, request: Request, whole: bool, now: float) -> None:
-        """The KV of the request's newest chunk is in the pool, or as much as there will be."""
         if whole:
             # An acknowledgement may overtake the reply.
             returned_at = now if request.returned_at is None else request.returned_at
@@ -119,15 +128,22 @@ class Recorder(Observer):
         else:
             self.unstored += 1
 
-    def finished(self, request: Request) -> None:
-        """A request is complete."""
+    @override
+    def finished(self, request: Request, sample: Sample) -> None:
         self.finished_at.append((request.finished_at or 0.0) - self.started_at)
         self.response_lens.append(request.generated)
         self.finish_reasons[request.finish_reason or "abort"] += 1
-        self.finished_groups += request.group.finished
 
+    @override
+    def closed(self, group: Group, failure: Failure | None) -> None:
+        self.finished_groups += failure is None
+
+    @override
+    def joined(self, info: EngineInfo, now: float) -> None:
+        self.engines.setdefault(info.engine_id, EngineRecord(info))
+
+    @override
     def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
-        """The monitor's figure of an engine's KV use."""
         engine = self.engines[engine_id]
         engine.load_at.append(now - self.started_at)
         engine.used_tokens.append(load.used_tokens)

@@ -5,37 +5,29 @@ async with Rollout(config) as rollout:
         train_on(group.samples)
 """
 
-import asyncio
 import contextlib
-import hashlib
 import itertools
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from seer_sgl.config import UNDIVIDED, Config, load, parse
-from seer_sgl.driver.build_scheduler import make_scheduler
 from seer_sgl.driver.checks import LengthLimits, check_engines, check_pool, mismatches, unservable
-from seer_sgl.driver.draft_groups import DraftKeeper
-from seer_sgl.driver.engine import Engine
-from seer_sgl.driver.loop import Observer, RolloutLoop, Run
-from seer_sgl.driver.monitor import Monitor
-from seer_sgl.driver.pool_pages import PageReleaser
-from seer_sgl.driver.samples import SampleMaker
-from seer_sgl.driver.stop_strings import StopStrings
+from seer_sgl.driver.driver import Driver, Settings
+from seer_sgl.driver.groups import GroupMaker, derived_seed
+from seer_sgl.driver.observer import Observer
 from seer_sgl.driver.tokenizer import load_tokenizer
 from seer_sgl.engine.fleet import Fleet, open_fleet, require_model
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
-from seer_sgl.link.messages import Rates
 from seer_sgl.report import draft_report
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import report
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.placement import Placement
-from seer_sgl.types import EngineInfo, Group, Prompt, Request
+from seer_sgl.types import EngineInfo, Group, Prompt
 
 from .history import History, read_history
 from .lengths import expect_all, read_lengths
@@ -70,10 +62,10 @@ class Rollout:
         self._log_dir = Path(log_dir)
         self._announce = announce
         self._placement = placement
-        self._fleet = fleet
+        self._given = fleet
+        self._open: _Open | None = None
         seed = self.config.rollout.seed
         self._seed = secrets.randbits(32) if seed is None else seed
-        self._order = itertools.count()
         self._costs = Costs()
         self._runs = 0
         self.recorder: Recorder | None = None  # of the current or latest run
@@ -91,34 +83,45 @@ class Rollout:
         self._tokenizer = (
             load_tokenizer(tokenizer_path, model.trust_remote_code) if tokenizer_path else None
         )
-        self._stop_strings = StopStrings(self._tokenizer)
         if self.config.sampling.stops() and self._tokenizer is None:
             raise ConfigError("sampling.stop: stop strings need a tokenizer: set model.path")
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
-            fleet = self._fleet
+            fleet = self._given
             if fleet is None:
                 opening = open_fleet(self.config, self._log_dir, self._announce)
                 fleet = await stack.enter_async_context(opening)
             for engine in fleet.engines:
                 engine.vocab_size = self._facts.vocab_size
-            self._infos = [engine.info for engine in fleet.engines]
-            check_engines(self.config, self._infos)
-            self._check_own_sampling()
-            for mismatch in mismatches(self._infos):
+            infos = [engine.info for engine in fleet.engines]
+            check_engines(self.config, infos)
+            self._check_own_sampling(infos)
+            for mismatch in mismatches(infos):
                 self._announce(f"warning: {mismatch}")
-            self._driver = await stack.enter_async_context(self._driving(fleet))
-            self._stack = stack.pop_all()
+            driver = await stack.enter_async_context(Driver.over(fleet, self._settings()))
+            self._open = _Open(fleet, driver, stack.pop_all())
         return self
 
     async def __aexit__(self, *exception: object) -> None:
-        await self._stack.aclose()
+        opened, self._open = self._opened, None
+        await opened.stack.aclose()
+
+    @property
+    def _opened(self) -> "_Open":
+        if self._open is None:
+            raise RolloutError("the rollout is not open: use it in `async with`")
+        return self._open
+
+    @property
+    def driver(self) -> Driver:
+        """What drives the fleet. Raises RolloutError before the rollout is open."""
+        return self._opened.driver
 
     @property
     def engines(self) -> list[EngineInfo]:
-        """What the engines said of themselves."""
-        return self._infos
+        """The engines' descriptions. Raises RolloutError before the rollout is open."""
+        return self.driver.engines
 
     def report(self) -> dict[str, Any]:
         """The report of the current or latest run (README, "The report")."""
@@ -148,17 +151,15 @@ class Rollout:
         aborts what is in flight. Raises PromptError before anything is sent, and RolloutError
         after all other groups if some had to be given up.
         """
-        limits_of = LengthLimits(self._infos)
-        prompts = self._reader(limits_of.longest_prompt).convert(prompts)
+        fleet, driver, length_limits = self._opened.fleet, self.driver, self.driver.limits
+        prompts = self._reader(length_limits.longest_prompt).convert(prompts)
         self._check_sampling(prompts)
         rollout_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(8)}"
         seed = self._seed if not self._runs else derived_seed(self._seed, "run", self._runs)
         self._runs += 1
-        drafted = await self._drafted()
+        drafted = await _drafted(fleet)
         started_at = clock()
-        groups = [
-            self._group(prompt, limits_of, rollout_id, seed, started_at) for prompt in prompts
-        ]
+        groups = self._groups(prompts, length_limits, GroupMaker(rollout_id, seed), started_at)
         if limits is not None:
             for request in itertools.chain.from_iterable(group.requests for group in groups):
                 longest = limits.true_length(request)
@@ -166,38 +167,41 @@ class Rollout:
         if self._known is not None and self.config.scheduling.policy == "oracle":
             expect_all(self._known, groups, str(self.config.scheduling.lengths))
         self._warn_of_short_responses(groups)
-        recorder = Recorder(rollout_id, seed, self._infos, groups, started_at)
-        maker = SampleMaker(rollout_id, started_at, self._tokenizer)
-        try:
-            ours: list[Observer] = [recorder, maker, PageReleaser(self._link, self._engines)]
-            if self._drafts is not None:
-                ours.append(DraftKeeper(self._drafts, self._history.of))
-            run = self._loop.submit(groups, [*ours, *observers])
-        except ValueError as error:
-            raise PromptError(str(error)) from None
-        self.recorder = recorder
+        self.recorder = recorder = Recorder(rollout_id, seed, self.engines, groups, started_at)
         given_up: list[Group] = []
+        run = driver.submit(
+            groups, [recorder, *observers], rollout_id=rollout_id, started_at=started_at
+        )
         try:
-            for _ in groups:
-                group = await self._next(run)
-                if group.error is not None:
+            async for group in run:
+                if group.failure is not None:
                     given_up.append(group)
                     continue
                 group.samples.sort(key=lambda sample: sample.index)
                 yield group
         finally:
-            self._loop.close(run)
-            recorder.drafting = draft_report.section(drafted, await self._drafted())
+            run.close()
+            recorder.drafting = draft_report.section(drafted, await _drafted(fleet))
         if given_up:
             first = given_up[0]
+            assert first.failure is not None
             raise RolloutError(
                 f"{len(given_up)} of {len(groups)} groups were given up; "
-                f"the first, {first.group_id!r}: {first.error}"
+                f"the first, {first.group_id!r}: {first.failure.message}"
             )
 
-    async def _drafted(self) -> draft_report.Reading:
-        drafters = [engine for engine in self._drafters if engine.info.draft_tokens > 0]
-        return await draft_report.read(drafters, self._drafts)
+    def _settings(self) -> Settings:
+        engines = self.config.engines
+        return Settings(
+            scheduling=self.config.scheduling,
+            stall_timeout_s=engines.stall_timeout_s,
+            recovery_timeout_s=engines.recovery_timeout_s,
+            tokenizer=self._tokenizer,
+            known=self._known,
+            history=self._history.of,
+            costs=self._costs,
+            placement=self._placement,
+        )
 
     def _warn_of_short_responses(self, groups: Sequence[Group]) -> None:
         short = [
@@ -212,29 +216,10 @@ class Rollout:
                 f"max_new_tokens = {wanted} tokens in the context; their responses end there"
             )
 
-    async def _next(self, run: Run) -> Group:
-        """The next complete group; raises what ended the driver if it ended."""
-        waiter = asyncio.ensure_future(run.done.get())
-        try:
-            await asyncio.wait({waiter, self._driver}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not waiter.done():
-                waiter.cancel()
-        if waiter.done() and not waiter.cancelled():
-            return waiter.result()
-        self._driver.result()
-        raise RolloutError("the rollout was closed")
-
-    def _measured(self, rates: Rates) -> None:
-        if rates.prefill_tokens:
-            self._costs.observe_prefill(rates.prefill_tokens, rates.prefill_s)
-        if rates.fetch_tokens:
-            self._costs.observe_fetch(rates.fetch_tokens, rates.fetch_s)
-
-    def _check_own_sampling(self) -> None:
+    def _check_own_sampling(self, infos: Sequence[EngineInfo]) -> None:
         """Raise ConfigError for what the engines cannot serve of the config's own sampling."""
         for key, why in unservable(
-            self.config.sampling, self._infos, tokenizer=self._tokenizer is not None
+            self.config.sampling, infos, tokenizer=self._tokenizer is not None
         ):
             raise ConfigError(f"sampling.{key}: {why}")
 
@@ -245,7 +230,7 @@ class Rollout:
             if prompt.sampling is None:
                 continue
             for key, why in unservable(
-                prompt.sampling, self._infos, tokenizer=self._tokenizer is not None
+                prompt.sampling, self.engines, tokenizer=self._tokenizer is not None
             ):
                 raise PromptError(f"prompt {prompt.prompt_id!r}: sampling.{key}: {why}")
         if not self.config.scheduling.divide or self.config.scheduling.policy in UNDIVIDED:
@@ -259,31 +244,15 @@ class Rollout:
                 "cannot cross a chunk boundary"
             )
 
-    def _group(
-        self, prompt: Prompt, limits: LengthLimits, rollout_id: str, seed: int, now: float
-    ) -> Group:
-        sampling = prompt.sampling or self.config.sampling
-        limit = limits.response_limit(prompt, sampling.max_new_tokens)
-        group = Group(
-            group_id=prompt.prompt_id,
-            uid=f"{rollout_id}/{prompt.prompt_id}",
-            prompt=prompt,
-            sampling=sampling,
-        )
-        for index in range(prompt.n):
-            order = next(self._order)
-            group.requests.append(
-                Request(
-                    uid=f"{rollout_id}.{order}",
-                    order=order,
-                    group=group,
-                    index=index,
-                    seed=derived_seed(seed, index, group.group_id),
-                    max_response_len=limit,
-                    submitted_at=now,
-                )
-            )
-        return group
+    def _groups(
+        self, prompts: Iterable[Prompt], limits: LengthLimits, maker: GroupMaker, now: float
+    ) -> list[Group]:
+        groups = []
+        for prompt in prompts:
+            sampling = prompt.sampling or self.config.sampling
+            limit = limits.response_limit(prompt, sampling.max_new_tokens)
+            groups.append(maker.group(prompt, sampling, limit, now))
+        return groups
 
     def _max_prompt_len(self) -> int | None:
         """What the model's context leaves for a prompt, as far as it is known without engines."""
@@ -300,62 +269,15 @@ class Rollout:
         n = self.config.rollout.n_samples_per_prompt
         return PromptReader(n, self._tokenizer, vocab_size, max_prompt_len, self.config.sampling)
 
-    @contextlib.asynccontextmanager
-    async def _driving(self, fleet: Fleet) -> AsyncIterator["asyncio.Task[None]"]:
-        """The loop and the monitor, running as one task until the block is left."""
-        engines = fleet.engines
-        scheduler = make_scheduler(
-            self.config,
-            self._infos,
-            costs=self._costs,
-            known=self._known,
-            placement=self._placement,
-        )
-        by_id: dict[str, Engine] = {engine.info.engine_id: engine for engine in engines}
-        self._engines = by_id
-        self._loop = RolloutLoop(scheduler, by_id, clock, self._stop_strings.amend)
-        fleet.link.on_stored = self._loop.stored
-        fleet.link.on_rates = self._measured
-        self._link, self._drafts, self._drafters = fleet.link, fleet.drafts, engines
-        monitor = Monitor(
-            [(slot, by_id[slot.engine_id]) for slot in scheduler.engines],
-            self._loop,
-            stall_timeout_s=self.config.engines.stall_timeout_s,
-            recovery_timeout_s=self.config.engines.recovery_timeout_s,
-        )
 
-        async def drive() -> None:
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._loop.run())
-                    tasks.create_task(monitor.run())
-            except* RolloutError as failures:
-                raise _first(failures) from None
-
-        driver = asyncio.create_task(drive())
-        try:
-            yield driver
-        finally:
-            await self._loop.settle()
-            driver.cancel()
-            await asyncio.wait({driver})
-            if not driver.cancelled():
-                driver.exception()  # whoever was in `run` has it; nobody else is concerned
+async def _drafted(fleet: Fleet) -> draft_report.Reading:
+    drafters = [engine for engine in fleet.engines if engine.info.draft_tokens > 0]
+    return await draft_report.read(drafters, fleet.drafts)
 
 
-def derived_seed(seed: int, *of: int | str) -> int:
-    """The seed, 63 bits, of a part of what `seed` stands for: a request of a run, a later run.
+class _Open(NamedTuple):
+    """What a rollout has while it is open."""
 
-    SGLang derives a request's noise from its seed and the position.
-    """
-    name = "/".join(map(str, (seed, *of)))
-    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-def _first(failures: BaseExceptionGroup[RolloutError]) -> RolloutError:
-    found: BaseException = failures
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    assert isinstance(found, RolloutError)
-    return found
+    fleet: Fleet
+    driver: Driver
+    stack: contextlib.AsyncExitStack

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from typing_extensions import override
 
-from seer_sgl.driver.loop import Observer
+from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import RolloutError
 from seer_sgl.files import LineFile, explained
-from seer_sgl.types import Request
+from seer_sgl.types import Request, Sample
 
 
 def _array_to_list(value: Any) -> Any:
@@ -24,20 +25,18 @@ _encoder = msgspec.json.Encoder(enc_hook=_array_to_list)
 class SampleWriter(Observer):
     """Writes a line to the file `path` for every finished request (LineFile).
 
-    Comes after the SampleMaker among the observers. Raises RolloutError when the disk refuses, or
-    for metadata from Python that has no form in JSON.
+    Raises RolloutError when the disk refuses, or for metadata from Python that has no form in JSON.
     """
 
     def __init__(self, path: Path) -> None:
         self._lines = LineFile(path)
 
-    def finished(self, request: Request) -> None:
-        """Write the newest sample of the request's group."""
-        group = request.group
+    @override
+    def finished(self, request: Request, sample: Sample) -> None:
         try:
-            line = _encoder.encode(group.samples[-1])
+            line = _encoder.encode(sample)
         except (TypeError, NotImplementedError) as error:
-            why = f"metadata of prompt {group.group_id!r}: {error}"
+            why = f"metadata of prompt {request.group.group_id!r}: {error}"
             raise RolloutError(f"{self._lines.path}: {why}") from None
         with explained(self._lines.path):
             self._lines.append(line + b"\n")

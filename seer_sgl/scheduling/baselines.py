@@ -4,8 +4,9 @@ Requests are undivided and sent at once; the engines queue them, and preempt.
 """
 
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
-from seer_sgl.types import Move, Request, RequestState
+from seer_sgl.types import Group, Move, Request
 
 from .fleet import EngineSlot, Fleet
 from .placement import Placed, Verdict
@@ -21,32 +22,25 @@ class Turn(Protocol):
 class PinnedGroups:
     """Every request of a group goes to the engine that `turn` chose for the first of them.
 
-    When that engine is away, those that are still to be sent get another turn. Engines take any
-    number of requests: a pin is forgotten with the last request it was made for.
+    When that engine is away, those that are still to be sent get another turn. A pin is forgotten
+    with its group.
     """
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self._pins: dict[str, tuple[EngineSlot, int]] = {}  # group uid -> engine, still to send
+        self._pins: WeakKeyDictionary[Group, EngineSlot] = WeakKeyDictionary()
 
     def choose(
         self, request: Request, total_len: int, fleet: Fleet, patient: bool
     ) -> Placed | Verdict:
         """The engine of the request's group."""
-        pin = self._pins.pop(request.group.uid, None) or self._pin(request, fleet)
-        if pin is not None and not pin[0].available:
-            pin = self._pin(request, fleet)
-        if pin is None:
+        slot = self._pins.get(request.group)
+        if slot is None or not slot.available:
+            slot = self._turn(fleet)
+        if slot is None:
             return Verdict.FULL
-        slot, left = pin
-        if left > 1:
-            self._pins[request.group.uid] = (slot, left - 1)
+        self._pins[request.group] = slot
         return _placed(request, slot, fleet)
-
-    def _pin(self, request: Request, fleet: Fleet) -> tuple[EngineSlot, int] | None:
-        slot = self._turn(fleet)
-        left = sum(other.state is RequestState.PENDING for other in request.group.requests)
-        return None if slot is None else (slot, left)
 
 
 class SingleRequests:

@@ -37,7 +37,7 @@ class ContextAware:
         self._probes: list[tuple[int, int, Ticket, Request]] = []  # shortest first
         self._blind: list[tuple[int, int, Ticket, Request]] = []  # fewest tokens first
         self._outgrown: list[tuple[int, int, Ticket, Request]] = []  # most tokens first
-        self._groups: dict[str, _Group] = {}  # by uid, until all of it has ended
+        self._groups: dict[str, _Group] = {}  # by uid
         # Longest estimate first. A group whose estimate changes is listed again, and its older
         # entries are void: O(log n), however many of its requests are ready.
         self._queue: list[tuple[int, int, int, _Group]] = []
@@ -74,6 +74,10 @@ class ContextAware:
         self._taken += 1
         return request
 
+    def take_out(self, request: Request) -> None:
+        """Forget the request, if it is ready."""
+        self._ready.discard(request)
+
     def finished(self, request: Request) -> None:
         """The request is complete: its siblings are known a little better."""
         group = self._groups.get(request.group.uid)
@@ -84,13 +88,10 @@ class ContextAware:
         if was_blind or group.lengths.estimate < before:
             for _, ticket, ready in group.ready:
                 self._list_alone(ready, ticket, group)
-        if group.lengths.left:
-            self._list(group)
-        else:
-            del self._groups[request.group.uid]
+        self._list(group)
 
     def withdraw(self, group: Group) -> None:
-        """Forget the group: nothing of it goes any more."""
+        """Forget the group: it is complete, or nothing of it goes any more."""
         self._groups.pop(group.uid, None)
         for request in group.requests:
             self._ready.discard(request)

@@ -38,6 +38,7 @@ class EngineSlot:
         self.completed = 0  # chunks that came back, whatever with
         self.served = 0  # chunks that brought tokens
         self.available = True
+        self.leaving = False  # it is never available again
         # Since a chunk last brought tokens: why the newest brought none, and the groups (by uid)
         # that this engine alone has refused.
         self.trouble = ""
@@ -61,10 +62,13 @@ class EngineSlot:
 
 
 class Fleet:
-    """All engines in order of joining; iterating gives their slots, available or not."""
+    """All engines in order of joining; iterating gives their slots, available or not.
+
+    An engine that has left is still the home of requests it ran, until one of its name joins.
+    """
 
     def __init__(self) -> None:
-        self._slots: list[EngineSlot] = []
+        self._slots: list[EngineSlot | None] = []  # by place; None: it left
         self._by_id: dict[str, EngineSlot] = {}
         self._indexed: list[int | None] = []  # inflight if available
         # Engines by chunks in flight, then by place: their room. `_largest_room[k]` is the
@@ -75,10 +79,10 @@ class Fleet:
         self._holders: dict[str, set[EngineSlot]] = {}  # group uid -> engines that run it
 
     def __iter__(self) -> Iterator[EngineSlot]:
-        return iter(self._slots)
+        return (slot for slot in self._slots if slot is not None)
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._slots) - self._slots.count(None)
 
     def __getitem__(self, engine_id: str) -> EngineSlot:
         return self._by_id[engine_id]
@@ -94,12 +98,23 @@ class Fleet:
         return self._inflight.most
 
     def add(self, slot: EngineSlot) -> None:
-        """An engine joins."""
+        """An engine joins. Raises ValueError for the name of another one that is there."""
+        there = self._by_id.get(slot.engine_id)
+        if there is not None and self._slots[there.place] is there:
+            raise ValueError(f"engine {slot.engine_id} is there already")
         slot.place = len(self._slots)
         self._slots.append(slot)
         self._by_id[slot.engine_id] = slot
         self._indexed.append(None)
         self.changed(slot)
+
+    def remove(self, slot: EngineSlot) -> None:
+        """An engine leaves. Raises ValueError while it has chunks in flight."""
+        if slot.inflight:
+            raise ValueError(f"engine {slot.engine_id} has {slot.inflight} chunks in flight")
+        slot.available = False
+        self.changed(slot)
+        self._slots[slot.place] = None
 
     def start(self, slot: EngineSlot, request: Request, total_len: int) -> None:
         """A chunk that grows the request to `total_len` tokens starts on the engine."""
@@ -139,7 +154,7 @@ class Fleet:
             self._put(before, place, ABSENT)
 
     def home(self, request: Request) -> EngineSlot | None:
-        """The engine that ran the request's last chunk."""
+        """The engine that ran the request's last chunk; it may have left since."""
         return self._by_id.get(request.engines[-1]) if request.engines else None
 
     def holders(self, request: Request) -> Set[EngineSlot]:

@@ -53,7 +53,6 @@ class GroupLengths:
     def __init__(self, group: Group, known: KnownLengths | None) -> None:
         past = list(known.of(group).values()) if known is not None else []
         self.known = bool(past)  # from an earlier rollout
-        self.left = len(group.requests)  # requests that have not ended
         self._limit = group.requests[0].max_response_len
         self._ended = len(past)
         self._sum = sum(past)
@@ -77,7 +76,6 @@ class GroupLengths:
 
     def ended(self, request: Request) -> None:
         """A request is complete."""
-        self.left -= 1
         self._ended += 1
         self._sum += request.generated
         self._longest = max(self._longest, request.generated)

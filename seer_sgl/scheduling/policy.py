@@ -21,11 +21,14 @@ class Policy(Protocol):
     def pop(self) -> Request:
         """Take out the request that `peek` shows."""
 
+    def take_out(self, request: Request) -> None:
+        """Forget the request, if it is ready."""
+
     def finished(self, request: Request) -> None:
-        """The request, which was in flight, is complete."""
+        """The request, which is not among the ready, is complete."""
 
     def withdraw(self, group: Group) -> None:
-        """Forget the group: nothing of it goes any more."""
+        """Forget the group: it is complete, or nothing of it goes any more."""
 
 
 class Ranked:
@@ -59,6 +62,10 @@ class Ranked:
         heapq.heappop(self._queue)
         self._ready.discard(request)
         return request
+
+    def take_out(self, request: Request) -> None:
+        """Forget the request, if it is ready."""
+        self._ready.discard(request)
 
     def finished(self, request: Request) -> None:
         """A request is complete; the rank of the others does not depend on it."""

@@ -4,19 +4,23 @@ The asyncio loop drives it against real engines; nothing here knows that time pa
 is a network.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from seer_sgl.errors import ChunkRecalled
 from seer_sgl.types import (
     Chunk,
     ChunkReply,
     ChunkResult,
     EngineLoad,
+    Failure,
+    FinishReason,
     Group,
     Move,
     Request,
     RequestState,
 )
 
+from .fair_share import FairShare
 from .fleet import EngineSlot, Fleet
 from .parking import Parking
 from .placement import CacheAware, Placed, Placement, Verdict
@@ -44,12 +48,12 @@ class Scheduler:
         *,
         divide: bool = True,
         patience_s: float = 60.0,
-        policy: Policy | None = None,
+        make_policy: Callable[[], Policy] = FirstComeFirstServed,
         placement: Placement | None = None,
     ) -> None:
         self._chunk_tokens = chunk_tokens
         self._divide = divide
-        self._policy = policy or FirstComeFirstServed()
+        self._policy = FairShare(make_policy)
         self._placement = placement or CacheAware()
         self._fleet = Fleet()
         self._live: dict[str, Request] = {}  # by uid, until finished or withdrawn
@@ -72,14 +76,23 @@ class Scheduler:
         return min((due for due in dues if due is not None), default=None)
 
     def add_engine(self, slot: EngineSlot) -> None:
-        """An engine joins."""
+        """An engine joins. Raises ValueError for the name of another one that is there."""
         self._fleet.add(slot)
+
+    def remove_engine(self, engine_id: str) -> None:
+        """An engine leaves. Raises ValueError while it has chunks in flight."""
+        self._fleet.remove(self._fleet[engine_id])
 
     def set_available(self, engine_id: str, available: bool) -> None:
         """Stop or resume sending chunks to an engine; what is in flight there goes on."""
         slot = self._fleet[engine_id]
-        slot.available = available
+        slot.available = available and not slot.leaving
         self._fleet.changed(slot)
+
+    def drain(self, engine_id: str) -> None:
+        """Send an engine nothing more, for good."""
+        self._fleet[engine_id].leaving = True
+        self.set_available(engine_id, False)
 
     def loaded(self, engine_id: str, load: EngineLoad) -> bool:
         """An engine told how busy it is. Returns whether it has more room than we knew of."""
@@ -95,20 +108,49 @@ class Scheduler:
         self._setbacks.looked(seconds)
 
     def submit(self, group: Group) -> None:
-        """All requests of the group become ready."""
-        for request in group.requests:
-            self._live[request.uid] = request
-            self._policy.push(request)
+        """All requests of the group become ready; while it is growing, more may follow."""
+        self._policy.join(group)
+        self._add(group.requests)
 
-    def withdraw(self, group: Group) -> None:
+    def grow(self, group: Group, requests: Sequence[Request]) -> None:
+        """More requests of a growing group become ready. Raises ValueError for another one."""
+        if not group.growing or group.withdrawn:
+            raise ValueError(f"group {group.group_id!r} does not grow")
+        group.requests.extend(requests)
+        self._add(requests)
+
+    def complete_group(self, group: Group) -> None:
+        """No more requests of the group will come."""
+        if group.growing and not group.withdrawn:
+            group.growing = False
+            if group.complete:
+                self._policy.leave(group)
+
+    def withdraw(self, group: Group, failure: Failure) -> None:
         """Give the group up: nothing of it is sent again; chunks in flight still complete."""
-        group.withdrawn = True
+        if group.withdrawn or group.complete:
+            return
+        group.withdrawn, group.failure, group.growing = True, failure, False
         for request in group.requests:
-            self._live.pop(request.uid, None)
-            self._parking.leave(request)
-            self._refused.leave(request)
-            self._hurried.discard(request.uid)
-        self._policy.withdraw(group)
+            self._drop(request)
+        self._policy.leave(group)
+
+    def abort(self, request: Request, now: float) -> bool:
+        """The request ends with the tokens it has. Returns whether it has ended already: else it
+        ends with its chunk in flight."""
+        if request.state is RequestState.PENDING and not request.group.withdrawn:
+            self._policy.take_out(request)
+            self._drop(request)
+            self._finish(request, "abort", None, now)
+        request.aborting = request.state is RequestState.RUNNING
+        return not request.aborting
+
+    def forget_kv(self) -> None:
+        """No engine and no pool has KV any more that a request could go on with: new weights."""
+        for request in self._live.values():
+            request.stored = False
+            if self._parking.leave(request):
+                self._policy.push(request)
 
     def stored(self, rid: str, whole: bool) -> Request | None:
         """The KV of chunk `rid` is in the pool; `whole` False: not all, and it never will be.
@@ -161,30 +203,46 @@ class Scheduler:
         if slot.ledger is not None and result.reply is not None and result.reply.retractions:
             slot.ledger.feedback.retracted()
         self._fleet.end(slot, request, chunk.kv_tokens)
+        self._policy.ended(request)
         request.state, request.returned_at = RequestState.PENDING, result.now
         if result.reply is None:
             request.rid, request.stored = "", False  # what was stored may not be what we have
         else:
             self._grow(result.reply, chunk, result.now)
-        failed = result.reply is None or not result.reply.ids
+        recalled = isinstance(result.error, ChunkRecalled)
+        failed = not recalled and (result.reply is None or not result.reply.ids)
         if failed:
             self._setbacks.failed(request, slot, result.error)
-        else:
+        elif not recalled:
             self._setbacks.forgiven(request, slot)
-        if request.state is RequestState.FINISHED:
-            self._live.pop(request.uid, None)
-            self._hurried.discard(request.uid)
-            self._policy.finished(request)
+        if request.aborting and request.state is not RequestState.FINISHED:
+            self._finish(request, "abort", None, result.now)
         if request.state is RequestState.FINISHED or group.withdrawn:
             return
-        if failed:
-            group.error = self._setbacks.verdict(request, slot)
-        if group.error is not None:
-            self.withdraw(group)
+        failure = self._setbacks.verdict(request, slot) if failed else None
+        if failure is not None:
+            self.withdraw(group, failure)
         elif failed and request.refusals and not self._setbacks.others(request):
             self._refused.park(request, result.now + REFUSED_PAUSE_S)
         else:
             self._policy.push(request)
+
+    def check(self) -> list[str]:
+        """Returns what is wrong with the books when nothing is in flight and nobody waits: chunks,
+        promises and requests that are left over. Empty when all is well."""
+        breaches = []
+        for slot in self._fleet:
+            if slot.inflight:
+                breaches.append(f"engine {slot.engine_id} has {slot.inflight} chunks in flight")
+            if slot.ledger is not None and slot.ledger.used:
+                breaches.append(f"{slot.ledger.used} KV tokens of {slot.engine_id} are promised")
+        if self._live:
+            breaches.append(f"{len(self._live)} requests are left, such as {min(self._live)}")
+        if self._hurried or (self._parking.next_due, self._refused.next_due) != (None, None):
+            breaches.append("requests are left waiting")
+        if self._policy.callers:
+            breaches.append(f"{self._policy.callers} callers are left")
+        return breaches
 
     def overtaken(self, oldest: Chunk) -> bool:
         """Whether several chunks came back that were sent after the oldest one that its engine has
@@ -217,6 +275,7 @@ class Scheduler:
     ) -> Chunk:
         total_len = request.total_len + budget
         self._fleet.start(slot, request, total_len)
+        self._policy.started(request)
         request.state = RequestState.RUNNING
         request.attempts += 1
         # The terminator keeps SGLang's prefix match of /abort_request from hitting c10 by c1.
@@ -241,7 +300,30 @@ class Scheduler:
         request.append(reply)
         request.engines.append(chunk.engine_id)
         if reply.finish == "stop":
-            request.finish("stop", reply.matched, now)
+            self._finish(request, "stop", reply.matched, now)
         elif reply.finish == "length" and request.remaining <= 0:
             # Fewer tokens than asked for is a limit of that one call (SGLang's own cap): go on.
-            request.finish("length", None, now)
+            self._finish(request, "length", None, now)
+
+    def _finish(
+        self, request: Request, reason: FinishReason, matched: int | str | None, now: float
+    ) -> None:
+        request.finish(reason, matched, now)
+        self._drop(request)
+        if request.group.withdrawn:
+            return
+        if reason != "abort":  # how long it would have got is not known
+            self._policy.finished(request)
+        if request.group.complete:
+            self._policy.leave(request.group)
+
+    def _add(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self._live[request.uid] = request
+            self._policy.push(request)
+
+    def _drop(self, request: Request) -> None:
+        self._live.pop(request.uid, None)
+        self._parking.leave(request)
+        self._refused.leave(request)
+        self._hurried.discard(request.uid)

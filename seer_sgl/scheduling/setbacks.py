@@ -5,7 +5,7 @@ as well, the request is at fault, else the first engine is.
 """
 
 from seer_sgl.errors import ChunkAborted, ChunkInterrupted, EngineUnavailable, RequestRejected
-from seer_sgl.types import Request
+from seer_sgl.types import Failure, FailureKind, Request
 
 from .fleet import EngineSlot, Fleet
 
@@ -62,18 +62,20 @@ class Setbacks:
                 slot.available = False
                 self._fleet.changed(slot)
 
-    def verdict(self, request: Request, slot: EngineSlot) -> str | None:
+    def verdict(self, request: Request, slot: EngineSlot) -> Failure | None:
         """Why the request's group is given up, after `slot` brought nothing; None if it is not."""
         last = request.setbacks[slot.engine_id]
         if isinstance(last, RequestRejected):
             if len(request.refusals) > 1:
                 self._confirm(request)
-                return f"two engines refused it: {'; '.join(request.refusals)}"
+                refusals = f"two engines refused it: {'; '.join(request.refusals)}"
+                return Failure(FailureKind.REFUSED, refusals)
             if len(self._fleet) == 1 and slot.available:
-                return str(last)
+                return Failure(FailureKind.REFUSED, str(last))
         if self._hopeless(request):
             lost = request.failures + request.aborts
-            return f"{lost} chunks in a row failed; last error: {last}"
+            message = f"{lost} chunks in a row failed; last error: {last}"
+            return Failure(FailureKind.LOST, message)
         return None
 
     def others(self, request: Request) -> list[EngineSlot]:

@@ -1,5 +1,6 @@
 """What the names of the config stand for."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from .baselines import PinnedGroups, RoundRobin, SingleRequests, least_requests
@@ -10,10 +11,10 @@ from .policy import FirstComeFirstServed, LongestRemaining, Policy
 
 
 class Strategy(NamedTuple):
-    """Who goes next and where to. `whole`: requests are undivided and all sent at once, so there
-    is neither a ledger nor a limit of chunks in flight."""
+    """Who goes next, by a policy per caller, and where to. `whole`: requests are undivided and all
+    sent at once, so there is neither a ledger nor a limit of chunks in flight."""
 
-    policy: Policy
+    make_policy: Callable[[], Policy]
     placement: Placement
     whole: bool = False
 
@@ -29,14 +30,15 @@ def make_strategy(
     KeyError for a name that is none.
     """
     if name == "seer":
-        return Strategy(ContextAware(known), cache_aware)
+        return Strategy(lambda: ContextAware(known), cache_aware)
     if name == "no_context":
-        return Strategy(FirstComeFirstServed(), cache_aware)
+        return Strategy(FirstComeFirstServed, cache_aware)
     if name == "oracle":
-        return Strategy(LongestRemaining((known or KnownLengths()).true_length), cache_aware)
+        truth = known or KnownLengths()
+        return Strategy(lambda: LongestRemaining(truth.true_length), cache_aware)
     placements: dict[str, Placement] = {
         "group_round_robin": PinnedGroups(RoundRobin()),
         "group_least_loaded": PinnedGroups(least_requests),
         "request_round_robin": SingleRequests(RoundRobin()),
     }
-    return Strategy(FirstComeFirstServed(), placements[name], whole=True)
+    return Strategy(FirstComeFirstServed, placements[name], whole=True)

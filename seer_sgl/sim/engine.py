@@ -2,7 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Self
 
+from typing_extensions import override
+
+from seer_sgl.driver.engine import Engine, OnTokens
+from seer_sgl.errors import ChunkRecalled
+from seer_sgl.link.server import OnRates, OnStored
 from seer_sgl.types import (
     Chunk,
     ChunkReply,
@@ -27,7 +33,7 @@ MAX_REQUEST_SLACK = 6  # SGLang takes inputs up to max_total_num_tokens - 6
 Stored = Callable[[str, bool], None]
 
 
-class SimulatedEngine:
+class SimulatedEngine(Engine):
     """One engine. `lengths`: response tokens of each request, by uid.
 
     `stored` hears of every chunk whose KV has reached the pool (the link's message).
@@ -53,12 +59,20 @@ class SimulatedEngine:
         self._info = engine_info(engine_id, config)
 
     @property
+    @override
     def info(self) -> EngineInfo:
-        """What a server of this kind would say of itself."""
         return self._info
 
-    async def generate(self, chunk: Chunk) -> ChunkReply:
-        """Run one chunk to its end, in virtual time."""
+    @override
+    async def abort(self, chunk: Chunk) -> None:
+        self._batch.abort(chunk.request.uid, self._loop.time())
+        self._set_timer()
+        reply = self._replies.get(chunk.request.uid)
+        if reply is not None and not reply.done():
+            reply.set_exception(ChunkRecalled("a simulated chunk keeps nothing"))
+
+    @override
+    async def generate(self, chunk: Chunk, on_tokens: OnTokens | None = None) -> ChunkReply:
         job = self._job(chunk)
         if job.fetched:
             await self._fetch(job.fetched)
@@ -77,17 +91,21 @@ class SimulatedEngine:
         self._store(chunk)
         return _reply(job, self._lengths[job.uid])
 
+    @override
     async def load(self) -> EngineLoad:
-        """KV in use, and a mark that moves while it works."""
         now = self._loop.time()
         busy = len(self._batch.running) + self._batch.waiting > 0
         return EngineLoad(
             used_tokens=int(self._batch.held(now)), progress=(now,) if busy else ("idle",)
         )
 
+    @override
     async def problem(self) -> str | None:
-        """It never fails."""
         return None
+
+    @override
+    async def refresh(self) -> EngineInfo:
+        return self._info
 
     def _job(self, chunk: Chunk) -> Job:
         request = chunk.request
@@ -128,6 +146,31 @@ class SimulatedEngine:
             if reply is not None and not reply.done():
                 reply.set_result(job)
         self._set_timer()
+
+
+class SimulatedFleet:
+    """As many engines as the config asks for; it is their link as well. `lengths`: response tokens
+    of each request, by uid."""
+
+    def __init__(self, config: SimConfig, lengths: Mapping[str, int]) -> None:
+        self.on_stored: OnStored = lambda *_: None
+        self.on_rates: OnRates = lambda _: None
+        self.drafts = None
+        self.engines = [
+            SimulatedEngine(f"e{number}", config, lengths, self._stored)
+            for number in range(config.engine.count)
+        ]
+
+    @property
+    def link(self) -> Self:
+        """Where its engines report."""
+        return self
+
+    def forget(self, instance: str, uid: str, keep: int) -> None:
+        """A simulated pool has no end."""
+
+    def _stored(self, rid: str, whole: bool) -> None:
+        self.on_stored(rid, whole)
 
 
 def references(request: Request) -> int:

@@ -1,24 +1,20 @@
-"""One simulated rollout: the real loop, scheduler and recorder on the virtual clock."""
+"""One simulated rollout: the real driver and recorder on the virtual clock."""
 
 import asyncio
 import itertools
 from collections.abc import Sequence
 
-from seer_sgl.config import Config
-from seer_sgl.driver.build_scheduler import make_scheduler
-from seer_sgl.driver.engine import Engine
-from seer_sgl.driver.loop import Observer, RolloutLoop
-from seer_sgl.driver.monitor import Monitor
+from seer_sgl.driver.driver import Driver, Settings
+from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import SimulationError
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.lengths import KnownLengths
-from seer_sgl.scheduling.scheduler import Scheduler
-from seer_sgl.types import EngineInfo, Group, Prompt, Request
+from seer_sgl.types import Group, Prompt, Request
 
 from .clock import run_virtually
 from .config import SimConfig
-from .engine import SimulatedEngine
+from .engine import SimulatedFleet
 from .tokens import ids, logprobs
 from .workload import Responses
 
@@ -47,64 +43,50 @@ async def _roll_out(
     prior: KnownLengths | None,
     observers: Sequence[Observer],
 ) -> Recorder:
-    clock = asyncio.get_running_loop().time
     groups = make_groups(responses, config.workload.lengths.max)
-    lengths = true_lengths(groups, responses)
-
-    def stored(rid: str, whole: bool) -> None:
-        loop.stored(rid, whole)
-
-    engines = [
-        SimulatedEngine(f"e{i}", config, lengths, stored) for i in range(config.engine.count)
-    ]
-    infos = [engine.info for engine in engines]
+    fleet = SimulatedFleet(config, true_lengths(groups, responses))
     known = truth(responses) if config.scheduling.policy == "oracle" else prior
-    scheduler = assemble(config, infos, known)
-    by_id: dict[str, Engine] = {engine.info.engine_id: engine for engine in engines}
-    loop = RolloutLoop(scheduler, by_id, clock, lambda _, reply: reply)
-    monitor = Monitor(
-        [(slot, by_id[slot.engine_id]) for slot in scheduler.engines],
-        loop,
-        stall_timeout_s=FOREVER_S,
-        recovery_timeout_s=FOREVER_S,
-        poll_s=POLL_S,
-    )
+    infos = [engine.info for engine in fleet.engines]
     recorder = Recorder("simulated", SEED, infos, groups, 0.0)
-    run = loop.submit(groups, [recorder, *observers])
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            watch = _stand_still(scheduler)
-            work = [tasks.create_task(each) for each in (loop.run(), monitor.run(), watch)]
-            for _ in groups:
-                await run.done.get()
-            for task in work:
-                task.cancel()
-    except* SimulationError as failures:
-        raise failures.exceptions[0] from None
+    clock = asyncio.get_running_loop().time
+    async with Driver.over(fleet, driver_settings(config, known), clock) as driver:
+        run = driver.submit(groups, [recorder, *observers])
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watch = tasks.create_task(_stand_still(driver))
+                async for _ in run:
+                    pass
+                watch.cancel()
+        except* SimulationError as failures:
+            raise failures.exceptions[0] from None
     return recorder
 
 
-async def _stand_still(scheduler: Scheduler) -> None:
+async def _stand_still(driver: Driver) -> None:
     """Raise SimulationError when nothing can happen any more. Without that time would pass for
     ever, because the monitor always has a next look."""
     while True:
         await asyncio.sleep(POLL_S)
-        busy = any(slot.inflight for slot in scheduler.engines)
-        if not busy and scheduler.wake_at is None:
+        if driver.stands_still:
             raise SimulationError("the simulation stands still: no engine takes what is left")
 
 
-def assemble(
-    config: SimConfig, infos: Sequence[EngineInfo], known: KnownLengths | None
-) -> Scheduler:
-    """The scheduler a rollout with these settings would have. Rates are known from the start."""
+def driver_settings(config: SimConfig, known: KnownLengths | None) -> Settings:
+    """Returns the settings of a driver in virtual time. Rates are known from the start."""
     pool, engine = config.pool, config.engine
     costs = Costs(
         prefill_tok_s=engine.prefill_tok_s,
         fetch_tok_s=pool.gb_s * 1e9 / engine.kv_bytes_per_token,
         latency_s=pool.latency_ms * 1e-3,
     )
-    return make_scheduler(Config(scheduling=config.scheduling), infos, costs=costs, known=known)
+    return Settings(
+        scheduling=config.scheduling,
+        stall_timeout_s=FOREVER_S,
+        recovery_timeout_s=FOREVER_S,
+        poll_s=POLL_S,
+        known=known,
+        costs=costs,
+    )
 
 
 def true_lengths(groups: Sequence[Group], responses: Sequence[Responses]) -> dict[str, int]:

@@ -10,11 +10,11 @@ import pytest
 
 from seer_sgl.config import parse
 from seer_sgl.driver.checks import check_engines
-from seer_sgl.driver.draft_groups import DraftKeeper
+from seer_sgl.driver.draft_groups import HISTORY_FROM, DraftKeeper
 from seer_sgl.errors import ConfigError
 from seer_sgl.rollout.history import History, read_history
 from seer_sgl.types import Chunk, Group, Move
-from tests.helpers import make_group
+from tests.helpers import LEFT, make_group
 from tests.report.test_report import info
 
 IDS = list(range(10))  # of make_group's prompts
@@ -49,7 +49,8 @@ def send(keeper: DraftKeeper, group: Group, index: int) -> None:
 
 def finish(keeper: DraftKeeper, group: Group, index: int) -> None:
     group.requests[index].finish("stop", None, 1.0)
-    keeper.finished(group.requests[index])
+    if group.complete:
+        keeper.closed(group, None)
 
 
 def test_a_group_is_over_when_its_last_request_is() -> None:
@@ -65,10 +66,10 @@ def test_a_group_is_over_when_its_last_request_is() -> None:
 def test_a_group_that_is_given_up_is_over_once_and_one_that_never_began_is_not_mentioned() -> None:
     hub, group = FakeHub(), make_group("g", n=2)
     keeper = DraftKeeper(hub)
-    keeper.given_up(make_group("never sent"))
+    keeper.closed(make_group("never sent"), LEFT)
     send(keeper, group, 0)
-    keeper.given_up(group)
-    keeper.given_up(group)
+    keeper.closed(group, LEFT)
+    keeper.closed(group, LEFT)
     assert hub.heard == ["g"]
 
 
@@ -81,7 +82,7 @@ def test_history_comes_with_the_first_chunk_as_sequences_after_the_groups_own() 
     keeper = DraftKeeper(hub, history.of)
     send(keeper, group, 1)
     send(keeper, group, 0)
-    assert hub.heard == [("g", 2, [5]), ("g", 3, [6])]
+    assert hub.heard == [("g", HISTORY_FROM, [5]), ("g", HISTORY_FROM + 1, [6])]
 
 
 def test_samples_are_found_by_their_prompt(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from seer_sgl import Rollout
 from seer_sgl.config import UNDIVIDED
 from seer_sgl.config.tree import PolicyName
 from seer_sgl.driver import monitor
-from seer_sgl.driver.loop import Observer
+from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
 from seer_sgl.rollout.samples import SampleWriter
 from seer_sgl.types import Chunk, ChunkResult, Group
 from tests.fake_sglang import FakeSGLang, response_of, serving
+from tests.helpers import Returns
 from tests.link.test_link import until
 
 PROMPTS: list[dict[str, Any]] = [
@@ -109,7 +110,7 @@ async def test_the_oracle_without_a_length_of_every_sample_is_refused(tmp_path: 
             await all_groups(rollout)
 
 
-class FirstWave(Observer):
+class FirstWave(Returns):
     """Counts the chunks that are sent before one comes back."""
 
     def __init__(self) -> None:
@@ -130,7 +131,7 @@ async def test_what_others_use_on_an_engine_is_not_promised_and_their_leaving_is
     fake = FakeSGLang(max_total_num_tokens=200, foreign_tokens=180, delay_s=0.03)
     crowded, alone = FirstWave(), FirstWave()
     async with rolling(fake) as rollout:
-        (slot,) = rollout._loop._scheduler.engines
+        (slot,) = rollout.driver._scheduler.engines
         assert slot.ledger is not None
         feedback = slot.ledger.feedback
         await until(lambda: feedback.usable == 20)
@@ -262,13 +263,14 @@ async def test_responses_cut_by_the_context_are_announced() -> None:
     assert sum("4 of 4 prompts leave less than max_new_tokens = 60" in a for a in announced) == 1
 
 
-async def test_a_prompt_that_is_under_way_cannot_be_sent_again() -> None:
-    async with rolling(FakeSGLang(delay_s=0.05)) as rollout:
+async def test_two_callers_may_give_equal_ids_and_one_may_leave() -> None:
+    async with rolling(FakeSGLang(delay_s=0.01)) as rollout:
         first = rollout.run(PROMPTS)
         await anext(first)
-        with pytest.raises(PromptError, match="is being rolled out already"):
-            await anext(rollout.run(PROMPTS))
+        second = rollout.run([{**prompt, "sampling": {"max_new_tokens": 9}} for prompt in PROMPTS])
+        groups = [await anext(second)]
         await first.aclose()
+        check([*groups, *[group async for group in second]], limit=9)
 
 
 async def test_bad_prompts_send_nothing() -> None:

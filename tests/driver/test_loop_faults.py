@@ -12,13 +12,14 @@ import pytest
 
 from seer_sgl import Rollout
 from seer_sgl.driver import monitor
-from seer_sgl.driver.loop import Observer
 from seer_sgl.driver.monitor import StallClock
+from seer_sgl.driver.observer import Observer
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import EngineStartError, RolloutError
-from seer_sgl.types import ChunkResult, Group
+from seer_sgl.types import ChunkResult, Failure, FailureKind, Group
 from tests.fake_sglang import VOCAB, FakeSGLang
 from tests.garbage import GARBAGE
+from tests.helpers import Returns
 
 from .test_loop import PROMPTS, all_groups, check, rolling
 
@@ -216,14 +217,14 @@ async def test_a_driver_that_was_stopped_gives_no_engine_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(monitor, "POLL_S", 0.02)
-    monkeypatch.setattr("seer_sgl.engine.client.CONTROL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("seer_sgl.engine.describe.CONTROL_TIMEOUT_S", 0.5)
 
     class Slow(FakeSGLang):
         async def loads(self, http: Any) -> Any:
             await asyncio.sleep(0.2)
             return await super().loads(http)
 
-    class Stopper(Observer):
+    class Stopper(Returns):
         """Keeps the whole process from running for a while, as SIGSTOP does."""
 
         stops = 3
@@ -244,8 +245,10 @@ async def test_leaving_early_aborts_what_is_in_flight_and_the_next_run_is_clean(
         def __init__(self) -> None:
             self.groups: list[Group] = []
 
-        def given_up(self, group: Group) -> None:
-            self.groups.append(group)
+        def closed(self, group: Group, failure: Failure | None) -> None:
+            if failure is not None:
+                assert failure.kind is FailureKind.LEFT
+                self.groups.append(group)
 
     fake, watcher = FakeSGLang(delay_s=0.02), Watcher()
     async with rolling(fake) as rollout:
@@ -254,7 +257,7 @@ async def test_leaving_early_aborts_what_is_in_flight_and_the_next_run_is_clean(
         given_up = {group.group_id for group in watcher.groups}
         assert complete.group_id not in given_up
         assert len(given_up) == len(watcher.groups) >= 1
-        assert all(group.withdrawn and not group.finished for group in watcher.groups)
+        assert all(group.withdrawn and not group.complete for group in watcher.groups)
         fake.delay_s = 0.0
         check(await all_groups_with_new_seed(rollout))
         assert rollout.report()["samples"] == 16
@@ -273,8 +276,8 @@ async def test_other_prompts_under_the_same_ids_after_leaving_early() -> None:
             prompts = [{"prompt_ids": [5] * (300 if turn % 2 else 10)}] * 4
             async with contextlib.aclosing(rollout.run(prompts)) as groups:
                 assert len((await asyncio.wait_for(anext(groups), 60)).samples) == 4
-        slots = list(rollout._loop._scheduler.engines)
-        await rollout._loop.settle()
+        slots = list(rollout.driver._scheduler.engines)
+        await rollout.driver._loop.settle()
         await asyncio.sleep(0)
         assert [(slot.inflight, slot.ledger and slot.ledger.used) for slot in slots] == [(0, 0)]
 
@@ -316,7 +319,7 @@ async def test_a_run_closed_before_its_chunks_started_leaves_nothing_reserved() 
             first.cancel()
             await asyncio.wait({first})
         check(await all_groups(rollout))
-        slots = list(rollout._loop._scheduler.engines)
+        slots = list(rollout.driver._scheduler.engines)
         assert [(slot.inflight, slot.ledger and slot.ledger.used) for slot in slots] == [(0, 0)]
 
 
@@ -330,8 +333,8 @@ async def test_an_engine_that_cannot_be_joined_is_named(monkeypatch: pytest.Monk
 
 async def test_a_program_error_in_the_loop_reaches_the_caller() -> None:
     async with rolling(FakeSGLang()) as rollout:
-        rollout._loop._amend = lambda *_: 1 / 0  # type: ignore[assignment]
-        with pytest.raises(BaseExceptionGroup, match="unhandled errors"):
+        rollout.driver._loop._amend = lambda *_: 1 / 0  # type: ignore[assignment]
+        with pytest.raises(RolloutError, match="the driver failed: ZeroDivisionError"):
             await asyncio.wait_for(all_groups(rollout), 60)
 
 

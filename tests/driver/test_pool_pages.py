@@ -8,7 +8,7 @@ import pytest
 
 from seer_sgl.driver.pool_pages import PageReleaser, common_prefix
 from seer_sgl.types import Chunk, Group, Move
-from tests.helpers import make_group
+from tests.helpers import LEFT, made_sample, make_group
 from tests.report.test_report import info
 
 
@@ -36,7 +36,7 @@ def say(group: Group, index: int, *ids: int) -> None:
 
 def finish(pages: PageReleaser, group: Group, index: int) -> None:
     group.requests[index].finish("stop", None, 1.0)
-    pages.finished(group.requests[index])
+    pages.finished(group.requests[index], made_sample(group.requests[index]))
 
 
 def goes_on(pages: PageReleaser, group: Group, index: int) -> None:
@@ -94,7 +94,7 @@ def test_a_group_that_was_given_up_leaves_its_prompt_only() -> None:
     say(group, 0, 1, 2)
     say(group, 1, 1, 2, 3)
     finish(pages, group, 0)
-    pages.given_up(group)
+    pages.closed(group, LEFT)
     assert link.forgotten == [("i", "g.0", 10), ("i", "g.1", 10)]
     goes_on(pages, group, 1)
     assert len(link.forgotten) == 2

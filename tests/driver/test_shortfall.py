@@ -95,7 +95,7 @@ async def test_a_chunk_that_all_others_overtake_is_left_where_it_runs(
     slow = FakeSGLang(faults=deque(["ok", "stall"]), decodes_on=True)
     async with rolling(slow) as rollout:
         rolled = asyncio.create_task(all_groups(rollout))
-        (engine,) = rollout._loop._scheduler.engines
+        (engine,) = rollout.driver._scheduler.engines
         await until(lambda: engine.completed > 16 and engine.inflight == 1)
         looks = slow.foreign_steps
         await until(lambda: slow.foreign_steps > looks + 3 * QUIET_LOOKS)

@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from seer_sgl import Rollout
-from seer_sgl.driver.loop import Observer
+from seer_sgl.driver.observer import Observer
 from seer_sgl.types import Chunk, ChunkResult, Move, Request, Sample
 from tests.e2e.conftest import HELD_OUT
+from tests.helpers import Returns
 
 LOGPROB_TOLERANCE = 1e-4
 Samples = dict[tuple[str, int], Sample]
 
 
-class Migrations(Observer):
+class Migrations(Returns):
     """How many input tokens of each chunk that moved were computed again, and why."""
 
     def __init__(self) -> None:
@@ -34,11 +35,11 @@ class Migrations(Observer):
             self._incomplete.add(request.uid)
 
     def returned(self, result: ChunkResult) -> None:
-        """A chunk came back; its request has not grown yet."""
+        """A chunk came back."""
         if result.reply is None:
             self._incomplete.add(result.chunk.request.uid)
         elif result.chunk.migrated:
-            again = result.chunk.request.total_len - result.reply.cached
+            again = result.chunk.input_len - result.reply.cached
             self.recomputed.append(again)
             if result.chunk.move is Move.FETCH:
                 self.recomputed_after_fetch.append(again)

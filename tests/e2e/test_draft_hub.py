@@ -16,7 +16,6 @@ import yaml
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
 from seer_sgl.draft.hub import MAX_GROUPS
-from seer_sgl.driver.loop import Observer
 from seer_sgl.engine import wire
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.processes import free_port
@@ -25,6 +24,7 @@ from tests.e2e.compare import Samples, assert_identical, by_key, roll
 from tests.e2e.conftest import HELD_OUT, MODEL, servers, two_cores, two_urls
 from tests.e2e.hub import attack, hub_process, relay
 from tests.e2e.test_pool import SGLANG, local
+from tests.helpers import Returns
 
 pytestmark = pytest.mark.own_engines
 
@@ -90,7 +90,7 @@ async def test_without_their_hub_engines_draft_from_what_they_have(
     assert [engine["received_tokens"] for engine in drafting["engines"]] == [0, 0]
 
 
-class Aborts(Observer):
+class Aborts(Returns):
     """Aborts chunks from outside at random moments, and counts what becomes of them."""
 
     def __init__(self, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ async def test_aborts_from_outside_cost_a_step_each_and_change_no_token(
     assert drawn == report["response_tokens"], "nothing that was kept was drawn again"
 
 
-class Gate(Observer):
+class Gate(Returns):
     """Counts chunks, knows their groups, and lets none go out while it is shut."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, shut_after: int) -> None:
@@ -163,9 +163,9 @@ class Gate(Observer):
         self._open.set()
         generate = HttpEngine.generate
 
-        async def gated(engine: HttpEngine, chunk: Chunk) -> ChunkReply:
+        async def gated(engine: HttpEngine, chunk: Chunk, *rest: Any) -> ChunkReply:
             await self._open.wait()
-            return await generate(engine, chunk)
+            return await generate(engine, chunk, *rest)
 
         monkeypatch.setattr(HttpEngine, "generate", gated)
 
@@ -201,7 +201,7 @@ async def all_groups(run: AsyncIterator[Group]) -> list[Group]:
 
 async def received(rollout: Rollout) -> int:
     """Tokens that the engines have had from the hub since they started."""
-    facts = [await engine.drafting() for engine in rollout._drafters]
+    facts = [await engine.drafting() for engine in rollout._opened.fleet.engines]
     return sum(one["replica"]["received_tokens"] for one in facts if one is not None)
 
 

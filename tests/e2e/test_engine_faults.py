@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from seer_sgl.driver import monitor
-from seer_sgl.driver.loop import Observer
 from seer_sgl.engine.client import REFUSALS
 from seer_sgl.engine.wire import Loads, refusal
 from seer_sgl.types import Chunk, ChunkResult, EngineLoad
 from tests.e2e.compare import Samples, assert_identical, roll
 from tests.e2e.conftest import external
+from tests.helpers import Returns
 
 pytestmark = pytest.mark.shared_engines
 
@@ -26,12 +26,12 @@ DIGITS = "( [0-9]){400} ok"
 SAMPLES = 8
 
 
-class Sent(Observer):
+class Sent(Returns):
     """Notes when all requests are in flight, and what came back without effect."""
 
     def __init__(self) -> None:
         self.all = asyncio.Event()
-        self.lost: list[str] = []
+        self.errors: list[str] = []
         self._sent = 0
 
     def sent(self, chunk: Chunk, now: float) -> None:
@@ -41,7 +41,7 @@ class Sent(Observer):
 
     def returned(self, result: ChunkResult) -> None:
         if result.error is not None:
-            self.lost.append(str(result.error))
+            self.errors.append(str(result.error))
 
 
 async def abort_all(urls: list[str], sent: Sent) -> None:
@@ -81,9 +81,11 @@ async def test_grammars_aborted_in_the_middle_give_the_responses_of_an_undisturb
     aborted: Samples
     aborted, report = rolled.result()
     assert plain["lost_chunks"] == 0
-    assert report["lost_chunks"] == len(sent.lost) >= SAMPLES, "some moved before the second abort"
-    kept = [re.search(r"\(abort\) after (\d+) of 500 tokens", line) for line in sent.lost]
-    assert all(found is not None and 0 < int(found[1]) < 400 for found in kept), sent.lost
+    assert report["lost_chunks"] == len(sent.errors) >= SAMPLES, (
+        "some moved before the second abort"
+    )
+    kept = [re.search(r"\(abort\) after (\d+) of 500 tokens", line) for line in sent.errors]
+    assert all(found is not None and 0 < int(found[1]) < 400 for found in kept), sent.errors
     assert_identical(undisturbed, aborted)
     for sample in aborted.values():
         assert re.fullmatch(DIGITS, f" {(sample.text or '').strip()}"), sample.text
@@ -115,7 +117,7 @@ async def test_a_request_that_sglang_refuses_is_known_by_its_answer(
             assert refusal(await reply.read()) is None
 
 
-class Counts(Observer):
+class Counts(Returns):
     """Pairs each count of an engine's requests with the chunks it has in flight."""
 
     def __init__(self) -> None:

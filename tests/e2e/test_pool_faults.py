@@ -15,13 +15,14 @@ import pytest
 
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
-from seer_sgl.driver.loop import Observer
+from seer_sgl.driver.observer import Observer
 from seer_sgl.kvpool.node import P2P
 from seer_sgl.processes import free_port
 from seer_sgl.types import Chunk, ChunkResult
 from tests.e2e.compare import Samples, assert_identical, by_key
 from tests.e2e.conftest import HELD_OUT
 from tests.e2e.test_pool import WARM_UP_OBJECTS, local, pooled
+from tests.helpers import Returns
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.timeout(1800)]
 
@@ -30,7 +31,7 @@ SHORT = {"max_response_len": 1000}
 AFTER_CHUNKS = 40  # of a run of some 150: KV is in the pool, and much is left to do
 
 
-class Strike(Observer):
+class Strike(Returns):
     """Does something terrible once, after so many chunks; with `engine`, while it has one to lose.
 
     A chunk is lost for certain if it was sent just before.

@@ -14,14 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seer_sgl.engine import client, wire
-from seer_sgl.engine.client import (
-    PROBES,
-    HttpEngine,
-    describe,
-    described,
-    open_session,
-    probing_socket,
-)
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine.describe import describe, described
+from seer_sgl.engine.session import PROBES, open_session, probing_socket
 from seer_sgl.errors import BadReply, EngineStartError, EngineUnavailable, RequestRejected
 from seer_sgl.types import Chunk, EngineInfo, Move, Request, Sampling
 from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving
@@ -127,7 +122,7 @@ class Canned(HttpEngine):
     async def _call(self, *_: object, **__: object) -> bytes:
         return self.reply
 
-    async def _look(self) -> None:
+    async def _keep_up(self) -> None:
         with contextlib.suppress(EngineUnavailable, EngineStartError):
             described(self.reply, "e0", "u")
 
@@ -321,7 +316,7 @@ async def test_the_kernel_probes_the_connections_of_silent_chunks(
         used.append(probing_socket(address))
         return used[-1]
 
-    monkeypatch.setattr("seer_sgl.engine.client.probing_socket", remembered)
+    monkeypatch.setattr("seer_sgl.engine.session.probing_socket", remembered)
     fake = FakeSGLang(faults=deque(["stall"]))
     async with joined(fake) as engine:
         chunk = asyncio.create_task(engine.generate(chunk_of(make_group(n=1).requests[0])))

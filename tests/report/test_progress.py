@@ -9,7 +9,7 @@ from rich.console import Console
 from seer_sgl.report import progress
 from seer_sgl.report.progress import Progress
 from seer_sgl.types import Chunk, ChunkResult, EngineLoad, Move
-from tests.helpers import make_group, make_reply
+from tests.helpers import made_sample, make_group, make_reply
 
 from .test_report import info
 
@@ -32,9 +32,10 @@ def half_done() -> Progress:
     ]
     for chunk in chunks:
         shown.sent(chunk, 0.0)
-    shown.returned(ChunkResult(chunk=chunks[0], now=1.0, reply=make_reply(10)))
+    shown.grown(ChunkResult(chunk=chunks[0], now=1.0, reply=make_reply(10)))
     requests[0].finish("stop", None, 1.0)
-    shown.finished(requests[0])
+    shown.finished(requests[0], made_sample(requests[0]))
+    shown.closed(requests[0].group, None)
     shown.loaded("b", EngineLoad(used_tokens=100, progress=()), 1.0)
     return shown
 
@@ -81,5 +82,5 @@ def test_the_tail_clock_starts_with_the_last_tenth() -> None:
     shown = half_done()
     last = make_group("z", n=1).requests[0]
     last.finish("stop", None, 2.0)
-    shown.finished(last)
+    shown.finished(last, made_sample(last))
     assert "tail 0." in shown.line()

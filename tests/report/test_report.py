@@ -9,7 +9,7 @@ from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import quantile, report, tail_begin
 from seer_sgl.report.timeline import draw_timeline
 from seer_sgl.types import Chunk, ChunkResult, EngineInfo, EngineLoad, Move, Request
-from tests.helpers import make_group, make_reply
+from tests.helpers import made_sample, make_group, make_reply
 
 
 def info(engine_id: str) -> EngineInfo:
@@ -36,7 +36,7 @@ def chunk_on(engine_id: str, request: Request, migrated: bool = False) -> Chunk:
         engine_id=engine_id,
         rid="r/",
         max_new_tokens=10,
-        kv_tokens=20,
+        kv_tokens=request.total_len + 10,
         move=Move.STAY,
         migrated=migrated,
     )
@@ -58,19 +58,20 @@ def record() -> Recorder:
     def give_back(chunk: Chunk, at: float, cached: int, retractions: int = 0) -> None:
         reply = make_reply(10)
         reply.cached_device, reply.retractions = cached, retractions
-        record.returned(ChunkResult(chunk=chunk, now=100.0 + at, reply=reply))
         chunk.request.append(reply)
         chunk.request.engines.append(chunk.engine_id)
+        record.grown(ChunkResult(chunk=chunk, now=100.0 + at, reply=reply))
 
     first, other = send("a", long, 0.0), send("a", short, 0.0)
     give_back(other, 1.0, cached=9)
     short.finish("stop", 3, 101.0)
-    record.finished(short)
+    record.finished(short, made_sample(short))
     give_back(first, 2.0, cached=0)
     # Input of 20 tokens, of which 19 could have been cached.
     give_back(send("b", long, 2.0), 4.0, cached=12, retractions=1)
     long.finish("length", None, 104.0)
-    record.finished(long)
+    record.finished(long, made_sample(long))
+    record.closed(group, None)
     record.loaded("b", EngineLoad(used_tokens=50, progress=()), 103.0)
     return record
 
@@ -108,7 +109,7 @@ def test_a_lost_chunk_is_counted_and_nothing_else(record: Recorder) -> None:
     before = report(record)
     chunk = chunk_on("a", make_group("other").requests[0])
     record.sent(chunk, 104.0)
-    record.returned(ChunkResult(chunk=chunk, now=104.0, error=OSError("gone")))
+    record.lost(ChunkResult(chunk=chunk, now=104.0, error=OSError("gone")))
     after = report(record)
     assert after["lost_chunks"] == before["lost_chunks"] + 1
     assert after["chunks"] == before["chunks"]
@@ -155,7 +156,7 @@ def test_an_engine_that_was_never_needed_is_in_the_report() -> None:
     request = make_group(n=1).requests[0]
     record.sent(chunk_on("a", request), 1.0)
     request.finished_at = 5.0
-    record.finished(request)
+    record.finished(request, made_sample(request))
     engines = {engine["engine_id"]: engine for engine in report(record)["engines"]}
     assert engines["a"]["mean_inflight"] == pytest.approx(0.8)
     assert engines["b"]["mean_inflight"] == engines["b"]["chunks"] == 0

@@ -1,5 +1,8 @@
 """The systems Seer is compared with: whole groups, pinned, all sent at once."""
 
+import gc
+from weakref import WeakKeyDictionary
+
 import pytest
 
 from seer_sgl.errors import EngineUnavailable
@@ -7,15 +10,19 @@ from seer_sgl.scheduling.fleet import UNLIMITED, EngineSlot
 from seer_sgl.scheduling.placement import CacheAware
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.scheduling.strategy import make_strategy
-from seer_sgl.types import Chunk, ChunkResult, Move
-from tests.helpers import make_group, make_reply
+from seer_sgl.types import Chunk, ChunkResult, Group, Move
+from tests.helpers import LEFT, make_group, make_reply
 
 
 def baseline(name: str, engines: int = 3) -> Scheduler:
     strategy = make_strategy(name, CacheAware())
     assert strategy.whole
     scheduler = Scheduler(
-        10, divide=False, policy=strategy.policy, placement=strategy.placement, patience_s=0.0
+        10,
+        divide=False,
+        make_policy=strategy.make_policy,
+        placement=strategy.placement,
+        patience_s=0.0,
     )
     for i in range(engines):
         scheduler.add_engine(EngineSlot(f"e{i}", None, UNLIMITED))
@@ -89,7 +96,14 @@ def test_what_an_engine_lost_goes_to_another_and_no_pin_is_left(name: str) -> No
     assert len(again) == 3
     assert engines_by_group(again)["g"].isdisjoint({home})
     assert {chunk.move for chunk in again if chunk.migrated} == {Move.PREFILL}
-    assert not scheduler._placement._pins  # type: ignore[attr-defined]
+    pins: WeakKeyDictionary[Group, EngineSlot] = scheduler._placement._pins  # type: ignore[attr-defined]
+    assert list(pins) == [group]
+    scheduler.withdraw(group, LEFT)
+    for chunk in again:
+        scheduler.complete(ChunkResult(chunk=chunk, now=1.0, error=EngineUnavailable("gone")))
+    del group, first, again, chunk
+    gc.collect()
+    assert not pins
 
 
 def test_what_is_still_to_be_sent_does_not_wait_for_an_engine_that_went_away() -> None:

@@ -8,7 +8,7 @@ from seer_sgl.scheduling.parking import Parking
 from seer_sgl.scheduling.placement import Placed, Verdict
 from seer_sgl.scheduling.scheduler import STORE_PATIENCE_S, Scheduler
 from seer_sgl.types import Chunk, ChunkResult, Group, Move, Request
-from tests.helpers import make_group, make_reply
+from tests.helpers import LEFT, make_group, make_reply
 
 
 def test_a_request_that_left_and_came_back_waits_until_its_new_time() -> None:
@@ -185,7 +185,7 @@ def test_a_second_acknowledgement_does_not_send_a_request_twice(scheduler: Sched
 
 def test_a_withdrawn_groups_waiting_request_is_forgotten(scheduler: Scheduler) -> None:
     group, chunk = parked(scheduler)
-    scheduler.withdraw(group)
+    scheduler.withdraw(group, LEFT)
     assert scheduler.wake_at is None
     assert scheduler.stored(chunk.rid, True) is None
     assert scheduler.next_assignment(99.0) is None

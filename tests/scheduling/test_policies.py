@@ -234,6 +234,7 @@ def test_nothing_is_kept_of_groups_that_have_ended() -> None:
     for group in groups:
         for request in group.requests:
             end(policy, request, 10)
+        policy.withdraw(group)
     assert not policy._groups
     assert policy.peek() is None
     assert not policy._queue

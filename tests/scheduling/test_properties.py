@@ -5,13 +5,14 @@ new groups and withdrawals, for every policy.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seer_sgl.errors import EngineUnavailable, RequestRejected
+from seer_sgl.errors import ChunkRecalled, EngineUnavailable, RequestRejected
 from seer_sgl.sampling import NEUTRAL, Sampling
 from seer_sgl.scheduling.context_aware import ContextAware
 from seer_sgl.scheduling.fleet import UNLIMITED, EngineSlot
@@ -21,7 +22,7 @@ from seer_sgl.scheduling.placement import CacheAware
 from seer_sgl.scheduling.scheduler import STORE_PATIENCE_S, Scheduler
 from seer_sgl.scheduling.strategy import Strategy, make_strategy
 from seer_sgl.types import Chunk, ChunkResult, EngineLoad, Group, Request, RequestState
-from tests.helpers import UNDIVIDABLE, make_group, make_reply
+from tests.helpers import LEFT, UNDIVIDABLE, make_group, make_reply
 
 POLICIES = [
     "seer",
@@ -39,6 +40,7 @@ EVENTS = st.lists(
                 *["length", "stop", "length", "abort", "empty abort", "retracted", "lost"],
                 *["refused", "refused", "look"],
                 *["down", "up", "join", "load", "submit", "withdraw", "stored", "wait"],
+                *["grow", "grow", "no more", "aborted", "recalled", "leave", "new weights"],
             ]
         ),
         st.integers(0, 10_000),
@@ -59,8 +61,12 @@ class World:
     inflight: list[Chunk] = field(default_factory=list)
     ended: Counter[str] = field(default_factory=Counter)  # by request uid
 
+    callers: int = 3
+    joined: int = 0
+    leaving: set[str] = field(default_factory=set)
+
     def join(self) -> None:
-        number = len(list(self.scheduler.engines))
+        number, self.joined = self.joined, self.joined + 1
         slot = EngineSlot(f"e{number}", KVLedger(CAPACITY, 1 + 15 * (number % 2)), 4, "pool")
         if self.whole:
             slot = EngineSlot(f"e{number}", None, UNLIMITED)
@@ -70,8 +76,19 @@ class World:
         group = make_group(
             f"g{len(self.groups)}", n=n, prompt_len=5 + 2 * (n % 3), sampling=self.sampling
         )
+        group.caller = f"caller {len(self.groups) % self.callers}"
+        group.growing = len(self.groups) % 4 == 1
         self.groups.append(group)
         self.scheduler.submit(group)
+
+    def grow(self, group: Group) -> None:
+        if group.growing and len(group.requests) < 8:
+            more = make_group(group.group_id, n=len(group.requests) + 1).requests[-1]
+            more.group = group
+            self.scheduler.grow(group, [more])
+        elif not group.growing:
+            with pytest.raises(ValueError, match="does not grow"):
+                self.scheduler.grow(group, [])
 
     def dispatch(self) -> None:
         while (chunk := self.scheduler.next_assignment(self.now)) is not None:
@@ -89,8 +106,13 @@ class World:
 
     def end(self, event: str, pick: int) -> None:
         chunk = self.inflight.pop(pick % len(self.inflight))
-        if event in ("lost", "refused"):
-            error = RequestRejected("no") if event == "refused" else EngineUnavailable("gone")
+        errors = {
+            "lost": EngineUnavailable("gone"),
+            "refused": RequestRejected("no"),
+            "recalled": ChunkRecalled("paused"),
+        }
+        if event in errors:
+            error = errors[event]
             result = ChunkResult(chunk=chunk, now=self.now, error=error)
         else:
             share = {"abort": 0.5, "empty abort": 0.0}.get(event, 1.0)
@@ -99,35 +121,63 @@ class World:
             reply.retractions = int(event == "retracted")
             result = ChunkResult(chunk=chunk, now=self.now, reply=reply)
         self.scheduler.complete(result)
+        self.leave_if_empty()
         self.ended[chunk.request.uid] += chunk.request.state is RequestState.FINISHED
+
+    def leave(self, engine_id: str) -> None:
+        if len(list(self.scheduler.engines)) - len(self.leaving) > 1:
+            self.scheduler.drain(engine_id)
+            self.leaving.add(engine_id)
+            self.leave_if_empty()
+
+    def abort(self, request: Request) -> None:
+        finished, inflight = request.state is RequestState.FINISHED, request.state
+        at_once = self.scheduler.abort(request, self.now)
+        assert at_once is (inflight is not RequestState.RUNNING)
+        if at_once and not finished and not request.group.withdrawn:
+            assert request.finish_reason == "abort"
+            self.ended[request.uid] += 1
+
+    def leave_if_empty(self) -> None:
+        for slot in list(self.scheduler.engines):
+            if slot.engine_id in self.leaving and not slot.inflight:
+                self.scheduler.remove_engine(slot.engine_id)
+                self.leaving.discard(slot.engine_id)
 
     def step(self, event: str, pick: int) -> None:
         slots = list(self.scheduler.engines)
         engine_id = slots[pick % len(slots)].engine_id
-        self.now += 0.01
-        if event in ("down", "up"):
-            self.scheduler.set_available(engine_id, event == "up")
-        elif event == "join":
-            self.join()
-        elif event == "load":
-            load = EngineLoad(used_tokens=pick % (2 * CAPACITY), progress=())
-            self.scheduler.loaded(engine_id, load)
-        elif event == "submit":
-            self.submit(1 + pick % 4)
-        elif event == "withdraw":
-            self.scheduler.withdraw(self.groups[pick % len(self.groups)])
-        elif event == "look":
-            self.scheduler.looked(30.0)
-        elif event == "wait":
-            self.now += STORE_PATIENCE_S
-        elif event == "stored":
-            requests = [request for group in self.groups for request in group.requests]
-            self.scheduler.stored(requests[pick % len(requests)].rid, bool(pick % 3))
+        group = self.groups[pick % len(self.groups)]
+        requests = [request for group in self.groups for request in group.requests]
+        load = EngineLoad(used_tokens=pick % (2 * CAPACITY), progress=())
+        happen: dict[str, Callable[[], object]] = {
+            "down": lambda: self.scheduler.set_available(engine_id, False),
+            "up": lambda: self.scheduler.set_available(engine_id, True),
+            "join": self.join,
+            "leave": lambda: self.leave(engine_id),
+            "load": lambda: self.scheduler.loaded(engine_id, load),
+            "submit": lambda: self.submit(1 + pick % 4),
+            "grow": lambda: self.grow(group),
+            "no more": lambda: self.scheduler.complete_group(group),
+            "aborted": lambda: self.abort(requests[pick % len(requests)]),
+            "new weights": self.scheduler.forget_kv,
+            "withdraw": lambda: self.scheduler.withdraw(group, LEFT),
+            "look": lambda: self.scheduler.looked(30.0),
+            "wait": lambda: None,
+            "stored": lambda: self.scheduler.stored(
+                requests[pick % len(requests)].rid, bool(pick % 3)
+            ),
+        }
+        self.now += STORE_PATIENCE_S if event == "wait" else 0.01
+        if event in happen:
+            happen[event]()
         elif self.inflight:
             self.end(event, pick)
 
     def finish(self) -> None:
-        """From now on everything goes well."""
+        """From now on everything goes well, and nothing is added."""
+        for group in self.groups:
+            self.scheduler.complete_group(group)
         for slot in self.scheduler.engines:
             self.scheduler.set_available(slot.engine_id, True)
         for _ in range(100_000):
@@ -158,7 +208,7 @@ def test_every_request_ends_exactly_once_and_every_promise_is_taken_back(
     scheduler = Scheduler(
         chunk_tokens,
         divide=not made.whole,
-        policy=made.policy,
+        make_policy=made.make_policy,
         placement=made.placement,
     )
     world = World(scheduler, made.whole, NEUTRAL if continues else UNDIVIDABLE)
@@ -171,18 +221,15 @@ def test_every_request_ends_exactly_once_and_every_promise_is_taken_back(
         world.step(event, pick)
     world.finish()
     for group in world.groups:
-        assert group.withdrawn or group.finished
+        assert group.withdrawn or group.complete
         for request in group.requests:
             assert world.ended[request.uid] == (request.state is RequestState.FINISHED)
             assert request.generated <= request.max_response_len
-            assert continues or len(request.engines) == (request.finish_reason is not None)
+            assert continues or len(request.engines) <= (request.finish_reason is not None)
     for slot in scheduler.engines:
         assert slot.inflight == 0
         assert slot.ledger is None or slot.ledger.used == 0
-    assert scheduler.wake_at is None
-    assert not scheduler._live
-    assert made.policy.peek() is None
-    assert not getattr(made.policy, "_groups", None), "nothing is kept of groups that have ended"
+    assert scheduler.check() == []
     assert not scheduler._fleet._holders
 
 
@@ -194,8 +241,10 @@ def test_every_request_ends_exactly_once_and_every_promise_is_taken_back(
 def test_no_ready_request_sees_more_dispatches_than_the_bound(
     events: list[tuple[str, int]], guard_every: int
 ) -> None:
-    scheduler = Scheduler(7, policy=ContextAware(guard_every=guard_every), patience_s=1e9)
-    world = World(scheduler, whole=False)
+    scheduler = Scheduler(
+        7, make_policy=lambda: ContextAware(guard_every=guard_every), patience_s=1e9
+    )
+    world = World(scheduler, whole=False, callers=1)
     world.join()
     for n in (4, 4, 4, 4):
         world.submit(n)

@@ -14,7 +14,7 @@ from seer_sgl.scheduling.setbacks import (
     MAX_REFUSED_GROUPS,
 )
 from seer_sgl.types import Chunk, ChunkReply, ChunkResult, EngineLoad, FinishReason, RequestState
-from tests.helpers import UNDIVIDABLE, make_group, make_reply
+from tests.helpers import LEFT, UNDIVIDABLE, make_group, make_reply, why_given_up
 
 
 def one_engine(chunk_tokens: int = 30, capacity: int = 1000, max_inflight: int = 10) -> Scheduler:
@@ -48,7 +48,7 @@ def test_a_request_is_sent_in_chunks_and_the_last_one_is_shorter() -> None:
         budgets.append(chunk.max_new_tokens)
         returned(scheduler, chunk, make_reply(chunk.max_new_tokens))
     assert budgets == [40, 40, 20]
-    assert group.finished
+    assert group.complete
     assert group.requests[0].finish_reason == "length"
     assert scheduler.next_assignment(0.0) is None
 
@@ -136,7 +136,7 @@ def test_a_request_that_cannot_be_continued_keeps_nothing_and_begins_again(
     assert second.rid != first.rid
     returned(scheduler, second, make_reply(60, "stop", first=7))
     assert list(request.response_ids) == list(range(7, 67))
-    assert group.finished
+    assert group.complete
 
 
 def test_a_request_that_is_aborted_whenever_it_begins_again_gives_its_group_up() -> None:
@@ -145,10 +145,10 @@ def test_a_request_that_is_aborted_whenever_it_begins_again_gives_its_group_up()
     group = make_group(n=1, max_response_len=100, sampling=UNDIVIDABLE)
     scheduler.submit(group)
     for _ in range(MAX_CONSECUTIVE_ABORTS):
-        assert group.error is None
+        assert why_given_up(group) is None
         returned(scheduler, take(scheduler), make_reply(40, "abort"))
-    assert group.error is not None
-    assert "cannot be continued ended (abort) after 40 of 100 tokens" in group.error
+    assert why_given_up(group) is not None
+    assert "cannot be continued ended (abort) after 40 of 100 tokens" in (why_given_up(group) or "")
 
 
 def test_abort_keeps_the_tokens_and_the_request_goes_on() -> None:
@@ -213,7 +213,7 @@ def test_the_refusal_of_the_only_engine_gives_the_group_up_at_once() -> None:
     scheduler.submit(group)
     failed(scheduler, take(scheduler), RequestRejected("HTTP 400: too long"))
     assert group.withdrawn
-    assert group.error == "HTTP 400: too long"
+    assert why_given_up(group) == "HTTP 400: too long"
     assert scheduler.next_assignment(0.0) is None
 
 
@@ -234,12 +234,14 @@ def test_a_group_is_given_up_when_a_second_engine_refuses_it_too() -> None:
     scheduler.submit(group)
     first = take(scheduler)
     failed(scheduler, first, RequestRejected(f"{first.engine_id}: HTTP 400: too long"))
-    assert group.error is None
+    assert why_given_up(group) is None
     second = take(scheduler)
     assert second.engine_id != first.engine_id
     failed(scheduler, second, RequestRejected(f"{second.engine_id}: HTTP 400: too long"))
     assert group.withdrawn
-    assert group.error == ("two engines refused it: e0: HTTP 400: too long; e1: HTTP 400: too long")
+    assert why_given_up(group) == (
+        "two engines refused it: e0: HTTP 400: too long; e1: HTTP 400: too long"
+    )
 
 
 def test_what_one_engine_refused_waits_for_another_one_that_is_full() -> None:
@@ -255,7 +257,7 @@ def test_what_one_engine_refused_waits_for_another_one_that_is_full() -> None:
     assert again is not None
     assert (again.request, again.engine_id) == (refused.request, other.engine_id)
     returned(scheduler, again, make_reply(10, "stop"))
-    assert all(group.finished for group in groups)
+    assert all(group.complete for group in groups)
 
 
 def test_what_only_a_full_engine_may_take_holds_nobody_else_up() -> None:
@@ -284,18 +286,18 @@ def test_a_refused_request_without_another_engine_is_given_up_when_patience_ends
     scheduler.submit(group)
     now = 1.0
     for attempt in range(MAX_CONSECUTIVE_FAILURES):
-        assert group.error is None
+        assert why_given_up(group) is None
         chunk = scheduler.next_assignment(now)
         assert chunk is not None
         assert chunk.engine_id == "e0"
         error = RequestRejected(f"HTTP 400, time {attempt}")
         scheduler.complete(ChunkResult(chunk=chunk, now=now, error=error))
         assert scheduler.next_assignment(now) is None, "not at once"
-        if group.error is None:
+        if why_given_up(group) is None:
             assert scheduler.wake_at == now + REFUSED_PAUSE_S
         now += REFUSED_PAUSE_S
         scheduler.looked(5.0 / (MAX_CONSECUTIVE_FAILURES - 1))
-    assert group.error == "5 chunks in a row failed; last error: HTTP 400, time 4"
+    assert why_given_up(group) == "5 chunks in a row failed; last error: HTTP 400, time 4"
     assert scheduler.wake_at is None
 
 
@@ -319,7 +321,7 @@ def test_an_engine_that_refuses_one_group_after_another_is_out() -> None:
         chunk = take(scheduler)
         assert chunk.engine_id == good.engine_id
         returned(scheduler, chunk, make_reply(10, "stop"))
-    assert all(group.finished for group in groups)
+    assert all(group.complete for group in groups)
 
 
 def test_groups_that_two_engines_refuse_are_held_against_no_engine() -> None:
@@ -343,11 +345,11 @@ def test_failures_on_one_engine_alone_give_no_group_up_while_another_one_is_ther
         assert chunk.engine_id == "e0"
         failed(scheduler, chunk, EngineUnavailable("HTTP 405"))
         scheduler.looked(5.0)
-        assert mine.error is None
+        assert mine.failure is None
         chunk = take(scheduler)
     scheduler.set_available("e1", False)
     failed(scheduler, chunk, EngineUnavailable("HTTP 405"))
-    assert mine.error is not None
+    assert mine.failure is not None
 
 
 def test_a_request_that_only_fails_gives_its_group_up_and_progress_forgives() -> None:
@@ -360,10 +362,10 @@ def test_a_request_that_only_fails_gives_its_group_up_and_progress_forgives() ->
     returned(scheduler, take(scheduler), make_reply(10))
     for _ in range(MAX_CONSECUTIVE_FAILURES - 1):
         failed(scheduler, take(scheduler), EngineUnavailable("reset"))
-    assert group.error is None
+    assert why_given_up(group) is None
     failed(scheduler, take(scheduler), EngineUnavailable("the last reset"))
-    assert group.error is not None
-    assert "the last reset" in group.error
+    assert why_given_up(group) is not None
+    assert "the last reset" in (why_given_up(group) or "")
 
 
 def test_an_outage_shorter_than_our_patience_costs_no_group() -> None:
@@ -373,10 +375,10 @@ def test_an_outage_shorter_than_our_patience_costs_no_group() -> None:
     scheduler.submit(group)
     for _ in range(6):
         failed(scheduler, take(scheduler), EngineUnavailable("503"))
-        assert group.error is None
+        assert why_given_up(group) is None
         scheduler.looked(0.9)
     failed(scheduler, take(scheduler), EngineUnavailable("503"))
-    assert group.error == "7 chunks in a row failed; last error: 503"
+    assert why_given_up(group) == "7 chunks in a row failed; last error: 503"
 
 
 def test_time_in_which_the_driver_was_stopped_is_no_outage() -> None:
@@ -387,7 +389,7 @@ def test_time_in_which_the_driver_was_stopped_is_no_outage() -> None:
     for now in (1.0, *(1000.0,) * (2 * MAX_CONSECUTIVE_FAILURES)):
         chunk = take(scheduler)
         scheduler.complete(ChunkResult(chunk=chunk, now=now, error=EngineUnavailable("503")))
-    assert group.error is None
+    assert why_given_up(group) is None
 
 
 def test_aborts_before_the_first_token_are_no_failures_of_the_request() -> None:
@@ -401,11 +403,11 @@ def test_aborts_before_the_first_token_are_no_failures_of_the_request() -> None:
             continue
         scheduler.looked(1000.0)
         scheduler.complete(ChunkResult(chunk=chunk, now=0.0, reply=make_reply(0, "abort")))
-        assert group.error is None
+        assert why_given_up(group) is None
     chunk = take(scheduler)
     scheduler.complete(ChunkResult(chunk=chunk, now=0.0, reply=make_reply(0, "abort")))
     lost = f"{MAX_CONSECUTIVE_ABORTS} chunks in a row failed"
-    assert group.error == f"{lost}; last error: the engine aborted it without a token"
+    assert why_given_up(group) == f"{lost}; last error: the engine aborted it without a token"
 
 
 def test_aborts_of_a_request_that_cannot_be_continued_are_no_failures_either() -> None:
@@ -416,10 +418,10 @@ def test_aborts_of_a_request_that_cannot_be_continued_are_no_failures_either() -
     for _ in range(2 * MAX_CONSECUTIVE_FAILURES):
         scheduler.looked(1000.0)
         returned(scheduler, take(scheduler), make_reply(4, "abort"))
-    assert group.error is None
+    assert why_given_up(group) is None
     assert group.requests[0].generated == 0
     returned(scheduler, take(scheduler), make_reply(100))
-    assert group.finished
+    assert group.complete
 
 
 def test_a_withdrawn_group_is_not_sent_again_but_its_kv_is_released() -> None:
@@ -427,7 +429,7 @@ def test_a_withdrawn_group_is_not_sent_again_but_its_kv_is_released() -> None:
     group = make_group(n=3)
     scheduler.submit(group)
     chunk = take(scheduler)
-    scheduler.withdraw(group)
+    scheduler.withdraw(group, LEFT)
     assert scheduler.next_assignment(0.0) is None
     returned(scheduler, chunk, make_reply(30))
     (slot,) = scheduler.engines
@@ -494,7 +496,7 @@ def test_every_request_ends_exactly_once_and_the_ledger_at_zero(
         fill()
 
     for group in submitted:
-        assert group.finished or group.error is not None
+        assert group.complete or why_given_up(group) is not None
         for request in group.requests:
             assert request.generated <= request.max_response_len
             assert (request.finish_reason is not None) == (request.state is RequestState.FINISHED)

@@ -77,7 +77,7 @@ def roll(
     scheduler = Scheduler(
         chunk_tokens,
         divide=not strategy.whole,
-        policy=strategy.policy,
+        make_policy=strategy.make_policy,
         placement=strategy.placement,
     )
     toys = {f"e{i}": ToyEngine() for i in range(engines)}

@@ -53,7 +53,7 @@ class StepwiseEngine:
         self.arrived = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(self.run())
 
-    async def generate(self, chunk: Chunk) -> ChunkReply:
+    async def generate(self, chunk: Chunk, _: object = None) -> ChunkReply:
         request, loop = chunk.request, asyncio.get_running_loop()
         left = self.lengths[request.uid] - request.generated
         sequence = Sequence(chunk, min(left, chunk.max_new_tokens))

@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from seer_sgl.config import UNDIVIDED, with_values
+from seer_sgl.driver import driver
+from seer_sgl.driver.build_scheduler import build_scheduler
 from seer_sgl.errors import SimulationError
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.sim import run
@@ -54,19 +56,19 @@ def test_every_request_ends_once_with_its_tokens_and_the_ledger_at_zero(
 ) -> None:
     responses, config = case[0], with_values(case[1], VARIANTS[variant])
     made: dict[str, Any] = {}
-    make_groups, assemble = run.make_groups, run.assemble
+    make_groups = run.make_groups
 
     def groups_seen(planned: Sequence[Responses], limit: int) -> list[Group]:
         made["groups"] = make_groups(planned, limit)
         return list(made["groups"])
 
-    def scheduler_seen(*arguments: Any) -> Scheduler:
-        made["scheduler"] = assemble(*arguments)
+    def scheduler_seen(*arguments: Any, **named: Any) -> Scheduler:
+        made["scheduler"] = build_scheduler(*arguments, **named)
         return made["scheduler"]  # type: ignore[no-any-return]
 
     with monkeypatch.context() as patch:
         patch.setattr(run, "make_groups", groups_seen)
-        patch.setattr(run, "assemble", scheduler_seen)
+        patch.setattr(driver, "build_scheduler", scheduler_seen)
         record = run.simulate(responses, config)
     for group, planned in zip(made["groups"], responses, strict=True):
         assert [request.generated for request in group.requests] == planned.lengths
@@ -75,10 +77,7 @@ def test_every_request_ends_once_with_its_tokens_and_the_ledger_at_zero(
             wanted = "length" if request.generated == LONGEST else "stop"
             assert request.finish_reason == wanted
     assert len(record.finished_at) == sum(len(planned.lengths) for planned in responses)
-    for slot in made["scheduler"].engines:
-        assert slot.inflight == 0
-        if slot.ledger is not None:
-            assert slot.ledger.used == 0
+    assert made["scheduler"].check() == []
     if variant not in UNDIVIDED:
         assert sum(engine.retractions for engine in record.engines.values()) == 0
 

@@ -3,7 +3,6 @@
 import pytest
 
 from seer_sgl.report.report import report
-from seer_sgl.sim import run
 from seer_sgl.sim.steps import Stretch
 from tests.sim.helpers import rolled, small
 from tests.sim.stepwise import StepwiseEngine
@@ -32,7 +31,7 @@ def test_it_agrees_with_the_step_by_step_engine(
         *(f"engine.{key}={value}" for key, value in settings.items()),
     )
     fast = report(rolled(config))
-    monkeypatch.setattr(run, "SimulatedEngine", StepwiseEngine)
+    monkeypatch.setattr("seer_sgl.sim.engine.SimulatedEngine", StepwiseEngine)
     plain = report(rolled(config))
     assert fast["wall_s"] == pytest.approx(plain["wall_s"], rel=0.01)
     assert fast["tail_s"] == pytest.approx(plain["tail_s"], rel=0.05)

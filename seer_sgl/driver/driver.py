@@ -1,0 +1,256 @@
+"""`Driver`: rolls groups out on a fleet, for any number of callers at once.
+
+async with Driver.over(fleet, settings) as driver:
+    async for group in driver.submit(groups):
+        ...
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Self
+
+import msgspec
+
+from seer_sgl.config import SchedulingConfig
+from seer_sgl.errors import ConfigError, EngineError, RolloutError
+from seer_sgl.link.messages import Rates
+from seer_sgl.scheduling.costs import Costs
+from seer_sgl.scheduling.lengths import KnownLengths
+from seer_sgl.scheduling.placement import Placement
+from seer_sgl.types import EngineInfo, Group
+
+from . import monitor
+from .build_scheduler import build_scheduler, new_slot
+from .checks import LengthLimits, differences
+from .draft_groups import DraftKeeper, Responses
+from .engine import Engine, Fleet
+from .loop import Clock, RolloutLoop
+from .monitor import Monitor
+from .observer import Observer
+from .pool_pages import PageReleaser
+from .run import Run
+from .samples import SampleMaker
+from .stop_strings import StopStrings
+from .tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a driver works. Times in seconds.
+
+    `stall_timeout_s`: an engine with work and no progress for so long is stuck;
+    `recovery_timeout_s`: how long requests wait while no engine serves; `poll_s`: between two looks
+    at an engine. `known`: lengths of an earlier rollout; `history`: its responses to a prompt.
+    `placement` replaces the choice of engines (experiments).
+    """
+
+    scheduling: SchedulingConfig = SchedulingConfig()
+    stall_timeout_s: float = 120.0
+    recovery_timeout_s: float = 60.0
+    poll_s: float | None = None  # default: monitor.POLL_S
+    tokenizer: Tokenizer | None = None
+    known: KnownLengths | None = None
+    history: Responses = lambda _: ()
+    costs: Costs | None = None
+    placement: Placement | None = None
+
+
+class Driver:
+    """One scheduler, one loop and one monitor over a fleet. Made by `Driver.over`."""
+
+    def __init__(self, fleet: Fleet, settings: Settings, clock: Clock) -> None:
+        self._fleet = fleet
+        self._settings = settings
+        self._clock = clock
+        self._costs = settings.costs or Costs()
+        self._scheduler = build_scheduler(
+            settings.scheduling,
+            patience_s=settings.recovery_timeout_s,
+            costs=self._costs,
+            known=settings.known,
+            placement=settings.placement,
+        )
+        self._loop = RolloutLoop(self._scheduler, clock, StopStrings(settings.tokenizer).amend)
+        self._monitor = Monitor(
+            self._loop,
+            stall_timeout_s=settings.stall_timeout_s,
+            recovery_timeout_s=settings.recovery_timeout_s,
+            poll_s=settings.poll_s,
+        )
+        self._numbers = itertools.count()
+        self._error: RolloutError | None = None  # what ended it
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def over(
+        cls, fleet: Fleet, settings: Settings, clock: Clock = time.monotonic
+    ) -> AsyncIterator[Self]:
+        """A driver of the engines that are in the fleet. They are not stopped at the end; what is
+        in flight there is aborted."""
+        driver = cls(fleet, settings, clock)
+        for engine in fleet.engines:
+            driver._join(engine)
+        fleet.link.on_stored = driver._loop.stored
+        fleet.link.on_rates = driver._measured
+        work = asyncio.create_task(driver._work())
+        try:
+            yield driver
+        finally:
+            await driver._loop.settle()
+            work.cancel()
+            await asyncio.wait({work})
+
+    @property
+    def engines(self) -> list[EngineInfo]:
+        """The engines' descriptions."""
+        return [engine.info for engine in self._loop.engines.values()]
+
+    @property
+    def limits(self) -> LengthLimits:
+        """How long a request may get on every one of the engines."""
+        return LengthLimits(self.engines)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether callers wait, and nothing is in flight or due that could bring them on."""
+        return self._loop.stands_still
+
+    def submit(
+        self,
+        groups: Sequence[Group],
+        observers: Sequence[Observer] = (),
+        *,
+        rollout_id: str = "",
+        started_at: float = 0.0,
+        caller: str | None = None,
+    ) -> Run:
+        """Roll groups out. `rollout_id` and `started_at` (the zero of their times, on the driver's
+        clock) go into the samples. Runs of one `caller` share the fleet as one.
+
+        Raises RolloutError if the driver has ended.
+        """
+        if self._error is not None:
+            raise self._error
+        caller = f"run {next(self._numbers)}" if caller is None else caller
+        for group in groups:
+            group.caller = caller
+        maker = SampleMaker(rollout_id, started_at, self._settings.tokenizer)
+        return self._loop.submit(groups, maker, [*self._own_observers(), *observers])
+
+    async def pause(self) -> None:
+        """Dispatch nothing until `resume`; returns when nothing is in flight. The tokens of chunks
+        that are ended for it are kept where the request can go on from them."""
+        await self._loop.pause()
+
+    def resume(self) -> None:
+        """Dispatch again."""
+        self._loop.resume()
+
+    async def reweigh(self, version: str) -> None:
+        """The engines have been given new weights: go on with them, as soon as each reports
+        `version`. Nothing is dispatched before. Weights of tokens are in `Sample.weight_spans`.
+
+        An engine that does not answer is out until it comes back with that version. Raises
+        RolloutError if another version is still reported after `recovery_timeout_s`; nothing is
+        dispatched then until a later call succeeds.
+        """
+        self._loop.hold()
+        self._monitor.weight_version = version
+        deadline = self._clock() + self._settings.recovery_timeout_s
+        waiting = dict(self._loop.engines)
+        while waiting:
+            for engine_id, engine in list(waiting.items()):
+                try:
+                    reported = (await engine.refresh()).weight_version
+                except EngineError as error:
+                    logger.warning("engine %s is out: %s", engine_id, error)
+                    self._loop.set_available(engine_id, False)
+                    reported = version
+                if reported == version or engine_id not in self._loop.engines:
+                    del waiting[engine_id]
+                elif self._clock() >= deadline:
+                    raise RolloutError(
+                        f"engine {engine_id} still serves weights {reported}, not {version}"
+                    )
+            if waiting:
+                await asyncio.sleep(self._settings.poll_s or monitor.POLL_S)
+        self._scheduler.forget_kv()
+        self._loop.release()
+
+    def add_engine(self, engine: Engine) -> None:
+        """An engine joins, and is sent chunks at once. Raises ConfigError if it does not fit to the
+        others, or is there already."""
+        self._check_fit(engine.info)
+        self._join(engine)
+
+    async def remove_engine(self, engine_id: str) -> None:
+        """An engine leaves; returns when it has nothing of ours in flight any more. Divided chunks
+        are ended there with the tokens they have, others run to their end. Raises ConfigError if
+        it is not there."""
+        if engine_id not in self._loop.engines:
+            raise ConfigError(f"engine {engine_id} is not in the fleet")
+        await self._loop.remove_engine(engine_id)
+        self._monitor.remove(engine_id)
+
+    def _join(self, engine: Engine) -> None:
+        slot = new_slot(self._settings.scheduling, engine.info)
+        self._loop.add_engine(slot, engine)
+        self._monitor.add(slot, engine)
+
+    def _check_fit(self, info: EngineInfo) -> None:
+        present = self.engines
+        if info.engine_id in {one.engine_id for one in present}:
+            raise ConfigError(f"engine {info.engine_id} is in the fleet already")
+        if not present:
+            return
+        problem = differences([*present, info])
+        if problem is not None:
+            raise ConfigError(problem)
+        shortest = self.limits.longest_prompt
+        if LengthLimits([info]).longest_prompt < shortest:
+            raise ConfigError(
+                f"engine {info.engine_id}: it takes {info.max_request_len} tokens per request, "
+                f"the fleet {shortest + 1}"
+            )
+
+    def _own_observers(self) -> list[Observer]:
+        ours: list[Observer] = [PageReleaser(self._fleet.link, self._loop.engines)]
+        if self._fleet.drafts is not None:
+            ours.append(DraftKeeper(self._fleet.drafts, self._settings.history))
+        return ours
+
+    def _measured(self, rates: Rates) -> None:
+        if rates.prefill_tokens:
+            self._costs.observe_prefill(rates.prefill_tokens, rates.prefill_s)
+        if rates.fetch_tokens:
+            self._costs.observe_fetch(rates.fetch_tokens, rates.fetch_s)
+
+    async def _work(self) -> None:
+        """Loop and monitor, until cancelled or until no engine has served for too long."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._loop.run())
+                tasks.create_task(self._monitor.run())
+        except* RolloutError as failures:
+            error = _first(failures)
+            assert isinstance(error, RolloutError)
+            self._error = error
+        except* Exception as defects:
+            logger.exception("the driver failed")
+            self._error = RolloutError(f"the driver failed: {_first(defects)!r}")
+            self._error.__cause__ = defects
+        finally:
+            self._error = self._error or RolloutError("the driver was closed")
+            self._loop.fail(self._error)
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    found: BaseException = failures
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found

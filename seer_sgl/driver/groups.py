@@ -1,0 +1,53 @@
+"""Prompts become groups of requests, each with a seed of its own."""
+
+import hashlib
+import itertools
+
+from seer_sgl.types import Group, Prompt, Request, Sampling
+
+
+class GroupMaker:
+    """Makes the groups of one run. `run_id` tells its requests from those of any other run on the
+    same engines."""
+
+    def __init__(self, run_id: str, seed: int) -> None:
+        self._run_id = run_id
+        self._seed = seed
+        self._order = itertools.count()
+
+    def group(self, prompt: Prompt, sampling: Sampling, limit: int, now: float) -> Group:
+        """Returns a group with the prompt's n requests. `limit`: response tokens of each; `now`:
+        on the driver's clock."""
+        group = Group(
+            group_id=prompt.prompt_id,
+            uid=f"{self._run_id}/{prompt.prompt_id}",
+            prompt=prompt,
+            sampling=sampling,
+        )
+        group.requests = self.requests(group, prompt.n, limit, now)
+        return group
+
+    def requests(self, group: Group, count: int, limit: int, now: float) -> list[Request]:
+        """Returns more requests for a group; they follow those it has."""
+        first = len(group.requests)
+        return [self._request(group, first + number, limit, now) for number in range(count)]
+
+    def _request(self, group: Group, index: int, limit: int, now: float) -> Request:
+        order = next(self._order)
+        return Request(
+            uid=f"{self._run_id}.{order}",
+            order=order,
+            group=group,
+            index=index,
+            seed=derived_seed(self._seed, index, group.group_id),
+            max_response_len=limit,
+            submitted_at=now,
+        )
+
+
+def derived_seed(seed: int, *of: int | str) -> int:
+    """Returns the seed, 63 bits, of a part of what `seed` stands for: a request of a run, a later
+    run. SGLang derives a request's noise from its seed and the position."""
+    name = "/".join(map(str, (seed, *of)))
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

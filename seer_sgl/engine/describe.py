@@ -1,0 +1,125 @@
+"""What a server is: its `/server_info`, checked, and what may change of it."""
+
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from seer_sgl.errors import EngineStartError, EngineUnavailable
+from seer_sgl.link import contract
+from seer_sgl.types import EngineInfo
+
+from . import wire
+from .session import read_body
+
+T = TypeVar("T")
+
+# What may change of an engine while it lives, by its trainer's doing (EngineInfo fields). All the
+# rest is what its rollout was planned with.
+MAY_CHANGE = ("instance", "model_path", "weight_version", "weights")
+CONTROL_TIMEOUT_S = 10.0  # a reply to anything but /generate
+REPLY_BYTES = 4 << 20  # a reply without tokens, or all else in one to /generate
+MAX_MESSAGE = 500  # characters of a server's explanation
+
+
+async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> EngineInfo:
+    """Ask a server who it is.
+
+    Raises EngineUnavailable when it does not answer like SGLang (yet), EngineStartError when its
+    answer is one we cannot work with.
+    """
+    name = f"engine {engine_id} ({url})"
+    try:
+        timeout = aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_S)
+        async with session.get(f"{url}/server_info", timeout=timeout) as response:
+            body = await read_body(response, REPLY_BYTES)
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        reason = str(error) or type(error).__name__
+        raise EngineUnavailable(f"{name}: {reason}") from None
+    if response.status != 200:
+        raise EngineUnavailable(
+            f"{name}: HTTP {response.status} on /server_info{explanation(body)}"
+        )
+    return described(body, engine_id, url)
+
+
+def described(body: bytes, engine_id: str, url: str) -> EngineInfo:
+    """What a server says of itself in its `/server_info`. Raises like `describe`."""
+    name = f"engine {engine_id} ({url})"
+    said = decode_control(body, wire.ServerInfo, f"{name}: not an SGLang server we know")
+    if said.dp_size != 1:
+        raise EngineStartError(f"{name}: dp_size {said.dp_size}; start one server a rank instead")
+    state = said.internal_states[0]
+    plugin = state.seer_sgl
+    reports = [state.seer_sgl for state in said.internal_states]
+    problem = contract.problem([report.missing if report else None for report in reports])
+    if plugin is not None and problem is not None:  # a stock server without it is fine
+        raise EngineStartError(f"{name}: {problem}")
+    pool, draft = plugin.pool if plugin else None, contract.DraftReport()
+    if plugin is not None and plugin.draft != contract.NULL:
+        draft = decode_control(
+            plugin.draft, contract.DraftReport, f"{name}: the plugin on drafting"
+        )
+    return EngineInfo(
+        engine_id=engine_id,
+        url=url,
+        sglang_version=said.version,
+        model_path=said.model_path,
+        max_total_num_tokens=said.max_total_num_tokens,
+        max_running_requests=state.effective_max_running_requests_per_dp,
+        max_request_len=said.max_req_input_len,
+        page_size=said.page_size,
+        radix_cache=not said.disable_radix_cache,
+        weight_version=said.weight_version,
+        deterministic=said.enable_deterministic_inference,
+        has_tokenizer=not said.skip_tokenizer_init,
+        plugin=plugin.version if plugin else None,
+        instance=plugin.instance if plugin else state.start(),
+        weights=plugin.weights if plugin else None,
+        vocab_size=plugin.vocab_size if plugin else None,
+        pool=pool.namespace if pool else None,
+        kv_bytes_per_token=pool.kv_bytes_per_token if pool else 0,
+        draft_tokens=draft.draft_tokens,
+        pipeline_stages=said.pp_size,
+    )
+
+
+def changes(before: EngineInfo, now: EngineInfo) -> list[str]:
+    """What keeps an engine that comes back from taking the place it had.
+
+    Weights may be others in a server that lives on, which its trainer updated; one that was started
+    again must have those of before.
+    """
+    changed = [
+        name
+        for name in EngineInfo.__struct_fields__
+        if name not in MAY_CHANGE and getattr(now, name) != getattr(before, name)
+    ]
+    if now.instance is not None and now.instance == before.instance:
+        return changed
+    if now.model_path != before.model_path:
+        changed.append("model_path")
+    if now.weight_version != before.weight_version:
+        changed.append(f"weight_version ({now.weight_version}, not {before.weight_version})")
+    elif None not in (now.weights, before.weights) and now.weights != before.weights:
+        changed.append(f"weights under the same weight_version ({now.weight_version})")
+    return changed
+
+
+def decode_control(body: bytes | msgspec.Raw, kind: type[T], name: str) -> T:
+    """JSON as `kind`. Raises EngineUnavailable."""
+    try:
+        return wire.decode(body, kind)
+    except wire.Unreadable as error:
+        raise EngineUnavailable(f"{name}: {error}") from None
+
+
+def explanation(body: bytes) -> str:
+    """SGLang's explanation of an error, if there is one, on one line."""
+    text = wire.refusal(body) or body[:200].decode(errors="replace")
+    return f": {one_line(text)}" if text else ""
+
+
+def one_line(text: str) -> str:
+    """The beginning of a server's text, on one line."""
+    return " ".join(text[:MAX_MESSAGE].split())

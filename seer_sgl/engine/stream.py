@@ -1,0 +1,100 @@
+"""SGLang's server-sent events of `/generate`: the tokens of a chunk as they come.
+
+An event has all tokens so far, or with --incremental-streaming-output the new ones only; their
+number and `completion_tokens` tell which. Tokens in an event have been looked at for a stop.
+"""
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+import msgspec
+
+from seer_sgl.types import Chunk, ChunkReply, WeightSpan
+
+from . import wire
+from .wire import Complaint, Finish, Meta, Token, Unreadable
+
+PREFIX, DONE = b"data:", b"[DONE]"
+
+
+class _EventMeta(Meta, kw_only=True):
+    finish_reason: Finish | None = None  # type: ignore[assignment]  # until the last event
+
+
+class _Event(msgspec.Struct):
+    meta_info: _EventMeta | None = None
+    error: Complaint | None = None
+
+
+class Refused(Exception):
+    """SGLang ends the stream with what would be an HTTP error without one. `status`: which."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class StreamedReply:
+    """The reply to one chunk, event by event. `reply`: the whole, after its last event."""
+
+    def __init__(self, chunk: Chunk, vocab_size: int | None) -> None:
+        self._chunk = chunk
+        self._vocab_size = vocab_size
+        self._tokens: list[Token] = []
+        self.reply: ChunkReply | None = None
+
+    def add(self, event: bytes) -> ChunkReply | None:
+        """Returns the new tokens of an event, if it has any. Raises Unreadable for an event that
+        cannot be true, and Refused for SGLang's refusal."""
+        read = wire.decode(event, _Event)
+        if read.error is not None:
+            raise Refused(400, read.error.message)
+        meta = read.meta_info
+        if meta is None:
+            raise Unreadable("an event without meta_info")
+        if self.reply is not None:
+            raise Unreadable("an event after the last one")
+        if meta.finish_reason is not None:
+            self._end(meta, meta.finish_reason)
+            return None
+        wire.check_rid(meta.id, self._chunk)
+        known = len(self._tokens)
+        self._tokens = self._whole(meta)
+        if len(self._tokens) != meta.completion_tokens:
+            raise Unreadable(f"{len(self._tokens)} tokens of {meta.completion_tokens}")
+        new = self._tokens[known:]
+        if not new:
+            return None
+        wire.arrays(self._tokens[-1:] * len(self._tokens), self._chunk, self._vocab_size)
+        ids, logprobs = wire.arrays(new, self._chunk, self._vocab_size)
+        version = [WeightSpan(meta.weight_version, len(new))]
+        return ChunkReply(ids=ids, logprobs=logprobs, weight_spans=version, finish="abort")
+
+    def _whole(self, meta: Meta) -> list[Token]:
+        """All tokens so far, those of an event included."""
+        tokens, known = meta.output_token_logprobs, len(self._tokens)
+        if len(tokens) < meta.completion_tokens or not known:
+            return self._tokens + tokens
+        if [token.id for token in tokens[:known]] != [token.id for token in self._tokens]:
+            raise Unreadable("it changed tokens that it had sent")
+        return tokens
+
+    def _end(self, meta: Meta, finish: Finish) -> None:
+        if finish.type == "abort" and finish.status_code is not None:
+            raise Refused(finish.status_code, finish.message or "aborted")
+        meta.output_token_logprobs = self._whole(meta)
+        self.reply = wire.checked_reply(meta, self._chunk, self._vocab_size, len(self._tokens))
+
+
+async def events(content: aiohttp.StreamReader, limit: int) -> AsyncIterator[bytes]:
+    """The data of each event. Raises ClientPayloadError if one has more than `limit` bytes."""
+    buffer = bytearray()
+    async for piece in content.iter_any():
+        buffer += piece
+        while (end := buffer.find(b"\n\n")) >= 0:
+            event, buffer = bytes(buffer[:end]), buffer[end + 2 :]
+            data = event.removeprefix(PREFIX).strip()
+            if data != DONE:
+                yield data
+        if len(buffer) > limit:
+            raise aiohttp.ClientPayloadError(f"an event of more than {limit} bytes")
