@@ -24,6 +24,7 @@ from tests.garbage import CONTROL, GARBAGE
 
 EOS = 0
 VOCAB = 1000
+STREAMED = 3  # tokens per event
 
 
 def token_at(seed: int, position: int) -> int:
@@ -85,6 +86,8 @@ class FakeSGLang:
     canned_tokens: int = 0  # answer every call alike, unread but for its rid, with so many tokens
     called: asyncio.Event = field(default_factory=asyncio.Event)
     stalled: asyncio.Event = field(default_factory=asyncio.Event)  # by the last of the faults
+    incremental: bool = False  # as with --incremental-streaming-output
+    _abort: dict[str, asyncio.Event] = field(default_factory=dict)  # of calls that can be aborted
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
     _shapes: Iterator[str] = field(default_factory=lambda: itertools.cycle(GARBAGE))
 
@@ -144,10 +147,13 @@ class FakeSGLang:
             http.transport.abort()
         if fault.isdigit():
             return web.json_response({"error": {"message": f"fault {fault}"}}, status=int(fault))
-        await asyncio.sleep(1.0 if fault == "slow" else self.delay_s)
+        if await self._aborted_within(call["rid"], 1.0 if fault == "slow" else self.delay_s):
+            fault = "abort"
         self.steps += 1
         self.weight_version = self.updates.get(self.steps, self.weight_version)
         reply = self._reply(call, fault)
+        if call.get("stream"):
+            return await self._stream(http, reply, fault)
         body = msgspec.json.encode(reply)
         if fault.startswith("garbage"):
             shape = fault.removeprefix("garbage ")
@@ -160,6 +166,40 @@ class FakeSGLang:
             http.transport.abort()
             return response
         return web.Response(body=body, content_type="application/json")
+
+    async def _aborted_within(self, rid: str, seconds: float) -> bool:
+        """Whether /abort_request names the call before its time is over."""
+        if not seconds:
+            await asyncio.sleep(0)
+            return False
+        aborted = self._abort[rid] = asyncio.Event()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await aborted.wait()
+        del self._abort[rid]
+        return aborted.is_set()
+
+    async def _stream(
+        self, http: web.Request, reply: dict[str, Any], fault: str
+    ) -> web.StreamResponse:
+        """The reply as server-sent events of STREAMED tokens; `mid_body` breaks off half-way."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(http)
+        meta = reply["meta_info"]
+        tokens = meta["output_token_logprobs"]
+        ends = [*range(STREAMED, len(tokens), STREAMED), len(tokens)]
+        for begin, end in itertools.pairwise([0, *ends]):
+            if fault == "mid_body" and end > len(tokens) // 2:
+                assert http.transport is not None
+                http.transport.abort()
+                return response
+            last = end == len(tokens)
+            shown = tokens[begin if self.incremental else 0 : end]
+            event = {**meta, "output_token_logprobs": shown, "completion_tokens": end}
+            event["finish_reason"] = meta["finish_reason"] if last else None
+            await response.write(b"data: " + msgspec.json.encode({"meta_info": event}) + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
 
     def _reply(self, call: dict[str, Any], fault: str = "ok") -> dict[str, Any]:
         params, ids = call["sampling_params"], call["input_ids"]
@@ -205,7 +245,10 @@ class FakeSGLang:
 
     async def abort_request(self, http: web.Request) -> web.Response:
         """Note the abort."""
-        self.aborted.append((await http.json())["rid"])
+        rid = (await http.json())["rid"]
+        self.aborted.append(rid)
+        if rid in self._abort:
+            self._abort[rid].set()
         return web.json_response({})
 
     async def server_info(self, _: web.Request) -> web.Response:

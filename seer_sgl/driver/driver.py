@@ -104,6 +104,7 @@ class Driver:
             await driver._loop.settle()
             work.cancel()
             await asyncio.wait({work})
+            driver._end(RolloutError("the driver was closed"))
 
     @property
     def engines(self) -> list[EngineInfo]:
@@ -239,14 +240,18 @@ class Driver:
         except* RolloutError as failures:
             error = _first(failures)
             assert isinstance(error, RolloutError)
-            self._error = error
+            self._end(error)
         except* Exception as defects:
             logger.exception("the driver failed")
-            self._error = RolloutError(f"the driver failed: {_first(defects)!r}")
-            self._error.__cause__ = defects
-        finally:
-            self._error = self._error or RolloutError("the driver was closed")
-            self._loop.fail(self._error)
+            failed = RolloutError(f"the driver failed: {_first(defects)!r}")
+            failed.__cause__ = defects
+            self._end(failed)
+
+    def _end(self, error: RolloutError) -> None:
+        """Nothing is rolled out any more."""
+        if self._error is None:
+            self._error = error
+            self._loop.fail(error)
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

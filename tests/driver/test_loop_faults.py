@@ -20,6 +20,7 @@ from seer_sgl.types import ChunkResult, Failure, FailureKind, Group
 from tests.fake_sglang import VOCAB, FakeSGLang
 from tests.garbage import GARBAGE
 from tests.helpers import Returns
+from tests.link.test_link import until
 
 from .test_loop import PROMPTS, all_groups, check, rolling
 
@@ -254,6 +255,7 @@ async def test_leaving_early_aborts_what_is_in_flight_and_the_next_run_is_clean(
     async with rolling(fake) as rollout:
         async with contextlib.aclosing(rollout.run(PROMPTS, [watcher])) as groups:
             complete = await anext(groups)
+            await until(lambda: fake.running)
         given_up = {group.group_id for group in watcher.groups}
         assert complete.group_id not in given_up
         assert len(given_up) == len(watcher.groups) >= 1

@@ -1,0 +1,405 @@
+"""What a driver does for its callers, on fake servers with real sockets: runs side by side, groups
+that grow, aborts, pauses, new weights, engines that come and go, tokens as they come."""
+
+import asyncio
+import contextlib
+from array import array
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from seer_sgl.config import SchedulingConfig
+from seer_sgl.driver import loop, monitor
+from seer_sgl.driver.driver import Driver, Settings
+from seer_sgl.driver.groups import GroupMaker
+from seer_sgl.driver.observer import Observer
+from seer_sgl.driver.run import Run
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine.describe import describe
+from seer_sgl.engine.session import open_session
+from seer_sgl.errors import ConfigError, RolloutError
+from seer_sgl.link.server import LinkServer
+from seer_sgl.types import (
+    Chunk,
+    ChunkResult,
+    EngineInfo,
+    Failure,
+    FailureKind,
+    Group,
+    Prompt,
+    Request,
+    Sample,
+    Sampling,
+    token_array,
+)
+from tests.fake_sglang import FakeSGLang, response_of, serving
+from tests.link.test_link import until
+
+CHUNK = 8
+LIMIT = 60
+
+
+class Stage:
+    """Fake servers, a driver over the first `joined` of them, and what its events say."""
+
+    def __init__(self, driver: Driver, engines: list[HttpEngine]) -> None:
+        self.driver = driver
+        self.engines = engines
+        self.maker = GroupMaker("run", 1)
+
+    def groups(self, count: int, n: int = 4, **options: Any) -> list[Group]:
+        maker = GroupMaker(options.pop("run_id", "run"), options.pop("seed", 1))
+        sampling = Sampling(**{"max_new_tokens": LIMIT, **options})
+        return [
+            maker.group(
+                Prompt(prompt_id=f"p{i}", prompt_ids=token_array([5] * (3 + i)), n=n),
+                sampling,
+                LIMIT,
+                0.0,
+            )
+            for i in range(count)
+        ]
+
+
+class FakeFleet:
+    def __init__(self, engines: list[HttpEngine]) -> None:
+        self.engines = engines
+        self.link = LinkServer()
+        self.drafts = None
+
+
+@contextlib.asynccontextmanager
+async def staged(
+    *fakes: FakeSGLang, joined: int | None = None, **settings: Any
+) -> AsyncIterator[Stage]:
+    async with contextlib.AsyncExitStack() as stack:
+        session = await stack.enter_async_context(open_session())
+        prompt_lens: dict[int, int] = {}
+        engines = []
+        for number, fake in enumerate(fakes):
+            fake.prompt_lens = prompt_lens
+            url = await stack.enter_async_context(serving(fake))
+            engines.append(HttpEngine(await describe(session, f"e{number}", url), session))
+        driver = await stack.enter_async_context(
+            Driver.over(
+                FakeFleet(engines[:joined]),
+                Settings(scheduling=SchedulingConfig(chunk_tokens=CHUNK), **settings),
+            )
+        )
+        yield Stage(driver, engines)
+
+
+class Events(Observer):
+    """What happened, in order."""
+
+    def __init__(self) -> None:
+        self.kinds: list[str] = []
+        self.samples: list[Sample] = []
+        self.failures: list[Failure | None] = []
+        self.errors: list[Exception] = []
+        self.streamed_ids: dict[str, array[int]] = {}
+
+    @override
+    def sent(self, chunk: Chunk, now: float) -> None:
+        self.kinds.append("sent")
+
+    @override
+    def grown(self, result: ChunkResult) -> None:
+        assert result.reply is not None
+        request = result.chunk.request
+        tail = request.response_ids[request.generated - len(result.reply.ids) :]
+        assert tail == result.reply.ids, "it has grown already"
+        self.kinds.append("grown")
+
+    @override
+    def lost(self, result: ChunkResult) -> None:
+        assert result.error is not None
+        self.errors.append(result.error)
+        self.kinds.append("lost")
+
+    @override
+    def streamed(self, request: Request, ids: "array[int]", logprobs: "array[float]") -> None:
+        assert len(ids) == len(logprobs) > 0
+        self.streamed_ids.setdefault(request.uid, token_array()).extend(ids)
+
+    @override
+    def finished(self, request: Request, sample: Sample) -> None:
+        assert request.group.samples[-1] is sample
+        self.samples.append(sample)
+        self.kinds.append("finished")
+
+    @override
+    def closed(self, group: Group, failure: Failure | None) -> None:
+        self.failures.append(failure)
+        self.kinds.append("closed")
+
+    @override
+    def joined(self, info: EngineInfo, now: float) -> None:
+        self.kinds.append(f"joined {info.engine_id}")
+
+    @override
+    def left(self, engine_id: str, now: float) -> None:
+        self.kinds.append(f"left {engine_id}")
+
+
+def whole(sample: Sample, limit: int = LIMIT) -> list[int]:
+    """What an undivided call would have given it."""
+    return response_of(sample.seed, len(sample.prompt_ids), 50)[:limit]
+
+
+def check(groups: list[Group], n: int = 4, limit: int = LIMIT) -> None:
+    for group in groups:
+        assert group.failure is None
+        assert sorted(sample.index for sample in group.samples) == list(range(n))
+        for sample in group.samples:
+            assert list(sample.response_ids) == whole(sample, limit)
+
+
+async def test_events_come_in_order_and_a_sample_with_its_own() -> None:
+    events = Events()
+    async with staged(FakeSGLang(faults=deque(["ok", "503"]))) as stage:
+        groups = stage.groups(1, n=1)
+        check([group async for group in stage.driver.submit(groups, [events])], n=1)
+    assert events.kinds[:5] == ["sent", "grown", "sent", "lost", "sent"]
+    assert events.kinds[-3:] == ["grown", "finished", "closed"]
+    assert events.failures == [None]
+    (error,) = events.errors
+    assert (error.engine_id, error.status, error.kind) == ("e0", 503, "unavailable")  # type: ignore[attr-defined]
+
+
+async def test_two_runs_share_the_engines_equally_while_both_have_work() -> None:
+    tokens: Counter[str] = Counter()
+
+    class Shares(Observer):
+        """Counts the tokens of callers while both have work."""
+
+        @override
+        def grown(self, result: ChunkResult) -> None:
+            if result.reply is not None and all(run.unfinished for run in runs):
+                tokens[result.chunk.request.group.caller] += len(result.reply.ids)
+
+    fake = FakeSGLang(max_running_requests=8, delay_s=0.002)
+    async with staged(fake) as stage:
+        runs: list[Run] = []
+        for name in ("first", "second"):  # the first has all slots when the second comes
+            groups = stage.groups(24, run_id=name)
+            runs.append(stage.driver.submit(groups, [Shares()], caller=name))
+            await until(lambda: fake.running == 8)
+            tokens.clear()
+        for groups in await asyncio.gather(*map(all_of, runs)):
+            check(groups)
+    assert tokens.total() > 2000
+    assert 0.4 <= tokens["second"] / tokens.total() <= 0.6
+
+
+async def all_of(run: AsyncIterator[Group]) -> list[Group]:
+    return [group async for group in run]
+
+
+async def test_one_of_two_callers_with_equal_group_ids_leaves_half_way() -> None:
+    stays, leaves = Events(), Events()
+    async with staged(FakeSGLang(delay_s=0.005), FakeSGLang(delay_s=0.005)) as stage:
+        mine = stage.driver.submit(stage.groups(4, run_id="a"), [stays])
+        others = stage.driver.submit(stage.groups(4, run_id="b", max_new_tokens=9), [leaves])
+        await anext(others)
+        others.close()
+        rest = [group async for group in others]
+        check(await all_of(mine))
+    failures = [failure for failure in leaves.failures if failure is not None]
+    assert {failure.kind for failure in failures} == {FailureKind.LEFT}
+    assert len([group for group in rest if group.failure is not None]) == len(failures) > 0
+    assert stays.failures == [None] * 4
+
+
+async def test_a_group_grows_until_it_is_complete() -> None:
+    async with staged(FakeSGLang()) as stage:
+        maker = GroupMaker("grows", 7)
+        prompt = Prompt(prompt_id="p", prompt_ids=token_array([5, 5, 5]), n=1)
+        group = maker.group(prompt, Sampling(max_new_tokens=LIMIT), LIMIT, 0.0)
+        group.growing = True
+        run = stage.driver.submit([group])
+        for count in (1, 2):
+            await until(lambda: len(group.samples) == len(group.requests))
+            run.grow(group, maker.requests(group, count, LIMIT, 0.0))
+        over = asyncio.ensure_future(anext(run))
+        await until(lambda: len(group.samples) == 4)
+        assert not over.done()
+        run.complete_group(group)
+        check([await over])
+        with pytest.raises(ValueError, match="does not grow"):
+            run.grow(group, maker.requests(group, 1, LIMIT, 0.0))
+        with pytest.raises(StopAsyncIteration):
+            await anext(run)
+    fixed = maker.group(prompt, Sampling(), LIMIT, 0.0)
+    reference = [request.seed for request in maker.requests(fixed, 3, LIMIT, 0.0)]
+    assert [request.seed for request in group.requests[1:]] == reference
+
+
+@pytest.mark.parametrize("sampling", [{}, {"regex": "[0-9]+"}], ids=["divided", "whole"])
+async def test_an_abort_is_a_result_with_the_tokens_so_far(sampling: dict[str, Any]) -> None:
+    events = Events()
+    faults = deque([] if sampling else ["ok"] * 4) + deque(["slow"] * 4)
+    fake = FakeSGLang(faults=faults, longest=1 << 20)
+    async with staged(fake) as stage:
+        (group,) = stage.groups(1, n=4, **sampling)
+        run = stage.driver.submit([group], [events])
+        await until(lambda: len(fake.seen) == (4 if sampling else 8))
+        for request in group.requests:
+            run.abort(request)
+        assert (await anext(run)).failure is None
+    assert events.errors == []
+    for sample in events.samples:
+        prefix = list(sample.response_ids)
+        assert sample.finish_reason == "abort"
+        whole_response = response_of(sample.seed, len(sample.prompt_ids), 1 << 20)
+        assert prefix == whole_response[: len(prefix)]
+        assert len(prefix) >= (1 if sampling else CHUNK)
+
+
+async def test_requests_that_wait_are_aborted_at_once_and_finished_ones_stay() -> None:
+    fake = FakeSGLang(max_running_requests=1, faults=deque(["stall"]))
+    async with staged(fake) as stage:
+        (group,) = stage.groups(1, n=3)
+        run = stage.driver.submit([group])
+        await until(lambda: len(fake.seen) == 1)
+        for request in group.requests[1:]:
+            run.abort(request)
+            run.abort(request)
+        assert [len(sample.response_ids) for sample in group.samples] == [0, 0]
+        fake.wake_stalled()
+        check_one = await anext(run)
+        assert list(check_one.samples[-1].response_ids) == whole(check_one.samples[-1])
+        run.abort(group.requests[0])
+
+
+async def test_an_abort_of_a_deaf_engine_ends_without_the_chunks_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop, "RECALL_S", 0.05)
+    fake = FakeSGLang(faults=deque(["ok", "stall"]), longest=1 << 20)
+    async with staged(fake) as stage:
+        (group,) = stage.groups(1, n=1)
+        run = stage.driver.submit([group])
+        await until(lambda: len(fake.seen) == 2)
+        run.abort(group.requests[0])
+        (sample,) = (await anext(run)).samples
+    assert (sample.finish_reason, sample.response_length) == ("abort", CHUNK)
+
+
+async def test_a_pause_keeps_tokens_and_sends_nothing_until_it_is_over() -> None:
+    events = Events()
+    fakes = [FakeSGLang(delay_s=0.05), FakeSGLang(delay_s=0.05)]
+    async with staged(*fakes) as stage:
+        run = stage.driver.submit(stage.groups(4), [events])
+        await until(lambda: sum(fake.running for fake in fakes) == 16)
+        await stage.driver.pause()
+        assert sum(fake.running for fake in fakes) == 0
+        seen = sum(len(fake.seen) for fake in fakes)
+        assert any(fake.aborted for fake in fakes)
+        await asyncio.sleep(0.1)
+        assert sum(len(fake.seen) for fake in fakes) == seen
+        stage.driver.resume()
+        check(await all_of(run))
+    assert not events.errors, "half a chunk is kept"
+
+
+async def test_nothing_is_sent_before_every_engine_serves_the_new_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    fakes = [FakeSGLang(delay_s=0.01), FakeSGLang(delay_s=0.01)]
+    async with staged(*fakes) as stage:
+        run = stage.driver.submit(stage.groups(4))
+        await until(lambda: all(len(fake.seen) > 8 for fake in fakes))
+        fakes[0].weight_version = "v2"
+        reweighed = asyncio.create_task(stage.driver.reweigh("v2"))
+        await until(lambda: sum(fake.running for fake in fakes) == 0)
+        seen = [len(fake.seen) for fake in fakes]
+        await asyncio.sleep(0.1)
+        assert [len(fake.seen) for fake in fakes] == seen
+        assert not reweighed.done()
+        fakes[1].weight_version = "v2"
+        await reweighed
+        groups = await all_of(run)
+        check(groups)
+    versions = {span.version for group in groups for s in group.samples for span in s.weight_spans}
+    assert versions == {"v1", "v2"}
+    for group in groups:
+        for sample in group.samples:
+            assert sum(span.tokens for span in sample.weight_spans) == sample.response_length
+            assert [span.version for span in sample.weight_spans] in (["v1"], ["v1", "v2"], ["v2"])
+
+
+async def test_an_engine_that_keeps_its_weights_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    async with staged(FakeSGLang(), recovery_timeout_s=0.1) as stage:
+        with pytest.raises(RolloutError, match="engine e0 still serves weights v1, not v2"):
+            await stage.driver.reweigh("v2")
+
+
+async def test_a_fleet_of_two_becomes_three_and_then_one() -> None:
+    events = Events()
+    fakes = [FakeSGLang(delay_s=0.004) for _ in range(3)]
+    async with staged(*fakes, joined=2) as stage:
+        driver = stage.driver
+        run = driver.submit(stage.groups(12), [events])
+        await until(lambda: all(len(fake.seen) > 10 for fake in fakes[:2]))
+        driver.add_engine(stage.engines[2])
+        with pytest.raises(ConfigError, match="engine e2 is in the fleet already"):
+            driver.add_engine(stage.engines[2])
+        await until(lambda: len(fakes[2].seen) > 10)
+        for engine_id in ("e0", "e1"):
+            await driver.remove_engine(engine_id)
+        assert [info.engine_id for info in driver.engines] == ["e2"]
+        assert not fakes[0].running
+        assert not fakes[1].running
+        check(await all_of(run))
+        with pytest.raises(ConfigError, match="engine e0 is not in the fleet"):
+            await driver.remove_engine("e0")
+        assert driver._scheduler.check() == []
+    assert [kind for kind in events.kinds if " " in kind] == ["joined e2", "left e0", "left e1"]
+    assert not events.errors, "what they had begun was kept"
+
+
+async def test_an_engine_that_does_not_fit_is_refused() -> None:
+    smaller, newer = FakeSGLang(max_request_len=50), FakeSGLang(weight_version="v2")
+    async with staged(FakeSGLang(), smaller, newer, joined=1) as stage:
+        with pytest.raises(ConfigError, match="engine e1: it takes 50 tokens per request"):
+            stage.driver.add_engine(stage.engines[1])
+        with pytest.raises(ConfigError, match=r"different weight versions \(e0: v1, e2: v2\)"):
+            stage.driver.add_engine(stage.engines[2])
+
+
+@pytest.mark.parametrize("incremental", [False, True], ids=["cumulative", "incremental"])
+async def test_tokens_of_watched_requests_come_once_and_are_final(incremental: bool) -> None:
+    events = Events()
+    faults = deque(["ok", "mid_body", "abort", "ok", "503", "mid_body"])
+    fake = FakeSGLang(incremental=incremental, faults=faults)
+    async with staged(fake) as stage:
+        groups = stage.groups(3, n=2)
+        for group in groups[:2]:
+            group.requests[0].watched = True
+        check(await all_of(stage.driver.submit(groups, [events])), n=2)
+    watched = {request.uid: request for group in groups for request in group.requests[:1]}
+    assert len(events.streamed_ids) == 2
+    for uid, ids in events.streamed_ids.items():
+        assert ids == watched[uid].response_ids
+    assert sum(bool(call.get("stream")) for call in fake.seen) > 4
+    assert sum(not call.get("stream") for call in fake.seen) > 4
+
+
+async def test_the_driver_is_idle_without_a_complaint(caplog: pytest.LogCaptureFixture) -> None:
+    async with staged(FakeSGLang(faults=deque(["503", "abort", "400"]))) as stage:
+        check(await all_of(stage.driver.submit(stage.groups(2))))
+        assert stage.driver._scheduler.check() == []
+    assert "the driver is idle, but" not in caplog.text
+
+
+async def test_a_closed_driver_takes_nothing() -> None:
+    async with staged(FakeSGLang()) as stage:
+        pass
+    with pytest.raises(RolloutError, match="the driver was closed"):
+        stage.driver.submit(stage.groups(1))
