@@ -1,0 +1,327 @@
+"""One driver on real engines: a pool, drafts, every chunk on another engine, and as many ways to
+sample as groups. What plain engines make of undivided requests is the reference for all tests."""
+
+import asyncio
+import contextlib
+import json
+import random
+from array import array
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import pytest
+import yaml
+
+from bench.elsewhere import AlwaysElsewhere
+from seer_sgl import Rollout
+from seer_sgl.config import KvPoolConfig
+from seer_sgl.driver.driver import Driver
+from seer_sgl.driver.groups import GroupMaker
+from seer_sgl.driver.observer import Observer
+from seer_sgl.driver.run import Run
+from seer_sgl.driver.tokenizer import load_tokenizer
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine.describe import describe
+from seer_sgl.engine.session import open_session
+from seer_sgl.kvpool.mooncake import open_mooncake
+from seer_sgl.processes import free_port
+from seer_sgl.types import ChunkResult, EngineInfo, Group, Request, Sample
+from tests.e2e.compare import Samples, accepted_drafts, assert_identical, by_key
+from tests.e2e.conftest import HELD_OUT, MODEL, external, servers, two_cores, two_urls
+from tests.e2e.test_speculation import SGLANG
+from tests.link.test_link import until
+
+pytestmark = pytest.mark.own_engines
+
+TOKEN = "a secret of this test"
+GROUPS = 64
+SEED = 11  # of `external`
+LONGEST = 200
+WORDS = (47, 12)  # tokens that the model often writes
+
+
+def kinds() -> list[dict[str, Any]]:
+    """As many ways to sample as groups, no two alike."""
+    tokenizer = load_tokenizer(str(MODEL))
+    assert tokenizer is not None
+    word, other = (tokenizer.decode([token]).strip() for token in WORDS)
+    draws: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.6, "top_p": 0.8},
+        {"temperature": 1.2, "top_k": 6},
+        {"temperature": 0.9, "top_p": 0.7, "top_k": 9},
+        {"temperature": 1.3, "min_p": 0.05},
+        {"temperature": 0.8, "logit_bias": {"46": -3.0, "12": 1.0}},
+        {"temperature": 0.7, "presence_penalty": 0.5},
+    ]
+    ends: list[dict[str, Any]] = [
+        {},
+        {"stop": [word]},
+        {"stop_token_ids": [WORDS[0]]},
+        {"stop": [other, word], "no_stop_trim": True},
+        {"stop_token_ids": [WORDS[0]], "min_new_tokens": 30},
+        {"ignore_eos": True, "max_new_tokens": 130},
+        {"max_new_tokens": 3},
+        {"stop_regex": f"{word} ."},
+    ]
+    return [{"max_new_tokens": LONGEST, **draw, **end} for draw in draws for end in ends]
+
+
+def prompts() -> list[dict[str, Any]]:
+    """Prompts with a sampling of their own and one to three samples each."""
+    lines = HELD_OUT.read_text().splitlines()
+    return [
+        {
+            "prompt": json.loads(lines[i % 16])["prompt"],
+            "id": f"g{i}",
+            "n": 1 + i % 3,
+            "sampling": s,
+        }
+        for i, s in enumerate(kinds())
+    ]
+
+
+@pytest.fixture(scope="module")
+def reference(engine_urls: list[str]) -> Samples:
+    """Undivided, on plain engines."""
+
+    async def roll() -> Samples:
+        async with Rollout(external(engine_urls, scheduling={"divide": False})) as rollout:
+            groups = [group async for group in rollout.run(prompts())]
+        return by_key([sample for group in groups for sample in group.samples])
+
+    return asyncio.run(roll())
+
+
+@pytest.fixture(scope="module")
+def fleet(reference: Samples, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The config of two drafting engines with a pool; one of them streams incrementally."""
+    folder = tmp_path_factory.mktemp("fleet")
+
+    @contextlib.contextmanager
+    def pooled() -> Iterator[str]:
+        runner = asyncio.Runner()
+        opening = open_mooncake(KvPoolConfig(backend="mooncake", memory="512mb"), folder, print)
+        try:
+            master = runner.run(opening.__aenter__())
+            yield master
+        finally:
+            runner.run(opening.__aexit__(None, None, None))
+            runner.close()
+
+    with pytest.MonkeyPatch.context() as environment, pooled() as master:
+        environment.setenv("SEER_SGL_LINK_TOKEN", TOKEN)
+        urls = two_urls()
+        config = external(urls) | {
+            "kv_pool": {
+                "backend": "mooncake",
+                "master": master,
+                "page_size": 16,
+                "namespace": "driver-test",
+            },
+            "draft": {"scope": "fleet"},
+        }
+        config["engines"] |= {"link": f"127.0.0.1:{free_port()}"}
+        flags: list[list[str]] = []
+        for own in ({}, {"incremental-streaming-output": True}):
+            file = folder / f"fleet{len(flags)}.yaml"
+            engines = config["engines"] | {"sglang": SGLANG | own}
+            file.write_text(yaml.safe_dump(config | {"engines": engines}))
+            flags.append(["--fleet", str(file)])
+        with servers(urls, flags, folder, cores=two_cores()):
+            yield config
+
+
+@contextlib.asynccontextmanager
+async def opened(config: dict[str, Any], **options: Any) -> AsyncIterator[Rollout]:
+    async with Rollout(config, **options) as rollout:
+        yield rollout
+        assert rollout.driver._scheduler.check() == [], "the books of an idle driver are empty"
+
+
+def groups_for(rollout: Rollout, run_id: str, shift: int = 0) -> list[Group]:
+    """The groups of `prompts()`, as Rollout makes them in its first run; with `shift`, each sampled
+    like another one."""
+    maker, limits = GroupMaker(run_id, SEED), rollout.driver.limits
+    ready = rollout._reader(limits.longest_prompt).convert(prompts())
+    made = []
+    for prompt, other in zip(ready, ready[shift:] + ready[:shift], strict=True):
+        assert other.sampling is not None
+        limit = limits.response_limit(prompt, other.sampling.max_new_tokens)
+        made.append(maker.group(prompt, other.sampling, limit, 0.0))
+    return made
+
+
+async def all_samples(run: Run) -> list[Sample]:
+    samples = []
+    async for group in run:
+        assert group.failure is None
+        samples += group.samples
+    return samples
+
+
+async def test_as_many_ways_to_sample_as_groups_and_none_changes_a_token(
+    reference: Samples, fleet: dict[str, Any]
+) -> None:
+    async with opened(fleet, placement=AlwaysElsewhere(fetch=True)) as rollout:
+        groups = [group async for group in rollout.run(prompts())]
+        report = rollout.report()
+    assert len({json.dumps(prompt["sampling"]) for prompt in prompts()}) == GROUPS == len(groups)
+    parts = by_key([sample for group in groups for sample in group.samples])
+    assert_identical(reference, parts)
+    undivided = [g for g in groups if g.sampling.undivided_because()]
+    assert len(undivided) == 15
+    assert all(sample.chunks == 1 for group in undivided for sample in group.samples)
+    assert report["migrations"] == report["chunks"] - report["samples"] > 100
+    assert report["cached_tokens"]["storage"] > 0
+    assert accepted_drafts(report) > 300
+    assert set(report["finish_reasons"]) == {"stop", "length"}
+    kinds_of_end = {type(sample.matched) for sample in parts.values()}
+    assert kinds_of_end == {int, str, type(None)}
+
+
+class Aborter(Observer):
+    """Aborts a random request now and then, and pauses the driver twice."""
+
+    def __init__(self, driver: Driver, seed: int) -> None:
+        self.run: Run | None = None
+        self.pauses = 0
+        self.drawn: Counter[str] = Counter()
+        self._driver = driver
+        self._random = random.Random(seed)
+        self._pausing: asyncio.Task[None] | None = None
+
+    def grown(self, result: ChunkResult) -> None:
+        """Sometimes something happens."""
+        assert result.reply is not None
+        assert self.run is not None
+        self.drawn[result.chunk.request.uid] += len(result.reply.ids)
+        if self._random.random() < 0.2:
+            groups = list(self.run.unfinished.values())
+            if groups:
+                self.run.abort(self._random.choice(self._random.choice(groups).requests))
+        if self.pauses < 2 and self._pausing is None and sum(self.drawn.values()) > 1500:
+            self._pausing = asyncio.create_task(self._pause())
+
+    async def _pause(self) -> None:
+        for _ in range(2):
+            await self._driver.pause()
+            self.pauses += 1
+            self._driver.resume()
+            await asyncio.sleep(0.2)
+
+
+async def used_tokens(engines: Sequence[Any]) -> list[int]:
+    return [(await engine.load()).used_tokens for engine in engines]
+
+
+async def test_aborts_keep_a_beginning_of_the_calm_runs_tokens(
+    reference: Samples, fleet: dict[str, Any]
+) -> None:
+    async with opened(fleet) as rollout:
+        driver, engines = rollout.driver, rollout._opened.fleet.engines
+        aborter = Aborter(driver, 3)
+        run = aborter.run = driver.submit(groups_for(rollout, "aborts"), [aborter])
+        samples = await all_samples(run)
+        looks = 0
+        while any(await used_tokens(engines)):
+            looks += 1
+            assert looks < 20, "KV of what was aborted is free within a look or two"
+            await asyncio.sleep(0.5)
+    assert aborter.pauses == 2
+    found = by_key(samples)
+    assert found.keys() == reference.keys()
+    aborted = [sample for sample in samples if sample.finish_reason == "abort"]
+    assert len(aborted) > 10
+    assert sum(sample.response_length > 0 for sample in aborted) > 3
+    for key, sample in found.items():
+        calm = reference[key]
+        whole = list(calm.response_ids)
+        assert list(sample.response_ids) == whole[: sample.response_length], key
+        assert list(sample.rollout_log_probs) == pytest.approx(
+            list(calm.rollout_log_probs)[: sample.response_length], abs=1e-4
+        )
+        if sample.finish_reason != "abort":
+            assert sample.response_length == calm.response_length
+    kept = sum(sample.response_length for sample in samples)
+    assert aborter.drawn.total() == kept, "what was returned was returned once"
+
+
+class Moves(Observer):
+    """Adds an engine and removes two while requests run."""
+
+    def __init__(self) -> None:
+        self.tokens: Counter[str] = Counter()
+        self.events: list[str] = []
+
+    def grown(self, result: ChunkResult) -> None:
+        assert result.reply is not None
+        self.tokens[result.chunk.engine_id] += len(result.reply.ids)
+
+    def joined(self, info: EngineInfo, now: float) -> None:
+        self.events.append(f"joined {info.engine_id}")
+
+    def left(self, engine_id: str, now: float) -> None:
+        self.events.append(f"left {engine_id}")
+
+
+async def test_a_fleet_of_two_becomes_three_and_then_one_and_no_token_changes(
+    reference: Samples, fleet: dict[str, Any], engine_urls: list[str]
+) -> None:
+    moves = Moves()
+    async with opened(fleet) as rollout, open_session() as session:
+        driver = rollout.driver
+        run = driver.submit(groups_for(rollout, "moves"), [moves])
+        rolled = asyncio.create_task(all_samples(run))
+        await until(lambda: moves.tokens.total() >= 1000)
+        info = await describe(session, "e2", engine_urls[0])
+        driver.add_engine(HttpEngine(info, session))
+        await until(lambda: moves.tokens["e2"] >= 300)
+        await driver.remove_engine("e0")
+        await driver.remove_engine("e1")
+        before = +moves.tokens
+        samples = await rolled
+    assert moves.events == ["joined e2", "left e0", "left e1"]
+    assert (moves.tokens["e0"], moves.tokens["e1"]) == (before["e0"], before["e1"])
+    assert len(samples) == len(reference)
+    assert_identical(reference, by_key(samples))
+
+
+class Streams(Observer):
+    """Keeps the tokens of watched requests as they come."""
+
+    def __init__(self) -> None:
+        self.ids: dict[str, array[int]] = {}
+        self.events = 0
+
+    def streamed(self, request: Request, ids: "array[int]", logprobs: "array[float]") -> None:
+        """New tokens have come."""
+        self.events += 1
+        self.ids.setdefault(request.uid, array("i")).extend(ids)
+
+
+async def test_two_callers_with_equal_ids_one_watches_and_one_leaves_half_way(
+    reference: Samples, fleet: dict[str, Any]
+) -> None:
+    streams = Streams()
+    async with opened(fleet) as rollout:
+        driver = rollout.driver
+        groups = groups_for(rollout, "stays")
+        for group in groups[::2]:
+            for request in group.requests:
+                request.watched = True
+        stays = driver.submit(groups, [streams])
+        leaves = driver.submit(groups_for(rollout, "leaves", shift=1))
+        samples = asyncio.create_task(all_samples(stays))
+        for _ in range(GROUPS // 2):
+            await anext(leaves)
+        leaves.close()
+        found = by_key(await samples)
+    assert_identical(reference, found)
+    watched = {request.uid: request for group in groups[::2] for request in group.requests}
+    assert streams.ids.keys() == watched.keys()
+    for uid, ids in streams.ids.items():
+        assert ids == watched[uid].response_ids
+    assert streams.events > 3 * len(watched), "tokens came bit by bit"
