@@ -19,7 +19,7 @@ def load() -> None:
     if cpu.wanted():
         cpu.prepare_sglang()
         wanted += cpu.hooks()
-    for target, hook, kind in wanted:
-        HookRegistry.register(target, hook, HookType(kind))
-        effect.expected.append(target)
+    for hook in wanted:
+        HookRegistry.register(hook.target, hook.function, HookType(hook.kind))
+        effect.expected.append(hook.target)
     algorithm.register()

@@ -6,7 +6,6 @@ its part of `/server_info`, which of our hooks really stand where they should.
 
 import os
 import pkgutil
-from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
@@ -15,6 +14,7 @@ import msgspec
 from seer_sgl.link import contract
 
 from . import drafting, pool, weights, work
+from .hook import SCHEDULER, Hook
 
 expected: list[str] = []  # dotted SGLang names that should be hooked in this process
 
@@ -31,8 +31,8 @@ def _is_hooked(target: str) -> bool:
         return False
 
 
-def hook() -> tuple[str, Callable[..., Any], str]:
-    """After `Scheduler.get_internal_state`: add the PluginReport."""
+def hook() -> Hook:
+    """Returns the hook that adds the PluginReport."""
 
     def add_report(result: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
         report = contract.PluginReport(
@@ -49,4 +49,10 @@ def hook() -> tuple[str, Callable[..., Any], str]:
         result.internal_state[contract.REPORT] = msgspec.json.decode(msgspec.json.encode(report))
         return result
 
-    return ("sglang.srt.managers.scheduler.Scheduler.get_internal_state", add_report, "after")
+    return Hook(
+        f"{SCHEDULER}.get_internal_state",
+        add_report,
+        "after",
+        "SGLang logs a plugin's failure and goes on without it; the report in `/server_info` shows "
+        "which hooks are in place.",
+    )

@@ -5,15 +5,24 @@ them (`Req.update_finish_state`). With drafts a step brings any number of tokens
 the reply separates them from those before, which were all looked at.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from seer_sgl.link.contract import EXAMINED
 
+from .hook import REQ, Hook
 
-def hooks() -> list[tuple[str, Callable[..., Any], str]]:
-    """The hooks as (SGLang target, function, kind of hook)."""
-    return [("sglang.srt.managers.schedule_batch.Req.update_finish_state", step_ends, "before")]
+
+def hooks() -> list[Hook]:
+    """Returns the hooks of this file."""
+    return [
+        Hook(
+            f"{REQ}.update_finish_state",
+            step_ends,
+            "before",
+            "SGLang ends an aborted request without looking for a stop in its last step; the reply "
+            "reports where that step began, so that the driver can drop its tokens.",
+        )
+    ]
 
 
 def step_ends(req: Any, new_accepted_len: int = 1) -> None:

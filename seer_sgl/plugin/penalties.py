@@ -12,21 +12,43 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .hook import BATCH, SAMPLING, SCHEDULER, Hook
+
 if TYPE_CHECKING:
     import torch
 
-SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
-SAMPLING = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 
-
-def hooks() -> list[tuple[str, Callable[..., Any], str]]:
-    """The hooks as (SGLang target, function, kind of hook)."""
+def hooks() -> list[Hook]:
+    """Returns the hooks of this file."""
     return [
-        (f"{SCHEDULER}.is_disable_overlap_for_batch", newest_token_first, "after"),
-        (f"{BATCH}.cumulate_penalty_output_tokens", count_later, "around"),
-        (f"{SCHEDULER}.run_batch", count_now, "before"),
-        (f"{SAMPLING}.from_schedule_batch", remember_output, "after"),
+        Hook(
+            f"{SCHEDULER}.is_disable_overlap_for_batch",
+            newest_token_first,
+            "after",
+            "SGLang prepares a step before the last one's tokens are on the host; a step whose "
+            "penalties depend on those tokens waits for them.",
+        ),
+        Hook(
+            f"{BATCH}.cumulate_penalty_output_tokens",
+            count_later,
+            "around",
+            "SGLang counts tokens for penalties while it prepares a step, when the newest token is "
+            "still missing; the count is put off until the step runs.",
+        ),
+        Hook(
+            f"{SCHEDULER}.run_batch",
+            count_now,
+            "before",
+            "SGLang starts the step here, with all tokens known; the count that was put off is "
+            "made now.",
+        ),
+        Hook(
+            f"{SAMPLING}.from_schedule_batch",
+            remember_output,
+            "after",
+            "SGLang starts the penalties of a retracted request from nothing; the tokens that it "
+            "has already written are counted again.",
+        ),
     ]
 
 

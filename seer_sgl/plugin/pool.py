@@ -14,30 +14,76 @@ from seer_sgl.kvpool.namespace import Layout
 from seer_sgl.link import messages
 from seer_sgl.link.contract import PoolReport
 
+from .hook import CONTROLLER, HYBRID, MOONCAKE, SCHEDULER, TREE, Hook
 from .pool_member import Member
 
 BUSY_POLL_S = 0.001
 RATE_TOKENS = 256  # of a transfer or a prefill that tells a rate: shorter ones tell a latency
 
-_CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
-_HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"
-_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-_MOONCAKE = "sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore"
-_TREE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 
-
-def hooks() -> list[tuple[str, Callable[..., Any], str]]:
-    """The hooks as (SGLang target, function, kind of hook)."""
+def hooks() -> list[Hook]:
+    """Returns the hooks of this file."""
     return [
-        (f"{_CONTROLLER}._generate_storage_config", name_the_layout, "after"),
-        (f"{_HYBRID}.attach_storage_backend", join, "after"),
-        (f"{_HYBRID}._page_backup", page_written, "after"),
-        (f"{_CONTROLLER}._page_transfer", pages_fetched, "around"),
-        (f"{_SCHEDULER}.run_batch", batch_begins, "before"),
-        (f"{_SCHEDULER}.process_batch_result", batch_ended, "after"),
-        (f"{_TREE}.insert_req", call_finished, "after"),
-        (f"{_SCHEDULER}.maybe_sleep_on_idle", keep_awake, "around"),
-        (f"{_MOONCAKE}._put_batch_zero_copy_impl", put_replicas, "around"),
+        Hook(
+            f"{CONTROLLER}._generate_storage_config",
+            name_the_layout,
+            "after",
+            "SGLang's page keys do not say how KV is laid out; the layout becomes part of the "
+            "model's name, so that engines share pages only if they can read them.",
+        ),
+        Hook(
+            f"{HYBRID}.attach_storage_backend",
+            join,
+            "after",
+            "SGLang has connected this rank to the pool; the rank's bookkeeping starts.",
+        ),
+        Hook(
+            f"{HYBRID}._page_backup",
+            page_written,
+            "after",
+            "SGLang answers a request before its KV is in the pool; the end of each write triggers "
+            "the acknowledgement to the driver.",
+        ),
+        Hook(
+            f"{CONTROLLER}._page_transfer",
+            pages_fetched,
+            "around",
+            "SGLang reads pages from the pool here; the time is measured for the driver's choice "
+            "between fetching and computing again.",
+        ),
+        Hook(
+            f"{SCHEDULER}.run_batch",
+            batch_begins,
+            "before",
+            "SGLang starts a batch here; the start of a prefill is noted to measure its rate.",
+        ),
+        Hook(
+            f"{SCHEDULER}.process_batch_result",
+            batch_ended,
+            "after",
+            "SGLang has finished a batch here; the rate of a prefill is measured for the driver's "
+            "choice between fetching and computing again.",
+        ),
+        Hook(
+            f"{TREE}.insert_req",
+            call_finished,
+            "after",
+            "SGLang has cached a finished request and starts to write its KV to the pool; the "
+            "names of its pages are recorded for acknowledgement and release.",
+        ),
+        Hook(
+            f"{SCHEDULER}.maybe_sleep_on_idle",
+            keep_awake,
+            "around",
+            "SGLang's idle sleep lasts up to a second between two steps of a KV transfer; while a "
+            "transfer is under way it is a millisecond.",
+        ),
+        Hook(
+            f"{MOONCAKE}._put_batch_zero_copy_impl",
+            put_replicas,
+            "around",
+            "SGLang stores one copy of each page; more copies are stored if configured.",
+        ),
     ]
 
 

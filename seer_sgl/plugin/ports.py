@@ -14,23 +14,44 @@ from urllib.parse import parse_qsl, urlsplit
 
 from seer_sgl import loopback
 
+from .hook import BOOTSTRAP, GROUPS, MOONCAKE, TRANSFER, Hook
+
 HOST = "127.0.0.1"
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # torch's environment variable
 SCHEME = "seer-loopback"  # of torch's rendezvous
 
-_GROUPS = "sglang.srt.distributed.bootstrap._init_parallel_groups"
-_CUSTOM_GROUP = "sglang.srt.distributed.parallel_state.create_custom_parallel_group"
-_TRANSFER = "sglang.srt.distributed.device_communicators.mooncake_transfer_engine"
-_MOONCAKE = "sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore"
 
-
-def hooks() -> list[tuple[str, Callable[..., Any], str]]:
-    """The hooks as (SGLang target, function, kind of hook)."""
+def hooks() -> list[Hook]:
+    """Returns the hooks of this file."""
     return [
-        (_GROUPS, meet_on_loopback, "around"),
-        (_CUSTOM_GROUP, group_on_loopback, "around"),
-        (f"{_TRANSFER}.init_mooncake_transfer_engine", confine, "after"),
-        (f"{_MOONCAKE}.__init__", confine, "after"),
+        Hook(
+            f"{BOOTSTRAP}._init_parallel_groups",
+            meet_on_loopback,
+            "around",
+            "torch lets the ranks of a server meet at a port that is open on all interfaces; ranks "
+            "of one machine meet on loopback.",
+        ),
+        Hook(
+            f"{GROUPS}.create_custom_parallel_group",
+            group_on_loopback,
+            "around",
+            "SGLang makes HiCache's groups of ranks later, again with open ports; those of one "
+            "machine are made on loopback.",
+        ),
+        Hook(
+            f"{TRANSFER}.init_mooncake_transfer_engine",
+            confine,
+            "after",
+            "Mooncake's transfer engine opens ports on all interfaces; in a fleet on one machine "
+            "they are confined to loopback.",
+        ),
+        Hook(
+            f"{MOONCAKE}.__init__",
+            confine,
+            "after",
+            "Mooncake's store client opens ports on all interfaces; in a fleet on one machine they "
+            "are confined to loopback.",
+        ),
     ]
 
 

@@ -8,12 +8,20 @@ after each token, would never have reached.
 from collections.abc import Callable
 from typing import Any
 
-_UPDATE = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
+from .hook import REQ, Hook
 
 
-def hooks() -> list[tuple[str, Callable[..., Any], str]]:
-    """The hooks as (SGLang target, function, kind of hook)."""
-    return [(_UPDATE, look_after_every_token, "around")]
+def hooks() -> list[Hook]:
+    """Returns the hooks of this file."""
+    return [
+        Hook(
+            f"{REQ}.update_finish_state",
+            look_after_every_token,
+            "around",
+            "SGLang looks for a stop in all tokens of a speculative step at once; looking after "
+            "each token ends a response where plain decoding would have ended it.",
+        )
+    ]
 
 
 def look_after_every_token(

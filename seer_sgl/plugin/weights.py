@@ -13,12 +13,11 @@ from typing import Any
 from seer_sgl.kvpool.namespace import weights_name
 
 from . import pool
+from .hook import SCHEDULER, UPDATER, Hook
 
 # Hashed at a time: SGLang's kernel copies what is not contiguous and counts words in 32 bits.
 PART_BYTES = 1 << 28
 
-_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _MAY_CHANGE_THEM = (
     "begin_weight_update",
     "update_weights_from_disk",
@@ -32,14 +31,47 @@ _MAY_CHANGE_THEM = (
 _name: str | None = None  # of the weights; None until they are loaded
 
 
-def hooks() -> list[tuple[str, Callable[..., Any], str]]:
-    """The hooks as (SGLang target, function, kind of hook)."""
+def hooks() -> list[Hook]:
+    """Returns the hooks of this file."""
     return [
-        (f"{_SCHEDULER}.init_weight_updater", weights_loaded, "after"),
-        *((f"{_UPDATER}.{call}", weights_touched, "after") for call in _MAY_CHANGE_THEM),
-        (f"{_SCHEDULER}.handle_update_weight_version", version_named, "after"),
-        (f"{_SCHEDULER}._add_request_to_queue", name_the_kv, "before"),
-        (f"{_SCHEDULER}.stash_chunked_request", stash_chunk, "around"),
+        Hook(
+            f"{SCHEDULER}.init_weight_updater",
+            weights_loaded,
+            "after",
+            "SGLang has loaded the model here and serves no request yet; the weights get their "
+            "name.",
+        ),
+        *(
+            Hook(
+                f"{UPDATER}.{call}",
+                weights_touched,
+                "after",
+                "SGLang may change the weights in this call, even if it fails half-way; the "
+                "weights are named again.",
+            )
+            for call in _MAY_CHANGE_THEM
+        ),
+        Hook(
+            f"{SCHEDULER}.handle_update_weight_version",
+            version_named,
+            "after",
+            "A trainer that writes into the engine's memory itself ends its update with this call; "
+            "the weights are named again.",
+        ),
+        Hook(
+            f"{SCHEDULER}._add_request_to_queue",
+            name_the_kv,
+            "before",
+            "SGLang finds KV by tokens alone; the name of the weights becomes part of the key, so "
+            "that no request reads KV of other weights.",
+        ),
+        Hook(
+            f"{SCHEDULER}.stash_chunked_request",
+            stash_chunk,
+            "around",
+            "SGLang recomputes a chunk of a long prompt for ever if the request may not be cached; "
+            "such a request keeps its KV without caching it.",
+        ),
     ]
 
 

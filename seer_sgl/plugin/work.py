@@ -1,16 +1,24 @@
 """What the engine has computed since it started: batches, and tokens that it prefilled."""
 
-from collections.abc import Callable
 from typing import Any
 
 from seer_sgl.types import EngineWork
 
+from .hook import SCHEDULER, Hook
+
 _prefilled = 0  # tokens; one scheduler a process
 
 
-def hooks() -> list[tuple[str, Callable[..., Any], str]]:
-    """The hooks as (SGLang target, function, kind of hook)."""
-    return [("sglang.srt.managers.scheduler.Scheduler.run_batch", batch_begins, "before")]
+def hooks() -> list[Hook]:
+    """Returns the hooks of this file."""
+    return [
+        Hook(
+            f"{SCHEDULER}.run_batch",
+            batch_begins,
+            "before",
+            "SGLang reports no total of the tokens that it prefilled; the report needs one.",
+        )
+    ]
 
 
 def batch_begins(self: Any, batch: Any, *_: Any, **__: Any) -> None:

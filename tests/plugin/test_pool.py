@@ -54,9 +54,9 @@ def member(monkeypatch: pytest.MonkeyPatch) -> FakeMember:
 
 
 def test_each_hook_has_a_target_of_its_own() -> None:
-    targets = [target for target, _, _ in pool.hooks()]
+    targets = [hook.target for hook in pool.hooks()]
     assert len(set(targets)) == len(targets)
-    assert {kind for _, _, kind in pool.hooks()} <= {"before", "after", "around"}
+    assert {hook.kind for hook in pool.hooks()} <= {"before", "after", "around"}
 
 
 def test_without_a_pool_the_hooks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,7 @@ def queued(scheduler: Scheduler, *requests: Request) -> None:
 
 
 def test_each_hook_has_a_target_of_its_own() -> None:
-    targets = [target for target, _, _ in weights.hooks()]
+    targets = [hook.target for hook in weights.hooks()]
     assert len(set(targets)) == len(targets)
 
 

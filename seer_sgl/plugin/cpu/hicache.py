@@ -3,27 +3,50 @@
 For the plain MHA pools only: MLA, sliding-window and Mamba pools stay stock and do not run here.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-Hook = tuple[str, Callable[..., Any], str]
+from seer_sgl.plugin.hook import ALLOCATOR, HOST_POOL, Hook
 
-_HOST_POOL = "sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost"
-_ALLOCATOR = "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator"
 _PIN_MEMORY_POSITION = 6  # of MHATokenToKVPoolHost.__init__, self included
 HOST_RESERVE_BYTES = 1 << 30
 
 
 def hooks() -> list[Hook]:
-    """The hooks as (SGLang target, function, kind of hook)."""
+    """Returns the hooks of this file."""
     return [
-        (f"{_HOST_POOL}.__init__", unpinned, "before"),
-        (f"{_HOST_POOL}.backup_from_device_all_layer", copy_to_host, "replace"),
-        (f"{_HOST_POOL}.load_to_device_per_layer", copy_from_host, "replace"),
-        (f"{_ALLOCATOR}.alloc_extend", alloc_extend, "replace"),
-        (f"{_ALLOCATOR}.alloc_decode", alloc_decode, "replace"),
+        Hook(
+            f"{HOST_POOL}.__init__",
+            unpinned,
+            "before",
+            "SGLang asks CUDA for page-locked host memory; without CUDA the memory is ordinary.",
+        ),
+        Hook(
+            f"{HOST_POOL}.backup_from_device_all_layer",
+            copy_to_host,
+            "replace",
+            "SGLang copies KV to host memory with CUDA kernels; on a CPU torch copies it.",
+        ),
+        Hook(
+            f"{HOST_POOL}.load_to_device_per_layer",
+            copy_from_host,
+            "replace",
+            "SGLang copies KV from host memory with CUDA kernels; on a CPU torch copies it.",
+        ),
+        Hook(
+            f"{ALLOCATOR}.alloc_extend",
+            alloc_extend,
+            "replace",
+            "SGLang allocates pages for a prefill with a Triton kernel; on a CPU its own torch "
+            "version does so.",
+        ),
+        Hook(
+            f"{ALLOCATOR}.alloc_decode",
+            alloc_decode,
+            "replace",
+            "SGLang allocates pages for a decode step with a Triton kernel; on a CPU torch does.",
+        ),
     ]
 
 

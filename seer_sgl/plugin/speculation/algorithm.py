@@ -4,10 +4,10 @@ To SGLang it is a kind of n-gram drafting: trees that need no KV of their own, v
 target (`is_ngram`); what differs is who drafts and how a draft is verified (worker.py).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from seer_sgl.link.contract import ALGORITHM
+from seer_sgl.plugin.hook import KV_SIZES, Hook
 
 
 def register() -> None:
@@ -68,10 +68,17 @@ def register() -> None:
     )
 
 
-def hooks() -> list[tuple[str, Callable[..., Any], str]]:
-    """The hooks as (SGLang target, function, kind of hook)."""
-    target = "sglang.srt.mem_cache.kv_cache_configurator.get_req_to_token_extra_context_len"
-    return [(target, room_for_drafts, "after")]
+def hooks() -> list[Hook]:
+    """Returns the hooks of this file."""
+    return [
+        Hook(
+            f"{KV_SIZES}.get_req_to_token_extra_context_len",
+            room_for_drafts,
+            "after",
+            "SGLang ends a request's row of KV slots at the context length; what is reserved for "
+            "drafts at the very end of the context has to fit too.",
+        )
+    ]
 
 
 def room_for_drafts(result: int) -> int:
