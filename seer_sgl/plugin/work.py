@@ -1,4 +1,4 @@
-"""What the engine has computed since it started: batches, and tokens that it prefilled."""
+"""The work that the engine has done since it started: batches, and tokens that it prefilled."""
 
 from typing import Any
 
@@ -6,28 +6,29 @@ from seer_sgl.types import EngineWork
 
 from .hook import SCHEDULER, Hook
 
-_prefilled = 0  # tokens; one scheduler a process
 
+class Work:
+    """The counter of prefilled tokens of one scheduler."""
 
-def hooks() -> list[Hook]:
-    """Returns the hooks of this file."""
-    return [
-        Hook(
-            f"{SCHEDULER}.run_batch",
-            batch_begins,
-            "before",
-            "SGLang reports no total of the tokens that it prefilled; the report needs one.",
-        )
-    ]
+    def __init__(self) -> None:
+        self._prefilled = 0  # tokens
 
+    def hooks(self) -> list[Hook]:
+        """Returns the hooks of this part."""
+        return [
+            Hook(
+                f"{SCHEDULER}.run_batch",
+                self.batch_begins,
+                "before",
+                "SGLang reports no total of the tokens that it prefilled; the report needs one.",
+            )
+        ]
 
-def batch_begins(self: Any, batch: Any, *_: Any, **__: Any) -> None:
-    """Before `Scheduler.run_batch`."""
-    global _prefilled  # noqa: PLW0603 (one scheduler a process)
-    if batch.forward_mode.is_extend():
-        _prefilled += batch.extend_num_tokens or 0
+    def batch_begins(self, scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
+        """Before `Scheduler.run_batch`."""
+        if batch.forward_mode.is_extend():
+            self._prefilled += batch.extend_num_tokens or 0
 
-
-def report(scheduler: Any) -> EngineWork:
-    """Returns the work's part of the plugin's report. scheduler: SGLang's."""
-    return EngineWork(forward_steps=scheduler.forward_ct, prefilled_tokens=_prefilled)
+    def report(self, scheduler: Any) -> EngineWork:
+        """Returns the work's part of the plugin's report. scheduler: SGLang's."""
+        return EngineWork(forward_steps=scheduler.forward_ct, prefilled_tokens=self._prefilled)

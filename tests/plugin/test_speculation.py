@@ -14,7 +14,7 @@ from seer_sgl.plugin.cpu import speculative_kernels as kernels
 from seer_sgl.plugin.speculation import ranks
 from seer_sgl.plugin.speculation.mask import attention_mask
 from seer_sgl.plugin.speculation.planner import PLAIN, Plan
-from seer_sgl.plugin.speculation.rows import Rows, origin_of
+from seer_sgl.plugin.speculation.rows import BatchRows, origin_of
 
 PROMPT = [1, 2, 3]
 
@@ -36,7 +36,7 @@ class Engine:
     def __init__(self) -> None:
         self.drafter = Drafter()
         replica = Replica(self.drafter, None, max_tokens=1000, scope="engine")
-        self.rows = Rows(self.drafter, replica)
+        self.rows = BatchRows(self.drafter, replica)
 
     def step(self, reqs: list[Any], totals: list[int], runs: list[list[int]]) -> list[int]:
         """The tokens that reach the index. runs: what the last step brought each row."""
@@ -47,7 +47,7 @@ class Engine:
         self.rows.follow(reqs)
         tokens, counts = self.rows.missing(reqs, np.array(totals), padded, lens)
         self.drafter.step(self.rows.slots, tokens, counts, np.zeros(len(reqs), np.int32), 1)
-        self.rows.tell(tokens, counts)
+        self.rows.share(tokens, counts)
         return list(tokens.tolist())
 
 

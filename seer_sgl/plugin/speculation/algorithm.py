@@ -4,14 +4,16 @@ To SGLang it is a kind of n-gram drafting: trees that need no KV of their own, v
 target (`is_ngram`); what differs is who drafts and how a draft is verified (worker.py).
 """
 
+import functools
 from typing import Any
 
 from seer_sgl.link.contract import ALGORITHM
+from seer_sgl.plugin.drafting import DraftStatus
 from seer_sgl.plugin.hook import KV_SIZES, Hook
 
 
-def register() -> None:
-    """Make the algorithm known; once in every process of a server."""
+def register(status: DraftStatus) -> None:
+    """Registers the algorithm; once in every process of a server. status: for its workers."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
@@ -61,7 +63,7 @@ def register() -> None:
     def worker(_: Any) -> Any:
         from .worker import GroupedWorker
 
-        return GroupedWorker
+        return functools.partial(GroupedWorker, status)
 
     SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=GroupedSpeculation)(
         worker

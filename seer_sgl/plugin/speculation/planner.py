@@ -18,7 +18,7 @@ from seer_sgl.draft.steps import StepTimes
 from seer_sgl.draft.tree import Accepted
 
 from .counts import Counts
-from .rows import Rows
+from .rows import BatchRows
 
 
 class Plan(NamedTuple):
@@ -38,7 +38,7 @@ class _Step(NamedTuple):
     unneeded_s: float  # spent on drafts that a plain step would have done without
 
 
-class Drafting:
+class Planner:
     """Drafts for the running requests and learns from what becomes of them.
 
     widths: of a verification, ascending from 1. paths: continuations of a node, at most; 1 drafts
@@ -56,7 +56,7 @@ class Drafting:
         self.counts = Counts()
         self._drafter = drafter
         self._replica = replica
-        self._rows = Rows(drafter, replica)
+        self._rows = BatchRows(drafter, replica)
         self._paths = paths
         self._most = widths[-1] - 1
         self._acceptance = Acceptance(self._most)
@@ -132,7 +132,7 @@ class Drafting:
         room = np.minimum(rows.limits - totals - 1, 0 if plain else self._most)
         budgets = np.maximum(room, 0).astype(np.int32)
         drafts = self._drafter.step(rows.slots, tokens, counts, budgets, self._paths)
-        rows.tell(tokens, counts)
+        rows.share(tokens, counts)
         if plain or not drafts.counts.any():
             return PLAIN
         width = self._policy.width(drafts, rows.probes)

@@ -27,13 +27,13 @@ class Origin(NamedTuple):
 
 
 def origin_of(req: Any) -> Origin:
-    """What the caller said in `custom_params`; a group of its own for anybody else's request."""
+    """Returns what the caller wrote into `custom_params`; a group of its own without that."""
     given = req.sampling_params.custom_params
-    told = given.get(ORIGIN) if isinstance(given, dict) else None
+    origin = given.get(ORIGIN) if isinstance(given, dict) else None
     length = len(req.origin_input_ids)
-    if isinstance(told, dict):
-        group, sample = told.get("group"), told.get("sample")
-        prompt_len = told.get("prompt_len")
+    if isinstance(origin, dict):
+        group, sample = origin.get("group"), origin.get("sample")
+        prompt_len = origin.get("prompt_len")
         if (
             isinstance(group, str)
             and isinstance(sample, int)
@@ -41,11 +41,11 @@ def origin_of(req: Any) -> Origin:
             and 0 <= sample < 1 << 31
             and 0 < prompt_len <= length
         ):
-            return Origin(group, sample, prompt_len, told.get("probe") is True)
+            return Origin(group, sample, prompt_len, origin.get("probe") is True)
     return Origin(req.rid, 0, length, False)
 
 
-class Rows:
+class BatchRows:
     """The rows of the decode batch, in its order. All arrays have one entry a row."""
 
     def __init__(self, drafter: Drafter, replica: Replica) -> None:
@@ -104,7 +104,7 @@ class Rows:
         self.lengths = self.lengths + counts
         return np.ascontiguousarray(tokens, np.int32), counts.astype(np.int32)
 
-    def tell(self, tokens: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
+    def share(self, tokens: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
         """These tokens are in the indexes; siblings elsewhere want them too."""
         ids, start = tokens.tolist(), 0
         for slot, count in zip(self.slots.tolist(), counts.tolist(), strict=True):

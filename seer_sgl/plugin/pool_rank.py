@@ -1,7 +1,7 @@
 """This rank's part in the KV pool: acknowledgements to the driver, and release of pages.
 
-SGLang answers a request before its KV is in the pool and never says when it is. The member asks the
-storage backend itself, as soon as the last page was written.
+SGLang answers a request before its KV is in the pool and does not report when it is. The rank asks
+the storage backend itself, as soon as the last page was written.
 """
 
 import logging
@@ -64,8 +64,8 @@ class PageNames:
         return pages[keep:]
 
 
-class Member:
-    """This rank's part in the pool. Only what says so may be called from SGLang's threads."""
+class PoolRank:
+    """This rank's part in the pool. Threads of SGLang may call the methods marked `Any thread`."""
 
     def __init__(self, controller: Any, layout: Layout) -> None:
         self.layout = layout
@@ -77,7 +77,7 @@ class Member:
         self._names = PageNames(MAX_PAGES)
         self._forgotten: dict[str, int] = {}  # uid -> tokens to keep, once its writes are over
         self._rates = messages.Rates(0, 0.0, 0, 0.0)
-        self._told_rates_at = time.monotonic()
+        self._rates_sent_at = time.monotonic()
         self._link = self._join()
         threading.Thread(target=self._run, name="seer-sgl pool", daemon=True).start()
 
@@ -126,20 +126,20 @@ class Member:
         elif isinstance(event, messages.Forget):
             self._forget(event.uid, event.keep)
         elif isinstance(event, messages.Rates):
-            self._tell(event)
+            self._send_rates(event)
         elif event in self._by_last_page:
             self._check(self._by_last_page[event])
         now = time.monotonic()
         for chain in [chain for chain in self._awaited.values() if chain.check_at <= now]:
             self._check(chain)
 
-    def _tell(self, rates: messages.Rates) -> None:
+    def _send_rates(self, rates: messages.Rates) -> None:
         before, now = msgspec.structs.astuple(self._rates), time.monotonic()
         added = zip(before, msgspec.structs.astuple(rates), strict=True)
         self._rates = messages.Rates(*(old + new for old, new in added))
-        if self._link is not None and now - self._told_rates_at >= RATES_EVERY_S:
+        if self._link is not None and now - self._rates_sent_at >= RATES_EVERY_S:
             self._link.send(self._rates)
-            self._rates, self._told_rates_at = messages.Rates(0, 0.0, 0, 0.0), now
+            self._rates, self._rates_sent_at = messages.Rates(0, 0.0, 0, 0.0), now
 
     def _expect(self, chain: Chain) -> None:
         from sglang.srt.mem_cache.utils import get_storage_hash_str
@@ -154,7 +154,7 @@ class Member:
         self._by_last_page[chain.pages[-1]] = chain
 
     def _check(self, chain: Chain) -> None:
-        """Tell the driver once all is there, or once it will not get more."""
+        """Sends the acknowledgement once all pages are stored, or once no more will be."""
         try:
             there = self._controller.storage_backend.batch_exists(chain.pages)
         except Exception:  # whatever a storage backend raises while its servers are away
