@@ -5,11 +5,10 @@ them (`Req.update_finish_state`). With drafts a step brings any number of tokens
 the reply separates them from those before, which were all looked at.
 """
 
-from typing import Any
-
 from seer_sgl.link.contract import EXAMINED
 
 from .hook import REQ, Hook
+from .sglang_types import SglReq
 
 
 def hooks() -> list[Hook]:
@@ -25,7 +24,7 @@ def hooks() -> list[Hook]:
     ]
 
 
-def step_ends(req: Any, new_accepted_len: int = 1) -> None:
+def step_ends(req: SglReq, new_accepted_len: int = 1) -> None:
     """Before `Req.update_finish_state`, which ends the request at once if `to_finish` is set.
 
     `customized_info` is SGLang's way into `meta_info`: lists with an item per output token.

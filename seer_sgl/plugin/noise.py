@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .hook import SAMPLER, SAMPLING, Hook
+from .sglang_types import SglSamplingInfo
 
 if TYPE_CHECKING:
     import torch  # heavy: the driver reads this package too
@@ -100,7 +101,7 @@ def _filtered(
     return ranked.masked_fill_(excluded, 0.0), tokens
 
 
-def greedy_at_temperature_one(result: Any, *_: Any, **__: Any) -> Any:
+def greedy_at_temperature_one(result: SglSamplingInfo, *_: object, **__: object) -> SglSamplingInfo:
     """After `SamplingBatchInfo.from_schedule_batch`: SGLang returns a greedy request's logprobs at
     temperature 1 only if all the batch is greedy. `top_k` 1 is greedy at any temperature."""
     result.temperatures.masked_fill_(result.top_ks.view(-1, 1) <= 1, 1.0)

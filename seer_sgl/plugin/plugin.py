@@ -8,7 +8,6 @@ hooks are in place.
 import os
 import pkgutil
 from importlib.metadata import version
-from typing import Any
 
 import msgspec
 
@@ -18,6 +17,7 @@ from . import cpu, ends, noise, penalties, ports, secrets, stops
 from .drafting import DraftStatus
 from .hook import SCHEDULER, Hook
 from .pool import PoolPart
+from .sglang_types import SglInternalState, SglScheduler
 from .speculation import algorithm
 from .weights import Weights
 from .work import Work
@@ -67,8 +67,8 @@ class Plugin:
         """Returns the targets at which no hook is in place."""
         return [hook.target for hook in self.hooks if not _is_hooked(hook.target)]
 
-    def report(self, scheduler: Any) -> contract.PluginReport:
-        """Returns the plugin's part of `/server_info`. scheduler: SGLang's."""
+    def report(self, scheduler: SglScheduler) -> contract.PluginReport:
+        """Returns the plugin's part of `/server_info`."""
         return contract.PluginReport(
             version=version("seer-sgl"),
             missing=self.missing(),
@@ -81,7 +81,9 @@ class Plugin:
             work=self._work.report(scheduler),
         )
 
-    def add_report(self, result: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
+    def add_report(
+        self, result: SglInternalState, scheduler: SglScheduler, *_: object, **__: object
+    ) -> SglInternalState:
         """After `Scheduler.get_internal_state`."""
         report = msgspec.json.encode(self.report(scheduler))
         result.internal_state[contract.REPORT] = msgspec.json.decode(report)

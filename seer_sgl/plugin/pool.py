@@ -7,7 +7,7 @@ is attached.
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from seer_sgl.kvpool.hicache import NAMESPACE, REPLICAS
 from seer_sgl.kvpool.namespace import Layout
@@ -16,6 +16,18 @@ from seer_sgl.link.contract import PoolReport
 
 from .hook import CONTROLLER, HYBRID, MOONCAKE, SCHEDULER, TREE, Hook
 from .pool_rank import PoolRank
+from .sglang_types import (
+    SglController,
+    SglMooncakeStore,
+    SglRadixCache,
+    SglReq,
+    SglScheduleBatch,
+    SglScheduler,
+    SglStorageConfig,
+    SglStorageOperation,
+)
+
+R = TypeVar("R")
 
 BUSY_POLL_S = 0.001
 RATE_TOKENS = 256  # of a transfer or a prefill; shorter ones would measure a latency, not a rate
@@ -104,18 +116,20 @@ class PoolPart:
             ),
         ]
 
-    def join(self, result: Any, controller: Any, *_: Any, **__: Any) -> Any:
+    def join(self, result: R, controller: SglController, *_: object, **__: object) -> R:
         """After `HybridCacheController.attach_storage_backend`: this rank has a pool now."""
         self._rank = PoolRank(controller, layout_of(controller))
         return result
 
-    def page_written(self, result: Any, controller: Any, operation: Any) -> Any:
+    def page_written(self, result: R, controller: object, operation: SglStorageOperation) -> R:
         """After `HybridCacheController._page_backup`."""
         if self._rank is not None and operation.hash_value:
             self._rank.written(operation.hash_value[-1])
         return result
 
-    def pages_fetched(self, stock: Callable[..., int], controller: Any, operation: Any) -> int:
+    def pages_fetched(
+        self, stock: Callable[..., int], controller: SglController, operation: object
+    ) -> int:
         """Around `HiCacheController._page_transfer`: how fast the pool is read."""
         began = time.monotonic()
         pages = stock(controller, operation)
@@ -124,12 +138,16 @@ class PoolPart:
             self._rank.measured(messages.Rates(0, 0.0, tokens, time.monotonic() - began))
         return pages
 
-    def batch_begins(self, scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
+    def batch_begins(
+        self, scheduler: object, batch: SglScheduleBatch, *_: object, **__: object
+    ) -> None:
         """Before `Scheduler.run_batch`."""
         if self._rank is not None and batch.forward_mode.is_extend():
             batch.seer_began = time.monotonic()
 
-    def batch_ended(self, result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any) -> Any:
+    def batch_ended(
+        self, result: R, scheduler: object, batch: SglScheduleBatch, *_: object, **__: object
+    ) -> R:
         """After `Scheduler.process_batch_result`: how fast the engine prefills."""
         began = getattr(batch, "seer_began", None)
         if self._rank is not None and began is not None and batch.forward_mode.is_extend():
@@ -138,7 +156,9 @@ class PoolPart:
                 self._rank.measured(messages.Rates(tokens, time.monotonic() - began, 0, 0.0))
         return result
 
-    def call_finished(self, result: Any, tree: Any, req: Any, *, up_to: int, **_: Any) -> Any:
+    def call_finished(
+        self, result: R, tree: SglRadixCache, req: SglReq, *, up_to: int, **_: object
+    ) -> R:
         """After `UnifiedRadixCache.insert_req`: a call is over, its KV on its way to the pool."""
         if self._rank is not None:
             from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -153,7 +173,7 @@ class PoolPart:
             self._rank.finished(req.rid, key.page_aligned(tree.page_size))
         return result
 
-    def keep_awake(self, stock: Callable[..., None], scheduler: Any) -> None:
+    def keep_awake(self, stock: Callable[..., None], scheduler: SglScheduler) -> None:
         """Around `Scheduler.maybe_sleep_on_idle`: KV on its way is moved on by this very loop.
 
         Stock `--sleep-on-idle` waits up to a second for a message between any two steps of a
@@ -171,8 +191,8 @@ class PoolPart:
         stock(scheduler)
 
 
-def layout_of(controller: Any) -> Layout:
-    """Returns how the KV of this engine is laid out. controller: a HiCacheController."""
+def layout_of(controller: SglController) -> Layout:
+    """Returns how the KV of this engine is laid out."""
     host = controller.mem_pool_host
     return Layout(
         dtype=str(controller.mem_pool_device.store_dtype),
@@ -183,7 +203,9 @@ def layout_of(controller: Any) -> Layout:
     )
 
 
-def name_the_layout(result: Any, controller: Any, *_: Any, **__: Any) -> Any:
+def name_the_layout(
+    result: SglStorageConfig, controller: SglController, *_: object, **__: object
+) -> SglStorageConfig:
     """After `HiCacheController._generate_storage_config`: the model's name, which is part of every
     key in every backend, also says how its KV is laid out."""
     tag = layout_of(controller).tag(os.environ.get(NAMESPACE, ""))
@@ -192,7 +214,12 @@ def name_the_layout(result: Any, controller: Any, *_: Any, **__: Any) -> Any:
 
 
 def put_replicas(  # noqa: PLR0917 (SGLang's signature)
-    stock: Callable[..., Any], store: Any, keys: Any, pointers: Any, sizes: Any, groups: Any = None
+    stock: Callable[..., Any],
+    store: SglMooncakeStore,
+    keys: Any,
+    pointers: Any,
+    sizes: Any,
+    groups: Any = None,
 ) -> Any:
     """Around `MooncakeStore._put_batch_zero_copy_impl`: more than one copy, if configured."""
     extra = store.storage_config.extra_config or {}

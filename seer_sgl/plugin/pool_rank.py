@@ -18,6 +18,8 @@ from seer_sgl.kvpool.namespace import Layout
 from seer_sgl.link import messages
 from seer_sgl.link.client import Link, driver_link
 
+from .sglang_types import SglController
+
 logger = logging.getLogger(__name__)
 FIRST_CHECK_S = 0.01  # then twice as long each time
 # After a wait as long as this, some 5 s in all, what is there is all that will be. Waits, not the
@@ -67,7 +69,7 @@ class PageNames:
 class PoolRank:
     """This rank's part in the pool. Threads of SGLang may call the methods marked `Any thread`."""
 
-    def __init__(self, controller: Any, layout: Layout) -> None:
+    def __init__(self, controller: SglController, layout: Layout) -> None:
         self.layout = layout
         self._controller = controller
         self._page_size = controller.page_size

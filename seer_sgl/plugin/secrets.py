@@ -22,6 +22,6 @@ def hooks() -> list[Hook]:
     ]
 
 
-def mask(result: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
+def mask(result: dict[str, Any], *_: object, **__: object) -> dict[str, Any]:
     """After `ServerArgs.resolved_dict`, which is what SGLang shows of its arguments."""
     return {name: MASK if name in KEYS and value else value for name, value in result.items()}

@@ -6,9 +6,9 @@ after each token, would never have reached.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from .hook import REQ, Hook
+from .sglang_types import SglReq
 
 
 def hooks() -> list[Hook]:
@@ -25,7 +25,7 @@ def hooks() -> list[Hook]:
 
 
 def look_after_every_token(
-    stock: Callable[[Any, int], None], self: Any, new_accepted_len: int = 1
+    stock: Callable[[SglReq, int], None], req: SglReq, new_accepted_len: int = 1
 ) -> None:
     """Around `Req.update_finish_state`: append the run's tokens again, one by one, and let SGLang
     look after each, until it ends the request.
@@ -34,19 +34,19 @@ def look_after_every_token(
     as in stock SGLang. A grammar has accepted the whole run before this call, so its state says
     nothing about a token within.
     """
-    params = self.sampling_params
+    params = req.sampling_params
     strings = params.stop_strs or params.stop_regex_strs
-    whole = self.finished() or self.to_finish or self.grammar is not None
+    whole = req.finished() or req.to_finish or req.grammar is not None
     if new_accepted_len <= 1 or not strings or whole:
-        stock(self, new_accepted_len)
+        stock(req, new_accepted_len)
         return
-    run = self.output_ids[-new_accepted_len:]
-    del self.output_ids[-new_accepted_len:]
+    run = req.output_ids[-new_accepted_len:]
+    del req.output_ids[-new_accepted_len:]
     for place, token in enumerate(run):
-        self.output_ids.append(token)
-        stock(self, 1)
-        if self.finished():
-            if self.finished_len is None:  # else what follows would count as output
-                self.finished_len = len(self.output_ids)
-            self.output_ids.extend(run[place + 1 :])
+        req.output_ids.append(token)
+        stock(req, 1)
+        if req.finished():
+            if req.finished_len is None:  # else what follows would count as output
+                req.finished_len = len(req.output_ids)
+            req.output_ids.extend(run[place + 1 :])
             return

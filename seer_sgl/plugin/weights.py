@@ -5,15 +5,23 @@ parameters of all ranks, taken at start-up and after whatever may have changed t
 by a trainer (`weight_version`) or a path names what somebody meant to load.
 """
 
+from __future__ import annotations
+
 import hashlib
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from seer_sgl.kvpool.namespace import weights_name
 
 from .hook import SCHEDULER, UPDATER, Hook
 from .pool import PoolPart
+from .sglang_types import SglReq, SglScheduler, SglWeightUpdater
+
+if TYPE_CHECKING:
+    import torch
+
+R = TypeVar("R")
 
 # Hashed at a time: SGLang's kernel copies what is not contiguous and counts words in 32 bits.
 PART_BYTES = 1 << 28
@@ -79,23 +87,23 @@ class Weights:
             ),
         ]
 
-    def weights_loaded(self, result: Any, scheduler: Any) -> Any:
+    def weights_loaded(self, result: R, scheduler: SglScheduler) -> R:
         """After `Scheduler.init_weight_updater`: the model is loaded, no request has come."""
         self.name = _name_of(scheduler)
         return result
 
-    def weights_touched(self, result: Any, updater: Any, *_: Any, **__: Any) -> Any:
+    def weights_touched(self, result: R, updater: SglWeightUpdater, *_: object, **__: object) -> R:
         """After a method of `SchedulerWeightUpdaterManager`, even one that failed half-way."""
         self._rename(updater.scheduler)
         return result
 
-    def version_named(self, result: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
+    def version_named(self, result: R, scheduler: SglScheduler, *_: object, **__: object) -> R:
         """After `Scheduler.handle_update_weight_version`: a trainer that writes into the engine's
         memory itself has finished."""
         self._rename(scheduler)
         return result
 
-    def name_the_kv(self, scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
+    def name_the_kv(self, scheduler: SglScheduler, req: SglReq, *_: object, **__: object) -> None:
         """Before `Scheduler._add_request_to_queue`: a request that waits has no KV yet.
 
         A request comes here again when SGLang takes it out of a batch; then it loses its KV.
@@ -103,7 +111,7 @@ class Weights:
         if self._pool.attached:
             self._name_request(req)
 
-    def stash_chunk(self, stock: Callable[..., None], scheduler: Any, req: Any) -> None:
+    def stash_chunk(self, stock: Callable[..., None], scheduler: SglScheduler, req: SglReq) -> None:
         """Around `Scheduler.stash_chunked_request`: SGLang caches each chunk of a long prompt. It
         forgets one that may not be cached, and computes it again for ever."""
         if self._pool.attached and req.skip_radix_cache_insert:
@@ -111,7 +119,7 @@ class Weights:
         else:
             stock(scheduler, req)
 
-    def _rename(self, scheduler: Any) -> None:
+    def _rename(self, scheduler: SglScheduler) -> None:
         """The weights may be others: no request may find KV of the old ones or leave mixed KV."""
         before, self.name = self.name, _name_of(scheduler)
         if self.name == before or not self._pool.attached:
@@ -119,18 +127,18 @@ class Weights:
         for req in scheduler.waiting_queue:
             scheduler.tree_cache.release_aborted_request(req.cache_request_handle)  # its fetch
             self._name_request(req)
-        for req in (*scheduler.collect_inflight_reqs(), scheduler.chunked_req):
-            if req is not None:
-                req.skip_radix_cache_insert = True
+        for running in (*scheduler.collect_inflight_reqs(), scheduler.chunked_req):
+            if running is not None:
+                running.skip_radix_cache_insert = True
 
-    def _name_request(self, req: Any) -> None:
+    def _name_request(self, req: SglReq) -> None:
         if not hasattr(req, "seer_own"):
             req.seer_own = req.extra_key, req.skip_radix_cache_insert
         key, req.skip_radix_cache_insert = req.seer_own
         req.extra_key = f"{self.name}|{key or ''}"
 
 
-def digest(model: Any) -> str:
+def digest(model: torch.nn.Module) -> str:
     """A digest of a model's parameters and buffers on this rank, as they are in memory.
 
     Leaves out what SGLang's own check of weights does: what is computed from the configuration.
@@ -148,14 +156,14 @@ def digest(model: Any) -> str:
     return whole.hexdigest()
 
 
-def _parts(tensor: Any) -> Iterator[Any]:
+def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if tensor.dim() == 0 or tensor.numel() == 0:
         yield tensor
         return
     yield from tensor.split(max(1, PART_BYTES // tensor[0].nbytes))
 
 
-def _name_of(scheduler: Any) -> str:
+def _name_of(scheduler: SglScheduler) -> str:
     """The name of the weights that are loaded now; all ranks of an engine come here together.
 
     A pipeline stage is named by its own ranks only: SGLang finds a prefix where all stages do.

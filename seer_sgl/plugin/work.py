@@ -1,10 +1,9 @@
 """The work that the engine has done since it started: batches, and tokens that it prefilled."""
 
-from typing import Any
-
 from seer_sgl.types import EngineWork
 
 from .hook import SCHEDULER, Hook
+from .sglang_types import SglScheduleBatch, SglScheduler
 
 
 class Work:
@@ -24,11 +23,13 @@ class Work:
             )
         ]
 
-    def batch_begins(self, scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
+    def batch_begins(
+        self, scheduler: object, batch: SglScheduleBatch, *_: object, **__: object
+    ) -> None:
         """Before `Scheduler.run_batch`."""
         if batch.forward_mode.is_extend():
             self._prefilled += batch.extend_num_tokens or 0
 
-    def report(self, scheduler: Any) -> EngineWork:
-        """Returns the work's part of the plugin's report. scheduler: SGLang's."""
+    def report(self, scheduler: SglScheduler) -> EngineWork:
+        """Returns the work's part of the plugin's report."""
         return EngineWork(forward_steps=scheduler.forward_ct, prefilled_tokens=self._prefilled)

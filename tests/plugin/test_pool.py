@@ -2,7 +2,7 @@
 SGLang."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -65,10 +65,10 @@ def test_each_hook_has_a_target_of_its_own() -> None:
 
 
 def test_without_a_pool_the_hooks_change_nothing() -> None:
-    part = PoolPart()
+    part, nobody = PoolPart(), cast(Any, None)
     assert not part.attached
     assert part.page_written("done", None, SimpleNamespace(hash_value=["p"])) == "done"
-    assert part.call_finished("done", None, None, up_to=1) == "done"
+    assert part.call_finished("done", nobody, nobody, up_to=1) == "done"
     assert part.pages_fetched(lambda *_: 99, SimpleNamespace(page_size=PAGE), "operation") == 99
     assert part.report() is None
 
@@ -129,7 +129,7 @@ def test_every_backends_keys_tell_the_layout(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(pool, "layout_of", lambda _: LAYOUT)
     monkeypatch.setenv(NAMESPACE, "fleet")
     for name, named in (("org/m", "-org/m"), (None, "-")):
-        result = pool.name_the_layout(SimpleNamespace(model_name=name), None)
+        result = pool.name_the_layout(SimpleNamespace(model_name=name), cast(Any, None))
         assert result.model_name == LAYOUT.tag("fleet") + named
 
 
@@ -177,7 +177,7 @@ class Copies:
 
 
 def test_pages_are_put_as_often_as_configured() -> None:
-    backend = Copies({REPLICAS: 3})
+    backend: Any = Copies({REPLICAS: 3})
     assert pool.put_replicas(lambda *_: "stock", backend, ["k"], [1], [2]) == "replicated"
     assert backend.put == [(["k"], [1], [2], 3)]
 
@@ -193,7 +193,7 @@ def test_pages_are_put_as_often_as_configured() -> None:
     ],
     ids=["no extra", "no replicas", "one", "groups", "multi buffer"],
 )
-def test_everything_else_is_put_by_sglang(backend: Copies, groups: Any) -> None:
+def test_everything_else_is_put_by_sglang(backend: Any, groups: Any) -> None:
     arguments = (backend, ["k"], [1], [2], groups)
     seen: list[Any] = []
 

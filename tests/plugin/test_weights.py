@@ -152,12 +152,12 @@ ATTACHED: Any = "a pool's rank"
 
 
 @pytest.fixture
-def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The first of two ranks, attached to a pool, its weights just loaded."""
     return loaded(monkeypatch, PoolPart(ATTACHED))
 
 
-def loaded(monkeypatch: pytest.MonkeyPatch, pool: PoolPart) -> Scheduler:
+def loaded(monkeypatch: pytest.MonkeyPatch, pool: PoolPart) -> Any:
     """The first of two ranks, its weights just loaded."""
 
     def all_gather_object(ranks: list[Any], here: Any, group: str) -> None:
@@ -165,13 +165,13 @@ def loaded(monkeypatch: pytest.MonkeyPatch, pool: PoolPart) -> Scheduler:
         ranks[:] = [here, made.other_rank]
 
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
-    made = Scheduler(Weights(pool))
+    made: Any = Scheduler(Weights(pool))
     monkeypatch.setattr(torch.distributed, "all_gather_object", all_gather_object)
     assert made.plugin.weights_loaded("done", made) == "done"
     return made
 
 
-def queued(scheduler: Scheduler, *requests: Request) -> None:
+def queued(scheduler: Any, *requests: Request) -> None:
     for req in requests:
         scheduler.plugin.name_the_kv(scheduler, req)
         scheduler.waiting_queue.append(req)
@@ -182,29 +182,30 @@ def test_each_hook_has_a_target_of_its_own() -> None:
     assert len(set(targets)) == len(targets)
 
 
-def test_the_same_weights_have_the_same_name_and_others_another(scheduler: Scheduler) -> None:
+def test_the_same_weights_have_the_same_name_and_others_another(scheduler: Any) -> None:
     first = scheduler.plugin.name
     scheduler.update()
     assert scheduler.plugin.name != first
-    scheduler.plugin.weights_loaded("done", Scheduler(scheduler.plugin))
+    restarted: Any = Scheduler(scheduler.plugin)
+    restarted.plugin.weights_loaded("done", restarted)
     assert scheduler.plugin.name == first
 
 
-def test_the_name_tells_the_weights_of_every_rank(scheduler: Scheduler) -> None:
+def test_the_name_tells_the_weights_of_every_rank(scheduler: Any) -> None:
     first = scheduler.plugin.name
     scheduler.other_rank = [("target", "another digest")]
     scheduler.update(other=False)
     assert scheduler.plugin.name != first
 
 
-def test_a_request_is_named_by_the_weights_and_by_its_users_own_key(scheduler: Scheduler) -> None:
+def test_a_request_is_named_by_the_weights_and_by_its_users_own_key(scheduler: Any) -> None:
     plain, own = Request(), Request("mine")
     queued(scheduler, plain, own)
     assert plain.extra_key == f"{scheduler.plugin.name}|"
     assert own.extra_key == f"{scheduler.plugin.name}|mine"
 
 
-def test_new_weights_rename_what_waits_and_drop_what_it_was_fetching(scheduler: Scheduler) -> None:
+def test_new_weights_rename_what_waits_and_drop_what_it_was_fetching(scheduler: Any) -> None:
     waiting = Request("mine")
     queued(scheduler, waiting)
     before = waiting.extra_key
@@ -214,7 +215,7 @@ def test_new_weights_rename_what_waits_and_drop_what_it_was_fetching(scheduler: 
     assert not waiting.skip_radix_cache_insert
 
 
-def test_what_runs_while_the_weights_change_leaves_no_kv(scheduler: Scheduler) -> None:
+def test_what_runs_while_the_weights_change_leaves_no_kv(scheduler: Any) -> None:
     running, chunked = Request(), Request()
     queued(scheduler, running, chunked)
     before = running.extra_key
@@ -226,7 +227,7 @@ def test_what_runs_while_the_weights_change_leaves_no_kv(scheduler: Scheduler) -
     assert running.extra_key == before, "its prefix in the tree has this name"
 
 
-def test_a_request_that_is_taken_out_of_a_batch_begins_anew(scheduler: Scheduler) -> None:
+def test_a_request_that_is_taken_out_of_a_batch_begins_anew(scheduler: Any) -> None:
     running, private = Request("mine"), Request(skip_radix_cache_insert=True)
     queued(scheduler, running, private)
     scheduler.waiting_queue.clear()
@@ -238,7 +239,7 @@ def test_a_request_that_is_taken_out_of_a_batch_begins_anew(scheduler: Scheduler
     assert private.skip_radix_cache_insert, "SGLang's own wish"
 
 
-def test_the_same_weights_again_change_nothing(scheduler: Scheduler) -> None:
+def test_the_same_weights_again_change_nothing(scheduler: Any) -> None:
     waiting, running = Request(), Request()
     queued(scheduler, waiting)
     scheduler.running = [running]
@@ -249,7 +250,7 @@ def test_the_same_weights_again_change_nothing(scheduler: Scheduler) -> None:
 
 
 def test_a_trainers_name_for_weights_it_wrote_itself_is_a_sign_of_an_update(
-    scheduler: Scheduler,
+    scheduler: Any,
 ) -> None:
     before = scheduler.plugin.name
     poke(scheduler.model.layer.weight)
@@ -259,7 +260,7 @@ def test_a_trainers_name_for_weights_it_wrote_itself_is_a_sign_of_an_update(
 
 @pytest.mark.parametrize("state", [{"_session": "open"}, {"offload_tags": {"weights"}}], ids=str)
 def test_weights_that_are_not_all_there_are_nobody_elses_and_not_read(
-    scheduler: Scheduler, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    scheduler: Any, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settled = scheduler.plugin.name
     names = {settled}
@@ -275,14 +276,14 @@ def test_weights_that_are_not_all_there_are_nobody_elses_and_not_read(
     assert scheduler.plugin.name == settled
 
 
-def stash(scheduler: Scheduler, req: Request) -> list[Any]:
+def stash(scheduler: Any, req: Request) -> list[Any]:
     """What SGLang itself stashes."""
     stock: list[Any] = []
     scheduler.plugin.stash_chunk(lambda _, req: stock.append(req), scheduler, req)
     return stock
 
 
-def test_a_chunk_that_may_not_be_cached_is_not_forgotten(scheduler: Scheduler) -> None:
+def test_a_chunk_that_may_not_be_cached_is_not_forgotten(scheduler: Any) -> None:
     chunked, fresh = Request(), Request()
     scheduler.chunked_req = chunked
     scheduler.update()

@@ -12,7 +12,6 @@ runs when SGLang loads its plugins.
 import importlib.util
 import os
 import sys
-from typing import Any
 
 from seer_sgl.link.contract import CPU_SWITCH
 from seer_sgl.plugin.hook import RUNNER, TORCH_NATIVE, Hook
@@ -43,7 +42,7 @@ def hooks() -> list[Hook]:
     from .attention import decode_grouped, extend_new_rows_only
     from .tree_attention import attend_to_trees, plan_trees
 
-    def no_batch_invariant_triton_kernels(self: Any) -> None:
+    def no_batch_invariant_triton_kernels(runner: object) -> None:
         """Those kernels are Triton; on a CPU `torch_native` runs each request by itself."""
 
     return [

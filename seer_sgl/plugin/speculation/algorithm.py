@@ -5,11 +5,13 @@ target (`is_ngram`); what differs is who drafts and how a draft is verified (wor
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from seer_sgl.link.contract import ALGORITHM
 from seer_sgl.plugin.drafting import DraftStatus
 from seer_sgl.plugin.hook import KV_SIZES, Hook
+from seer_sgl.plugin.sglang_types import SglServerArgs
 
 
 def register(status: DraftStatus) -> None:
@@ -42,7 +44,7 @@ def register(status: DraftStatus) -> None:
 
             return FutureMap(device, self, pool, *args, **options)
 
-        def handle_server_args(self, server_args: Any) -> None:
+        def handle_server_args(self, server_args: SglServerArgs) -> None:
             """What SGLang settles for its own n-gram drafting, for ours."""
             refused = {
                 "enable-dp-attention": server_args.enable_dp_attention,
@@ -60,7 +62,7 @@ def register(status: DraftStatus) -> None:
             server_args.speculative_eagle_topk = 1
             server_args.speculative_num_steps = 1
 
-    def worker(_: Any) -> Any:
+    def worker(_: SglServerArgs) -> Callable[..., Any]:
         from .worker import GroupedWorker
 
         return functools.partial(GroupedWorker, status)

@@ -1,6 +1,6 @@
 """What to verify next: the drafts of the batch and their width. No SGLang in here but its requests.
 
-One rank of an engine drafts; the others are told (worker.py).
+One rank of an engine drafts and sends its plan to the others (worker.py).
 """
 
 import time
@@ -16,6 +16,7 @@ from seer_sgl.draft.policy import DraftPolicy
 from seer_sgl.draft.replica import Replica
 from seer_sgl.draft.steps import StepTimes
 from seer_sgl.draft.tree import Accepted
+from seer_sgl.plugin.sglang_types import SglReq
 
 from .counts import Counts
 from .rows import BatchRows
@@ -65,7 +66,7 @@ class Planner:
 
     def plan(
         self,
-        reqs: Sequence[Any],
+        reqs: Sequence[SglReq],
         totals: NDArray[np.int64],
         runs: NDArray[np.int32],
         run_lens: NDArray[np.int64],
@@ -119,7 +120,7 @@ class Planner:
 
     def _draft(
         self,
-        reqs: Sequence[Any],
+        reqs: Sequence[SglReq],
         totals: NDArray[np.int64],
         runs: NDArray[np.int32],
         run_lens: NDArray[np.int64],

@@ -1,12 +1,11 @@
 """Getting ready to draft, once the target is loaded."""
 
-from typing import Any
-
 from seer_sgl.draft.automaton import MAX_TOKEN
 from seer_sgl.draft.drafter import Drafter
 from seer_sgl.draft.steps import StepTimes
 from seer_sgl.link import contract
 from seer_sgl.plugin import drafting
+from seer_sgl.plugin.sglang_types import SglModelRunner
 
 from . import profile
 from .planner import Planner
@@ -31,7 +30,7 @@ def verifies_trees() -> bool:
 
 
 def planner(
-    runner: Any, shapes: Shapes, stride: int, status: drafting.DraftStatus
+    runner: SglModelRunner, shapes: Shapes, stride: int, status: drafting.DraftStatus
 ) -> Planner | None:
     """Returns this rank's Planner if the rank drafts. `stride`: nodes of the widest draft.
 
@@ -44,7 +43,7 @@ def planner(
     wanted = drafting.settings() or contract.DraftSettings("engine", stride - 1, 4, DEFAULT_MEMORY)
     vocab_size = runner.model_config.vocab_size
     if vocab_size > MAX_TOKEN + 1:
-        raise ValueError(f"draft.scope: {vocab_size} tokens, the index knows {MAX_TOKEN + 1}")
+        raise ValueError(f"draft.scope: {vocab_size} tokens, the index takes {MAX_TOKEN + 1}")
     parallel = get_parallel()
     rank = parallel.pp_rank * parallel.tp_size + parallel.tp_rank
     ranks = parallel.tp_size * parallel.pp_size

@@ -27,6 +27,7 @@ from sglang.srt.speculative.spec_utils import (
 
 from seer_sgl.draft.tree import Layout
 from seer_sgl.plugin.drafting import DraftStatus
+from seer_sgl.plugin.sglang_types import SglResult, SglScheduleBatch, SglServerArgs, SglTargetWorker
 
 from . import ranks, start
 from .mask import attention_mask
@@ -47,10 +48,10 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
     def __init__(
         self,
         status: DraftStatus,
-        server_args: Any,
+        server_args: SglServerArgs,
         gpu_id: int,
         nccl_port: int,
-        target_worker: Any,
+        target_worker: SglTargetWorker,
     ) -> None:
         super().__init__()
         self._status = status
@@ -63,7 +64,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         self._planner: Planner | None = None
         self._shapes: Shapes
 
-    def alloc_memory_pool(self, **_: Any) -> None:
+    def alloc_memory_pool(self, **_: object) -> None:
         """The target's pools: drafts have none of their own."""
         pools = self._target_worker.get_memory_pool()
         self.req_to_token_pool, self.token_to_kv_pool_allocator = pools
@@ -82,7 +83,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             self._aided(None, self._planner.finished, rid)
 
     def forward_batch_generation(
-        self, batch: Any, on_publish: Any = None, pp_proxy_tensors: Any = None
+        self, batch: SglScheduleBatch, on_publish: Any = None, pp_proxy_tensors: Any = None
     ) -> GenerationBatchResult:
         """One step of a batch, whatever its kind."""
         stream = torch.get_device_module(self.device).current_stream()
@@ -90,8 +91,10 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         if not batch.forward_mode.is_decode():
             return self._prefill(batch, on_publish, pp_proxy_tensors)
         # The tokens of the last step, [n, stride], of which each row has so many.
-        runs = batch.spec_info.accept_tokens.cpu().numpy().reshape(-1, self._stride)
-        run_lens = batch.spec_info.accept_lens.cpu().numpy()
+        carried = batch.spec_info
+        assert carried is not None
+        runs = carried.accept_tokens.cpu().numpy().reshape(-1, self._stride)
+        run_lens = carried.accept_lens.cpu().numpy()
         plain = not speculates(batch.sampling_info)
         plan = PLAIN
         if self._planner is not None:
@@ -112,7 +115,9 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             self._planner = None
             return otherwise
 
-    def _prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any) -> GenerationBatchResult:
+    def _prefill(
+        self, batch: SglScheduleBatch, on_publish: Any, pp_proxy_tensors: Any
+    ) -> GenerationBatchResult:
         """Anything but decoding goes through the target as it is."""
         if self._planner is not None:
             self._aided(None, self._planner.interrupted)
@@ -122,7 +127,11 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         return self._one_each(result, batch.seq_lens, on_publish, False)
 
     def _decode(
-        self, batch: Any, last: NDArray[np.int32], on_publish: Any, pp_proxy_tensors: Any
+        self,
+        batch: SglScheduleBatch,
+        last: NDArray[np.int32],
+        on_publish: Any,
+        pp_proxy_tensors: Any,
     ) -> GenerationBatchResult:
         """A step without drafts: the target's own decoding, as without speculation."""
         new_seq_lens = batch.seq_lens + 1
@@ -143,7 +152,12 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         return self._one_each(result, new_seq_lens, on_publish, True)
 
     def _verify(
-        self, batch: Any, plan: Plan, layout: Layout, on_publish: Any, pp_proxy_tensors: Any
+        self,
+        batch: SglScheduleBatch,
+        plan: Plan,
+        layout: Layout,
+        on_publish: Any,
+        pp_proxy_tensors: Any,
     ) -> GenerationBatchResult:
         """A step with drafts: the target at every node, then the walk."""
         count, width = layout.tokens.shape
@@ -190,7 +204,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         return self._result(result, tokens, lens, batch.seq_lens + lens, on_publish, width, True)
 
     def _one_each(
-        self, result: Any, new_seq_lens: torch.Tensor, on_publish: Any, decoded: bool
+        self, result: SglResult, new_seq_lens: torch.Tensor, on_publish: Any, decoded: bool
     ) -> GenerationBatchResult:
         """The result of a step that brought every request one token."""
         count = len(new_seq_lens)
@@ -201,7 +215,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
 
     def _result(  # noqa: PLR0917
         self,
-        result: Any,
+        result: SglResult,
         tokens: torch.Tensor,
         lens: torch.Tensor,
         new_seq_lens: torch.Tensor,
