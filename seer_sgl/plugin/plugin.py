@@ -65,7 +65,7 @@ class Plugin:
 
     def missing(self) -> list[str]:
         """Returns the targets at which no hook is in place."""
-        return [hook.target for hook in self.hooks if not _is_hooked(hook.target)]
+        return [hook.target for hook in self.hooks if not _in_place(hook)]
 
     def report(self, scheduler: SglScheduler) -> contract.PluginReport:
         """Returns the plugin's part of `/server_info`."""
@@ -90,11 +90,21 @@ class Plugin:
         return result
 
 
-def _is_hooked(target: str) -> bool:
+def _in_place(hook: Hook) -> bool:
+    """Whether one of the wrappers around a function of SGLang calls the hook's function.
+
+    SGLang wraps some functions itself; a wrapper of HookRegistry keeps the hook in its closure.
+    """
     try:
-        return hasattr(pkgutil.resolve_name(target), "__wrapped__")
+        found = pkgutil.resolve_name(hook.target)
     except (ImportError, AttributeError):
         return False
+    while found is not None:
+        cells = getattr(found, "__closure__", None) or ()
+        if any(cell.cell_contents is hook.function for cell in cells):
+            return True
+        found = getattr(found, "__wrapped__", None)
+    return False
 
 
 _current: Plugin | None = None
