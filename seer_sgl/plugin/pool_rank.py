@@ -10,7 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -18,7 +18,7 @@ from seer_sgl.kvpool.namespace import Layout
 from seer_sgl.link import messages
 from seer_sgl.link.client import Link, driver_link
 
-from .sglang_types import SglController
+from .sglang_types import SglController, SglFileStore, SglMooncakeStore
 
 logger = logging.getLogger(__name__)
 FIRST_CHECK_S = 0.01  # then twice as long each time
@@ -183,20 +183,22 @@ class PoolRank:
         remove_pages(self._controller.storage_backend, pages)
 
 
-def remove_pages(backend: Any, pages: list[str]) -> None:
-    """Take pages out of the pool, whoever may have looked at them lately."""
+def remove_pages(backend: object, pages: list[str]) -> None:
+    """Takes pages out of the pool, even pages that were read lately. backend: SGLang's storage."""
     if not pages:
         return
-    if hasattr(backend, "store"):  # Mooncake
-        keys = backend._tag_keys(pages)
-        if backend.is_mla_backend:
-            names = [f"{key}_{backend.mla_suffix}_k" for key in keys]
+    if hasattr(backend, "store"):
+        mooncake = cast(SglMooncakeStore, backend)
+        keys = mooncake._tag_keys(pages)
+        if mooncake.is_mla_backend:
+            names = [f"{key}_{mooncake.mla_suffix}_k" for key in keys]
         else:
-            suffixes = backend.mha_suffix
+            suffixes = mooncake.mha_suffix
             ranks = suffixes if isinstance(suffixes, list) else [suffixes]
             names = [f"{key}_{rank}_{part}" for key in keys for rank in ranks for part in "kv"]
-        backend.store.batch_remove(names, True)
+        mooncake.store.batch_remove(names, True)
     elif hasattr(backend, "file_path"):
+        files = cast(SglFileStore, backend)
         for page in pages:
-            path = Path(backend.file_path) / f"{backend._get_suffixed_key(page)}.bin"
+            path = Path(files.file_path) / f"{files._get_suffixed_key(page)}.bin"
             path.unlink(missing_ok=True)

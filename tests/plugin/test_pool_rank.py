@@ -125,7 +125,7 @@ class Rank:
             self.pool_rank.written(tokens)
 
     def settle(self) -> None:
-        """Everything it was told so far has been dealt with."""
+        """Everything that it received so far has been dealt with."""
         self.run("settle.c1/", "##")
         until(lambda: Stored("settle.c1/", True) in self.sent)
         self.sent.remove(Stored("settle.c1/", True))
@@ -140,7 +140,7 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Rank:
-    """A rank that looks into the pool only when it is told of a write, and never gives up."""
+    """A rank that looks into the pool only when it is notified of a write, and never gives up."""
     monkeypatch.setattr(pool_rank, "FIRST_CHECK_S", NEVER_S)
     monkeypatch.setattr(pool_rank, "LONGEST_WAIT_S", math.inf)
     return Rank()
@@ -150,7 +150,7 @@ def test_a_call_is_stored_when_its_last_page_is_written(quiet: Rank) -> None:
     quiet.run("r.c1/", "abcd", written=False)
     quiet.backend.present |= {"ab", "abcd"}
     quiet.settle()
-    assert quiet.sent == [], "nobody has told it"
+    assert quiet.sent == [], "no write was reported"
     quiet.pool_rank.written("another")
     quiet.pool_rank.written("abcd")
     until(lambda: quiet.sent)
@@ -190,7 +190,7 @@ def test_a_call_is_acknowledged_once(quiet: Rank) -> None:
     assert quiet.sent == [Stored("r.c1/", True)]
 
 
-def test_a_rank_says_who_it_is() -> None:
+def test_a_rank_introduces_itself() -> None:
     sizes = {"tp_size": 4, "pp_size": 2, "tp_rank": 3, "pp_rank": 1}
     wire: Any = PoolRank(controller(FakeMooncake(), **sizes), LAYOUT)._link
     assert wire.address == ("http://driver/link", "secret")
@@ -255,7 +255,7 @@ def test_a_pool_that_is_away_for_a_while_ends_no_acknowledgement(rank: Rank) -> 
     assert sorted(frame.rid for frame in rank.sent if frame.whole) == ["r.c1/", "s.c1/"]
 
 
-def test_a_pool_that_stays_away_is_told_to_the_driver(
+def test_a_pool_that_stays_away_is_reported_to_the_driver(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_rank, "LONGEST_WAIT_S", 0.0)
@@ -283,7 +283,7 @@ def test_a_page_that_is_only_partly_kept_goes(quiet: Rank) -> None:
     assert quiet.removed == ["abcd", "abcdef"]
 
 
-def test_the_newest_call_of_a_request_tells_its_pages(quiet: Rank) -> None:
+def test_the_newest_call_of_a_request_names_its_pages(quiet: Rank) -> None:
     quiet.run("r.c1/", "ab")
     quiet.run("r.c2/", "abcd")
     quiet.run("s.c1/", "xy")
@@ -306,7 +306,7 @@ def test_what_is_still_being_written_is_removed_afterwards(quiet: Rank) -> None:
     assert quiet.removed == ["ab", "abcd"]
 
 
-def test_rates_are_summed_up_and_told_now_and_then(
+def test_rates_are_summed_up_and_sent_now_and_then(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_rank, "RATES_EVERY_S", NEVER_S)

@@ -20,18 +20,18 @@ PROMPT = [1, 2, 3]
 
 
 def request(rid: str, output: list[int], **origin: Any) -> Any:
-    told = {"group": "g", "sample": 0, "prompt_len": 3, **origin}
+    given = {"group": "g", "sample": 0, "prompt_len": 3, **origin}
     return SimpleNamespace(
         rid=rid,
         origin_input_ids=list(PROMPT),
         output_ids=list(output),
         finished_len=None,
-        sampling_params=SimpleNamespace(custom_params={"seer_sgl": told}, max_new_tokens=50),
+        sampling_params=SimpleNamespace(custom_params={"seer_sgl": given}, max_new_tokens=50),
     )
 
 
 class Engine:
-    """Rows over a real index; `step` is what a decode step tells them."""
+    """Rows over a real index; `step` is what a decode step brings them."""
 
     def __init__(self) -> None:
         self.drafter = Drafter()
@@ -116,7 +116,7 @@ def test_an_image_in_the_prompt_is_no_token() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "given",
     [
         None,
         "nonsense",
@@ -128,9 +128,9 @@ def test_an_image_in_the_prompt_is_no_token() -> None:
         {"group": "g", "sample": 0, "prompt_len": 0},
     ],
 )
-def test_a_call_that_does_not_say_whose_it_is_has_a_group_of_its_own(told: Any) -> None:
+def test_a_call_without_an_origin_has_a_group_of_its_own(given: Any) -> None:
     req = request("r1", [])
-    req.sampling_params.custom_params = {"seer_sgl": told} if told is not None else None
+    req.sampling_params.custom_params = {"seer_sgl": given} if given is not None else None
     origin = origin_of(req)
     assert (origin.group, origin.sample, origin.prompt_len, origin.probe) == ("r1", 0, 3, False)
 

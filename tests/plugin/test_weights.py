@@ -191,7 +191,7 @@ def test_the_same_weights_have_the_same_name_and_others_another(scheduler: Any) 
     assert scheduler.plugin.name == first
 
 
-def test_the_name_tells_the_weights_of_every_rank(scheduler: Any) -> None:
+def test_the_name_covers_the_weights_of_every_rank(scheduler: Any) -> None:
     first = scheduler.plugin.name
     scheduler.other_rank = [("target", "another digest")]
     scheduler.update(other=False)

@@ -36,6 +36,7 @@ from .shapes import Shapes
 from .verify import layout_of, speculates, verify
 
 logger = logging.getLogger(__name__)
+Publish = Callable[[torch.Tensor], object]  # takes the lengths after a step, int64 [n]
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -83,7 +84,10 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             self._aided(None, self._planner.finished, rid)
 
     def forward_batch_generation(
-        self, batch: SglScheduleBatch, on_publish: Any = None, pp_proxy_tensors: Any = None
+        self,
+        batch: SglScheduleBatch,
+        on_publish: Publish | None = None,
+        pp_proxy_tensors: Any = None,
     ) -> GenerationBatchResult:
         """One step of a batch, whatever its kind."""
         stream = torch.get_device_module(self.device).current_stream()
@@ -116,7 +120,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             return otherwise
 
     def _prefill(
-        self, batch: SglScheduleBatch, on_publish: Any, pp_proxy_tensors: Any
+        self, batch: SglScheduleBatch, on_publish: Publish | None, pp_proxy_tensors: Any
     ) -> GenerationBatchResult:
         """Anything but decoding goes through the target as it is."""
         if self._planner is not None:
@@ -130,7 +134,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         self,
         batch: SglScheduleBatch,
         last: NDArray[np.int32],
-        on_publish: Any,
+        on_publish: Publish | None,
         pp_proxy_tensors: Any,
     ) -> GenerationBatchResult:
         """A step without drafts: the target's own decoding, as without speculation."""
@@ -156,7 +160,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         batch: SglScheduleBatch,
         plan: Plan,
         layout: Layout,
-        on_publish: Any,
+        on_publish: Publish | None,
         pp_proxy_tensors: Any,
     ) -> GenerationBatchResult:
         """A step with drafts: the target at every node, then the walk."""
@@ -204,7 +208,11 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         return self._result(result, tokens, lens, batch.seq_lens + lens, on_publish, width, True)
 
     def _one_each(
-        self, result: SglResult, new_seq_lens: torch.Tensor, on_publish: Any, decoded: bool
+        self,
+        result: SglResult,
+        new_seq_lens: torch.Tensor,
+        on_publish: Publish | None,
+        decoded: bool,
     ) -> GenerationBatchResult:
         """The result of a step that brought every request one token."""
         count = len(new_seq_lens)
@@ -219,7 +227,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         tokens: torch.Tensor,
         lens: torch.Tensor,
         new_seq_lens: torch.Tensor,
-        on_publish: Any,
+        on_publish: Publish | None,
         width: int,
         decoded: bool,
     ) -> GenerationBatchResult:
