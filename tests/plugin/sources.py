@@ -58,8 +58,10 @@ class Sources:
         return self._find(dotted, frozenset())
 
     def signature(self, dotted: str) -> str | None:
-        """Returns the parameters of a function or method; None for anything else."""
+        """Returns the parameters of a function, a method or a class; None for anything else."""
         place = self.find(dotted)
+        if place is not None and isinstance(place.node, ast.ClassDef):
+            place = self.find(f"{dotted}.__init__")
         if place is None or not isinstance(place.node, ast.FunctionDef | ast.AsyncFunctionDef):
             return None
         return f"({ast.unparse(place.node.args)})"
@@ -97,8 +99,9 @@ class Sources:
                 return Place(place.module, node)
         if not isinstance(place.node, ast.ClassDef):
             return None
-        if name in _set_on_self(place.node):
-            return Place(place.module, place.node)
+        attribute = _set_on_self(place.node).get(name)
+        if attribute is not None:
+            return Place(place.module, attribute)
         return self._inherited(place.module, place.node, name, seen)
 
     def _inherited(
@@ -173,10 +176,10 @@ def _defined(node: ast.stmt) -> set[str]:
     return set()
 
 
-def _set_on_self(node: ast.ClassDef) -> set[str]:
-    """The attributes that a class's own methods set on `self`."""
+def _set_on_self(node: ast.ClassDef) -> dict[str, ast.Attribute]:
+    """The attributes that a class's own methods set on `self`, by name."""
     return {
-        one.attr
+        one.attr: one
         for one in ast.walk(node)
         if isinstance(one, ast.Attribute)
         and isinstance(one.ctx, ast.Store)

@@ -66,7 +66,9 @@ def test_a_name_is_found_through_imports_conditions_and_base_classes(sources: So
     assert [name for name in THERE if sources.find(name) is None] == []
     assert [name for name in NOT_THERE if sources.find(name) is not None] == []
     assert sources.signature("sglang.child.Child.run") == "(self, n: int)"
-    assert sources.signature("sglang.inner.LIMIT") is None
+    assert sources.signature("sglang.inner.Hidden") == "(self)"
+    for name in ("inner.LIMIT", "child.Child.size", "child.Child.field"):
+        assert sources.signature(f"sglang.{name}") is None
 
 
 def test_sglang_has_every_name_that_the_plugin_uses() -> None:

@@ -72,17 +72,19 @@ def _if_gone(sources: Sources, owner: str) -> str:
 
 
 def changed(before: Sources, after: Sources) -> Iterator[str]:
-    """Yields a line per hooked function whose parameters differ between two versions."""
-    for name in targets():
+    """Yields lines per hooked or called function whose parameters differ between two versions."""
+    called = [f"{owner}.{name}" for name, classes in members() for owner in classes]
+    for name in (*targets(), *imports(), *called):
         old, new = before.signature(name), after.signature(name)
         if new is not None and old != new:
-            yield f"hook {name}\n    {old}\n    {new}"
+            yield f"{name}\n    {old}\n    {new}"
 
 
 def newest(folder: Path) -> Path | None:
     """Downloads the newest wheel into `folder`, without what it depends on."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--only-binary", ":all:", "--python-version", "3.12", "--dest", str(folder)]
+    command += ["--only-binary", ":all:", "--python-version", "3.12"]
+    command += ["--platform", "manylinux_2_34_x86_64", "--dest", str(folder)]
     done = subprocess.run([*command, PACKAGE], capture_output=True, text=True, check=False)
     if done.returncode:
         print(f"no wheel of SGLang to be had: {done.stderr.strip().splitlines()[-1:]}")
@@ -107,7 +109,7 @@ def main() -> int:
             latest = Sources.wheel(wheel)
             number = wheel.name.split("-")[1]
             show(f"SGLang {number}, the newest; names that it lacks", list(missing(latest)))
-            show("hooked functions whose parameters it changes", list(changed(pinned, latest)))
+            show("functions whose parameters it changes", list(changed(pinned, latest)))
     return 1 if gone else 0
 
 
