@@ -57,12 +57,14 @@ test-long: $(READY)
 	$(BIN)/python -m pytest --hypothesis-profile=ci --durations=12 -m long
 
 # What `make venv` installs on a machine with a GPU can be had from the package index alone, as wheels.
-# Nothing is downloaded but metadata. SGLang's wheels are for glibc 2.34 and later.
+# Of these only metadata is downloaded. SGLang's wheels are for glibc 2.34 and later. And what an
+# upgrade to the newest SGLang would break, by its sources: its wheel is downloaded, not installed.
 test-index: $(READY)
 	$(BIN)/uv pip compile --quiet --python-platform x86_64-manylinux_2_34 --python-version 3.12 \
 		--only-binary :all: --override $(OVERRIDES) --extra sglang --extra router --extra dev \
 		pyproject.toml >/dev/null
 	@echo "the GPU extras resolve to wheels"
+	$(BIN)/python -m tests.plugin.upgrade
 
 # All of Seer against plain SGLang (50 minutes on two cores). OUT chooses another folder.
 OUT ?= out/bench/$(shell date +%Y%m%d-%H%M%S)

@@ -27,13 +27,18 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 ENGINE_MEMORY_GB = 2.0  # one CPU server, imports included
 PLUGIN_TIMEOUT_S = 180.0
 
-# Loads SGLang's plugins as a scheduler process does and tells which of our hooks are missing.
+# Loads SGLang's plugins as a scheduler process does and prints which of our hooks are missing.
 _PLUGIN_PROBE = """
-from seer_sgl.plugin import cpu, effect
+from seer_sgl.plugin import cpu
 cpu.prepare()
 from sglang.srt.plugins import load_plugins
 load_plugins()
-print("hooks:", len(effect.expected), "missing:", *effect.missing())
+from seer_sgl.plugin.plugin import current
+plugin = current()
+if plugin is None:
+    print("hooks:", 0, "missing:")
+else:
+    print("hooks:", len(plugin.hooks), "missing:", *plugin.missing())
 """
 
 

@@ -53,7 +53,7 @@ WORK: Sequence[Column] = (
     ("accept length", _median("accept_length", ".2f")),
     ("chunks", _median("chunks")),
     ("migrations", _median("migrations")),
-    ("with their KV", _median("fetches")),
+    ("pool reads", _median("fetches")),
     ("MB moved", lambda arm: f"{arm['moved_bytes'] / 1e6:,.1f}"),
     ("prefilled", _median("prefilled_tokens")),
     ("of it again, by continuations", _median("recomputed_tokens")),

@@ -1,25 +1,9 @@
 """What runs inside SGLang: the general plugin of entry point group `sglang.srt.plugins`.
 
-SGLang loads it in the server and in every scheduler process. A plugin that raises is only logged
-by SGLang and the server goes on without it, so `load` leaves a record that the driver reads back
-through `/server_info` (see effect.py).
+`load` creates the Plugin (plugin.py), which owns the parts (a file each) and their hooks
+(hook.py). The members of SGLang's objects that the hooks use are listed in sglang_types.py.
 """
 
-from . import cpu, effect, ends, noise, penalties, pool, ports, secrets, stops, weights, work
-from .speculation import algorithm
+from .plugin import load
 
-
-def load() -> None:
-    """Register our hooks with SGLang's HookRegistry (called by `load_plugins`)."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    wanted = [effect.hook()]
-    for part in (work, weights, pool, stops, ends, noise, penalties, ports, secrets, algorithm):
-        wanted += part.hooks()
-    if cpu.wanted():
-        cpu.prepare_sglang()
-        wanted += cpu.hooks()
-    for target, hook, kind in wanted:
-        HookRegistry.register(target, hook, HookType(kind))
-        effect.expected.append(target)
-    algorithm.register()
+__all__ = ["load"]

@@ -1,4 +1,4 @@
-"""Grouped drafting inside an engine: what it is told of it, and its end of the draft hub."""
+"""Grouped drafting inside an engine: its settings, its end of the draft hub, and its report."""
 
 import os
 from collections.abc import Callable
@@ -16,7 +16,7 @@ FROM_HUB: tuple[type[Any], ...] = (Deltas, Want, Done)
 
 
 def settings() -> DraftSettings | None:
-    """What this server was started with. Raises msgspec.DecodeError if it makes no sense."""
+    """Returns what this server was started with. Raises msgspec.DecodeError if it is invalid."""
     given = os.environ.get(DRAFT)
     return None if given is None else msgspec.json.decode(given, type=DraftSettings)
 
@@ -24,9 +24,9 @@ def settings() -> DraftSettings | None:
 def join(
     drafter: Index, wanted: DraftSettings, rank: int, ranks: int, vocab_size: int
 ) -> Replica | None:
-    """What feeds a drafter, on the link to the hub if there is one; None unless `rank` is 0.
+    """Returns what feeds a drafter, linked to the hub if there is one; None unless `rank` is 0.
 
-    Every rank says hello to the driver; the first alone drafts. Without a hub an engine drafts from
+    Every rank connects to the driver; the first alone drafts. Without a hub an engine drafts from
     what it decodes itself.
     """
     driver_link(rank, ranks)
@@ -47,11 +47,16 @@ def join(
     return replica
 
 
-# Called for `/server_info`: what the worker says of its drafting, with the `draft_tokens` that a
-# request may need in KV slots beyond its own tokens; None while there is none.
-tell: Callable[[], dict[str, Any] | None] = lambda: None  # noqa: E731 (replaced by the worker)
+class DraftStatus:
+    """The report on drafting; None until the worker drafts."""
 
+    def __init__(self) -> None:
+        self._facts: Callable[[], dict[str, Any]] | None = None
 
-def facts() -> dict[str, Any] | None:
-    """What the plugin says of drafting in `/server_info`; None without any."""
-    return tell()
+    def begin(self, facts: Callable[[], dict[str, Any]]) -> None:
+        """The worker drafts from now on. facts: returns a DraftReport and counters, as JSON."""
+        self._facts = facts
+
+    def report(self) -> dict[str, Any] | None:
+        """Returns drafting's part of the plugin's report."""
+        return None if self._facts is None else self._facts()

@@ -5,18 +5,26 @@ them (`Req.update_finish_state`). With drafts a step brings any number of tokens
 the reply separates them from those before, which were all looked at.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 from seer_sgl.link.contract import EXAMINED
 
-
-def hooks() -> list[tuple[str, Callable[..., Any], str]]:
-    """The hooks as (SGLang target, function, kind of hook)."""
-    return [("sglang.srt.managers.schedule_batch.Req.update_finish_state", step_ends, "before")]
+from .hook import REQ, Hook
+from .sglang_types import SglReq
 
 
-def step_ends(req: Any, new_accepted_len: int = 1) -> None:
+def hooks() -> list[Hook]:
+    """Returns the hooks of this file."""
+    return [
+        Hook(
+            f"{REQ}.update_finish_state",
+            step_ends,
+            "before",
+            "SGLang ends an aborted request without looking for a stop in its last step; the reply "
+            "reports where that step began, so that the driver can drop its tokens.",
+        )
+    ]
+
+
+def step_ends(req: SglReq, new_accepted_len: int = 1) -> None:
     """Before `Req.update_finish_state`, which ends the request at once if `to_finish` is set.
 
     `customized_info` is SGLang's way into `meta_info`: lists with an item per output token.

@@ -12,16 +12,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .hook import SAMPLER, SAMPLING, Hook
+from .sglang_types import SglSamplingInfo
+
 if TYPE_CHECKING:
     import torch  # heavy: the driver reads this package too
 
-SAMPLER = "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch"
-BATCH = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch"
 
-
-def hooks() -> list[tuple[str, Callable[..., Any], str]]:
-    """The hooks as (SGLang target, function, kind of hook)."""
-    return [(SAMPLER, draw_by_column, "around"), (BATCH, greedy_at_temperature_one, "after")]
+def hooks() -> list[Hook]:
+    """Returns the hooks of this file."""
+    return [
+        Hook(
+            f"{SAMPLER}.top_k_top_p_min_p_sampling_from_probs_torch",
+            draw_by_column,
+            "around",
+            "SGLang assigns the seeded noise by rank as soon as one request of the batch filters; "
+            "assigning it by token makes a draw independent of the other requests.",
+        ),
+        Hook(
+            f"{SAMPLING}.from_schedule_batch",
+            greedy_at_temperature_one,
+            "after",
+            "SGLang returns a greedy request's logprobs at temperature 1 only in an all-greedy "
+            "batch; here it does so in every batch.",
+        ),
+    ]
 
 
 def draw_by_column(  # noqa: PLR0917 (SGLang's signature)
@@ -86,7 +101,7 @@ def _filtered(
     return ranked.masked_fill_(excluded, 0.0), tokens
 
 
-def greedy_at_temperature_one(result: Any, *_: Any, **__: Any) -> Any:
+def greedy_at_temperature_one(result: SglSamplingInfo, *_: object, **__: object) -> SglSamplingInfo:
     """After `SamplingBatchInfo.from_schedule_batch`: SGLang returns a greedy request's logprobs at
     temperature 1 only if all the batch is greedy. `top_k` 1 is greedy at any temperature."""
     result.temperatures.masked_fill_(result.top_ks.view(-1, 1) <= 1, 1.0)

@@ -12,33 +12,66 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .hook import BATCH, SAMPLING, SCHEDULER, Hook
+from .sglang_types import (
+    SglFrequencyPenalty,
+    SglMinNewTokens,
+    SglPresencePenalty,
+    SglRepetitionPenalty,
+    SglSamplingInfo,
+    SglScheduleBatch,
+    SglScheduler,
+)
+
 if TYPE_CHECKING:
     import torch
 
-SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
-SAMPLING = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 
-
-def hooks() -> list[tuple[str, Callable[..., Any], str]]:
-    """The hooks as (SGLang target, function, kind of hook)."""
+def hooks() -> list[Hook]:
+    """Returns the hooks of this file."""
     return [
-        (f"{SCHEDULER}.is_disable_overlap_for_batch", newest_token_first, "after"),
-        (f"{BATCH}.cumulate_penalty_output_tokens", count_later, "around"),
-        (f"{SCHEDULER}.run_batch", count_now, "before"),
-        (f"{SAMPLING}.from_schedule_batch", remember_output, "after"),
+        Hook(
+            f"{SCHEDULER}.is_disable_overlap_for_batch",
+            newest_token_first,
+            "after",
+            "SGLang prepares a step before the last one's tokens are on the host; a step whose "
+            "penalties depend on those tokens waits for them.",
+        ),
+        Hook(
+            f"{BATCH}.cumulate_penalty_output_tokens",
+            count_later,
+            "around",
+            "SGLang counts tokens for penalties while it prepares a step, when the newest token is "
+            "still missing; the count is put off until the step runs.",
+        ),
+        Hook(
+            f"{SCHEDULER}.run_batch",
+            count_now,
+            "before",
+            "SGLang starts the step here, with all tokens known; the count that was put off is "
+            "made now.",
+        ),
+        Hook(
+            f"{SAMPLING}.from_schedule_batch",
+            remember_output,
+            "after",
+            "SGLang starts the penalties of a retracted request from nothing; the tokens that it "
+            "has already written are counted again.",
+        ),
     ]
 
 
-def newest_token_first(result: bool, self: Any, batch: Any, *_: Any, **__: Any) -> bool:
+def newest_token_first(
+    result: bool, scheduler: SglScheduler, batch: SglScheduleBatch | None, *_: object, **__: object
+) -> bool:
     """After `Scheduler.is_disable_overlap_for_batch`: a step whose penalties depend on the last
     one's tokens waits until those are booked."""
     return result or bool(
-        batch and self.result_queue and batch.forward_mode.is_decode() and _by_token(batch)
+        batch and scheduler.result_queue and batch.forward_mode.is_decode() and _by_token(batch)
     )
 
 
-def count_later(stock: Callable[..., None], self: Any) -> None:
+def count_later(stock: Callable[[SglScheduleBatch], None], batch: SglScheduleBatch) -> None:
     """Around `ScheduleBatch.cumulate_penalty_output_tokens`, called before results are processed.
 
     A step of SGLang's mixed chunks is prepared in one batch and runs in another: left as it is.
@@ -46,19 +79,21 @@ def count_later(stock: Callable[..., None], self: Any) -> None:
     from sglang.srt.runtime_context import get_schedule
 
     if get_schedule().enable_mixed_chunk:
-        stock(self)
+        stock(batch)
     else:
-        self.seer_count = stock
+        batch.seer_count = stock
 
 
-def count_now(self: Any, batch: Any, *_: Any, **__: Any) -> None:
+def count_now(scheduler: object, batch: SglScheduleBatch, *_: object, **__: object) -> None:
     """Before `Scheduler.run_batch`."""
     count, batch.seer_count = getattr(batch, "seer_count", None), None
     if count is not None:
         count(batch)
 
 
-def remember_output(result: Any, cls: Any, batch: Any, *_: Any, **__: Any) -> Any:
+def remember_output(
+    result: SglSamplingInfo, cls: object, batch: SglScheduleBatch, *_: object, **__: object
+) -> SglSamplingInfo:
     """After `SamplingBatchInfo.from_schedule_batch`: a retracted request is prefilled together with
     its output, for which SGLang's penalties and `min_new_tokens` begin at nothing again."""
     if not result.penalizer_orchestrator.is_required:
@@ -69,26 +104,39 @@ def remember_output(result: Any, cls: Any, batch: Any, *_: Any, **__: Any) -> An
         if req.retracted_stain and req.output_ids:
             tokens = torch.tensor(list(req.output_ids), dtype=torch.int64, device=result.device)
             for penalizer in result.penalizer_orchestrator.penalizers.values():
-                if penalizer.is_prepared():
-                    _count(penalizer, row, tokens)
+                count = _COUNT.get(type(penalizer).__name__)
+                if count is not None and penalizer.is_prepared():
+                    count(penalizer, row, tokens)
     return result
 
 
-def _count(penalizer: Any, row: int, tokens: torch.Tensor) -> None:
-    """Count the tokens of one row of a batch."""
-    name = type(penalizer).__name__
-    if name == "BatchedMinNewTokensPenalizer":
-        penalizer.len_output_tokens[row] += len(tokens)
-    elif name == "BatchedFrequencyPenalizer":
-        each = penalizer.frequency_penalties[row].expand(len(tokens))
-        penalizer.cumulated_frequency_penalties[row].scatter_add_(0, tokens, each)
-    elif name == "BatchedPresencePenalizer":
-        penalizer.cumulated_presence_penalties[row, tokens] = penalizer.presence_penalties[row]
-    elif name == "BatchedRepetitionPenalizer":
-        penalizer.cumulated_repetition_penalties[row, tokens] = penalizer.repetition_penalties[row]
+def _count_all(penalizer: SglMinNewTokens, row: int, tokens: torch.Tensor) -> None:
+    penalizer.len_output_tokens[row] += len(tokens)
 
 
-def _by_token(batch: Any) -> bool:
+def _count_each(penalizer: SglFrequencyPenalty, row: int, tokens: torch.Tensor) -> None:
+    each = penalizer.frequency_penalties[row].expand(len(tokens))
+    penalizer.cumulated_frequency_penalties[row].scatter_add_(0, tokens, each)
+
+
+def _mark_present(penalizer: SglPresencePenalty, row: int, tokens: torch.Tensor) -> None:
+    penalizer.cumulated_presence_penalties[row, tokens] = penalizer.presence_penalties[row]
+
+
+def _mark_repeated(penalizer: SglRepetitionPenalty, row: int, tokens: torch.Tensor) -> None:
+    penalizer.cumulated_repetition_penalties[row, tokens] = penalizer.repetition_penalties[row]
+
+
+# By the penalizer's class: what counts the tokens of one row of a batch.
+_COUNT: dict[str, Callable[[Any, int, torch.Tensor], None]] = {
+    "BatchedMinNewTokensPenalizer": _count_all,
+    "BatchedFrequencyPenalizer": _count_each,
+    "BatchedPresencePenalizer": _mark_present,
+    "BatchedRepetitionPenalizer": _mark_repeated,
+}
+
+
+def _by_token(batch: SglScheduleBatch) -> bool:
     """Whether penalties depend on which tokens were drawn; `min_new_tokens` only counts them."""
     penalizers = batch.sampling_info.penalizer_orchestrator.penalizers
     return any(

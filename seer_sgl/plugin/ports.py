@@ -9,32 +9,55 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from seer_sgl import loopback
 
+from .hook import BOOTSTRAP, GROUPS, MOONCAKE, TRANSFER, Hook
+
 HOST = "127.0.0.1"
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # torch's environment variable
+P = ParamSpec("P")
+R = TypeVar("R")
 SCHEME = "seer-loopback"  # of torch's rendezvous
 
-_GROUPS = "sglang.srt.distributed.bootstrap._init_parallel_groups"
-_CUSTOM_GROUP = "sglang.srt.distributed.parallel_state.create_custom_parallel_group"
-_TRANSFER = "sglang.srt.distributed.device_communicators.mooncake_transfer_engine"
-_MOONCAKE = "sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore"
 
-
-def hooks() -> list[tuple[str, Callable[..., Any], str]]:
-    """The hooks as (SGLang target, function, kind of hook)."""
+def hooks() -> list[Hook]:
+    """Returns the hooks of this file."""
     return [
-        (_GROUPS, meet_on_loopback, "around"),
-        (_CUSTOM_GROUP, group_on_loopback, "around"),
-        (f"{_TRANSFER}.init_mooncake_transfer_engine", confine, "after"),
-        (f"{_MOONCAKE}.__init__", confine, "after"),
+        Hook(
+            f"{BOOTSTRAP}._init_parallel_groups",
+            meet_on_loopback,
+            "around",
+            "SGLang lets the ranks of a server meet at a port that is open on all interfaces; "
+            "ranks of one machine meet on loopback.",
+        ),
+        Hook(
+            f"{GROUPS}.create_custom_parallel_group",
+            group_on_loopback,
+            "around",
+            "SGLang makes HiCache's groups of ranks later, again with open ports; those of one "
+            "machine are made on loopback.",
+        ),
+        Hook(
+            f"{TRANSFER}.init_mooncake_transfer_engine",
+            confine,
+            "after",
+            "Mooncake's transfer engine opens ports on all interfaces; in a fleet on one machine "
+            "they are confined to loopback.",
+        ),
+        Hook(
+            f"{MOONCAKE}.__init__",
+            confine,
+            "after",
+            "Mooncake's store client opens ports on all interfaces; in a fleet on one machine they "
+            "are confined to loopback.",
+        ),
     ]
 
 
-def confine(result: Any, *_: Any, **__: Any) -> Any:
+def confine(result: R, *_: object, **__: object) -> R:
     """After each of the two calls in which Mooncake opens ports. Raises OpenPortError."""
     loopback.confine_if_wanted()
     return result
@@ -56,7 +79,7 @@ def meet_on_loopback(stock: Callable[..., None], *args: Any, **kwargs: Any) -> N
         stock(*args, **kwargs)
 
 
-def group_on_loopback(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def group_on_loopback(stock: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Around `create_custom_parallel_group`: HiCache's groups of ranks, made later."""
     from sglang.srt.runtime_context import get_parallel
 
@@ -79,7 +102,7 @@ def _gloo_on_loopback() -> Iterator[None]:
         del os.environ[GLOO_INTERFACE]
 
 
-def rendezvous(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[Any, int, int]]:
+def rendezvous(url: str, timeout: timedelta, **_: object) -> Iterator[tuple[Any, int, int]]:
     """torch's own rendezvous by TCP, with a socket that listens on loopback only.
 
     url: tcp://host:port?rank=R&world_size=N, under our scheme; yields (store, R, N).

@@ -14,13 +14,13 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from typing import Any
 
 from seer_sgl.link import contract
 from seer_sgl.link.contract import API_KEY
 from seer_sgl.processes import end_with_parent
 
 from . import cpu
+from .sglang_types import SglServerArgs
 
 cpu.prepare()
 
@@ -28,7 +28,7 @@ VERIFY_POLL_S = 1.0
 
 
 def main(arguments: list[str]) -> None:
-    """Run the server until it is told to stop. `arguments`: SGLang's own flags."""
+    """Runs the server until a signal ends it. `arguments`: SGLang's own flags."""
     end_with_parent()
     os.environ[contract.INSTANCE] = uuid.uuid4().hex
     api_key = os.environ.pop(API_KEY, None)
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> None:
         kill_process_tree(os.getpid(), include_parent=False)
 
 
-def _verify_plugin(server_args: Any) -> None:
+def _verify_plugin(server_args: SglServerArgs) -> None:
     """End the server if its schedulers run without our hooks: SGLang only logs such a failure."""
     request = urllib.request.Request(f"{server_args.url()}/server_info")
     if server_args.api_key:

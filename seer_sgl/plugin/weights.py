@@ -5,20 +5,27 @@ parameters of all ranks, taken at start-up and after whatever may have changed t
 by a trainer (`weight_version`) or a path names what somebody meant to load.
 """
 
+from __future__ import annotations
+
 import hashlib
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from seer_sgl.kvpool.namespace import weights_name
 
-from . import pool
+from .hook import SCHEDULER, UPDATER, Hook
+from .pool import PoolPart
+from .sglang_types import SglReq, SglScheduler, SglWeightUpdater
+
+if TYPE_CHECKING:
+    import torch
+
+R = TypeVar("R")
 
 # Hashed at a time: SGLang's kernel copies what is not contiguous and counts words in 32 bits.
 PART_BYTES = 1 << 28
 
-_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _MAY_CHANGE_THEM = (
     "begin_weight_update",
     "update_weights_from_disk",
@@ -29,64 +36,109 @@ _MAY_CHANGE_THEM = (
     "resume_memory_occupation",
 )
 
-_name: str | None = None  # of the weights; None until they are loaded
+
+class Weights:
+    """The name of the loaded weights, and of the KV that they compute. One per scheduler."""
+
+    def __init__(self, pool: PoolPart) -> None:
+        self.name: str | None = None  # None until the weights are loaded
+        self._pool = pool
+
+    def hooks(self) -> list[Hook]:
+        """Returns the hooks of this part."""
+        return [
+            Hook(
+                f"{SCHEDULER}.init_weight_updater",
+                self.weights_loaded,
+                "after",
+                "SGLang has loaded the model here and serves no request yet; the weights get their "
+                "name.",
+            ),
+            *(
+                Hook(
+                    f"{UPDATER}.{call}",
+                    self.weights_touched,
+                    "after",
+                    "SGLang may change the weights in this call, even if it fails half-way; the "
+                    "weights are named again.",
+                )
+                for call in _MAY_CHANGE_THEM
+            ),
+            Hook(
+                f"{SCHEDULER}.handle_update_weight_version",
+                self.version_named,
+                "after",
+                "A trainer that writes into the engine's memory itself ends its update with this "
+                "call; the weights are named again.",
+            ),
+            Hook(
+                f"{SCHEDULER}._add_request_to_queue",
+                self.name_the_kv,
+                "before",
+                "SGLang finds KV by tokens alone; the name of the weights becomes part of the "
+                "key, so that no request reads KV of other weights.",
+            ),
+            Hook(
+                f"{SCHEDULER}.stash_chunked_request",
+                self.stash_chunk,
+                "around",
+                "SGLang recomputes a chunk of a long prompt for ever if the request may not be "
+                "cached; such a request keeps its KV without caching it.",
+            ),
+        ]
+
+    def weights_loaded(self, result: R, scheduler: SglScheduler) -> R:
+        """After `Scheduler.init_weight_updater`: the model is loaded, no request has come."""
+        self.name = _name_of(scheduler)
+        return result
+
+    def weights_touched(self, result: R, updater: SglWeightUpdater, *_: object, **__: object) -> R:
+        """After a method of `SchedulerWeightUpdaterManager`, even one that failed half-way."""
+        self._rename(updater.scheduler)
+        return result
+
+    def version_named(self, result: R, scheduler: SglScheduler, *_: object, **__: object) -> R:
+        """After `Scheduler.handle_update_weight_version`: a trainer that writes into the engine's
+        memory itself has finished."""
+        self._rename(scheduler)
+        return result
+
+    def name_the_kv(self, scheduler: SglScheduler, req: SglReq, *_: object, **__: object) -> None:
+        """Before `Scheduler._add_request_to_queue`: a request that waits has no KV yet.
+
+        A request comes here again when SGLang takes it out of a batch; then it loses its KV.
+        """
+        if self._pool.attached:
+            self._name_request(req)
+
+    def stash_chunk(self, stock: Callable[..., None], scheduler: SglScheduler, req: SglReq) -> None:
+        """Around `Scheduler.stash_chunked_request`: SGLang caches each chunk of a long prompt. It
+        forgets one that may not be cached, and computes it again for ever."""
+        if self._pool.attached and req.skip_radix_cache_insert:
+            scheduler.tree_cache.advance_unpublished_req(req, chunked=True)
+        else:
+            stock(scheduler, req)
+
+    def _rename(self, scheduler: SglScheduler) -> None:
+        """The weights may be others: no request may find KV of the old ones or leave mixed KV."""
+        before, self.name = self.name, _name_of(scheduler)
+        if self.name == before or not self._pool.attached:
+            return
+        for req in scheduler.waiting_queue:
+            scheduler.tree_cache.release_aborted_request(req.cache_request_handle)  # its fetch
+            self._name_request(req)
+        for running in (*scheduler.collect_inflight_reqs(), scheduler.chunked_req):
+            if running is not None:
+                running.skip_radix_cache_insert = True
+
+    def _name_request(self, req: SglReq) -> None:
+        if not hasattr(req, "seer_own"):
+            req.seer_own = req.extra_key, req.skip_radix_cache_insert
+        key, req.skip_radix_cache_insert = req.seer_own
+        req.extra_key = f"{self.name}|{key or ''}"
 
 
-def hooks() -> list[tuple[str, Callable[..., Any], str]]:
-    """The hooks as (SGLang target, function, kind of hook)."""
-    return [
-        (f"{_SCHEDULER}.init_weight_updater", weights_loaded, "after"),
-        *((f"{_UPDATER}.{call}", weights_touched, "after") for call in _MAY_CHANGE_THEM),
-        (f"{_SCHEDULER}.handle_update_weight_version", version_named, "after"),
-        (f"{_SCHEDULER}._add_request_to_queue", name_the_kv, "before"),
-        (f"{_SCHEDULER}.stash_chunked_request", stash_chunk, "around"),
-    ]
-
-
-def facts() -> str | None:
-    """The name of the weights, as `/server_info` shows it; None until they are loaded."""
-    return _name
-
-
-def weights_loaded(result: Any, self: Any) -> Any:
-    """After `Scheduler.init_weight_updater`: the model is loaded, and no request has come yet."""
-    global _name  # noqa: PLW0603 (one scheduler a process)
-    _name = _name_of(self)
-    return result
-
-
-def weights_touched(result: Any, self: Any, *_: Any, **__: Any) -> Any:
-    """After a method of `SchedulerWeightUpdaterManager`, also after one that failed half-way."""
-    _rename(self.scheduler)
-    return result
-
-
-def version_named(result: Any, self: Any, *_: Any, **__: Any) -> Any:
-    """After `Scheduler.handle_update_weight_version`: a trainer that writes into the engine's
-    memory itself has finished."""
-    _rename(self)
-    return result
-
-
-def name_the_kv(self: Any, req: Any, *_: Any, **__: Any) -> None:
-    """Before `Scheduler._add_request_to_queue`: all KV of a request that waits is still to come.
-
-    A request comes here again when SGLang takes it out of a batch; then it loses its KV.
-    """
-    if pool.attached():
-        _name_request(req)
-
-
-def stash_chunk(stock: Callable[..., None], self: Any, req: Any) -> None:
-    """Around `Scheduler.stash_chunked_request`: where SGLang caches each chunk of a long prompt,
-    it forgets one that may not be cached, and computes it again for ever."""
-    if pool.attached() and req.skip_radix_cache_insert:
-        self.tree_cache.advance_unpublished_req(req, chunked=True)
-    else:
-        stock(self, req)
-
-
-def digest(model: Any) -> str:
+def digest(model: torch.nn.Module) -> str:
     """A digest of a model's parameters and buffers on this rank, as they are in memory.
 
     Leaves out what SGLang's own check of weights does: what is computed from the configuration.
@@ -104,14 +156,14 @@ def digest(model: Any) -> str:
     return whole.hexdigest()
 
 
-def _parts(tensor: Any) -> Iterator[Any]:
+def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if tensor.dim() == 0 or tensor.numel() == 0:
         yield tensor
         return
     yield from tensor.split(max(1, PART_BYTES // tensor[0].nbytes))
 
 
-def _name_of(scheduler: Any) -> str:
+def _name_of(scheduler: SglScheduler) -> str:
     """The name of the weights that are loaded now; all ranks of an engine come here together.
 
     A pipeline stage is named by its own ranks only: SGLang finds a prefix where all stages do.
@@ -128,24 +180,3 @@ def _name_of(scheduler: Any) -> str:
     ranks: list[Any] = [None] * torch.distributed.get_world_size(group=updater.tp_cpu_group)
     torch.distributed.all_gather_object(ranks, here, group=updater.tp_cpu_group)
     return weights_name(scheduler.model_config.hf_config.to_dict(), ranks)
-
-
-def _rename(scheduler: Any) -> None:
-    """The weights may be others: no request may find KV of the old ones, or leave KV of both."""
-    global _name
-    before, _name = _name, _name_of(scheduler)
-    if _name == before or not pool.attached():
-        return
-    for req in scheduler.waiting_queue:
-        scheduler.tree_cache.release_aborted_request(req.cache_request_handle)  # what it fetches
-        _name_request(req)
-    for req in (*scheduler.collect_inflight_reqs(), scheduler.chunked_req):
-        if req is not None:
-            req.skip_radix_cache_insert = True
-
-
-def _name_request(req: Any) -> None:
-    if not hasattr(req, "seer_own"):
-        req.seer_own = req.extra_key, req.skip_radix_cache_insert
-    key, req.skip_radix_cache_insert = req.seer_own
-    req.extra_key = f"{_name}|{key or ''}"

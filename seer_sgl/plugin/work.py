@@ -1,25 +1,35 @@
-"""What the engine has computed since it started: batches, and tokens that it prefilled."""
-
-from collections.abc import Callable
-from typing import Any
+"""The work that the engine has done since it started: batches, and tokens that it prefilled."""
 
 from seer_sgl.types import EngineWork
 
-_prefilled = 0  # tokens; one scheduler a process
+from .hook import SCHEDULER, Hook
+from .sglang_types import SglScheduleBatch, SglScheduler
 
 
-def hooks() -> list[tuple[str, Callable[..., Any], str]]:
-    """The hooks as (SGLang target, function, kind of hook)."""
-    return [("sglang.srt.managers.scheduler.Scheduler.run_batch", batch_begins, "before")]
+class Work:
+    """The counter of prefilled tokens of one scheduler."""
 
+    def __init__(self) -> None:
+        self._prefilled = 0  # tokens
 
-def batch_begins(self: Any, batch: Any, *_: Any, **__: Any) -> None:
-    """Before `Scheduler.run_batch`."""
-    global _prefilled  # noqa: PLW0603 (one scheduler a process)
-    if batch.forward_mode.is_extend():
-        _prefilled += batch.extend_num_tokens or 0
+    def hooks(self) -> list[Hook]:
+        """Returns the hooks of this part."""
+        return [
+            Hook(
+                f"{SCHEDULER}.run_batch",
+                self.batch_begins,
+                "before",
+                "SGLang reports no total of the tokens that it prefilled; the report needs one.",
+            )
+        ]
 
+    def batch_begins(
+        self, scheduler: object, batch: SglScheduleBatch, *_: object, **__: object
+    ) -> None:
+        """Before `Scheduler.run_batch`."""
+        if batch.forward_mode.is_extend():
+            self._prefilled += batch.extend_num_tokens or 0
 
-def report(scheduler: Any) -> EngineWork:
-    """Returns the work's part of the plugin's report. scheduler: SGLang's."""
-    return EngineWork(forward_steps=scheduler.forward_ct, prefilled_tokens=_prefilled)
+    def report(self, scheduler: SglScheduler) -> EngineWork:
+        """Returns the work's part of the plugin's report."""
+        return EngineWork(forward_steps=scheduler.forward_ct, prefilled_tokens=self._prefilled)

@@ -72,7 +72,8 @@ class Recorder(Observer):
         self.migrations = 0
         self.recomputed_tokens = 0  # input tokens of continuations that were computed again
         self.reused_tokens = 0  # and those that were not
-        self.fetches = 0  # migrations whose KV came out of the pool
+        self.fetches = 0  # chunks for which SGLang read KV from the pool
+        self.planned_fetches = 0  # chunks that were sent to read it
         self.moved_bytes = 0
         self.store_s = array("d")  # from a reply to its KV being in the pool
         self.unstored = 0  # chunks of which some KV never got there
@@ -106,7 +107,8 @@ class Recorder(Observer):
         engine.response_tokens += len(reply.ids)
         engine.retractions += reply.retractions
         self.migrations += chunk.migrated
-        self.fetches += chunk.move is Move.FETCH
+        self.fetches += reply.cached_storage > 0
+        self.planned_fetches += chunk.move is Move.FETCH
         self.moved_bytes += reply.cached_storage * engine.info.kv_bytes_per_token
         self.cached.update(
             device=reply.cached_device, host=reply.cached_host, storage=reply.cached_storage

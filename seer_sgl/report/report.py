@@ -38,6 +38,7 @@ def report(record: Recorder) -> dict[str, Any]:
         "lost_chunks": sum(engine.lost_chunks for engine in record.engines.values()),
         "migrations": record.migrations,
         "fetches": record.fetches,
+        "planned_fetches": record.planned_fetches,
         "moved_bytes": record.moved_bytes,
         "store_latency_ms": {
             "p50": round(1e3 * quantile(sorted(record.store_s), 0.5), 1),

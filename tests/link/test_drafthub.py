@@ -297,7 +297,7 @@ def test_without_drafting_an_engine_is_started_as_before(monkeypatch: pytest.Mon
     monkeypatch.delenv(contract.DRAFT, raising=False)
     assert engine_flags.flags(DraftConfig()) == engine_flags.environment(DraftConfig()) == {}
     assert drafting.settings() is None
-    assert drafting.facts() is None
+    assert drafting.DraftStatus().report() is None
     hub = DraftConfig(scope="fleet", hub="h:1")
     assert engine_flags.environment(hub)[contract.HUB_URL] == "http://h:1/link"
     assert json.loads(engine_flags.environment(hub)[contract.DRAFT])["scope"] == "fleet"

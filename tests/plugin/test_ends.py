@@ -25,8 +25,8 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-for target, hook, kind in ends.hooks():
-    HookRegistry.register(target, hook, HookType(kind))
+for hook in ends.hooks():
+    HookRegistry.register(hook.target, hook.function, HookType(hook.kind))
 HookRegistry.apply_hooks()
 params = SamplingParams(max_new_tokens=500)
 reqs = {rid: Req(rid, "", array("q", [1]), params, vocab_size=1000) for rid in "ab"}

@@ -1,8 +1,8 @@
-"""The hooks that name a layout, tell the rank's member what happens, and write copies. Without
+"""The hooks that name a layout, pass on to the rank what happens, and write copies. Without
 SGLang."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,13 +11,14 @@ from seer_sgl.kvpool.namespace import Layout
 from seer_sgl.link.contract import PoolReport
 from seer_sgl.link.messages import Rates
 from seer_sgl.plugin import pool
+from seer_sgl.plugin.pool import PoolPart
 
 PAGE = 16
 LAYOUT = Layout(dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
 
 
-class FakeMember:
-    """Notes what the hooks tell it."""
+class FakeRank:
+    """A PoolRank that notes what the hooks pass on."""
 
     layout = LAYOUT
     kv_bytes_per_token = 100
@@ -47,34 +48,40 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 
 @pytest.fixture
-def member(monkeypatch: pytest.MonkeyPatch) -> FakeMember:
-    made = FakeMember()
-    monkeypatch.setattr(pool, "_member", made)
-    return made
+def rank() -> FakeRank:
+    return FakeRank()
+
+
+@pytest.fixture
+def attached(rank: FakeRank) -> PoolPart:
+    made: Any = rank
+    return PoolPart(made)
 
 
 def test_each_hook_has_a_target_of_its_own() -> None:
-    targets = [target for target, _, _ in pool.hooks()]
+    targets = [hook.target for hook in PoolPart().hooks()]
     assert len(set(targets)) == len(targets)
-    assert {kind for _, _, kind in pool.hooks()} <= {"before", "after", "around"}
+    assert {hook.kind for hook in PoolPart().hooks()} <= {"before", "after", "around"}
 
 
-def test_without_a_pool_the_hooks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_member", None)
-    assert not pool.attached()
-    assert pool.page_written("done", None, SimpleNamespace(hash_value=["p"])) == "done"
-    assert pool.call_finished("done", None, None, up_to=1) == "done"
-    assert pool.pages_fetched(lambda *_: 99, SimpleNamespace(page_size=PAGE), "operation") == 99
-    assert pool.report() is None
+def test_without_a_pool_the_hooks_change_nothing() -> None:
+    part, nobody = PoolPart(), cast(Any, None)
+    assert not part.attached
+    assert part.page_written("done", None, SimpleNamespace(hash_value=["p"])) == "done"
+    assert part.call_finished("done", nobody, nobody, up_to=1) == "done"
+    assert part.pages_fetched(lambda *_: 99, SimpleNamespace(page_size=PAGE), "operation") == 99
+    assert part.report() is None
 
 
-def test_the_last_page_of_a_written_run_is_passed_on(member: FakeMember) -> None:
+def test_the_last_page_of_a_written_run_is_passed_on(rank: FakeRank, attached: PoolPart) -> None:
     for pages in (["a", "b"], [], None, ["c"]):
-        assert pool.page_written("done", None, SimpleNamespace(hash_value=pages)) == "done"
-    assert member.pages == ["b", "c"]
+        assert attached.page_written("done", None, SimpleNamespace(hash_value=pages)) == "done"
+    assert rank.pages == ["b", "c"]
 
 
-def test_a_fetch_that_is_long_enough_tells_a_rate(member: FakeMember, clock: FakeClock) -> None:
+def test_a_fetch_that_is_long_enough_gives_a_rate(
+    rank: FakeRank, attached: PoolPart, clock: FakeClock
+) -> None:
     controller = SimpleNamespace(page_size=PAGE)
     least = pool.RATE_TOKENS // PAGE
 
@@ -83,9 +90,9 @@ def test_a_fetch_that_is_long_enough_tells_a_rate(member: FakeMember, clock: Fak
         return pages
 
     for pages in (0, least - 1, least):
-        assert pool.pages_fetched(lambda *_, n=pages: fetch(n), controller, "operation") == pages
+        assert attached.pages_fetched(lambda *_, n=pages: fetch(n), controller, "op") == pages
         clock.now += 3.0  # between two fetches
-    assert member.rates == [Rates(0, 0.0, pool.RATE_TOKENS, 0.5)]
+    assert rank.rates == [Rates(0, 0.0, pool.RATE_TOKENS, 0.5)]
 
 
 def batch(tokens: int | None, *, extend: bool = True) -> Any:
@@ -93,9 +100,11 @@ def batch(tokens: int | None, *, extend: bool = True) -> Any:
     return SimpleNamespace(forward_mode=mode, extend_num_tokens=tokens)
 
 
-def test_a_prefill_that_is_long_enough_tells_a_rate(member: FakeMember, clock: FakeClock) -> None:
+def test_a_prefill_that_is_long_enough_gives_a_rate(
+    rank: FakeRank, attached: PoolPart, clock: FakeClock
+) -> None:
     unseen = batch(5000)
-    pool.batch_ended("done", None, unseen)
+    attached.batch_ended("done", None, unseen)
     for ran in (
         batch(pool.RATE_TOKENS - 1),
         batch(None),
@@ -103,28 +112,27 @@ def test_a_prefill_that_is_long_enough_tells_a_rate(member: FakeMember, clock: F
         batch(pool.RATE_TOKENS),
     ):
         clock.now += 3.0  # between two batches
-        pool.batch_begins("scheduler", ran)
+        attached.batch_begins("scheduler", ran)
         clock.now += 0.25
-        assert pool.batch_ended("done", None, ran, "result") == "done"
-    assert member.rates == [Rates(pool.RATE_TOKENS, 0.25, 0, 0.0)]
+        assert attached.batch_ended("done", None, ran, "result") == "done"
+    assert rank.rates == [Rates(pool.RATE_TOKENS, 0.25, 0, 0.0)]
 
 
-def test_a_server_tells_its_namespace_and_the_size_of_its_kv(
-    member: FakeMember, monkeypatch: pytest.MonkeyPatch
+def test_a_server_reports_its_namespace_and_the_size_of_its_kv(
+    attached: PoolPart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(NAMESPACE, "fleet")
-    assert pool.report() == PoolReport(LAYOUT.tag("fleet"), 100)
+    assert attached.report() == PoolReport(LAYOUT.tag("fleet"), 100)
 
 
 def test_every_backends_keys_tell_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_layout_of", lambda _: LAYOUT)
+    monkeypatch.setattr(pool, "layout_of", lambda _: LAYOUT)
     monkeypatch.setenv(NAMESPACE, "fleet")
     for name, named in (("org/m", "-org/m"), (None, "-")):
-        result = pool.name_the_layout(SimpleNamespace(model_name=name), None)
+        result = pool.name_the_layout(SimpleNamespace(model_name=name), cast(Any, None))
         assert result.model_name == LAYOUT.tag("fleet") + named
 
 
-@pytest.mark.usefixtures("member")
 @pytest.mark.parametrize(
     ("busy", "sleeps"),
     [
@@ -135,7 +143,9 @@ def test_every_backends_keys_tell_the_layout(monkeypatch: pytest.MonkeyPatch) ->
         ("ongoing_prefetch", False),
     ],
 )
-def test_a_scheduler_does_not_sleep_while_kv_is_on_its_way(busy: str, sleeps: bool) -> None:
+def test_a_scheduler_does_not_sleep_while_kv_is_on_its_way(
+    attached: PoolPart, busy: str, sleeps: bool
+) -> None:
     on_its_way = {
         name: {name: 1} if name == busy else {}
         for name in ("ongoing_write_through", "ongoing_backup", "ongoing_prefetch")
@@ -143,7 +153,7 @@ def test_a_scheduler_does_not_sleep_while_kv_is_on_its_way(busy: str, sleeps: bo
     waiting = ["request"] if busy == "waiting_queue" else []
     idle = SimpleNamespace(waiting_queue=waiting, tree_cache=SimpleNamespace(**on_its_way))
     slept: list[Any] = []
-    pool.keep_awake(slept.append, idle)
+    attached.keep_awake(slept.append, idle)
     assert slept == ([idle] if sleeps else [])
 
 
@@ -167,7 +177,7 @@ class Copies:
 
 
 def test_pages_are_put_as_often_as_configured() -> None:
-    backend = Copies({REPLICAS: 3})
+    backend: Any = Copies({REPLICAS: 3})
     assert pool.put_replicas(lambda *_: "stock", backend, ["k"], [1], [2]) == "replicated"
     assert backend.put == [(["k"], [1], [2], 3)]
 
@@ -183,7 +193,7 @@ def test_pages_are_put_as_often_as_configured() -> None:
     ],
     ids=["no extra", "no replicas", "one", "groups", "multi buffer"],
 )
-def test_everything_else_is_put_by_sglang(backend: Copies, groups: Any) -> None:
+def test_everything_else_is_put_by_sglang(backend: Any, groups: Any) -> None:
     arguments = (backend, ["k"], [1], [2], groups)
     seen: list[Any] = []
 

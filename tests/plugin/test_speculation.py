@@ -14,29 +14,29 @@ from seer_sgl.plugin.cpu import speculative_kernels as kernels
 from seer_sgl.plugin.speculation import ranks
 from seer_sgl.plugin.speculation.mask import attention_mask
 from seer_sgl.plugin.speculation.planner import PLAIN, Plan
-from seer_sgl.plugin.speculation.rows import Rows, origin_of
+from seer_sgl.plugin.speculation.rows import BatchRows, origin_of
 
 PROMPT = [1, 2, 3]
 
 
 def request(rid: str, output: list[int], **origin: Any) -> Any:
-    told = {"group": "g", "sample": 0, "prompt_len": 3, **origin}
+    given = {"group": "g", "sample": 0, "prompt_len": 3, **origin}
     return SimpleNamespace(
         rid=rid,
         origin_input_ids=list(PROMPT),
         output_ids=list(output),
         finished_len=None,
-        sampling_params=SimpleNamespace(custom_params={"seer_sgl": told}, max_new_tokens=50),
+        sampling_params=SimpleNamespace(custom_params={"seer_sgl": given}, max_new_tokens=50),
     )
 
 
 class Engine:
-    """Rows over a real index; `step` is what a decode step tells them."""
+    """Rows over a real index; `step` is what a decode step brings them."""
 
     def __init__(self) -> None:
         self.drafter = Drafter()
         replica = Replica(self.drafter, None, max_tokens=1000, scope="engine")
-        self.rows = Rows(self.drafter, replica)
+        self.rows = BatchRows(self.drafter, replica)
 
     def step(self, reqs: list[Any], totals: list[int], runs: list[list[int]]) -> list[int]:
         """The tokens that reach the index. runs: what the last step brought each row."""
@@ -47,7 +47,7 @@ class Engine:
         self.rows.follow(reqs)
         tokens, counts = self.rows.missing(reqs, np.array(totals), padded, lens)
         self.drafter.step(self.rows.slots, tokens, counts, np.zeros(len(reqs), np.int32), 1)
-        self.rows.tell(tokens, counts)
+        self.rows.share(tokens, counts)
         return list(tokens.tolist())
 
 
@@ -116,7 +116,7 @@ def test_an_image_in_the_prompt_is_no_token() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "given",
     [
         None,
         "nonsense",
@@ -128,9 +128,9 @@ def test_an_image_in_the_prompt_is_no_token() -> None:
         {"group": "g", "sample": 0, "prompt_len": 0},
     ],
 )
-def test_a_call_that_does_not_say_whose_it_is_has_a_group_of_its_own(told: Any) -> None:
+def test_a_call_without_an_origin_has_a_group_of_its_own(given: Any) -> None:
     req = request("r1", [])
-    req.sampling_params.custom_params = {"seer_sgl": told} if told is not None else None
+    req.sampling_params.custom_params = {"seer_sgl": given} if given is not None else None
     origin = origin_of(req)
     assert (origin.group, origin.sample, origin.prompt_len, origin.probe) == ("r1", 0, 3, False)
 

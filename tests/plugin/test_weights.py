@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from seer_sgl.plugin import pool, weights
+from seer_sgl.plugin import weights
+from seer_sgl.plugin.pool import PoolPart
+from seer_sgl.plugin.weights import Weights
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +99,8 @@ def test_a_large_tensor_is_read_whole_in_parts(monkeypatch: pytest.MonkeyPatch) 
 class Scheduler:
     """One rank of an engine: its model, its queues, and what its cache was asked to do."""
 
-    def __init__(self) -> None:
+    def __init__(self, plugin: Weights) -> None:
+        self.plugin = plugin
         self.model = model()
         self.other_rank = [("target", "its digest")]
         runner = SimpleNamespace(model=self.model)
@@ -130,7 +133,7 @@ class Scheduler:
         """An update in place."""
         if other:
             poke(self.model.layer.weight)
-        assert weights.weights_touched("done", self.weight_updater, "request") == "done"
+        assert self.plugin.weights_touched("done", self.weight_updater, "request") == "done"
 
 
 @dataclass(eq=False)
@@ -145,66 +148,74 @@ class Request:
         return f"handle of {id(self)}"
 
 
+ATTACHED: Any = "a pool's rank"
+
+
 @pytest.fixture
-def scheduler(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The first of two ranks, attached to a pool, its weights just loaded."""
+    return loaded(monkeypatch, PoolPart(ATTACHED))
+
+
+def loaded(monkeypatch: pytest.MonkeyPatch, pool: PoolPart) -> Any:
+    """The first of two ranks, its weights just loaded."""
 
     def all_gather_object(ranks: list[Any], here: Any, group: str) -> None:
         assert (len(ranks), group) == (2, "group")
         ranks[:] = [here, made.other_rank]
 
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
-    monkeypatch.setattr(pool, "_member", "attached")
-    made = Scheduler()
+    made: Any = Scheduler(Weights(pool))
     monkeypatch.setattr(torch.distributed, "all_gather_object", all_gather_object)
-    assert weights.weights_loaded("done", made) == "done"
+    assert made.plugin.weights_loaded("done", made) == "done"
     return made
 
 
-def queued(scheduler: Scheduler, *requests: Request) -> None:
+def queued(scheduler: Any, *requests: Request) -> None:
     for req in requests:
-        weights.name_the_kv(scheduler, req)
+        scheduler.plugin.name_the_kv(scheduler, req)
         scheduler.waiting_queue.append(req)
 
 
 def test_each_hook_has_a_target_of_its_own() -> None:
-    targets = [target for target, _, _ in weights.hooks()]
+    targets = [hook.target for hook in Weights(PoolPart()).hooks()]
     assert len(set(targets)) == len(targets)
 
 
-def test_the_same_weights_have_the_same_name_and_others_another(scheduler: Scheduler) -> None:
-    first = weights.facts()
+def test_the_same_weights_have_the_same_name_and_others_another(scheduler: Any) -> None:
+    first = scheduler.plugin.name
     scheduler.update()
-    assert weights.facts() != first
-    weights.weights_loaded("done", Scheduler())
-    assert weights.facts() == first
+    assert scheduler.plugin.name != first
+    restarted: Any = Scheduler(scheduler.plugin)
+    restarted.plugin.weights_loaded("done", restarted)
+    assert scheduler.plugin.name == first
 
 
-def test_the_name_tells_the_weights_of_every_rank(scheduler: Scheduler) -> None:
-    first = weights.facts()
+def test_the_name_covers_the_weights_of_every_rank(scheduler: Any) -> None:
+    first = scheduler.plugin.name
     scheduler.other_rank = [("target", "another digest")]
     scheduler.update(other=False)
-    assert weights.facts() != first
+    assert scheduler.plugin.name != first
 
 
-def test_a_request_is_named_by_the_weights_and_by_its_users_own_key(scheduler: Scheduler) -> None:
+def test_a_request_is_named_by_the_weights_and_by_its_users_own_key(scheduler: Any) -> None:
     plain, own = Request(), Request("mine")
     queued(scheduler, plain, own)
-    assert plain.extra_key == f"{weights.facts()}|"
-    assert own.extra_key == f"{weights.facts()}|mine"
+    assert plain.extra_key == f"{scheduler.plugin.name}|"
+    assert own.extra_key == f"{scheduler.plugin.name}|mine"
 
 
-def test_new_weights_rename_what_waits_and_drop_what_it_was_fetching(scheduler: Scheduler) -> None:
+def test_new_weights_rename_what_waits_and_drop_what_it_was_fetching(scheduler: Any) -> None:
     waiting = Request("mine")
     queued(scheduler, waiting)
     before = waiting.extra_key
     scheduler.update()
-    assert waiting.extra_key == f"{weights.facts()}|mine" != before
+    assert waiting.extra_key == f"{scheduler.plugin.name}|mine" != before
     assert scheduler.released == [waiting.cache_request_handle]
     assert not waiting.skip_radix_cache_insert
 
 
-def test_what_runs_while_the_weights_change_leaves_no_kv(scheduler: Scheduler) -> None:
+def test_what_runs_while_the_weights_change_leaves_no_kv(scheduler: Any) -> None:
     running, chunked = Request(), Request()
     queued(scheduler, running, chunked)
     before = running.extra_key
@@ -216,42 +227,42 @@ def test_what_runs_while_the_weights_change_leaves_no_kv(scheduler: Scheduler) -
     assert running.extra_key == before, "its prefix in the tree has this name"
 
 
-def test_a_request_that_is_taken_out_of_a_batch_begins_anew(scheduler: Scheduler) -> None:
+def test_a_request_that_is_taken_out_of_a_batch_begins_anew(scheduler: Any) -> None:
     running, private = Request("mine"), Request(skip_radix_cache_insert=True)
     queued(scheduler, running, private)
     scheduler.waiting_queue.clear()
     scheduler.running = [running, private]
     scheduler.update()
     queued(scheduler, running, private)
-    assert running.extra_key == f"{weights.facts()}|mine"
+    assert running.extra_key == f"{scheduler.plugin.name}|mine"
     assert not running.skip_radix_cache_insert
     assert private.skip_radix_cache_insert, "SGLang's own wish"
 
 
-def test_the_same_weights_again_change_nothing(scheduler: Scheduler) -> None:
+def test_the_same_weights_again_change_nothing(scheduler: Any) -> None:
     waiting, running = Request(), Request()
     queued(scheduler, waiting)
     scheduler.running = [running]
     scheduler.update(other=False)
-    assert weights.version_named("done", scheduler, "request") == "done"
+    assert scheduler.plugin.version_named("done", scheduler, "request") == "done"
     assert not scheduler.released
     assert not running.skip_radix_cache_insert
 
 
 def test_a_trainers_name_for_weights_it_wrote_itself_is_a_sign_of_an_update(
-    scheduler: Scheduler,
+    scheduler: Any,
 ) -> None:
-    before = weights.facts()
+    before = scheduler.plugin.name
     poke(scheduler.model.layer.weight)
-    weights.version_named("done", scheduler, "request")
-    assert weights.facts() != before
+    scheduler.plugin.version_named("done", scheduler, "request")
+    assert scheduler.plugin.name != before
 
 
 @pytest.mark.parametrize("state", [{"_session": "open"}, {"offload_tags": {"weights"}}], ids=str)
 def test_weights_that_are_not_all_there_are_nobody_elses_and_not_read(
-    scheduler: Scheduler, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    scheduler: Any, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settled = weights.facts()
+    settled = scheduler.plugin.name
     names = {settled}
     with monkeypatch.context() as during:
         during.setattr(weights, "digest", None)
@@ -259,20 +270,20 @@ def test_weights_that_are_not_all_there_are_nobody_elses_and_not_read(
             during.setattr(scheduler.weight_updater, name, value)
         for _ in range(2):
             scheduler.update(other=False)
-            names.add(weights.facts())
+            names.add(scheduler.plugin.name)
     assert len(names) == 3
     scheduler.update(other=False)
-    assert weights.facts() == settled
+    assert scheduler.plugin.name == settled
 
 
-def stash(scheduler: Scheduler, req: Request) -> list[Any]:
+def stash(scheduler: Any, req: Request) -> list[Any]:
     """What SGLang itself stashes."""
     stock: list[Any] = []
-    weights.stash_chunk(lambda _, req: stock.append(req), scheduler, req)
+    scheduler.plugin.stash_chunk(lambda _, req: stock.append(req), scheduler, req)
     return stock
 
 
-def test_a_chunk_that_may_not_be_cached_is_not_forgotten(scheduler: Scheduler) -> None:
+def test_a_chunk_that_may_not_be_cached_is_not_forgotten(scheduler: Any) -> None:
     chunked, fresh = Request(), Request()
     scheduler.chunked_req = chunked
     scheduler.update()
@@ -281,15 +292,13 @@ def test_a_chunk_that_may_not_be_cached_is_not_forgotten(scheduler: Scheduler) -
     assert stash(scheduler, fresh) == [fresh]
 
 
-def test_without_a_pool_requests_stay_as_they_are(
-    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool, "_member", None)
+def test_without_a_pool_requests_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = loaded(monkeypatch, PoolPart())
     waiting, running, private = Request("mine"), Request(), Request(skip_radix_cache_insert=True)
-    before = weights.facts()
+    before = scheduler.plugin.name
     queued(scheduler, waiting)
     scheduler.running = [running]
     scheduler.update()
-    assert weights.facts() != before, "the driver compares them"
+    assert scheduler.plugin.name != before, "the driver compares them"
     assert (waiting.extra_key, running.skip_radix_cache_insert) == ("mine", False)
     assert stash(scheduler, private) == [private]

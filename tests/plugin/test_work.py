@@ -3,9 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from seer_sgl.plugin import work
+from seer_sgl.plugin.work import Work
 from seer_sgl.types import EngineWork
 
 
@@ -14,8 +12,8 @@ def batch(tokens: int | None, extends: bool = True) -> Any:
     return SimpleNamespace(forward_mode=mode, extend_num_tokens=tokens)
 
 
-def test_prefilled_tokens_are_counted_and_decoding_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_prefilled", 0)
+def test_prefilled_tokens_are_counted_and_decoding_is_not() -> None:
+    work = Work()
     scheduler = SimpleNamespace(forward_ct=4)
     work.batch_begins(scheduler, batch(7))
     work.batch_begins(scheduler, batch=batch(5))

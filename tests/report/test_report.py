@@ -30,14 +30,16 @@ def info(engine_id: str) -> EngineInfo:
     )
 
 
-def chunk_on(engine_id: str, request: Request, migrated: bool = False) -> Chunk:
+def chunk_on(
+    engine_id: str, request: Request, migrated: bool = False, move: Move = Move.STAY
+) -> Chunk:
     return Chunk(
         request=request,
         engine_id=engine_id,
         rid="r/",
         max_new_tokens=10,
         kv_tokens=request.total_len + 10,
-        move=Move.STAY,
+        move=move,
         migrated=migrated,
     )
 
@@ -103,6 +105,21 @@ def test_figures(record: Recorder) -> None:
     assert (a["max_inflight"], a["mean_inflight"]) == (2, 0.75)
     assert b["kv_peak"] == 0.25
     json.dumps(said)
+
+
+def test_a_fetch_is_counted_when_sglang_has_read_from_the_pool_whatever_was_planned(
+    record: Recorder,
+) -> None:
+    request = make_group("other").requests[0]
+    for move, storage in ((Move.FETCH, 0), (Move.FETCH, 16), (Move.PREFILL, 16), (Move.STAY, 16)):
+        chunk = chunk_on("a", request, move=move)
+        reply = make_reply(10)
+        reply.cached_storage = storage
+        record.sent(chunk, 104.0)
+        record.grown(ChunkResult(chunk=chunk, now=105.0, reply=reply))
+    found = report(record)
+    assert (found["fetches"], found["planned_fetches"]) == (3, 2)
+    assert found["cached_tokens"]["storage"] == 48
 
 
 def test_a_lost_chunk_is_counted_and_nothing_else(record: Recorder) -> None:

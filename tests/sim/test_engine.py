@@ -66,6 +66,8 @@ def test_without_a_pool_a_request_that_moves_is_prefilled_again() -> None:
     assert pooled["migrations"] > 5
     assert alone["migrations"] > 5
     assert pooled["moved_bytes"] > 0
+    assert pooled["fetches"] >= pooled["planned_fetches"] == pooled["migrations"]
+    assert alone["fetches"] == alone["planned_fetches"] == 0
     assert pooled["recomputed_tokens"] == alone["moved_bytes"] == 0
     assert alone["recomputed_tokens"] > 1000
 

@@ -12,10 +12,9 @@ runs when SGLang loads its plugins.
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
 
 from seer_sgl.link.contract import CPU_SWITCH
+from seer_sgl.plugin.hook import RUNNER, TORCH_NATIVE, Hook
 
 
 def wanted() -> bool:
@@ -37,26 +36,49 @@ def prepare() -> None:
         sys.modules["sgl_kernel.speculative"] = speculative_kernels
 
 
-def hooks() -> list[tuple[str, Callable[..., Any], str]]:
-    """The hooks of the CPU engine as (SGLang target, function, kind of hook)."""
+def hooks() -> list[Hook]:
+    """Returns the hooks of the CPU engine."""
     from . import hicache
     from .attention import decode_grouped, extend_new_rows_only
     from .tree_attention import attend_to_trees, plan_trees
 
-    backend = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
-
-    def no_batch_invariant_triton_kernels(self: Any) -> None:
+    def no_batch_invariant_triton_kernels(runner: object) -> None:
         """Those kernels are Triton; on a CPU `torch_native` runs each request by itself."""
 
     return [
-        (f"{backend}._run_sdpa_forward_extend", extend_new_rows_only, "around"),
-        (f"{backend}._run_sdpa_forward_decode", decode_grouped, "around"),
-        (f"{backend}.init_forward_metadata", plan_trees, "after"),
-        (f"{backend}.forward_extend", attend_to_trees, "around"),
-        (
-            "sglang.srt.model_executor.model_runner.ModelRunner.maybe_enable_batch_invariant_mode",
+        Hook(
+            f"{TORCH_NATIVE}._run_sdpa_forward_extend",
+            extend_new_rows_only,
+            "around",
+            "SGLang computes a continuation as if the whole sequence were new; only the new tokens "
+            "are computed.",
+        ),
+        Hook(
+            f"{TORCH_NATIVE}._run_sdpa_forward_decode",
+            decode_grouped,
+            "around",
+            "SGLang repeats every KV head for each of its query heads; the query heads become rows "
+            "of one query instead.",
+        ),
+        Hook(
+            f"{TORCH_NATIVE}.init_forward_metadata",
+            plan_trees,
+            "after",
+            "SGLang's `torch_native` cannot verify draft trees; their masks are prepared here, "
+            "once per step.",
+        ),
+        Hook(
+            f"{TORCH_NATIVE}.forward_extend",
+            attend_to_trees,
+            "around",
+            "SGLang's `torch_native` cannot verify draft trees; each draft token attends to the "
+            "tokens before the draft and to its own ancestors.",
+        ),
+        Hook(
+            f"{RUNNER}.maybe_enable_batch_invariant_mode",
             no_batch_invariant_triton_kernels,
             "replace",
+            "SGLang's deterministic mode switches to Triton kernels; a CPU does without.",
         ),
         *hicache.hooks(),
     ]

@@ -29,7 +29,7 @@ def _gather(cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> tor
 
 def decode_grouped(  # noqa: PLR0917 (SGLang's signature)
     stock: Callable[..., torch.Tensor],
-    self: Any,
+    self: object,
     query: torch.Tensor,
     output: torch.Tensor,
     k_cache: torch.Tensor,
@@ -73,7 +73,7 @@ def decode_grouped(  # noqa: PLR0917 (SGLang's signature)
 
 def extend_new_rows_only(  # noqa: PLR0917 (SGLang's signature)
     stock: Callable[..., torch.Tensor],
-    self: Any,
+    self: object,
     query: torch.Tensor,
     output: torch.Tensor,
     k_cache: torch.Tensor,

@@ -3,27 +3,51 @@
 For the plain MHA pools only: MLA, sliding-window and Mamba pools stay stock and do not run here.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-Hook = tuple[str, Callable[..., Any], str]
+from seer_sgl.plugin.hook import ALLOCATOR, HOST_POOL, Hook
+from seer_sgl.plugin.sglang_types import SglAllocator, SglHostPool, SglKVPool
 
-_HOST_POOL = "sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost"
-_ALLOCATOR = "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator"
 _PIN_MEMORY_POSITION = 6  # of MHATokenToKVPoolHost.__init__, self included
 HOST_RESERVE_BYTES = 1 << 30
 
 
 def hooks() -> list[Hook]:
-    """The hooks as (SGLang target, function, kind of hook)."""
+    """Returns the hooks of this file."""
     return [
-        (f"{_HOST_POOL}.__init__", unpinned, "before"),
-        (f"{_HOST_POOL}.backup_from_device_all_layer", copy_to_host, "replace"),
-        (f"{_HOST_POOL}.load_to_device_per_layer", copy_from_host, "replace"),
-        (f"{_ALLOCATOR}.alloc_extend", alloc_extend, "replace"),
-        (f"{_ALLOCATOR}.alloc_decode", alloc_decode, "replace"),
+        Hook(
+            f"{HOST_POOL}.__init__",
+            unpinned,
+            "before",
+            "SGLang asks CUDA for page-locked host memory; without CUDA the memory is ordinary.",
+        ),
+        Hook(
+            f"{HOST_POOL}.backup_from_device_all_layer",
+            copy_to_host,
+            "replace",
+            "SGLang copies KV to host memory with CUDA kernels; on a CPU torch copies it.",
+        ),
+        Hook(
+            f"{HOST_POOL}.load_to_device_per_layer",
+            copy_from_host,
+            "replace",
+            "SGLang copies KV from host memory with CUDA kernels; on a CPU torch copies it.",
+        ),
+        Hook(
+            f"{ALLOCATOR}.alloc_extend",
+            alloc_extend,
+            "replace",
+            "SGLang allocates pages for a prefill with a Triton kernel; on a CPU its own torch "
+            "version does so.",
+        ),
+        Hook(
+            f"{ALLOCATOR}.alloc_decode",
+            alloc_decode,
+            "replace",
+            "SGLang allocates pages for a decode step with a Triton kernel; on a CPU torch does.",
+        ),
     ]
 
 
@@ -43,7 +67,7 @@ def unpinned(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]
     return args, kwargs
 
 
-def _layer(pool: Any, buffer: torch.Tensor, layer: int) -> torch.Tensor:
+def _layer(pool: SglHostPool, buffer: torch.Tensor, layer: int) -> torch.Tensor:
     """One layer of a host buffer in any of its layouts; see `_at` for its indices."""
     if pool.layout == "layer_first":  # [layer, token, head, size]
         return buffer[layer]
@@ -54,7 +78,7 @@ def _layer(pool: Any, buffer: torch.Tensor, layer: int) -> torch.Tensor:
     raise ValueError(f"no CPU copy for HiCache layout {pool.layout}")
 
 
-def _at(pool: Any, view: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _at(pool: SglHostPool, view: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Indices of host token slots in a view of `_layer`: by token, or by page and offset."""
     token_dims = 3
     if view.dim() == token_dims:
@@ -63,8 +87,8 @@ def _at(pool: Any, view: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tens
 
 
 def copy_to_host(
-    self: Any,
-    device_pool: Any,
+    self: SglHostPool,
+    device_pool: SglKVPool,
     host_indices: torch.Tensor,
     device_indices: torch.Tensor,
     io_backend: str,
@@ -80,8 +104,8 @@ def copy_to_host(
 
 
 def copy_from_host(  # noqa: PLR0917 (SGLang's signature)
-    self: Any,
-    device_pool: Any,
+    self: SglHostPool,
+    device_pool: SglKVPool,
     host_indices: torch.Tensor,
     device_indices: torch.Tensor,
     layer_id: int,
@@ -102,7 +126,7 @@ def copy_from_host(  # noqa: PLR0917 (SGLang's signature)
 
 
 def alloc_extend(  # noqa: PLR0917 (SGLang's signature)
-    self: Any,
+    self: SglAllocator,
     prefix_lens: torch.Tensor,
     prefix_lens_cpu: torch.Tensor,
     seq_lens: torch.Tensor,
@@ -129,7 +153,7 @@ def alloc_extend(  # noqa: PLR0917 (SGLang's signature)
 
 
 def alloc_decode(
-    self: Any, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
+    self: SglAllocator, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
 ) -> torch.Tensor | None:
     """Instead of `PagedTokenToKVPoolAllocator.alloc_decode`: a slot each, a page when due."""
     opens_page = (seq_lens - 1) % self.page_size == 0

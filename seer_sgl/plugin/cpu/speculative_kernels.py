@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-Rows = npt.NDArray[np.int64]
+_Slots = npt.NDArray[np.int64]
 
 
-def _runs(start: torch.Tensor, end: torch.Tensor, rows: torch.Tensor) -> tuple[Rows, Rows]:
+def _runs(start: torch.Tensor, end: torch.Tensor, rows: torch.Tensor) -> tuple[_Slots, _Slots]:
     """Row and column of every entry of the runs `start[i]:end[i]` of rows `rows[i]`, in order."""
     first = start.numpy().astype(np.int64)
     counts = end.numpy() - first
-    shift: Rows = np.repeat(first - (counts.cumsum() - counts), counts)
+    shift: _Slots = np.repeat(first - (counts.cumsum() - counts), counts)
     return np.repeat(rows.numpy(), counts), np.arange(len(shift), dtype=np.int64) + shift
 
 

@@ -5,10 +5,14 @@ A draft token attends to everything before the draft and to its own ancestors. T
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+from seer_sgl.plugin.sglang_types import SglAttentionLayer, SglForwardBatch, SglTorchNative
+
+R = TypeVar("R")
 
 
 class _Tree(NamedTuple):
@@ -18,7 +22,7 @@ class _Tree(NamedTuple):
     mask: torch.Tensor  # [nodes, tokens + nodes]: 0 where a node attends, else minus infinity
 
 
-def plan_trees(result: Any, self: Any, forward_batch: Any) -> Any:
+def plan_trees(result: R, self: SglTorchNative, forward_batch: SglForwardBatch) -> R:
     """After `TorchNativeAttnBackend.init_forward_metadata`: once a step, not once a layer."""
     self.seer_trees = None
     if not forward_batch.forward_mode.is_target_verify():
@@ -46,12 +50,12 @@ def _additive(tree: torch.Tensor, length: int) -> torch.Tensor:
 
 def attend_to_trees(  # noqa: PLR0917 (SGLang's signature)
     stock: Callable[..., torch.Tensor],
-    self: Any,
+    self: SglTorchNative,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    layer: Any,
-    forward_batch: Any,
+    layer: SglAttentionLayer,
+    forward_batch: SglForwardBatch,
     save_kv_cache: bool = True,
     **options: Any,
 ) -> torch.Tensor:

@@ -4,14 +4,18 @@ To SGLang it is a kind of n-gram drafting: trees that need no KV of their own, v
 target (`is_ngram`); what differs is who drafts and how a draft is verified (worker.py).
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from seer_sgl.link.contract import ALGORITHM
+from seer_sgl.plugin.drafting import DraftStatus
+from seer_sgl.plugin.hook import KV_SIZES, Hook
+from seer_sgl.plugin.sglang_types import SglServerArgs
 
 
-def register() -> None:
-    """Make the algorithm known; once in every process of a server."""
+def register(status: DraftStatus) -> None:
+    """Registers the algorithm; once in every process of a server. status: for its workers."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
@@ -40,7 +44,7 @@ def register() -> None:
 
             return FutureMap(device, self, pool, *args, **options)
 
-        def handle_server_args(self, server_args: Any) -> None:
+        def handle_server_args(self, server_args: SglServerArgs) -> None:
             """What SGLang settles for its own n-gram drafting, for ours."""
             refused = {
                 "enable-dp-attention": server_args.enable_dp_attention,
@@ -58,20 +62,27 @@ def register() -> None:
             server_args.speculative_eagle_topk = 1
             server_args.speculative_num_steps = 1
 
-    def worker(_: Any) -> Any:
+    def worker(_: SglServerArgs) -> Callable[..., Any]:
         from .worker import GroupedWorker
 
-        return GroupedWorker
+        return functools.partial(GroupedWorker, status)
 
     SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=GroupedSpeculation)(
         worker
     )
 
 
-def hooks() -> list[tuple[str, Callable[..., Any], str]]:
-    """The hooks as (SGLang target, function, kind of hook)."""
-    target = "sglang.srt.mem_cache.kv_cache_configurator.get_req_to_token_extra_context_len"
-    return [(target, room_for_drafts, "after")]
+def hooks() -> list[Hook]:
+    """Returns the hooks of this file."""
+    return [
+        Hook(
+            f"{KV_SIZES}.get_req_to_token_extra_context_len",
+            room_for_drafts,
+            "after",
+            "SGLang ends a request's row of KV slots at the context length; what is reserved for "
+            "drafts at the very end of the context has to fit too.",
+        )
+    ]
 
 
 def room_for_drafts(result: int) -> int:

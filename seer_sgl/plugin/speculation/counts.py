@@ -31,7 +31,7 @@ class Counts:
     def verified(
         self, drafts: Drafts, accepted: Accepted, source: Callable[[int, int], str]
     ) -> None:
-        """A step's drafts met the target. source: of a row, and what `Drafts.sources` says."""
+        """A step's drafts met the target. source: of a row and an entry of `Drafts.sources`."""
         self.rows += len(accepted.counts)
         self.tokens += int(accepted.counts.sum())
         self._verifications += 1

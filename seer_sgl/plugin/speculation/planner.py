@@ -1,6 +1,6 @@
 """What to verify next: the drafts of the batch and their width. No SGLang in here but its requests.
 
-One rank of an engine drafts; the others are told (worker.py).
+One rank of an engine drafts and sends its plan to the others (worker.py).
 """
 
 import time
@@ -16,9 +16,10 @@ from seer_sgl.draft.policy import DraftPolicy
 from seer_sgl.draft.replica import Replica
 from seer_sgl.draft.steps import StepTimes
 from seer_sgl.draft.tree import Accepted
+from seer_sgl.plugin.sglang_types import SglReq
 
 from .counts import Counts
-from .rows import Rows
+from .rows import BatchRows
 
 
 class Plan(NamedTuple):
@@ -38,7 +39,7 @@ class _Step(NamedTuple):
     unneeded_s: float  # spent on drafts that a plain step would have done without
 
 
-class Drafting:
+class Planner:
     """Drafts for the running requests and learns from what becomes of them.
 
     widths: of a verification, ascending from 1. paths: continuations of a node, at most; 1 drafts
@@ -56,7 +57,7 @@ class Drafting:
         self.counts = Counts()
         self._drafter = drafter
         self._replica = replica
-        self._rows = Rows(drafter, replica)
+        self._rows = BatchRows(drafter, replica)
         self._paths = paths
         self._most = widths[-1] - 1
         self._acceptance = Acceptance(self._most)
@@ -65,7 +66,7 @@ class Drafting:
 
     def plan(
         self,
-        reqs: Sequence[Any],
+        reqs: Sequence[SglReq],
         totals: NDArray[np.int64],
         runs: NDArray[np.int32],
         run_lens: NDArray[np.int64],
@@ -119,7 +120,7 @@ class Drafting:
 
     def _draft(
         self,
-        reqs: Sequence[Any],
+        reqs: Sequence[SglReq],
         totals: NDArray[np.int64],
         runs: NDArray[np.int32],
         run_lens: NDArray[np.int64],
@@ -132,7 +133,7 @@ class Drafting:
         room = np.minimum(rows.limits - totals - 1, 0 if plain else self._most)
         budgets = np.maximum(room, 0).astype(np.int32)
         drafts = self._drafter.step(rows.slots, tokens, counts, budgets, self._paths)
-        rows.tell(tokens, counts)
+        rows.share(tokens, counts)
         if plain or not drafts.counts.any():
             return PLAIN
         width = self._policy.width(drafts, rows.probes)

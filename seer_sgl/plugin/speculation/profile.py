@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from seer_sgl.draft.policy import MOST_NODES
+from seer_sgl.plugin.sglang_types import SglModelRunner
 
 from .shapes import Shapes
 
 ROUNDS = 3
-CONTEXT = 64  # tokens each request of the measurement attends to; real ones are told apart later
+CONTEXT = 64  # tokens that each request of the measurement attends to
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -21,11 +22,11 @@ def batch_sizes(most: int) -> list[int]:
 
 
 def step_seconds(
-    runner: Any, shapes: Shapes, widths: Sequence[int]
+    runner: SglModelRunner, shapes: Shapes, widths: Sequence[int]
 ) -> dict[tuple[int, int], float]:
-    """Seconds of a forward pass by (batch, width): the least of some rounds.
+    """Returns the seconds of a forward pass by (batch, width): the least of some rounds.
 
-    runner: SGLang's ModelRunner, ready to serve. Every rank of an engine has to call this.
+    runner: ready to serve. Every rank of an engine has to call this.
     """
     most = max(1, min(runner.max_running_requests, MOST_NODES // widths[-1]))
     times: dict[tuple[int, int], float] = {}
@@ -35,7 +36,7 @@ def step_seconds(
     return times
 
 
-def _seconds(runner: Any, shapes: Shapes, batch: int, width: int) -> Iterator[float]:
+def _seconds(runner: SglModelRunner, shapes: Shapes, batch: int, width: int) -> Iterator[float]:
     device = torch.get_device_module(runner.device)
     for _ in range(ROUNDS):
         verifies = width > 1 or not shapes.plain_decodes
@@ -48,7 +49,7 @@ def _seconds(runner: Any, shapes: Shapes, batch: int, width: int) -> Iterator[fl
         yield time.perf_counter() - began
 
 
-def _dummy(runner: Any, batch: int, width: int, verifies: bool) -> Any:
+def _dummy(runner: SglModelRunner, batch: int, width: int, verifies: bool) -> Any:
     """A batch that decodes or verifies, all of it in SGLang's padding slot 0."""
     from sglang.srt.model_executor.forward_batch_info import (
         CaptureHiddenMode,

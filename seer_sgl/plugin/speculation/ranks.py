@@ -1,7 +1,7 @@
-"""Ranks that share a model step together: the first one drafts and tells the others.
+"""Ranks that share a model step together: the first one drafts and sends its plan.
 
-Left alone they would draft differently (each hears of siblings at another moment), verify trees of
-different shapes, and hang in the next collective.
+Left alone they would draft differently (tokens of siblings reach each at another moment), verify
+trees of different shapes, and hang in the next collective.
 """
 
 import numpy as np

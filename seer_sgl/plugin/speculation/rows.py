@@ -1,12 +1,12 @@
 """The requests of the decode batch and where their tokens are in the group indexes.
 
 Tokens reach an index from two sides: those SGLang has booked (`Req.output_ids`) and, with
-overlapped scheduling, those of the last step, which it has not. A row knows how many tokens of its
-request the index has, so that neither a step that was skipped nor one that was taken back matters.
+overlapped scheduling, those of the last step, which it has not. A row records how many tokens of
+its request the index has, so that neither a skipped step nor one that was taken back matters.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from seer_sgl.draft.automaton import MAX_TOKEN
 from seer_sgl.draft.drafter import Drafter
 from seer_sgl.draft.replica import Replica
 from seer_sgl.link.contract import ORIGIN
+from seer_sgl.plugin.sglang_types import SglReq
 
 
 class Origin(NamedTuple):
@@ -26,14 +27,14 @@ class Origin(NamedTuple):
     probe: bool
 
 
-def origin_of(req: Any) -> Origin:
-    """What the caller said in `custom_params`; a group of its own for anybody else's request."""
+def origin_of(req: SglReq) -> Origin:
+    """Returns what the caller wrote into `custom_params`; a group of its own without that."""
     given = req.sampling_params.custom_params
-    told = given.get(ORIGIN) if isinstance(given, dict) else None
+    origin = given.get(ORIGIN) if isinstance(given, dict) else None
     length = len(req.origin_input_ids)
-    if isinstance(told, dict):
-        group, sample = told.get("group"), told.get("sample")
-        prompt_len = told.get("prompt_len")
+    if isinstance(origin, dict):
+        group, sample = origin.get("group"), origin.get("sample")
+        prompt_len = origin.get("prompt_len")
         if (
             isinstance(group, str)
             and isinstance(sample, int)
@@ -41,11 +42,11 @@ def origin_of(req: Any) -> Origin:
             and 0 <= sample < 1 << 31
             and 0 < prompt_len <= length
         ):
-            return Origin(group, sample, prompt_len, told.get("probe") is True)
+            return Origin(group, sample, prompt_len, origin.get("probe") is True)
     return Origin(req.rid, 0, length, False)
 
 
-class Rows:
+class BatchRows:
     """The rows of the decode batch, in its order. All arrays have one entry a row."""
 
     def __init__(self, drafter: Drafter, replica: Replica) -> None:
@@ -55,11 +56,11 @@ class Rows:
         self.probes: NDArray[np.bool_] = np.empty(0, np.bool_)
         self._drafter = drafter
         self._replica = replica
-        self._reqs: list[Any] = []
+        self._reqs: list[SglReq] = []
         self._rids: list[str] = []
         self._known: dict[str, tuple[int, int, bool]] = {}  # rid -> slot, limit, probe
 
-    def follow(self, reqs: Sequence[Any]) -> None:
+    def follow(self, reqs: Sequence[SglReq]) -> None:
         """The batch now consists of `reqs`."""
         rids = [req.rid for req in reqs]
         if rids == self._rids:
@@ -79,7 +80,7 @@ class Rows:
 
     def missing(
         self,
-        reqs: Sequence[Any],
+        reqs: Sequence[SglReq],
         totals: NDArray[np.int64],
         runs: NDArray[np.int32],
         run_lens: NDArray[np.int64],
@@ -104,7 +105,7 @@ class Rows:
         self.lengths = self.lengths + counts
         return np.ascontiguousarray(tokens, np.int32), counts.astype(np.int32)
 
-    def tell(self, tokens: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
+    def share(self, tokens: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
         """These tokens are in the indexes; siblings elsewhere want them too."""
         ids, start = tokens.tolist(), 0
         for slot, count in zip(self.slots.tolist(), counts.tolist(), strict=True):
@@ -128,7 +129,7 @@ class Rows:
         self.slots, self.lengths = np.delete(self.slots, at), np.delete(self.lengths, at)
         self.limits, self.probes = np.delete(self.limits, at), np.delete(self.probes, at)
 
-    def _settle(self, at: int, req: Any) -> None:
+    def _settle(self, at: int, req: SglReq) -> None:
         """Put into the index what SGLang has booked since the last step that drafted."""
         output = req.output_ids if req.finished_len is None else req.output_ids[: req.finished_len]
         known = int(self.lengths[at]) - len(req.origin_input_ids)
@@ -138,7 +139,7 @@ class Rows:
             self._drafter.step(slot, tokens, np.array([len(tokens)], np.int32), nothing, 1)
             self._replica.grown(int(slot[0]), tokens.tolist())
 
-    def _begin(self, req: Any) -> tuple[tuple[int, int, bool], int]:
+    def _begin(self, req: SglReq) -> tuple[tuple[int, int, bool], int]:
         origin = origin_of(req)
         # SGLang puts hashes of images where their tokens would be.
         ids = [one if 0 <= one <= MAX_TOKEN else 0 for one in req.origin_input_ids]
@@ -147,14 +148,14 @@ class Rows:
         limit = len(ids) + req.sampling_params.max_new_tokens
         return (slot, limit, origin.probe), len(ids) + len(req.output_ids)
 
-    def _restart(self, i: int, req: Any) -> None:
+    def _restart(self, i: int, req: SglReq) -> None:
         self._replica.end(int(self.slots[i]))
         self._known[req.rid], self.lengths[i] = self._begin(req)
         self.slots[i] = self._known[req.rid][0]
 
 
 def _newest(
-    req: Any, count: int, total: int, run: NDArray[np.int32], run_len: int
+    req: SglReq, count: int, total: int, run: NDArray[np.int32], run_len: int
 ) -> NDArray[np.int32]:
     """The last `count` of a request's `total` tokens."""
     booked = len(req.origin_input_ids) + len(req.output_ids)

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from seer_sgl.plugin.sglang_types import SglModelRunner
+
 
 class _Shape(NamedTuple):
     backend: Any  # sglang AttentionBackend
@@ -20,7 +22,7 @@ class _Shape(NamedTuple):
 class Shapes:
     """The target's state by width. `stride`: the width that SGLang has prepared already."""
 
-    def __init__(self, runner: Any, widths: Sequence[int], stride: int) -> None:
+    def __init__(self, runner: SglModelRunner, widths: Sequence[int], stride: int) -> None:
         self._runner = runner
         self._by_width: dict[int, _Shape] = {}
         self.plain_decodes = torch.device(runner.device).type == "cpu"

@@ -1,15 +1,14 @@
 """Getting ready to draft, once the target is loaded."""
 
-from typing import Any
-
 from seer_sgl.draft.automaton import MAX_TOKEN
 from seer_sgl.draft.drafter import Drafter
 from seer_sgl.draft.steps import StepTimes
 from seer_sgl.link import contract
-from seer_sgl.plugin import drafting as engine
+from seer_sgl.plugin import drafting
+from seer_sgl.plugin.sglang_types import SglModelRunner
 
 from . import profile
-from .planner import Drafting
+from .planner import Planner
 from .shapes import Shapes
 
 TREE_BACKENDS = frozenset({"torch_native", "triton", "flashinfer"})
@@ -30,27 +29,32 @@ def verifies_trees() -> bool:
     return get_exec().kernel.attention_backend in TREE_BACKENDS
 
 
-def drafting(runner: Any, shapes: Shapes, stride: int) -> Drafting | None:
-    """This rank's Drafting, if it is the one that drafts. `stride`: nodes of the widest draft."""
+def planner(
+    runner: SglModelRunner, shapes: Shapes, stride: int, status: drafting.DraftStatus
+) -> Planner | None:
+    """Returns this rank's Planner if the rank drafts. `stride`: nodes of the widest draft.
+
+    status: reports the planner from now on.
+    """
     from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
     from sglang.srt.runtime_context import get_parallel
 
     times = profile.step_seconds(runner, shapes, widths(stride))
-    wanted = engine.settings() or contract.DraftSettings("engine", stride - 1, 4, DEFAULT_MEMORY)
+    wanted = drafting.settings() or contract.DraftSettings("engine", stride - 1, 4, DEFAULT_MEMORY)
     vocab_size = runner.model_config.vocab_size
     if vocab_size > MAX_TOKEN + 1:
-        raise ValueError(f"draft.scope: {vocab_size} tokens, the index knows {MAX_TOKEN + 1}")
+        raise ValueError(f"draft.scope: {vocab_size} tokens, the index takes {MAX_TOKEN + 1}")
     parallel = get_parallel()
     rank = parallel.pp_rank * parallel.tp_size + parallel.tp_rank
     ranks = parallel.tp_size * parallel.pp_size
     drafter = Drafter()
-    replica = engine.join(drafter, wanted, rank, ranks, vocab_size)
+    replica = drafting.join(drafter, wanted, rank, ranks, vocab_size)
     if replica is None:
         return None
     paths = wanted.paths if verifies_trees() else 1
-    made = Drafting(drafter, replica, widths(stride), paths, StepTimes(times))
+    made = Planner(drafter, replica, widths(stride), paths, StepTimes(times))
     reserve = get_alloc_reserve_per_decode()
     forward = [[batch, width, 1e3 * s] for (batch, width), s in times.items()]
     constant = {"draft_tokens": reserve, "paths": paths, "forward_ms": forward}
-    engine.tell = lambda: {**constant, **made.facts()}
+    status.begin(lambda: {**constant, **made.facts()})
     return made

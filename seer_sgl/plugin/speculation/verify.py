@@ -14,6 +14,12 @@ from numpy.typing import NDArray
 
 from seer_sgl.draft.drafter import Drafts
 from seer_sgl.draft.tree import Accepted, Layout, accept, lay_out
+from seer_sgl.plugin.sglang_types import (
+    SglLogits,
+    SglModelRunner,
+    SglSamplingInfo,
+    SglScheduleBatch,
+)
 
 from .planner import Plan
 
@@ -38,7 +44,7 @@ def layout_of(last: NDArray[np.int32], plan: Plan) -> Layout:
     return lay_out(last, drafts, plan.width)
 
 
-def speculates(sampling: Any) -> bool:
+def speculates(sampling: SglSamplingInfo) -> bool:
     """Whether the sampler can draw at the nodes of a tree: what depends on the tokens before a
     node (penalties, grammars, processors of the user's) is sampled token by token instead."""
     return not (
@@ -51,11 +57,15 @@ def speculates(sampling: Any) -> bool:
 
 
 def verify(
-    runner: Any, batch: Any, output: Any, layout: Layout, positions: torch.Tensor
+    runner: SglModelRunner,
+    batch: SglScheduleBatch,
+    output: SglLogits,
+    layout: Layout,
+    positions: torch.Tensor,
 ) -> Verified:
     """Draw at every node, walk, and leave in `output` the logprobs of the accepted tokens.
 
-    output: SGLang's LogitsProcessorOutput of the verification, logits [n * width, vocabulary];
+    output: of the verification, logits [n * width, vocabulary];
     positions: int64 [n * width].
     """
     width = layout.tokens.shape[1]
@@ -97,7 +107,7 @@ def _each(values: list[Any] | None, width: int) -> list[Any]:
     return [value for value in values or [] for _ in range(width)]
 
 
-def _keep(output: Any, at: torch.Tensor) -> None:
+def _keep(output: SglLogits, at: torch.Tensor) -> None:
     """Of the logprobs at every node those at the accepted ones, as SGLang expects them:
     [n, width], and flat lists of top logprobs."""
     output.next_token_logprobs = output.next_token_logprobs.view(-1)[at]

@@ -26,35 +26,46 @@ from sglang.srt.speculative.spec_utils import (
 )
 
 from seer_sgl.draft.tree import Layout
+from seer_sgl.plugin.drafting import DraftStatus
+from seer_sgl.plugin.sglang_types import SglResult, SglScheduleBatch, SglServerArgs, SglTargetWorker
 
 from . import ranks, start
 from .mask import attention_mask
-from .planner import PLAIN, Drafting, Plan
+from .planner import PLAIN, Plan, Planner
 from .shapes import Shapes
 from .verify import layout_of, speculates, verify
 
 logger = logging.getLogger(__name__)
+Publish = Callable[[torch.Tensor], object]  # takes the lengths after a step, int64 [n]
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
-    """One rank's worker. Only the first rank of an engine drafts."""
+    """One rank's worker. Only the first rank of an engine drafts. status: reports its drafting."""
 
     draft_worker = None  # no draft model
 
-    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+    def __init__(
+        self,
+        status: DraftStatus,
+        server_args: SglServerArgs,
+        gpu_id: int,
+        nccl_port: int,
+        target_worker: SglTargetWorker,
+    ) -> None:
         super().__init__()
+        self._status = status
         self._target_worker = target_worker
         self.model_runner = target_worker.model_runner
         self.device = get_device().device
         self.enable_overlap = not get_schedule().disable_overlap_schedule
         self.speculative_num_draft_tokens = self._stride = get_spec().speculative_num_draft_tokens
         self.speculative_num_steps = get_spec().speculative_num_steps
-        self._drafting: Drafting | None = None
+        self._planner: Planner | None = None
         self._shapes: Shapes
 
-    def alloc_memory_pool(self, **_: Any) -> None:
+    def alloc_memory_pool(self, **_: object) -> None:
         """The target's pools: drafts have none of their own."""
         pools = self._target_worker.get_memory_pool()
         self.req_to_token_pool, self.token_to_kv_pool_allocator = pools
@@ -62,18 +73,21 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
     def init_cuda_graphs(self) -> None:
         """The target is complete: measure it, and get ready to draft."""
         self._shapes = Shapes(self.model_runner, start.widths(self._stride), self._stride)
-        self._drafting = start.drafting(self.model_runner, self._shapes, self._stride)
+        self._planner = start.planner(self.model_runner, self._shapes, self._stride, self._status)
 
     def clear_cache_pool(self) -> None:
         """Indexes hold tokens, not KV: nothing to do."""
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """SGLang is done with a request."""
-        if self._drafting is not None:
-            self._aided(None, self._drafting.finished, rid)
+        if self._planner is not None:
+            self._aided(None, self._planner.finished, rid)
 
     def forward_batch_generation(
-        self, batch: Any, on_publish: Any = None, pp_proxy_tensors: Any = None
+        self,
+        batch: SglScheduleBatch,
+        on_publish: Publish | None = None,
+        pp_proxy_tensors: Any = None,
     ) -> GenerationBatchResult:
         """One step of a batch, whatever its kind."""
         stream = torch.get_device_module(self.device).current_stream()
@@ -81,13 +95,15 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         if not batch.forward_mode.is_decode():
             return self._prefill(batch, on_publish, pp_proxy_tensors)
         # The tokens of the last step, [n, stride], of which each row has so many.
-        runs = batch.spec_info.accept_tokens.cpu().numpy().reshape(-1, self._stride)
-        run_lens = batch.spec_info.accept_lens.cpu().numpy()
+        carried = batch.spec_info
+        assert carried is not None
+        runs = carried.accept_tokens.cpu().numpy().reshape(-1, self._stride)
+        run_lens = carried.accept_lens.cpu().numpy()
         plain = not speculates(batch.sampling_info)
         plan = PLAIN
-        if self._drafting is not None:
+        if self._planner is not None:
             totals = batch.seq_lens_cpu.numpy() + 1
-            plan = self._aided(plan, self._drafting.plan, batch.reqs, totals, runs, run_lens, plain)
+            plan = self._aided(plan, self._planner.plan, batch.reqs, totals, runs, run_lens, plain)
         plan = ranks.agree(plan, len(batch.reqs), self._stride)
         last = runs[np.arange(len(runs)), run_lens - 1]
         if plain or (plan.width == 1 and self._shapes.plain_decodes):
@@ -95,25 +111,31 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         return self._verify(batch, plan, layout_of(last, plan), on_publish, pp_proxy_tensors)
 
     def _aided(self, otherwise: T, draft: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What drafting says. It is an aid: if it fails, the engine goes on without it."""
+        """Returns what `draft` returns; if it fails, the engine goes on without drafting."""
         try:
             return draft(*args, **kwargs)
         except Exception:
             logger.exception("seer-sgl: drafting failed; this engine decodes plainly from now on")
-            self._drafting = None
+            self._planner = None
             return otherwise
 
-    def _prefill(self, batch: Any, on_publish: Any, pp_proxy_tensors: Any) -> GenerationBatchResult:
+    def _prefill(
+        self, batch: SglScheduleBatch, on_publish: Publish | None, pp_proxy_tensors: Any
+    ) -> GenerationBatchResult:
         """Anything but decoding goes through the target as it is."""
-        if self._drafting is not None:
-            self._aided(None, self._drafting.interrupted)
+        if self._planner is not None:
+            self._aided(None, self._planner.interrupted)
         result = self._target_worker.forward_batch_generation(
             batch, pp_proxy_tensors=pp_proxy_tensors
         )
         return self._one_each(result, batch.seq_lens, on_publish, False)
 
     def _decode(
-        self, batch: Any, last: NDArray[np.int32], on_publish: Any, pp_proxy_tensors: Any
+        self,
+        batch: SglScheduleBatch,
+        last: NDArray[np.int32],
+        on_publish: Publish | None,
+        pp_proxy_tensors: Any,
     ) -> GenerationBatchResult:
         """A step without drafts: the target's own decoding, as without speculation."""
         new_seq_lens = batch.seq_lens + 1
@@ -134,7 +156,12 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         return self._one_each(result, new_seq_lens, on_publish, True)
 
     def _verify(
-        self, batch: Any, plan: Plan, layout: Layout, on_publish: Any, pp_proxy_tensors: Any
+        self,
+        batch: SglScheduleBatch,
+        plan: Plan,
+        layout: Layout,
+        on_publish: Publish | None,
+        pp_proxy_tensors: Any,
     ) -> GenerationBatchResult:
         """A step with drafts: the target at every node, then the walk."""
         count, width = layout.tokens.shape
@@ -174,14 +201,18 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         move_accept_tokens_to_target_kvcache(
             batch, index, lens - 1, self.token_to_kv_pool_allocator
         )
-        if self._drafting is not None and plan.drafts is not None:
-            self._aided(None, self._drafting.verified, plan, plan.drafts, verified.accepted)
+        if self._planner is not None and plan.drafts is not None:
+            self._aided(None, self._planner.verified, plan, plan.drafts, verified.accepted)
         tokens = torch.zeros((count, self._stride), dtype=torch.int32, device=self.device)
         tokens[:, :width] = verified.tokens
         return self._result(result, tokens, lens, batch.seq_lens + lens, on_publish, width, True)
 
     def _one_each(
-        self, result: Any, new_seq_lens: torch.Tensor, on_publish: Any, decoded: bool
+        self,
+        result: SglResult,
+        new_seq_lens: torch.Tensor,
+        on_publish: Publish | None,
+        decoded: bool,
     ) -> GenerationBatchResult:
         """The result of a step that brought every request one token."""
         count = len(new_seq_lens)
@@ -192,11 +223,11 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
 
     def _result(  # noqa: PLR0917
         self,
-        result: Any,
+        result: SglResult,
         tokens: torch.Tensor,
         lens: torch.Tensor,
         new_seq_lens: torch.Tensor,
-        on_publish: Any,
+        on_publish: Publish | None,
         width: int,
         decoded: bool,
     ) -> GenerationBatchResult:

@@ -1,7 +1,7 @@
 """This rank's part in the KV pool: acknowledgements to the driver, and release of pages.
 
-SGLang answers a request before its KV is in the pool and never says when it is. The member asks the
-storage backend itself, as soon as the last page was written.
+SGLang answers a request before its KV is in the pool and does not report when it is. The rank asks
+the storage backend itself, as soon as the last page was written.
 """
 
 import logging
@@ -10,13 +10,15 @@ import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from seer_sgl.kvpool.namespace import Layout
 from seer_sgl.link import messages
 from seer_sgl.link.client import Link, driver_link
+
+from .sglang_types import SglController, SglFileStore, SglMooncakeStore
 
 logger = logging.getLogger(__name__)
 FIRST_CHECK_S = 0.01  # then twice as long each time
@@ -64,10 +66,10 @@ class PageNames:
         return pages[keep:]
 
 
-class Member:
-    """This rank's part in the pool. Only what says so may be called from SGLang's threads."""
+class PoolRank:
+    """This rank's part in the pool. Threads of SGLang may call the methods marked `Any thread`."""
 
-    def __init__(self, controller: Any, layout: Layout) -> None:
+    def __init__(self, controller: SglController, layout: Layout) -> None:
         self.layout = layout
         self._controller = controller
         self._page_size = controller.page_size
@@ -77,7 +79,7 @@ class Member:
         self._names = PageNames(MAX_PAGES)
         self._forgotten: dict[str, int] = {}  # uid -> tokens to keep, once its writes are over
         self._rates = messages.Rates(0, 0.0, 0, 0.0)
-        self._told_rates_at = time.monotonic()
+        self._rates_sent_at = time.monotonic()
         self._link = self._join()
         threading.Thread(target=self._run, name="seer-sgl pool", daemon=True).start()
 
@@ -126,20 +128,20 @@ class Member:
         elif isinstance(event, messages.Forget):
             self._forget(event.uid, event.keep)
         elif isinstance(event, messages.Rates):
-            self._tell(event)
+            self._send_rates(event)
         elif event in self._by_last_page:
             self._check(self._by_last_page[event])
         now = time.monotonic()
         for chain in [chain for chain in self._awaited.values() if chain.check_at <= now]:
             self._check(chain)
 
-    def _tell(self, rates: messages.Rates) -> None:
+    def _send_rates(self, rates: messages.Rates) -> None:
         before, now = msgspec.structs.astuple(self._rates), time.monotonic()
         added = zip(before, msgspec.structs.astuple(rates), strict=True)
         self._rates = messages.Rates(*(old + new for old, new in added))
-        if self._link is not None and now - self._told_rates_at >= RATES_EVERY_S:
+        if self._link is not None and now - self._rates_sent_at >= RATES_EVERY_S:
             self._link.send(self._rates)
-            self._rates, self._told_rates_at = messages.Rates(0, 0.0, 0, 0.0), now
+            self._rates, self._rates_sent_at = messages.Rates(0, 0.0, 0, 0.0), now
 
     def _expect(self, chain: Chain) -> None:
         from sglang.srt.mem_cache.utils import get_storage_hash_str
@@ -154,7 +156,7 @@ class Member:
         self._by_last_page[chain.pages[-1]] = chain
 
     def _check(self, chain: Chain) -> None:
-        """Tell the driver once all is there, or once it will not get more."""
+        """Sends the acknowledgement once all pages are stored, or once no more will be."""
         try:
             there = self._controller.storage_backend.batch_exists(chain.pages)
         except Exception:  # whatever a storage backend raises while its servers are away
@@ -181,20 +183,22 @@ class Member:
         remove_pages(self._controller.storage_backend, pages)
 
 
-def remove_pages(backend: Any, pages: list[str]) -> None:
-    """Take pages out of the pool, whoever may have looked at them lately."""
+def remove_pages(backend: object, pages: list[str]) -> None:
+    """Takes pages out of the pool, even pages that were read lately. backend: SGLang's storage."""
     if not pages:
         return
-    if hasattr(backend, "store"):  # Mooncake
-        keys = backend._tag_keys(pages)
-        if backend.is_mla_backend:
-            names = [f"{key}_{backend.mla_suffix}_k" for key in keys]
+    if hasattr(backend, "store"):
+        mooncake = cast(SglMooncakeStore, backend)
+        keys = mooncake._tag_keys(pages)
+        if mooncake.is_mla_backend:
+            names = [f"{key}_{mooncake.mla_suffix}_k" for key in keys]
         else:
-            suffixes = backend.mha_suffix
+            suffixes = mooncake.mha_suffix
             ranks = suffixes if isinstance(suffixes, list) else [suffixes]
             names = [f"{key}_{rank}_{part}" for key in keys for rank in ranks for part in "kv"]
-        backend.store.batch_remove(names, True)
+        mooncake.store.batch_remove(names, True)
     elif hasattr(backend, "file_path"):
+        files = cast(SglFileStore, backend)
         for page in pages:
-            path = Path(backend.file_path) / f"{backend._get_suffixed_key(page)}.bin"
+            path = Path(files.file_path) / f"{files._get_suffixed_key(page)}.bin"
             path.unlink(missing_ok=True)

@@ -16,8 +16,8 @@ import pytest
 from seer_sgl.kvpool.namespace import Layout
 from seer_sgl.link import client, contract, messages
 from seer_sgl.link.messages import Forget, Hello, Rates, Stored
-from seer_sgl.plugin import pool_member
-from seer_sgl.plugin.pool_member import Member, PageNames, remove_pages
+from seer_sgl.plugin import pool_rank
+from seer_sgl.plugin.pool_rank import PageNames, PoolRank, remove_pages
 
 PAGE = 2
 LAYOUT = Layout(dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
@@ -63,7 +63,7 @@ class FakeMooncake:
 
 
 class Wire:
-    """Stands for the link: what the member said, and how to speak to it."""
+    """Stands for the link: what the rank sent, and how to speak to it."""
 
     def __init__(self, url: str, token: str, hello: Hello) -> None:
         self.address, self.hello = (url, token), hello
@@ -81,7 +81,7 @@ def pages_of(key: str, prior_hash: None, page_size: int) -> list[str]:
 
 
 def controller(backend: Any, **ranks: int) -> Any:
-    """A HiCacheController of one rank, as far as a member looks at it."""
+    """A HiCacheController of one rank, as far as a PoolRank looks at it."""
     sizes = {"tp_size": 1, "pp_size": 1, "tp_rank": 0, "pp_rank": 0} | ranks
     host = SimpleNamespace(size_per_token=100)
     return SimpleNamespace(page_size=PAGE, mem_pool_host=host, storage_backend=backend, **sizes)
@@ -100,12 +100,12 @@ def without_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Rank:
-    """A member, its backend and what it said."""
+    """A PoolRank, its backend and what it sent."""
 
     def __init__(self) -> None:
         self.backend = FakeMooncake()
-        self.member = Member(controller(self.backend), LAYOUT)
-        wire: Any = self.member._link
+        self.pool_rank = PoolRank(controller(self.backend), LAYOUT)
+        wire: Any = self.pool_rank._link
         self.wire: Wire = wire
 
     @property
@@ -119,13 +119,13 @@ class Rank:
 
     def run(self, rid: str, tokens: str, *, written: bool = True) -> None:
         """A call ended with these tokens, and was written."""
-        self.member.finished(rid, tokens)
+        self.pool_rank.finished(rid, tokens)
         if written:
             self.backend.present |= set(pages_of(tokens, None, PAGE))
-            self.member.written(tokens)
+            self.pool_rank.written(tokens)
 
     def settle(self) -> None:
-        """Everything it was told so far has been dealt with."""
+        """Everything that it received so far has been dealt with."""
         self.run("settle.c1/", "##")
         until(lambda: Stored("settle.c1/", True) in self.sent)
         self.sent.remove(Stored("settle.c1/", True))
@@ -134,15 +134,15 @@ class Rank:
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     """A rank that never gives up."""
-    monkeypatch.setattr(pool_member, "LONGEST_WAIT_S", math.inf)
+    monkeypatch.setattr(pool_rank, "LONGEST_WAIT_S", math.inf)
     return Rank()
 
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Rank:
-    """A rank that looks into the pool only when it is told of a write, and never gives up."""
-    monkeypatch.setattr(pool_member, "FIRST_CHECK_S", NEVER_S)
-    monkeypatch.setattr(pool_member, "LONGEST_WAIT_S", math.inf)
+    """A rank that looks into the pool only when it is notified of a write, and never gives up."""
+    monkeypatch.setattr(pool_rank, "FIRST_CHECK_S", NEVER_S)
+    monkeypatch.setattr(pool_rank, "LONGEST_WAIT_S", math.inf)
     return Rank()
 
 
@@ -150,9 +150,9 @@ def test_a_call_is_stored_when_its_last_page_is_written(quiet: Rank) -> None:
     quiet.run("r.c1/", "abcd", written=False)
     quiet.backend.present |= {"ab", "abcd"}
     quiet.settle()
-    assert quiet.sent == [], "nobody has told it"
-    quiet.member.written("another")
-    quiet.member.written("abcd")
+    assert quiet.sent == [], "no write was reported"
+    quiet.pool_rank.written("another")
+    quiet.pool_rank.written("abcd")
     until(lambda: quiet.sent)
     assert quiet.sent == [Stored("r.c1/", True)]
 
@@ -160,11 +160,11 @@ def test_a_call_is_stored_when_its_last_page_is_written(quiet: Rank) -> None:
 def test_a_write_that_failed_is_no_acknowledgement(quiet: Rank) -> None:
     quiet.run("r.c1/", "abcd", written=False)
     quiet.backend.present.add("ab")
-    quiet.member.written("abcd")
+    quiet.pool_rank.written("abcd")
     quiet.settle()
     assert quiet.sent == []
     quiet.backend.present.add("abcd")
-    quiet.member.written("abcd")
+    quiet.pool_rank.written("abcd")
     quiet.settle()
     assert quiet.sent == [Stored("r.c1/", True)]
 
@@ -176,29 +176,29 @@ def test_a_call_shorter_than_a_page_has_nothing_to_acknowledge(quiet: Rank) -> N
 
 
 def test_a_partial_page_is_not_waited_for(quiet: Rank) -> None:
-    quiet.member.finished("r.c1/", "abc")
+    quiet.pool_rank.finished("r.c1/", "abc")
     quiet.backend.present.add("ab")
-    quiet.member.written("ab")
+    quiet.pool_rank.written("ab")
     quiet.settle()
     assert quiet.sent == [Stored("r.c1/", True)]
 
 
 def test_a_call_is_acknowledged_once(quiet: Rank) -> None:
     quiet.run("r.c1/", "ab")
-    quiet.member.written("ab")
+    quiet.pool_rank.written("ab")
     quiet.settle()
     assert quiet.sent == [Stored("r.c1/", True)]
 
 
-def test_a_rank_says_who_it_is() -> None:
+def test_a_rank_introduces_itself() -> None:
     sizes = {"tp_size": 4, "pp_size": 2, "tp_rank": 3, "pp_rank": 1}
-    wire: Any = Member(controller(FakeMooncake(), **sizes), LAYOUT)._link
+    wire: Any = PoolRank(controller(FakeMooncake(), **sizes), LAYOUT)._link
     assert wire.address == ("http://driver/link", "secret")
     assert wire.hello == Hello(messages.PROTOCOL, "server-1", 7, 8)
 
 
 def test_kv_is_counted_over_all_ranks() -> None:
-    made = Member(controller(FakeMooncake(), tp_size=4, pp_size=2), LAYOUT)
+    made = PoolRank(controller(FakeMooncake(), tp_size=4, pp_size=2), LAYOUT)
     assert made.kv_bytes_per_token == 800
 
 
@@ -207,7 +207,7 @@ def test_without_a_driver_pages_are_looked_after_all_the_same(
 ) -> None:
     monkeypatch.delenv(contract.LINK_TOKEN)
     backend = FakeMooncake()
-    alone = Member(controller(backend), LAYOUT)
+    alone = PoolRank(controller(backend), LAYOUT)
     backend.present.add("ab")
     alone.finished("r.c1/", "ab")
     alone._events.put(Forget("r", 0))
@@ -232,15 +232,15 @@ def test_calls_with_the_same_kv_are_both_acknowledged(rank: Rank) -> None:
 def test_what_is_not_there_in_time_will_never_be_whole(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_member, "LONGEST_WAIT_S", 0.0)
+    monkeypatch.setattr(pool_rank, "LONGEST_WAIT_S", 0.0)
     rank.run("r.c1/", "abcd", written=False)
     until(lambda: rank.sent)
     assert rank.sent == [Stored("r.c1/", False)]
 
 
 def test_looks_count_not_the_clock(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_member, "FIRST_CHECK_S", 0.01)
-    monkeypatch.setattr(pool_member, "LONGEST_WAIT_S", 0.04)
+    monkeypatch.setattr(pool_rank, "FIRST_CHECK_S", 0.01)
+    monkeypatch.setattr(pool_rank, "LONGEST_WAIT_S", 0.04)
     rank.run("r.c1/", "abcd", written=False)
     until(lambda: rank.sent)
     assert rank.sent == [Stored("r.c1/", False)]
@@ -255,10 +255,10 @@ def test_a_pool_that_is_away_for_a_while_ends_no_acknowledgement(rank: Rank) -> 
     assert sorted(frame.rid for frame in rank.sent if frame.whole) == ["r.c1/", "s.c1/"]
 
 
-def test_a_pool_that_stays_away_is_told_to_the_driver(
+def test_a_pool_that_stays_away_is_reported_to_the_driver(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_member, "LONGEST_WAIT_S", 0.0)
+    monkeypatch.setattr(pool_rank, "LONGEST_WAIT_S", 0.0)
     rank.backend.away = sys.maxsize
     rank.run("r.c1/", "ab")
     until(lambda: rank.sent)
@@ -283,7 +283,7 @@ def test_a_page_that_is_only_partly_kept_goes(quiet: Rank) -> None:
     assert quiet.removed == ["abcd", "abcdef"]
 
 
-def test_the_newest_call_of_a_request_tells_its_pages(quiet: Rank) -> None:
+def test_the_newest_call_of_a_request_names_its_pages(quiet: Rank) -> None:
     quiet.run("r.c1/", "ab")
     quiet.run("r.c2/", "abcd")
     quiet.run("s.c1/", "xy")
@@ -300,23 +300,23 @@ def test_what_is_still_being_written_is_removed_afterwards(quiet: Rank) -> None:
     quiet.settle()
     assert quiet.removed == []
     quiet.backend.present |= {"ab", "abcd"}
-    quiet.member.written("abcd")
+    quiet.pool_rank.written("abcd")
     quiet.settle()
     assert quiet.sent == [Stored("r.c1/", True)]
     assert quiet.removed == ["ab", "abcd"]
 
 
-def test_rates_are_summed_up_and_told_now_and_then(
+def test_rates_are_summed_up_and_sent_now_and_then(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_member, "RATES_EVERY_S", NEVER_S)
-    rank.member.measured(Rates(100, 0.5, 0, 0.0))
-    rank.member.measured(Rates(0, 0.0, 300, 0.25))
+    monkeypatch.setattr(pool_rank, "RATES_EVERY_S", NEVER_S)
+    rank.pool_rank.measured(Rates(100, 0.5, 0, 0.0))
+    rank.pool_rank.measured(Rates(0, 0.0, 300, 0.25))
     rank.settle()
     assert rank.sent == []
-    monkeypatch.setattr(pool_member, "RATES_EVERY_S", 0.0)
-    rank.member.measured(Rates(1, 0.5, 1, 0.25))
-    rank.member.measured(Rates(7, 1.0, 0, 0.0))
+    monkeypatch.setattr(pool_rank, "RATES_EVERY_S", 0.0)
+    rank.pool_rank.measured(Rates(1, 0.5, 1, 0.25))
+    rank.pool_rank.measured(Rates(7, 1.0, 0, 0.0))
     rank.settle()
     assert rank.sent == [Rates(101, 1.0, 301, 0.5), Rates(7, 1.0, 0, 0.0)]
 

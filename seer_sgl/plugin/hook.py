@@ -1,0 +1,45 @@
+"""The form of a hook, and the names of what the hooks stand at in SGLang."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+# The values of SGLang's HookType. `before` may change the arguments. `after` gets the result as its
+# first argument and may return another one. `around` gets SGLang's own function as its first
+# argument and may call it. `replace` is called instead.
+Kind = Literal["before", "after", "around", "replace"]
+
+
+class Hook(NamedTuple):
+    """One place of SGLang where the plugin acts. `target`: the dotted name of a function or method.
+
+    `why`: one sentence: what SGLang does there, and why the plugin changes or watches it.
+    """
+
+    target: str
+    function: Callable[..., Any]
+    kind: Kind
+    why: str
+
+
+# Classes whose methods are hooked.
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
+REQ = "sglang.srt.managers.schedule_batch.Req"
+UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
+HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"
+TREE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
+MOONCAKE = "sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore"
+HOST_POOL = "sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost"
+ALLOCATOR = "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator"
+SAMPLING = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
+SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
+RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
+TORCH_NATIVE = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
+
+# Modules whose functions are hooked.
+SAMPLER = "sglang.srt.layers.sampler"
+BOOTSTRAP = "sglang.srt.distributed.bootstrap"
+GROUPS = "sglang.srt.distributed.parallel_state"
+TRANSFER = "sglang.srt.distributed.device_communicators.mooncake_transfer_engine"
+KV_SIZES = "sglang.srt.mem_cache.kv_cache_configurator"

@@ -1,0 +1,403 @@
+"""The members of SGLang's objects that the plugin reads and writes: the checklist of an upgrade.
+
+The docstring of a Protocol is the dotted name of the class in SGLang 0.5.21, or the names of all
+classes that define its members. `python -m tests.plugin.upgrade` looks every member up in the
+sources of SGLang.
+Members `seer_*` are the plugin's own.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch  # heavy, and not to be imported before cpu.prepare()
+
+
+class SglModelConfig(Protocol):
+    """sglang.srt.configs.model_config.ModelConfig"""
+
+    vocab_size: int
+    hf_config: Any  # transformers' PretrainedConfig
+
+
+class SglSamplingParams(Protocol):
+    """sglang.srt.sampling.sampling_params.SamplingParams"""
+
+    custom_params: dict[str, Any] | None
+    max_new_tokens: int
+    stop_strs: Sequence[str]
+    stop_regex_strs: Sequence[str]
+
+
+class SglReq(Protocol):
+    """sglang.srt.managers.schedule_batch.Req"""
+
+    rid: str
+    origin_input_ids: array[int]
+    output_ids: array[int]
+    sampling_params: SglSamplingParams
+    extra_key: str | None
+    cache_salt: str | None
+    cache_request_handle: object
+    skip_radix_cache_insert: bool
+    finished_len: int | None
+    finished_reason: object | None
+    to_finish: object | None
+    grammar: object | None
+    retracted_stain: bool
+    customized_info: dict[str, list[Any]] | None
+    seer_own: tuple[str | None, bool]  # its own extra_key and skip_radix_cache_insert
+
+    def finished(self) -> bool: ...
+
+
+class SglForwardMode(Protocol):
+    """sglang.srt.model_executor.forward_batch_info.ForwardMode"""
+
+    def is_extend(self) -> bool: ...
+    def is_decode(self) -> bool: ...
+    def is_target_verify(self) -> bool: ...
+
+
+class SglPenalizer(Protocol):
+    """sglang.srt.sampling.penaltylib.orchestrator._BatchedPenalizer"""
+
+    def is_prepared(self) -> bool: ...
+
+
+class SglMinNewTokens(Protocol):
+    """sglang.srt.sampling.penaltylib.min_new_tokens.BatchedMinNewTokensPenalizer"""
+
+    len_output_tokens: torch.Tensor
+
+
+class SglFrequencyPenalty(Protocol):
+    """sglang.srt.sampling.penaltylib.frequency_penalty.BatchedFrequencyPenalizer"""
+
+    frequency_penalties: torch.Tensor
+    cumulated_frequency_penalties: torch.Tensor
+
+
+class SglPresencePenalty(Protocol):
+    """sglang.srt.sampling.penaltylib.presence_penalty.BatchedPresencePenalizer"""
+
+    presence_penalties: torch.Tensor
+    cumulated_presence_penalties: torch.Tensor
+
+
+class SglRepetitionPenalty(Protocol):
+    """sglang.srt.sampling.penaltylib.repetition_penalty.BatchedRepetitionPenalizer"""
+
+    repetition_penalties: torch.Tensor
+    cumulated_repetition_penalties: torch.Tensor
+
+
+class SglPenalizers(Protocol):
+    """sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator"""
+
+    is_required: bool
+    penalizers: Mapping[type, SglPenalizer]
+
+
+class SglSamplingInfo(Protocol):
+    """sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"""
+
+    device: str
+    temperatures: torch.Tensor
+    top_ps: torch.Tensor
+    top_ks: torch.Tensor
+    min_ps: torch.Tensor
+    sampling_seed: torch.Tensor | None
+    logit_bias: torch.Tensor | None
+    penalizer_orchestrator: SglPenalizers
+    acc_additive_penalties: torch.Tensor | None
+    acc_scaling_penalties: torch.Tensor | None
+    grammars: Sequence[Any] | None
+    has_custom_logit_processor: bool
+    sampling_mask_batch_indices: torch.Tensor | None
+
+
+class SglReqToTokenPool(Protocol):
+    """sglang.srt.mem_cache.memory_pool.ReqToTokenPool"""
+
+    req_to_token: torch.Tensor
+
+
+class SglVerifyInput(Protocol):
+    """sglang.srt.speculative.ngram_info.NgramVerifyInput"""
+
+    draft_token_num: int
+    custom_mask: torch.Tensor
+    accept_tokens: torch.Tensor
+    accept_lens: torch.Tensor
+
+
+class SglScheduleBatch(Protocol):
+    """sglang.srt.managers.schedule_batch.ScheduleBatch"""
+
+    reqs: list[SglReq]
+    forward_mode: SglForwardMode
+    extend_num_tokens: int | None
+    sampling_info: SglSamplingInfo
+    spec_info: SglVerifyInput | None
+    req_to_token_pool: SglReqToTokenPool
+    req_pool_indices: torch.Tensor
+    input_ids: torch.Tensor
+    out_cache_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    seq_lens_cpu: torch.Tensor
+    seq_lens_sum: int | None
+    orig_seq_lens: torch.Tensor
+    return_logprob: bool
+    top_logprobs_nums: list[int] | None
+    token_ids_logprobs: list[list[int]] | None
+    seer_began: float | None  # seconds; when its prefill began
+    seer_count: Callable[[SglScheduleBatch], None] | None  # a count of penalties that is due
+
+
+class SglTreeCore(Protocol):
+    """sglang.srt.mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore"""
+
+    is_eagle: bool
+
+
+class SglRadixCache(Protocol):
+    """sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"""
+
+    page_size: int
+    tree_core: SglTreeCore
+    ongoing_write_through: Mapping[Any, Any]
+    ongoing_backup: Mapping[Any, Any]
+    ongoing_prefetch: Mapping[Any, Any]
+
+    def advance_unpublished_req(self, req: SglReq, *, chunked: bool) -> None: ...
+    def release_aborted_request(self, handle: Any, /) -> None: ...
+
+
+class SglWeightUpdater(Protocol):
+    """sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"""
+
+    scheduler: SglScheduler
+    offload_tags: set[str]
+    tp_cpu_group: Any  # torch's ProcessGroup
+    _session: object | None
+
+    def _select_runners(self) -> Iterable[tuple[str, SglModelRunner]]: ...
+
+
+class SglScheduler(Protocol):
+    """sglang.srt.managers.scheduler.Scheduler"""
+
+    model_config: SglModelConfig
+    forward_ct: int
+    waiting_queue: list[SglReq]
+    chunked_req: SglReq | None
+    result_queue: deque[Any]
+    tree_cache: SglRadixCache
+    weight_updater: SglWeightUpdater
+
+    def collect_inflight_reqs(self) -> set[SglReq]: ...
+
+
+class SglInternalState(Protocol):
+    """sglang.srt.managers.io_struct.GetInternalStateReqOutput"""
+
+    internal_state: dict[str, Any]
+
+
+class SglHostPool(Protocol):
+    """sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost"""
+
+    layout: str
+    page_size: int
+    size_per_token: int
+    head_num: int
+    head_dim: int
+    k_buffer: torch.Tensor
+    v_buffer: torch.Tensor
+    mtp_draft_device_pools: Sequence[SglKVPool]
+
+
+class SglKVPool(Protocol):
+    """sglang.srt.mem_cache.memory_pool.MHATokenToKVPool"""
+
+    store_dtype: torch.dtype
+    k_buffer: list[torch.Tensor]
+    v_buffer: list[torch.Tensor]
+
+    def get_key_buffer(self, layer_id: int) -> torch.Tensor: ...
+    def get_value_buffer(self, layer_id: int) -> torch.Tensor: ...
+    def set_kv_buffer(self, layer: Any, loc_info: Any, k: Any, v: Any, /) -> None: ...
+
+
+class SglStorage(Protocol):
+    """sglang.srt.mem_cache.hicache_storage.HiCacheStorage"""
+
+    def batch_exists(self, keys: list[str], /) -> int: ...
+
+
+class SglController(Protocol):
+    """sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"""
+
+    page_size: int
+    tp_size: int
+    tp_rank: int
+    pp_size: int
+    pp_rank: int
+    mem_pool_host: SglHostPool
+    mem_pool_device: SglKVPool
+    storage_backend: SglStorage
+
+
+class SglStorageOperation(Protocol):
+    """sglang.srt.managers.cache_controller.StorageOperation"""
+
+    hash_value: list[str] | None
+
+
+class SglStorageConfig(Protocol):
+    """sglang.srt.mem_cache.hicache_storage.HiCacheStorageConfig"""
+
+    model_name: str | None
+    extra_config: dict[str, Any] | None
+
+
+class SglMooncakeStore(SglStorage, Protocol):
+    """sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore"""
+
+    store: Any  # Mooncake's own MooncakeDistributedStore
+    storage_config: SglStorageConfig
+    is_mla_backend: bool
+    mla_suffix: str
+    mha_suffix: str | list[str]
+    _replicate_config_cls: Callable[[], Any]
+
+    def _tag_keys(self, keys: list[str], /) -> list[str]: ...
+    def _uses_multi_buffer(self, pointers: Any, /) -> bool: ...
+
+
+class SglFileStore(SglStorage, Protocol):
+    """sglang.srt.mem_cache.hicache_storage.HiCacheFile"""
+
+    file_path: str
+
+    def _get_suffixed_key(self, key: str, /) -> str: ...
+
+
+class SglAllocator(Protocol):
+    """sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator"""
+
+    page_size: int
+    device: str
+    free_pages: torch.Tensor
+
+    def merge_and_sort_free(self) -> None: ...
+
+
+class SglForwardBatch(Protocol):
+    """sglang.srt.model_executor.forward_batch_info.ForwardBatch"""
+
+    forward_mode: SglForwardMode
+    spec_info: SglVerifyInput
+    seq_lens: torch.Tensor
+    req_pool_indices: torch.Tensor
+    out_cache_loc: torch.Tensor
+
+
+class SglAttentionLayer(Protocol):
+    """sglang.srt.layers.radix_attention.RadixAttention"""
+
+    layer_id: int
+    tp_q_head_num: int
+    tp_k_head_num: int
+    qk_head_dim: int
+    v_head_dim: int
+    scaling: float
+
+
+class SglTorchNative(Protocol):
+    """sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"""
+
+    req_to_token_pool: SglReqToTokenPool
+    token_to_kv_pool: SglKVPool
+    swa_out_cache_loc: torch.Tensor | None
+    seer_trees: Any  # of a verification (cpu/tree_attention.py)
+    seer_masks: dict[int, list[torch.Tensor]]
+
+
+class SglLogits(Protocol):
+    """sglang.srt.layers.logits_processor.LogitsProcessorOutput"""
+
+    next_token_logits: torch.Tensor
+    next_token_logprobs: torch.Tensor
+    next_token_top_logprobs_val: Any  # list or tensor, like the three below
+    next_token_top_logprobs_idx: Any
+    next_token_token_ids_logprobs_val: Any
+    next_token_token_ids_logprobs_idx: Any
+
+
+class SglResult(Protocol):
+    """sglang.srt.managers.utils.GenerationBatchResult"""
+
+    logits_output: SglLogits
+    next_token_ids: torch.Tensor
+    can_run_cuda_graph: bool
+
+
+class SglModelRunner(Protocol):
+    """sglang.srt.model_executor.model_runner.ModelRunner"""
+
+    device: str
+    model: torch.nn.Module
+    model_config: SglModelConfig
+    max_running_requests: int
+    spec_algorithm: Any
+    attn_backend: Any
+    decode_cuda_graph_runner: Any  # None with CUDA graphs disabled
+    init_new_workspace: bool
+    sampler: Callable[..., torch.Tensor]
+
+    def forward(self, forward_batch: Any, /) -> object: ...
+    def _get_attention_backend(self, init_new_workspace: bool) -> Any: ...
+
+
+class SglTargetWorker(Protocol):
+    """sglang.srt.managers.tp_worker.TpModelWorker"""
+
+    model_runner: SglModelRunner
+
+    def get_memory_pool(self) -> tuple[Any, Any]: ...
+    def forward_batch_generation(
+        self, batch: SglScheduleBatch, /, *, pp_proxy_tensors: Any, is_verify: bool = False
+    ) -> SglResult: ...
+
+
+class SglServerArgs(Protocol):
+    """sglang.srt.server_args.ServerArgs
+
+    It collects the fields of these classes:
+    sglang.srt.arg_groups.fields.device.Device
+    sglang.srt.arg_groups.fields.disagg.Disagg
+    sglang.srt.arg_groups.fields.exec_.ExecFeatures
+    sglang.srt.arg_groups.fields.parallel.Parallel
+    sglang.srt.arg_groups.fields.schedule.Schedule
+    sglang.srt.arg_groups.fields.serving.Serving
+    sglang.srt.arg_groups.fields.spec.Spec
+    """
+
+    api_key: str | None
+    device: str
+    pp_size: int
+    enable_dp_attention: bool
+    disaggregation_mode: str
+    enable_return_hidden_states: bool
+    disable_overlap_schedule: bool
+    enable_mixed_chunk: bool
+    speculative_eagle_topk: int
+    speculative_num_steps: int
+
+    def url(self) -> str: ...

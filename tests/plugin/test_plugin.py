@@ -1,0 +1,75 @@
+"""Which hooks are in place, and what the plugin reports of itself. Without SGLang."""
+
+import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from seer_sgl.link.contract import REPORT
+from seer_sgl.plugin import plugin
+from seer_sgl.plugin.hook import Hook
+from seer_sgl.plugin.plugin import Plugin
+
+
+def stock() -> None:
+    """A function of SGLang's."""
+
+
+def watch() -> None:
+    """A hook's function."""
+
+
+def wrapped(function: Callable[[], None], hook: Callable[[], None]) -> Callable[[], None]:
+    """What HookRegistry puts in the place of a function."""
+
+    @functools.wraps(function)
+    def wrapper() -> None:
+        hook()
+        function()
+
+    return wrapper
+
+
+@pytest.mark.parametrize(
+    ("function", "missing"),
+    [
+        (wrapped(stock, watch), []),
+        (wrapped(wrapped(stock, watch), print), []),
+        (wrapped(stock, print), ["fake_sglang_module.function"]),
+        (stock, ["fake_sglang_module.function"]),
+        (None, ["fake_sglang_module.function"]),
+    ],
+    ids=["hooked", "hooked, then wrapped", "wrapped by others", "as it was", "gone"],
+)
+def test_a_hook_is_missing_unless_its_own_wrapper_is_there(
+    monkeypatch: pytest.MonkeyPatch, function: Any, missing: list[str]
+) -> None:
+    module: Any = ModuleType("fake_sglang_module")
+    if function is not None:
+        module.function = function
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    made = Plugin(on_cpu=False)
+    made.hooks = [Hook("fake_sglang_module.function", watch, "before", "A test needs it.")]
+    assert made.missing() == missing
+
+
+def test_a_scheduler_reports_the_plugin_without_weights_a_pool_or_drafting() -> None:
+    made = Plugin(on_cpu=False)
+    made.hooks = [Hook("no_such_module.function", watch, "before", "A test needs it.")]
+    config = SimpleNamespace(vocab_size=100)
+    scheduler: Any = SimpleNamespace(model_config=config, forward_ct=3)
+    state = SimpleNamespace(internal_state={"of others": 1})
+    assert made.add_report(state, scheduler) is state
+    report = state.internal_state.pop(REPORT)
+    assert state.internal_state == {"of others": 1}
+    assert report["missing"] == ["no_such_module.function"]
+    assert (report["hooks"], report["vocab_size"]) == (1, 100)
+    assert (report["weights"], report["pool"], report["draft"]) == (None, None, None)
+    assert report["work"] == {"forward_steps": 3, "prefilled_tokens": 0}
+
+
+def test_a_process_that_sglang_has_not_loaded_the_plugin_into_has_none() -> None:
+    assert plugin.current() is None

@@ -1,0 +1,100 @@
+"""What the plugin uses of SGLang is there, by SGLang's sources: nothing is imported."""
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from seer_sgl.plugin.plugin import Plugin
+
+from . import upgrade
+from .sources import PACKAGE, Sources
+
+FILES = {
+    "__init__.py": "",
+    "base.py": (
+        "class Base:\n"
+        "    def __init__(self):\n"
+        "        self.size = 1\n"
+        "    def run(self, n: int): ...\n"
+    ),
+    "inner/__init__.py": "from ..base import Base as Hidden\nfrom .names import *\n",
+    "inner/names.py": "try:\n    import torch\n    LIMIT: int = 3\nexcept ImportError: ...\n",
+    "child.py": (
+        "from torch.nn import Module\n"
+        "from sglang.inner import Hidden\n"
+        "if True:\n"
+        "    class Child(Module, Hidden):\n"
+        "        field: int\n"
+        "        one, two = 1, 2\n"
+    ),
+    "circle.py": "from sglang.circle import lost\nclass Round(Round): ...\n",
+}
+THERE = [
+    "sglang.child",
+    "sglang.child.Child.run",
+    "sglang.child.Child.size",
+    "sglang.child.Child.field",
+    "sglang.child.Child.two",
+    "sglang.inner.Hidden",
+    "sglang.inner.LIMIT",
+    "sglang.child.Module",
+]
+NOT_THERE = [
+    "sglang.gone.Child",
+    "sglang.child.Child.walk",
+    "sglang.inner.MISSING",
+    "sglang.base.Base.run.inner",
+    "sglang.circle.lost",
+    "sglang.circle.Round.run",
+]
+
+
+@pytest.fixture(params=["folder", "wheel"])
+def sources(request: pytest.FixtureRequest, tmp_path: Path) -> Sources:
+    wheel = tmp_path / "sglang-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in FILES.items():
+            archive.writestr(f"{PACKAGE}/{name}", text)
+    if request.param == "wheel":
+        return Sources.wheel(wheel)
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    return Sources.folder(tmp_path)
+
+
+def test_a_name_is_found_through_imports_conditions_and_base_classes(sources: Sources) -> None:
+    assert [name for name in THERE if sources.find(name) is None] == []
+    assert [name for name in NOT_THERE if sources.find(name) is not None] == []
+    assert sources.signature("sglang.child.Child.run") == "(self, n: int)"
+    assert sources.signature("sglang.inner.Hidden") == "(self)"
+    for name in ("inner.LIMIT", "child.Child.size", "child.Child.field"):
+        assert sources.signature(f"sglang.{name}") is None
+
+
+def test_sglang_has_every_name_that_the_plugin_uses() -> None:
+    assert len(upgrade.targets()) > 30
+    assert len(upgrade.imports()) > 30
+    assert len(list(upgrade.members())) > 100
+    assert list(upgrade.missing(Sources.installed())) == []
+
+
+def test_a_name_that_is_gone_is_listed(sources: Sources) -> None:
+    gone = list(upgrade.missing(sources))
+    names = len(upgrade.targets()) + len(upgrade.imports()) + len(list(upgrade.members()))
+    assert len(gone) == names
+    assert "hook run_batch of sglang.srt.managers.scheduler.Scheduler, which is gone" in gone
+
+
+@pytest.mark.parametrize(("gone", "status"), [(["a hook"], 1), ([], 0)])
+def test_only_names_that_the_installed_version_lacks_are_a_failure(
+    monkeypatch: pytest.MonkeyPatch, gone: list[str], status: int
+) -> None:
+    monkeypatch.setattr(upgrade, "missing", lambda _: iter(gone))
+    monkeypatch.setattr(upgrade, "newest", lambda _: None)
+    assert upgrade.main() == status
+
+
+def test_every_hook_states_its_reason_in_one_sentence() -> None:
+    for hook in Plugin(on_cpu=True).hooks:
+        assert hook.why.endswith("."), hook.target
+        assert ". " not in hook.why, hook.target
