@@ -135,8 +135,16 @@ class LinkServer:
         except msgspec.DecodeError as error:
             logger.warning("unreadable frame on the link: %s", error)
         finally:
-            if hello is not None and self._sockets[hello.instance].get(hello.rank) is socket:
-                del self._sockets[hello.instance][hello.rank]
+            if hello is not None:
+                self._left(hello, socket)
+
+    def _left(self, hello: messages.Hello, socket: web.WebSocketResponse) -> None:
+        """A socket has closed; with its last one an engine is forgotten."""
+        sockets = self._sockets.get(hello.instance, {})
+        if sockets.get(hello.rank) is socket:
+            del sockets[hello.rank]
+            if not sockets:
+                del self._sockets[hello.instance], self._ranks[hello.instance]
 
     def _problem(self, hello: messages.Hello) -> str | None:
         """Why a hello cannot be accepted.
