@@ -83,7 +83,7 @@ async def routed(fleet: Fleet, sampling: SamplingConfig, log: Path) -> AsyncIter
     try:
         async with open_session() as session:
             await _ready(process, session, url, len(fleet.engines))
-            yield fleet._replace(engines=[RoutedEngine(url, fleet, session, sampling)])
+            yield fleet.with_engines([RoutedEngine(url, fleet, session, sampling)])
     finally:
         await process.stop()
 

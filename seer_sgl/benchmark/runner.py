@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 
 from seer_sgl.config import Config
-from seer_sgl.engine.fleet import Fleet, api_key
+from seer_sgl.engine.fleet import Fleet
+from seer_sgl.engine.launch.process import api_key
 from seer_sgl.errors import (
     ConfigError,
     EngineError,

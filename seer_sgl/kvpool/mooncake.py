@@ -142,7 +142,7 @@ async def _keep_alive(nodes: list[_Node], announce: Announce) -> None:
         await asyncio.sleep(WATCH_S)
         for node in nodes:
             if node.ended and node.process is not None:
-                announce(f"KV pool: {node.name} is started again: {node.process.obituary()}")
+                announce(f"KV pool: {node.name} is started again: {node.process.exit_reason()}")
                 await node.stop()
                 await node.start()
 
@@ -252,6 +252,6 @@ async def _until(done: Callable[[], Any], node: _Node) -> None:
         process = node.process
         assert process is not None
         if node.ended or loop.time() > deadline:
-            why = process.obituary() or f"not ready after {START_TIMEOUT_S:g} s"
+            why = process.exit_reason() or f"not ready after {START_TIMEOUT_S:g} s"
             raise PoolError(f"Mooncake {node.name}: {why}; its end:\n{process.log_tail()}")
         await asyncio.sleep(POLL_S)

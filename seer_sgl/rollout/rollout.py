@@ -26,7 +26,8 @@ from seer_sgl.driver.pool_pages import PageReleaser
 from seer_sgl.driver.samples import SampleMaker
 from seer_sgl.driver.stop_strings import StopRecheck
 from seer_sgl.driver.tokenizer import Tokenizer, load_tokenizer
-from seer_sgl.engine.fleet import Fleet, open_fleet, require_model
+from seer_sgl.engine.fleet import Fleet, open_fleet
+from seer_sgl.engine.launch.process import require_model
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
 from seer_sgl.link.messages import Rates
 from seer_sgl.report import draft_report

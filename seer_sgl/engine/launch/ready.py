@@ -1,0 +1,81 @@
+"""The wait until engines that come up answer, or a clear reason why one does not."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import aiohttp
+
+from seer_sgl.engine.client import describe
+from seer_sgl.errors import ConfigError, EngineStartError, EngineUnavailable
+from seer_sgl.types import EngineInfo
+
+from .launcher import Announce, EngineStart
+
+POLL_S = 0.25
+REMIND_S = 15.0
+
+
+async def all_ready(
+    starts: Sequence[EngineStart], session: aiohttp.ClientSession, announce: Announce
+) -> list[EngineInfo]:
+    """Wait for every engine at once. The first failure cancels the rest and is raised."""
+    began = time.monotonic()
+    pending = {start.engine_id: start for start in starts}
+
+    async def wait(start: EngineStart) -> EngineInfo:
+        info = await await_ready(start, session)
+        del pending[start.engine_id]
+        announce(
+            f"engine {info.engine_id} ready after {time.monotonic() - began:.0f} s: {info.url}, "
+            f"SGLang {info.sglang_version}, {info.max_total_num_tokens} KV tokens, "
+            f"{info.max_running_requests} requests, "
+            + (f"plugin {info.plugin}" if info.plugin else "stock (no seer-sgl plugin)")
+        )
+        return info
+
+    async def remind() -> None:
+        while True:
+            await asyncio.sleep(REMIND_S)
+            for start in pending.values():
+                doing = f": {start.process.last_line()}" if start.process else ""
+                seconds = time.monotonic() - began
+                announce(f"engine {start.engine_id} not ready after {seconds:.0f} s{doing}")
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            reminder = group.create_task(remind())
+            tasks = [group.create_task(wait(start)) for start in starts]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            reminder.cancel()
+    except* (EngineStartError, ConfigError) as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def await_ready(start: EngineStart, session: aiohttp.ClientSession) -> EngineInfo:
+    """Poll an engine until it describes itself. Raises EngineStartError."""
+    process = start.process
+    deadline = time.monotonic() + start.timeout_s
+    while True:
+        if process is not None and process.exit_status is not None:
+            raise EngineStartError(
+                f"engine {start.engine_id} ended with status {process.exit_status} while "
+                f"starting; the end of {process.log}:\n{process.log_tail()}"
+            )
+        try:
+            info = await describe(session, start.engine_id, start.url)
+        except EngineUnavailable as error:
+            if time.monotonic() < deadline:
+                await asyncio.sleep(POLL_S)
+                continue
+            log = f"; the end of {process.log}:\n{process.log_tail()}" if process else ""
+            raise EngineStartError(f"not ready after {start.timeout_s:g} s: {error}{log}") from None
+        if process is not None and info.plugin is None:
+            raise EngineStartError(
+                f"engine {start.engine_id} runs without the seer-sgl plugin; is seer-sgl installed "
+                f"in its environment (`seer-sgl doctor`)? SGLANG_PLUGINS may leave it out"
+            )
+        if process is not None:
+            process.note_shared_memory()
+        return info
