@@ -21,7 +21,7 @@ from seer_sgl.draft.messages import (
     ToHub,
     batched,
     pieces,
-    travelling_name,
+    wire_name,
 )
 from seer_sgl.draft.waits import Waits
 
@@ -151,13 +151,13 @@ class DistantHub:
 
     def load(self, group: str, sequence: int, tokens: "array[int]") -> None:
         """A response of an earlier epoch."""
-        self._loaded.setdefault(travelling_name(group), []).append((sequence, tokens))
-        self._send(travelling_name(group), [(sequence, tokens)])
+        self._loaded.setdefault(wire_name(group), []).append((sequence, tokens))
+        self._send(wire_name(group), [(sequence, tokens)])
 
     def done(self, group: str) -> None:
         """A group is complete or given up."""
-        self._loaded.pop(travelling_name(group), None)
-        self._link.send(Done([travelling_name(group)]))
+        self._loaded.pop(wire_name(group), None)
+        self._link.send(Done([wire_name(group)]))
 
     async def facts(self) -> dict[str, Any] | None:
         """Its counters; None while it is away."""
