@@ -56,7 +56,7 @@ class Runner:
         self._arms = arms
         self._out = out
         self._source = Source(config)
-        self._fleets = Fleets(config, out / "engines", announce)
+        self._fleets = Fleets(config, out / "engines")
         self.failures: list[Failure] = []
         self._announce = _once(announce)
         self._references: dict[tuple[int, bool], Reference] = {}
@@ -146,7 +146,6 @@ class Runner:
             work,
             number=number,
             reference=digests,
-            announce=self._announce,
         )
         if rolled.row.samples < sum(prompt.n for prompt in work.prompts):
             raise RolloutError(f"{arm.name}: samples are missing")
@@ -164,7 +163,6 @@ class Runner:
                 some,
                 number=-1,
                 reference=None,
-                announce=self._announce,
             )
             self._warm[kind] = fleet
 

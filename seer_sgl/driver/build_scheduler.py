@@ -1,6 +1,7 @@
 """The scheduler that config and engines ask for."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 
 from seer_sgl.config import Config
 from seer_sgl.scheduling.costs import Costs
@@ -12,6 +13,8 @@ from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.scheduling.strategy import make_strategy
 from seer_sgl.types import EngineInfo
 
+logger = logging.getLogger(__name__)
+
 
 def make_scheduler(
     config: Config,
@@ -20,7 +23,6 @@ def make_scheduler(
     costs: Costs | None = None,
     known: KnownLengths | None = None,
     placement: Placement | None = None,
-    announce: Callable[[str], None] = lambda _: None,
 ) -> Scheduler:
     """A scheduler with all engines in it.
 
@@ -34,9 +36,9 @@ def make_scheduler(
     divide = scheduling.divide and not strategy.whole
     undivided = config.sampling.undivided_because()
     if undivided and divide:
-        announce(
-            f"warning: requests run undivided: sampling.{', sampling.'.join(undivided)} "
-            "cannot cross a chunk boundary"
+        logger.warning(
+            "requests run undivided: sampling.%s cannot cross a chunk boundary",
+            ", sampling.".join(undivided),
         )
     scheduler = Scheduler(
         scheduling.chunk_tokens,

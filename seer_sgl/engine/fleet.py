@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import copy
 import itertools
+import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
@@ -21,11 +22,12 @@ from seer_sgl.types import EngineInfo
 
 from .client import HttpEngine, open_session
 from .launch.external import ExternalLauncher
-from .launch.launcher import Announce, EngineStart, Launcher
+from .launch.launcher import EngineStart, Launcher
 from .launch.local import LocalLauncher
 from .launch.process import api_key, require_model
 from .launch.ready import all_ready
 
+logger = logging.getLogger(__name__)
 LINK_TIMEOUT_S = 15.0  # an engine's plugin tries twice a second
 
 
@@ -43,7 +45,6 @@ class Fleet:
         link: LinkServer,
         drafts: Drafts | None,
         session: aiohttp.ClientSession,
-        announce: Announce,
     ) -> None:
         self.engines: list[HttpEngine] = []
         self.link = link
@@ -52,7 +53,6 @@ class Fleet:
         self._sampling = config.sampling
         self._launcher = launcher
         self._session = session
-        self._announce = announce
         self._numbers = itertools.count()  # an id is never given twice
 
     async def start_engine(self) -> HttpEngine:
@@ -83,6 +83,7 @@ class Fleet:
             if engine.info.engine_id == engine_id:
                 self.engines.remove(engine)
                 await self._launcher.stop(engine_id)
+                logger.info("engine %s has left the fleet", engine_id)
                 return
         raise ConfigError(f"the fleet has no engine {engine_id}")
 
@@ -107,7 +108,7 @@ class Fleet:
                 await self._launcher.start(engine_id, url)
                 for engine_id, url in zip(ids, urls, strict=True)
             ]
-            infos = await all_ready(starts, self._session, self._announce)
+            infos = await all_ready(starts, self._session)
             made = [
                 await self._linked(start, info) for start, info in zip(starts, infos, strict=True)
             ]
@@ -136,46 +137,44 @@ class Fleet:
         try:
             async with asyncio.timeout(LINK_TIMEOUT_S):
                 await self.link.until_linked(info.instance or "")
-        except TimeoutError:
+        except TimeoutError as error:
             raise EngineStartError(
                 f"engine {info.engine_id} ({info.url}) does not come to the driver's link, "
                 f"{self.link.url}; it finds it by its {LINK_URL} and {LINK_TOKEN} "
                 "(`seer-sgl engine --fleet` sets it)"
-            ) from None
+            ) from error
 
 
 @contextlib.asynccontextmanager
-async def open_fleet(config: Config, log_dir: Path, announce: Announce) -> AsyncIterator[Fleet]:
+async def open_fleet(config: Config, log_dir: Path) -> AsyncIterator[Fleet]:
     """Start or join the engines of `config`; what was started is stopped on the way out.
 
-    `announce` receives one line for each step of the start-up. Raises EngineStartError, PoolError
-    or ConfigError; then nothing is left running.
+    The steps of the start-up are logged. Raises EngineStartError, PoolError or ConfigError; then
+    nothing is left running.
     """
     async with contextlib.AsyncExitStack() as stack:
         link = await stack.enter_async_context(_open_link(config))
         drafts = stack.enter_context(_distant_hub(config)) or link.drafts
         session = await stack.enter_async_context(open_session(api_key(config)))
-        launcher = await stack.enter_async_context(_open_launcher(config, log_dir, link, announce))
-        fleet = Fleet(
-            config, launcher, link=link, drafts=drafts, session=session, announce=announce
-        )
+        launcher = await stack.enter_async_context(_open_launcher(config, log_dir, link))
+        fleet = Fleet(config, launcher, link=link, drafts=drafts, session=session)
         await fleet.start_all()
         yield fleet
 
 
 @contextlib.asynccontextmanager
 async def _open_launcher(
-    config: Config, log_dir: Path, link: LinkServer, announce: Announce
+    config: Config, log_dir: Path, link: LinkServer
 ) -> AsyncIterator[Launcher]:
     """The launcher of `engines.launch`; all that it started is gone after the block."""
     if config.engines.launch == "external":
         yield ExternalLauncher()
         return
     require_model(config.model.path or "")
-    async with open_pool(config.kv_pool, log_dir, announce) as pool:
-        announce(f"starting {config.engines.count} SGLang engine(s), logs in {log_dir}")
+    async with open_pool(config.kv_pool, log_dir) as pool:
+        logger.info("starting %d SGLang engine(s), logs in %s", config.engines.count, log_dir)
         environment = {LINK_URL: link.url, LINK_TOKEN: link.token}
-        launcher = LocalLauncher(config, log_dir, pool, environment, announce)
+        launcher = LocalLauncher(config, log_dir, pool, environment)
         async with contextlib.aclosing(launcher):
             yield launcher
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from .node import P2P
 from .packages import load_store
 from .ssd import ssd_folder
 
+logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 10.0
@@ -34,20 +36,17 @@ OPEN_PORTS = (
 WITHOUT_LOOPBACK = (
     "kv_pool.backend: file opens no ports, kv_pool.open_ports: true leaves Mooncake's to a firewall"
 )
-Announce = Callable[[str], None]
 
 
 @contextlib.asynccontextmanager
-async def open_mooncake(
-    config: KvPoolConfig, log_dir: Path, announce: Announce
-) -> AsyncIterator[str]:
+async def open_mooncake(config: KvPoolConfig, log_dir: Path) -> AsyncIterator[str]:
     """The address of a master whose stores are mounted; what is started here ends with the block.
 
     Raises ConfigError when Mooncake cannot run or be reached, PoolError when it does not start.
     """
     _require_mooncake()
     if config.open_ports:
-        announce(OPEN_PORTS)
+        logger.warning(OPEN_PORTS)
     elif (why := loopback.refusal()) is not None:
         raise ConfigError(f"kv_pool.backend: mooncake: {why}; {WITHOUT_LOOPBACK}")
     if config.master is not None:
@@ -55,7 +54,7 @@ async def open_mooncake(
         yield config.master
         return
     with _ssd(config) as ssd:
-        async with _started(config, ssd, log_dir, announce) as address:
+        async with _started(config, ssd, log_dir) as address:
             yield address
 
 
@@ -74,9 +73,7 @@ def _ssd(config: KvPoolConfig) -> Iterator[Path | None]:
 
 
 @contextlib.asynccontextmanager
-async def _started(
-    config: KvPoolConfig, ssd: Path | None, log_dir: Path, announce: Announce
-) -> AsyncIterator[str]:
+async def _started(config: KvPoolConfig, ssd: Path | None, log_dir: Path) -> AsyncIterator[str]:
     port, metrics_port = free_port(), free_port()
     address = f"127.0.0.1:{port}"
     master = _Node("master", _master_flags(config, port, metrics_port), log_dir)
@@ -93,8 +90,10 @@ async def _started(
             await store.start()
         for store in stores:
             await _until(store.mounted, store)
-        announce(f"KV pool: Mooncake master at {address}, {config.stores} x {config.memory}")
-        keeper = asyncio.create_task(_keep_alive([master, *stores], announce))
+        logger.info(
+            "KV pool: Mooncake master at %s, %d x %s", address, config.stores, config.memory
+        )
+        keeper = asyncio.create_task(_keep_alive([master, *stores]))
         yield address
     finally:
         if keeper is not None:
@@ -136,13 +135,14 @@ class _Node:
             await self.process.stop()
 
 
-async def _keep_alive(nodes: list[_Node], announce: Announce) -> None:
+async def _keep_alive(nodes: list[_Node]) -> None:
     """Start again what has died. What it held is lost; engines compute it again."""
     while True:
         await asyncio.sleep(WATCH_S)
         for node in nodes:
             if node.ended and node.process is not None:
-                announce(f"KV pool: {node.name} is started again: {node.process.exit_reason()}")
+                reason = node.process.exit_reason()
+                logger.warning("KV pool: %s is started again: %s", node.name, reason)
                 await node.stop()
                 await node.start()
 
@@ -209,7 +209,7 @@ def _require_mooncake() -> None:
     except (ImportError, OSError) as error:
         raise ConfigError(
             f"kv_pool.backend: mooncake cannot be loaded: {error} (`seer-sgl doctor` says how)"
-        ) from None
+        ) from error
 
 
 async def _answers(address: str) -> bool:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -43,6 +44,7 @@ from .lengths import expect_all, read_lengths
 from .model import model_facts
 from .prompts import PromptLike, PromptReader
 
+logger = logging.getLogger(__name__)
 clock = time.monotonic
 
 
@@ -50,9 +52,9 @@ class Rollout:
     """A fleet of engines and the loop that drives it; one `run` at a time.
 
     config: a Config, a mapping of the same shape, or a YAML file. `log_dir`: where local engines
-    write their logs. `announce` hears one line for each step of the start-up and each warning.
-    `placement` replaces the choice of engines (experiments). `fleet`: engines that are up already
-    (engine/fleet.py), one open Rollout at a time; they are not stopped.
+    write their logs. `placement` replaces the choice of engines (experiments). `fleet`: engines
+    that are up already (engine/fleet.py), one open Rollout at a time; they are not stopped.
+    The steps of the start-up and warnings are logged under `seer_sgl`.
     Raises InputError for what cannot work, EngineStartError when an engine does not come up.
     """
 
@@ -61,7 +63,6 @@ class Rollout:
         config: Config | Mapping[str, Any] | str | Path,
         *,
         log_dir: Path | str = "logs",
-        announce: Callable[[str], None] = lambda _: None,
         placement: Placement | None = None,
         fleet: Fleet | None = None,
     ) -> None:
@@ -69,7 +70,6 @@ class Rollout:
             config = load(Path(config))
         self.config = config if isinstance(config, Config) else parse(config)
         self._log_dir = Path(log_dir)
-        self._announce = announce
         self._placement = placement
         self._fleet = None if fleet is None else fleet.sampling(self.config.sampling)
         seed = self.config.rollout.seed
@@ -98,14 +98,14 @@ class Rollout:
         async with contextlib.AsyncExitStack() as stack:
             fleet = self._fleet
             if fleet is None:
-                opening = open_fleet(self.config, self._log_dir, self._announce)
+                opening = open_fleet(self.config, self._log_dir)
                 fleet = await stack.enter_async_context(opening)
             for engine in fleet.engines:
                 engine.vocab_size = self._facts.vocab_size
             self._infos = [engine.info for engine in fleet.engines]
             check_engines(self.config, self._infos)
             for mismatch in mismatches(self._infos):
-                self._announce(f"warning: {mismatch}")
+                logger.warning("%s", mismatch)
             self._driver = await stack.enter_async_context(self._driving(fleet))
             self._stack = stack.pop_all()
         return self
@@ -201,9 +201,12 @@ class Rollout:
         wanted = self.config.sampling.max_response_len
         short = [group for group in groups if group.requests[0].max_response_len < wanted]
         if short:
-            self._announce(
-                f"warning: {len(short)} of {len(groups)} prompts leave less than "
-                f"max_response_len = {wanted} tokens in the context; their responses end there"
+            logger.warning(
+                "%d of %d prompts leave less than max_response_len = %d tokens in the context; "
+                "their responses end there",
+                len(short),
+                len(groups),
+                wanted,
             )
 
     async def _next(self, run: Run) -> Group:
@@ -269,7 +272,6 @@ class Rollout:
             costs=self._costs,
             known=self._known,
             placement=self._placement,
-            announce=self._announce,
         )
         by_id: dict[str, Engine] = {engine.info.engine_id: engine for engine in engines}
         self._engines = by_id

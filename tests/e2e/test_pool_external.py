@@ -52,7 +52,7 @@ async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere
     monkeypatch.setenv("SEER_SGL_LINK_TOKEN", TOKEN)
     monkeypatch.setattr(scheduler, "STORE_PATIENCE_S", 300.0)
     pool = KvPoolConfig(backend="mooncake", memory="256mb")
-    async with open_mooncake(pool, tmp_path, print) as master:
+    async with open_mooncake(pool, tmp_path) as master:
         urls = two_urls()
         config = fleet_of(urls, master)
         fleet = tmp_path / "fleet.yaml"

@@ -228,9 +228,7 @@ async def test_no_token_changes_when_requests_are_retracted_in_the_middle_of_dra
 async def test_no_token_changes_when_the_kv_of_every_chunk_moves_through_mooncake(
     tmp_path: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_mooncake(
-        KvPoolConfig(backend="mooncake", memory="256mb"), tmp_path, print
-    ) as master:
+    async with open_mooncake(KvPoolConfig(backend="mooncake", memory="256mb"), tmp_path) as master:
         pool = {
             "kv_pool": {
                 "backend": "mooncake",

@@ -1,10 +1,7 @@
 """What a fleet asks of the code that brings engines up, one engine at a time."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
-
-Announce = Callable[[str], None]
 
 
 class EngineProcess(Protocol):

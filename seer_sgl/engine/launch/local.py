@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +15,10 @@ from seer_sgl.kvpool.hicache import Pool
 from seer_sgl.processes import OwnedProcess, free_port, require_free_port
 
 from . import draft_flags
-from .launcher import Announce, EngineStart, Launcher
+from .launcher import EngineStart, Launcher
 from .process import api_key, cpu_flags, gpu_visible, model_flags, open_ports, start_server
+
+logger = logging.getLogger(__name__)
 
 
 class LocalLauncher(Launcher):
@@ -26,12 +29,7 @@ class LocalLauncher(Launcher):
     """
 
     def __init__(
-        self,
-        config: Config,
-        log_dir: Path,
-        pool: Pool,
-        environment: Mapping[str, str],
-        announce: Announce,
+        self, config: Config, log_dir: Path, pool: Pool, environment: Mapping[str, str]
     ) -> None:
         self._config = config
         self._log_dir = log_dir
@@ -48,7 +46,7 @@ class LocalLauncher(Launcher):
         address = str(flags["dist-init-addr"]) if "dist-init-addr" in flags else None
         surroundings = {**os.environ, **config.engines.environment}
         for line in open_ports(_ranks(flags), address, surroundings):
-            announce(f"open ports: {line}")
+            logger.warning("open ports: %s", line)
 
     @override
     async def start(self, engine_id: str, url: str | None = None) -> EngineStart:
@@ -71,6 +69,7 @@ class LocalLauncher(Launcher):
             api_key(self._config),
         )
         self._processes[engine_id] = process
+        logger.debug("engine %s: process %d, log %s", engine_id, process.pid, process.log)
         return EngineStart(engine_id, f"http://127.0.0.1:{port}", engines.start_timeout_s, process)
 
     @override

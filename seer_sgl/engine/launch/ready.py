@@ -1,6 +1,7 @@
 """The wait until engines that come up answer, or a clear reason why one does not."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 
@@ -10,14 +11,15 @@ from seer_sgl.engine.client import describe
 from seer_sgl.errors import ConfigError, EngineStartError, EngineUnavailable
 from seer_sgl.types import EngineInfo
 
-from .launcher import Announce, EngineStart
+from .launcher import EngineStart
 
+logger = logging.getLogger(__name__)
 POLL_S = 0.25
 REMIND_S = 15.0
 
 
 async def all_ready(
-    starts: Sequence[EngineStart], session: aiohttp.ClientSession, announce: Announce
+    starts: Sequence[EngineStart], session: aiohttp.ClientSession
 ) -> list[EngineInfo]:
     """Wait for every engine at once. The first failure cancels the rest and is raised."""
     began = time.monotonic()
@@ -26,11 +28,15 @@ async def all_ready(
     async def wait(start: EngineStart) -> EngineInfo:
         info = await await_ready(start, session)
         del pending[start.engine_id]
-        announce(
-            f"engine {info.engine_id} ready after {time.monotonic() - began:.0f} s: {info.url}, "
-            f"SGLang {info.sglang_version}, {info.max_total_num_tokens} KV tokens, "
-            f"{info.max_running_requests} requests, "
-            + (f"plugin {info.plugin}" if info.plugin else "stock (no seer-sgl plugin)")
+        logger.info(
+            "engine %s ready after %.0f s: %s, SGLang %s, %d KV tokens, %d requests, %s",
+            info.engine_id,
+            time.monotonic() - began,
+            info.url,
+            info.sglang_version,
+            info.max_total_num_tokens,
+            info.max_running_requests,
+            f"plugin {info.plugin}" if info.plugin else "stock (no seer-sgl plugin)",
         )
         return info
 
@@ -40,7 +46,7 @@ async def all_ready(
             for start in pending.values():
                 doing = f": {start.process.last_line()}" if start.process else ""
                 seconds = time.monotonic() - began
-                announce(f"engine {start.engine_id} not ready after {seconds:.0f} s{doing}")
+                logger.info("engine %s not ready after %.0f s%s", start.engine_id, seconds, doing)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -70,7 +76,9 @@ async def await_ready(start: EngineStart, session: aiohttp.ClientSession) -> Eng
                 await asyncio.sleep(POLL_S)
                 continue
             log = f"; the end of {process.log}:\n{process.log_tail()}" if process else ""
-            raise EngineStartError(f"not ready after {start.timeout_s:g} s: {error}{log}") from None
+            raise EngineStartError(
+                f"not ready after {start.timeout_s:g} s: {error}{log}"
+            ) from error
         if process is not None and info.plugin is None:
             raise EngineStartError(
                 f"engine {start.engine_id} runs without the seer-sgl plugin; is seer-sgl installed "

@@ -109,7 +109,7 @@ async def _pool(config: KvPoolConfig, loopback: bool) -> Pool:
     """
     config = msgspec.structs.replace(config, open_ports=not loopback)
     with tempfile.TemporaryDirectory() as logs:
-        async with open_pool(config, Path(logs), print) as pool:
+        async with open_pool(config, Path(logs)) as pool:
             return pool
 
 
