@@ -32,7 +32,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     `forward_steps`: batches that the engines ran; `prefilled_tokens`: input tokens found in no
     cache, those of a preempted request again; `recomputed_tokens`: of them, of continuations.
     `engine_cpu_s`: CPU time of their processes, None where they run elsewhere; `other_cpu_s`: of
-    the routers and KV pools that are up, whichever arm runs.
+    the routers, KV pools and draft hubs that are up, whichever arm runs.
     """
 
     arm: str

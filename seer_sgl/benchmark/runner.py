@@ -12,6 +12,7 @@ from seer_sgl.errors import (
     ConfigError,
     EngineError,
     EngineStartError,
+    HubError,
     PoolError,
     RolloutError,
 )
@@ -25,7 +26,7 @@ from .measure import Digests, Rolled, Workload, roll, write_lengths
 from .router import ROUTER
 from .workloads import Source
 
-FAILURES = (ConfigError, EngineError, EngineStartError, PoolError, RolloutError)
+FAILURES = (ConfigError, EngineError, EngineStartError, HubError, PoolError, RolloutError)
 WARM_UP = 2  # prompts
 # Rolled out once a seed before anything is measured: the samples that every arm must have.
 REFERENCES = {False: EVERY[BASELINE], True: EVERY["greedy"]}

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Callable, Sequence
 
-from seer_sgl.link.drafthub import Drafts
+from seer_sgl.link.hub import Drafts
 from seer_sgl.types import Chunk, Group, Prompt, Request
 
 from .loop import Observer

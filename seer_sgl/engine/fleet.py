@@ -5,7 +5,7 @@ import contextlib
 import copy
 import itertools
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -14,8 +14,8 @@ import msgspec
 from seer_sgl.config import Config, SamplingConfig
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.kvpool.hicache import open_pool
-from seer_sgl.link.contract import LINK_TOKEN, LINK_URL
-from seer_sgl.link.drafthub import DistantHub, DraftHub, Drafts
+from seer_sgl.link.contract import HUB_URL, LINK_TOKEN, LINK_URL
+from seer_sgl.link.hub import Drafts, HubClient, start_hub
 from seer_sgl.link.server import LinkServer, link_url, open_link, shared_token
 from seer_sgl.processes import require_free_port
 from seer_sgl.types import EngineInfo
@@ -121,12 +121,11 @@ class Fleet:
     async def _linked(self, start: EngineStart, info: EngineInfo) -> HttpEngine:
         """Returns the engine once its plugin is linked; without a KV pool where that cannot be.
 
-        Only the plugin reports when KV has reached the pool, and what siblings elsewhere decode.
+        Only the plugin reports when KV has reached the pool.
         Raises EngineStartError.
         """
-        draft, engines = self._config.draft, self._config.engines
-        shares = draft.scope == "fleet" and draft.hub is None and info.draft_tokens > 0
-        if info.pool is not None or shares:
+        engines = self._config.engines
+        if info.pool is not None:
             if engines.launch == "external" and engines.link is None:
                 info = msgspec.structs.replace(info, pool=None)
             else:
@@ -149,59 +148,72 @@ class Fleet:
 async def open_fleet(config: Config, log_dir: Path) -> AsyncIterator[Fleet]:
     """Start or join the engines of `config`; what was started is stopped on the way out.
 
-    The steps of the start-up are logged. Raises EngineStartError, PoolError or ConfigError; then
-    nothing is left running.
+    The steps of the start-up are logged. Raises EngineStartError, HubError, PoolError or
+    ConfigError; then nothing is left running.
     """
     async with contextlib.AsyncExitStack() as stack:
         link = await stack.enter_async_context(_open_link(config))
-        drafts = stack.enter_context(_distant_hub(config)) or link.drafts
+        hub = await stack.enter_async_context(_open_hub(config, log_dir, link.token))
         session = await stack.enter_async_context(open_session(api_key(config)))
-        launcher = await stack.enter_async_context(_open_launcher(config, log_dir, link))
-        fleet = Fleet(config, launcher, link=link, drafts=drafts, session=session)
+        environment = {LINK_URL: link.url, LINK_TOKEN: link.token}
+        if hub is not None:
+            environment[HUB_URL] = hub.url
+        opening = _open_launcher(config, log_dir, environment)
+        launcher = await stack.enter_async_context(opening)
+        fleet = Fleet(config, launcher, link=link, drafts=hub, session=session)
         await fleet.start_all()
         yield fleet
 
 
 @contextlib.asynccontextmanager
 async def _open_launcher(
-    config: Config, log_dir: Path, link: LinkServer
+    config: Config, log_dir: Path, environment: Mapping[str, str]
 ) -> AsyncIterator[Launcher]:
-    """The launcher of `engines.launch`; all that it started is gone after the block."""
+    """The launcher of `engines.launch`; all that it started is gone after the block.
+
+    `environment`: of each engine that is started here.
+    """
     if config.engines.launch == "external":
         yield ExternalLauncher()
         return
     require_model(config.model.path or "")
     async with open_pool(config.kv_pool, log_dir) as pool:
         logger.info("starting %d SGLang engine(s), logs in %s", config.engines.count, log_dir)
-        environment = {LINK_URL: link.url, LINK_TOKEN: link.token}
         launcher = LocalLauncher(config, log_dir, pool, environment)
         async with contextlib.aclosing(launcher):
             yield launcher
 
 
 def _open_link(config: Config) -> contextlib.AbstractAsyncContextManager[LinkServer]:
-    draft = config.draft
-    drafts = None
-    if draft.scope != "none" and draft.hub is None:
-        drafts = DraftHub(draft.memory_bytes())
     if config.engines.link is None:
         # Engines show one token to all they link to.
-        token = None if draft.hub is None else shared_token("draft hub", "draft.hub")
-        return open_link(token=token, drafts=drafts)
+        token = None if config.draft.hub is None else _hub_token()
+        return open_link(token=token)
     token = shared_token("engines")
     host, _, port = config.engines.link.rpartition(":")
     require_free_port(int(port), "engines.link", host)
-    return open_link(host, int(port), token, drafts)
+    return open_link(host, int(port), token)
 
 
-@contextlib.contextmanager
-def _distant_hub(config: Config) -> Iterator[DistantHub | None]:
-    """The link to a draft hub that is a process of its own; None without one."""
-    if config.draft.hub is None:
-        yield None
-        return
-    hub = DistantHub(link_url(config.draft.hub), shared_token("draft hub", "draft.hub"))
-    try:
+@contextlib.asynccontextmanager
+async def _open_hub(config: Config, log_dir: Path, token: str) -> AsyncIterator[HubClient | None]:
+    """The client of the draft hub, which is started here for local engines that draft.
+
+    None without a hub. `token`: of the link, which a hub that is started here shares.
+    """
+    draft = config.draft
+    async with contextlib.AsyncExitStack() as stack:
+        if draft.hub is not None:
+            url, token = link_url(draft.hub), _hub_token()
+        elif draft.scope != "none" and config.engines.launch == "local":
+            url = await stack.enter_async_context(start_hub(draft, log_dir, token))
+        else:
+            yield None
+            return
+        hub = HubClient(url, token)
+        stack.callback(hub.close)
         yield hub
-    finally:
-        hub.close()
+
+
+def _hub_token() -> str:
+    return shared_token("draft hub", "draft.hub")

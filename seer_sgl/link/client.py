@@ -2,7 +2,7 @@
 
 Nothing here is ever waited for by decoding. What cannot be sent yet waits in a bounded queue,
 oldest out first; the link connects again for ever. A process has one link to each address, which
-the KV pool (member.py) and drafting (drafting.py) share.
+the KV pool and drafting share.
 """
 
 import asyncio
@@ -40,10 +40,8 @@ def driver_link(rank: int, ranks: int) -> "Link | None":
 
 
 def hub_link(rank: int, ranks: int) -> "Link | None":
-    """This process's link to the draft hub, which is its driver's unless it has another."""
-    return _link_to(
-        os.environ.get(contract.HUB_URL, os.environ.get(contract.LINK_URL)), rank, ranks
-    )
+    """This process's link to the draft hub; None without one."""
+    return _link_to(os.environ.get(contract.HUB_URL), rank, ranks)
 
 
 def _link_to(url: str | None, rank: int, ranks: int) -> "Link | None":

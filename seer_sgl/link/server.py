@@ -131,7 +131,7 @@ class LinkServer:
                 elif isinstance(frame, messages.Stored):
                     self._stored(frame, hello)
                 elif self.drafts is not None and peer is not None:
-                    self.drafts.heard(peer, frame)
+                    self.drafts.received(peer, frame)
         except msgspec.DecodeError as error:
             logger.warning("unreadable frame on the link: %s", error)
         finally:

@@ -41,13 +41,14 @@ async def test_an_engine_joins_a_running_fleet_serves_and_leaves(tmp_path: Path)
         alone = servers()
         added = await fleet.start_engine()
         assert [engine.info.engine_id for engine in fleet.engines] == ["e0", "e1"]
-        assert all(fleet.link.linked(engine.info.instance or "") for engine in fleet.engines)
+        instances = [engine.info.instance or "" for engine in fleet.engines]
+        await until(lambda: all(map(fleet.link.linked, instances)))
         made = await generate(added)
         assert len(made) == TOKENS
         assert made == await generate(first)
         await fleet.stop_engine("e1")
         assert fleet.engines == [first]
-        assert set(servers()) == set(alone)
+        assert set(servers()) == set(alone), "the draft hub and the first engine's"
         await until(lambda: not fleet.link.linked(added.info.instance or ""))
         assert await generate(first) == made
     assert set(servers()) == set(before)

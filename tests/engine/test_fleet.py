@@ -175,6 +175,21 @@ async def test_an_engine_that_fails_to_join_a_running_fleet_leaves_nothing(
         assert (await opened.engines[0].load()).used_tokens == 0
 
 
+async def test_engines_that_draft_have_a_hub_beside_them(model: Path, tmp_path: Path) -> None:
+    settings = config(model, "serve", count=1)
+    settings.draft.scope = "fleet"
+    async with open_fleet(settings, tmp_path) as opened:
+        assert opened.drafts is not None
+        before = await opened.drafts.facts()
+        assert before is not None
+        assert len(owned()) == 3, "the server, its child and the hub"
+        assert (tmp_path / "drafthub.log").exists()
+        await opened.start_engine()
+        after = await opened.drafts.facts()
+        assert after is not None
+        assert after["instance"] == before["instance"], "the hub of the fleet"
+
+
 async def test_a_fleet_that_another_sampling_shares_stays_as_it_was(
     model: Path, tmp_path: Path
 ) -> None:
