@@ -110,6 +110,32 @@ async def test_a_hub_that_dies_is_started_again_and_what_is_decoded_is_shared_ag
     assert not hubs()
 
 
+DRIVER = """
+import asyncio, pathlib, sys
+from seer_sgl.config import DraftConfig
+from seer_sgl.link.hub import start_hub
+
+async def drive():
+    async with start_hub(DraftConfig(), pathlib.Path(sys.argv[1]), "secret"):
+        print("up", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(drive())
+"""
+
+
+async def test_a_driver_that_is_killed_leaves_no_hub(tmp_path: Path) -> None:
+    driver = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", DRIVER, str(tmp_path), stdout=PIPE
+    )
+    assert driver.stdout is not None
+    assert await driver.stdout.readline() == b"up\n"
+    (left,) = psutil.Process(driver.pid).children()
+    driver.kill()
+    await driver.communicate()
+    await until(lambda: not left.is_running())
+
+
 async def test_a_hub_that_cannot_start_is_reported_with_the_end_of_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
