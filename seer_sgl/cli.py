@@ -77,7 +77,7 @@ def rollout(
 def simulate(
     *, policy: str | None, sweep: str | None, as_json: bool, log_level: str, **asked: Any
 ) -> None:
-    """Say what a rollout would take, without any engine: the real scheduler in virtual time."""
+    """Predict a rollout without any engine: the real scheduler in virtual time."""
     from .sim.command import run_simulation
     from .sim.opening import Question
 
@@ -138,7 +138,7 @@ def engine(flags: tuple[str, ...]) -> None:
 @click.option("--memory", default="1gb", show_default=True, help="For the tokens of all groups.")
 @log_level
 def drafthub(host: str, port: str, memory: str, log_level: str) -> None:
-    """Be the draft hub of a fleet; the token is in SEER_SGL_LINK_TOKEN, as everywhere else."""
+    """Serve as the draft hub of a fleet; the token is in SEER_SGL_LINK_TOKEN."""
     from .link.hubserver import serve_hub
 
     with log_to(open_console(), log_level):

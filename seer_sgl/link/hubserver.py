@@ -1,4 +1,4 @@
-"""`seer-sgl drafthub`: a draft hub in a process of its own, for one driver and its engines."""
+"""`seer-sgl drafthub`: the draft hub of one driver and its engines, a process of its own."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ MAX_DIGITS = 9  # of a port that is refused as one
 
 
 async def serve_hub(host: str, port: str, memory: str) -> None:
-    """Be a draft hub on host:port until SIGTERM, SIGINT or SIGHUP.
+    """Serve as the draft hub on host:port until SIGTERM, SIGINT or SIGHUP.
 
     `memory`: the most that the tokens of all groups may take, such as `2gb`. Raises ConfigError for
     an invalid address or size, and without a token.

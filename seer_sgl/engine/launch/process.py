@@ -16,7 +16,7 @@ SERVER_MODULE = "seer_sgl.plugin.server"
 
 
 def gpu_visible() -> bool:
-    """Whether this machine has an NVIDIA GPU, told without importing torch."""
+    """Whether this machine has a GPU, found without importing torch."""
     return Path("/proc/driver/nvidia/version").exists() or Path("/dev/kfd").exists()
 
 
