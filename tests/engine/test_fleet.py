@@ -175,6 +175,16 @@ async def test_an_engine_that_fails_to_join_a_running_fleet_leaves_nothing(
         assert (await opened.engines[0].load()).used_tokens == 0
 
 
+async def test_an_engine_that_is_being_started_when_the_fleet_closes_is_ended(
+    model: Path, tmp_path: Path
+) -> None:
+    async with open_fleet(config(model, "serve", count=1), tmp_path) as opened:
+        starting = asyncio.create_task(opened.start_engine())
+        await asyncio.sleep(0)  # its process is being created
+    with pytest.raises(EngineStartError, match="e1 was stopped while it was started"):
+        await starting
+
+
 async def test_engines_that_draft_have_a_hub_beside_them(model: Path, tmp_path: Path) -> None:
     settings = config(model, "serve", count=1)
     settings.draft.scope = "fleet"

@@ -52,7 +52,7 @@ class Launcher(Protocol):
         """Start one more server, or join the one at `url`; does not wait until it is ready.
 
         Raises ConfigError where the config leaves no room for the engine, or if this launcher
-        needs a url or cannot take one.
+        needs a url or cannot take one; EngineStartError if the engine is stopped meanwhile.
         """
 
     async def stop(self, engine_id: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from seer_sgl.config import Config, FlagValue
-from seer_sgl.errors import ConfigError
+from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.kvpool.hicache import Pool
 from seer_sgl.processes import OwnedProcess, free_port, require_free_port
 
@@ -68,6 +68,9 @@ class LocalLauncher(Launcher):
             self._environment,
             api_key(self._config),
         )
+        if engine_id not in self._slots:  # it was stopped in the meantime, or all were
+            await process.stop()
+            raise EngineStartError(f"engine {engine_id} was stopped while it was started")
         self._processes[engine_id] = process
         logger.debug("engine %s: process %d, log %s", engine_id, process.pid, process.log)
         return EngineStart(engine_id, f"http://127.0.0.1:{port}", engines.start_timeout_s, process)
