@@ -1,26 +1,35 @@
 """The command line: `seer-sgl rollout | simulate | bench | engine | drafthub | doctor`."""
 
 import asyncio
-import contextlib
-import io
 import json
 import signal
 import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any
 
 import click
 import uvloop
 from rich.console import Console
 
 from .config import load
+from .console import LEVELS, complain, log_to, open_console
 from .errors import ConfigError, SeerError
 from .processes import stopping_signals
 
 UNHEARD_S = 1.0  # after a signal; an event loop that is not blocked has long reacted by then
 INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
+# Every rollout of a benchmark logs the same warnings.
+REPEATED = ("seer_sgl.rollout", "seer_sgl.driver")
+
+log_level = click.option(
+    "--log-level",
+    type=click.Choice(LEVELS),
+    default="info",
+    show_default=True,
+    help="The least that is logged, on standard error.",
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,20 +44,25 @@ def cli() -> None:
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any config key.")
 @click.option("--overwrite", is_flag=True, help="Replace the samples of an earlier rollout.")
+@log_level
 def rollout(
+    *,
     config: Path | None,
     prompts: Path | None,
     out: Path,
     overrides: tuple[str, ...],
     overwrite: bool,
+    log_level: str,
 ) -> None:
     """Roll prompts out; writes samples.jsonl, report.json and timeline.png into OUT."""
     from .rollout.command import roll_out
 
     if prompts is not None:
         overrides = (*overrides, f"rollout.prompts={json.dumps(str(prompts))}")
-    settings = load(config, overrides)
-    _run(roll_out(settings, out, overwrite, _console()))
+    console = open_console()
+    with log_to(console, log_level):
+        settings = load(config, overrides)
+        _run(roll_out(settings, out, overwrite, console))
 
 
 @cli.command()
@@ -60,13 +74,17 @@ def rollout(
 @click.option("--sweep", metavar="KEY=V1,V2,...", help="One key at several values.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for JSON and plots.")
-def simulate(*, policy: str | None, sweep: str | None, as_json: bool, **asked: Any) -> None:
-    """Say what a rollout would take, without any engine: the real scheduler in virtual time."""
+@log_level
+def simulate(
+    *, policy: str | None, sweep: str | None, as_json: bool, log_level: str, **asked: Any
+) -> None:
+    """Predict a rollout without any engine: the real scheduler in virtual time."""
     from .sim.command import run_simulation
     from .sim.opening import Question
 
     out = asked.pop("out")
-    run_simulation(Question(**asked), policy, sweep, as_json, out)
+    with log_to(open_console(), log_level):
+        run_simulation(Question(**asked), policy, sweep, as_json, out)
 
 
 @cli.command()
@@ -80,8 +98,15 @@ def simulate(*, policy: str | None, sweep: str | None, as_json: bool, **asked: A
 @click.option("--rounds", type=int, help="Rollouts of every arm.")
 @click.option("--gpu", is_flag=True, help="Use configs/bench-gpu.yaml.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any config key.")
+@log_level
 def bench(
-    *, config: Path | None, out: Path, gpu: bool, overrides: tuple[str, ...], **asked: Any
+    *,
+    config: Path | None,
+    out: Path,
+    gpu: bool,
+    overrides: tuple[str, ...],
+    log_level: str,
+    **asked: Any,
 ) -> None:
     """Compare plain SGLang with seer-sgl, technique by technique, on the same work."""
     from .benchmark.command import bench as run_bench
@@ -89,9 +114,11 @@ def bench(
 
     if gpu and config is not None:
         raise ConfigError("--gpu: it takes configs/bench-gpu.yaml; not together with --config")
-    given = [*asked_for(asked), *overrides]
-    settings = load_ready(gpu, given) if config is None else load_bench(config, given)
-    _run(run_bench(settings, out, _console(_width())))
+    console = open_console(wide=True)
+    with log_to(console, log_level, once=REPEATED):
+        given = [*asked_for(asked), *overrides]
+        settings = load_ready(gpu, given) if config is None else load_bench(config, given)
+        _run(run_bench(settings, out, console))
 
 
 @cli.command(
@@ -110,11 +137,13 @@ def engine(flags: tuple[str, ...]) -> None:
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", required=True, help="Where drivers and engines have draft.hub.")
 @click.option("--memory", default="1gb", show_default=True, help="For the tokens of all groups.")
-def drafthub(host: str, port: str, memory: str) -> None:
-    """Be the draft hub of a fleet; the token is in SEER_SGL_LINK_TOKEN, as everywhere else."""
+@log_level
+def drafthub(host: str, port: str, memory: str, log_level: str) -> None:
+    """Serve as the draft hub of a fleet; the token is in SEER_SGL_LINK_TOKEN."""
     from .link.hubserver import serve_hub
 
-    uvloop.run(serve_hub(host, port, memory))
+    with log_to(open_console(), log_level):
+        uvloop.run(serve_hub(host, port, memory))
 
 
 @cli.command()
@@ -125,45 +154,6 @@ def doctor() -> None:
     sys.exit(0 if examine(Console(highlight=False)) else 1)
 
 
-def _width() -> int | None:
-    """Tables are wider than a terminal that is none."""
-    return None if Console(stderr=True).is_terminal else 200
-
-
-class _StandardError(io.TextIOBase):
-    """Standard error, which may go away: a closed terminal or pipe, a full disk.
-
-    What is written then is lost; the work that wrote it goes on.
-    """
-
-    def __init__(self) -> None:
-        self._stream = sys.stderr  # rich puts another in its place while it shows progress
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.flush()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-
-def _console(width: int | None = None) -> Console:
-    """Where announcements and progress go."""
-    return Console(file=cast(TextIO, _StandardError()), highlight=False, width=width)
-
-
-def _complain(line: str) -> None:
-    print(f"seer-sgl: {line}", file=_StandardError(), flush=True)
-
-
 def main() -> None:
     """Entry point: every SeerError becomes one line and an exit status."""
     try:
@@ -172,10 +162,10 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except SeerError as error:
-        _complain(str(error))
+        complain(str(error))
         sys.exit(error.exit_status)
     except (KeyboardInterrupt, click.exceptions.Abort):  # click turns the first into the second
-        _complain("interrupted")
+        complain("interrupted")
         sys.exit(INTERRUPTED)
 
 
@@ -217,7 +207,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
         try:
             runner.run(cancellable())
         except asyncio.CancelledError:  # no KeyboardInterrupt, for which click writes a line itself
-            _complain("interrupted")
+            complain("interrupted")
             sys.exit(INTERRUPTED)
         finally:
             running.clear()

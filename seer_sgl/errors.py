@@ -5,6 +5,7 @@ SeerError
 │   ├── ConfigError         a config file, a --set, an impossible combination
 │   └── PromptError         a prompt: names file and line
 ├── PoolError               the KV pool did not come up: exit status 1
+├── HubError                the draft hub did not come up: exit status 1
 ├── EngineStartError        an engine did not come up: exit status 1
 ├── EngineError             one chunk did not come back
 │   ├── EngineUnavailable   connection, HTTP status: another engine can take the chunk
@@ -46,6 +47,10 @@ class PromptError(InputError):
 
 class PoolError(SeerError):
     """The KV pool did not start; the message carries the end of a log."""
+
+
+class HubError(SeerError):
+    """The draft hub did not start; the message carries the end of its log."""
 
 
 class EngineStartError(SeerError):

@@ -154,18 +154,18 @@ class OwnedProcess:
         """Wait for the end of the process; its exit status."""
         return await self._process.wait()
 
-    def obituary(self) -> str | None:
-        """How the process ended and where its last words are; None while it runs."""
+    def exit_reason(self) -> str | None:
+        """How the process ended and where its log is; None while it runs."""
         if self.exit_status is None:
             return None
         return f"its process ended with status {self.exit_status}; its log: {self.log}"
 
     def log_tail(self) -> str:
-        """The last lines of the log that say something, indented, for an error message."""
+        """The last lines of the log that are not empty, indented, for an error message."""
         return "\n".join(f"    {line}" for line in self._log_lines()[-LOG_TAIL_LINES:])
 
     def last_line(self) -> str:
-        """What the process said last, cut to a line's length."""
+        """The last line of the log that is not empty, cut to a line's length."""
         return (self._log_lines() or ["nothing in its log yet"])[-1][:LAST_LINE_CHARS]
 
     def _log_lines(self) -> list[str]:

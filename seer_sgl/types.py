@@ -253,17 +253,18 @@ class ChunkResult(msgspec.Struct, kw_only=True, frozen=True):
         if reply is None:
             return
         kind: type[EngineError]
+        what = "a request that cannot be continued"
         if self.recalled and reply.finish == "abort" and not reply.ids:
-            kind = ChunkRecalled
+            kind, what = ChunkRecalled, "a chunk that was taken back"
         elif not chunk.whole or chunk.ended_by(reply) or chunk.request.aborting:
             return
         elif reply.finish != "abort":
             kind = EngineUnavailable
         else:
             kind = ChunkRecalled if self.recalled else ChunkAborted
+        tokens = f"{len(reply.ids)} of {chunk.max_new_tokens} tokens"
         error = kind(
-            f"engine {chunk.engine_id}: a request that cannot be continued ended "
-            f"({reply.finish}) after {len(reply.ids)} of {chunk.max_new_tokens} tokens",
+            f"engine {chunk.engine_id}: {what} ended ({reply.finish}) after {tokens}",
             engine_id=chunk.engine_id,
         )
         msgspec.structs.force_setattr(self, "reply", None)

@@ -1,7 +1,11 @@
 """Order: quick tests first, then those that start engines of their own, then those that share a
 pair. So at most three servers ever run at once, and a broken unit test fails in seconds."""
 
+from collections.abc import Iterator
+
 import pytest
+
+from tests.logs import logged
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -13,3 +17,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return 2 if item.get_closest_marker("shared_engines") else 0
 
     items.sort(key=cost)
+
+
+@pytest.fixture
+def log_lines() -> Iterator[list[str]]:
+    """The messages that seer-sgl logs during the test, from level info on."""
+    with logged() as lines:
+        yield lines

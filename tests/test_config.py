@@ -160,11 +160,11 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
         ),
         (
             f"{EXTERNAL}}}\ndraft: {{scope: fleet}}",
-            r":2: draft\.scope: external engines need engines\.link or draft\.hub",
+            r":2: draft\.scope: external engines need draft\.hub",
         ),
         (
             f"{EXTERNAL}}}\ndraft: {{scope: engine, history: f}}",
-            r":2: draft\.history: external engines need engines\.link or draft\.hub",
+            r":2: draft\.history: external engines need draft\.hub",
         ),
         ("scheduling: {policy: fifo}", r":1: scheduling\.policy: invalid enum value 'fifo'"),
         ("scheduling: {policy: oracle}", r":1: scheduling\.policy: oracle needs scheduling\.len"),
@@ -255,7 +255,7 @@ def test_the_shipped_configs_are_valid() -> None:
     [
         ({}, {"scope": "fleet", "history": "f"}),
         ({}, {"scope": "fleet", "hub": "h:1"}),
-        ({"link": "a:1"}, {"scope": "fleet"}),
+        ({"link": "a:1"}, {"scope": "fleet", "hub": "h:1"}),
         ({"link": None}, {"scope": "fleet", "hub": "h:1"}),
         ({"link": None}, {"scope": "engine"}),
     ],

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import json
+import logging
 import platform
 import subprocess
 import time
@@ -33,6 +34,7 @@ from .soak import SoakRow, drift, soak
 from .summary import by_seed, doubts, summarize
 from .tables import arms_table, markdown
 
+logger = logging.getLogger(__name__)
 PACKAGES = (
     "seer-sgl",
     "sglang",
@@ -104,9 +106,7 @@ async def bench(config: BenchConfig, out: Path, console: Console) -> None:
     Raises SeerError, of an arm that failed too, or CancelledError when interrupted.
     """
 
-    def announce(line: str) -> None:
-        console.print(line, markup=False, soft_wrap=True)
-
+    announce = logger.info
     arms = runnable(config, announce)
     _make_folder(out)
     runner = Runner(config, arms, out, announce)
@@ -131,7 +131,7 @@ async def bench(config: BenchConfig, out: Path, console: Console) -> None:
             report = await asyncio.to_thread(findings.write)
             console.print(arms_table(report))
             for doubt in report["doubts"]:
-                announce(f"warning: {doubt}")
+                logger.warning("%s", doubt)
             announce(f"wrote the report and its pictures into {out}")
     if runner.failures:
         failed = ", ".join(failure.arm for failure in runner.failures)

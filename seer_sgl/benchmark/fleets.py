@@ -21,10 +21,9 @@ Announce = Callable[[str], None]
 class Fleets:
     """Opens the servers of a kind when an arm needs them, and keeps them as long as wanted."""
 
-    def __init__(self, config: BenchConfig, log_dir: Path, announce: Announce) -> None:
+    def __init__(self, config: BenchConfig, log_dir: Path) -> None:
         self._config = config
         self._log_dir = log_dir
-        self._announce = announce
         self._open: dict[str, Fleet] = {}
         self._stack = contextlib.AsyncExitStack()
 
@@ -37,7 +36,7 @@ class Fleets:
                 await self.close()  # engines.link is one port, for one kind
             config = servers_config(arm, self._config)
             fleet = await self._stack.enter_async_context(
-                open_fleet(config, self._log_dir / arm.kind, self._announce)
+                open_fleet(config, self._log_dir / arm.kind)
             )
             if joined:
                 _check_kind(arm, fleet, self._config)

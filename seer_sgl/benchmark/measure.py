@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     `forward_steps`: batches that the engines ran; `prefilled_tokens`: input tokens found in no
     cache, those of a preempted request again; `recomputed_tokens`: of them, of continuations.
     `engine_cpu_s`: CPU time of their processes, None where they run elsewhere; `other_cpu_s`: of
-    the routers and KV pools that are up, whichever arm runs.
+    the routers, KV pools and draft hubs that are up, whichever arm runs.
     """
 
     arm: str
@@ -87,7 +87,6 @@ async def roll(
     *,
     number: int,
     reference: Digests | None,
-    announce: Callable[[str], None],
 ) -> Rolled:
     """Roll `work` out on engines that have forgotten what they had cached, in round `number`.
 
@@ -100,7 +99,7 @@ async def roll(
     before = await _work(servers)
     digests: dict[SampleKey, bytes] = {}
     lengths: dict[SampleKey, int] = {}
-    async with Rollout(config, fleet=fleet, announce=announce) as rollout:
+    async with Rollout(config, fleet=fleet) as rollout:
         cpu.start()
         async for group in rollout.run(work.prompts, limits=work.limits):
             for sample in group.samples:

@@ -81,7 +81,7 @@ async def routed(fleet: Fleet, log: Path) -> AsyncIterator[Fleet]:
     try:
         async with open_session() as session:
             await _ready(process, session, url, len(fleet.engines))
-            yield fleet._replace(engines=[RoutedEngine(url, fleet, session)])
+            yield fleet.with_engines([RoutedEngine(url, fleet, session)])
     finally:
         await process.stop()
 

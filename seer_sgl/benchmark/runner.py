@@ -6,11 +6,13 @@ from pathlib import Path
 import msgspec
 
 from seer_sgl.config import Config
-from seer_sgl.engine.fleet import Fleet, api_key
+from seer_sgl.engine.fleet import Fleet
+from seer_sgl.engine.launch.process import api_key
 from seer_sgl.errors import (
     ConfigError,
     EngineError,
     EngineStartError,
+    HubError,
     PoolError,
     RolloutError,
 )
@@ -24,7 +26,7 @@ from .measure import Digests, Rolled, Workload, roll, write_lengths
 from .router import ROUTER
 from .workloads import Source
 
-FAILURES = (ConfigError, EngineError, EngineStartError, PoolError, RolloutError)
+FAILURES = (ConfigError, EngineError, EngineStartError, HubError, PoolError, RolloutError)
 WARM_UP = 2  # prompts
 # Rolled out once a seed before anything is measured: the samples that every arm must have.
 REFERENCES = {False: EVERY[BASELINE], True: EVERY["greedy"]}
@@ -55,7 +57,7 @@ class Runner:
         self._arms = arms
         self._out = out
         self._source = Source(config)
-        self._fleets = Fleets(config, out / "engines", announce)
+        self._fleets = Fleets(config, out / "engines")
         self.failures: list[Failure] = []
         self._announce = _once(announce)
         self._references: dict[tuple[int, bool], Reference] = {}
@@ -145,7 +147,6 @@ class Runner:
             work,
             number=number,
             reference=digests,
-            announce=self._announce,
         )
         if rolled.row.samples < sum(prompt.n for prompt in work.prompts):
             raise RolloutError(f"{arm.name}: samples are missing")
@@ -163,7 +164,6 @@ class Runner:
                 some,
                 number=-1,
                 reference=None,
-                announce=self._announce,
             )
             self._warm[kind] = fleet
 

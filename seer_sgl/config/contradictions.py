@@ -167,10 +167,10 @@ def _wrong_draft(draft: DraftConfig, engines: EnginesConfig) -> Iterator[Complai
         flag = name.replace("_", "-")
         if flag.startswith("speculative-"):
             yield f"engines.sglang.{flag}", "drafting sets SGLang's speculative flags; use draft"
-    if engines.launch == "external" and engines.link is None and draft.hub is None:
+    if engines.launch == "external" and draft.hub is None:
         for key, why in (("scope", draft.scope == "fleet"), ("history", draft.history)):
             if why:
-                yield f"draft.{key}", "external engines need engines.link or draft.hub for it"
+                yield f"draft.{key}", "external engines need draft.hub for it"
 
 
 def _wrong_scheduling(config: Config) -> Iterator[Complaint]:

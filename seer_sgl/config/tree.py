@@ -125,7 +125,8 @@ class DraftConfig(Section, frozen=True):
     # Continuations of a token, at most: 1 drafts chains. Where SGLang's attention backend verifies
     # chains only, chains are drafted.
     paths: Annotated[int, msgspec.Meta(ge=1, le=8)] = 4
-    hub: str | None = None  # host:port of a `seer-sgl drafthub`; default: in the driver
+    # host:port of a `seer-sgl drafthub`; default: one that is started with local engines.
+    hub: str | None = None
     history: str | None = None  # JSONL samples of an earlier rollout of these prompts
     memory: str = "1gb"  # for tokens, on the hub and on each engine
 

@@ -25,7 +25,7 @@ from .messages import (
     ToHub,
     ToReplica,
     Want,
-    travelling_name,
+    wire_name,
 )
 
 MAX_GROUPS = 1 << 16
@@ -100,7 +100,7 @@ class Hub:
         self._done: OrderedDict[str, None] = OrderedDict()
 
     def __contains__(self, group: str) -> bool:
-        return travelling_name(group) in self._groups
+        return wire_name(group) in self._groups
 
     def facts(self) -> dict[str, Any]:
         """What it holds now, and counters: of groups, of new tokens in, of tokens told to peers."""
@@ -115,7 +115,7 @@ class Hub:
 
     def of(self, group: str) -> "dict[int, array[int]]":
         """The tokens of each sequence of a group."""
-        found = self._groups.get(travelling_name(group))
+        found = self._groups.get(wire_name(group))
         return {} if found is None else {n: log.tokens for n, log in found.logs.items()}
 
     def receive(self, peer: str, message: ToHub) -> None:
@@ -144,7 +144,7 @@ class Hub:
 
     def done(self, group: str) -> None:
         """A group is complete or given up: forget it, and let those who serve it know."""
-        name = travelling_name(group)
+        name = wire_name(group)
         self._done[name] = None
         self._done.move_to_end(name)
         if len(self._done) > MAX_DONE:
@@ -154,7 +154,7 @@ class Hub:
 
     def load(self, group: str, sequence: int, tokens: "array[int]") -> None:
         """A response of an earlier epoch, as a sequence of its own."""
-        self._extend(None, Delta(travelling_name(group), sequence, 0, tokens.tobytes()))
+        self._extend(None, Delta(wire_name(group), sequence, 0, tokens.tobytes()))
 
     def pending(self, peer: str) -> bool:
         """Whether there may be something for a peer to take."""

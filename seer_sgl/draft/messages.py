@@ -78,7 +78,7 @@ ToHub = Open | Leave | Deltas | Done
 ToReplica = Deltas | Want | Done
 
 
-def travelling_name(group: str) -> str:
+def wire_name(group: str) -> str:
     """A group's name as messages carry it: itself, or a digest of one that is too long or no
     proper text (JSON lets half a surrogate pair through)."""
     encoded = group.encode(errors="backslashreplace")

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from .holdings import SEQUENCES, Holding, Holdings, Index, Log
+from .group_store import SEQUENCES, GroupStore, Index, Log, StoredGroup
 from .messages import (
     MAX_NUMBER,
     MAX_SEQUENCES,
@@ -26,7 +26,7 @@ from .messages import (
     batched,
     grouped,
     pieces,
-    travelling_name,
+    wire_name,
 )
 from .waits import Waits
 
@@ -71,10 +71,10 @@ class Replica:
         self._scope = scope
         self._vocab_size = vocab_size
         self._clock = clock
-        self._held = Holdings(drafter, max_tokens, apart=scope == "request")
+        self._held = GroupStore(drafter, max_tokens, apart=scope == "request")
         self._rows: dict[int, Log] = {}  # by slot
         self._grown: dict[Log, None] = {}  # with tokens the hub has not been sent
-        self._to_open: dict[Holding, None] = {}
+        self._to_open: dict[StoredGroup, None] = {}
         self._now = 0.0
         self._flush_at = self._clean_at = self._resync_at = 0.0
         # The link's thread appends here; each counter is written by one thread only.
@@ -99,12 +99,12 @@ class Replica:
         engine that was lost had gone further), this call becomes a fork of it with a number of its
         own, so that the index's state of it is right.
         """
-        name = travelling_name(group)
+        name = wire_name(group)
         held = self._held.open(name, prompt_ids, self._now)
         if len(held.logs) >= MAX_SEQUENCES:  # somebody gives all calls one name: begin again
             self._close(held)
             held = self._held.open(name, prompt_ids, self._now)
-        if not held.told:
+        if not held.reported:
             self._to_open[held] = None
         response, number = array("i", response_ids), sequence % SEQUENCES
         log = held.continued(number, response)
@@ -149,7 +149,7 @@ class Replica:
         return "here" if log.group.index[sequence].own else "elsewhere"
 
     def received(self, message: ToReplica) -> None:
-        """What the hub said; from the link's thread, never blocking."""
+        """A message of the hub arrived; from the link's thread, never blocking."""
         size = _size(message)
         if self._bytes_in - self._bytes_out + size > MAX_WAITING:
             self._lost += 1
@@ -220,7 +220,7 @@ class Replica:
             for name in message.groups:
                 held = self._held.groups.get(name)
                 if held is not None:
-                    held.told = False  # nobody needs to hear that it is left
+                    held.reported = False  # the hub needs no Leave for it
                     self._close(held)
             return DELTA_TOKENS * len(message.groups)
         if self._send is not None and self._scope == "fleet":
@@ -270,7 +270,7 @@ class Replica:
         self._received += len(tokens)
         return len(tokens)
 
-    def _acceptable(self, held: Holding, log: Log | None, tokens: "array[int]") -> bool:
+    def _acceptable(self, held: StoredGroup, log: Log | None, tokens: "array[int]") -> bool:
         if min(tokens) < 0 or max(tokens) >= self._vocab_size:
             return False
         if log is None and len(held.logs) >= MAX_SEQUENCES:
@@ -281,12 +281,12 @@ class Replica:
             return False
         return True
 
-    def _ask(self, held: Holding) -> None:
+    def _ask(self, held: StoredGroup) -> None:
         """Something of a group is missing: have the hub look at what there is."""
-        if held.told and self._now >= held.ask_at:
+        if held.reported and self._now >= held.ask_at:
             self._to_open[held] = None
 
-    def _make_room(self, tokens: int, keep: Holding | None = None) -> bool:
+    def _make_room(self, tokens: int, keep: StoredGroup | None = None) -> bool:
         """Close idle groups until so many tokens fit."""
         while not self._held.fits(tokens):
             idlest = self._held.idlest(keep)
@@ -300,7 +300,7 @@ class Replica:
         while not self._held.fits(0):
             self._close(self._held.idlest(None) or self._held.dearest())
 
-    def _close(self, held: Holding) -> None:
+    def _close(self, held: StoredGroup) -> None:
         """Forget a group, running sequences included: they draft nothing from then on."""
         self._leave([held])
         if held.running:
@@ -323,10 +323,10 @@ class Replica:
             for groups in grouped((held.name, self._lengths(held)) for held in self._to_open):
                 send(Open(groups))
             for held in self._to_open:
-                held.told, held.ask_at = True, max(held.ask_at, self._now + ASK_S)
+                held.reported, held.ask_at = True, max(held.ask_at, self._now + ASK_S)
             self._to_open.clear()
 
-    def _lengths(self, held: Holding) -> dict[int, int]:
+    def _lengths(self, held: StoredGroup) -> dict[int, int]:
         """What is here of each sequence; only what came from the hub where nothing is shared."""
         everything = self._scope == "fleet"
         return {
@@ -338,7 +338,7 @@ class Replica:
     def _open_all(self) -> None:
         """Tell the hub what is here of every group that is served."""
         for held in self._held.groups.values():
-            if held.told:
+            if held.reported:
                 self._to_open[held] = None
 
     def _keep_house(self) -> None:
@@ -352,14 +352,14 @@ class Replica:
             self._resync_at = self._now + RESYNC_S
             self._open_all()
 
-    def _leave(self, groups: list[Holding]) -> None:
+    def _leave(self, groups: list[StoredGroup]) -> None:
         """Let the hub know that these are served here no longer."""
-        told = [held for held in groups if held.told]
-        for held in told:
-            held.told = False
+        reported = [held for held in groups if held.reported]
+        for held in reported:
+            held.reported = False
             self._to_open.pop(held, None)
-        if told and self._send is not None:
-            self._send(Leave([held.name for held in told]))
+        if reported and self._send is not None:
+            self._send(Leave([held.name for held in reported]))
 
 
 def _unsent(log: Log, position: int) -> Iterator[Delta]:

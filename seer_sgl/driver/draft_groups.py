@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 from typing_extensions import override
 
-from seer_sgl.draft.holdings import SEQUENCES
-from seer_sgl.link.drafthub import Drafts
+from seer_sgl.draft.group_store import SEQUENCES
+from seer_sgl.link.hub import Drafts
 from seer_sgl.types import Chunk, Failure, Group, Prompt
 
 from .observer import Observer

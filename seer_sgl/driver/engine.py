@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from seer_sgl.link.drafthub import Drafts
+from seer_sgl.link.hub import Drafts
 from seer_sgl.link.server import OnRates, OnStored
 from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad
 

@@ -1,279 +1,213 @@
-"""The engines of a rollout: started here or joined, all at once, or a clear reason why not."""
+"""The engines of a rollout: a fleet that grows and shrinks while it works."""
 
 import asyncio
 import contextlib
-import os
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
+import copy
+import itertools
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import aiohttp
 import msgspec
 
-from seer_sgl.config import Config, FlagValue
-from seer_sgl.engine.describe import describe
-from seer_sgl.engine.session import open_session
-from seer_sgl.errors import ConfigError, EngineStartError, EngineUnavailable
-from seer_sgl.kvpool.hicache import Pool, open_pool
-from seer_sgl.link.contract import API_KEY, LINK_TOKEN, LINK_URL
-from seer_sgl.link.drafthub import DistantHub, DraftHub, Drafts
+from seer_sgl.config import Config
+from seer_sgl.errors import ConfigError, EngineStartError
+from seer_sgl.kvpool.hicache import open_pool
+from seer_sgl.link.contract import HUB_URL, LINK_TOKEN, LINK_URL
+from seer_sgl.link.hub import Drafts, HubClient, start_hub
 from seer_sgl.link.server import LinkServer, link_url, open_link, shared_token
-from seer_sgl.processes import OwnedProcess, free_port, require_free_port
+from seer_sgl.processes import require_free_port
 from seer_sgl.types import EngineInfo
 
 from .client import HttpEngine
-from .launch import draft_flags
-from .launch.process import cpu_flags, gpu_visible, model_flags, open_ports, start_server
+from .launch.external import ExternalLauncher
+from .launch.launcher import EngineStart, Launcher
+from .launch.local import LocalLauncher
+from .launch.process import api_key, require_model
+from .launch.ready import all_ready
+from .session import open_session
 
-POLL_S = 0.25
-REMIND_S = 15.0
-JOIN_TIMEOUT_S = 10.0  # an external engine is up already; this only rides out a hiccup
-LINK_TIMEOUT_S = 15.0  # its plugin tries twice a second
-Announce = Callable[[str], None]
-
-
-class _Start(NamedTuple):
-    """An engine that is coming up. `process` is None for an external one."""
-
-    engine_id: str
-    url: str
-    timeout_s: float
-    process: OwnedProcess | None = None
+logger = logging.getLogger(__name__)
+LINK_TIMEOUT_S = 15.0  # an engine's plugin tries twice a second
 
 
-class Fleet(NamedTuple):
-    """Engines that are up, the link to their plugins, and the draft hub if they draft."""
+class Fleet:
+    """Engines that are up, the link to their plugins, and the draft hub if they draft.
 
-    engines: list[HttpEngine]
-    link: LinkServer
-    drafts: Drafts | None
+    Its launcher, link and session stay open as long as the block of `open_fleet`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        launcher: Launcher,
+        *,
+        link: LinkServer,
+        drafts: Drafts | None,
+        session: aiohttp.ClientSession,
+    ) -> None:
+        self.engines: list[HttpEngine] = []
+        self.link = link
+        self.drafts = drafts
+        self._config = config
+        self._launcher = launcher
+        self._session = session
+        self._numbers = itertools.count()  # an id is never given twice
+
+    async def start_engine(self) -> HttpEngine:
+        """Returns one more engine, started here, up and linked; it has the next engine id.
+
+        Raises ConfigError or EngineStartError; then nothing of it is left.
+        """
+        (engine,) = await self._add([None])
+        return engine
+
+    async def join(self, url: str) -> HttpEngine:
+        """Returns one more engine, which runs already at `url`. Raises like `start_engine`."""
+        (engine,) = await self._add([url])
+        return engine
+
+    async def start_all(self) -> None:
+        """Bring up the engines of the config, all at once. Raises like `start_engine`."""
+        engines = self._config.engines
+        await self._add(engines.urls if engines.launch == "external" else [None] * engines.count)
+
+    async def stop_engine(self, engine_id: str) -> None:
+        """Forget an engine, and end its processes if they were started here.
+
+        Requests that it still runs fail; the driver takes them elsewhere.
+        Raises ConfigError if there is no such engine.
+        """
+        for engine in self.engines:
+            if engine.info.engine_id == engine_id:
+                self.engines.remove(engine)
+                await self._launcher.stop(engine_id)
+                logger.info("engine %s has left the fleet", engine_id)
+                return
+        raise ConfigError(f"the fleet has no engine {engine_id}")
+
+    def with_engines(self, engines: Sequence[HttpEngine]) -> "Fleet":
+        """Returns a fleet with other engines on the same link. Engines that one of the two starts
+        or stops later do not show in the other."""
+        other = copy.copy(self)
+        other.engines = list(engines)
+        return other
+
+    async def _add(self, urls: Sequence[str | None]) -> list[HttpEngine]:
+        """Bring engines up at once: all of them or none. A url of None: it is started here."""
+        ids = [f"e{next(self._numbers)}" for _ in urls]
+        try:
+            starts = [
+                await self._launcher.start(engine_id, url)
+                for engine_id, url in zip(ids, urls, strict=True)
+            ]
+            infos = await all_ready(starts, self._session)
+            made = [
+                await self._linked(start, info) for start, info in zip(starts, infos, strict=True)
+            ]
+        except BaseException:
+            await asyncio.gather(*map(self._launcher.stop, ids))
+            raise
+        self.engines += made
+        return made
+
+    async def _linked(self, start: EngineStart, info: EngineInfo) -> HttpEngine:
+        """Returns the engine once its plugin is linked; without a KV pool where that cannot be.
+
+        Only the plugin reports when KV has reached the pool.
+        Raises EngineStartError.
+        """
+        engines = self._config.engines
+        if info.pool is not None:
+            if engines.launch == "external" and engines.link is None:
+                info = msgspec.structs.replace(info, pool=None)
+            else:
+                await self._await_link(info)
+        return HttpEngine(info, self._session, start.exit_reason)
+
+    async def _await_link(self, info: EngineInfo) -> None:
+        try:
+            async with asyncio.timeout(LINK_TIMEOUT_S):
+                await self.link.until_linked(info.instance or "")
+        except TimeoutError as error:
+            raise EngineStartError(
+                f"engine {info.engine_id} ({info.url}) does not come to the driver's link, "
+                f"{self.link.url}; it finds it by its {LINK_URL} and {LINK_TOKEN} "
+                "(`seer-sgl engine --fleet` sets it)"
+            ) from error
 
 
 @contextlib.asynccontextmanager
-async def open_fleet(config: Config, log_dir: Path, announce: Announce) -> AsyncIterator[Fleet]:
+async def open_fleet(config: Config, log_dir: Path) -> AsyncIterator[Fleet]:
     """Start or join the engines of `config`; what was started is stopped on the way out.
 
-    `announce` receives one line for each step of the start-up. Raises EngineStartError, PoolError
-    or ConfigError; then nothing is left running.
+    The steps of the start-up are logged. Raises EngineStartError, HubError, PoolError or
+    ConfigError; then nothing is left running.
     """
     async with contextlib.AsyncExitStack() as stack:
         link = await stack.enter_async_context(_open_link(config))
-        drafts = stack.enter_context(_distant_hub(config)) or link.drafts
+        hub = await stack.enter_async_context(_open_hub(config, log_dir, link.token))
         session = await stack.enter_async_context(open_session(api_key(config)))
-        if config.engines.launch == "external":
-            urls = [url.rstrip("/") for url in config.engines.urls]
-            starts = [_Start(f"e{i}", url, JOIN_TIMEOUT_S) for i, url in enumerate(urls)]
-        else:
-            require_model(config.model.path or "")
-            pool = await stack.enter_async_context(open_pool(config.kv_pool, log_dir, announce))
-            starts = await stack.enter_async_context(
-                _launched(config, log_dir, pool, link, announce)
-            )
-        infos = await _all_ready(starts, session, announce)
-        infos = [await _with_link(info, config, link) for info in infos]
-        engines = [
-            HttpEngine(info, session, _obituary(start))
-            for start, info in zip(starts, infos, strict=True)
-        ]
-        yield Fleet(engines, link, drafts)
-
-
-def api_key(config: Config) -> str | None:
-    """The bearer token of the servers, from the config or the environment."""
-    return config.engines.api_key or os.environ.get(API_KEY)
-
-
-def _open_link(config: Config) -> contextlib.AbstractAsyncContextManager[LinkServer]:
-    draft = config.draft
-    drafts = None
-    if draft.scope != "none" and draft.hub is None:
-        drafts = DraftHub(draft.memory_bytes())
-    if config.engines.link is None:
-        # Engines show one token to all they link to.
-        token = None if draft.hub is None else shared_token("draft hub", "draft.hub")
-        return open_link(token=token, drafts=drafts)
-    token = shared_token("engines")
-    host, _, port = config.engines.link.rpartition(":")
-    require_free_port(int(port), "engines.link", host)
-    return open_link(host, int(port), token, drafts)
-
-
-@contextlib.contextmanager
-def _distant_hub(config: Config) -> Iterator[DistantHub | None]:
-    """The link to a draft hub that is a process of its own; None without one."""
-    if config.draft.hub is None:
-        yield None
-        return
-    hub = DistantHub(link_url(config.draft.hub), shared_token("draft hub", "draft.hub"))
-    try:
-        yield hub
-    finally:
-        hub.close()
-
-
-async def _with_link(info: EngineInfo, config: Config, link: LinkServer) -> EngineInfo:
-    """The engine, once its plugin is linked; without a KV pool where that cannot be.
-
-    Nobody else tells when KV has reached the pool, or what siblings elsewhere decode. Raises
-    EngineStartError.
-    """
-    shares = config.draft.scope == "fleet" and config.draft.hub is None and info.draft_tokens > 0
-    if info.pool is None and not shares:
-        return info
-    if config.engines.launch == "external" and config.engines.link is None:
-        return msgspec.structs.replace(info, pool=None)
-    try:
-        async with asyncio.timeout(LINK_TIMEOUT_S):
-            await link.until_linked(info.instance or "")
-    except TimeoutError:
-        raise EngineStartError(
-            f"engine {info.engine_id} ({info.url}) does not come to the driver's link, {link.url}; "
-            f"it finds it by its {LINK_URL} and {LINK_TOKEN} (`seer-sgl engine --fleet` sets it)"
-        ) from None
-    return info
-
-
-def _obituary(start: _Start) -> Callable[[], str | None]:
-    return start.process.obituary if start.process else lambda: None
+        environment = {LINK_URL: link.url, LINK_TOKEN: link.token}
+        if hub is not None:
+            environment[HUB_URL] = hub.url
+        opening = _open_launcher(config, log_dir, environment)
+        launcher = await stack.enter_async_context(opening)
+        fleet = Fleet(config, launcher, link=link, drafts=hub, session=session)
+        await fleet.start_all()
+        yield fleet
 
 
 @contextlib.asynccontextmanager
-async def _launched(
-    config: Config, log_dir: Path, pool: Pool, link: LinkServer, announce: Announce
-) -> AsyncIterator[list[_Start]]:
-    """Every local server process, started; stopped on the way out."""
-    engines = config.engines
-    starts: list[_Start] = []
-    if engines.base_port is None:
-        ports = [free_port() for _ in range(engines.count)]
-    else:
-        ports = [engines.base_port + i for i in range(engines.count)]
-        for port in ports:
-            require_free_port(port, "engines.base_port")
-    announce(f"starting {engines.count} SGLang engine(s), logs in {log_dir}")
-    own = engines.flags()
-    address = str(own["dist-init-addr"]) if "dist-init-addr" in own else None
-    for line in open_ports(_ranks(own), address, {**os.environ, **engines.environment}):
-        announce(f"open ports: {line}")
-    environment = pool.environment() | draft_flags.environment(config.draft)
-    environment |= {LINK_URL: link.url, LINK_TOKEN: link.token, **engines.environment}
-    try:
-        for i, port in enumerate(ports):
-            process = await start_server(
-                pool.flags() | draft_flags.flags(config.draft) | _flags(config, i, port),
-                log_dir / f"e{i}.log",
-                _cores(config, i),
-                environment,
-                api_key(config),
-            )
-            url = f"http://127.0.0.1:{port}"
-            starts.append(_Start(f"e{i}", url, engines.start_timeout_s, process))
-        yield starts
-    finally:
-        await asyncio.gather(*(start.process.stop() for start in starts if start.process))
+async def _open_launcher(
+    config: Config, log_dir: Path, environment: Mapping[str, str]
+) -> AsyncIterator[Launcher]:
+    """The launcher of `engines.launch`; all that it started is gone after the block.
 
-
-def _flags(config: Config, index: int, port: int) -> dict[str, FlagValue]:
-    """The flags of one server. The user's own win over our defaults."""
-    own = config.engines.flags()
-    # SGLang would draw a port for its ranks that an outgoing connection may take before they do.
-    flags = model_flags(config.model) | {"port": port, "nccl-port": free_port()}
-    if gpu_visible():
-        flags["base-gpu-id"] = index * _ranks(own)
-    else:
-        flags |= cpu_flags()
-    return flags | own
-
-
-def _ranks(own: dict[str, FlagValue]) -> int:
-    """Of one server, each with a GPU of its own."""
-    return int(str(own.get("tp-size", own.get("tensor-parallel-size", own.get("tp", 1)))))
-
-
-def _cores(config: Config, index: int) -> list[int] | None:
-    """The cores to pin an engine to, or None."""
-    cores = config.engines.cores
-    if cores == "auto":
-        usable = sorted(os.sched_getaffinity(0))
-        return [usable[index % len(usable)]]
-    return cores[index] if isinstance(cores, list) else None
-
-
-async def _all_ready(
-    starts: list[_Start], session: aiohttp.ClientSession, announce: Announce
-) -> list[EngineInfo]:
-    """Wait for every engine at once; the first failure cancels the rest and is raised."""
-    began = time.monotonic()
-    pending = {start.engine_id: start for start in starts}
-
-    async def wait(start: _Start) -> EngineInfo:
-        info = await _await_ready(start, session)
-        del pending[start.engine_id]
-        announce(
-            f"engine {info.engine_id} ready after {time.monotonic() - began:.0f} s: {info.url}, "
-            f"SGLang {info.sglang_version}, {info.max_total_num_tokens} KV tokens, "
-            f"{info.max_running_requests} requests, "
-            + (f"plugin {info.plugin}" if info.plugin else "stock (no seer-sgl plugin)")
-        )
-        return info
-
-    async def remind() -> None:
-        while True:
-            await asyncio.sleep(REMIND_S)
-            for start in pending.values():
-                doing = f": {start.process.last_line()}" if start.process else ""
-                seconds = time.monotonic() - began
-                announce(f"engine {start.engine_id} not ready after {seconds:.0f} s{doing}")
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            reminder = group.create_task(remind())
-            tasks = [group.create_task(wait(start)) for start in starts]
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            reminder.cancel()
-    except* (EngineStartError, ConfigError) as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
-
-
-async def _await_ready(start: _Start, session: aiohttp.ClientSession) -> EngineInfo:
-    """Poll an engine until it tells who it is. Raises EngineStartError."""
-    process = start.process
-    deadline = time.monotonic() + start.timeout_s
-    while True:
-        if process is not None and process.exit_status is not None:
-            raise EngineStartError(
-                f"engine {start.engine_id} ended with status {process.exit_status} while "
-                f"starting; the end of {process.log}:\n{process.log_tail()}"
-            )
-        try:
-            info = await describe(session, start.engine_id, start.url)
-        except EngineUnavailable as error:
-            if time.monotonic() < deadline:
-                await asyncio.sleep(POLL_S)
-                continue
-            log = f"; the end of {process.log}:\n{process.log_tail()}" if process else ""
-            raise EngineStartError(f"not ready after {start.timeout_s:g} s: {error}{log}") from None
-        if process is not None and info.plugin is None:
-            raise EngineStartError(
-                f"engine {start.engine_id} runs without the seer-sgl plugin; is seer-sgl installed "
-                f"in its environment (`seer-sgl doctor`)? SGLANG_PLUGINS may leave it out"
-            )
-        if process is not None:
-            process.note_shared_memory()
-        return info
-
-
-def require_model(path: str) -> None:
-    """Raise ConfigError unless `path` is a model folder or may be a model hub id."""
-    folder = Path(path)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ConfigError(f"model.path: {path} has no config.json")
+    `environment`: of each engine that is started here.
+    """
+    if config.engines.launch == "external":
+        yield ExternalLauncher()
         return
-    if "://" in path:
-        return
-    hub_id = path.count("/") == 1 and not path.startswith(("/", ".", "~"))
-    if not hub_id or folder.parent.is_dir():
-        raise ConfigError(f"model.path: {path} does not exist")
+    require_model(config.model.path or "")
+    async with open_pool(config.kv_pool, log_dir) as pool:
+        logger.info("starting %d SGLang engine(s), logs in %s", config.engines.count, log_dir)
+        launcher = LocalLauncher(config, log_dir, pool, environment)
+        async with contextlib.aclosing(launcher):
+            yield launcher
+
+
+def _open_link(config: Config) -> contextlib.AbstractAsyncContextManager[LinkServer]:
+    if config.engines.link is None:
+        # Engines show one token to all they link to.
+        token = None if config.draft.hub is None else _hub_token()
+        return open_link(token=token)
+    token = shared_token("engines")
+    host, _, port = config.engines.link.rpartition(":")
+    require_free_port(int(port), "engines.link", host)
+    return open_link(host, int(port), token)
+
+
+@contextlib.asynccontextmanager
+async def _open_hub(config: Config, log_dir: Path, token: str) -> AsyncIterator[HubClient | None]:
+    """The client of the draft hub, which is started here for local engines that draft.
+
+    None without a hub. `token`: of the link, which a hub that is started here shares.
+    """
+    draft = config.draft
+    async with contextlib.AsyncExitStack() as stack:
+        if draft.hub is not None:
+            url, token = link_url(draft.hub), _hub_token()
+        elif draft.scope != "none" and config.engines.launch == "local":
+            url = await stack.enter_async_context(start_hub(draft, log_dir, token))
+        else:
+            yield None
+            return
+        hub = HubClient(url, token)
+        stack.callback(hub.close)
+        yield hub
+
+
+def _hub_token() -> str:
+    return shared_token("draft hub", "draft.hub")

@@ -13,7 +13,7 @@ from seer_sgl.config import FlagValue, KvPoolConfig
 from seer_sgl.errors import ConfigError
 from seer_sgl.processes import free_port, own_address
 
-from .mooncake import Announce, open_mooncake, port_environment
+from .mooncake import open_mooncake, port_environment
 from .node import P2P
 
 FILE_DIRECTORY = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"  # SGLang's own
@@ -70,14 +70,14 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 @contextlib.asynccontextmanager
-async def open_pool(config: KvPoolConfig, log_dir: Path, announce: Announce) -> AsyncIterator[Pool]:
+async def open_pool(config: KvPoolConfig, log_dir: Path) -> AsyncIterator[Pool]:
     """Open the pool of `config` for the time of the block. Raises ConfigError or PoolError."""
     namespace = config.namespace or secrets.token_hex(4)
     if config.backend != "mooncake":
         _make(config.directory)
         yield Pool(config, None, namespace)
         return
-    async with open_mooncake(config, log_dir, announce) as master:
+    async with open_mooncake(config, log_dir) as master:
         yield Pool(config, master, namespace)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -14,19 +15,20 @@ from typing import Any
 from seer_sgl import loopback
 from seer_sgl.config import KvPoolConfig
 from seer_sgl.errors import ConfigError, PoolError
-from seer_sgl.processes import OwnedProcess, free_port
+from seer_sgl.kept_processes import KeptProcess, kept_alive
+from seer_sgl.processes import free_port
 
 from .node import P2P
 from .packages import load_store
 from .ssd import ssd_folder
 
+logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 10.0
 PROBE_BUFFER_BYTES = 1 << 24
 POLL_S = 0.1
 SSD_BUCKET_OBJECTS = 32  # written together
-WATCH_S = 0.5
 OPEN_PORTS = (
     "KV pool: Mooncake's transfer ports listen on all interfaces, and who reaches them reads and "
     "writes KV: keep other machines off by a firewall"
@@ -34,20 +36,17 @@ OPEN_PORTS = (
 WITHOUT_LOOPBACK = (
     "kv_pool.backend: file opens no ports, kv_pool.open_ports: true leaves Mooncake's to a firewall"
 )
-Announce = Callable[[str], None]
 
 
 @contextlib.asynccontextmanager
-async def open_mooncake(
-    config: KvPoolConfig, log_dir: Path, announce: Announce
-) -> AsyncIterator[str]:
+async def open_mooncake(config: KvPoolConfig, log_dir: Path) -> AsyncIterator[str]:
     """The address of a master whose stores are mounted; what is started here ends with the block.
 
     Raises ConfigError when Mooncake cannot run or be reached, PoolError when it does not start.
     """
     _require_mooncake()
     if config.open_ports:
-        announce(OPEN_PORTS)
+        logger.warning(OPEN_PORTS)
     elif (why := loopback.refusal()) is not None:
         raise ConfigError(f"kv_pool.backend: mooncake: {why}; {WITHOUT_LOOPBACK}")
     if config.master is not None:
@@ -55,7 +54,7 @@ async def open_mooncake(
         yield config.master
         return
     with _ssd(config) as ssd:
-        async with _started(config, ssd, log_dir, announce) as address:
+        async with _started(config, ssd, log_dir) as address:
             yield address
 
 
@@ -74,9 +73,7 @@ def _ssd(config: KvPoolConfig) -> Iterator[Path | None]:
 
 
 @contextlib.asynccontextmanager
-async def _started(
-    config: KvPoolConfig, ssd: Path | None, log_dir: Path, announce: Announce
-) -> AsyncIterator[str]:
+async def _started(config: KvPoolConfig, ssd: Path | None, log_dir: Path) -> AsyncIterator[str]:
     port, metrics_port = free_port(), free_port()
     address = f"127.0.0.1:{port}"
     master = _Node("master", _master_flags(config, port, metrics_port), log_dir)
@@ -85,7 +82,6 @@ async def _started(
         _Node("store", _store_settings(config, address, ssd), log_dir, i, environment)
         for i in range(config.stores)
     ]
-    keeper: asyncio.Task[None] | None = None
     try:
         await master.start()
         await _until(lambda: _answers(address), master)
@@ -93,18 +89,17 @@ async def _started(
             await store.start()
         for store in stores:
             await _until(store.mounted, store)
-        announce(f"KV pool: Mooncake master at {address}, {config.stores} x {config.memory}")
-        keeper = asyncio.create_task(_keep_alive([master, *stores], announce))
-        yield address
+        logger.info(
+            "KV pool: Mooncake master at %s, %d x %s", address, config.stores, config.memory
+        )
+        async with kept_alive([master, *stores]):
+            yield address
     finally:
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.wait({keeper})
         await asyncio.gather(*(node.stop() for node in (*stores, master)))
 
 
-class _Node:
-    """A process of the local Mooncake that can be started again as it was."""
+class _Node(KeptProcess):
+    """A process of the local Mooncake."""
 
     def __init__(
         self,
@@ -114,37 +109,16 @@ class _Node:
         index: int = 0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.name = kind if kind == "master" else f"{kind}{index}"
-        self._command = [sys.executable, "-m", "seer_sgl.kvpool.node", kind, json.dumps(settings)]
-        self._log = log_dir / f"mooncake-{self.name}.log"
-        self._environment = {**os.environ, "MC_LOG_LEVEL": "WARNING", **(environment or {})}
-        self.process: OwnedProcess | None = None
-
-    async def start(self) -> None:
-        self.process = await OwnedProcess.start(self._command, self._log, self._environment)
+        name = kind if kind == "master" else f"{kind}{index}"
+        super().__init__(
+            f"KV pool: {name}",
+            [sys.executable, "-m", "seer_sgl.kvpool.node", kind, json.dumps(settings)],
+            log_dir / f"mooncake-{name}.log",
+            {**os.environ, "MC_LOG_LEVEL": "WARNING", **(environment or {})},
+        )
 
     async def mounted(self) -> bool:
-        assert self.process is not None
-        return "segment mounted" in self.process.log.read_text(errors="replace")
-
-    @property
-    def ended(self) -> bool:
-        return self.process is not None and self.process.exit_status is not None
-
-    async def stop(self) -> None:
-        if self.process is not None:
-            await self.process.stop()
-
-
-async def _keep_alive(nodes: list[_Node], announce: Announce) -> None:
-    """Start again what has died. What it held is lost; engines compute it again."""
-    while True:
-        await asyncio.sleep(WATCH_S)
-        for node in nodes:
-            if node.ended and node.process is not None:
-                announce(f"KV pool: {node.name} is started again: {node.process.obituary()}")
-                await node.stop()
-                await node.start()
+        return "segment mounted" in self.log.read_text(errors="replace")
 
 
 def _master_flags(config: KvPoolConfig, port: int, metrics_port: int) -> dict[str, Any]:
@@ -209,7 +183,7 @@ def _require_mooncake() -> None:
     except (ImportError, OSError) as error:
         raise ConfigError(
             f"kv_pool.backend: mooncake cannot be loaded: {error} (`seer-sgl doctor` says how)"
-        ) from None
+        ) from error
 
 
 async def _answers(address: str) -> bool:
@@ -232,11 +206,10 @@ async def _require_master(config: KvPoolConfig, address: str, log_dir: Path) -> 
     }
     node = _Node("probe", settings, log_dir, environment=port_environment(config))
     await node.start()
-    assert node.process is not None
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
-            status = await node.process.wait()
-            why = node.process.last_line()
+            status = await node.wait()
+            why = node.last_line()
     except TimeoutError:
         status, why = 1, f"no Mooncake master in {PROBE_TIMEOUT_S:g} s"
     finally:
@@ -249,9 +222,7 @@ async def _until(done: Callable[[], Any], node: _Node) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + START_TIMEOUT_S
     while not await done():
-        process = node.process
-        assert process is not None
         if node.ended or loop.time() > deadline:
-            why = process.obituary() or f"not ready after {START_TIMEOUT_S:g} s"
-            raise PoolError(f"Mooncake {node.name}: {why}; its end:\n{process.log_tail()}")
+            why = node.exit_reason() or f"not ready after {START_TIMEOUT_S:g} s"
+            raise PoolError(f"{node.name}: {why}; its end:\n{node.log_tail()}")
         await asyncio.sleep(POLL_S)

@@ -38,7 +38,7 @@ def master(settings: dict[str, Any]) -> int:
 
 
 def store(settings: dict[str, Any]) -> int:
-    """Mount a segment until told to stop. `settings`: of MooncakeDistributedStore.setup."""
+    """Mount a segment until SIGTERM. `settings`: of MooncakeDistributedStore.setup."""
     ssd = settings.get("ssd_offload_path")
     with hold(Path(ssd).parent) if ssd else contextlib.nullcontext():
         return _lend(settings)

@@ -1,8 +1,8 @@
-"""The engine's end of the link: a WebSocket to the driver or the draft hub, in its own thread.
+"""The client's end of the link: a WebSocket to the driver or the draft hub, in its own thread.
 
-Nothing here is ever waited for by decoding. What cannot be sent yet waits in a bounded queue,
+Decoding never waits for anything here. What cannot be sent yet waits in a bounded queue,
 oldest out first; the link connects again for ever. A process has one link to each address, which
-the KV pool (member.py) and drafting (drafting.py) share.
+the KV pool and drafting share.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _links: dict[str, "Link"] = {}  # by address
 
 
 def driver_link(rank: int, ranks: int) -> "Link | None":
-    """This process's link to its driver; None when it knows of none.
+    """Returns this process's link to its driver; None without LINK_URL.
 
     rank: of this scheduler process among the `ranks` of its server.
     """
@@ -40,10 +40,8 @@ def driver_link(rank: int, ranks: int) -> "Link | None":
 
 
 def hub_link(rank: int, ranks: int) -> "Link | None":
-    """This process's link to the draft hub, which is its driver's unless it has another."""
-    return _link_to(
-        os.environ.get(contract.HUB_URL, os.environ.get(contract.LINK_URL)), rank, ranks
-    )
+    """Returns this process's link to the draft hub; None without HUB_URL."""
+    return _link_to(os.environ.get(contract.HUB_URL), rank, ranks)
 
 
 def _link_to(url: str | None, rank: int, ranks: int) -> "Link | None":
@@ -57,7 +55,7 @@ def _link_to(url: str | None, rank: int, ranks: int) -> "Link | None":
 
 
 class Link:
-    """Connects at once and keeps on, until it is closed."""
+    """A connection that is opened at once, and again whenever it is lost, until `close`."""
 
     def __init__(self, url: str, token: str, hello: messages.Hello) -> None:
         self._url = url
@@ -89,8 +87,8 @@ class Link:
         self._wake()
 
     def offer(self, frame: messages.ToDriver) -> None:
-        """Send soon, or never: what is lost when the other end is away or slow is made good by
-        its sender. From any thread, never blocking."""
+        """Send soon, or never: the sender makes good what is lost while the other end is away or
+        slow. From any thread, never blocking."""
         if self._connected and len(self._waiting) < MAX_OFFERED:
             self.send(frame)
 
@@ -125,7 +123,7 @@ class Link:
                 await asyncio.sleep(RECONNECT_S)
 
     async def _converse(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Talk until the socket closes."""
+        """Send and receive until the socket closes."""
         await socket.send_bytes(messages.encode(self._hello))
         sender = asyncio.create_task(self._send_waiting(socket))
         self._connected = True
@@ -135,13 +133,13 @@ class Link:
             async for message in socket:
                 if message.type is aiohttp.WSMsgType.BINARY:
                     with contextlib.suppress(msgspec.DecodeError):  # of a newer driver
-                        self._hear(messages.decode_to_engine(message.data))
+                        self._dispatch(messages.decode_to_engine(message.data))
         finally:
             self._connected = False
             sender.cancel()
             await asyncio.gather(sender, return_exceptions=True)
 
-    def _hear(self, frame: messages.ToEngine) -> None:
+    def _dispatch(self, frame: messages.ToEngine) -> None:
         handler = self._handlers.get(type(frame))
         if handler is not None:
             handler(frame)

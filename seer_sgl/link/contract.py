@@ -20,7 +20,7 @@ NULL = msgspec.Raw(b"null")
 API_KEY = "SEER_SGL_API_KEY"  # the bearer token that the server demands
 LINK_URL = "SEER_SGL_LINK_URL"  # where it finds its driver
 LINK_TOKEN = "SEER_SGL_LINK_TOKEN"  # the bearer token of driver and draft hub
-HUB_URL = "SEER_SGL_HUB_URL"  # where it finds the draft hub, if that is a process of its own
+HUB_URL = "SEER_SGL_HUB_URL"  # where it finds the draft hub
 INSTANCE = "SEER_SGL_INSTANCE"  # a name for this start of the server, set by itself
 DRAFT = "SEER_SGL_DRAFT"  # DraftSettings as JSON; not set: no drafting
 # SGLang's own switch (sglang.srt.utils.is_cpu); the launcher sets it where no GPU is visible.

@@ -1,24 +1,26 @@
-"""`seer-sgl drafthub`: a draft hub in a process of its own, for one driver and its engines."""
+"""`seer-sgl drafthub`: the draft hub of one driver and its engines, a process of its own."""
 
 import asyncio
 
 from seer_sgl.config import DraftConfig
 from seer_sgl.config.addresses import is_address
 from seer_sgl.errors import ConfigError
-from seer_sgl.processes import require_free_port, stopping_signals
+from seer_sgl.processes import end_with_parent, require_free_port, stopping_signals
 
 from .drafthub import DraftHub
 from .server import open_link, shared_token
 
+READY = "draft hub ready on"  # on standard output once it listens
 MAX_DIGITS = 9  # of a port that is refused as one
 
 
 async def serve_hub(host: str, port: str, memory: str) -> None:
-    """Be a draft hub on host:port until SIGTERM, SIGINT or SIGHUP.
+    """Serve as the draft hub on host:port until SIGTERM, SIGINT or SIGHUP.
 
     `memory`: the most that the tokens of all groups may take, such as `2gb`. Raises ConfigError for
     an invalid address or size, and without a token.
     """
+    end_with_parent()
     token = shared_token("driver and the engines", "drafthub")
     if not port.isdecimal() or len(port) > MAX_DIGITS:
         raise ConfigError(f"drafthub: --port {port} is not a number")
@@ -33,5 +35,5 @@ async def serve_hub(host: str, port: str, memory: str) -> None:
     for number in stopping_signals():
         asyncio.get_running_loop().add_signal_handler(number, over.set)
     async with open_link(host, int(port), token, DraftHub(size)) as link:
-        print(f"draft hub ready on {link.address}", flush=True)
+        print(f"{READY} {link.address}", flush=True)
         await over.wait()

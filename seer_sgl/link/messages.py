@@ -1,5 +1,5 @@
-"""What travels on the link between the plugin in an engine and the driver, or the draft hub:
-msgpack, one a message.
+"""Messages between the plugin in an engine and the driver or the draft hub: one msgpack object per
+WebSocket message.
 
 A change that an older side would misread raises PROTOCOL; the driver refuses any other.
 """
@@ -13,7 +13,7 @@ MAX_FRAME_BYTES = 1 << 20
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
-    """The first message: who speaks. `instance` is the server's, as its `/server_info` tells."""
+    """The first message, which names the sender. `instance`: as in the server's `/server_info`."""
 
     protocol: int
     instance: str
@@ -30,7 +30,7 @@ class Stored(msgspec.Struct, tag="stored", frozen=True):
 
 
 class Rates(msgspec.Struct, tag="rates", frozen=True):
-    """What this rank has measured since it last told: tokens and the seconds they took."""
+    """What this rank has measured since its last report: tokens and the seconds they took."""
 
     prefill_tokens: int
     prefill_s: float

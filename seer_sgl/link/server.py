@@ -1,6 +1,6 @@
 """The driver's end of the link: a WebSocket server for the plugins of its engines.
 
-A draft hub in a process of its own is one as well.
+The draft hub is such a server as well, in a process of its own.
 
 On loopback by default, and never without a token. An engine may come and go; nothing is lost by
 that but acknowledgements, and a chunk without one is placed where its KV is.
@@ -38,13 +38,13 @@ OnRates = Callable[[messages.Rates], None]
 
 
 def link_url(address: str) -> str:
-    """Where the link of a driver that listens at `address` (host:port) is."""
+    """Returns the URL of the link of a driver or hub that listens at `address` (host:port)."""
     return f"http://{address}{PATH}"
 
 
 def shared_token(peer: str, key: str = "engines.link") -> str:
-    """The token of a link whose ends are started apart. `peer`: what the other end is; `key`: what
-    asked for the link.
+    """Returns the token of a link whose ends are started apart. `peer`: what the other end is;
+    `key`: the config key that asks for the link.
 
     Raises ConfigError when the environment has none.
     """
@@ -55,8 +55,10 @@ def shared_token(peer: str, key: str = "engines.link") -> str:
 
 
 class LinkServer:
-    """What engines say is handed to `on_stored`, `on_rates` and `drafts`; `forget` tells them
-    something."""
+    """The server of the link. Frames of engines go to `on_stored`, `on_rates` and `drafts`.
+
+    `drafts`: the hub, in the hub's process; a driver has none.
+    """
 
     def __init__(self, token: str | None = None, drafts: DraftHub | None = None) -> None:
         self.token = token or secrets.token_urlsafe(32)
@@ -67,7 +69,7 @@ class LinkServer:
         self.on_rates: OnRates = lambda _: None
         self._sending: set[asyncio.Task[None]] = set()
         self._sockets: dict[str, dict[int, web.WebSocketResponse]] = {}  # by instance and rank
-        self._hello = asyncio.Event()  # somebody has said it
+        self._hello = asyncio.Event()  # set when one arrives
         self._ranks: dict[str, int] = {}  # how many there are, by instance
         self._partial: OrderedDict[str, dict[int, messages.Stored]] = OrderedDict()
 
@@ -95,7 +97,7 @@ class LinkServer:
         return socket
 
     async def facts(self, request: web.Request) -> web.StreamResponse:
-        """What the draft hub has counted."""
+        """The counters of the draft hub."""
         if not self._invited(request):
             return _not_invited()
         return web.json_response(self.drafts.counted() if self.drafts is not None else None)
@@ -105,7 +107,7 @@ class LinkServer:
         return hmac.compare_digest(offered, f"Bearer {self.token}".encode())
 
     async def _listen(self, socket: web.WebSocketResponse, stack: contextlib.ExitStack) -> None:
-        """Take what a scheduler process says until it makes no sense or the socket closes."""
+        """Receive frames of a scheduler process until one is invalid or the socket closes."""
         hello: messages.Hello | None = None
         peer: str | None = None  # of the draft hub, of which each engine has one
         try:
@@ -131,12 +133,20 @@ class LinkServer:
                 elif isinstance(frame, messages.Stored):
                     self._stored(frame, hello)
                 elif self.drafts is not None and peer is not None:
-                    self.drafts.heard(peer, frame)
+                    self.drafts.received(peer, frame)
         except msgspec.DecodeError as error:
             logger.warning("unreadable frame on the link: %s", error)
         finally:
-            if hello is not None and self._sockets[hello.instance].get(hello.rank) is socket:
-                del self._sockets[hello.instance][hello.rank]
+            if hello is not None:
+                self._left(hello, socket)
+
+    def _left(self, hello: messages.Hello, socket: web.WebSocketResponse) -> None:
+        """A socket has closed; with its last one an engine is forgotten."""
+        sockets = self._sockets.get(hello.instance, {})
+        if sockets.get(hello.rank) is socket:
+            del sockets[hello.rank]
+            if not sockets:
+                del self._sockets[hello.instance], self._ranks[hello.instance]
 
     def _problem(self, hello: messages.Hello) -> str | None:
         """Why a hello cannot be accepted.
@@ -172,7 +182,7 @@ class LinkServer:
         self.on_stored(frame.rid, all(part.whole for part in parts.values()))
 
     def forget(self, instance: str, uid: str, keep: int) -> None:
-        """Tell every rank of an engine that a request's KV beyond `keep` tokens is not needed."""
+        """Send every rank of an engine that a request's KV beyond `keep` tokens is not needed."""
         frame = messages.encode(messages.Forget(uid, keep))
         for socket in self._sockets.get(instance, {}).values():
             task = asyncio.create_task(_send(socket, frame))

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from seer_sgl.draft.holdings import Index
+from seer_sgl.draft.group_store import Index
 from seer_sgl.draft.messages import Deltas, Done, Want
 from seer_sgl.draft.replica import Replica
 from seer_sgl.link.client import driver_link, hub_link

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from seer_sgl.errors import EngineError
-from seer_sgl.link.drafthub import Drafts
+from seer_sgl.link.hub import Drafts
 from seer_sgl.types import EngineInfo
 
 READ_TIMEOUT_S = 5.0

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from seer_sgl.report.timeline import draw_timeline
 from .rollout import Rollout
 from .samples import SampleWriter
 
+logger = logging.getLogger(__name__)
 RESERVE_BYTES = 4 << 20  # a report of a thousand engines and the largest timeline, twice
 
 
@@ -34,14 +36,11 @@ async def roll_out(config: Config, out: Path, overwrite: bool, console: Console)
     if config.rollout.prompts is None:
         raise ConfigError("rollout.prompts: no prompts; give --prompts or set the key")
 
-    def announce(line: str) -> None:
-        console.print(line, markup=False, soft_wrap=True)
-
-    rollout = Rollout(config, log_dir=out / "engines", announce=announce)
+    rollout = Rollout(config, log_dir=out / "engines")
     prompts = rollout.read_prompts(Path(config.rollout.prompts))
     requests = sum(prompt.n for prompt in prompts)
     samples = _new_samples_file(out, overwrite)
-    announce(f"{len(prompts)} groups, {requests} requests")
+    logger.info("%d groups, %d requests", len(prompts), requests)
     with _reserve(out) as release:
         async with rollout:
             progress = Progress(rollout.engines, len(prompts), requests)
@@ -60,11 +59,11 @@ async def roll_out(config: Config, out: Path, overwrite: bool, console: Console)
                     release()
                     report = {**rollout.report(), "error": _reason(ended)}
                     unwritten = _write_results(writer, report, rollout.recorder, out)
-                    announce(_summary(report))
+                    logger.info("%s", _summary(report))
                     for problem in unwritten:
-                        announce(f"warning: {problem}")
+                        logger.warning("%s", problem)
                     if not unwritten:
-                        announce(f"wrote {samples}, report.json and timeline.png")
+                        logger.info("wrote %s, report.json and timeline.png", samples)
             if unwritten:
                 raise RolloutError(unwritten[0])
 

@@ -7,9 +7,10 @@ async with Rollout(config) as rollout:
 
 import contextlib
 import itertools
+import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -19,7 +20,8 @@ from seer_sgl.driver.driver import Driver, Settings
 from seer_sgl.driver.groups import GroupMaker, derived_seed
 from seer_sgl.driver.observer import Observer
 from seer_sgl.driver.tokenizer import load_tokenizer
-from seer_sgl.engine.fleet import Fleet, open_fleet, require_model
+from seer_sgl.engine.fleet import Fleet, open_fleet
+from seer_sgl.engine.launch.process import require_model
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
 from seer_sgl.report import draft_report
 from seer_sgl.report.recorder import Recorder
@@ -34,6 +36,7 @@ from .lengths import expect_all, read_lengths
 from .model import model_facts
 from .prompts import PromptLike, PromptReader
 
+logger = logging.getLogger(__name__)
 clock = time.monotonic
 
 
@@ -41,9 +44,9 @@ class Rollout:
     """A fleet of engines and the loop that drives it; one `run` at a time.
 
     config: a Config, a mapping of the same shape, or a YAML file. `log_dir`: where local engines
-    write their logs. `announce` hears one line for each step of the start-up and each warning.
-    `placement` replaces the choice of engines (experiments). `fleet`: engines that are up already
-    (engine/fleet.py), one open Rollout at a time; they are not stopped.
+    write their logs. `placement` replaces the choice of engines (experiments). `fleet`: engines
+    that are up already (engine/fleet.py), one open Rollout at a time; they are not stopped.
+    The steps of the start-up and warnings are logged under `seer_sgl`.
     Raises InputError for what cannot work, EngineStartError when an engine does not come up.
     """
 
@@ -52,7 +55,6 @@ class Rollout:
         config: Config | Mapping[str, Any] | str | Path,
         *,
         log_dir: Path | str = "logs",
-        announce: Callable[[str], None] = lambda _: None,
         placement: Placement | None = None,
         fleet: Fleet | None = None,
     ) -> None:
@@ -60,7 +62,6 @@ class Rollout:
             config = load(Path(config))
         self.config = config if isinstance(config, Config) else parse(config)
         self._log_dir = Path(log_dir)
-        self._announce = announce
         self._placement = placement
         self._given = fleet
         self._open: _Open | None = None
@@ -90,7 +91,7 @@ class Rollout:
         async with contextlib.AsyncExitStack() as stack:
             fleet = self._given
             if fleet is None:
-                opening = open_fleet(self.config, self._log_dir, self._announce)
+                opening = open_fleet(self.config, self._log_dir)
                 fleet = await stack.enter_async_context(opening)
             for engine in fleet.engines:
                 engine.vocab_size = self._facts.vocab_size
@@ -98,7 +99,7 @@ class Rollout:
             check_engines(self.config, infos)
             self._check_own_sampling(infos)
             for mismatch in mismatches(infos):
-                self._announce(f"warning: {mismatch}")
+                logger.warning("%s", mismatch)
             driver = await stack.enter_async_context(Driver.over(fleet, self._settings()))
             self._open = _Open(fleet, driver, stack.pop_all())
         return self
@@ -211,9 +212,12 @@ class Rollout:
         ]
         if short:
             wanted = max(group.sampling.max_new_tokens for group in short)
-            self._announce(
-                f"warning: {len(short)} of {len(groups)} prompts leave less than "
-                f"max_new_tokens = {wanted} tokens in the context; their responses end there"
+            logger.warning(
+                "%d of %d prompts leave less than max_new_tokens = %d tokens in the context; "
+                "their responses end there",
+                len(short),
+                len(groups),
+                wanted,
             )
 
     def _check_own_sampling(self, infos: Sequence[EngineInfo]) -> None:
@@ -239,9 +243,9 @@ class Rollout:
             sampling = prompt.sampling or self.config.sampling
             undivided |= dict.fromkeys(sampling.undivided_because())
         if undivided:
-            self._announce(
-                f"warning: requests run undivided: sampling.{', sampling.'.join(undivided)} "
-                "cannot cross a chunk boundary"
+            logger.warning(
+                "requests run undivided: sampling.%s cannot cross a chunk boundary",
+                ", sampling.".join(undivided),
             )
 
     def _groups(

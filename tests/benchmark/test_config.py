@@ -19,7 +19,7 @@ from seer_sgl.errors import ConfigError
 
 PLAIN = "http://a:1,http://b:1"
 LINK = "engines.link: a KV pool of external engines needs it: host:port of this driver"
-SHARED = ["engines.link=h:1", "kv_pool.namespace=run", "kv_pool.master=h:2"]
+SHARED = ["engines.link=h:1", "kv_pool.namespace=run", "kv_pool.master=h:2", "draft.hub=h:3"]
 
 
 def external(*engines: str, arms: str | None = None, overrides: Any = ()) -> BenchConfig:

@@ -23,7 +23,7 @@ from seer_sgl.draft.messages import (
     Want,
     batched,
     pieces,
-    travelling_name,
+    wire_name,
 )
 
 PLENTY = 1 << 20
@@ -174,8 +174,8 @@ def test_history_is_a_sequence_like_any_other(hub: Hub) -> None:
     name = "g" * (MAX_NAME + 1)
     hub.load(name, 8, array("i", [4, 5]))
     assert of(hub, name) == {8: [4, 5]}
-    hub.receive("a", Open({travelling_name(name): {}}))
-    assert taken(hub, "a") == [said(delta(travelling_name(name), 8, 0, 4, 5))]
+    hub.receive("a", Open({wire_name(name): {}}))
+    assert taken(hub, "a") == [said(delta(wire_name(name), 8, 0, 4, 5))]
     hub.done(name)
     assert name not in hub
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seer_sgl.draft.drafter import Drafter
-from seer_sgl.draft.holdings import SEQUENCES
+from seer_sgl.draft.group_store import SEQUENCES
 from seer_sgl.draft.messages import (
     MAX_NAME,
     MAX_SEQUENCES,
@@ -24,7 +24,7 @@ from seer_sgl.draft.messages import (
     ToHub,
     ToReplica,
     Want,
-    travelling_name,
+    wire_name,
 )
 from seer_sgl.draft.replica import DRAIN_TOKENS, IDLE_S, RESYNC_S, Replica, Scope
 from seer_sgl.link.contract import INDEX_BYTES
@@ -365,7 +365,7 @@ def test_names_that_cannot_travel_do_so_as_digests(name: str) -> None:
     engine = Engine()
     slot = engine.replica.begin(name, 0, PROMPT, [])
     sent = engine.pass_time()
-    assert sent == [Open({travelling_name(name): {0: 0}})]
+    assert sent == [Open({wire_name(name): {0: 0}})]
     assert msgspec.msgpack.encode(sent)
     assert engine.replica.source(slot, 0) == "own"
 

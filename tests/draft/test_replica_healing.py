@@ -164,7 +164,7 @@ class Network:
     def check_complete(self) -> None:
         for engine in self.engines:
             for group in engine.replica._held.groups.values():
-                if not group.told:
+                if not group.reported:
                     continue
                 for (name, number), tokens in self.truth.items():
                     if name == group.name and tokens:

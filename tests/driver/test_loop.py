@@ -27,9 +27,7 @@ PROMPTS: list[dict[str, Any]] = [
 
 
 @contextlib.asynccontextmanager
-async def rolling(
-    *fakes: FakeSGLang, announced: list[str] | None = None, **sections: dict[str, Any]
-) -> AsyncIterator[Rollout]:
+async def rolling(*fakes: FakeSGLang, **sections: dict[str, Any]) -> AsyncIterator[Rollout]:
     """A Rollout over fake engines that share their knowledge of where responses begin."""
     async with contextlib.AsyncExitStack() as stack:
         prompt_lens: dict[int, int] = {}
@@ -43,8 +41,7 @@ async def rolling(
             "rollout": {"n_samples_per_prompt": 4, "seed": 1, **sections.pop("rollout", {})},
             "sampling": {"max_response_len": 60, **sections.pop("sampling", {})},
         }
-        lines = announced if announced is not None else []
-        yield await stack.enter_async_context(Rollout(config, announce=lines.append))
+        yield await stack.enter_async_context(Rollout(config))
 
 
 def check(groups: list[Group], longest: int = 50, limit: int = 60) -> None:
@@ -172,11 +169,10 @@ async def test_engines_with_different_weights_are_refused() -> None:
             pass
 
 
-async def test_engines_with_different_models_are_announced() -> None:
-    announced: list[str] = []
-    async with rolling(FakeSGLang(), FakeSGLang(model_path="x"), announced=announced):
+async def test_engines_with_different_models_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with rolling(FakeSGLang(), FakeSGLang(model_path="x")):
         pass
-    assert "warning: the engines have different model paths: fake, x" in announced
+    assert "the engines have different model paths: fake, x" in caplog.messages
 
 
 async def test_a_second_run_has_other_seeds() -> None:
@@ -205,16 +201,14 @@ async def test_inflight_is_bounded_by_engine_and_config() -> None:
     assert (few.peak_running, fewer.peak_running) == (3, 2)
 
 
-async def test_what_cannot_be_divided_runs_whole_with_one_warning() -> None:
-    announced: list[str] = []
+async def test_what_cannot_be_divided_runs_whole_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     fake = FakeSGLang()
-    async with rolling(
-        fake, announced=announced, sampling={"presence_penalty": 0.5, "regex": "a"}
-    ) as rollout:
+    async with rolling(fake, sampling={"presence_penalty": 0.5, "regex": "a"}) as rollout:
         check(await all_groups(rollout))
-    warnings = [line for line in announced if line.startswith("warning")]
-    assert len(warnings) == 1
-    assert "sampling.presence_penalty, sampling.regex" in warnings[0]
+    (warning,) = caplog.messages
+    assert "sampling.presence_penalty, sampling.regex" in warning
     assert len(fake.seen) == 16
 
 
@@ -252,15 +246,15 @@ async def test_min_p_with_seeds_is_sent_to_engines_with_the_plugin() -> None:
     assert {call["sampling_params"]["min_p"] for call in fake.seen} == {0.1}
 
 
-async def test_responses_cut_by_the_context_are_announced() -> None:
-    announced: list[str] = []
+async def test_responses_cut_by_the_context_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     fake = FakeSGLang(max_request_len=50)
-    async with rolling(fake, announced=announced) as rollout:
+    async with rolling(fake) as rollout:
         groups = await all_groups(rollout)
     lengths = [len(s.prompt_ids) + s.response_length for group in groups for s in group.samples]
     assert len(lengths) == 16
     assert max(lengths) == 50, "as much as the context holds, and no more"
-    assert sum("4 of 4 prompts leave less than max_new_tokens = 60" in a for a in announced) == 1
+    (warning,) = caplog.messages
+    assert "4 of 4 prompts leave less than max_new_tokens = 60" in warning
 
 
 async def test_two_callers_may_give_equal_ids_and_one_may_leave() -> None:
@@ -307,7 +301,7 @@ async def test_metadata_that_no_file_can_hold_comes_back_unless_it_is_to_be_writ
             _ = [g async for g in rollout.run(prompts, [SampleWriter(tmp_path / "s.jsonl")])]
 
 
-async def test_every_group_is_sampled_in_its_own_way() -> None:
+async def test_every_group_is_sampled_in_its_own_way(caplog: pytest.LogCaptureFixture) -> None:
     fake = FakeSGLang()
     own: list[dict[str, Any]] = [
         {},
@@ -316,12 +310,10 @@ async def test_every_group_is_sampled_in_its_own_way() -> None:
         {"regex": "[0-9]+", "max_new_tokens": 40, "custom_params": {"theirs": 1}},
     ]
     prompts = [{**p, "sampling": s} for p, s in zip(PROMPTS, own, strict=True)]
-    announced: list[str] = []
-    async with rolling(fake, sampling={"temperature": 0.8}, announced=announced) as rollout:
+    async with rolling(fake, sampling={"temperature": 0.8}) as rollout:
         groups = {group.group_id: group async for group in rollout.run(prompts)}
-    assert "warning: requests run undivided: sampling.regex cannot cross a chunk boundary" in (
-        announced
-    )
+    undivided = "requests run undivided: sampling.regex cannot cross a chunk boundary"
+    assert undivided in caplog.messages
     for prompt, limit in zip(prompts, (60, 11, 30, 40), strict=True):
         for sample in groups[prompt["id"]].samples:
             whole = response_of(sample.seed, len(sample.prompt_ids), 50)

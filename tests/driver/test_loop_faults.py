@@ -326,7 +326,7 @@ async def test_a_run_closed_before_its_chunks_started_leaves_nothing_reserved() 
 
 
 async def test_an_engine_that_cannot_be_joined_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seer_sgl.engine.fleet.JOIN_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("seer_sgl.engine.launch.external.JOIN_TIMEOUT_S", 0.1)
     config = {"engines": {"launch": "external", "urls": ["http://127.0.0.1:9"]}}
     with pytest.raises(EngineStartError, match=r"engine e0 \(http://127.0.0.1:9\)"):
         async with Rollout(config):

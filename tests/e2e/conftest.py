@@ -17,7 +17,8 @@ import pytest
 from seer_sgl import shared_memory
 from seer_sgl.engine import fleet
 from seer_sgl.kvpool import mooncake
-from seer_sgl.link import drafthub
+from seer_sgl.link import hub
+from seer_sgl.link.hubserver import READY
 from seer_sgl.processes import free_port
 from seer_sgl.report import draft_report as rollout_drafting
 from tests.listening import family
@@ -51,7 +52,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a driver does without after seconds comes late on a busy machine, not never."""
     for module, name in (
         (rollout_drafting, "READ_TIMEOUT_S"),
-        (drafthub, "FACTS_TIMEOUT_S"),
+        (hub, "FACTS_TIMEOUT_S"),
         (fleet, "LINK_TIMEOUT_S"),
         (mooncake, "PROBE_TIMEOUT_S"),
     ):
@@ -112,6 +113,20 @@ def servers(
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         shared_memory.remove(shared)
+
+
+@contextlib.contextmanager
+def draft_hub(address: str) -> Iterator[None]:
+    """`seer-sgl drafthub` at host:port, with the token of the environment; gone at the end."""
+    host, _, port = address.rpartition(":")
+    command = [*SEER_SGL, "drafthub", "--host", host, "--port", port]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == f"{READY} {address}\n".encode()
+            yield
+        finally:
+            process.kill()
 
 
 def wait_for(processes: list[subprocess.Popen[bytes]], urls: Sequence[str], logs: Path) -> None:

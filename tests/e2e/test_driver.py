@@ -28,7 +28,7 @@ from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.processes import free_port
 from seer_sgl.types import ChunkResult, EngineInfo, Group, Request, Sample
 from tests.e2e.compare import Samples, accepted_drafts, assert_identical, by_key
-from tests.e2e.conftest import HELD_OUT, MODEL, external, servers, two_cores, two_urls
+from tests.e2e.conftest import HELD_OUT, MODEL, draft_hub, external, servers, two_cores, two_urls
 from tests.e2e.test_speculation import SGLANG
 from tests.link.test_link import until
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.own_engines
 TOKEN = "a secret of this test"
 GROUPS = 64
 SEED = 11  # of `external`
-LONGEST = 200
+LONGEST = 128
 WORDS = (47, 12)  # tokens that the model often writes
 
 
@@ -62,7 +62,7 @@ def kinds() -> list[dict[str, Any]]:
         {"stop_token_ids": [WORDS[0]]},
         {"stop": [other, word], "no_stop_trim": True},
         {"stop_token_ids": [WORDS[0]], "min_new_tokens": 30},
-        {"ignore_eos": True, "max_new_tokens": 130},
+        {"ignore_eos": True, "max_new_tokens": 90},
         {"max_new_tokens": 3},
         {"stop_regex": f"{word} ."},
     ]
@@ -70,7 +70,7 @@ def kinds() -> list[dict[str, Any]]:
 
 
 def prompts() -> list[dict[str, Any]]:
-    """Prompts with a sampling of their own and one to three samples each."""
+    """Prompts with a sampling of their own and one or two samples each."""
     lines = HELD_OUT.read_text().splitlines()
     return [
         {
@@ -103,7 +103,7 @@ def fleet(reference: Samples, tmp_path_factory: pytest.TempPathFactory) -> Itera
     @contextlib.contextmanager
     def pooled() -> Iterator[str]:
         runner = asyncio.Runner()
-        opening = open_mooncake(KvPoolConfig(backend="mooncake", memory="512mb"), folder, print)
+        opening = open_mooncake(KvPoolConfig(backend="mooncake", memory="512mb"), folder)
         try:
             master = runner.run(opening.__aenter__())
             yield master
@@ -113,7 +113,7 @@ def fleet(reference: Samples, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
     with pytest.MonkeyPatch.context() as environment, pooled() as master:
         environment.setenv("SEER_SGL_LINK_TOKEN", TOKEN)
-        urls = two_urls()
+        urls, hub = two_urls(), f"127.0.0.1:{free_port()}"
         config = external(urls) | {
             "kv_pool": {
                 "backend": "mooncake",
@@ -121,7 +121,7 @@ def fleet(reference: Samples, tmp_path_factory: pytest.TempPathFactory) -> Itera
                 "page_size": 16,
                 "namespace": "driver-test",
             },
-            "draft": {"scope": "fleet"},
+            "draft": {"scope": "fleet", "hub": hub},
         }
         config["engines"] |= {"link": f"127.0.0.1:{free_port()}"}
         flags: list[list[str]] = []
@@ -130,7 +130,7 @@ def fleet(reference: Samples, tmp_path_factory: pytest.TempPathFactory) -> Itera
             engines = config["engines"] | {"sglang": SGLANG | own}
             file.write_text(yaml.safe_dump(config | {"engines": engines}))
             flags.append(["--fleet", str(file)])
-        with servers(urls, flags, folder, cores=two_cores()):
+        with draft_hub(hub), servers(urls, flags, folder, cores=two_cores()):
             yield config
 
 

@@ -13,7 +13,7 @@ from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.processes import free_port
 from seer_sgl.scheduling import scheduler
 from tests.e2e.compare import Migrations, accepted_drafts, assert_identical, roll
-from tests.e2e.conftest import MODEL, servers, two_cores, two_urls
+from tests.e2e.conftest import MODEL, draft_hub, servers, two_cores, two_urls
 from tests.e2e.test_pool import PAGE, SGLANG, assert_on_loopback
 
 pytestmark = pytest.mark.own_engines
@@ -39,7 +39,7 @@ def fleet_of(urls: list[str], master: str) -> dict[str, Any]:
             "namespace": "this-test",
             "page_size": PAGE,
         },
-        "draft": {"scope": "fleet"},
+        "draft": {"scope": "fleet", "hub": f"127.0.0.1:{free_port()}"},
         "scheduling": {"chunk_tokens": 128},
         "sampling": {"max_response_len": 1000},
         "rollout": {"seed": 11},
@@ -52,12 +52,15 @@ async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere
     monkeypatch.setenv("SEER_SGL_LINK_TOKEN", TOKEN)
     monkeypatch.setattr(scheduler, "STORE_PATIENCE_S", 300.0)
     pool = KvPoolConfig(backend="mooncake", memory="256mb")
-    async with open_mooncake(pool, tmp_path, print) as master:
+    async with open_mooncake(pool, tmp_path) as master:
         urls = two_urls()
         config = fleet_of(urls, master)
         fleet = tmp_path / "fleet.yaml"
         fleet.write_text(yaml.safe_dump(config))
-        with servers(urls, [["--fleet", str(fleet)]] * 2, tmp_path, RANKS):
+        with (
+            draft_hub(config["draft"]["hub"]),
+            servers(urls, [["--fleet", str(fleet)]] * 2, tmp_path, RANKS),
+        ):
             assert_on_loopback(at_least=16)
             seen, moves = Migrations(), AlwaysElsewhere(fetch=True)
             parts, report = await roll(config, PROMPTS, [seen], placement=moves)

@@ -127,13 +127,13 @@ async def run(rollout: Rollout, *observers: Observer) -> tuple[Samples, Any]:
     return by_key([s for group in groups for s in group.samples]), rollout.report()
 
 
-def master_of(said: list[str]) -> str:
-    line = next(line for line in said if "Mooncake master at" in line)
+def master_of(lines: list[str]) -> str:
+    line = next(line for line in lines if "Mooncake master at" in line)
     return line.split("master at ")[1].split(",")[0]
 
 
-def restarted(said: list[str], node: str) -> bool:
-    return any(line.startswith(f"KV pool: {node}") and "started again" in line for line in said)
+def restarted(lines: list[str], node: str) -> bool:
+    return any(line.startswith(f"KV pool: {node}") and "started again" in line for line in lines)
 
 
 async def until(done: Callable[[], bool]) -> None:
@@ -144,21 +144,21 @@ async def until(done: Callable[[], bool]) -> None:
     raise AssertionError("it never came true")
 
 
-async def test_nothing_that_dies_costs_a_sample_or_a_token(tmp_path: Path) -> None:
+async def test_nothing_that_dies_costs_a_sample_or_a_token(
+    tmp_path: Path, log_lines: list[str]
+) -> None:
     plain = local(1, scheduling={"divide": False}, sampling=SHORT)
     async with Rollout(plain, log_dir=tmp_path / "plain") as rollout:
         whole = [(await run(rollout))[0] for _ in range(5)]
 
-    said: list[str] = []
     pool = pooled("mooncake", memory="32mb")
     divided = local(2, kv_pool=pool, scheduling={"chunk_tokens": 64}, sampling=SHORT)
     async with Rollout(
         divided,
         log_dir=tmp_path / "pool",
-        announce=said.append,
         placement=AlwaysElsewhere(fetch=True, alone=True),
     ) as rollout:
-        with filled(master_of(said)):
+        with filled(master_of(log_lines)):
             parts, report = await run(rollout)
         assert_identical(whole[0], parts)
 
@@ -168,8 +168,8 @@ async def test_nothing_that_dies_costs_a_sample_or_a_token(tmp_path: Path) -> No
             assert strike.struck
             assert_identical(whole[number], parts)
             assert report["lost_chunks"] == 0
-            await until(lambda: restarted(said, node))  # noqa: B023 (awaited at once)
-            await until(lambda: takes_pages(master_of(said)))
+            await until(lambda: restarted(log_lines, node))  # noqa: B023 (awaited at once)
+            await until(lambda: takes_pages(master_of(log_lines)))
 
         parts, report = await run(rollout)
         assert_identical(whole[3], parts)

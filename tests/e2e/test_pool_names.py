@@ -160,7 +160,7 @@ async def test_kv_is_read_under_its_own_weights_and_layout_only(tmp_path: Path) 
     config = KvPoolConfig(backend="mooncake", page_size=PAGE, memory="64mb")
     servers: list[Server] = []
     async with (
-        open_pool(config, tmp_path, lambda _: None) as pool,
+        open_pool(config, tmp_path) as pool,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
     ):
         try:

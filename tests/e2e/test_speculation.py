@@ -24,7 +24,7 @@ from seer_sgl.processes import free_port
 from seer_sgl.rollout.samples import SampleWriter
 from seer_sgl.types import Sample
 from tests.e2e.compare import Samples, accepted_drafts, assert_identical, roll
-from tests.e2e.conftest import MODEL, SERVER_FLAGS, servers, two_cores, two_urls
+from tests.e2e.conftest import MODEL, SERVER_FLAGS, draft_hub, servers, two_cores, two_urls
 
 pytestmark = pytest.mark.own_engines
 
@@ -120,19 +120,19 @@ def drafting(
 ) -> Iterator[tuple[list[str], dict[str, Any]]]:
     """One engine that drafts chains and one that drafts trees: URLs, and a rollout's sections."""
     environment.setenv("SEER_SGL_LINK_TOKEN", TOKEN)
-    urls = two_urls()
-    sections = {
+    urls, hub = two_urls(), f"127.0.0.1:{free_port()}"
+    sections: dict[str, Any] = {
         "engines": {"link": f"127.0.0.1:{free_port()}", "sglang": SGLANG},
-        "draft": {"scope": "fleet"},
+        "draft": {"scope": "fleet", "hub": hub},
         **pool,
     }
     fleets = []
     for paths in (1, 4):
-        fleet = config(urls, T1, **sections) | {"draft": {"scope": "fleet", "paths": paths}}
+        fleet = config(urls, T1, **sections) | {"draft": {**sections["draft"], "paths": paths}}
         file = folder / f"paths{paths}.yaml"
         file.write_text(yaml.safe_dump(fleet))
         fleets.append(["--fleet", str(file)])
-    with servers(urls, fleets, folder, cores=two_cores()):
+    with draft_hub(hub), servers(urls, fleets, folder, cores=two_cores()):
         yield urls, sections
 
 
@@ -192,7 +192,8 @@ async def test_two_ways_to_stop_end_a_drafted_response_where_they_end_a_plain_on
 ) -> None:
     urls, sections = pair
     if with_history:
-        sections = sections | {"draft": {"scope": "fleet", "history": str(reference.history)}}
+        draft = {**sections["draft"], "history": str(reference.history)}
+        sections = sections | {"draft": draft}
     stops = [kind for kind in reference.sampling if kind not in KINDS]
     for kind in stops:
         divided = {"scheduling": {"chunk_tokens": chunk_tokens}}
@@ -228,9 +229,7 @@ async def test_no_token_changes_when_requests_are_retracted_in_the_middle_of_dra
 async def test_no_token_changes_when_the_kv_of_every_chunk_moves_through_mooncake(
     tmp_path: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_mooncake(
-        KvPoolConfig(backend="mooncake", memory="256mb"), tmp_path, print
-    ) as master:
+    async with open_mooncake(KvPoolConfig(backend="mooncake", memory="256mb"), tmp_path) as master:
         pool = {
             "kv_pool": {
                 "backend": "mooncake",

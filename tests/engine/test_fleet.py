@@ -9,13 +9,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import psutil
 import pytest
 
-from seer_sgl.config import Config, parse
+from seer_sgl.config import Config, parse, with_values
 from seer_sgl.engine import fleet
-from seer_sgl.engine.fleet import open_fleet, require_model
-from seer_sgl.engine.launch import process
+from seer_sgl.engine.fleet import Fleet, open_fleet
+from seer_sgl.engine.launch import process, ready
+from seer_sgl.engine.launch.process import require_model
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.link import contract
 from seer_sgl.link.server import LinkServer
@@ -64,25 +66,25 @@ def nothing_left() -> Any:
 
 
 async def test_engines_start_together_pinned_and_are_gone_at_the_end(
-    model: Path, tmp_path: Path
+    model: Path, tmp_path: Path, log_lines: list[str]
 ) -> None:
-    said: list[str] = []
     core = min(os.sched_getaffinity(0))
     settings = config(model, "serve", cores=[[core], [core]])
-    async with open_fleet(settings, tmp_path / "logs", said.append) as (engines, *_):
+    async with open_fleet(settings, tmp_path / "logs") as opened:
+        engines = opened.engines
         assert [engine.info.engine_id for engine in engines] == ["e0", "e1"]
         assert len({engine.info.url for engine in engines}) == 2
         assert len(owned()) == 4
         assert all(os.sched_getaffinity(pid) == {core} for pid in owned())
         assert (await engines[1].load()).used_tokens == 0
-    assert said[0].startswith("starting 2 SGLang engine(s)")
-    assert sum("ready after" in line for line in said) == 2
+    assert log_lines[0].startswith("starting 2 SGLang engine(s)")
+    assert sum("ready after" in line for line in log_lines) == 2
     assert "loading weights" in (tmp_path / "logs" / "e1.log").read_text()
 
 
 async def test_an_engine_that_dies_is_explained_by_its_log(model: Path, tmp_path: Path) -> None:
     with pytest.raises(EngineStartError) as raised:
-        async with open_fleet(config(model, "die"), tmp_path, lambda _: None):
+        async with open_fleet(config(model, "die"), tmp_path):
             pass
     first, *log = str(raised.value).splitlines()
     assert "ended with status 3 while starting" in first
@@ -90,25 +92,24 @@ async def test_an_engine_that_dies_is_explained_by_its_log(model: Path, tmp_path
 
 
 async def test_an_engine_that_never_comes_up_is_given_up(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
 ) -> None:
-    monkeypatch.setattr(fleet, "REMIND_S", 0.2)
-    said: list[str] = []
+    monkeypatch.setattr(ready, "REMIND_S", 0.2)
     with pytest.raises(EngineStartError, match=r"not ready after 3 s: engine e[01] .*"):
-        async with open_fleet(config(model, "hang", start_timeout_s=3), tmp_path, said.append):
+        async with open_fleet(config(model, "hang", start_timeout_s=3), tmp_path):
             pass
-    assert any("e0 not ready after" in line and "loading weights" in line for line in said)
+    assert any("e0 not ready after" in line and "loading weights" in line for line in log_lines)
 
 
 async def test_a_local_engine_without_the_plugin_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(EngineStartError, match="runs without the seer-sgl plugin"):
-        async with open_fleet(config(model, "stock"), tmp_path, lambda _: None):
+        async with open_fleet(config(model, "stock"), tmp_path):
             pass
 
 
 async def test_cancelling_the_start_leaves_nothing(model: Path, tmp_path: Path) -> None:
     async def start() -> None:
-        async with open_fleet(config(model, "hang"), tmp_path, lambda _: None):
+        async with open_fleet(config(model, "hang"), tmp_path):
             pass
 
     task = asyncio.create_task(start())
@@ -116,6 +117,120 @@ async def test_cancelling_the_start_leaves_nothing(model: Path, tmp_path: Path) 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+def ids(fleet: Fleet) -> list[str]:
+    return [engine.info.engine_id for engine in fleet.engines]
+
+
+async def test_a_fleet_grows_and_shrinks_while_its_engines_run(model: Path, tmp_path: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    settings = config(model, "serve", cores=[[cores[0]], [cores[-1]]])
+    async with open_fleet(settings, tmp_path) as opened:
+        with pytest.raises(ConfigError, match=r"engines\.cores: 2 lists, and engine 3 needs one"):
+            await opened.start_engine()
+        first = {pid for pid in owned() if os.sched_getaffinity(pid) == {cores[0]}}
+        await opened.stop_engine("e0")
+        assert ids(opened) == ["e1"]
+        assert len(owned()) == 2
+        assert not first & set(owned()) or cores[0] == cores[-1]
+        added = await opened.start_engine()
+        assert added.info.engine_id == "e3", "an id is never given twice"
+        assert (await added.load()).used_tokens == 0
+        assert ids(opened) == ["e1", "e3"]
+        assert [len(os.sched_getaffinity(pid)) for pid in owned()] == [1] * 4
+        assert (tmp_path / "e3.log").exists()
+        with pytest.raises(ConfigError, match="the fleet has no engine e0"):
+            await opened.stop_engine("e0")
+
+
+async def test_a_port_is_taken_over_by_the_engine_that_is_started_next(
+    model: Path, tmp_path: Path
+) -> None:
+    base = free_port()
+    settings = config(model, "serve", count=1, base_port=base)
+    async with open_fleet(settings, tmp_path) as opened:
+        await opened.stop_engine("e0")
+        added = await opened.start_engine()
+        assert added.info.url == f"http://127.0.0.1:{base}"
+
+
+async def test_an_engine_that_fails_to_join_a_running_fleet_leaves_nothing(
+    model: Path, tmp_path: Path
+) -> None:
+    settings = config(model, "serve", count=1)
+    async with open_fleet(settings, tmp_path) as opened:
+        before = owned()
+        settings.engines.sglang["mode"] = "die"
+        with pytest.raises(EngineStartError, match="e1 ended with status 3 while starting"):
+            await opened.start_engine()
+        settings.engines.sglang["mode"] = "hang"
+        task = asyncio.create_task(opened.start_engine())
+        await until(lambda: len(owned()) == 4)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: sorted(owned()) == sorted(before))
+        assert ids(opened) == ["e0"]
+        assert (await opened.engines[0].load()).used_tokens == 0
+
+
+async def test_an_engine_that_is_being_started_when_the_fleet_closes_is_ended(
+    model: Path, tmp_path: Path
+) -> None:
+    async with open_fleet(config(model, "serve", count=1), tmp_path) as opened:
+        starting = asyncio.create_task(opened.start_engine())
+        await asyncio.sleep(0)  # its process is being created
+    with pytest.raises(EngineStartError, match="e1 was stopped while it was started"):
+        await starting
+
+
+async def test_engines_that_draft_have_a_hub_beside_them(model: Path, tmp_path: Path) -> None:
+    settings = with_values(config(model, "serve", count=1), {"draft.scope": "fleet"})
+    async with open_fleet(settings, tmp_path) as opened:
+        assert opened.drafts is not None
+        before = await opened.drafts.facts()
+        assert before is not None
+        assert len(owned()) == 3, "the server, its child and the hub"
+        assert (tmp_path / "drafthub.log").exists()
+        await opened.start_engine()
+        after = await opened.drafts.facts()
+        assert after is not None
+        assert after["instance"] == before["instance"], "the hub of the fleet"
+
+
+async def test_a_fleet_with_other_engines_leaves_the_first_as_it_was(
+    model: Path, tmp_path: Path
+) -> None:
+    async with open_fleet(config(model, "serve", count=1), tmp_path) as opened:
+        other = opened.with_engines(opened.engines)
+        await other.start_engine()
+        assert ids(opened) == ["e0"]
+        assert ids(other) == ["e0", "e1"]
+        assert other.link is opened.link
+
+
+async def test_a_running_server_is_joined_and_outlives_the_fleet(tmp_path: Path) -> None:
+    async with serving(FakeSGLang()) as one, serving(FakeSGLang()) as two:
+        async with open_fleet(joined(one), tmp_path) as opened:
+            engine = await opened.join(f"{two}/")
+            assert (engine.info.engine_id, engine.info.url) == ("e1", two)
+            await opened.stop_engine("e0")
+            assert ids(opened) == ["e1"]
+            with pytest.raises(ConfigError, match=r"engines\.launch: external starts no engines"):
+                await opened.start_engine()
+        assert (await engine_at(one)) and (await engine_at(two))
+
+
+async def engine_at(url: str) -> bool:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/server_info") as reply:
+        return reply.status == 200
+
+
+async def test_a_local_fleet_joins_no_server(model: Path, tmp_path: Path) -> None:
+    async with open_fleet(config(model, "serve", count=1), tmp_path) as opened:
+        with pytest.raises(ConfigError, match=r"engines\.launch: local joins no engine"):
+            await opened.join("http://127.0.0.1:1")
 
 
 @contextlib.asynccontextmanager
@@ -143,10 +258,10 @@ async def test_an_external_engine_has_a_pool_for_us_once_its_plugin_is_linked(
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(engine(address, "one"))
         url = await stack.enter_async_context(pooled_server("one"))
-        opening = open_fleet(joined(url, link=link), tmp_path, lambda _: None)
+        opening = open_fleet(joined(url, link=link), tmp_path)
         if token == "right":
-            engines, *_ = await stack.enter_async_context(opening)
-            assert engines[0].info.pool == "n"
+            opened = await stack.enter_async_context(opening)
+            assert opened.engines[0].info.pool == "n"
         else:
             with pytest.raises(EngineStartError, match=f"does not come .* http://{link}/link"):
                 await stack.enter_async_context(opening)
@@ -155,9 +270,9 @@ async def test_an_external_engine_has_a_pool_for_us_once_its_plugin_is_linked(
 async def test_a_pool_without_a_link_is_not_used(tmp_path: Path) -> None:
     async with (
         pooled_server("one") as url,
-        open_fleet(joined(url), tmp_path, lambda _: None) as (engines, *_),
+        open_fleet(joined(url), tmp_path) as opened,
     ):
-        assert engines[0].info.pool is None
+        assert opened.engines[0].info.pool is None
 
 
 async def test_a_link_that_cannot_be_is_named_before_any_engine_is_asked(
@@ -168,11 +283,11 @@ async def test_a_link_that_cannot_be_is_named_before_any_engine_is_asked(
         taken.listen()
         config = joined("http://127.0.0.1:9", link=f"127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(ConfigError, match=r"engines\.link: set SEER_SGL_LINK_TOKEN"):
-            async with open_fleet(config, tmp_path, lambda _: None):
+            async with open_fleet(config, tmp_path):
                 pass
         monkeypatch.setenv(contract.LINK_TOKEN, "secret")
         with pytest.raises(ConfigError, match=r"engines\.link: port \d+: Address already in use"):
-            async with open_fleet(config, tmp_path, lambda _: None):
+            async with open_fleet(config, tmp_path):
                 pass
 
 

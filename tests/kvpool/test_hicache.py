@@ -67,7 +67,7 @@ def test_a_file_engine_is_told_nothing_of_mooncake() -> None:
 
 async def test_a_pool_has_a_namespace_of_its_own_or_the_one_it_was_given(tmp_path: Path) -> None:
     async def namespace_of(config: KvPoolConfig) -> str:
-        async with open_pool(config, tmp_path, print) as pool:
+        async with open_pool(config, tmp_path) as pool:
             assert pool.environment() == {NAMESPACE: pool.namespace}
             return pool.namespace
 
@@ -81,7 +81,7 @@ async def test_a_file_pool_makes_its_folder_and_tells_the_engines(tmp_path: Path
     folder = tmp_path / "deep" / "pages"
     config = KvPoolConfig(backend="file", directory=str(folder))
     for _ in range(2):  # the second time it is there
-        async with open_pool(config, tmp_path / "logs", print) as pool:
+        async with open_pool(config, tmp_path / "logs") as pool:
             assert folder.is_dir()
             assert pool.environment() == {FILE_DIRECTORY: str(folder), NAMESPACE: pool.namespace}
             assert pool.master is None
@@ -113,6 +113,6 @@ async def test_a_folder_that_cannot_be_made_is_one_line_that_names_the_key(
     (tmp_path / "file").touch()
     config = KvPoolConfig(backend="file", directory=str(tmp_path / below))
     with pytest.raises(ConfigError) as raised:
-        async with open_pool(config, tmp_path, print):
+        async with open_pool(config, tmp_path):
             pass
     assert str(raised.value) == f"kv_pool.directory: {tmp_path / below}: {why}"

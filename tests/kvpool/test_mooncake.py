@@ -22,6 +22,7 @@ from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.kvpool.ssd import LOCK, PREFIX
 from seer_sgl.processes import free_port
 from tests.listening import listeners
+from tests.logs import logged
 
 DEADLINE_S = 300.0
 
@@ -111,23 +112,25 @@ def nodes(kind: str) -> set[psutil.Process]:
 
 
 class Opened:
-    """Where an open Mooncake is, and what it announced."""
+    """Where an open Mooncake is, and what was logged since it was opened."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: list[str]) -> None:
         self.address = ""
-        self.lines: list[str] = []
+        self.lines = lines
 
 
 @asynccontextmanager
 async def opened(log_dir: Path, **keys: Any) -> AsyncIterator[Opened]:
     """An open Mooncake, of which nothing may be left afterwards."""
-    it, before, during = Opened(), started(), set[psutil.Process]()
+    before, during = started(), set[psutil.Process]()
     try:
-        async with open_mooncake(config(**keys), log_dir, it.lines.append) as it.address:
-            try:
-                yield it
-            finally:
-                during = started() - before
+        with logged() as lines:
+            it = Opened(lines)
+            async with open_mooncake(config(**keys), log_dir) as it.address:
+                try:
+                    yield it
+                finally:
+                    during = started() - before
     finally:
         assert {process.pid for process in during if lives(process)} == set()
         assert started() <= before
@@ -152,7 +155,7 @@ async def test_master_and_stores_listen_on_loopback_only_and_end_with_the_block(
             assert [each for each in found if not each.on_loopback] == []
 
 
-async def test_ports_that_are_to_be_open_are_and_the_announcement_says_so(tmp_path: Path) -> None:
+async def test_ports_that_are_to_be_open_are_and_a_warning_is_logged(tmp_path: Path) -> None:
     async with opened(tmp_path, open_ports=True) as pool:
         assert pool.lines[0] == mooncake.OPEN_PORTS
         (store,) = nodes("store")
@@ -164,7 +167,7 @@ async def test_a_kernel_that_cannot_keep_ports_on_loopback_is_said_to_be_one(
 ) -> None:
     monkeypatch.setattr(loopback, "refusal", lambda: "it does not")
     with pytest.raises(ConfigError) as raised:
-        async with open_mooncake(config(), tmp_path, print):
+        async with open_mooncake(config(), tmp_path):
             pass
     assert str(raised.value) == (
         "kv_pool.backend: mooncake: it does not; kv_pool.backend: file opens no ports, "
@@ -214,7 +217,7 @@ async def test_a_mooncake_that_runs_already_is_joined_and_nothing_started(tmp_pa
     async with opened(tmp_path) as pool:
         before, lines = started(), [*pool.lines]
         settings = config(master=pool.address)
-        async with open_mooncake(settings, tmp_path, pool.lines.append) as address:
+        async with open_mooncake(settings, tmp_path) as address:
             assert address == pool.address
             assert started() == before
         assert pool.lines == lines
@@ -229,7 +232,7 @@ async def test_something_that_is_no_mooncake_is_refused_by_the_keys_name(tmp_pat
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
         master = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         with pytest.raises(ConfigError, match=rf"^kv_pool\.master: {master}: "):
-            async with open_mooncake(config(master=master), tmp_path, print):
+            async with open_mooncake(config(master=master), tmp_path):
                 pass
     assert started() <= before
 
@@ -239,7 +242,7 @@ async def test_a_master_that_does_not_answer_is_one_line_that_names_the_key(
 ) -> None:
     master = f"127.0.0.1:{free_port()}"
     with pytest.raises(ConfigError) as raised:
-        async with open_mooncake(config(master=master), tmp_path, print):
+        async with open_mooncake(config(master=master), tmp_path):
             pass
     assert str(raised.value) == f"kv_pool.master: nothing answers at {master}"
 
@@ -251,8 +254,8 @@ async def test_a_master_that_cannot_start_is_reported_with_the_end_of_its_log(
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         monkeypatch.setattr(mooncake, "free_port", lambda: taken.getsockname()[1])
-        with pytest.raises(PoolError, match=r"(?s)Mooncake master: its process ended .*its end:"):
-            async with open_mooncake(config(), tmp_path, print):
+        with pytest.raises(PoolError, match=r"(?s)KV pool: master: its process ended .*its end:"):
+            async with open_mooncake(config(), tmp_path):
                 pass
     assert started() <= before
 
@@ -265,7 +268,7 @@ async def test_a_machine_without_mooncake_is_told_how_to_get_it(
         importlib.util, "find_spec", lambda name: None if name == "mooncake" else find(name)
     )
     with pytest.raises(ConfigError, match=r"^kv_pool\.backend: mooncake is not .*doctor"):
-        async with open_mooncake(config(), tmp_path, print):
+        async with open_mooncake(config(), tmp_path):
             pass
 
 
@@ -274,14 +277,14 @@ async def test_a_mooncake_that_cannot_be_loaded_is_said_to_be_so(
 ) -> None:
     monkeypatch.setitem(sys.modules, "mooncake.store", None)  # its import raises ImportError
     with pytest.raises(ConfigError, match=r"^kv_pool\.backend: mooncake cannot be loaded: "):
-        async with open_mooncake(config(), tmp_path, print):
+        async with open_mooncake(config(), tmp_path):
             pass
 
 
 async def test_a_folder_for_the_ssd_that_cannot_be_made_names_the_key(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"^kv_pool\.ssd_path: .*/file: File exists$"):
-        async with open_mooncake(config(ssd_path=str(tmp_path / "file")), tmp_path, print):
+        async with open_mooncake(config(ssd_path=str(tmp_path / "file")), tmp_path):
             pass
 
 

@@ -18,7 +18,8 @@ from seer_sgl.engine.launch import draft_flags as engine_flags
 from seer_sgl.link import client as engine_side
 from seer_sgl.link import contract, messages
 from seer_sgl.link.client import Link
-from seer_sgl.link.drafthub import DistantHub, DraftHub
+from seer_sgl.link.drafthub import DraftHub
+from seer_sgl.link.hub import HubClient
 from seer_sgl.link.messages import Hello
 from seer_sgl.link.server import LinkServer, open_link
 from seer_sgl.plugin import drafting
@@ -93,6 +94,16 @@ async def server() -> AsyncIterator[LinkServer]:
         yield opened
 
 
+@pytest.fixture
+async def driver(server: LinkServer) -> AsyncIterator[HubClient]:
+    client = HubClient(server.url, server.token)
+    try:
+        yield client
+    finally:
+        client.close()
+        await until(lambda: not client._link._thread.is_alive())
+
+
 def hub_of(server: LinkServer) -> DraftHub:
     assert server.drafts is not None
     return server.drafts
@@ -110,7 +121,9 @@ async def raw(server: LinkServer, instance: str) -> AsyncIterator[aiohttp.Client
         yield socket
 
 
-async def test_what_one_engine_decodes_is_in_the_index_of_the_other(server: LinkServer) -> None:
+async def test_what_one_engine_decodes_is_in_the_index_of_the_other(
+    server: LinkServer, driver: HubClient
+) -> None:
     async with (
         engine(server.url, server.token, "one") as one,
         engine(server.url, server.token, "two") as two,
@@ -120,16 +133,16 @@ async def test_what_one_engine_decodes_is_in_the_index_of_the_other(server: Link
         one.decode(first, 5, 6)
         two.decode(second, 7)
         await all_have([one, two], [5, 6], [7])
-        hub_of(server).load("g", 2, array("i", [8]))
+        driver.load("g", 2, array("i", [8]))
         await all_have([one, two], [5, 6], [7], [8])
-        hub_of(server).done("g")
+        driver.done("g")
         await while_stepping([one, two], lambda: not one.drafter.groups and not two.drafter.groups)
 
 
 async def test_a_hub_tells_those_with_the_token_what_it_has_counted(server: LinkServer) -> None:
-    distant = DistantHub(server.url, server.token)
-    stranger = DistantHub(server.url, "wrong")
-    nowhere = DistantHub("http://127.0.0.1:9/link", "secret")
+    distant = HubClient(server.url, server.token)
+    stranger = HubClient(server.url, "wrong")
+    nowhere = HubClient("http://127.0.0.1:9/link", "secret")
     try:
         async with (
             engine(server.url, server.token, "one") as one,
@@ -140,7 +153,7 @@ async def test_a_hub_tells_those_with_the_token_what_it_has_counted(server: Link
             await all_have([one, two], [5, 6], [7])
             said = await distant.facts()
         assert said is not None
-        assert said == await hub_of(server).facts()
+        assert said == hub_of(server).counted()
         counted = {key: said[key] for key in ("groups", "groups_begun", "tokens_in", "tokens_out")}
         assert counted == {"groups": 1, "groups_begun": 1, "tokens_in": 3, "tokens_out": 3}
         assert said["lag"]["count"] >= 2
@@ -177,13 +190,15 @@ async def test_only_the_first_rank_of_a_server_speaks_of_drafts(server: LinkServ
     ],
     ids=["garbage", "zeros", "sequence", "position", "name", "length", "huge"],
 )
-async def test_a_hostile_frame_closes_its_socket_only(server: LinkServer, garbage: bytes) -> None:
+async def test_a_hostile_frame_closes_its_socket_only(
+    server: LinkServer, driver: HubClient, garbage: bytes
+) -> None:
     async with engine(server.url, server.token, "one") as one, raw(server, "evil") as socket:
         one.decode(one.replica.begin("g", 0, [1], []), 5)
         await while_stepping([one], lambda: 0 in hub_of(server).hub.of("g"))
         await socket.send_bytes(garbage)
         assert await closed(socket)
-        hub_of(server).load("g", 1, array("i", [6]))
+        driver.load("g", 1, array("i", [6]))
         await all_have([one], [5], [6])
     assert list(hub_of(server).hub.of("g")) == [0, 1]
 
@@ -201,7 +216,7 @@ async def test_who_has_not_said_hello_drafts_with_nobody(server: LinkServer) -> 
 
 
 async def test_a_reader_that_stops_holds_up_nobody_and_no_memory(
-    server: LinkServer, monkeypatch: pytest.MonkeyPatch
+    server: LinkServer, driver: HubClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frames_long = 40
     response = array("i", range(FRAME_BYTES // 5))
@@ -229,7 +244,7 @@ async def test_a_reader_that_stops_holds_up_nobody_and_no_memory(
             await socket.send_bytes(messages.encode(Open({"g": {}})))
         await until(lambda: "g" in hub and len(hub._groups["g"].peers) == 2)
         for sequence in range(frames_long):
-            hub_of(server).load("g", sequence, response)
+            driver.load("g", sequence, response)
         await read(fast)
         assert taken["slow"] < frames_long / 2, "the rest is in nobody's queue"
         await read(slow)
@@ -249,9 +264,11 @@ async def test_the_links_of_a_process_are_shared(monkeypatch: pytest.MonkeyPatch
     assert engine_side.driver_link(0, 1) is None
     assert engine_side.hub_link(0, 1) is None
     monkeypatch.setenv(contract.LINK_URL, "http://127.0.0.1:9/link")
-    assert engine_side.driver_link(0, 1) is engine_side.hub_link(0, 1)
+    assert engine_side.driver_link(0, 1) is engine_side.driver_link(0, 1) is not None
+    assert engine_side.hub_link(0, 1) is None
     monkeypatch.setenv(contract.HUB_URL, "http://127.0.0.1:10/link")
     assert engine_side.driver_link(0, 1) is not engine_side.hub_link(0, 1)
+    assert engine_side.hub_link(0, 1) is engine_side.hub_link(0, 1) is not None
     for link in engine_side._links.values():
         link.close()
 
@@ -268,6 +285,7 @@ async def test_the_worker_joins_with_what_the_environment_says(
     for name, value in engine_flags.environment(config).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv(contract.LINK_URL, server.url)
+    monkeypatch.setenv(contract.HUB_URL, server.url)
     monkeypatch.setenv(contract.LINK_TOKEN, server.token)
     monkeypatch.setenv(contract.INSTANCE, "one")
     wanted = drafting.settings()

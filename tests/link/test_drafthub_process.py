@@ -3,20 +3,27 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from array import array
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+import psutil
 import pytest
 
+from seer_sgl.config import DraftConfig
+from seer_sgl.errors import HubError
 from seer_sgl.link import client as engine_side
-from seer_sgl.link import contract
-from seer_sgl.link.drafthub import DistantHub, DraftHub
+from seer_sgl.link import contract, hub
+from seer_sgl.link.drafthub import DraftHub
+from seer_sgl.link.hub import HubClient, start_hub
 from seer_sgl.link.server import LinkServer, open_link
 from seer_sgl.processes import free_port
+from tests.listening import listeners
 
 from .test_drafthub import MEMORY, all_have, engine, hub_of
 from .test_link import until
@@ -49,7 +56,7 @@ async def test_engines_come_back_to_a_hub_that_starts_again_and_lose_nothing() -
 
 async def test_a_driver_speaks_to_a_distant_hub_again_after_it_started_again() -> None:
     port = free_port()
-    distant = DistantHub(f"http://127.0.0.1:{port}/link", "secret")
+    distant = HubClient(f"http://127.0.0.1:{port}/link", "secret")
     try:
         distant.load("g", 8, array("i", [1, 2]))
         distant.load("h", 8, array("i", [3]))
@@ -65,6 +72,81 @@ async def test_a_driver_speaks_to_a_distant_hub_again_after_it_started_again() -
     finally:
         distant.close()
         await until(lambda: not distant._link._thread.is_alive())
+
+
+def hubs() -> list[psutil.Process]:
+    return [each for each in psutil.Process().children() if "drafthub" in each.cmdline()]
+
+
+async def test_a_hub_that_is_started_ends_with_its_block_and_is_on_loopback(tmp_path: Path) -> None:
+    async with start_hub(DraftConfig(memory="1mb"), tmp_path, "secret") as url:
+        (process,) = hubs()
+        assert "secret" not in " ".join(process.cmdline()), "command lines are for everybody"
+        assert [each.on_loopback for each in listeners([process])] == [True]
+        async with engine(url, "secret", "one") as one, engine(url, "secret", "two") as two:
+            one.decode(one.replica.begin("g", 0, [1], []), 5)
+            two.decode(two.replica.begin("g", 1, [1], []), 6)
+            await all_have([one, two], [5], [6])
+    assert not hubs()
+
+
+async def test_a_hub_that_dies_is_started_again_and_what_is_decoded_is_shared_again(
+    tmp_path: Path, log_lines: list[str]
+) -> None:
+    async with start_hub(DraftConfig(memory="1mb"), tmp_path, "secret") as url:
+        async with engine(url, "secret", "one") as one, engine(url, "secret", "two") as two:
+            one.decode(one.replica.begin("g", 0, [1], []), 5)
+            slot = two.replica.begin("g", 1, [1], [])
+            two.decode(slot, 6)
+            await all_have([one, two], [5], [6])
+            hubs()[0].kill()
+            await until(lambda: log_lines)
+            two.decode(slot, 7)
+            await all_have([one, two], [5], [6, 7])
+        assert log_lines == [
+            "draft hub is started again: its process ended with status -9; its log: "
+            f"{tmp_path / 'drafthub.log'}"
+        ]
+    assert not hubs()
+
+
+DRIVER = """
+import asyncio, pathlib, sys
+from seer_sgl.config import DraftConfig
+from seer_sgl.link.hub import start_hub
+
+async def drive():
+    async with start_hub(DraftConfig(), pathlib.Path(sys.argv[1]), "secret"):
+        print("up", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(drive())
+"""
+
+
+async def test_a_driver_that_is_killed_leaves_no_hub(tmp_path: Path) -> None:
+    driver = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", DRIVER, str(tmp_path), stdout=PIPE
+    )
+    assert driver.stdout is not None
+    assert await driver.stdout.readline() == b"up\n"
+    (left,) = psutil.Process(driver.pid).children()
+    driver.kill()
+    await driver.communicate()
+    await until(lambda: not left.is_running())
+
+
+async def test_a_hub_that_cannot_start_is_reported_with_the_end_of_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setattr(hub, "free_port", lambda: taken.getsockname()[1])
+        with pytest.raises(HubError, match=r"(?s)draft hub: .* status 2; .*Address already in use"):
+            async with start_hub(DraftConfig(), tmp_path, "secret"):
+                pass
+    assert not hubs()
 
 
 COMMAND = [sys.executable, "-m", "seer_sgl", "drafthub"]

@@ -165,6 +165,14 @@ async def test_an_engine_is_linked_while_all_its_ranks_are(server: LinkServer) -
     await until(lambda: not server.linked("two"))
 
 
+async def test_an_engine_that_has_left_is_forgotten(server: LinkServer) -> None:
+    async with engine(server, ranks=2), engine(server, rank=1, ranks=2):
+        await server.until_linked("one")
+    await until(lambda: not server._sockets and not server._ranks)
+    async with engine(server):  # the same name with another number of ranks
+        await server.until_linked("one")
+
+
 @pytest.mark.parametrize("parts", [(True, True), (True, False), (False, True)])
 async def test_a_call_is_stored_once_every_rank_has_stored_its_part(
     server: LinkServer, heard: Heard, parts: tuple[bool, bool]

@@ -1,11 +1,12 @@
-"""How a local SGLang server process is started: its environment and its command line."""
+"""How an SGLang server process is started: its model, its environment and its command line."""
 
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from seer_sgl.config import FlagValue, ModelConfig
+from seer_sgl.config import Config, FlagValue, ModelConfig
+from seer_sgl.errors import ConfigError
 from seer_sgl.link import contract
 from seer_sgl.link.contract import API_KEY
 from seer_sgl.processes import OwnedProcess
@@ -15,8 +16,27 @@ SERVER_MODULE = "seer_sgl.plugin.server"
 
 
 def gpu_visible() -> bool:
-    """Whether this machine has an NVIDIA GPU, told without importing torch."""
+    """Whether this machine has a GPU, found without importing torch."""
     return Path("/proc/driver/nvidia/version").exists() or Path("/dev/kfd").exists()
+
+
+def api_key(config: Config) -> str | None:
+    """Returns the bearer token of the servers, from the config or the environment."""
+    return config.engines.api_key or os.environ.get(API_KEY)
+
+
+def require_model(path: str) -> None:
+    """Raise ConfigError unless `path` is a model folder or may be a model hub id."""
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"model.path: {path} has no config.json")
+        return
+    if "://" in path:
+        return
+    hub_id = path.count("/") == 1 and not path.startswith(("/", ".", "~"))
+    if not hub_id or folder.parent.is_dir():
+        raise ConfigError(f"model.path: {path} does not exist")
 
 
 def engine_environment(threads: int | None) -> dict[str, str]:

@@ -10,7 +10,6 @@ from typing import NoReturn
 import msgspec
 
 from seer_sgl.config import Config, KvPoolConfig, load
-from seer_sgl.engine.fleet import require_model
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import Pool, open_pool
 from seer_sgl.link.contract import API_KEY, LINK_TOKEN, LINK_URL
@@ -24,6 +23,7 @@ from .process import (
     engine_environment,
     gpu_visible,
     model_flags,
+    require_model,
     server_flags,
 )
 
@@ -109,7 +109,7 @@ async def _pool(config: KvPoolConfig, loopback: bool) -> Pool:
     """
     config = msgspec.structs.replace(config, open_ports=not loopback)
     with tempfile.TemporaryDirectory() as logs:
-        async with open_pool(config, Path(logs), print) as pool:
+        async with open_pool(config, Path(logs)) as pool:
             return pool
 
 

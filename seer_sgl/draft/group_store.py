@@ -28,7 +28,7 @@ class Log:
 
     __slots__ = ("group", "home", "index", "live", "number", "own", "sent", "tokens")
 
-    def __init__(self, group: "Holding", number: int, index: int, home: str) -> None:
+    def __init__(self, group: "StoredGroup", number: int, index: int, home: str) -> None:
         self.group = group
         self.number = number
         self.index = index  # its sequence number in the index
@@ -39,8 +39,8 @@ class Log:
         self.live = False  # it is being decoded here
 
 
-class Holding:
-    """One group. `told`: the hub knows that it is served here."""
+class StoredGroup:
+    """One group. `reported`: the hub has been sent that it is served here."""
 
     __slots__ = (
         "ask_at",
@@ -49,8 +49,8 @@ class Holding:
         "name",
         "prompt_ids",
         "prompts",
+        "reported",
         "running",
-        "told",
         "used_at",
     )
 
@@ -62,7 +62,7 @@ class Holding:
         self.index: list[Log] = []  # by sequence number in the index
         self.running = 0  # sequences being decoded here
         self.used_at = now
-        self.told = False
+        self.reported = False
         self.ask_at = now  # when the hub may be asked about it again
 
     def continued(self, sequence: int, response: "array[int]") -> Log | None:
@@ -100,28 +100,30 @@ class Holding:
         )
 
 
-class Holdings:
-    """Every group. `max_tokens`: what `fits` compares with. `apart`: each sequence is a group of
-    its own in the index, so that it drafts from itself alone."""
+class GroupStore:
+    """All groups of an engine. `max_tokens`: what `fits` compares with.
+
+    `apart`: each sequence is a group of its own in the index and drafts from itself alone.
+    """
 
     def __init__(self, drafter: Index, max_tokens: int, apart: bool) -> None:
         self._drafter = drafter
         self._max_tokens = max_tokens
         self._apart = apart
-        self.groups: dict[str, Holding] = {}
+        self.groups: dict[str, StoredGroup] = {}
         self.tokens = 0
 
-    def open(self, name: str, prompt_ids: Sequence[int], now: float) -> Holding:
+    def open(self, name: str, prompt_ids: Sequence[int], now: float) -> StoredGroup:
         """The group, opened if it is not."""
         group = self.groups.get(name)
         if group is None:
-            group = self.groups[name] = Holding(name, array("i", prompt_ids), now)
+            group = self.groups[name] = StoredGroup(name, array("i", prompt_ids), now)
             self.tokens += len(prompt_ids)
             if not self._apart:
                 self._drafter.open(name, group.prompt_ids)
         return group
 
-    def add(self, group: Holding, number: int) -> Log:
+    def add(self, group: StoredGroup, number: int) -> Log:
         """A new sequence."""
         index = len(group.index)
         home = group.name
@@ -135,7 +137,7 @@ class Holdings:
         group.index.append(log)
         return log
 
-    def prompt_again(self, group: Holding) -> int:
+    def prompt_again(self, group: StoredGroup) -> int:
         """Prompt tokens that a new sequence brings: each has a copy, the first the group's."""
         return len(group.prompt_ids) if self._apart and group.index else 0
 
@@ -150,7 +152,7 @@ class Holdings:
         log.tokens.extend(tokens)
         self.tokens += len(tokens)
 
-    def close(self, group: Holding) -> None:
+    def close(self, group: StoredGroup) -> None:
         """Forget a group; its slots draft nothing from then on."""
         for home in [log.home for log in group.index] if self._apart else [group.name]:
             self._drafter.close(home)
@@ -161,11 +163,11 @@ class Holdings:
         """Whether so many more stay within the limit."""
         return self.tokens + tokens <= self._max_tokens
 
-    def idlest(self, keep: Holding | None) -> Holding | None:
+    def idlest(self, keep: StoredGroup | None) -> StoredGroup | None:
         """The group to close first: of those that do not run, the one used longest ago."""
         idle = [group for group in self.groups.values() if not group.running and group is not keep]
         return min(idle, key=lambda group: group.used_at, default=None)
 
-    def dearest(self) -> Holding:
+    def dearest(self) -> StoredGroup:
         """If all groups run, the one with the most tokens for each sequence that drafts from it."""
         return max(self.groups.values(), key=lambda group: group.tokens / group.running)

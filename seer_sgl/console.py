@@ -1,0 +1,114 @@
+"""Standard error of the commands: where their log, their progress and their complaints go."""
+
+import contextlib
+import io
+import logging
+import sys
+from collections.abc import Iterator
+from typing import TextIO, cast
+
+from rich.console import Console
+from typing_extensions import override
+
+from .errors import SeerError
+
+LEVELS = ("debug", "info", "warning", "error")
+WIDE = 200  # columns of a table that goes to a file
+
+
+class _StandardError(io.TextIOBase):
+    """Standard error, which may go away: a closed terminal or pipe, a full disk.
+
+    What is written then is lost; the work that wrote it goes on.
+    """
+
+    def __init__(self) -> None:
+        self._stream = sys.stderr  # rich puts another in its place while it shows progress
+
+    @override
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    @override
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    @override
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    @override
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+def open_console(wide: bool = False) -> Console:
+    """Returns a console on standard error. `wide`: for tables, which a terminal's width need not
+    hold where there is no terminal."""
+    console = Console(file=cast(TextIO, _StandardError()), highlight=False)
+    if wide and not console.is_terminal:
+        console.width = WIDE
+    return console
+
+
+def complain(line: str) -> None:
+    """Print why the program ends."""
+    print(f"seer-sgl: {line}", file=_StandardError(), flush=True)
+
+
+class _ConsoleHandler(logging.Handler):
+    """Prints log records as lines, between the refreshes of a live display."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        line = self.format(record)
+        if record.levelno != logging.INFO:
+            line = f"{record.levelname.lower()}: {line}"
+        self._console.print(line, markup=False, soft_wrap=True)
+
+
+class _Once(logging.Filter):
+    """Lets each line of some loggers pass once."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self._names = names
+        self._seen: set[str] = set()
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith(self._names):
+            return True
+        line = record.getMessage()
+        is_new = line not in self._seen
+        self._seen.add(line)
+        return is_new
+
+
+@contextlib.contextmanager
+def log_to(console: Console, level: str, once: tuple[str, ...] = ()) -> Iterator[None]:
+    """Print what seer-sgl logs, from `level` (LEVELS) on, as long as the block runs.
+
+    `once`: names of loggers that may repeat themselves; each of their lines is printed once. An
+    error that ends the block is logged with all its causes at level debug.
+    """
+    logger, before = logging.getLogger(__package__), logging.getLogger(__package__).level
+    handler = _ConsoleHandler(console)
+    handler.addFilter(_Once(once))
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
+    try:
+        yield
+    except SeerError:
+        logger.debug("the command ends with an error", exc_info=True)
+        raise
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)

@@ -1,0 +1,27 @@
+"""Engines that run already and are joined by their URLs."""
+
+from typing_extensions import override
+
+from seer_sgl.errors import ConfigError
+
+from .launcher import EngineStart, Launcher
+
+JOIN_TIMEOUT_S = 10.0  # the server is up already; this only rides out a hiccup
+
+
+class ExternalLauncher(Launcher):
+    """Joins servers and never ends one."""
+
+    @override
+    async def start(self, engine_id: str, url: str | None = None) -> EngineStart:
+        if url is None:
+            raise ConfigError("engines.launch: external starts no engines; join one by its URL")
+        return EngineStart(engine_id, url.rstrip("/"), JOIN_TIMEOUT_S)
+
+    @override
+    async def stop(self, engine_id: str) -> None:
+        return
+
+    @override
+    async def aclose(self) -> None:
+        return

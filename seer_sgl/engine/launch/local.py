@@ -1,0 +1,118 @@
+"""SGLang servers as child processes on this machine."""
+
+import asyncio
+import itertools
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from typing_extensions import override
+
+from seer_sgl.config import Config, FlagValue
+from seer_sgl.errors import ConfigError, EngineStartError
+from seer_sgl.kvpool.hicache import Pool
+from seer_sgl.processes import OwnedProcess, free_port, require_free_port
+
+from . import draft_flags
+from .launcher import EngineStart, Launcher
+from .process import api_key, cpu_flags, gpu_visible, model_flags, open_ports, start_server
+
+logger = logging.getLogger(__name__)
+
+
+class LocalLauncher(Launcher):
+    """Starts servers on loopback. `environment`: of each server, beside the config's own.
+
+    An engine holds a slot, the lowest that is free: the slot decides on its GPUs, its cores and its
+    port, so an engine that is started later takes the place of one that was stopped.
+    """
+
+    def __init__(
+        self, config: Config, log_dir: Path, pool: Pool, environment: Mapping[str, str]
+    ) -> None:
+        self._config = config
+        self._log_dir = log_dir
+        self._pool = pool
+        self._environment = {
+            **pool.environment(),
+            **draft_flags.environment(config.draft),
+            **environment,
+            **config.engines.environment,
+        }
+        self._slots: dict[str, int] = {}  # by engine id
+        self._processes: dict[str, OwnedProcess] = {}
+        flags = config.engines.flags()
+        address = str(flags["dist-init-addr"]) if "dist-init-addr" in flags else None
+        surroundings = {**os.environ, **config.engines.environment}
+        for line in open_ports(_ranks(flags), address, surroundings):
+            logger.warning("open ports: %s", line)
+
+    @override
+    async def start(self, engine_id: str, url: str | None = None) -> EngineStart:
+        engines = self._config.engines
+        if url is not None:
+            raise ConfigError(f"engines.launch: local joins no engine that runs already ({url})")
+        slot = next(i for i in itertools.count() if i not in self._slots.values())
+        cores = _cores(self._config, slot)
+        port = free_port() if engines.base_port is None else engines.base_port + slot
+        if engines.base_port is not None:
+            require_free_port(port, "engines.base_port")
+        self._slots[engine_id] = slot
+        process = await start_server(
+            self._pool.flags()
+            | draft_flags.flags(self._config.draft)
+            | server_flags(self._config, slot, port),
+            self._log_dir / f"{engine_id}.log",
+            cores,
+            self._environment,
+            api_key(self._config),
+        )
+        if engine_id not in self._slots:  # it was stopped in the meantime, or all were
+            await process.stop()
+            raise EngineStartError(f"engine {engine_id} was stopped while it was started")
+        self._processes[engine_id] = process
+        logger.debug("engine %s: process %d, log %s", engine_id, process.pid, process.log)
+        return EngineStart(engine_id, f"http://127.0.0.1:{port}", engines.start_timeout_s, process)
+
+    @override
+    async def stop(self, engine_id: str) -> None:
+        process = self._processes.get(engine_id)
+        if process is not None:
+            await process.stop()
+            self._processes.pop(engine_id, None)
+        self._slots.pop(engine_id, None)
+
+    @override
+    async def aclose(self) -> None:
+        await asyncio.gather(*map(self.stop, list(self._slots)))
+
+
+def server_flags(config: Config, slot: int, port: int) -> dict[str, FlagValue]:
+    """Returns the flags of one server. The user's own win over our defaults."""
+    own = config.engines.flags()
+    # SGLang would draw a port for its ranks that an outgoing connection may take before they do.
+    flags = model_flags(config.model) | {"port": port, "nccl-port": free_port()}
+    if gpu_visible():
+        flags["base-gpu-id"] = slot * _ranks(own)
+    else:
+        flags |= cpu_flags()
+    return flags | own
+
+
+def _ranks(own: Mapping[str, FlagValue]) -> int:
+    """Returns the ranks of one server; each has a GPU of its own."""
+    return int(str(own.get("tp-size", own.get("tensor-parallel-size", own.get("tp", 1)))))
+
+
+def _cores(config: Config, slot: int) -> list[int] | None:
+    """Returns the cores to pin an engine to, or None. Raises ConfigError if none are listed."""
+    cores = config.engines.cores
+    if cores == "auto":
+        usable = sorted(os.sched_getaffinity(0))
+        return [usable[slot % len(usable)]]
+    if not isinstance(cores, list):
+        return None
+    if slot >= len(cores):
+        raise ConfigError(f"engines.cores: {len(cores)} lists, and engine {slot + 1} needs one")
+    return cores[slot]

@@ -1,0 +1,89 @@
+"""The wait until engines that come up answer, or a clear reason why one does not."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+import aiohttp
+
+from seer_sgl.engine.describe import describe
+from seer_sgl.errors import ConfigError, EngineStartError, EngineUnavailable
+from seer_sgl.types import EngineInfo
+
+from .launcher import EngineStart
+
+logger = logging.getLogger(__name__)
+POLL_S = 0.25
+REMIND_S = 15.0
+
+
+async def all_ready(
+    starts: Sequence[EngineStart], session: aiohttp.ClientSession
+) -> list[EngineInfo]:
+    """Wait for every engine at once. The first failure cancels the rest and is raised."""
+    began = time.monotonic()
+    pending = {start.engine_id: start for start in starts}
+
+    async def wait(start: EngineStart) -> EngineInfo:
+        info = await await_ready(start, session)
+        del pending[start.engine_id]
+        logger.info(
+            "engine %s ready after %.0f s: %s, SGLang %s, %d KV tokens, %d requests, %s",
+            info.engine_id,
+            time.monotonic() - began,
+            info.url,
+            info.sglang_version,
+            info.max_total_num_tokens,
+            info.max_running_requests,
+            f"plugin {info.plugin}" if info.plugin else "stock (no seer-sgl plugin)",
+        )
+        return info
+
+    async def remind() -> None:
+        while True:
+            await asyncio.sleep(REMIND_S)
+            for start in pending.values():
+                doing = f": {start.process.last_line()}" if start.process else ""
+                seconds = time.monotonic() - began
+                logger.info("engine %s not ready after %.0f s%s", start.engine_id, seconds, doing)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            reminder = group.create_task(remind())
+            tasks = [group.create_task(wait(start)) for start in starts]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            reminder.cancel()
+    except* (EngineStartError, ConfigError) as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def await_ready(start: EngineStart, session: aiohttp.ClientSession) -> EngineInfo:
+    """Poll an engine until it describes itself. Raises EngineStartError."""
+    process = start.process
+    deadline = time.monotonic() + start.timeout_s
+    while True:
+        if process is not None and process.exit_status is not None:
+            raise EngineStartError(
+                f"engine {start.engine_id} ended with status {process.exit_status} while "
+                f"starting; the end of {process.log}:\n{process.log_tail()}"
+            )
+        try:
+            info = await describe(session, start.engine_id, start.url)
+        except EngineUnavailable as error:
+            if time.monotonic() < deadline:
+                await asyncio.sleep(POLL_S)
+                continue
+            log = f"; the end of {process.log}:\n{process.log_tail()}" if process else ""
+            raise EngineStartError(
+                f"not ready after {start.timeout_s:g} s: {error}{log}"
+            ) from error
+        if process is not None and info.plugin is None:
+            raise EngineStartError(
+                f"engine {start.engine_id} runs without the seer-sgl plugin; is seer-sgl installed "
+                f"in its environment (`seer-sgl doctor`)? SGLANG_PLUGINS may leave it out"
+            )
+        if process is not None:
+            process.note_shared_memory()
+        return info

@@ -1,0 +1,131 @@
+"""The draft hub as its driver sees it: a process of its own, and the client that speaks to it."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import sys
+from array import array
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urljoin
+
+import aiohttp
+from typing_extensions import override
+
+from seer_sgl.config import DraftConfig
+from seer_sgl.draft.messages import Deltas, Done, batched, pieces, wire_name
+from seer_sgl.errors import HubError
+from seer_sgl.kept_processes import KeptProcess, kept_alive
+from seer_sgl.processes import free_port
+
+from . import contract, messages
+from .client import Link
+from .drafthub import FACTS
+from .hubserver import READY
+from .server import link_url
+
+FACTS_TIMEOUT_S = 2.0
+START_TIMEOUT_S = 60.0
+POLL_S = 0.05
+
+
+class Drafts(Protocol):
+    """What a driver asks of the draft hub."""
+
+    def load(self, group: str, sequence: int, tokens: "array[int]") -> None:
+        """Give the group a response of an earlier epoch."""
+
+    def done(self, group: str) -> None:
+        """Forget a group, which is complete or given up."""
+
+    async def facts(self) -> dict[str, Any] | None:
+        """The hub's counters (`DraftHub.counted`); None while it is away."""
+
+
+class HubClient(Drafts):
+    """The driver's connection to the draft hub at `url`; reconnects by itself.
+
+    The responses of unfinished groups are sent again after a reconnect: it may be a new hub.
+    """
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url = url
+        self._loaded: dict[str, list[tuple[int, array[int]]]] = {}  # by group
+        self._facts_url = urljoin(url, FACTS)
+        self._headers = {"Authorization": f"Bearer {token}"}
+        hello = messages.Hello(messages.PROTOCOL, f"driver-{secrets.token_hex(4)}", 0, 1)
+        self._link = Link(url, token, hello)
+        self._link.on_connect(self._send_again)
+
+    @override
+    def load(self, group: str, sequence: int, tokens: "array[int]") -> None:
+        self._loaded.setdefault(wire_name(group), []).append((sequence, tokens))
+        self._send(wire_name(group), [(sequence, tokens)])
+
+    @override
+    def done(self, group: str) -> None:
+        self._loaded.pop(wire_name(group), None)
+        self._link.send(Done([wire_name(group)]))
+
+    @override
+    async def facts(self) -> dict[str, Any] | None:
+        timeout = aiohttp.ClientTimeout(total=FACTS_TIMEOUT_S)
+        try:
+            async with (
+                aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session,
+                session.get(self._facts_url) as reply,
+            ):
+                counted: Any = await reply.json()
+                return counted if reply.status == 200 and isinstance(counted, dict) else None
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            return None
+
+    def close(self) -> None:
+        """Disconnect for good."""
+        self._link.close()
+
+    def _send_again(self) -> None:
+        """Runs in the link's thread."""
+        for group, loaded in list(self._loaded.items()):
+            self._send(group, list(loaded))
+
+    def _send(self, group: str, loaded: Iterable[tuple[int, "array[int]"]]) -> None:
+        parts = (part for sequence, tokens in loaded for part in pieces(group, sequence, tokens, 0))
+        for batch in batched(parts):
+            self._link.send(Deltas(batch.deltas))
+
+
+@contextlib.asynccontextmanager
+async def start_hub(config: DraftConfig, log_dir: Path, token: str) -> AsyncIterator[str]:
+    """The URL of a draft hub on loopback that is started for the block, and again if it dies.
+
+    Raises HubError when it does not come up.
+    """
+    port = free_port()
+    arguments = ["drafthub", "--port", str(port), "--memory", config.memory]
+    process = KeptProcess(
+        "draft hub",
+        [sys.executable, "-m", "seer_sgl", *arguments],
+        log_dir / "drafthub.log",
+        {**os.environ, contract.LINK_TOKEN: token},
+    )
+    try:
+        await process.start()
+        await _ready(process)
+        async with kept_alive([process]):
+            yield link_url(f"127.0.0.1:{port}")
+    finally:
+        await process.stop()
+
+
+async def _ready(process: KeptProcess) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while not process.ended:
+                if READY in process.log.read_text(errors="replace"):
+                    return
+                await asyncio.sleep(POLL_S)
+    reason = process.exit_reason() or f"not ready after {START_TIMEOUT_S:g} s"
+    raise HubError(f"draft hub: {reason}; its end:\n{process.log_tail()}")
