@@ -1,7 +1,7 @@
 """A placement for experiments: every chunk moves."""
 
-from seer_sgl.scheduling.fleet import Fleet
-from seer_sgl.scheduling.placement import Placed, Verdict
+from seer_sgl.scheduling.engine_index import EngineIndex
+from seer_sgl.scheduling.placement import Placed, Wait
 from seer_sgl.types import Move, Request
 
 
@@ -17,15 +17,15 @@ class AlwaysElsewhere:
         self._alone = alone
 
     def choose(
-        self, request: Request, total_len: int, fleet: Fleet, patient: bool
-    ) -> Placed | Verdict:
+        self, request: Request, total_len: int, fleet: EngineIndex, may_wait: bool
+    ) -> Placed | Wait:
         last = request.engines[-1] if request.engines else None
-        if self._fetch and last is not None and not request.stored and patient:
-            return Verdict.UNSTORED
+        if self._fetch and last is not None and not request.stored and may_wait:
+            return Wait.FOR_STORE
         up = [slot for slot in fleet if slot.available]
         others = [slot for slot in up if slot.engine_id != last] or (up if self._alone else [])
         able = [slot for slot in others if slot.admits(request, total_len)]
         if not able:
-            return Verdict.FULL
+            return Wait.FOR_ROOM
         moved = Move.FETCH if request.stored else Move.PREFILL
         return Placed(min(able, key=lambda slot: slot.inflight), moved if last else Move.STAY)

@@ -31,7 +31,7 @@ from seer_sgl.sim.run import simulate
 from seer_sgl.sim.workload import Responses
 from seer_sgl.types import Chunk, Group
 
-POLICIES = ("seer", "no_context", "group_round_robin")
+POLICIES = ("seer", "fcfs", "group_round_robin")
 KV_BYTES = 1536.0  # of a token of the reasoner; only its ratio to the bandwidth matters
 KV_TOKENS = 16_384
 MAX_RUNNING = 16

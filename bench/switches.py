@@ -15,10 +15,10 @@ from unittest import mock
 from seer_sgl.scheduling import strategy
 from seer_sgl.scheduling.context_aware import ContextAware
 from seer_sgl.scheduling.ready import Ticket
-from seer_sgl.sim.opening import Question
+from seer_sgl.sim.opening import SimRequest
 from seer_sgl.sim.run import truth
 from seer_sgl.sim.source import workload_names
-from seer_sgl.sim.variants import BASELINE, ORACLE, Case
+from seer_sgl.sim.variants import BASELINE, ORACLE, Scenario
 from seer_sgl.sim.workload import sample
 from seer_sgl.types import Request
 
@@ -32,16 +32,18 @@ class PublishedOrder(ContextAware):
     is known of a group, and a request that outgrew its siblings stays where its group is."""
 
     def _list_alone(self, request: Request, ticket: Ticket, group: Any) -> None:
-        if group.lengths.blind:
-            heapq.heappush(self._blind, (0, request.order, ticket, request))
+        if group.lengths.unknown:
+            heapq.heappush(self._unknown, (0, request.order, ticket, request))
 
 
 def measure(workload: str) -> list[dict[str, Any]]:
     """One row a change, each on top of those before."""
-    best = Question(workload=workload, overrides=[SMALL]).open()
+    best = SimRequest(workload=workload, overrides=[SMALL]).open()
     baseline, oracle = best.alone(BASELINE), best.alone(ORACLE)
 
-    def row(change: str, case: Case, order: type[ContextAware] = ContextAware) -> dict[str, Any]:
+    def row(
+        change: str, case: Scenario, order: type[ContextAware] = ContextAware
+    ) -> dict[str, Any]:
         with mock.patch.object(strategy, "ContextAware", order):
             found = case.alone("seer")
         return {
@@ -53,8 +55,8 @@ def measure(workload: str) -> list[dict[str, Any]]:
             "migrations": found.migrations,
         }
 
-    def case(*overrides: str) -> Case:
-        return Question(workload=workload, overrides=overrides).open()
+    def case(*overrides: str) -> Scenario:
+        return SimRequest(workload=workload, overrides=overrides).open()
 
     earlier = truth(sample(best.config.workload, epoch=1))
     return [
@@ -62,7 +64,10 @@ def measure(workload: str) -> list[dict[str, Any]]:
         row("+ chunks of 2,048", case(SMALL, FIXED), PublishedOrder),
         row("+ balance by the load of the moment", case(SMALL), PublishedOrder),
         row("+ order by own length", best),
-        row("+ lengths of an earlier epoch", Case(workload, best.responses, best.config, earlier)),
+        row(
+            "+ lengths of an earlier epoch",
+            Scenario(workload, best.responses, best.config, earlier),
+        ),
     ]
 
 
@@ -70,7 +75,7 @@ def other_draws(workload: str) -> list[dict[str, Any]]:
     """What `seer` gains on other draws of lengths than the workload's own."""
     rows = []
     for seed in DRAWS:
-        case = Question(workload=workload, overrides=[f"workload.lengths.seed={seed}"]).open()
+        case = SimRequest(workload=workload, overrides=[f"workload.lengths.seed={seed}"]).open()
         baseline, seer = case.alone(BASELINE), case.alone("seer")
         rows.append(
             {

@@ -80,11 +80,11 @@ def simulate(
 ) -> None:
     """Predict a rollout without any engine: the real scheduler in virtual time."""
     from .sim.command import run_simulation
-    from .sim.opening import Question
+    from .sim.opening import SimRequest
 
     out = asked.pop("out")
     with log_to(open_console(), log_level):
-        run_simulation(Question(**asked), policy, sweep, as_json, out)
+        run_simulation(SimRequest(**asked), policy, sweep, as_json, out)
 
 
 @cli.command()
@@ -110,13 +110,13 @@ def bench(
 ) -> None:
     """Compare plain SGLang with seer-sgl, technique by technique, on the same work."""
     from .benchmark.command import bench as run_bench
-    from .benchmark.config import asked_for, load_bench, load_ready
+    from .benchmark.config import load_bench, load_ready, overrides_from
 
     if gpu and config is not None:
         raise ConfigError("--gpu: it takes configs/bench-gpu.yaml; not together with --config")
     console = open_console(wide=True)
     with log_to(console, log_level, once=REPEATED):
-        given = [*asked_for(asked), *overrides]
+        given = [*overrides_from(asked), *overrides]
         settings = load_ready(gpu, given) if config is None else load_bench(config, given)
         _run(run_bench(settings, out, console))
 

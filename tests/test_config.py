@@ -169,8 +169,8 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
         ("scheduling: {policy: fifo}", r":1: scheduling\.policy: invalid enum value 'fifo'"),
         ("scheduling: {policy: oracle}", r":1: scheduling\.policy: oracle needs scheduling\.len"),
         (
-            "scheduling: {policy: no_context, lengths: f}",
-            r":1: scheduling\.lengths: policy: no_context uses no lengths",
+            "scheduling: {policy: fcfs, lengths: f}",
+            r":1: scheduling\.lengths: policy: fcfs uses no lengths",
         ),
         (
             "scheduling: {policy: group_round_robin}\nkv_pool: {backend: mooncake}",

@@ -20,18 +20,18 @@ class Paper(msgspec.Struct, frozen=True):
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to roll out. `over`: the arm that its gain is measured against; but for greedy ones,
-    it adds one technique to that."""
+    """One way to roll out. `compared_with`: the arm that its gain is measured against; but for
+    greedy ones, it adds one technique to that."""
 
     name: str
-    says: str
+    description: str
     policy: str
     pool: bool = False
     drafts: bool = False
     ngram: bool = False  # SGLang's own n-gram speculation
     router: bool = False
     greedy: bool = False
-    over: str | None = None
+    compared_with: str | None = None
     paper: Paper | None = None
 
     @property
@@ -42,7 +42,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
         return "drafting" if self.drafts else "pool" if self.pool else "plain"
 
     @property
-    def whole(self) -> bool:
+    def undivided(self) -> bool:
         """Whether requests are sent in one piece."""
         return self.policy in UNDIVIDED
 
@@ -59,63 +59,63 @@ def _by_name(*arms: Arm) -> dict[str, Arm]:
 ARMS = _by_name(
     Arm(
         name=BASELINE,
-        says="plain SGLang, whole groups pinned in turn, all sent at once",
+        description="plain SGLang, whole groups pinned in turn, all sent at once",
         policy=BASELINE,
         paper=Paper(1.0, 1.0),
     ),
     Arm(
         name="router",
-        says="plain SGLang behind sglang_router, cache_aware, all sent at once",
+        description="plain SGLang behind sglang_router, cache_aware, all sent at once",
         policy=BASELINE,
         router=True,
     ),
     Arm(
         name="group_least_loaded",
-        says="plain SGLang, whole groups pinned to the least loaded",
+        description="plain SGLang, whole groups pinned to the least loaded",
         policy="group_least_loaded",
     ),
     Arm(
         name="request_round_robin",
-        says="plain SGLang, single requests in turn, all sent at once",
+        description="plain SGLang, single requests in turn, all sent at once",
         policy="request_round_robin",
     ),
     Arm(
         name="divided",
-        says="divided rollout under a KV ledger",
-        policy="no_context",
-        over="request_round_robin",
+        description="divided rollout under a KV ledger",
+        policy="fcfs",
+        compared_with="request_round_robin",
     ),
     Arm(
         name="kv_pool",
-        says="+ global KV pool",
-        policy="no_context",
+        description="+ global KV pool",
+        policy="fcfs",
         pool=True,
-        over="divided",
+        compared_with="divided",
         paper=Paper(1.42, 0.79),
     ),
     Arm(
         name="context",
-        says="+ context-aware scheduling",
+        description="+ context-aware scheduling",
         policy="seer",
         pool=True,
-        over="kv_pool",
+        compared_with="kv_pool",
         paper=Paper(1.56, 0.11),
     ),
     Arm(
         name=SEER,
-        says="+ grouped speculative decoding",
+        description="+ grouped speculative decoding",
         policy="seer",
         pool=True,
         drafts=True,
-        over="context",
+        compared_with="context",
         paper=Paper(2.04, 0.053),
     ),
     Arm(
         name="oracle",
-        says="as context, with the true lengths known",
+        description="as context, with the true lengths known",
         policy="oracle",
         pool=True,
-        over="context",
+        compared_with="context",
         paper=Paper(1.63, 0.0),
     ),
 )
@@ -123,26 +123,26 @@ ARMS = _by_name(
 GREEDY = _by_name(
     Arm(
         name="greedy",
-        says="greedy, one sample a prompt: as group_round_robin",
+        description="greedy, one sample a prompt: as group_round_robin",
         policy=BASELINE,
         greedy=True,
     ),
     Arm(
         name="greedy_ngram",
-        says="greedy, one sample a prompt: the same with SGLang's n-gram speculation",
+        description="greedy, one sample a prompt: the same with SGLang's n-gram speculation",
         policy=BASELINE,
         ngram=True,
         greedy=True,
-        over="greedy",
+        compared_with="greedy",
     ),
     Arm(
         name="greedy_seer",
-        says="greedy, one sample a prompt, so without siblings: as seer",
+        description="greedy, one sample a prompt, so without siblings: as seer",
         policy="seer",
         pool=True,
         drafts=True,
         greedy=True,
-        over="greedy_ngram",
+        compared_with="greedy_ngram",
     ),
 )
 EVERY = ARMS | GREEDY

@@ -26,10 +26,10 @@ from seer_sgl.sim.config import EngineConfig
 from .arms import EVERY, SEER
 from .config import BenchConfig
 from .fleets import runnable
-from .measure import Rolled, Row
+from .measure import Measurement, Row
 from .plots import draw_arms, draw_lanes, draw_soak
 from .prediction import measure_constants, predict
-from .runner import Failure, Runner
+from .runner import ArmFailure, Runner
 from .soak import SoakRow, drift, soak
 from .summary import by_seed, doubts, summarize
 from .tables import arms_table, markdown
@@ -45,15 +45,15 @@ PACKAGES = (
 )
 
 
-class Findings:
+class BenchReport:
     """What is known so far: nothing that was measured is lost when the rest fails."""
 
-    def __init__(self, config: BenchConfig, out: Path, failures: Sequence[Failure]) -> None:
+    def __init__(self, config: BenchConfig, out: Path, failures: Sequence[ArmFailure]) -> None:
         """`failures`: those of the runner, which may still come."""
         self._config = config
         self._out = out
         self._failures = failures
-        self.rolled: list[Rolled] = []
+        self.rolled: list[Measurement] = []
         self.commit = _commit()  # of the code that measures, whatever becomes of it meanwhile
         self.soak: list[SoakRow] = []
         self.engine: EngineConfig | None = None  # step times of the servers
@@ -63,7 +63,7 @@ class Findings:
         """The figures of every rollout."""
         return [rolled.row for rolled in self.rolled]
 
-    def add(self, rolled: Rolled) -> None:
+    def add(self, rolled: Measurement) -> None:
         """One more rollout: kept, and written down."""
         self.rolled.append(rolled)
         path = self._out / "rounds.jsonl"
@@ -110,7 +110,7 @@ async def bench(config: BenchConfig, out: Path, console: Console) -> None:
     arms = runnable(config, announce)
     _make_folder(out)
     runner = Runner(config, arms, out, announce)
-    findings = Findings(config, out, runner.failures)
+    findings = BenchReport(config, out, runner.failures)
     total = config.bench.rounds * len(arms)
     # It loads weights anew, which is for nobody's servers but our own.
     rollouts = config.bench.soak if EVERY[SEER] in arms and runner.own_servers else 0

@@ -133,7 +133,7 @@ def _complaints(config: BenchConfig) -> list[tuple[str, str]]:
     return found
 
 
-def asked_for(options: Mapping[str, Any]) -> list[str]:
+def overrides_from(options: Mapping[str, Any]) -> list[str]:
     """The command line's own options as overrides."""
     overrides = []
     if options.get("workload") is not None:

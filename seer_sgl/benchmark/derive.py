@@ -17,7 +17,7 @@ def arm_config(arm: Arm, base: Config, seed: int, lengths: str | None) -> Config
         "policy": arm.policy,
         "lengths": lengths if arm.policy == "oracle" else None,
     }
-    if arm.whole:
+    if arm.undivided:
         tree["scheduling"]["max_inflight_per_engine"] = None  # all are sent at once
     tree["rollout"] |= {"seed": seed, "max_prompts": None}
     if arm.greedy:

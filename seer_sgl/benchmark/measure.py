@@ -18,7 +18,7 @@ from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.types import EngineInfo, EngineWork, Prompt
 
-from .family import family, told
+from .process_tree import process_tree, query_or
 from .router import RoutedEngine, servers_of
 
 SampleKey = tuple[str, int]  # group id, index
@@ -61,7 +61,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     identical_share: float
 
 
-class Rolled(msgspec.Struct, frozen=True):
+class Measurement(msgspec.Struct, frozen=True):
     """A rollout that was measured."""
 
     row: Row
@@ -87,7 +87,7 @@ async def roll(
     *,
     number: int,
     reference: Digests | None,
-) -> Rolled:
+) -> Measurement:
     """Roll `work` out on engines that have forgotten what they had cached, in round `number`.
 
     `reference`: the samples that every one is compared with. Raises SeerError.
@@ -130,7 +130,7 @@ async def roll(
         identical_share=same / len(digests) if digests else 0.0,
         **{key: report[key] for key in TAKEN},
     )
-    return Rolled(row, record, digests, lengths, work.prompts)
+    return Measurement(row, record, digests, lengths, work.prompts)
 
 
 TAKEN = (
@@ -194,7 +194,7 @@ class CpuClock:
 
     def __init__(self, engines: Sequence[EngineInfo]) -> None:
         ports = {info.url.rpartition(":")[2] for info in engines}
-        now = family()
+        now = process_tree()
         self._engines = [
             process
             for server in now.servers
@@ -220,7 +220,7 @@ class CpuClock:
 
 def _cpu_s(processes: Sequence[psutil.Process]) -> float:
     """Together; nothing of one that has ended."""
-    times = (told(process.cpu_times, None) for process in processes)
+    times = (query_or(process.cpu_times, None) for process in processes)
     return sum((one.user + one.system for one in times if one is not None), 0.0)
 
 

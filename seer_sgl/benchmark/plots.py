@@ -11,7 +11,7 @@ from seer_sgl.report.report import tail_begin
 from seer_sgl.report.timeline import RUNNING, TAIL
 
 from .arms import BASELINE, GREEDY, SEER
-from .measure import Rolled
+from .measure import Measurement
 from .soak import SoakRow
 
 if TYPE_CHECKING:
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 BAR, PAPER, OURS = "#9a9a9a", "#e45756", "#4c78a8"
 
 
-Pair = tuple[Rolled, Rolled]  # the baseline and seer in the same round
+Pair = tuple[Measurement, Measurement]  # the baseline and seer in the same round
 
 
-def typical_pair(rolled: Sequence[Rolled]) -> Pair | None:
+def typical_pair(rolled: Sequence[Measurement]) -> Pair | None:
     """The baseline and seer in the round whose ratio of throughputs is the (lower) median, of the
     first seed that has such rounds."""
     pairs = _pairs(rolled)
     return sorted(pairs, key=_gain)[(len(pairs) - 1) // 2] if pairs else None
 
 
-def _pairs(rolled: Sequence[Rolled]) -> list[Pair]:
+def _pairs(rolled: Sequence[Measurement]) -> list[Pair]:
     """Of the first seed that has any."""
     found = {(one.row.arm, one.row.seed, one.row.round): one for one in rolled}
     pairs = [
@@ -61,7 +61,7 @@ def lanes_title(pair: Pair, rounds: Sequence[int]) -> str:
     return f"seed {base.seed}, round {base.round} ({chosen}): {same}"
 
 
-def draw_lanes(rolled: Sequence[Rolled], path: Path) -> None:
+def draw_lanes(rolled: Sequence[Measurement], path: Path) -> None:
     """What runs on each engine over time: the baseline above, seer below, on one time axis.
 
     `rolled`: all rollouts; the typical pair is drawn.

@@ -16,10 +16,10 @@ from seer_sgl.sim.workload import Responses
 from .arms import BASELINE, EVERY, SEER, Arm
 from .config import BenchConfig
 from .constants import draft_overhead_us, measured_engine
-from .measure import Rolled
+from .measure import Measurement
 from .runner import FAILURES, Runner
 
-Cases = Mapping[tuple[str, int], Rolled]
+Cases = Mapping[tuple[str, int], Measurement]
 
 
 async def measure_constants(
@@ -76,7 +76,7 @@ def _known(arm: Arm) -> bool:
 
 
 def _compared(
-    config: BenchConfig, engine: EngineConfig, arm: Arm, cases: Sequence[Rolled]
+    config: BenchConfig, engine: EngineConfig, arm: Arm, cases: Sequence[Measurement]
 ) -> dict[str, float]:
     predicted = [_simulated(config, engine, arm, case) for case in cases]
     wall_s = statistics.mean(case.row.wall_s for case in cases)
@@ -92,7 +92,7 @@ def _compared(
     }
 
 
-def _simulated(config: BenchConfig, engine: EngineConfig, arm: Arm, case: Rolled) -> Outcome:
+def _simulated(config: BenchConfig, engine: EngineConfig, arm: Arm, case: Measurement) -> Outcome:
     settings = SimConfig(
         engine=engine, pool=config.bench.pool, speculation=config.bench.speculation
     )
@@ -109,7 +109,7 @@ def _simulated(config: BenchConfig, engine: EngineConfig, arm: Arm, case: Rolled
     return outcome(arm.name, arm.policy, simulate(_responses(case), settings))
 
 
-def _responses(case: Rolled) -> list[Responses]:
+def _responses(case: Measurement) -> list[Responses]:
     lengths: dict[str, dict[int, int]] = {}
     for (group_id, index), length in case.lengths.items():
         lengths.setdefault(group_id, {})[index] = length

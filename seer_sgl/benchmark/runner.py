@@ -22,13 +22,13 @@ from .arms import BASELINE, EVERY, Arm
 from .config import BenchConfig
 from .derive import arm_config
 from .fleets import Fleets
-from .measure import Digests, Rolled, Workload, roll, write_lengths
+from .measure import Digests, Measurement, Workload, roll, write_lengths
 from .router import ROUTER
 from .workloads import Source
 
 FAILURES = (ConfigError, EngineError, EngineStartError, HubError, PoolError, RolloutError)
 WARM_UP = 2  # prompts
-# Rolled out once a seed before anything is measured: the samples that every arm must have.
+# Measurement out once a seed before anything is measured: the samples that every arm must have.
 REFERENCES = {False: EVERY[BASELINE], True: EVERY["greedy"]}
 
 
@@ -39,7 +39,7 @@ class Reference(msgspec.Struct, frozen=True):
     lengths: Path
 
 
-class Failure(msgspec.Struct, frozen=True):
+class ArmFailure(msgspec.Struct, frozen=True):
     """Why an arm was left out, from which round on."""
 
     arm: str
@@ -58,12 +58,12 @@ class Runner:
         self._out = out
         self._source = Source(config)
         self._fleets = Fleets(config, out / "engines")
-        self.failures: list[Failure] = []
+        self.failures: list[ArmFailure] = []
         self._announce = _once(announce)
         self._references: dict[tuple[int, bool], Reference] = {}
         self._warm: dict[str, Fleet] = {}  # by kind
 
-    async def rounds(self) -> AsyncIterator[Rolled]:
+    async def rounds(self) -> AsyncIterator[Measurement]:
         """Every arm once a round; the next round has the next seed, and the arms in reverse.
 
         An arm that fails is left out from then on. Raises SeerError when none is left.
@@ -75,13 +75,13 @@ class Runner:
                     yield await self.once(arm, number, seeds[number % len(seeds)])
                 except FAILURES as error:
                     self._announce(f"without {arm.name} from now on: {error}")
-                    self.failures.append(Failure(arm.name, number, str(error)))
+                    self.failures.append(ArmFailure(arm.name, number, str(error)))
                     arms.remove(arm)
                     await self._fleets.close()
                     if not arms:
                         raise
 
-    async def once(self, arm: Arm, number: int, seed: int) -> Rolled:
+    async def once(self, arm: Arm, number: int, seed: int) -> Measurement:
         """One measured rollout."""
         reference = await self._reference(arm.greedy, seed)
         return await self._roll(arm, number, self._work(arm, seed), reference)
@@ -134,7 +134,7 @@ class Runner:
 
     async def _roll(
         self, arm: Arm, number: int, work: Workload, reference: Reference | None
-    ) -> Rolled:
+    ) -> Measurement:
         lengths = None if reference is None else str(reference.lengths)
         config = arm_config(arm, self._config, work.seed, lengths)
         fleet = await self._fleets.of(arm)

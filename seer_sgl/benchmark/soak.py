@@ -9,7 +9,7 @@ import psutil
 from seer_sgl.report.recorder import Recorder
 
 from .arms import EVERY, SEER
-from .family import family, told
+from .process_tree import process_tree, query_or
 from .runner import Runner
 
 MB = 1 << 20
@@ -47,7 +47,7 @@ async def soak(runner: Runner, rollouts: int) -> AsyncIterator[SoakRow]:
     for number in range(rollouts):
         rolled = await runner.once(arm, number, seed)
         row = rolled.row
-        now = family()
+        now = process_tree()
         yield SoakRow(
             number=number,
             wall_s=row.wall_s,
@@ -92,5 +92,5 @@ def drift(rows: Sequence[SoakRow]) -> dict[str, float]:
 
 
 def _mb(processes: Iterable[psutil.Process]) -> float:
-    sets = (told(process.memory_info, None) for process in processes)
+    sets = (query_or(process.memory_info, None) for process in processes)
     return round(sum(one.rss for one in sets if one is not None) / MB, 1)

@@ -64,7 +64,7 @@ def doubts(rows: Sequence[Row], imposed: bool) -> list[str]:
 
 def _arm(arm: Arm, rows: Sequence[Row]) -> Figures:
     own = _of(arm.name, rows)
-    figures: Figures = {"says": arm.says, "rounds": len(own), "over": arm.over}
+    figures: Figures = {"says": arm.description, "rounds": len(own), "over": arm.compared_with}
     ranges: dict[str, list[float]] = {}
 
     def put(name: str, figure: Callable[[Row], float | None]) -> None:
@@ -76,14 +76,14 @@ def _arm(arm: Arm, rows: Sequence[Row]) -> Figures:
 
     for name in FIGURES:
         put(name, attrgetter(name))
-    if arm.whole:  # nothing is continued
+    if arm.undivided:  # nothing is continued
         figures["recomputed_tokens"] = None
     put("idle_share", lambda row: None if row.idle is None else statistics.mean(row.idle))
     reference = _by_round(arm.reference, rows)
     put("speedup", lambda row: _ratio(row, reference, "throughput_tok_s"))
     put("tail_cut", lambda row: _cut(_ratio(row, reference, "tail_s")))
-    if arm.over is not None:
-        before = _by_round(arm.over, rows)
+    if arm.compared_with is not None:
+        before = _by_round(arm.compared_with, rows)
         put("gain", lambda row: _ratio(row, before, "throughput_tok_s"))
     figures["identical_share"] = min(row.identical_share for row in own)
     figures["idle_by_engine"] = _ranked([(row.seed, row.idle) for row in own if row.idle])

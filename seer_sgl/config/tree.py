@@ -136,7 +136,7 @@ class DraftConfig(Section, frozen=True):
 
 
 Undivided = Literal["group_round_robin", "group_least_loaded", "request_round_robin"]
-PolicyName = Literal["seer", "no_context", "oracle", Undivided]
+PolicyName = Literal["seer", "fcfs", "oracle", Undivided]
 UNDIVIDED: tuple[str, ...] = get_args(Undivided)  # the baselines: all sent at once, never moved
 
 

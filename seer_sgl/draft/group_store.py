@@ -13,7 +13,7 @@ SEQUENCES = MAX_NUMBER // (2 * MAX_SEQUENCES) + 1
 FORKS = (MAX_NUMBER + 1) // SEQUENCES
 
 
-class Index(Protocol):
+class DraftIndex(Protocol):
     """The part of `Drafter` that is used here."""
 
     def open(self, group: str, prompt_ids: Sequence[int], /) -> None: ...
@@ -106,7 +106,7 @@ class GroupStore:
     `apart`: each sequence is a group of its own in the index and drafts from itself alone.
     """
 
-    def __init__(self, drafter: Index, max_tokens: int, apart: bool) -> None:
+    def __init__(self, drafter: DraftIndex, max_tokens: int, apart: bool) -> None:
         self._drafter = drafter
         self._max_tokens = max_tokens
         self._apart = apart

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from .group_store import SEQUENCES, GroupStore, Index, Log, StoredGroup
+from .group_store import SEQUENCES, DraftIndex, GroupStore, Log, StoredGroup
 from .messages import (
     MAX_NUMBER,
     MAX_SEQUENCES,
@@ -58,7 +58,7 @@ class Replica:
 
     def __init__(
         self,
-        drafter: Index,
+        drafter: DraftIndex,
         send: Callable[[ToHub], None] | None,
         *,
         max_tokens: int,

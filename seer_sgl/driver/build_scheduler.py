@@ -2,7 +2,7 @@
 
 from seer_sgl.config import UNDIVIDED, SchedulingConfig
 from seer_sgl.scheduling.costs import Costs
-from seer_sgl.scheduling.fleet import UNLIMITED, EngineSlot
+from seer_sgl.scheduling.engine_index import UNLIMITED, EngineSlot
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.placement import CacheAware, Placement

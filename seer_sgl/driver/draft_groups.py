@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing_extensions import override
 
 from seer_sgl.draft.group_store import SEQUENCES
-from seer_sgl.link.hub import Drafts
+from seer_sgl.link.hub import DraftSink
 from seer_sgl.types import Chunk, Failure, Group, Prompt
 
 from .observer import Observer
@@ -23,7 +23,7 @@ class DraftKeeper(Observer):
     numbered from HISTORY_FROM on, beyond the requests of a group that may still grow.
     """
 
-    def __init__(self, drafts: Drafts, history: Responses = lambda _: ()) -> None:
+    def __init__(self, drafts: DraftSink, history: Responses = lambda _: ()) -> None:
         self._drafts = drafts
         self._history = history
         self._begun: set[str] = set()  # by uid

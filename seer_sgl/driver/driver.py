@@ -27,7 +27,7 @@ from . import monitor
 from .build_scheduler import build_scheduler, new_slot
 from .checks import LengthLimits, differences
 from .draft_groups import DraftKeeper, Responses
-from .engine import Engine, Fleet
+from .engine import Engine, EngineFleet
 from .loop import Clock, RolloutLoop
 from .monitor import Monitor
 from .observer import Observer
@@ -63,7 +63,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 class Driver:
     """One scheduler, one loop and one monitor over a fleet. Made by `Driver.over`."""
 
-    def __init__(self, fleet: Fleet, settings: Settings, clock: Clock) -> None:
+    def __init__(self, fleet: EngineFleet, settings: Settings, clock: Clock) -> None:
         self._fleet = fleet
         self._settings = settings
         self._clock = clock
@@ -88,7 +88,7 @@ class Driver:
     @classmethod
     @contextlib.asynccontextmanager
     async def over(
-        cls, fleet: Fleet, settings: Settings, clock: Clock = time.monotonic
+        cls, fleet: EngineFleet, settings: Settings, clock: Clock = time.monotonic
     ) -> AsyncIterator[Self]:
         """A driver of the engines that are in the fleet. They are not stopped at the end; what is
         in flight there is aborted."""

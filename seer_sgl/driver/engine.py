@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from seer_sgl.link.hub import Drafts
+from seer_sgl.link.hub import DraftSink
 from seer_sgl.link.server import OnRates, OnStored
 from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad
 
@@ -38,7 +38,7 @@ class Engine(Protocol):
         """Returns its description of now, which `info` then is."""
 
 
-class Link(Protocol):
+class PluginLink(Protocol):
     """Where the plugins of the engines report."""
 
     on_stored: OnStored
@@ -48,7 +48,7 @@ class Link(Protocol):
         """Let the KV of a request beyond its first `keep` tokens leave the pool."""
 
 
-class Fleet(Protocol):
+class EngineFleet(Protocol):
     """Engines that are up, what they are linked by, and the draft hub if they draft."""
 
     @property
@@ -56,9 +56,9 @@ class Fleet(Protocol):
         """Those that are there now."""
 
     @property
-    def link(self) -> Link:
+    def link(self) -> PluginLink:
         """Where their plugins report."""
 
     @property
-    def drafts(self) -> Drafts | None:
+    def drafts(self) -> DraftSink | None:
         """The draft hub; None if no engine drafts with the others."""

@@ -18,7 +18,7 @@ from seer_sgl.errors import (
     EngineUnavailable,
     RolloutError,
 )
-from seer_sgl.scheduling.fleet import EngineSlot
+from seer_sgl.scheduling.engine_index import EngineSlot
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import (
     Chunk,

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from seer_sgl.types import Chunk, Failure, Group, Request, RequestState, Sample
 
-from .engine import Engine, Link
+from .engine import Engine, PluginLink
 from .observer import Observer
 
 
@@ -19,7 +19,7 @@ class PageReleaser(Observer):
     pool's own eviction: an engine that holds them would not write them a second time.
     """
 
-    def __init__(self, link: Link, engines: Mapping[str, Engine]) -> None:
+    def __init__(self, link: PluginLink, engines: Mapping[str, Engine]) -> None:
         self._link = link
         self._engines = engines  # by id
         self._waiting: dict[str, list[Request]] = {}  # finished ones, by group uid

@@ -53,7 +53,7 @@ class StartedAgain(EngineUnavailable):
 
 
 class HttpEngine:
-    """One SGLang server behind a URL. `obituary` tells how its process ended, if it did."""
+    """One SGLang server behind a URL. `exit_reason` tells how its process ended, if it did."""
 
     # Token ids of the model, as far as the caller knows; a server's plugin knows better.
     vocab_size: int | None = None
@@ -62,11 +62,11 @@ class HttpEngine:
         self,
         info: EngineInfo,
         session: aiohttp.ClientSession,
-        obituary: Callable[[], str | None] = lambda: None,
+        exit_reason: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._info = info
         self._look_at = 0.0  # the event loop's time
-        self._obituary = obituary
+        self._exit_reason = exit_reason
         self._session = session
 
     @property
@@ -267,7 +267,7 @@ class HttpEngine:
         return reply
 
     def _unreachable(self, error: Exception) -> EngineUnavailable:
-        reason = self._obituary() or str(error) or type(error).__name__
+        reason = self._exit_reason() or str(error) or type(error).__name__
         return EngineUnavailable(f"{self._name}: {reason}", engine_id=self._info.engine_id)
 
     def _failure(self, status: int, reply: bytes) -> EngineError:

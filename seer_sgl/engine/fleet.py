@@ -15,7 +15,7 @@ from seer_sgl.config import Config
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.kvpool.hicache import open_pool
 from seer_sgl.link.contract import HUB_URL, LINK_TOKEN, LINK_URL
-from seer_sgl.link.hub import Drafts, HubClient, start_hub
+from seer_sgl.link.hub import DraftSink, HubClient, start_hub
 from seer_sgl.link.server import LinkServer, link_url, open_link, shared_token
 from seer_sgl.processes import require_free_port
 from seer_sgl.types import EngineInfo
@@ -44,7 +44,7 @@ class Fleet:
         launcher: Launcher,
         *,
         link: LinkServer,
-        drafts: Drafts | None,
+        drafts: DraftSink | None,
         session: aiohttp.ClientSession,
     ) -> None:
         self.engines: list[HttpEngine] = []

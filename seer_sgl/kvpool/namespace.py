@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 
-class Layout(msgspec.Struct, frozen=True):
+class KvLayout(msgspec.Struct, frozen=True):
     """How an engine's KV bytes are laid out in the pool."""
 
     dtype: str

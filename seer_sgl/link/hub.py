@@ -31,7 +31,7 @@ START_TIMEOUT_S = 60.0
 POLL_S = 0.05
 
 
-class Drafts(Protocol):
+class DraftSink(Protocol):
     """What a driver asks of the draft hub."""
 
     def load(self, group: str, sequence: int, tokens: "array[int]") -> None:
@@ -44,7 +44,7 @@ class Drafts(Protocol):
         """The hub's counters (`DraftHub.counted`); None while it is away."""
 
 
-class HubClient(Drafts):
+class HubClient(DraftSink):
     """The driver's connection to the draft hub at `url`; reconnects by itself.
 
     The responses of unfinished groups are sent again after a reconnect: it may be a new hub.

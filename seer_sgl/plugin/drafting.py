@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from seer_sgl.draft.group_store import Index
+from seer_sgl.draft.group_store import DraftIndex
 from seer_sgl.draft.messages import Deltas, Done, Want
 from seer_sgl.draft.replica import Replica
 from seer_sgl.link.client import driver_link, hub_link
@@ -22,7 +22,7 @@ def settings() -> DraftSettings | None:
 
 
 def join(
-    drafter: Index, wanted: DraftSettings, rank: int, ranks: int, vocab_size: int
+    drafter: DraftIndex, wanted: DraftSettings, rank: int, ranks: int, vocab_size: int
 ) -> Replica | None:
     """Returns what feeds a drafter, linked to the hub if there is one; None unless `rank` is 0.
 

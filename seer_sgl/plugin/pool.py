@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from seer_sgl.kvpool.hicache import NAMESPACE, REPLICAS
-from seer_sgl.kvpool.namespace import Layout
+from seer_sgl.kvpool.namespace import KvLayout
 from seer_sgl.link import messages
 from seer_sgl.link.contract import PoolReport
 
@@ -191,10 +191,10 @@ class PoolPart:
         stock(scheduler)
 
 
-def layout_of(controller: SglController) -> Layout:
+def layout_of(controller: SglController) -> KvLayout:
     """Returns how the KV of this engine is laid out."""
     host = controller.mem_pool_host
-    return Layout(
+    return KvLayout(
         dtype=str(controller.mem_pool_device.store_dtype),
         layout=str(host.layout),
         page_size=controller.page_size,

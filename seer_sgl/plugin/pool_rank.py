@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import msgspec
 
-from seer_sgl.kvpool.namespace import Layout
+from seer_sgl.kvpool.namespace import KvLayout
 from seer_sgl.link import messages
 from seer_sgl.link.client import Link, driver_link
 
@@ -69,7 +69,7 @@ class PageNames:
 class PoolRank:
     """This rank's part in the pool. Threads of SGLang may call the methods marked `Any thread`."""
 
-    def __init__(self, controller: SglController, layout: Layout) -> None:
+    def __init__(self, controller: SglController, layout: KvLayout) -> None:
         self.layout = layout
         self._controller = controller
         self._page_size = controller.page_size

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from seer_sgl.errors import EngineError
-from seer_sgl.link.hub import Drafts
+from seer_sgl.link.hub import DraftSink
 from seer_sgl.types import EngineInfo
 
 READ_TIMEOUT_S = 5.0
@@ -41,7 +41,7 @@ class Reading(NamedTuple):
     hub: Facts | None
 
 
-class Waits(msgspec.Struct, frozen=True):
+class WaitCounts(msgspec.Struct, frozen=True):
     """`seer_sgl.draft.waits.Waits`, over the wire."""
 
     count: int = 0
@@ -54,16 +54,16 @@ class Waits(msgspec.Struct, frozen=True):
         return {"mean": mean, "max": round(self.max_s, 4) if self.count else None}
 
 
-class Replica(msgspec.Struct, frozen=True):
+class ReplicaCounts(msgspec.Struct, frozen=True):
     """What reached an engine from the hub."""
 
     received_tokens: int = 0
     refused_tokens: int = 0
     lost_messages: int = 0
-    waits: Waits = Waits()
+    waits: WaitCounts = WaitCounts()
 
 
-class Counted(msgspec.Struct, frozen=True):
+class EngineCounts(msgspec.Struct, frozen=True):
     """An engine's part."""
 
     steps: dict[Width, int] = {}  # 1 is plain decoding
@@ -73,19 +73,19 @@ class Counted(msgspec.Struct, frozen=True):
     sources: dict[str, int] = {}
     drafted_by_position: list[int] = []
     accepted_by_position: list[int] = []
-    replica: Replica = Replica()
+    replica: ReplicaCounts = ReplicaCounts()
 
 
-class HubCounted(msgspec.Struct, frozen=True):
+class HubCounts(msgspec.Struct, frozen=True):
     """The hub's part."""
 
     groups_begun: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
-    lag: Waits = Waits()
+    lag: WaitCounts = WaitCounts()
 
 
-async def read(engines: Sequence[Drafting], drafts: Drafts | None) -> Reading:
+async def read(engines: Sequence[Drafting], drafts: DraftSink | None) -> Reading:
     """Ask all of them at once; never raises."""
     if not engines:
         return Reading({}, None)
@@ -109,12 +109,12 @@ def section(before: Reading, after: Reading) -> Facts | None:
     """The report's section `drafting`; None where no engine drafts."""
     if not before.engines and not after.engines:
         return None
-    parts: dict[str, Counted] = {}
+    parts: dict[str, EngineCounts] = {}
     for engine_id, facts in after.engines.items():
-        part = counted(before.engines.get(engine_id), facts, Counted)
+        part = counted(before.engines.get(engine_id), facts, EngineCounts)
         if part is not None:
             parts[engine_id] = part
-    hub = None if after.hub is None else counted(before.hub, after.hub, HubCounted)
+    hub = None if after.hub is None else counted(before.hub, after.hub, HubCounts)
     sources = sum((Counter(part.sources) for part in parts.values()), Counter[str]())
     known = sum(sources[source] for source in SOURCES)
     return {
@@ -163,7 +163,7 @@ def _since(before: Any, after: Any) -> Any:
     return after
 
 
-def _engine(part: Counted) -> Facts:
+def _engine(part: EngineCounts) -> Facts:
     replica = part.replica
     return {
         "accept_length": _accept_length([part]),
@@ -177,7 +177,7 @@ def _engine(part: Counted) -> Facts:
     }
 
 
-def _hub(hub: HubCounted) -> Facts:
+def _hub(hub: HubCounts) -> Facts:
     return {
         "lag_s": hub.lag.facts(),
         "tokens_in": hub.tokens_in,
@@ -186,13 +186,13 @@ def _hub(hub: HubCounted) -> Facts:
     }
 
 
-def _accept_length(parts: Iterable[Counted]) -> float | None:
+def _accept_length(parts: Iterable[EngineCounts]) -> float | None:
     counts = [(part.verified_tokens, part.verified_rows) for part in parts]
     rows = sum(count for _, count in counts)
     return round(sum(tokens for tokens, _ in counts) / rows, 3) if rows else None
 
 
-def _by_width(parts: Iterable[Counted]) -> dict[str, int]:
+def _by_width(parts: Iterable[EngineCounts]) -> dict[str, int]:
     """Verifications by their width, ascending."""
     steps: Counter[str] = Counter()
     for part in parts:

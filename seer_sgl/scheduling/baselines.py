@@ -8,14 +8,14 @@ from weakref import WeakKeyDictionary
 
 from seer_sgl.types import Group, Move, Request
 
-from .fleet import EngineSlot, Fleet
-from .placement import Placed, Verdict
+from .engine_index import EngineIndex, EngineSlot
+from .placement import Placed, Wait
 
 
 class Turn(Protocol):
     """Chooses the engine of a whole group, or of a request."""
 
-    def __call__(self, fleet: Fleet) -> EngineSlot | None:
+    def __call__(self, fleet: EngineIndex) -> EngineSlot | None:
         """An engine that is available; None when none is."""
 
 
@@ -31,14 +31,14 @@ class PinnedGroups:
         self._pins: WeakKeyDictionary[Group, EngineSlot] = WeakKeyDictionary()
 
     def choose(
-        self, request: Request, total_len: int, fleet: Fleet, patient: bool
-    ) -> Placed | Verdict:
+        self, request: Request, total_len: int, fleet: EngineIndex, may_wait: bool
+    ) -> Placed | Wait:
         """The engine of the request's group."""
         slot = self._pins.get(request.group)
         if slot is None or not slot.available:
             slot = self._turn(fleet)
         if slot is None:
-            return Verdict.FULL
+            return Wait.FOR_ROOM
         self._pins[request.group] = slot
         return _placed(request, slot, fleet)
 
@@ -50,14 +50,14 @@ class SingleRequests:
         self._turn = turn
 
     def choose(
-        self, request: Request, total_len: int, fleet: Fleet, patient: bool
-    ) -> Placed | Verdict:
+        self, request: Request, total_len: int, fleet: EngineIndex, may_wait: bool
+    ) -> Placed | Wait:
         """The engine whose turn it is."""
         slot = self._turn(fleet)
-        return Verdict.FULL if slot is None else _placed(request, slot, fleet)
+        return Wait.FOR_ROOM if slot is None else _placed(request, slot, fleet)
 
 
-def _placed(request: Request, slot: EngineSlot, fleet: Fleet) -> Placed:
+def _placed(request: Request, slot: EngineSlot, fleet: EngineIndex) -> Placed:
     moved = fleet.home(request) not in (None, slot)
     return Placed(slot, Move.PREFILL if moved else Move.STAY)
 
@@ -68,7 +68,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._next = 0
 
-    def __call__(self, fleet: Fleet) -> EngineSlot | None:
+    def __call__(self, fleet: EngineIndex) -> EngineSlot | None:
         """The next engine in turn that is available."""
         slots = list(fleet)
         for skipped in range(len(slots)):
@@ -79,6 +79,6 @@ class RoundRobin:
         return None
 
 
-def least_requests(fleet: Fleet) -> EngineSlot | None:
+def least_requests(fleet: EngineIndex) -> EngineSlot | None:
     """The engine with the fewest requests in flight (OpenRLHF's choice for a prompt)."""
     return fleet.least_loaded()

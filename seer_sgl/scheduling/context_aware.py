@@ -6,8 +6,8 @@ leaves open, both measured (README, Simulator):
 
 - Groups of which nothing is known are equal: among their requests the one with the fewest tokens
   goes first. None is left behind that may turn out to be the longest of all.
-- A request that has outgrown every sibling that ended is longer than its group is expected to be:
-  it goes before all groups of which something is known, the longest first.
+- A request that is longer than every sibling that ended is past its group's estimate: it
+  goes before all groups of which something is known, the longest first.
 """
 
 import heapq
@@ -35,8 +35,8 @@ class ContextAware:
         self._taken = 0
         self._ready = ReadySet()
         self._probes: list[tuple[int, int, Ticket, Request]] = []  # shortest first
-        self._blind: list[tuple[int, int, Ticket, Request]] = []  # fewest tokens first
-        self._outgrown: list[tuple[int, int, Ticket, Request]] = []  # most tokens first
+        self._unknown: list[tuple[int, int, Ticket, Request]] = []  # fewest tokens first
+        self._past_estimate: list[tuple[int, int, Ticket, Request]] = []  # most tokens first
         self._groups: dict[str, _Group] = {}  # by uid
         # Longest estimate first. A group whose estimate changes is listed again, and its older
         # entries are void: O(log n), however many of its requests are ready.
@@ -60,8 +60,8 @@ class ContextAware:
             return self._ready.longest_waiting
         return (
             self._first(self._probes, lambda *_: True)
-            or self._first(self._blind, lambda request, group: group.lengths.blind)
-            or self._first(self._outgrown, _outgrows)
+            or self._first(self._unknown, lambda request, group: group.lengths.unknown)
+            or self._first(self._past_estimate, _is_past_estimate)
             or self._longest()
         )
 
@@ -83,9 +83,9 @@ class ContextAware:
         group = self._groups.get(request.group.uid)
         if group is None:
             return
-        was_blind, before = group.lengths.blind, group.lengths.estimate
+        was_unknown, before = group.lengths.unknown, group.lengths.estimate
         group.lengths.ended(request)
-        if was_blind or group.lengths.estimate < before:
+        if was_unknown or group.lengths.estimate < before:
             for _, ticket, ready in group.ready:
                 self._list_alone(ready, ticket, group)
         self._list(group)
@@ -105,7 +105,7 @@ class ContextAware:
     def _list(self, group: "_Group") -> None:
         """Put the group into the queue by its estimate of now, unless it is there already."""
         estimate = group.lengths.estimate
-        if group.ready and not group.lengths.blind and estimate != group.listed_at:
+        if group.ready and not group.lengths.unknown and estimate != group.listed_at:
             group.listed_at, group.turn = estimate, next(self._turns)
             heapq.heappush(self._queue, (-estimate, group.order, group.turn, group))
 
@@ -114,12 +114,12 @@ class ContextAware:
 
         It stays in its group as well: an estimate may come, or catch up with it.
         """
-        if group.lengths.blind:
+        if group.lengths.unknown:
             entry = (request.generated, request.order, ticket, request)
-            heapq.heappush(self._blind, entry)
-        elif _outgrows(request, group):
+            heapq.heappush(self._unknown, entry)
+        elif _is_past_estimate(request, group):
             entry = (-request.generated, request.order, ticket, request)
-            heapq.heappush(self._outgrown, entry)
+            heapq.heappush(self._past_estimate, entry)
 
     def _first(
         self,
@@ -147,7 +147,7 @@ class ContextAware:
         return None
 
 
-def _outgrows(request: Request, group: "_Group") -> bool:
+def _is_past_estimate(request: Request, group: "_Group") -> bool:
     return request.generated >= group.lengths.estimate
 
 

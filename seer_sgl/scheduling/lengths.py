@@ -59,7 +59,7 @@ class GroupLengths:
         self._longest = 0
 
     @property
-    def blind(self) -> bool:
+    def unknown(self) -> bool:
         """Whether nothing is known, from before or from a sample that ended."""
         return not self._ended
 

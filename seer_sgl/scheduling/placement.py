@@ -11,9 +11,9 @@ from typing import NamedTuple, Protocol
 from seer_sgl.types import Move, Request
 
 from .costs import Costs
-from .fleet import EngineSlot, Fleet
+from .engine_index import EngineIndex, EngineSlot
 
-__all__ = ["CacheAware", "EngineSlot", "Fleet", "Placed", "Placement", "Verdict"]
+__all__ = ["CacheAware", "EngineIndex", "EngineSlot", "Placed", "Placement", "Wait"]
 
 GAP_TOKENS = 512  # published: a smaller gap is prefilled
 MAX_SPREAD = 32  # published, for engines that run some 256 requests
@@ -29,22 +29,22 @@ class Placed(NamedTuple):
     move: Move
 
 
-class Verdict(Enum):
+class Wait(Enum):
     """Why a chunk has no engine yet."""
 
-    FULL = "full"  # nothing admits it: ask again when a chunk has come back
-    UNSTORED = "unstored"  # it should move, but its KV is not in the pool yet: wait for that
+    FOR_ROOM = "room"  # nothing admits it: ask again when a chunk has come back
+    FOR_STORE = "store"  # it should move, but its KV is not in the pool yet: wait for that
 
 
 class Placement(Protocol):
     """Chooses the engine of a chunk (the paper's select_instance)."""
 
     def choose(
-        self, request: Request, total_len: int, fleet: Fleet, patient: bool
-    ) -> Placed | Verdict:
+        self, request: Request, total_len: int, fleet: EngineIndex, may_wait: bool
+    ) -> Placed | Wait:
         """The engine of the next chunk, which will grow the request to `total_len` tokens.
 
-        `patient`: the request may still wait for its KV to be stored.
+        `may_wait`: the request may still wait for its KV to be stored.
         """
 
 
@@ -60,13 +60,13 @@ class CacheAware:
         self._gap = gap
 
     def choose(
-        self, request: Request, total_len: int, fleet: Fleet, patient: bool
-    ) -> Placed | Verdict:
+        self, request: Request, total_len: int, fleet: EngineIndex, may_wait: bool
+    ) -> Placed | Wait:
         """Stay, move with KV, move and prefill, or not now."""
         view = _View(request, total_len, fleet)
         best = view.cached_most() if self._balanced(fleet) else view.loaded_least()
         if best is None:
-            return Verdict.FULL
+            return Wait.FOR_ROOM
         home = view.home
         if home is None or best is home:
             return Placed(best, Move.STAY)
@@ -74,8 +74,8 @@ class CacheAware:
             return Placed(best, Move.PREFILL)
         if request.stored:
             return Placed(best, Move.FETCH)
-        if patient and home.available:
-            return Verdict.UNSTORED
+        if may_wait and home.available:
+            return Wait.FOR_STORE
         stays = home.admits(request, total_len)
         return Placed(home, Move.STAY) if stays else Placed(best, Move.PREFILL)
 
@@ -83,7 +83,7 @@ class CacheAware:
         shared = home.pool is not None and home.pool == to.pool
         return shared and gap > self._gap and self.costs.fetching_pays(gap)
 
-    def _balanced(self, fleet: Fleet) -> bool:
+    def _balanced(self, fleet: EngineIndex) -> bool:
         limit = self._max_spread
         if limit is None:
             limit = min(MAX_SPREAD, max(1, fleet.most_inflight // SPREAD_SHARE))
@@ -97,7 +97,7 @@ class _View:
     that holds nothing of the request and has more in flight than that loses on both counts.
     """
 
-    def __init__(self, request: Request, total_len: int, fleet: Fleet) -> None:
+    def __init__(self, request: Request, total_len: int, fleet: EngineIndex) -> None:
         self.home = fleet.home(request)
         self._request = request
         self._holders = fleet.holders(request)

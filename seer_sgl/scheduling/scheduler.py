@@ -20,10 +20,10 @@ from seer_sgl.types import (
     RequestState,
 )
 
+from .delayed import DelayedRequests
+from .engine_index import EngineIndex, EngineSlot
 from .fair_share import FairShare
-from .fleet import EngineSlot, Fleet
-from .parking import Parking
-from .placement import CacheAware, Placed, Placement, Verdict
+from .placement import CacheAware, Placed, Placement, Wait
 from .policy import FirstComeFirstServed, Policy
 from .setbacks import Setbacks
 
@@ -55,14 +55,16 @@ class Scheduler:
         self._divide = divide
         self._policy = FairShare(make_policy)
         self._placement = placement or CacheAware()
-        self._fleet = Fleet()
+        self._fleet = EngineIndex()
         self._live: dict[str, Request] = {}  # by uid, until finished or withdrawn
         # By uid, requests whose KV did not reach the pool in time: a hole in it may well stay, so
         # they wait no more until all of it is acknowledged.
-        self._hurried: set[str] = set()
-        self._parking = Parking()
+        self._no_wait: set[str] = set()
+        self._parking = DelayedRequests()
         self._setbacks = Setbacks(self._fleet, patience_s)
-        self._refused = Parking()  # requests that only the engine that refused them could take
+        self._refused = (
+            DelayedRequests()
+        )  # requests that only the engine that refused them could take
 
     @property
     def engines(self) -> Iterable[EngineSlot]:
@@ -161,12 +163,12 @@ class Scheduler:
         if request is None:
             return None
         if whole:
-            self._hurried.discard(request.uid)  # late, but without a hole: waiting pays again
+            self._no_wait.discard(request.uid)  # late, but without a hole: waiting pays again
         if rid != request.rid:
             return None
         request.stored = whole
         if not whole:
-            self._hurried.add(request.uid)  # there is nothing to wait for
+            self._no_wait.add(request.uid)  # there is nothing to wait for
         if self._parking.leave(request):
             self._policy.push(request)
         return request
@@ -177,20 +179,20 @@ class Scheduler:
         `now`: seconds on the caller's clock.
         """
         for waited in self._parking.due(now):
-            self._hurried.add(waited.uid)
+            self._no_wait.add(waited.uid)
             self._policy.push(waited)
         for refused in self._refused.due(now):
             self._policy.push(refused)
         while (request := self._policy.peek()) is not None:
             budget = self._budget(request)
             chosen = self._choose(request, request.total_len + budget)
-            if chosen is Verdict.FULL and not request.refusals:
+            if chosen is Wait.FOR_ROOM and not request.refusals:
                 return None
             self._policy.pop()
-            if chosen is Verdict.FULL:  # what only some engines may take holds nobody else up
+            if chosen is Wait.FOR_ROOM:  # what only some engines may take holds nobody else up
                 self._refused.park(request, now + REFUSED_PAUSE_S)
                 continue
-            if chosen is not Verdict.UNSTORED:
+            if chosen is not Wait.FOR_STORE:
                 return self._start(request, *chosen, budget, now)
             self._parking.park(request, now + STORE_PATIENCE_S)
         return None
@@ -238,7 +240,7 @@ class Scheduler:
                 breaches.append(f"{slot.ledger.used} KV tokens of {slot.engine_id} are promised")
         if self._live:
             breaches.append(f"{len(self._live)} requests are left, such as {min(self._live)}")
-        if self._hurried or (self._parking.next_due, self._refused.next_due) != (None, None):
+        if self._no_wait or (self._parking.next_due, self._refused.next_due) != (None, None):
             breaches.append("requests are left waiting")
         if self._policy.callers:
             breaches.append(f"{self._policy.callers} callers are left")
@@ -251,16 +253,16 @@ class Scheduler:
         later = slot.started - oldest.number
         return later - (slot.inflight - 1) >= OVERTAKEN
 
-    def _choose(self, request: Request, total_len: int) -> Placed | Verdict:
+    def _choose(self, request: Request, total_len: int) -> Placed | Wait:
         """The engine of the request's next chunk: another one than those that have refused it."""
         others = self._setbacks.others(request) if request.refusals else []
         if not others:
-            patient = request.uid not in self._hurried
-            return self._placement.choose(request, total_len, self._fleet, patient)
+            may_wait = request.uid not in self._no_wait
+            return self._placement.choose(request, total_len, self._fleet, may_wait)
         able = (slot for slot in others if slot.admits(request, total_len))
         slot = min(able, key=lambda slot: slot.inflight, default=None)
         if slot is None:
-            return Verdict.FULL
+            return Wait.FOR_ROOM
         stays = self._fleet.home(request) in (None, slot)
         return Placed(slot, Move.STAY if stays else Move.PREFILL)
 
@@ -326,4 +328,4 @@ class Scheduler:
         self._live.pop(request.uid, None)
         self._parking.leave(request)
         self._refused.leave(request)
-        self._hurried.discard(request.uid)
+        self._no_wait.discard(request.uid)

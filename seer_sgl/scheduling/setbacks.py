@@ -7,7 +7,7 @@ as well, the request is at fault, else the first engine is.
 from seer_sgl.errors import ChunkAborted, ChunkInterrupted, EngineUnavailable, RequestRejected
 from seer_sgl.types import Failure, FailureKind, Request
 
-from .fleet import EngineSlot, Fleet
+from .engine_index import EngineIndex, EngineSlot
 
 # Chunks of one request that bring nothing so many times in a row, for as long as an outage may
 # last, are not bad luck.
@@ -26,7 +26,7 @@ class Setbacks:
     `patience_s`: a group is not given up for failures that have lasted less than this.
     """
 
-    def __init__(self, fleet: Fleet, patience_s: float) -> None:
+    def __init__(self, fleet: EngineIndex, patience_s: float) -> None:
         self._fleet = fleet
         self._patience_s = patience_s
         self._awake_s = 0.0

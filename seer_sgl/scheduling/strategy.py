@@ -31,7 +31,7 @@ def make_strategy(
     """
     if name == "seer":
         return Strategy(lambda: ContextAware(known), cache_aware)
-    if name == "no_context":
+    if name == "fcfs":
         return Strategy(FirstComeFirstServed, cache_aware)
     if name == "oracle":
         truth = known or KnownLengths()

@@ -11,11 +11,11 @@ from rich.console import Console
 from seer_sgl.errors import ConfigError
 from seer_sgl.files import explained
 
-from .opening import Question
+from .opening import SimRequest
 from .plots import draw_policies, draw_sweeps
 from .sweep import Point, parse_sweep
 from .tables import policies_table, sweep_table
-from .variants import VARIANTS, Case, check_variant
+from .variants import VARIANTS, Scenario, check_variant
 
 SWEPT = "seer"  # the policy of a sweep, unless another is asked for
 # What --out sweeps besides.
@@ -25,7 +25,7 @@ GROUP_SIZES = (2, 4, 8, 16, 32)
 
 
 def run_simulation(
-    question: Question, policy: str | None, sweep: str | None, as_json: bool, out: Path | None
+    question: SimRequest, policy: str | None, sweep: str | None, as_json: bool, out: Path | None
 ) -> None:
     """Answer on the standard output; with `out`, JSON and plots there as well.
 
@@ -57,7 +57,7 @@ def run_simulation(
         print(json.dumps(answer))
 
 
-def _compared(case: Case, policy: str | None, console: Console | None) -> dict[str, Any]:
+def _compared(case: Scenario, policy: str | None, console: Console | None) -> dict[str, Any]:
     rows = [case.outcome(name) for name in ([policy] if policy else VARIANTS)]
     if console is not None:
         console.print(policies_table(rows, case.outcome_of_baseline(), case.config.paper))
@@ -80,7 +80,7 @@ def _swept(key: str, points: Sequence[Point]) -> dict[str, Any]:
 
 
 def _points(
-    question: Question,
+    question: SimRequest,
     policy: str,
     key: str,
     values: Sequence[object],
@@ -95,7 +95,7 @@ def _points(
     return points
 
 
-def _usual_sweeps(question: Question, case: Case) -> Iterator[tuple[str, list[Point]]]:
+def _usual_sweeps(question: SimRequest, case: Scenario) -> Iterator[tuple[str, list[Point]]]:
     """Chunk size and number of engines; for a workload that can be redrawn, also group size."""
 
     def quick(key: str, values: Sequence[object], *also: str) -> list[Point]:

@@ -12,11 +12,11 @@ from seer_sgl.scheduling.lengths import KnownLengths
 from .config import SimConfig
 from .source import load_settings, workload_file
 from .trace import facts, read_trace
-from .variants import Case
+from .variants import Scenario
 from .workload import sample
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class SimRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be simulated: a workload by name or a trace, and settings over its own."""
 
     workload: str | None = None
@@ -24,19 +24,19 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     config: Path | None = None
     overrides: Sequence[str] = ()
 
-    def open(self, *overrides: str) -> Case:
+    def open(self, *overrides: str) -> Scenario:
         """The case, with more overrides. Raises ConfigError for what cannot be simulated."""
         if (self.workload is None) == (self.trace is None):
             raise ConfigError("give exactly one of --workload and --trace")
         return self._traced(overrides) if self.trace else self._named(overrides)
 
-    def _named(self, overrides: Sequence[str]) -> Case:
+    def _named(self, overrides: Sequence[str]) -> Scenario:
         name = self.workload or ""
         files = [workload_file(name), *self._config_file()]
         config = load_settings(*files, overrides=[*self.overrides, *overrides])
-        return Case(name, sample(config.workload), config, _prior(config))
+        return Scenario(name, sample(config.workload), config, _prior(config))
 
-    def _traced(self, overrides: Sequence[str]) -> Case:
+    def _traced(self, overrides: Sequence[str]) -> Scenario:
         assert self.trace is not None
         groups = read_trace(self.trace)
         config = load_settings(
@@ -49,7 +49,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
                 f"workload.lengths.max: {limit} is less than the longest response in {self.trace} "
                 f"({longest} tokens)"
             )
-        return Case(self.trace.name, groups, config, _prior(config))
+        return Scenario(self.trace.name, groups, config, _prior(config))
 
     def _config_file(self) -> list[Path]:
         return [] if self.config is None else [self.config]

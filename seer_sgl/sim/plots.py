@@ -12,7 +12,7 @@ from seer_sgl.report.report import tail_begin
 
 from .outcome import Outcome
 from .sweep import Point
-from .variants import BASELINE, ORACLE, Case
+from .variants import BASELINE, ORACLE, Scenario
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ COLOURS = {
     BASELINE: "#9a9a9a",
     "group_least_loaded": "#c7b299",
     "request_round_robin": "#eeca3b",
-    "no_context": "#72b7b2",
+    "fcfs": "#72b7b2",
     "seer": "#4c78a8",
     ORACLE: "#54a24b",
     "seer+sd": "#b279a2",
@@ -31,7 +31,7 @@ PAPER, TAIL = "#e45756", "#b8860b"
 CELLS = 600  # of a lane, in time
 
 
-def draw_policies(case: Case, folder: Path) -> None:
+def draw_policies(case: Scenario, folder: Path) -> None:
     """lanes.png, tail.png and ablation.png of a case."""
     save(_lanes(case), folder / "lanes.png")
     save(_tail(case), folder / "tail.png")
@@ -49,7 +49,7 @@ def draw_sweeps(sweeps: Mapping[str, Sequence[Point]], path: Path) -> None:
     save(figure, path)
 
 
-def _lanes(case: Case) -> "Figure":
+def _lanes(case: Scenario) -> "Figure":
     """How many requests each engine runs over time: baseline above, seer below."""
     records = {name: case.record(name) for name in (BASELINE, "seer")}
     wall_s = max(record.finished_at[-1] for record in records.values())
@@ -97,7 +97,7 @@ def _at(engine: EngineRecord, times: "np.ndarray[tuple[int], np.dtype[np.float64
     return [counts[i] for i in np.searchsorted(np.array(engine.inflight_at), times, side="right")]
 
 
-def _tail(case: Case) -> "Figure":
+def _tail(case: Scenario) -> "Figure":
     """Unfinished requests over time, one line a policy."""
     figure = new_figure(7.2, 4.0)
     axis = figure.subplots()
@@ -119,7 +119,7 @@ def _tail(case: Case) -> "Figure":
     return figure
 
 
-def _ablation(case: Case) -> "Figure":
+def _ablation(case: Scenario) -> "Figure":
     """Throughput and tail of every policy, the paper's figures as marks."""
     rows = [case.outcome(name) for name in COLOURS if name != "group_least_loaded"]
     baseline = rows[0]

@@ -7,7 +7,7 @@ from rich.table import Table
 from .config import PaperConfig
 from .outcome import Outcome
 from .sweep import Point
-from .variants import BASELINE, SAYS
+from .variants import BASELINE, DESCRIPTIONS
 
 COLUMNS = (
     "wall s",
@@ -76,7 +76,7 @@ def _cells(row: Outcome, baseline: Outcome, paper: PaperConfig) -> list[str]:
 
 
 def _caption(paper: PaperConfig) -> str:
-    explained = "\n".join(f"{name}: {text}" for name, text in SAYS.items())
+    explained = "\n".join(f"{name}: {text}" for name, text in DESCRIPTIONS.items())
     return explained if paper.wall_s is None else f"In brackets: the paper.\n{explained}"
 
 

@@ -8,7 +8,7 @@ from array import array
 from typing import cast
 
 
-class Counted:
+class TokenCount:
     """An append-only array without contents."""
 
     __slots__ = ("_count",)
@@ -19,16 +19,16 @@ class Counted:
     def __len__(self) -> int:
         return self._count
 
-    def extend(self, more: "Counted") -> None:
+    def extend(self, more: "TokenCount") -> None:
         """As long as both together."""
         self._count += len(more)
 
 
 def ids(count: int = 0) -> "array[int]":
     """`count` token ids that nobody looks at."""
-    return cast("array[int]", Counted(count))
+    return cast("array[int]", TokenCount(count))
 
 
 def logprobs(count: int = 0) -> "array[float]":
     """`count` logprobs that nobody looks at."""
-    return cast("array[float]", Counted(count))
+    return cast("array[float]", TokenCount(count))

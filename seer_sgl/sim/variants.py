@@ -27,23 +27,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
     BASELINE: _policy(BASELINE),
     "group_least_loaded": _policy("group_least_loaded"),
     "request_round_robin": _policy("request_round_robin"),
-    "no_context": _policy("no_context"),
+    "fcfs": _policy("fcfs"),
     "seer": _policy("seer"),
     ORACLE: _policy(ORACLE),
     "seer+sd": _policy("seer", drafts=True),
 }
-SAYS = {
+DESCRIPTIONS = {
     BASELINE: "whole groups pinned in turn (the paper's baseline)",
     "group_least_loaded": "whole groups to the least loaded (OpenRLHF)",
     "request_round_robin": "whole requests in turn (veRL, routers)",
-    "no_context": "divided only",
+    "fcfs": "divided only",
     "seer": "divided, context-aware",
     ORACLE: "divided, true lengths known",
     "seer+sd": "seer with grouped speculative decoding",
 }
 
 
-class Case:
+class Scenario:
     """A workload with its settings; runs variants of it, each once."""
 
     def __init__(

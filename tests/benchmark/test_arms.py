@@ -3,7 +3,7 @@
 import pytest
 
 from seer_sgl.benchmark.arms import ARMS, BASELINE, EVERY, GREEDY, SEER
-from seer_sgl.benchmark.config import BenchConfig, asked_for, load_bench, ready_config
+from seer_sgl.benchmark.config import BenchConfig, load_bench, overrides_from, ready_config
 from seer_sgl.benchmark.derive import arm_config, servers_config
 from seer_sgl.benchmark.fleets import runnable
 from seer_sgl.errors import ConfigError
@@ -35,10 +35,12 @@ def test_the_baseline_has_none_of_it(base: BenchConfig) -> None:
     assert config.sampling == base.sampling
 
 
-@pytest.mark.parametrize("name", [name for name, arm in ARMS.items() if arm.over is not None])
+@pytest.mark.parametrize(
+    "name", [name for name, arm in ARMS.items() if arm.compared_with is not None]
+)
 def test_every_arm_adds_one_technique_to_the_one_before(name: str) -> None:
     arm = EVERY[name]
-    before = EVERY[arm.over or ""]
+    before = EVERY[arm.compared_with or ""]
     differs = [
         arm.policy != before.policy,
         arm.pool != before.pool,
@@ -77,7 +79,7 @@ def test_arms_of_a_kind_ask_for_the_same_servers(base: BenchConfig) -> None:
         ("bench.rounds=0", "bench.rounds: "),
         ("bench.round=3", "bench.round: unknown key; did you mean rounds?"),
         ("rollout.prompts=null", "rollout.prompts: no prompts, and no bench.workload either"),
-        ("scheduling.policy=no_context", "scheduling.policy: each arm has its own"),
+        ("scheduling.policy=fcfs", "scheduling.policy: each arm has its own"),
     ],
 )
 def test_a_wrong_config_is_one_line_with_its_key(override: str, complaint: str) -> None:
@@ -89,7 +91,8 @@ def test_a_wrong_config_is_one_line_with_its_key(override: str, complaint: str) 
 
 def test_options_of_the_command_line() -> None:
     config = load_bench(
-        ready_config(gpu=False), asked_for({"engines": ["4"], "arms": "seer,oracle", "rounds": 7})
+        ready_config(gpu=False),
+        overrides_from({"engines": ["4"], "arms": "seer,oracle", "rounds": 7}),
     )
     assert config.engines.count == 4
     assert config.bench.arms == ["seer", "oracle"]
@@ -98,7 +101,7 @@ def test_options_of_the_command_line() -> None:
 
 def test_engines_that_run_already() -> None:
     urls = ["http://a:1,http://b:2", "ngram=http://c:3"]
-    asked = asked_for({"engines": urls, "workload": "x"})
+    asked = overrides_from({"engines": urls, "workload": "x"})
     config = load_bench(ready_config(gpu=False), [*asked, *UNPOOLED])
     assert config.engines.launch == "external"
     assert config.bench.urls == {"plain": ["http://a:1", "http://b:2"], "ngram": ["http://c:3"]}
@@ -111,6 +114,6 @@ def test_engines_that_run_already() -> None:
 
 
 def test_an_unknown_kind_of_servers_is_refused() -> None:
-    asked = asked_for({"engines": ["fast=http://a:1"]})
+    asked = overrides_from({"engines": ["fast=http://a:1"]})
     with pytest.raises(ConfigError, match=r"bench\.urls"):
         load_bench(ready_config(gpu=False), [*asked, *UNPOOLED])

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from seer_sgl.benchmark import command
 from seer_sgl.benchmark.config import load_bench, ready_config
-from seer_sgl.benchmark.measure import Rolled
-from seer_sgl.benchmark.runner import Failure, Runner
+from seer_sgl.benchmark.measure import Measurement
+from seer_sgl.benchmark.runner import ArmFailure, Runner
 from seer_sgl.errors import RolloutError
 from seer_sgl.report.recorder import Recorder
 
@@ -22,9 +22,9 @@ from .test_summary import row
 async def test_an_arm_that_failed_is_in_the_report_and_in_the_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async def rounds(runner: Runner) -> AsyncIterator[Rolled]:
-        runner.failures.append(Failure("seer", 0, "it broke"))
-        yield Rolled(row("divided", 0), Recorder("r", 0, [], [], 0.0), {}, {}, [])
+    async def rounds(runner: Runner) -> AsyncIterator[Measurement]:
+        runner.failures.append(ArmFailure("seer", 0, "it broke"))
+        yield Measurement(row("divided", 0), Recorder("r", 0, [], [], 0.0), {}, {}, [])
 
     async def no_constants(*_: Any) -> None:
         return None

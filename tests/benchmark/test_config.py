@@ -11,7 +11,13 @@ from click.testing import CliRunner
 from seer_sgl.benchmark import config as module
 from seer_sgl.benchmark import fleets
 from seer_sgl.benchmark.arms import EVERY
-from seer_sgl.benchmark.config import BenchConfig, asked_for, load_bench, load_ready, ready_config
+from seer_sgl.benchmark.config import (
+    BenchConfig,
+    load_bench,
+    load_ready,
+    overrides_from,
+    ready_config,
+)
 from seer_sgl.benchmark.derive import arm_config
 from seer_sgl.benchmark.fleets import runnable
 from seer_sgl.cli import cli
@@ -23,7 +29,7 @@ SHARED = ["engines.link=h:1", "kv_pool.namespace=run", "kv_pool.master=h:2", "dr
 
 
 def external(*engines: str, arms: str | None = None, overrides: Any = ()) -> BenchConfig:
-    asked = asked_for({"engines": engines, "arms": arms})
+    asked = overrides_from({"engines": engines, "arms": arms})
     return load_bench(ready_config(gpu=False), [*asked, *overrides])
 
 
@@ -90,7 +96,7 @@ def test_own_servers_are_started_for_all_techniques_or_none() -> None:
 
 def test_an_arm_is_there_once() -> None:
     with pytest.raises(ConfigError, match=r"bench\.arms: 'divided' is there twice"):
-        load_bench(ready_config(gpu=False), asked_for({"arms": "divided,seer,divided"}))
+        load_bench(ready_config(gpu=False), overrides_from({"arms": "divided,seer,divided"}))
 
 
 def test_lengths_are_imposed_only_where_nothing_ends_before() -> None:
@@ -98,7 +104,7 @@ def test_lengths_are_imposed_only_where_nothing_ends_before() -> None:
     with pytest.raises(ConfigError, match=r"sampling\.ignore_eos: true is needed"):
         load_bench(ready_config(gpu=False), workload)
     load_bench(ready_config(gpu=False), [*workload, "sampling.ignore_eos=true"])
-    load_bench(ready_config(gpu=False), asked_for({"workload": "x.jsonl"}))
+    load_bench(ready_config(gpu=False), overrides_from({"workload": "x.jsonl"}))
 
 
 def test_two_configs_at_once_are_refused() -> None:
@@ -151,11 +157,11 @@ def test_servers_of_another_model_are_refused(theirs: str) -> None:
 
 def test_servers_of_a_kind_are_named_once() -> None:
     with pytest.raises(ConfigError, match="--engines http://b:1: twice"):
-        asked_for({"engines": ("plain=http://a:1", "http://b:1")})
-    both = asked_for({"engines": ("plain=http://a:1", "pool=http://b:1")})
+        overrides_from({"engines": ("plain=http://a:1", "http://b:1")})
+    both = overrides_from({"engines": ("plain=http://a:1", "pool=http://b:1")})
     assert {"bench.urls.plain=[http://a:1]", "bench.urls.pool=[http://b:1]"} < set(both)
     with pytest.raises(ConfigError, match="--engines 4: starts servers; nothing else"):
-        asked_for({"engines": ("4", "http://b:1")})
+        overrides_from({"engines": ("4", "http://b:1")})
 
 
 def test_a_limit_of_chunks_in_flight_is_for_those_who_divide() -> None:

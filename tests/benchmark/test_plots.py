@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.benchmark.measure import Rolled
+from seer_sgl.benchmark.measure import Measurement
 from seer_sgl.benchmark.plots import draw_arms, draw_lanes, draw_soak, lanes_title, typical_pair
 from seer_sgl.benchmark.summary import summarize
 from seer_sgl.report.recorder import Recorder
@@ -16,16 +16,16 @@ from .test_soak import soak_row
 from .test_summary import row
 
 
-def rolled(arm: str, number: int, speed: float, **changed: Any) -> Rolled:
+def rolled(arm: str, number: int, speed: float, **changed: Any) -> Measurement:
     record = Recorder("r", 1, [info("a"), info("b")], [make_group(n=2)], started_at=0.0)
     for engine in record.engines.values():
         engine.step(0.0, +1)
         engine.step(2.0, -1)
     record.finished_at.extend([1.0, 2.0])
-    return Rolled(row(arm, number, throughput_tok_s=speed, **changed), record, {}, {}, [])
+    return Measurement(row(arm, number, throughput_tok_s=speed, **changed), record, {}, {}, [])
 
 
-def rounds(*speeds: float, first: int = 0, seed: int = 1) -> list[Rolled]:
+def rounds(*speeds: float, first: int = 0, seed: int = 1) -> list[Measurement]:
     """Seer's tokens a second in each round, where the baseline has 100."""
     return [
         rolled(arm, number, speed, seed=seed)
@@ -34,7 +34,7 @@ def rounds(*speeds: float, first: int = 0, seed: int = 1) -> list[Rolled]:
     ]
 
 
-def chosen(some: list[Rolled]) -> tuple[int, int] | None:
+def chosen(some: list[Measurement]) -> tuple[int, int] | None:
     """Seed and round."""
     pair = typical_pair(some)
     if pair is None:

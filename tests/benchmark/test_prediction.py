@@ -11,7 +11,7 @@ from seer_sgl.benchmark import prediction
 from seer_sgl.benchmark.arms import BASELINE, EVERY, SEER, Arm
 from seer_sgl.benchmark.config import load_bench, ready_config
 from seer_sgl.benchmark.constants import draft_overhead_us, fitted_step
-from seer_sgl.benchmark.measure import Rolled
+from seer_sgl.benchmark.measure import Measurement
 from seer_sgl.benchmark.prediction import measure_constants, predict
 from seer_sgl.benchmark.runner import Runner
 from seer_sgl.config import with_values
@@ -37,7 +37,7 @@ ENGINE = EngineConfig(
 )
 
 
-def rolled(arm: str, **changed: Any) -> Rolled:
+def rolled(arm: str, **changed: Any) -> Measurement:
     """Two groups of four: one long, one short."""
     prompts = [
         Prompt(prompt_id=name, prompt_ids=array("i", [number] * 10), n=4)
@@ -45,7 +45,7 @@ def rolled(arm: str, **changed: Any) -> Rolled:
     ]
     lengths = {("a", i): 1000 + i for i in range(4)} | {("b", i): 50 + i for i in range(4)}
     record = Recorder("r", 0, [], [], 0.0)
-    return Rolled(row(arm, 0, **changed), record, {}, lengths, prompts)
+    return Measurement(row(arm, 0, **changed), record, {}, lengths, prompts)
 
 
 def test_every_arm_is_simulated_on_the_lengths_that_came_out() -> None:

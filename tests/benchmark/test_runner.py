@@ -10,8 +10,8 @@ from seer_sgl.benchmark import runner as module
 from seer_sgl.benchmark.arms import EVERY
 from seer_sgl.benchmark.config import load_bench, ready_config
 from seer_sgl.benchmark.fleets import Fleets
-from seer_sgl.benchmark.measure import Rolled
-from seer_sgl.benchmark.runner import Failure, Runner
+from seer_sgl.benchmark.measure import Measurement
+from seer_sgl.benchmark.runner import ArmFailure, Runner
 from seer_sgl.errors import EngineStartError, RolloutError
 from seer_sgl.report.recorder import Recorder
 
@@ -34,7 +34,7 @@ class Rolls:
     async def _servers(self, arm: Any) -> Any:
         return arm.kind
 
-    async def _roll(self, arm: str, _: Any, config: Any, work: Any, **asked: Any) -> Rolled:
+    async def _roll(self, arm: str, _: Any, config: Any, work: Any, **asked: Any) -> Measurement:
         number = asked["number"]
         if number >= 0 and arm == self._broken[0] and number >= self._broken[1]:
             raise EngineStartError("it broke")
@@ -45,7 +45,7 @@ class Rolls:
             self.lengths.append(config.scheduling.lengths)
         samples = sum(prompt.n for prompt in work.prompts)
         made = row(arm, number, seed=work.seed, samples=samples)
-        return Rolled(made, Recorder("r", 0, [], [], 0.0), {}, {("g", 0): 7}, work.prompts)
+        return Measurement(made, Recorder("r", 0, [], [], 0.0), {}, {("g", 0): 7}, work.prompts)
 
 
 def made(tmp_path: Path, said: list[str], *overrides: str) -> Runner:
@@ -89,7 +89,7 @@ async def test_an_arm_that_fails_is_left_out_and_the_others_go_on(
     runner = made(tmp_path, said)
     async for _ in runner.rounds():
         pass
-    assert runner.failures == [Failure("oracle", 1, "it broke")]
+    assert runner.failures == [ArmFailure("oracle", 1, "it broke")]
     assert said == ["without oracle from now on: it broke"]
     assert [arm for number, _, arm in rolls.measured if arm == "oracle"] == ["oracle"]
     assert len(rolls.measured) == 3 + 2 + 2 + 2
@@ -98,7 +98,7 @@ async def test_an_arm_that_fails_is_left_out_and_the_others_go_on(
 async def test_when_no_arm_is_left_the_benchmark_says_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async def broken(*_: Any, **__: Any) -> Rolled:
+    async def broken(*_: Any, **__: Any) -> Measurement:
         raise RolloutError("nothing works")
 
     Rolls(monkeypatch)

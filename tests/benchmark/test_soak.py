@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.benchmark.family import family
+from seer_sgl.benchmark.process_tree import process_tree
 from seer_sgl.benchmark.soak import SoakRow, drift, kv_hit_share
 from seer_sgl.engine.launch.process import SERVER_MODULE
 from seer_sgl.report.recorder import Recorder
@@ -76,7 +76,7 @@ def test_servers_and_their_children_are_told_from_others() -> None:
         for process in processes:  # up, with its child
             assert process.stdout is not None
             process.stdout.readline()
-        now = family()
+        now = process_tree()
         server, other = (process.pid for process in processes)
         (found,) = now.servers
         assert SERVER_MODULE in found.command

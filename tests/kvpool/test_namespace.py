@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from seer_sgl.kvpool.namespace import Layout, weights_name
+from seer_sgl.kvpool.namespace import KvLayout, weights_name
 
-LAYOUT = Layout(dtype="torch.float32", layout="page_first", page_size=64, tp_size=1, pp_size=1)
+LAYOUT = KvLayout(dtype="torch.float32", layout="page_first", page_size=64, tp_size=1, pp_size=1)
 OTHERS: dict[str, Any] = {
     "dtype": "torch.bfloat16",
     "layout": "layer_first",
@@ -17,7 +17,7 @@ OTHERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("field", Layout.__struct_fields__)
+@pytest.mark.parametrize("field", KvLayout.__struct_fields__)
 def test_every_fact_of_a_layout_and_only_a_change_of_it_changes_the_name(field: str) -> None:
     other = msgspec.structs.replace(LAYOUT, **{field: OTHERS[field]})
     assert other.tag("fleet") != LAYOUT.tag("fleet")

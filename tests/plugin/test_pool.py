@@ -7,14 +7,14 @@ from typing import Any, cast
 import pytest
 
 from seer_sgl.kvpool.hicache import NAMESPACE, REPLICAS
-from seer_sgl.kvpool.namespace import Layout
+from seer_sgl.kvpool.namespace import KvLayout
 from seer_sgl.link.contract import PoolReport
 from seer_sgl.link.messages import Rates
 from seer_sgl.plugin import pool
 from seer_sgl.plugin.pool import PoolPart
 
 PAGE = 16
-LAYOUT = Layout(dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
+LAYOUT = KvLayout(dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
 
 
 class FakeRank:

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.kvpool.namespace import Layout
+from seer_sgl.kvpool.namespace import KvLayout
 from seer_sgl.link import client, contract, messages
 from seer_sgl.link.messages import Forget, Hello, Rates, Stored
 from seer_sgl.plugin import pool_rank
 from seer_sgl.plugin.pool_rank import PageNames, PoolRank, remove_pages
 
 PAGE = 2
-LAYOUT = Layout(dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
+LAYOUT = KvLayout(dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
 NEVER_S = 3600.0
 DEADLINE_S = 30.0
 

@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 import pytest
 
 from seer_sgl.errors import EngineUnavailable
-from seer_sgl.scheduling.fleet import UNLIMITED, EngineSlot
+from seer_sgl.scheduling.engine_index import UNLIMITED, EngineSlot
 from seer_sgl.scheduling.placement import CacheAware
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.scheduling.strategy import make_strategy

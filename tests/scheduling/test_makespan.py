@@ -27,10 +27,10 @@ def outcome(arm: str, fleet: str, seed: int) -> Outcome:
 def test_context_cuts_the_tail_and_lengths_of_earlier_rollouts_cut_it_further(
     fleet: str, seed: int
 ) -> None:
-    blind, seer = outcome("no_context", fleet, seed), outcome("seer", fleet, seed)
+    unknown, seer = outcome("fcfs", fleet, seed), outcome("seer", fleet, seed)
     prior, oracle = outcome("prior", fleet, seed), outcome("oracle", fleet, seed)
-    assert seer.makespan < 0.97 * blind.makespan
-    assert seer.tail < 0.75 * blind.tail
+    assert seer.makespan < 0.97 * unknown.makespan
+    assert seer.tail < 0.75 * unknown.tail
     assert seer.makespan < 1.12 * oracle.makespan
     assert prior.makespan < min(seer.makespan, 1.04 * oracle.makespan)
     assert prior.tail < 0.9 * seer.tail
@@ -41,5 +41,5 @@ def test_groups_are_dispatched_in_the_order_of_their_known_lengths() -> None:
     one: dict[str, Any] = {"engines": 1, "max_inflight": 1, "chunk_tokens": 1000}
     found = roll("seer", lengths, known=known_from(lengths), **one)
     assert [group.group_id for group in found.order] == ["g1", "g3", "g2", "g0"]
-    blind = roll("seer", lengths, **one)
-    assert [group.group_id for group in blind.order] == ["g0", "g1", "g2", "g3"]
+    unknown = roll("seer", lengths, **one)
+    assert [group.group_id for group in unknown.order] == ["g0", "g1", "g2", "g3"]

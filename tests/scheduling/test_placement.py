@@ -3,14 +3,14 @@
 import pytest
 
 from seer_sgl.scheduling.costs import WEIGHT, Costs
-from seer_sgl.scheduling.fleet import EngineSlot, Fleet
+from seer_sgl.scheduling.engine_index import EngineIndex, EngineSlot
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.placement import (
     GAP_TOKENS,
     MAX_SPREAD,
     CacheAware,
     Placed,
-    Verdict,
+    Wait,
 )
 from seer_sgl.types import Move, Request
 from tests.helpers import make_group, make_reply
@@ -43,8 +43,8 @@ def holding(engine_id: str, inflight: int) -> EngineSlot:
     return made
 
 
-def fleet_for(request: Request, *engines: EngineSlot) -> Fleet:
-    fleet = Fleet()
+def fleet_for(request: Request, *engines: EngineSlot) -> EngineIndex:
+    fleet = EngineIndex()
     for engine in engines:
         fleet.add(engine)
         if isinstance(engine, Holding):
@@ -68,12 +68,12 @@ def request_at(home: str | None, total_len: int = 1000, *, stored: bool = False)
 def choose(
     request: Request,
     *engines: EngineSlot,
-    patient: bool = True,
+    may_wait: bool = True,
     placement: CacheAware | None = None,
-) -> tuple[str, Move] | Verdict:
+) -> tuple[str, Move] | Wait:
     placement = placement or CacheAware(max_spread=LIMIT)
     chosen = placement.choose(
-        request, request.total_len + 10, fleet_for(request, *engines), patient
+        request, request.total_len + 10, fleet_for(request, *engines), may_wait
     )
     return (chosen.slot.engine_id, chosen.move) if isinstance(chosen, Placed) else chosen
 
@@ -107,7 +107,7 @@ def test_the_limit_follows_what_the_busiest_engine_runs_up_to_the_published_one(
     request = request_at("home", stored=True)
     scaled = CacheAware()
 
-    def sent_to(spread: int) -> tuple[str, Move] | Verdict:
+    def sent_to(spread: int) -> tuple[str, Move] | Wait:
         home, other = slot("home", most, most=most + 1), slot("other", most - spread, most=most)
         return choose(request, home, other, placement=scaled)
 
@@ -188,10 +188,10 @@ def test_a_fetch_that_costs_more_than_a_prefill_is_not_made() -> None:
 def test_what_is_not_stored_yet_waits_and_the_impatient_stay_where_they_are_admitted() -> None:
     request = request_at("home")
     home, idle = slot("home", BUSY), slot("idle")
-    assert choose(request, home, idle) is Verdict.UNSTORED
-    assert choose(request, home, idle, patient=False) == ("home", Move.STAY)
+    assert choose(request, home, idle) is Wait.FOR_STORE
+    assert choose(request, home, idle, may_wait=False) == ("home", Move.STAY)
     home.max_inflight = BUSY
-    assert choose(request, home, idle, patient=False) == ("idle", Move.PREFILL)
+    assert choose(request, home, idle, may_wait=False) == ("idle", Move.PREFILL)
 
 
 def test_an_engine_that_is_away_is_not_waited_for_but_what_it_stored_is_fetched() -> None:
@@ -217,9 +217,9 @@ def test_beyond_the_limit_the_least_loaded_engine_that_admits_is_taken() -> None
 
 def test_a_chunk_that_nobody_admits_waits() -> None:
     new = request_at(None)
-    assert choose(new) is Verdict.FULL
-    assert choose(new, slot("a", 3, most=3), slot("b", available=False)) is Verdict.FULL
-    assert choose(new, slot("a", ledger=KVLedger(50))) is Verdict.FULL
+    assert choose(new) is Wait.FOR_ROOM
+    assert choose(new, slot("a", 3, most=3), slot("b", available=False)) is Wait.FOR_ROOM
+    assert choose(new, slot("a", ledger=KVLedger(50))) is Wait.FOR_ROOM
 
 
 def test_engines_that_are_away_neither_get_chunks_nor_count_in_the_spread() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from seer_sgl.errors import ChunkRecalled, EngineUnavailable, RequestRejected
 from seer_sgl.sampling import NEUTRAL, Sampling
 from seer_sgl.scheduling.context_aware import ContextAware
-from seer_sgl.scheduling.fleet import UNLIMITED, EngineSlot
+from seer_sgl.scheduling.engine_index import UNLIMITED, EngineSlot
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.placement import CacheAware
@@ -26,7 +26,7 @@ from tests.helpers import LEFT, UNDIVIDABLE, make_group, make_reply
 
 POLICIES = [
     "seer",
-    "no_context",
+    "fcfs",
     "oracle",
     "group_round_robin",
     "group_least_loaded",

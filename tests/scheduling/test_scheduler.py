@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from seer_sgl.errors import EngineUnavailable, RequestRejected
 from seer_sgl.scheduling.ledger import KVLedger
-from seer_sgl.scheduling.placement import EngineSlot, Verdict
+from seer_sgl.scheduling.placement import EngineSlot, Wait
 from seer_sgl.scheduling.scheduler import OVERTAKEN, REFUSED_PAUSE_S, Scheduler
 from seer_sgl.scheduling.setbacks import (
     MAX_CONSECUTIVE_ABORTS,
@@ -507,8 +507,8 @@ def test_every_request_ends_exactly_once_and_the_ledger_at_zero(
 
 def test_a_policy_or_placement_of_ones_own_is_used() -> None:
     class Never:
-        def choose(self, *_: object) -> Verdict:
-            return Verdict.FULL
+        def choose(self, *_: object) -> Wait:
+            return Wait.FOR_ROOM
 
     scheduler = Scheduler(10, placement=Never())
     scheduler.add_engine(EngineSlot("e0", None, 10))

@@ -10,7 +10,7 @@ import random
 from array import array
 from dataclasses import dataclass, field
 
-from seer_sgl.scheduling.fleet import UNLIMITED, EngineSlot
+from seer_sgl.scheduling.engine_index import UNLIMITED, EngineSlot
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.placement import CacheAware

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.calibrate import PRIORS, residuals
-from seer_sgl.sim.opening import Question
+from seer_sgl.sim.opening import SimRequest
 from seer_sgl.sim.variants import BASELINE, ORACLE
 
 TOLERANCE = 0.10
@@ -16,7 +16,7 @@ FIGURES = {
 
 @pytest.mark.parametrize("workload", FIGURES)
 def test_the_baseline_is_the_published_one(workload: str) -> None:
-    case = Question(workload=workload).open()
+    case = SimRequest(workload=workload).open()
     found = residuals(case.config, case.alone(BASELINE))
     assert set(found) == FIGURES[workload]
     assert {name: off for name, off in found.items() if abs(off) > TOLERANCE} == {}
@@ -27,7 +27,7 @@ def test_every_workload_can_be_calibrated() -> None:
 
 
 def test_seer_gains_over_the_baseline_and_comes_close_to_the_oracle() -> None:
-    case = Question(workload="moonlight", overrides=["scheduling.chunk_tokens=8192"]).open()
+    case = SimRequest(workload="moonlight", overrides=["scheduling.chunk_tokens=8192"]).open()
     seer, oracle = case.outcome("seer"), case.outcome(ORACLE)
     assert seer.preemptions == oracle.preemptions == 0
     assert (seer.ratio_to_baseline or 0) > 1.4

@@ -7,7 +7,7 @@ from seer_sgl.sim.steps import Stretch
 from tests.sim.helpers import rolled, small
 from tests.sim.stepwise import StepwiseEngine
 
-POLICIES = ("group_round_robin", "no_context", "seer", "oracle")
+POLICIES = ("group_round_robin", "fcfs", "seer", "oracle")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -43,7 +43,7 @@ def test_an_engine_without_reserve_preempts_and_one_with_the_ledger_never_does()
     tight = "engine.kv_tokens=12000", "engine.reserve_tokens=0"
     baseline = report(rolled(small(*tight, "scheduling.policy=group_round_robin")))
     assert baseline["retractions"] > 10
-    for policy in ("no_context", "seer", "oracle"):
+    for policy in ("fcfs", "seer", "oracle"):
         assert report(rolled(small(*tight, f"scheduling.policy={policy}")))["retractions"] == 0
 
 

@@ -18,28 +18,28 @@ class Server(NamedTuple):
     processes: Sequence[psutil.Process]
 
 
-class Family(NamedTuple):
+class ProcessTree(NamedTuple):
     """Others: a router, and what the KV pool consists of."""
 
     servers: Sequence[Server]
     others: Sequence[psutil.Process]
 
 
-def family() -> Family:
+def process_tree() -> ProcessTree:
     """Those that run now."""
     servers, others = [], list[psutil.Process]()
     for child in psutil.Process().children():
-        command = told(child.cmdline, list[str]())
-        below = told(partial(child.children, recursive=True), list[psutil.Process]())
+        command = query_or(child.cmdline, list[str]())
+        below = query_or(partial(child.children, recursive=True), list[psutil.Process]())
         processes = [child, *below]
         if SERVER_MODULE in command:
             servers.append(Server(command, processes))
         else:
             others += processes
-    return Family(servers, others)
+    return ProcessTree(servers, others)
 
 
-def told(ask: Callable[[], T], otherwise: T) -> T:
+def query_or(ask: Callable[[], T], otherwise: T) -> T:
     """What a process says of itself; something else of one that has ended."""
     try:
         return ask()

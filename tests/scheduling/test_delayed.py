@@ -3,16 +3,16 @@
 import pytest
 
 from seer_sgl.errors import EngineUnavailable
-from seer_sgl.scheduling.fleet import EngineSlot, Fleet
-from seer_sgl.scheduling.parking import Parking
-from seer_sgl.scheduling.placement import Placed, Verdict
+from seer_sgl.scheduling.delayed import DelayedRequests
+from seer_sgl.scheduling.engine_index import EngineIndex, EngineSlot
+from seer_sgl.scheduling.placement import Placed, Wait
 from seer_sgl.scheduling.scheduler import STORE_PATIENCE_S, Scheduler
 from seer_sgl.types import Chunk, ChunkResult, Group, Move, Request
 from tests.helpers import LEFT, make_group, make_reply
 
 
 def test_a_request_that_left_and_came_back_waits_until_its_new_time() -> None:
-    parking = Parking()
+    parking = DelayedRequests()
     first, second = make_group(n=2).requests
     parking.park(first, 1.0)
     parking.park(second, 2.0)
@@ -30,15 +30,15 @@ class WaitsForKV:
     """Requests that have run once move only with their KV, as long as they may wait for it."""
 
     def __init__(self) -> None:
-        self.offers: list[tuple[int, bool]] = []  # (index, patient)
+        self.offers: list[tuple[int, bool]] = []  # (index, may_wait)
 
-    def choose(self, request: Request, _: int, fleet: Fleet, patient: bool) -> Placed | Verdict:
-        self.offers.append((request.index, patient))
+    def choose(self, request: Request, _: int, fleet: EngineIndex, may_wait: bool) -> Placed | Wait:
+        self.offers.append((request.index, may_wait))
         (engine,) = fleet
         if not engine.admits(request, request.total_len):
-            return Verdict.FULL
-        if request.engines and not request.stored and patient:
-            return Verdict.UNSTORED
+            return Wait.FOR_ROOM
+        if request.engines and not request.stored and may_wait:
+            return Wait.FOR_STORE
         return Placed(engine, Move.FETCH if request.stored else Move.STAY)
 
 
@@ -112,7 +112,7 @@ def test_a_request_waits_so_long_and_is_then_offered_as_impatient(
     scheduler.stored(chunk.rid, True)
     scheduler.complete(ChunkResult(chunk=chunk, now=61.0, reply=make_reply(10)))
     started(scheduler, 61.0)
-    assert placement.offers[-1] == (0, True), "patient again after an acknowledgement"
+    assert placement.offers[-1] == (0, True), "may_wait again after an acknowledgement"
 
 
 def test_a_late_acknowledgement_makes_the_request_patient_again(

@@ -5,14 +5,16 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seer_sgl.scheduling.fleet import EngineSlot, Fleet
+from seer_sgl.scheduling.engine_index import EngineIndex, EngineSlot
 from seer_sgl.scheduling.ledger import KVLedger
-from seer_sgl.scheduling.placement import CacheAware, Placed, Verdict
+from seer_sgl.scheduling.placement import CacheAware, Placed, Wait
 from seer_sgl.types import Group, Move, Request
 from tests.helpers import make_group, make_reply
 
 
-def rule(request: Request, total_len: int, fleet: Fleet, limit: int) -> tuple[Any, Any] | None:
+def rule(
+    request: Request, total_len: int, fleet: EngineIndex, limit: int
+) -> tuple[Any, Any] | None:
     """The published rule word for word: (engine, its cached tokens), looking at all of them."""
     last = request.engines[-1] if request.engines else None
 
@@ -49,7 +51,7 @@ STEPS = st.lists(
 def test_placement_equals_the_rule_applied_to_every_engine(
     steps: list[tuple[str, int, int]], limit: int, page_size: int
 ) -> None:
-    fleet, placement = Fleet(), CacheAware(max_spread=limit)
+    fleet, placement = EngineIndex(), CacheAware(max_spread=limit)
     groups = [make_group(f"g{i}", n=3, prompt_len=20 + 7 * i) for i in range(4)]
     requests = [request for group in groups for request in group.requests]
     running: list[tuple[EngineSlot, Request, int]] = []
@@ -88,7 +90,7 @@ def test_placement_equals_the_rule_applied_to_every_engine(
             expected = rule(request, total_len, fleet, limit)
             chosen = placement.choose(request, total_len, fleet, True)
             if expected is None:
-                assert chosen is Verdict.FULL
+                assert chosen is Wait.FOR_ROOM
                 continue
             assert isinstance(chosen, Placed)
             assert chosen.slot is expected[0]
@@ -103,7 +105,7 @@ def test_placement_equals_the_rule_applied_to_every_engine(
 
 
 def test_what_is_no_longer_held_is_forgotten() -> None:
-    fleet, slot = Fleet(), EngineSlot("a", KVLedger(1000), 4)
+    fleet, slot = EngineIndex(), EngineSlot("a", KVLedger(1000), 4)
     fleet.add(slot)
     group: Group = make_group(n=2)
     first, second = group.requests

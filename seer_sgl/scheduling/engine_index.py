@@ -19,7 +19,7 @@ class EngineSlot:
 
     `ledger` None: admission by count only (the baseline that retracts). `pool`: the namespace of
     its KV in a pool; engines with equal names read each other's pages. Whoever changes a slot
-    that has joined a fleet tells the fleet (`Fleet.changed`).
+    that has joined a fleet tells the fleet (`EngineIndex.changed`).
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class EngineSlot:
         )
 
 
-class Fleet:
+class EngineIndex:
     """All engines in order of joining; iterating gives their slots, available or not.
 
     An engine that has left is still the home of requests it ran, until one of its name joins.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from seer_sgl.types import Request
 
 
-class Parking:
+class DelayedRequests:
     """Requests, each until a time of its own; every verb costs O(log n) amortised."""
 
     def __init__(self) -> None:
