@@ -1,10 +1,12 @@
 """Order: quick tests first, then those that start engines of their own, then those that share a
 pair. So at most three servers ever run at once, and a broken unit test fails in seconds."""
 
+import logging
 from collections.abc import Iterator
 
 import pytest
 
+from seer_sgl.driver import loop
 from tests.logs import logged
 
 
@@ -17,6 +19,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return 2 if item.get_closest_marker("shared_engines") else 0
 
     items.sort(key=cost)
+
+
+@pytest.fixture(autouse=True)
+def empty_books() -> Iterator[None]:
+    """Fails a test in which an idle driver's scheduler had something left (Scheduler.check)."""
+    breaches: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: breaches.append(record.getMessage())  # type: ignore[method-assign]
+    loop.logger.addHandler(handler)
+    yield
+    loop.logger.removeHandler(handler)
+    assert not [breach for breach in breaches if breach.startswith(loop.BREACH)]
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ from .run import Run
 from .samples import SampleMaker
 
 logger = logging.getLogger(__name__)
+BREACH = "the driver is idle"  # begins the message about what is left over then
 SETTLE_S = 3.0  # a little longer than an abort may take
 # How long an engine has to return what a chunk has so far; then the chunk is taken back without.
 RECALL_S = 5.0
@@ -355,7 +356,7 @@ class RolloutLoop:
         if self._runs or self._inflight:
             return
         for breach in self._scheduler.check():
-            logger.error("the driver is idle, but %s", breach)
+            logger.error("%s, but %s", BREACH, breach)
 
     def _take_back(self, flight: Flight, error: EngineError) -> None:
         """Nothing is expected of a chunk any more."""

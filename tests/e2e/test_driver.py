@@ -1,5 +1,5 @@
 """One driver on real engines: a pool, drafts, every chunk on another engine, and as many ways to
-sample as groups. What plain engines make of undivided requests is the reference for all tests."""
+sample as groups. What a plain engine makes of undivided requests is the reference for all tests."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,16 @@ from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.processes import free_port
 from seer_sgl.types import ChunkResult, EngineInfo, Group, Request, Sample
 from tests.e2e.compare import Samples, accepted_drafts, assert_identical, by_key
-from tests.e2e.conftest import HELD_OUT, MODEL, draft_hub, external, servers, two_cores, two_urls
+from tests.e2e.conftest import (
+    HELD_OUT,
+    MODEL,
+    SERVER_FLAGS,
+    draft_hub,
+    external,
+    servers,
+    two_cores,
+    two_urls,
+)
 from tests.e2e.test_speculation import SGLANG
 from tests.link.test_link import until
 
@@ -84,11 +93,19 @@ def prompts() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def reference(engine_urls: list[str]) -> Samples:
-    """Undivided, on plain engines."""
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of an engine without drafts and pool."""
+    [url, _] = two_urls()
+    with servers([url], [SERVER_FLAGS], tmp_path_factory.mktemp("plain"), cores=two_cores()[:1]):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def reference(plain: str) -> Samples:
+    """Undivided, on a plain engine."""
 
     async def roll() -> Samples:
-        async with Rollout(external(engine_urls, scheduling={"divide": False})) as rollout:
+        async with Rollout(external([plain], scheduling={"divide": False})) as rollout:
             groups = [group async for group in rollout.run(prompts())]
         return by_key([sample for group in groups for sample in group.samples])
 
@@ -268,7 +285,7 @@ class Moves(Observer):
 
 
 async def test_a_fleet_of_two_becomes_three_and_then_one_and_no_token_changes(
-    reference: Samples, fleet: dict[str, Any], engine_urls: list[str]
+    reference: Samples, fleet: dict[str, Any], plain: str
 ) -> None:
     moves = Moves()
     async with opened(fleet) as rollout, open_session() as session:
@@ -276,7 +293,7 @@ async def test_a_fleet_of_two_becomes_three_and_then_one_and_no_token_changes(
         run = driver.submit(groups_for(rollout, "moves"), [moves])
         rolled = asyncio.create_task(all_samples(run))
         await until(lambda: moves.tokens.total() >= 1000)
-        info = await describe(session, "e2", engine_urls[0])
+        info = await describe(session, "e2", plain)
         driver.add_engine(HttpEngine(info, session))
         await until(lambda: moves.tokens["e2"] >= 300)
         await driver.remove_engine("e0")

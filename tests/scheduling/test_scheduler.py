@@ -571,3 +571,36 @@ def test_an_engine_that_joins_late_is_used() -> None:
     assert scheduler.next_assignment(0.0) is None
     scheduler.add_engine(EngineSlot("e1", KVLedger(1000), 1))
     assert take(scheduler).engine_id == "e1"
+
+
+def test_an_idle_schedulers_books_are_empty_and_what_is_left_is_named() -> None:
+    scheduler = one_engine()
+    assert scheduler.check() == []
+    group = make_group("left", n=2)
+    scheduler.submit(group)
+    chunk = take(scheduler)
+    found = scheduler.check()
+    assert [line for line in found if "has 1 chunks in flight" in line]
+    assert [line for line in found if "KV tokens of e0 are promised" in line]
+    assert [line for line in found if "2 requests are left, such as left.0" in line]
+    assert "1 callers are left" in found
+    returned(scheduler, chunk, make_reply(chunk.max_new_tokens, "stop"))
+    scheduler.withdraw(group, LEFT)
+    assert scheduler.check() == []
+
+
+def test_the_caller_with_the_fewest_chunks_in_flight_goes_next() -> None:
+    scheduler = one_engine(capacity=10_000, max_inflight=6)
+    first, second = make_group("first", n=6), make_group("second", n=6)
+    first.caller, second.caller = "a", "b"
+    scheduler.submit(first)
+    chunks = [take(scheduler) for _ in range(4)]
+    scheduler.submit(second)
+    chunks += [take(scheduler) for _ in range(2)]
+    assert [chunk.request.group.caller for chunk in chunks] == [*"aaaabb"]
+    order = []
+    for chunk in chunks:
+        returned(scheduler, chunk, make_reply(5, "stop"))
+        order.append(take(scheduler).request.group.caller)
+    assert order[:2] == ["b", "a"] or order[:2] == ["b", "b"]
+    assert abs(order.count("a") - order.count("b")) <= 2
