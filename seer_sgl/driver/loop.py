@@ -9,8 +9,6 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-import msgspec
-
 from seer_sgl.errors import (
     ChunkInterrupted,
     ChunkRecalled,
@@ -36,6 +34,8 @@ from .engine import Engine
 from .observer import Observer
 from .run import Run
 from .samples import SampleMaker
+from .stop_strings import Amend
+from .watch import Watch
 
 logger = logging.getLogger(__name__)
 BREACH = "the driver is idle"  # begins the message about what is left over then
@@ -43,14 +43,13 @@ SETTLE_S = 3.0  # a little longer than an abort may take
 # How long an engine has to return what a chunk has so far; then the chunk is taken back without.
 RECALL_S = 5.0
 Clock = Callable[[], float]
-Amend = Callable[[Request, ChunkReply], ChunkReply]
 ChunkTask = asyncio.Task[ChunkReply | EngineError]
 
 
 class Flight:
     """A chunk in flight. `taken_back`: why nothing is expected of it any more."""
 
-    def __init__(self, run: Run, chunk: Chunk, task: ChunkTask, watch: "Watch | None") -> None:
+    def __init__(self, run: Run, chunk: Chunk, task: ChunkTask, watch: Watch | None) -> None:
         self.run = run
         self.chunk = chunk
         self.task = task
@@ -275,7 +274,7 @@ class RolloutLoop:
             for observer in run.observers:
                 observer.sent(chunk, self._clock())
 
-    async def _serve(self, chunk: Chunk, watch: "Watch | None") -> ChunkReply | EngineError:
+    async def _serve(self, chunk: Chunk, watch: Watch | None) -> ChunkReply | EngineError:
         """One chunk, start to end."""
         on_tokens = None if watch is None else watch.received
         try:
@@ -390,49 +389,3 @@ class RolloutLoop:
                 self._recall(flight, why)
             self._landed.clear()
             await self._landed.wait()
-
-
-class Watch:
-    """The tokens of one chunk of a watched request, as they come: its observers receive each once,
-    and nothing that a later reply could take back.
-
-    What no other chunk could continue is reported at its end only: if it is lost, it begins again.
-    """
-
-    def __init__(self, chunk: Chunk, run: Run, amend: Amend) -> None:
-        self._chunk = chunk
-        self._run = run
-        self._amend = amend
-        self._reported = 0
-        self.kept: ChunkReply | None = None  # what was reported, if the engine fails now
-
-    def received(self, new: ChunkReply) -> None:
-        """More tokens have come."""
-        if self._chunk.whole or (self.kept is not None and self.kept.finish == "stop"):
-            return
-        so_far = new if self.kept is None else joined(self.kept, new)
-        self.kept = self._amend(self._chunk.request, so_far)
-        self._report(self.kept)
-
-    def ended(self, reply: ChunkReply) -> ChunkReply:
-        """Returns the whole reply as it counts."""
-        amended = self._amend(self._chunk.request, reply)
-        self._report(amended)
-        return amended
-
-    def _report(self, reply: ChunkReply) -> None:
-        ids, logprobs = reply.ids[self._reported :], reply.logprobs[self._reported :]
-        if ids:
-            self._reported += len(ids)
-            for observer in self._run.observers:
-                observer.streamed(self._chunk.request, ids, logprobs)
-
-
-def joined(first: ChunkReply, second: ChunkReply) -> ChunkReply:
-    """A reply with the tokens of two; otherwise it is the second."""
-    return msgspec.structs.replace(
-        second,
-        ids=first.ids + second.ids,
-        logprobs=first.logprobs + second.logprobs,
-        weight_spans=first.weight_spans + second.weight_spans,
-    )

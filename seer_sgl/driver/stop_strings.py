@@ -16,6 +16,7 @@ from seer_sgl.types import ChunkReply, Request, WeightSpan
 from .tokenizer import Tokenizer
 
 Decode = Callable[[Any], str]
+Amend = Callable[[Request, ChunkReply], ChunkReply]  # what a reply counts as
 MAX_RECHECKS = 1000
 
 

@@ -41,7 +41,8 @@ clock = time.monotonic
 
 
 class Rollout:
-    """A fleet of engines and the loop that drives it; one `run` at a time.
+    """A fleet of engines and the driver of it. The constructor reads the files that the config
+    names: lengths, history, the model's own config and its tokenizer.
 
     config: a Config, a mapping of the same shape, or a YAML file. `log_dir`: where local engines
     write their logs. `placement` replaces the choice of engines (experiments). `fleet`: engines
