@@ -253,6 +253,8 @@ class FakeSGLang:
 
     async def server_info(self, _: web.Request) -> web.Response:
         """The fields of SGLang 0.5.21 that the client reads, and one it does not."""
+        if self.away:
+            return web.Response(status=503)
         return self._control(
             "/server_info",
             {

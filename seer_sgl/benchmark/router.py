@@ -53,9 +53,9 @@ class RoutedEngine(HttpEngine):
             progress=tuple(load.progress for load in loads),
         )
 
-    async def problem(self) -> str | None:
+    async def problem(self, weight_version: str | None = None) -> str | None:
         """Of any server."""
-        problems = [await server.problem() for server in self.servers]
+        problems = [await server.problem(weight_version) for server in self.servers]
         return next((problem for problem in problems if problem), None)
 
 

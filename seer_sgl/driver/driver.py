@@ -101,10 +101,12 @@ class Driver:
         try:
             yield driver
         finally:
-            await driver._loop.settle()
-            work.cancel()
-            await asyncio.wait({work})
-            driver._end(RolloutError("the driver was closed"))
+            try:
+                await driver._loop.settle()
+            finally:
+                work.cancel()
+                await asyncio.wait({work})
+                driver._end(RolloutError("the driver was closed"))
 
     @property
     def engines(self) -> list[EngineInfo]:
@@ -113,7 +115,10 @@ class Driver:
 
     @property
     def limits(self) -> LengthLimits:
-        """How long a request may get on every one of the engines."""
+        """How long a request may get on every one of the engines. Raises RolloutError if there is
+        none."""
+        if not self._loop.engines:
+            raise RolloutError("the fleet has no engine")
         return LengthLimits(self.engines)
 
     @property
@@ -133,23 +138,24 @@ class Driver:
         """Roll groups out. `rollout_id` and `started_at` (the zero of their times, on the driver's
         clock) go into the samples. Runs of one `caller` share the fleet as one.
 
-        Raises RolloutError if the driver has ended.
+        Raises RolloutError if the driver has ended, ConfigError for stop strings without a
+        tokenizer, and ValueError for a group or a request whose uid is under way already.
         """
-        if self._error is not None:
-            raise self._error
+        self._raise_if_ended()
+        if self._settings.tokenizer is None and any(group.sampling.stops() for group in groups):
+            raise ConfigError("sampling.stop: stop strings need a tokenizer: set model.path")
         caller = f"run {next(self._numbers)}" if caller is None else caller
-        for group in groups:
-            group.caller = caller
         maker = SampleMaker(rollout_id, started_at, self._settings.tokenizer)
-        return self._loop.submit(groups, maker, [*self._own_observers(), *observers])
+        return self._loop.submit(groups, maker, [*self._own_observers(), *observers], caller)
 
     async def pause(self) -> None:
-        """Dispatch nothing until `resume`; returns when nothing is in flight. The tokens of chunks
-        that are ended for it are kept where the request can go on from them."""
+        """Dispatch nothing until `resume` has been called as often as this; returns when nothing is
+        in flight. The tokens of chunks that are ended for it are kept where the request can go on
+        from them. Raises RolloutError if the driver ends meanwhile."""
         await self._loop.pause()
 
     def resume(self) -> None:
-        """Dispatch again."""
+        """Take one pause back; after the last one, dispatch again."""
         self._loop.resume()
 
     async def reweigh(self, version: str) -> None:
@@ -157,35 +163,48 @@ class Driver:
         `version`. Nothing is dispatched before. Weights of tokens are in `Sample.weight_spans`.
 
         An engine that does not answer is out until it comes back with that version. Raises
-        RolloutError if another version is still reported after `recovery_timeout_s`; nothing is
-        dispatched then until a later call succeeds.
+        RolloutError if another version is still reported after `recovery_timeout_s`, or if a later
+        call asks for another one. Whether it raises or is cancelled: nothing is dispatched then
+        until a later call succeeds.
         """
+        self._raise_if_ended()
         self._loop.hold()
         self._monitor.weight_version = version
         deadline = self._clock() + self._settings.recovery_timeout_s
-        waiting = dict(self._loop.engines)
+        waiting = set(self._loop.engines)
         while waiting:
-            for engine_id, engine in list(waiting.items()):
-                try:
-                    reported = (await engine.refresh()).weight_version
-                except EngineError as error:
-                    logger.warning("engine %s is out: %s", engine_id, error)
-                    self._loop.set_available(engine_id, False)
-                    reported = version
-                if reported == version or engine_id not in self._loop.engines:
-                    del waiting[engine_id]
-                elif self._clock() >= deadline:
-                    raise RolloutError(
-                        f"engine {engine_id} still serves weights {reported}, not {version}"
-                    )
+            reports = await asyncio.gather(*map(self._reported_version, sorted(waiting)))
+            behind = {engine_id: other for engine_id, other in reports if other != version}
+            waiting = {engine_id for engine_id in behind if behind[engine_id] is not None}
+            self._raise_if_ended()
+            if self._monitor.weight_version != version:
+                raise RolloutError(f"weights {version} were superseded")
+            if waiting and self._clock() >= deadline:
+                first = min(waiting)
+                raise RolloutError(
+                    f"engine {first} still serves weights {behind[first]}, not {version}"
+                )
             if waiting:
                 await asyncio.sleep(self._settings.poll_s or monitor.POLL_S)
         self._scheduler.forget_kv()
         self._loop.release()
 
+    async def _reported_version(self, engine_id: str) -> tuple[str, str | None]:
+        """An engine and the version it reports; None if nothing is to be waited for."""
+        if self._loop.leaving(engine_id):
+            return engine_id, None
+        try:
+            return engine_id, (await self._loop.engines[engine_id].refresh()).weight_version
+        except EngineError as error:
+            logger.warning("engine %s is out: %s", engine_id, error)
+            if not self._loop.leaving(engine_id):
+                self._loop.set_available(engine_id, False)
+            return engine_id, None
+
     def add_engine(self, engine: Engine) -> None:
         """An engine joins, and is sent chunks at once. Raises ConfigError if it does not fit to the
         others, or is there already."""
+        self._raise_if_ended()
         self._check_fit(engine.info)
         self._join(engine)
 
@@ -207,8 +226,15 @@ class Driver:
         present = self.engines
         if info.engine_id in {one.engine_id for one in present}:
             raise ConfigError(f"engine {info.engine_id} is in the fleet already")
+        version = self._monitor.weight_version
+        if version is not None and info.weight_version != version:
+            raise ConfigError(
+                f"engine {info.engine_id}: it serves weights {info.weight_version}, not {version}"
+            )
         if not present:
             return
+        if version is not None:  # of an engine that is away the newest is not known
+            present = [msgspec.structs.replace(one, weight_version=version) for one in present]
         problem = differences([*present, info])
         if problem is not None:
             raise ConfigError(problem)
@@ -218,6 +244,10 @@ class Driver:
                 f"engine {info.engine_id}: it takes {info.max_request_len} tokens per request, "
                 f"the fleet {shortest + 1}"
             )
+
+    def _raise_if_ended(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def _own_observers(self) -> list[Observer]:
         ours: list[Observer] = [PageReleaser(self._fleet.link, self._loop.engines)]

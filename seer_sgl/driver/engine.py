@@ -30,9 +30,9 @@ class Engine(Protocol):
     async def load(self) -> EngineLoad:
         """Returns how busy the engine is now."""
 
-    async def problem(self) -> str | None:
+    async def problem(self, weight_version: str | None = None) -> str | None:
         """Returns why the engine cannot serve now; None when it generates and still is what it
-        was."""
+        was. weight_version: that it must serve if it was started again; None: what it served."""
 
     async def refresh(self) -> EngineInfo:
         """Returns its description of now, which `info` then is."""

@@ -73,7 +73,8 @@ class RolloutLoop:
         self._inflight: dict[str, Flight] = {}  # by request uid, in the order of sending
         self._runs: dict[str, Run] = {}  # by group uid, while the group is unfinished
         self._open: dict[Run, None] = {}  # those among them, each once
-        self._paused = False  # by its caller
+        self._pauses = 0  # that callers have asked for and not taken back
+        self._error: RolloutError | None = None  # what ended the driver
         self._held = False  # until all engines serve the same weights
         self._landed = asyncio.Event()  # a chunk is over
         self._recalls: set[asyncio.Task[None]] = set()
@@ -93,20 +94,35 @@ class RolloutLoop:
         await self._until_landed(
             lambda chunk: chunk.engine_id == engine_id, f"engine {engine_id} leaves"
         )
-        self._scheduler.remove_engine(engine_id)
+        if engine_id not in self.engines:  # two callers asked for it
+            return
         del self.engines[engine_id]
+        self._scheduler.remove_engine(engine_id)
         for observer in self._observers():
             observer.left(engine_id, self._clock())
 
+    def leaving(self, engine_id: str) -> bool:
+        """Whether an engine is gone or about to go."""
+        return engine_id not in self.engines or self._scheduler.leaving(engine_id)
+
     def submit(
-        self, groups: Sequence[Group], make_sample: SampleMaker, observers: Sequence[Observer]
+        self,
+        groups: Sequence[Group],
+        make_sample: SampleMaker,
+        observers: Sequence[Observer],
+        caller: str = "",
     ) -> Run:
-        """Roll the groups out. Raises ValueError for a group uid that is under way already."""
+        """Roll the groups out. Raises ValueError for a group or a request whose uid is under way
+        already; then nothing has changed."""
+        seen: set[str] = set()
         for group in groups:
-            if group.uid in self._runs:
+            if group.uid in self._runs or group.uid in seen:
                 raise ValueError(f"group {group.group_id!r} is being rolled out already")
+            seen.add(group.uid)
+        self._scheduler.check_new(request for group in groups for request in group.requests)
         run = Run(self, make_sample, observers)
         for group in groups:
+            group.caller = caller
             self._runs[group.uid] = run
             run.unfinished[group.uid] = group
             self._open[run] = None
@@ -124,7 +140,7 @@ class RolloutLoop:
     def complete_group(self, run: Run, group: Group) -> None:
         """No more requests of the group will come."""
         self._scheduler.complete_group(group)
-        if group.uid in run.unfinished and group.complete:
+        if group.uid in run.unfinished and _all_there(group):
             self._leave(run, group)
 
     def abort(self, request: Request) -> None:
@@ -148,13 +164,16 @@ class RolloutLoop:
 
     def fail(self, error: RolloutError) -> None:
         """The driver has ended: nobody is to wait for ever."""
+        self._error = error
+        self._inflight.clear()
+        self._landed.set()
         for run in self._open:
             run.fail(error)
 
     @property
     def idle(self) -> bool:
         """Whether nobody waits for anything, or may not have it now."""
-        return not self._runs or self._paused or self._held
+        return not self._runs or self._pauses > 0 or self._held
 
     @property
     def stands_still(self) -> bool:
@@ -163,17 +182,14 @@ class RolloutLoop:
 
     async def pause(self) -> None:
         """Dispatch nothing more; returns when nothing is in flight. Divided chunks are ended with
-        the tokens they have; others begin again after `resume`."""
-        self._paused = True
-        for flight in list(self._inflight.values()):
-            self._recall(flight, "the driver is paused")
-        while self._inflight and self._paused:
-            self._landed.clear()
-            await self._landed.wait()
+        the tokens they have; others begin again after `resume`. Raises RolloutError if the driver
+        ends meanwhile."""
+        self._pauses += 1
+        await self._until_landed(lambda _: True, "the driver is paused")
 
     def resume(self) -> None:
-        """Dispatch again."""
-        self._paused = False
+        """Take one pause back; after the last one, dispatch again."""
+        self._pauses = max(0, self._pauses - 1)
         self._wake()
 
     def hold(self) -> None:
@@ -247,7 +263,7 @@ class RolloutLoop:
     async def _next_result(self) -> ChunkResult | None:
         """What comes back next; None when it is time to look again."""
         wake_at = self._scheduler.wake_at
-        if wake_at is None:
+        if wake_at is None or self._pauses or self._held:
             return await self._results.get()
         try:
             async with asyncio.timeout(max(0.0, wake_at - self._clock())):
@@ -263,7 +279,7 @@ class RolloutLoop:
         return [observer for run in self._open for observer in run.observers]
 
     def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
-        if self._paused or self._held:
+        if self._pauses or self._held:
             return
         while (chunk := self._scheduler.next_assignment(self._clock())) is not None:
             run = self._runs[chunk.request.group.uid]
@@ -312,6 +328,7 @@ class RolloutLoop:
         if aborted or isinstance(result.error, EngineUnavailable):
             self._scheduler.set_available(result.chunk.engine_id, False)
         self._scheduler.complete(result)
+        finished = request.state is RequestState.FINISHED  # an observer may abort it, too
         for observer in run.observers:
             if result.reply is None:
                 observer.lost(result)
@@ -319,7 +336,7 @@ class RolloutLoop:
                 observer.grown(result)
         if result.error is not None:
             logger.debug("chunk %s was lost: %s", result.chunk.rid, result.error)
-        if request.state is RequestState.FINISHED and group.uid in run.unfinished:
+        if finished and group.uid in run.unfinished:
             self._finished(run, request)
         elif group.uid in run.unfinished and group.withdrawn:
             self._leave(run, group)
@@ -333,11 +350,14 @@ class RolloutLoop:
         group.samples.append(sample)
         for observer in run.observers:
             observer.finished(request, sample)
-        if group.complete:
+        if _all_there(group):
             self._leave(run, group)
 
     def _leave(self, run: Run, group: Group) -> None:
-        """The group is complete or given up: nothing of it stays in flight."""
+        """The group is complete or given up: nothing of it stays in flight. Observers may have led
+        here before their caller does."""
+        if group.uid not in self._runs:
+            return
         del self._runs[group.uid], run.unfinished[group.uid]
         if not run.unfinished:
             self._open.pop(run, None)
@@ -352,7 +372,7 @@ class RolloutLoop:
 
     def _check(self) -> None:
         """When nothing is left to do, the scheduler's books are empty, or there is a defect."""
-        if self._runs or self._inflight:
+        if self._runs or self._inflight or self._error is not None:
             return
         for breach in self._scheduler.check():
             logger.error("%s, but %s", BREACH, breach)
@@ -366,7 +386,7 @@ class RolloutLoop:
     def _recall(self, flight: Flight, why: str) -> None:
         """Ask the engine for what a chunk has so far. A chunk that keeps nothing is left alone
         unless its caller wants its tokens."""
-        keeps = not flight.chunk.whole or flight.chunk.request.aborting or self._paused
+        keeps = not flight.chunk.whole or flight.chunk.request.aborting or self._pauses > 0
         if flight.recalled or flight.task.done() or not keeps:
             return
         flight.recalled = True
@@ -389,3 +409,10 @@ class RolloutLoop:
                 self._recall(flight, why)
             self._landed.clear()
             await self._landed.wait()
+        if self._error is not None:
+            raise self._error
+
+
+def _all_there(group: Group) -> bool:
+    """Whether a group is complete, and the samples of all its requests are made."""
+    return group.complete and len(group.samples) == len(group.requests)

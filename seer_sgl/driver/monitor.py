@@ -169,7 +169,7 @@ class Monitor:
         self._why = slot.trouble or self._why
         if not readmission.due(self._awake_s, slot.trouble):
             return
-        problem = await engine.problem() or self._other_weights(engine)
+        problem = await engine.problem(self.weight_version) or self._other_weights(engine)
         if problem is None:
             readmission.tried(self._awake_s)
             self._control.set_available(slot.engine_id, True)

@@ -32,8 +32,10 @@ class Watch:
 
     def ended(self, reply: ChunkReply) -> ChunkReply:
         """Returns the whole reply as it counts."""
-        amended = self._amend(self._chunk.request, reply)
-        self._report(amended)
+        chunk = self._chunk
+        amended = self._amend(chunk.request, reply)
+        if not chunk.whole or chunk.ended_by(amended) or chunk.request.aborting:
+            self._report(amended)
         return amended
 
     def _report(self, reply: ChunkReply) -> None:

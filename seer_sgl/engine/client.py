@@ -137,7 +137,7 @@ class HttpEngine:
     async def _stream(
         self, body: LateBody, streamed: StreamedReply, on_tokens: OnTokens, limit: int
     ) -> ChunkReply:
-        url = f"{self._info.url}/generate"
+        url, known = f"{self._info.url}/generate", self._info.weight_version
         try:
             async with self._session.post(url, data=body) as response:
                 if response.status >= 400:
@@ -145,6 +145,10 @@ class HttpEngine:
                 async for event in events(response.content, limit):
                     new = streamed.add(event)
                     if new is not None:
+                        version = new.weight_spans[-1].version
+                        if version not in (known, self._info.weight_version):
+                            await self._keep_up()  # updated, or another server
+                            known = version
                         on_tokens(new)
         except (aiohttp.ClientError, OSError) as error:
             raise self._unreachable(error) from error
@@ -208,8 +212,10 @@ class HttpEngine:
         body = {"model_path": self._info.model_path, "weight_version": version}
         await self._call("POST", "/update_weights_from_disk", aiohttp.JsonPayload(body))
 
-    async def problem(self) -> str | None:
+    async def problem(self, weight_version: str | None = None) -> str | None:
         """Why the engine cannot serve now; None when it generates and still is what it was.
+
+        weight_version: that a server must serve which was started again; None: what it served.
 
         `/health`: SGLang generates a token if it is idle, and answers 200 once one came out.
         """
@@ -220,7 +226,7 @@ class HttpEngine:
             return str(error)
         if self._info.pool is None:  # not used, whatever it has (engine/fleet.py)
             now = msgspec.structs.replace(now, pool=None)
-        changed = changes(self._info, now)
+        changed = changes(self._info, now, weight_version)
         if changed:
             return f"{self._name} came back with another {', '.join(changed)}"
         self._info = now

@@ -84,11 +84,11 @@ def described(body: bytes, engine_id: str, url: str) -> EngineInfo:
     )
 
 
-def changes(before: EngineInfo, now: EngineInfo) -> list[str]:
+def changes(before: EngineInfo, now: EngineInfo, version: str | None = None) -> list[str]:
     """What keeps an engine that comes back from taking the place it had.
 
     Weights may be others in a server that lives on, which its trainer updated; one that was started
-    again must have those of before.
+    again must have those of before, or those of `version` if that is given.
     """
     changed = [
         name
@@ -96,6 +96,10 @@ def changes(before: EngineInfo, now: EngineInfo) -> list[str]:
         if name not in MAY_CHANGE and getattr(now, name) != getattr(before, name)
     ]
     if now.instance is not None and now.instance == before.instance:
+        return changed
+    if version is not None and version != before.weight_version:
+        if now.weight_version != version:
+            changed.append(f"weight_version ({now.weight_version}, not {version})")
         return changed
     if now.model_path != before.model_path:
         changed.append("model_path")

@@ -77,7 +77,7 @@ class StreamedReply:
             return self._tokens + tokens
         if [token.id for token in tokens[:known]] != [token.id for token in self._tokens]:
             raise Unreadable("it changed tokens that it had sent")
-        return tokens
+        return self._tokens + tokens[known:]
 
     def _end(self, meta: Meta, finish: Finish) -> None:
         if finish.type == "abort" and finish.status_code is not None:

@@ -22,6 +22,8 @@ from .ready import ReadySet, Ticket
 # Every so many requests that are taken, one is the longest-waiting; the paper has an "occasionally"
 # here. A request that finds q others ready is thus taken after at most GUARD_EVERY * (q + 1).
 GUARD_EVERY = 64
+MOST_VOID = 64  # entries of a queue that may be void, beside as many as are not
+VOID = -1  # a turn of no entry
 
 
 class ContextAware:
@@ -92,9 +94,24 @@ class ContextAware:
 
     def withdraw(self, group: Group) -> None:
         """Forget the group: it is complete, or nothing of it goes any more."""
-        self._groups.pop(group.uid, None)
+        forgotten = self._groups.pop(group.uid, None)
+        if forgotten is not None:
+            forgotten.ready.clear()
+            forgotten.turn = VOID
         for request in group.requests:
             self._ready.discard(request)
+        self._drop_void()
+
+    def _drop_void(self) -> None:
+        """Rebuild a queue of mostly void entries: those that never surface would keep their
+        requests alive."""
+        for queue in (self._probes, self._unknown, self._past_estimate):
+            if len(queue) > MOST_VOID + 2 * len(self._ready):
+                queue[:] = [entry for entry in queue if self._ready.valid(entry[3], entry[2])]
+                heapq.heapify(queue)
+        if len(self._queue) > MOST_VOID + 2 * len(self._groups):
+            self._queue[:] = [entry for entry in self._queue if entry[2] == entry[3].turn]
+            heapq.heapify(self._queue)
 
     def _group_of(self, request: Request) -> "_Group":
         uid = request.group.uid

@@ -91,6 +91,10 @@ class Scheduler:
         slot.available = available and not slot.leaving
         self._fleet.changed(slot)
 
+    def leaving(self, engine_id: str) -> bool:
+        """Whether an engine is being drained."""
+        return self._fleet[engine_id].leaving
+
     def drain(self, engine_id: str) -> None:
         """Send an engine nothing more, for good."""
         self._fleet[engine_id].leaving = True
@@ -111,13 +115,24 @@ class Scheduler:
 
     def submit(self, group: Group) -> None:
         """All requests of the group become ready; while it is growing, more may follow."""
+        if group.complete:  # there are none
+            return
         self._policy.join(group)
         self._add(group.requests)
+
+    def check_new(self, requests: Iterable[Request]) -> None:
+        """Raise ValueError for a request whose uid is under way, or is there twice."""
+        seen: set[str] = set()
+        for request in requests:
+            if request.uid in self._live or request.uid in seen:
+                raise ValueError(f"request {request.uid!r} is being rolled out already")
+            seen.add(request.uid)
 
     def grow(self, group: Group, requests: Sequence[Request]) -> None:
         """More requests of a growing group become ready. Raises ValueError for another one."""
         if not group.growing or group.withdrawn:
             raise ValueError(f"group {group.group_id!r} does not grow")
+        self.check_new(requests)
         group.requests.extend(requests)
         self._add(requests)
 
@@ -303,7 +318,7 @@ class Scheduler:
         request.engines.append(chunk.engine_id)
         if reply.finish == "stop":
             self._finish(request, "stop", reply.matched, now)
-        elif reply.finish == "length" and request.remaining <= 0:
+        elif request.remaining <= 0:
             # Fewer tokens than asked for is a limit of that one call (SGLang's own cap): go on.
             self._finish(request, "length", None, now)
 

@@ -100,7 +100,7 @@ class SimulatedEngine(Engine):
         )
 
     @override
-    async def problem(self) -> str | None:
+    async def problem(self, weight_version: str | None = None) -> str | None:
         return None
 
     @override

@@ -406,3 +406,142 @@ async def test_a_closed_driver_takes_nothing() -> None:
         pass
     with pytest.raises(RolloutError, match="the driver was closed"):
         stage.driver.submit(stage.groups(1))
+
+
+async def test_an_undividable_watched_request_reports_what_counts_only() -> None:
+    events = Events()
+    fake = FakeSGLang(faults=deque(["slow", "abort"]))
+    async with staged(fake) as stage:
+        (group,) = stage.groups(1, n=1, presence_penalty=0.5)
+        group.requests[0].watched = True
+        run = stage.driver.submit([group], [events])
+        await until(lambda: fake.running == 1)
+        await stage.driver.pause()
+        stage.driver.resume()
+        check([await anext(run)], n=1)
+    assert events.streamed_ids[group.requests[0].uid] == group.requests[0].response_ids
+
+
+@pytest.mark.parametrize("when", ["grown", "finished"])
+@pytest.mark.parametrize("what", ["abort", "close", "complete"])
+async def test_an_observer_may_end_its_own_run(when: str, what: str) -> None:
+    class Ends(Observer):
+        def act(self, request: Request) -> None:
+            if what == "abort":
+                for sibling in request.group.requests:
+                    run.abort(sibling)
+            elif what == "close":
+                run.close()
+            else:
+                run.complete_group(request.group)
+
+        @override
+        def grown(self, result: ChunkResult) -> None:
+            if when == "grown":
+                self.act(result.chunk.request)
+
+        @override
+        def finished(self, request: Request, sample: Sample) -> None:
+            if when == "finished":
+                self.act(request)
+
+    async with staged(FakeSGLang(delay_s=0.002)) as stage:
+        (group,) = stage.groups(1, n=3)
+        group.growing = what == "complete"
+        run = stage.driver.submit([group], [Ends()])
+        innocent = stage.driver.submit(stage.groups(2, run_id="other"))
+        (over,) = [each async for each in run]
+        check(await all_of(innocent))
+    assert len({sample.index for sample in over.samples}) == len(over.samples)
+    assert len(over.samples) == 3 or over.failure is not None
+
+
+async def test_nobody_waits_for_a_driver_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    fake = FakeSGLang(faults=deque(["stall"] * 4))
+    async with staged(fake, recovery_timeout_s=0.1) as stage:
+        driver = stage.driver
+        run = driver.submit(stage.groups(1))
+        await until(lambda: fake.running == 4)
+        leaving = asyncio.create_task(driver.remove_engine("e0"))
+        fake.away = True
+        with pytest.raises(RolloutError, match="no engine has served"):
+            await all_of(run)
+        calls = (leaving, driver.pause(), driver.reweigh("v2"), driver.remove_engine("e0"))
+        for call in calls:
+            with pytest.raises(RolloutError, match="no engine has served"):
+                await asyncio.wait_for(call, 30)
+        fake.wake_stalled()
+
+
+async def test_engines_that_join_or_come_back_serve_the_new_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    fakes = [FakeSGLang() for _ in range(4)]
+    async with staged(*fakes, joined=2) as stage:
+        driver = stage.driver
+        fakes[1].away = True
+        slots = {slot.engine_id: slot for slot in driver._scheduler.engines}
+        run = driver.submit(stage.groups(1, n=1))
+        await until(lambda: not slots["e1"].available)
+        fakes[0].weight_version = fakes[2].weight_version = "v2"
+        await driver.reweigh("v2")
+        with pytest.raises(ConfigError, match="engine e3: it serves weights v1, not v2"):
+            driver.add_engine(stage.engines[3])
+        await stage.engines[2].refresh()
+        driver.add_engine(stage.engines[2])
+        fakes[1].startup_s, fakes[1].weight_version = 30.5, "v2"  # started again
+        fakes[1].away = False
+        await until(lambda: slots["e1"].available)
+        check(await all_of(run), n=1)
+
+
+async def test_a_later_reweigh_supersedes_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    fake = FakeSGLang()
+    async with staged(fake) as stage:
+        first = asyncio.create_task(stage.driver.reweigh("v2"))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(stage.driver.reweigh("v3"))
+        with pytest.raises(RolloutError, match="weights v2 were superseded"):
+            await first
+        run = stage.driver.submit(stage.groups(1))
+        await asyncio.sleep(0.1)
+        assert not fake.seen
+        fake.weight_version = "v3"
+        await second
+        check(await all_of(run))
+
+
+async def test_a_pause_lasts_until_everybody_has_taken_theirs_back() -> None:
+    fake = FakeSGLang()
+    async with staged(fake) as stage:
+        await asyncio.gather(stage.driver.pause(), stage.driver.pause())
+        run = stage.driver.submit(stage.groups(1))
+        stage.driver.resume()
+        await asyncio.sleep(0.05)
+        assert not fake.seen
+        stage.driver.resume()
+        check(await all_of(run))
+
+
+async def test_what_cannot_be_submitted_changes_nothing() -> None:
+    async with staged(FakeSGLang(delay_s=0.01)) as stage:
+        groups, again = stage.groups(2), stage.groups(2)
+        run = stage.driver.submit(groups, caller="a")
+        for wrong in (groups, again, [stage.groups(1, run_id="x")[0]] * 2):
+            with pytest.raises(ValueError, match="is being rolled out already"):
+                stage.driver.submit(wrong, caller="b")
+        with pytest.raises(ConfigError, match="stop strings need a tokenizer"):
+            stage.driver.submit(stage.groups(1, run_id="y", stop=["x"]))
+        assert [group.caller for group in groups] == ["a", "a"]
+        empty = stage.groups(1, n=0, run_id="z")
+        check(await all_of(stage.driver.submit(empty)), n=0)
+        check(await all_of(run))
+        twice = [stage.driver.remove_engine("e0") for _ in range(2)]
+        first, second = await asyncio.gather(*twice, return_exceptions=True)
+        assert first is None
+        assert second is None or isinstance(second, ConfigError)
+        with pytest.raises(RolloutError, match="the fleet has no engine"):
+            _ = stage.driver.limits

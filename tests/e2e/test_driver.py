@@ -46,7 +46,7 @@ pytestmark = pytest.mark.own_engines
 TOKEN = "a secret of this test"
 GROUPS = 64
 SEED = 11  # of `external`
-LONGEST = 128
+LONGEST = 200
 WORDS = (47, 12)  # tokens that the model often writes
 
 
@@ -71,7 +71,7 @@ def kinds() -> list[dict[str, Any]]:
         {"stop_token_ids": [WORDS[0]]},
         {"stop": [other, word], "no_stop_trim": True},
         {"stop_token_ids": [WORDS[0]], "min_new_tokens": 30},
-        {"ignore_eos": True, "max_new_tokens": 90},
+        {"ignore_eos": True, "max_new_tokens": 130},
         {"max_new_tokens": 3},
         {"stop_regex": f"{word} ."},
     ]
@@ -191,9 +191,9 @@ async def test_as_many_ways_to_sample_as_groups_and_none_changes_a_token(
     undivided = [g for g in groups if g.sampling.undivided_because()]
     assert len(undivided) == 15
     assert all(sample.chunks == 1 for group in undivided for sample in group.samples)
-    assert report["migrations"] == report["chunks"] - report["samples"] > 100
+    assert report["migrations"] == report["chunks"] - report["samples"] > 40
     assert report["cached_tokens"]["storage"] > 0
-    assert accepted_drafts(report) > 300
+    assert accepted_drafts(report) > 150
     assert set(report["finish_reasons"]) == {"stop", "length"}
     kinds_of_end = {type(sample.matched) for sample in parts.values()}
     assert kinds_of_end == {int, str, type(None)}

@@ -296,3 +296,20 @@ def test_without_the_guard_a_group_can_wait_for_as_long_as_longer_ones_come_back
             if request.group is long:
                 policy.push(request)
         assert ("s.1" not in seen) is starves
+
+
+def test_finished_groups_are_forgotten_while_longer_ones_are_always_ready() -> None:
+    policy = seer()
+    long = [make_group(f"long{i}", n=2, max_response_len=10_000) for i in range(3)]
+    pushed(policy, *long)
+    for number in range(500):
+        group = make_group(f"short{number}", n=2)
+        pushed(policy, group)
+        for request in group.requests:
+            policy.take_out(request)
+            request.response_ids = make_reply(10).ids
+            policy.finished(request)
+        policy.withdraw(group)
+    queues = (policy._probes, policy._unknown, policy._past_estimate, policy._queue)
+    assert all(len(queue) < 100 for queue in queues)
+    assert len(policy._groups) == 3

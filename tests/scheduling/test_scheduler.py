@@ -604,3 +604,12 @@ def test_the_caller_with_the_fewest_chunks_in_flight_goes_next() -> None:
         order.append(take(scheduler).request.group.caller)
     assert order[:2] == ["b", "a"] or order[:2] == ["b", "b"]
     assert abs(order.count("a") - order.count("b")) <= 2
+
+
+def test_a_request_whose_tokens_are_all_there_has_ended_whatever_the_reply_says() -> None:
+    scheduler = one_engine(chunk_tokens=100)
+    group = make_group(n=1, max_response_len=40)
+    scheduler.submit(group)
+    returned(scheduler, take(scheduler), make_reply(40, "abort"))
+    assert group.requests[0].finish_reason == "length"
+    assert scheduler.check() == []

@@ -82,7 +82,7 @@ class StepwiseEngine:
     async def load(self) -> EngineLoad:
         return EngineLoad(used_tokens=self.held(), progress=())
 
-    async def problem(self) -> str | None:
+    async def problem(self, _: str | None = None) -> str | None:
         return None
 
     def held(self) -> int:
