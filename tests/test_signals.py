@@ -68,7 +68,7 @@ class Driver:
 
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
-    async with serving(FakeSGLang(delay_s=0.15, longest=400)) as address:
+    async with serving(FakeSGLang(delay_s=0.4, longest=400)) as address:
         yield address
 
 
