@@ -18,7 +18,7 @@ from .console import LEVELS, complain, log_to, open_console
 from .errors import ConfigError, SeerError
 from .processes import stopping_signals
 
-UNHEARD_S = 1.0  # after a signal; an event loop that is not blocked has long reacted by then
+UNNOTICED_S = 1.0  # after a signal; an event loop that is not blocked has long reacted by then
 INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
 # Every rollout of a benchmark logs the same warnings.
 REPEATED = ("seer_sgl.rollout", "seer_sgl.driver")
@@ -177,12 +177,12 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
     A signal that was ignored from the start stays so (`nohup`).
     """
     stopped_at: float | None = None
-    heard = False
+    noticed = False
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = []
 
     def cancel(task: "asyncio.Task[None]") -> None:
-        nonlocal heard
-        heard = True
+        nonlocal noticed
+        noticed = True
         task.cancel()
 
     def stop(*_: object) -> None:
@@ -191,7 +191,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
             stopped_at = time.monotonic()
             for loop, task in running:
                 loop.call_soon_threadsafe(cancel, task)
-        elif running and not heard and time.monotonic() - stopped_at > UNHEARD_S:
+        elif running and not noticed and time.monotonic() - stopped_at > UNNOTICED_S:
             raise KeyboardInterrupt
 
     async def cancellable() -> None:

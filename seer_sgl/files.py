@@ -48,7 +48,7 @@ class LineFile:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn what the disk says of `path` into a RolloutError of one line."""
+    """Turn an error of the disk about `path` into a RolloutError of one line."""
     try:
         yield
     except OSError as error:

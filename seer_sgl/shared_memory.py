@@ -15,7 +15,7 @@ KINDS = (
     "sem.mp-",  # Python's multiprocessing: locks,
     "psm_",  # and blocks
     "torch_",  # torch's shared tensors
-    "sglang_loads_",  # what SGLang's processes tell each other of their load,
+    "sglang_loads_",  # what SGLang's processes report to each other of their load,
     "sgl_shm_",  # and of images
     "nccl-",  # NCCL's between the ranks of a machine
 )

@@ -184,7 +184,7 @@ class Group(msgspec.Struct, kw_only=True, eq=False, weakref=True):
 
     `uid` tells groups apart to which different callers gave equal ids. While a group is `growing`,
     requests may be added; it is complete once it does not grow and all of them are finished.
-    `samples` grows as requests finish. A withdrawn group is never sent again; `failure` says why.
+    `samples` grows as requests finish. A withdrawn group is never sent again; see `failure`.
     """
 
     group_id: str
@@ -272,7 +272,7 @@ class ChunkResult(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine says of itself once it is up (SGLang `/server_info`)."""
+    """The description of an engine that is up (SGLang `/server_info`)."""
 
     engine_id: str
     url: str

@@ -160,7 +160,7 @@ async def test_an_impatient_user_disturbs_no_cleaning_up(
 def test_a_second_signal_interrupts_work_that_blocks_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cli, "UNHEARD_S", 0.0)
+    monkeypatch.setattr(cli, "UNNOTICED_S", 0.0)
     signals = [signal.SIGTERM, signal.SIGINT]
     before = [signal.getsignal(number) for number in signals]
 

@@ -1,4 +1,4 @@
-"""`seer-sgl bench`: every arm on the same work, a report that says what each technique brings."""
+"""`seer-sgl bench`: every arm on the same work, a report of what each technique brings."""
 
 import asyncio
 import contextlib

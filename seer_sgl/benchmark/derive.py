@@ -32,7 +32,7 @@ def servers_config(arm: Arm, base: BenchConfig) -> Config:
     if base.engines.launch == "external":
         engines["urls"] = base.bench.urls[arm.kind]
         if not arm.pool and not arm.drafts:
-            engines["link"] = None  # they have nothing to tell
+            engines["link"] = None  # they have nothing to report
     elif arm.ngram:
         engines["sglang"] |= {"speculative-algorithm": "NGRAM", **base.bench.ngram}
     return parse(tree)

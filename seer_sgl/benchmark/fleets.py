@@ -111,7 +111,7 @@ def _missing(arm: Arm, config: BenchConfig) -> str | None:
 
 
 def _contradiction(arm: Arm, config: BenchConfig) -> str | None:
-    """What servers of the arm's kind would need that this config does not say."""
+    """What servers of the arm's kind would need that this config does not have."""
     try:
         servers_config(arm, config)
     except ConfigError as error:

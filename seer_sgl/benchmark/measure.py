@@ -160,7 +160,7 @@ def identical(digests: Digests, reference: Digests) -> int:
 
 
 async def _work(servers: Sequence[HttpEngine]) -> EngineWork | None:
-    """Of all of them; None where one does not tell."""
+    """Of all of them; None where one does not report it."""
     each = [await server.work() for server in servers]
     known = [work for work in each if work is not None]
     if len(known) < len(each):

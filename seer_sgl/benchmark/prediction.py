@@ -49,8 +49,8 @@ async def measure_constants(
 
 
 async def _forward_ms(fleet: Fleet) -> list[list[float]]:
-    told = [await engine.drafting() for engine in fleet.engines]
-    return [row for one in told if one is not None for row in one["forward_ms"]]
+    counters = [await engine.drafting() for engine in fleet.engines]
+    return [row for one in counters if one is not None for row in one["forward_ms"]]
 
 
 def predict(config: BenchConfig, engine: EngineConfig | None, cases: Cases) -> dict[str, Any]:

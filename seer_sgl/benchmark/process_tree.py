@@ -40,7 +40,7 @@ def process_tree() -> ProcessTree:
 
 
 def query_or(ask: Callable[[], T], otherwise: T) -> T:
-    """What a process says of itself; something else of one that has ended."""
+    """Returns a fact about a process; something else of one that has ended."""
     try:
         return ask()
     except psutil.Error:

@@ -9,7 +9,7 @@ from seer_sgl.processes import end_with_parent
 
 
 def main() -> None:
-    """Run the router until it is told to stop."""
+    """Run the router until it is stopped."""
     end_with_parent()
     cpu.prepare()
     from sglang_router.launch_router import main as run_router

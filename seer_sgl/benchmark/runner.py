@@ -103,7 +103,7 @@ class Runner:
 
     @property
     def kv_bytes(self) -> float:
-        """Of a token, as far as the model's folder tells."""
+        """Of a token, as far as the model's folder shows."""
         return model_facts(self._config.model.path).least_kv_bytes_per_token() or 1.0
 
     async def servers(self, arm: Arm) -> Fleet:
@@ -169,12 +169,12 @@ class Runner:
 
 
 def _once(announce: Callable[[str], None]) -> Callable[[str], None]:
-    """Says each line once: every rollout on the same servers would say it again."""
-    said: set[str] = set()
+    """Logs each line once: every rollout on the same servers would log it again."""
+    logged: set[str] = set()
 
-    def say(line: str) -> None:
-        if line not in said:
-            said.add(line)
+    def log(line: str) -> None:
+        if line not in logged:
+            logged.add(line)
             announce(line)
 
-    return say
+    return log

@@ -150,8 +150,8 @@ def _failure(failure: dict[str, Any]) -> str:
 
 
 def _drift(slopes: dict[str, float]) -> str:
-    told = ", ".join(f"{name} {slope:+.3g}" for name, slope in slopes.items())
-    return f"Slopes a rollout, from the third on: {told}." if told else ""
+    listed = ", ".join(f"{name} {slope:+.3g}" for name, slope in slopes.items())
+    return f"Slopes a rollout, from the third on: {listed}." if listed else ""
 
 
 def _bullets(lines: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""What a type cannot say: keys that contradict each other, or that cannot be on this machine."""
+"""Checks that types cannot express: contradictions, and what cannot be on this machine."""
 
 import os
 from collections.abc import Iterator

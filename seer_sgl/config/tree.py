@@ -154,7 +154,7 @@ class SchedulingConfig(Section, frozen=True):
 
 
 class RolloutConfig(Section, frozen=True):
-    """What to roll out. `seed` None draws one; the report tells it."""
+    """What to roll out. `seed` None draws one, which the report has."""
 
     prompts: str | None = None
     n_samples_per_prompt: Samples = 8

@@ -69,7 +69,7 @@ class _Group:
 
 
 class _Peer:
-    """An engine: the groups it serves and what it has to be told."""
+    """An engine: the groups it serves and what it has to be sent."""
 
     __slots__ = ("behind", "done", "groups", "serves", "wants")
 
@@ -82,10 +82,10 @@ class _Peer:
 
 
 class Hub:
-    """`receive` what peers say, and let each `take` what it is to be told.
+    """`receive` what peers send, and let each `take` what it is to be sent.
 
     `max_tokens` bounds all logs together. Groups that nobody serves go first, then those that are
-    served; of either the least recently used. Nothing a peer says can raise or break it: `refused`
+    served; of either the least recently used. Nothing a peer sends can raise or break it: `refused`
     counts what made no sense.
     """
 
@@ -103,7 +103,7 @@ class Hub:
         return wire_name(group) in self._groups
 
     def facts(self) -> dict[str, Any]:
-        """What it holds now, and counters: of groups, of new tokens in, of tokens told to peers."""
+        """What it holds now, and counters: of groups, of new tokens in, of tokens sent to peers."""
         return {
             "groups": len(self._groups),
             "tokens": self.tokens,
@@ -119,7 +119,7 @@ class Hub:
         return {} if found is None else {n: log.tokens for n, log in found.logs.items()}
 
     def receive(self, peer: str, message: ToHub) -> None:
-        """A peer said this."""
+        """A peer sent this."""
         sender = self._peers.get(peer)
         if sender is None:
             sender = self._peers[peer] = _Peer()
@@ -136,7 +136,7 @@ class Hub:
                 self.done(group)
 
     def left(self, peer: str) -> None:
-        """A peer is gone. What it told stays."""
+        """A peer is gone. What it sent stays."""
         gone = self._peers.pop(peer, None)
         if gone is not None:
             for group in list(gone.groups):
@@ -162,7 +162,7 @@ class Hub:
         return found is not None and bool(found.behind or found.wants or found.done)
 
     def take(self, peer: str) -> ToReplica | None:
-        """The next message to a peer, of FRAME_BYTES at most; None when it has been told all."""
+        """The next message to a peer, of FRAME_BYTES at most; None when it has been sent all."""
         found = self._peers.get(peer)
         if found is None:
             return None

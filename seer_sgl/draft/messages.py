@@ -1,4 +1,4 @@
-"""What the draft hub and the replicas in the engines say to each other.
+"""The messages between the draft hub and the replicas in the engines.
 
 Tokens are named by (group, sequence, position), so whatever comes twice, late or out of order
 can be told from what is new. Everything has a limit, which decoding enforces.
@@ -29,7 +29,7 @@ Groups = Annotated[dict[Name, Lengths], msgspec.Meta(max_length=MAX_ENTRIES)]
 class Open(msgspec.Struct, tag="open", frozen=True):
     """From an engine: it serves these groups, and has so many tokens of each of their sequences.
 
-    Said when a group begins here, after each connect, and now and then: whatever was lost on the
+    Sent when a group begins here, after each connect, and now and then: whatever was lost on the
     way is made good by it, in both directions.
     """
 

@@ -36,7 +36,7 @@ class DraftPolicy:
         self._steps = 0
 
     def resting(self) -> bool:
-        """Whether this step is plain whatever the indexes say. Counts as a step."""
+        """Whether this step is plain whatever the indexes propose. Counts as a step."""
         if not self._pause:
             return False
         self._pause -= 1

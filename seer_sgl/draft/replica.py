@@ -1,4 +1,4 @@
-"""The engine's end of grouped drafting: keeps the index fed, tells the hub what was decoded here.
+"""The engine's end of grouped drafting: feeds the index, and sends the hub what was decoded here.
 
 Everything but `received` and `connected` belongs to SGLang's scheduler thread and costs it
 microseconds a step. Losing a message loses drafts, never tokens: `Open` makes it good later.
@@ -112,7 +112,7 @@ class Replica:
             log = self._held.add(held, held.free_number(number))
             log.sent = len(response) if log.number == number else 0  # a fork is nowhere else
         elif log.sent >= len(log.tokens):
-            log.sent = len(response)  # whoever decoded the rest sent it; else the hub will ask
+            log.sent = len(response)  # who decoded the rest sent it; else the hub will ask
         self._held.append(log, response[len(log.tokens) :])
         self._grown[log] = None
         log.live = log.own = True
@@ -336,7 +336,7 @@ class Replica:
         }
 
     def _open_all(self) -> None:
-        """Tell the hub what is here of every group that is served."""
+        """Report to the hub what is here of every group that is served."""
         for held in self._held.groups.values():
             if held.reported:
                 self._to_open[held] = None

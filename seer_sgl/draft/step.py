@@ -1,6 +1,6 @@
 """The two compiled calls: a text grows; and a decode step's whole batch grows and is drafted for.
 
-Both do as much as there is room for and say where they stopped: the caller makes room and calls
+Both do as much as there is room for and return where they stopped: the caller makes room and calls
 again, so that no array is ever reallocated under a kernel.
 """
 

@@ -15,7 +15,7 @@ class StepTimes:
     `forward` is what was measured at the start, interpolated between batch sizes. All else that a
     step takes is learnt from the steps: what a width has of its own (sampling at every node, the
     walk), which hardly changes, and what all have in common (scheduling, attention to contexts that
-    grow), which one width's steps tell for all.
+    grow), which one width's steps show for all.
     """
 
     def __init__(self, forward: Mapping[tuple[int, int], float]) -> None:
@@ -39,7 +39,7 @@ class StepTimes:
     def observe(self, batch: int, width: int, seconds: float) -> None:
         """A step took so long."""
         expected = self.predict(batch, width)
-        if any(self._seen.values()):  # the first one tells what the start's measurement left out
+        if any(self._seen.values()):  # the first one shows what the start's measurement left out
             seconds = min(max(seconds, expected / OUTLIER), expected * OUTLIER)
         else:
             self._common = seconds - expected

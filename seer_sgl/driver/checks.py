@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from seer_sgl.config import Config
+from seer_sgl.config import DraftConfig, KvPoolConfig
 from seer_sgl.errors import ConfigError
 from seer_sgl.types import EngineInfo, Prompt, Sampling
 
@@ -11,18 +11,18 @@ from seer_sgl.types import EngineInfo, Prompt, Sampling
 KV_LIMIT_SLACK = 8
 
 
-def check_engines(config: Config, engines: Sequence[EngineInfo]) -> None:
+def check_engines(pool: KvPoolConfig, draft: DraftConfig, engines: Sequence[EngineInfo]) -> None:
     """Raise ConfigError for engines that do not fit together, or lack what the config asks for."""
     problem = differences(engines)
     if problem is not None:
         raise ConfigError(problem)
     for info in engines:
-        if config.kv_pool.backend != "none" and info.pool is None:
+        if pool.backend != "none" and info.pool is None:
             raise ConfigError(
                 f"kv_pool.backend: engine {info.engine_id} ({info.url}) runs without a KV pool; "
                 "start it with `seer-sgl engine --fleet` and this config"
             )
-        if config.draft.scope != "none" and not info.draft_tokens:
+        if draft.scope != "none" and not info.draft_tokens:
             raise ConfigError(
                 f"draft.scope: engine {info.engine_id} ({info.url}) drafts nothing; start it with "
                 "`seer-sgl engine --fleet` and this config"
@@ -71,12 +71,11 @@ def unservable(
                 )
 
 
-def check_pool(config: Config, kv_bytes_per_token: int | None) -> None:
-    """Raise ConfigError for a local KV pool that could not hold the KV of a single chunk."""
-    pool, chunk = config.kv_pool, config.scheduling.chunk_tokens
+def check_pool(pool: KvPoolConfig, chunk: int, kv_bytes_per_token: int | None) -> None:
+    """Raise ConfigError for a local KV pool that could not hold the KV of a chunk of so many
+    tokens."""
     if pool.backend != "mooncake" or pool.master is not None or kv_bytes_per_token is None:
         return
-    chunk = min(chunk, config.sampling.max_new_tokens)
     if pool.memory_bytes() * pool.stores < kv_bytes_per_token * chunk * pool.replicas:
         raise ConfigError(
             f"kv_pool.memory: {pool.stores} x {pool.memory} cannot hold the KV of one chunk of "

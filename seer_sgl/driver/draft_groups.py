@@ -1,4 +1,4 @@
-"""What the draft hub hears from the rollout: history when a group begins, and when it is over."""
+"""What the draft hub receives from the driver: history when a group begins, and its end."""
 
 from array import array
 from collections.abc import Callable, Sequence

@@ -7,8 +7,8 @@ from seer_sgl.types import Group, Prompt, Request, Sampling
 
 
 class GroupMaker:
-    """Makes the groups of one run. `run_id` tells its requests from those of any other run on the
-    same engines."""
+    """Makes the groups of one run. `run_id` sets its requests apart from those of any other run on
+    the same engines."""
 
     def __init__(self, run_id: str, seed: int) -> None:
         self._run_id = run_id

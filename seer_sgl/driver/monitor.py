@@ -45,7 +45,7 @@ class EngineControl(Protocol):
 
 
 class StallClock:
-    """Tells when an engine with work has not moved for `timeout_s`. Pure."""
+    """Detects that an engine with work has not moved for `timeout_s`. Pure."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s

@@ -12,7 +12,7 @@ from .observer import Observer
 
 
 class PageReleaser(Observer):
-    """Tells the engine that ran a finished request last: it knows the names of all its pages.
+    """Sends word to the engine that ran a finished request last: it has the names of all its pages.
 
     Pages that an unfinished sibling shares stay: a beginning they have in common. While a sibling
     may still turn out to begin alike, nothing is released. The pages of the prompt are left to the

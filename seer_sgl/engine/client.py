@@ -53,7 +53,7 @@ class StartedAgain(EngineUnavailable):
 
 
 class HttpEngine:
-    """One SGLang server behind a URL. `exit_reason` tells how its process ended, if it did."""
+    """One SGLang server behind a URL. `exit_reason` returns how its process ended, if it did."""
 
     # Token ids of the model, as far as the caller knows; a server's plugin knows better.
     vocab_size: int | None = None
@@ -71,7 +71,7 @@ class HttpEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """What the server said of itself when it was joined, or last came back."""
+        """The description of the server from when it was joined, or last came back."""
         return self._info
 
     async def abort(self, chunk: Chunk) -> None:
@@ -237,13 +237,13 @@ class HttpEngine:
         return f"engine {self._info.engine_id} ({self._info.url})"
 
     async def _plugin(self) -> contract.PluginReport | None:
-        """What our plugin says of itself now; None in a stock server."""
+        """Returns the report of our plugin of now; None in a stock server."""
         body = await self._control("/server_info", CONTROL_TIMEOUT_S)
-        said = decode_control(body, wire.ServerInfo, f"{self._name}: /server_info")
-        return said.internal_states[0].seer_sgl
+        info = decode_control(body, wire.ServerInfo, f"{self._name}: /server_info")
+        return info.internal_states[0].seer_sgl
 
     async def _abort(self, rid: str) -> None:
-        """Tell the server to drop a request; if it does not listen, it sees the closed socket."""
+        """Ask the server to drop a request; if it does not answer, it sees the closed socket."""
         with contextlib.suppress(EngineUnavailable, RequestRejected, TimeoutError):
             async with asyncio.timeout(ABORT_TIMEOUT_S):
                 await self._call("POST", "/abort_request", aiohttp.JsonPayload({"rid": rid}))

@@ -35,7 +35,7 @@ async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> 
             body = await read_body(response, REPLY_BYTES)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         reason = str(error) or type(error).__name__
-        raise EngineUnavailable(f"{name}: {reason}") from None
+        raise EngineUnavailable(f"{name}: {reason}", engine_id=engine_id) from error
     if response.status != 200:
         raise EngineUnavailable(
             f"{name}: HTTP {response.status} on /server_info{explanation(body)}"
@@ -44,14 +44,14 @@ async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> 
 
 
 def described(body: bytes, engine_id: str, url: str) -> EngineInfo:
-    """What a server says of itself in its `/server_info`. Raises like `describe`."""
+    """Returns the description that is in a `/server_info`. Raises like `describe`."""
     name = f"engine {engine_id} ({url})"
-    said = decode_control(body, wire.ServerInfo, f"{name}: not an SGLang server we know")
-    if said.dp_size != 1:
-        raise EngineStartError(f"{name}: dp_size {said.dp_size}; start one server a rank instead")
-    state = said.internal_states[0]
+    info = decode_control(body, wire.ServerInfo, f"{name}: not an SGLang server we know")
+    if info.dp_size != 1:
+        raise EngineStartError(f"{name}: dp_size {info.dp_size}; start one server a rank instead")
+    state = info.internal_states[0]
     plugin = state.seer_sgl
-    reports = [state.seer_sgl for state in said.internal_states]
+    reports = [state.seer_sgl for state in info.internal_states]
     problem = contract.problem([report.missing if report else None for report in reports])
     if plugin is not None and problem is not None:  # a stock server without it is fine
         raise EngineStartError(f"{name}: {problem}")
@@ -63,16 +63,16 @@ def described(body: bytes, engine_id: str, url: str) -> EngineInfo:
     return EngineInfo(
         engine_id=engine_id,
         url=url,
-        sglang_version=said.version,
-        model_path=said.model_path,
-        max_total_num_tokens=said.max_total_num_tokens,
+        sglang_version=info.version,
+        model_path=info.model_path,
+        max_total_num_tokens=info.max_total_num_tokens,
         max_running_requests=state.effective_max_running_requests_per_dp,
-        max_request_len=said.max_req_input_len,
-        page_size=said.page_size,
-        radix_cache=not said.disable_radix_cache,
-        weight_version=said.weight_version,
-        deterministic=said.enable_deterministic_inference,
-        has_tokenizer=not said.skip_tokenizer_init,
+        max_request_len=info.max_req_input_len,
+        page_size=info.page_size,
+        radix_cache=not info.disable_radix_cache,
+        weight_version=info.weight_version,
+        deterministic=info.enable_deterministic_inference,
+        has_tokenizer=not info.skip_tokenizer_init,
         plugin=plugin.version if plugin else None,
         instance=plugin.instance if plugin else state.start(),
         weights=plugin.weights if plugin else None,
@@ -80,7 +80,7 @@ def described(body: bytes, engine_id: str, url: str) -> EngineInfo:
         pool=pool.namespace if pool else None,
         kv_bytes_per_token=pool.kv_bytes_per_token if pool else 0,
         draft_tokens=draft.draft_tokens,
-        pipeline_stages=said.pp_size,
+        pipeline_stages=info.pp_size,
     )
 
 

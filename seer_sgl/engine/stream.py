@@ -1,7 +1,7 @@
 """SGLang's server-sent events of `/generate`: the tokens of a chunk as they come.
 
 An event has all tokens so far, or with --incremental-streaming-output the new ones only; their
-number and `completion_tokens` tell which. Tokens in an event have been looked at for a stop.
+number and `completion_tokens` show which. Tokens in an event have been looked at for a stop.
 """
 
 from collections.abc import AsyncIterator

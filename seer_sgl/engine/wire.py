@@ -120,7 +120,7 @@ class InternalState(msgspec.Struct):
 
     def start(self) -> str | None:
         """A name for this start of a stock server: how long it took, to the microsecond. None if
-        it does not tell."""
+        it does not report it."""
         took = (self.startup_time or {}).get("scheduler_e2e")
         return None if took is None else f"started in {took} s"
 
@@ -220,7 +220,7 @@ def decode_generate(body: bytes, chunk: Chunk, vocab_size: int | None = None) ->
 
 
 def checked_reply(meta: Meta, chunk: Chunk, vocab_size: int | None, final: int = 0) -> ChunkReply:
-    """What a whole reply says of a chunk. Raises Unreadable if it cannot be true.
+    """Returns the whole reply to a chunk. Raises Unreadable if it cannot be true.
 
     Ids and logprobs are read from the same entries, so they cannot disagree in length. `final`:
     tokens that came before it and were reported already.

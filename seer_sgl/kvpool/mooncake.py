@@ -177,12 +177,12 @@ def _ssd_environment(config: KvPoolConfig) -> dict[str, str]:
 
 def _require_mooncake() -> None:
     if importlib.util.find_spec("mooncake") is None:
-        raise ConfigError("kv_pool.backend: mooncake is not installed (`seer-sgl doctor` says how)")
+        raise ConfigError("kv_pool.backend: mooncake is not installed (see `seer-sgl doctor`)")
     try:
         load_store()
     except (ImportError, OSError) as error:
         raise ConfigError(
-            f"kv_pool.backend: mooncake cannot be loaded: {error} (`seer-sgl doctor` says how)"
+            f"kv_pool.backend: mooncake cannot be loaded: {error} (see `seer-sgl doctor`)"
         ) from error
 
 

@@ -1,6 +1,6 @@
 """Names of KV pages that must never be mistaken for each other.
 
-A pool key is a hash of the tokens only: it says nothing of the model, the layout of the bytes or
+A pool key is a hash of the tokens only: it has nothing of the model, the layout of the bytes or
 the weights. Two layouts under one name gave a full hit and wrong output without an error, so all
 of it goes into the name.
 """
@@ -32,7 +32,7 @@ def weights_name(config: Mapping[str, Any], ranks: Sequence[Any]) -> str:
     """A name for a model as an engine runs it: equal where the same tokens make the same KV.
 
     config: the model's, as Hugging Face's `to_dict` gives it, with the engine's overrides: a factor
-    of a rotary embedding is in no weight. Its keys that begin with an underscore say where it was
+    of a rotary embedding is in no weight. Its keys that begin with an underscore name where it was
     found. ranks: a digest of the parameters of each rank.
     """
     public = {key: value for key, value in config.items() if not key.startswith("_")}

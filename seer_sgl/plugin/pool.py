@@ -207,7 +207,7 @@ def name_the_layout(
     result: SglStorageConfig, controller: SglController, *_: object, **__: object
 ) -> SglStorageConfig:
     """After `HiCacheController._generate_storage_config`: the model's name, which is part of every
-    key in every backend, also says how its KV is laid out."""
+    key in every backend, also shows how its KV is laid out."""
     tag = layout_of(controller).tag(os.environ.get(NAMESPACE, ""))
     result.model_name = f"{tag}-{result.model_name or ''}"
     return result

@@ -1,6 +1,7 @@
 """What grouped drafting did in a run: the counters of engines and hub, read before and after it.
 
-Whoever is away when it is asked is left out; whoever started again in between counts from there.
+An engine that is away when it is asked is left out; one that started again in between counts from
+there.
 """
 
 import asyncio
@@ -100,8 +101,8 @@ async def read(engines: Sequence[Drafting], drafts: DraftSink | None) -> Reading
     async def ask_hub() -> Facts | None:
         return None if drafts is None else await drafts.facts()
 
-    hub, *said = await asyncio.gather(ask_hub(), *map(ask, engines))
-    pairs = zip(engines, said, strict=True)
+    hub, *counters = await asyncio.gather(ask_hub(), *map(ask, engines))
+    pairs = zip(engines, counters, strict=True)
     return Reading({engine.info.engine_id: one for engine, one in pairs if one is not None}, hub)
 
 
@@ -133,7 +134,7 @@ def section(before: Reading, after: Reading) -> Facts | None:
 
 
 def counted(before: Facts | None, after: Facts, kind: type[T]) -> T | None:
-    """What was counted between the two; None where that cannot be told."""
+    """What was counted between the two; None where that is unknown."""
     if before is None:
         return None
     started_again = before.get("instance") != after.get("instance")

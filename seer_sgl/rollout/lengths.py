@@ -51,7 +51,7 @@ def read_lengths(path: Path) -> KnownLengths:
 def read_records(path: Path, source: str) -> Iterator[tuple[str, LengthRecord]]:
     """The lines of a file, each with its place for complaints. `source`: what named the file.
 
-    Raises ConfigError for a file without any, or at a line that says nothing of lengths.
+    Raises ConfigError for a file without any, or at a line without lengths.
     """
     for place, record in read_jsonl(path, source, _decoder, "lengths"):
         _check(record, place)

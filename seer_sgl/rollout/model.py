@@ -1,4 +1,4 @@
-"""What a model folder says before any engine is up, so that mistakes cost no start-up."""
+"""Facts from a model folder, read before any engine is up, so that mistakes cost no start-up."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from seer_sgl.errors import ConfigError
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """From `config.json` (or its `text_config`). None: it does not say."""
+    """From `config.json` (or its `text_config`). None: it has none."""
 
     vocab_size: int | None = None
     max_position_embeddings: int | None = None

@@ -46,7 +46,7 @@ _decoder = msgspec.json.Decoder(PromptRecord)
 class PromptReader:
     """Turns what the user gave into Prompts.
 
-    `n`: samples of a prompt that does not say. `vocab_size` and `max_prompt_len` (tokens; None:
+    `n`: samples of a prompt without an own number. `vocab_size` and `max_prompt_len` (tokens; None:
     unknown) are what the model can take. `sampling`: what a prompt's own replaces parts of.
     """
 

@@ -80,7 +80,8 @@ class Rollout:
         if self.config.engines.launch == "local":
             require_model(model.path or "")
         self._facts = model_facts(model.path)
-        check_pool(self.config, self._facts.least_kv_bytes_per_token())
+        chunk = min(self.config.scheduling.chunk_tokens, self.config.sampling.max_new_tokens)
+        check_pool(self.config.kv_pool, chunk, self._facts.least_kv_bytes_per_token())
         tokenizer_path = model.tokenizer_path or model.path
         self._tokenizer = (
             load_tokenizer(tokenizer_path, model.trust_remote_code) if tokenizer_path else None
@@ -97,7 +98,7 @@ class Rollout:
             for engine in fleet.engines:
                 engine.vocab_size = self._facts.vocab_size
             infos = [engine.info for engine in fleet.engines]
-            check_engines(self.config, infos)
+            check_engines(self.config.kv_pool, self.config.draft, infos)
             self._check_own_sampling(infos)
             for mismatch in mismatches(infos):
                 logger.warning("%s", mismatch)

@@ -18,8 +18,8 @@ class EngineSlot:
     """The scheduler's view of one engine.
 
     `ledger` None: admission by count only (the baseline that retracts). `pool`: the namespace of
-    its KV in a pool; engines with equal names read each other's pages. Whoever changes a slot
-    that has joined a fleet tells the fleet (`EngineIndex.changed`).
+    its KV in a pool; engines with equal names read each other's pages. A change of a slot
+    that has joined is reported by `EngineIndex.changed`.
     """
 
     def __init__(

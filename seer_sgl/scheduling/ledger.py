@@ -37,7 +37,7 @@ class KVLedger:
 
     @property
     def free(self) -> int:
-        """Tokens still to promise. An engine without a chunk of ours takes one whatever it says
+        """Tokens still to promise. An engine without a chunk of ours takes one whatever it reports
         of itself: else a request could wait for ever for strangers to leave."""
         limit = self.feedback.usable if self.used else self.capacity
         return max(0, limit - self.used)

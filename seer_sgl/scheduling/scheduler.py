@@ -73,7 +73,7 @@ class Scheduler:
 
     @property
     def wake_at(self) -> float | None:
-        """When `next_assignment` may have more to say although nothing came back; None: never."""
+        """When `next_assignment` may return a chunk although nothing came back; None: never."""
         dues = (self._parking.next_due, self._refused.next_due)
         return min((due for due in dues if due is not None), default=None)
 
@@ -101,7 +101,7 @@ class Scheduler:
         self.set_available(engine_id, False)
 
     def loaded(self, engine_id: str, load: EngineLoad) -> bool:
-        """An engine told how busy it is. Returns whether it has more room than we knew of."""
+        """An engine reported how busy it is. Returns whether it has more room than we knew of."""
         slot = self._fleet[engine_id]
         if slot.ledger is None:
             return False

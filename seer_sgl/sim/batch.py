@@ -25,13 +25,13 @@ RETRACT_DECODE_STEPS = 20
 INIT_NEW_TOKEN_RATIO = 0.7
 MIN_NEW_TOKEN_RATIO = 0.7 * 0.14
 NEW_TOKEN_RATIO_DECAY = (INIT_NEW_TOKEN_RATIO - MIN_NEW_TOKEN_RATIO) / 600
-# After replies the engine looks again so much later: by then whoever was answered has sent what
+# After replies the engine looks again so much later: by then an answered driver has sent what
 # comes next (the virtual clock stands while anybody is busy), and one pass takes all of it.
 ANSWER_S = 1e-6
 
 
 class Batch:
-    """Turns jobs into tokens. Whoever owns it calls `turn` at `wake_at`."""
+    """Turns jobs into tokens. Its owner calls `turn` at `wake_at`."""
 
     def __init__(self, engine: EngineConfig, step: StepTime, speculation: Speculation) -> None:
         self.wake_at: float | None = None
@@ -131,7 +131,7 @@ class Batch:
             if ask >= left - reserved and not exact:
                 reserved, exact = running.reserved(self._reserve) * self._ratio, True
             others = len(running) + len(admitted)
-            # Alone, it runs whatever the estimate says.
+            # Alone, it runs whatever the estimate is.
             if others >= self._max_running or (ask >= left - reserved and others):
                 self._full = True
                 break

@@ -1,6 +1,6 @@
 """The parameters of a simulation: one YAML file a workload (configs/sim/).
 
-Every value there has its reason beside it. What is fitted, and to what, says bench/calibrate.py.
+Every value there has its reason beside it. bench/calibrate.py has what is fitted, and to what.
 """
 
 from typing import Annotated

@@ -36,7 +36,7 @@ Stored = Callable[[str, bool], None]
 class SimulatedEngine(Engine):
     """One engine. `lengths`: response tokens of each request, by uid.
 
-    `stored` hears of every chunk whose KV has reached the pool (the link's message).
+    `stored` is called for every chunk whose KV has reached the pool (the link's message).
     """
 
     def __init__(

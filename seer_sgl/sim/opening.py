@@ -1,4 +1,4 @@
-"""From what the command line says to a case that can be simulated."""
+"""From the command line to a scenario that can be simulated."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -48,7 +48,7 @@ def _prompt(record: LengthRecord, number: int) -> "array[int]":
 
 
 def facts(groups: Sequence[Responses]) -> dict[str, dict[str, object]]:
-    """What a trace says of its workload, as a tree of settings."""
+    """The workload of a trace, as a tree of settings."""
     lengths = [length for group in groups for length in group.lengths]
     return {
         "workload": {

@@ -53,7 +53,7 @@ def exec_engine(arguments: list[str]) -> NoReturn:
         defaults += _fleet_flags(config)
         environment |= _fleet_environment(config)
     if _value([*defaults, *flags], "--host") is None:
-        defaults += ["--host", LOOPBACK[0]]  # whatever a --config of SGLang's says
+        defaults += ["--host", LOOPBACK[0]]  # whatever is in a --config of SGLang's
     if not {"-h", "--help"} & set(flags):
         _check([*defaults, *flags], API_KEY in environment)
         if fleet is not None:
