@@ -174,8 +174,8 @@ class Driver:
         waiting = set(self._loop.engines)
         while waiting:
             reports = await asyncio.gather(*map(self._reported_version, sorted(waiting)))
-            behind = {engine_id: other for engine_id, other in reports if other != version}
-            waiting = {engine_id for engine_id in behind if behind[engine_id] is not None}
+            behind = {name: other for name, other in reports if other not in (None, version)}
+            waiting = set(behind)
             self._raise_if_ended()
             if self._monitor.weight_version != version:
                 raise RolloutError(f"weights {version} were superseded")

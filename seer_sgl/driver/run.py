@@ -1,8 +1,7 @@
 """The groups of one caller, while a driver rolls them out."""
 
 import asyncio
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol, Self
 
 from seer_sgl.errors import RolloutError
@@ -82,11 +81,3 @@ class Run:
         """The driver has ended (driver.py)."""
         self._error = error
         self._over.put_nowait(error)
-
-    @contextlib.contextmanager
-    def closing(self) -> Iterator[Self]:
-        """Close the run when the block is left."""
-        try:
-            yield self
-        finally:
-            self.close()

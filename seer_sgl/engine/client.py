@@ -75,8 +75,11 @@ class HttpEngine:
         return self._info
 
     async def abort(self, chunk: Chunk) -> None:
-        """End a chunk early: SGLang answers its call with what there is. Never raises."""
-        await self._abort(chunk.rid)
+        """End a chunk early: SGLang answers its call with what there is. Never raises: a
+        server that does not answer sees the closed socket of a call that was cancelled."""
+        with contextlib.suppress(EngineUnavailable, RequestRejected, TimeoutError):
+            async with asyncio.timeout(ABORT_TIMEOUT_S):
+                await self._call("POST", "/abort_request", aiohttp.JsonPayload({"rid": chunk.rid}))
 
     async def refresh(self) -> EngineInfo:
         """Returns the server's description of now, which `info` then is.
@@ -125,7 +128,7 @@ class HttpEngine:
                 streamed = StreamedReply(chunk, vocab_size)
                 decoded = await self._stream(body, streamed, on_tokens, limit)
         except asyncio.CancelledError:
-            await asyncio.shield(self._abort(chunk.rid))
+            await asyncio.shield(self.abort(chunk))
             raise
         except wire.Unreadable as error:
             why = f"{self._name}: /generate: {error}"
@@ -241,12 +244,6 @@ class HttpEngine:
         body = await self._control("/server_info", CONTROL_TIMEOUT_S)
         info = decode_control(body, wire.ServerInfo, f"{self._name}: /server_info")
         return info.internal_states[0].seer_sgl
-
-    async def _abort(self, rid: str) -> None:
-        """Ask the server to drop a request; if it does not answer, it sees the closed socket."""
-        with contextlib.suppress(EngineUnavailable, RequestRejected, TimeoutError):
-            async with asyncio.timeout(ABORT_TIMEOUT_S):
-                await self._call("POST", "/abort_request", aiohttp.JsonPayload({"rid": rid}))
 
     async def _control(self, path: str, timeout_s: float) -> bytes:
         try:

@@ -65,7 +65,7 @@ class StreamedReply:
         new = self._tokens[known:]
         if not new:
             return None
-        wire.arrays(self._tokens[-1:] * len(self._tokens), self._chunk, self._vocab_size)
+        wire.check_count(len(self._tokens), self._chunk)
         ids, logprobs = wire.arrays(new, self._chunk, self._vocab_size)
         version = [WeightSpan(meta.weight_version, len(new))]
         return ChunkReply(ids=ids, logprobs=logprobs, weight_spans=version, finish="abort")

@@ -258,12 +258,17 @@ def check_rid(rid: str, chunk: Chunk) -> None:
         raise Unreadable(f"it answers request {rid[:100]!r}, not {chunk.rid!r}")
 
 
+def check_count(count: int, chunk: Chunk) -> None:
+    """Raise Unreadable for more tokens than the chunk may have."""
+    if count > chunk.max_new_tokens:
+        raise Unreadable(f"{count} tokens where {chunk.max_new_tokens} were asked for")
+
+
 def arrays(
     tokens: Sequence[Token], chunk: Chunk, vocab_size: int | None
 ) -> "tuple[array[int], array[float]]":
     """Ids and logprobs of a chunk's tokens. Raises Unreadable if they cannot be its."""
-    if len(tokens) > chunk.max_new_tokens:
-        raise Unreadable(f"{len(tokens)} tokens where {chunk.max_new_tokens} were asked for")
+    check_count(len(tokens), chunk)
     try:
         ids = token_array([token.id for token in tokens])
     except OverflowError:

@@ -48,7 +48,6 @@ class Stage:
     def __init__(self, driver: Driver, engines: list[HttpEngine]) -> None:
         self.driver = driver
         self.engines = engines
-        self.maker = GroupMaker("run", 1)
 
     def groups(self, count: int, n: int = 4, **options: Any) -> list[Group]:
         maker = GroupMaker(options.pop("run_id", "run"), options.pop("seed", 1))
