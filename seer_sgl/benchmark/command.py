@@ -105,26 +105,24 @@ async def bench(config: BenchConfig, out: Path, console: Console) -> None:
 
     Raises SeerError, of an arm that failed too, or CancelledError when interrupted.
     """
-
-    announce = logger.info
-    arms = runnable(config, announce)
+    arms = runnable(config)
     _make_folder(out)
-    runner = Runner(config, arms, out, announce)
+    runner = Runner(config, arms, out)
     findings = BenchReport(config, out, runner.failures)
     total = config.bench.rounds * len(arms)
     # It loads weights anew, which is for nobody's servers but our own.
     rollouts = config.bench.soak if EVERY[SEER] in arms and runner.own_servers else 0
     try:
         async with contextlib.aclosing(runner):
-            findings.engine = await measure_constants(runner, arms, announce)
+            findings.engine = await measure_constants(runner, arms)
             async for rolled in runner.rounds():
                 findings.add(rolled)
-                announce(f"{len(findings.rows)}/{total} {_line(rolled.row)}")
+                logger.info("%d/%d %s", len(findings.rows), total, _line(rolled.row))
             if SEER in {failure.arm for failure in runner.failures}:
                 rollouts = 0
             async for row in soak(runner, rollouts):
                 findings.soak.append(row)
-                announce(f"soak {row.number + 1}/{rollouts}: {row.wall_s:.1f} s")
+                logger.info("soak %d/%d: %.1f s", row.number + 1, rollouts, row.wall_s)
     finally:
         if findings.rows:
             # The simulator has an event loop of its own.
@@ -132,7 +130,7 @@ async def bench(config: BenchConfig, out: Path, console: Console) -> None:
             console.print(arms_table(report))
             for doubt in report["doubts"]:
                 logger.warning("%s", doubt)
-            announce(f"wrote the report and its pictures into {out}")
+            logger.info("wrote the report and its pictures into %s", out)
     if runner.failures:
         failed = ", ".join(failure.arm for failure in runner.failures)
         raise RolloutError(f"left out because they failed: {failed}")

@@ -1,8 +1,8 @@
 """The servers that arms run on: one kind for each set of techniques, shared by the arms of it."""
 
 import contextlib
+import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from seer_sgl.config import Config
@@ -15,7 +15,7 @@ from .config import BenchConfig
 from .derive import servers_config
 from .router import ROUTER, installed, routed
 
-Announce = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
 class Fleets:
@@ -80,8 +80,11 @@ def _model_name(path: str) -> str:
     return folder.name
 
 
-def runnable(config: BenchConfig, announce: Announce) -> list[Arm]:
-    """The arms that can run with this config; of each other one, why not, is announced."""
+def runnable(config: BenchConfig) -> list[Arm]:
+    """Returns the arms that can run with this config; logs why each of the others cannot.
+
+    Raises ConfigError if none can run.
+    """
     arms = []
     reasons = []
     for name in config.bench.arms:
@@ -89,7 +92,7 @@ def runnable(config: BenchConfig, announce: Announce) -> list[Arm]:
         if why_not is None:
             arms.append(EVERY[name])
         else:
-            announce(f"without {name}: {why_not}")
+            logger.info("without %s: %s", name, why_not)
             reasons.append(f"{name}: {why_not}")
     if not arms:
         raise ConfigError(f"bench.arms: none of them can run with this config; {reasons[0]}")

@@ -1,7 +1,8 @@
 """The same benchmark through the simulator, with step times measured on the servers."""
 
+import logging
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,31 +20,30 @@ from .constants import draft_overhead_us, measured_engine
 from .measure import Measurement
 from .runner import FAILURES, Runner
 
+logger = logging.getLogger(__name__)
 Cases = Mapping[tuple[str, int], Measurement]
 
 
-async def measure_constants(
-    runner: Runner, arms: Sequence[Arm], announce: Callable[[str], None]
-) -> EngineConfig | None:
+async def measure_constants(runner: Runner, arms: Sequence[Arm]) -> EngineConfig | None:
     """Step times of the plain servers, and of a draft's verification as far as SEER's servers come
     up: if they do not, its arm fails by itself later. None where no plain arm runs, or nothing
     can be measured."""
     if EVERY[BASELINE] not in arms:
         return None
-    announce("measuring step times")
+    logger.info("measuring step times")
     try:
         plain = await runner.servers(EVERY[BASELINE])
         infos = [engine.info for engine in plain.engines]
         engine = await measured_engine(infos, runner.kv_bytes, runner.api_key)
     except FAILURES as error:
-        announce(f"without a simulation: {error}")
+        logger.info("without a simulation: %s", error)
         return None
     if EVERY[SEER] not in arms:
         return engine
     try:
         forward = await _forward_ms(await runner.servers(EVERY[SEER]))
     except FAILURES as error:
-        announce(f"a simulation without the time of drafts: {error}")
+        logger.info("a simulation without the time of drafts: %s", error)
         return engine
     return msgspec.structs.replace(engine, draft_overhead_us=draft_overhead_us(forward))
 

@@ -1,6 +1,7 @@
 """All arms in turn, round after round, on real servers."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import logging
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,7 @@ from .measure import Digests, Measurement, Workload, roll, write_lengths
 from .router import ROUTER
 from .workloads import Source
 
+logger = logging.getLogger(__name__)
 FAILURES = (ConfigError, EngineError, EngineStartError, HubError, PoolError, RolloutError)
 WARM_UP = 2  # prompts
 # Measurement out once a seed before anything is measured: the samples that every arm must have.
@@ -50,16 +52,13 @@ class ArmFailure(msgspec.Struct, frozen=True):
 class Runner:
     """Runs the arms of a benchmark. `out` takes logs and the lengths of the oracle."""
 
-    def __init__(
-        self, config: BenchConfig, arms: Sequence[Arm], out: Path, announce: Callable[[str], None]
-    ) -> None:
+    def __init__(self, config: BenchConfig, arms: Sequence[Arm], out: Path) -> None:
         self._config = config
         self._arms = arms
         self._out = out
         self._source = Source(config)
         self._fleets = Fleets(config, out / "engines")
         self.failures: list[ArmFailure] = []
-        self._announce = _once(announce)
         self._references: dict[tuple[int, bool], Reference] = {}
         self._warm: dict[str, Fleet] = {}  # by kind
 
@@ -74,7 +73,7 @@ class Runner:
                 try:
                     yield await self.once(arm, number, seeds[number % len(seeds)])
                 except FAILURES as error:
-                    self._announce(f"without {arm.name} from now on: {error}")
+                    logger.info("without %s from now on: %s", arm.name, error)
                     self.failures.append(ArmFailure(arm.name, number, str(error)))
                     arms.remove(arm)
                     await self._fleets.close()
@@ -166,15 +165,3 @@ class Runner:
                 reference=None,
             )
             self._warm[kind] = fleet
-
-
-def _once(announce: Callable[[str], None]) -> Callable[[str], None]:
-    """Logs each line once: every rollout on the same servers would log it again."""
-    logged: set[str] = set()
-
-    def log(line: str) -> None:
-        if line not in logged:
-            logged.add(line)
-            announce(line)
-
-    return log

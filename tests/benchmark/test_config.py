@@ -42,31 +42,35 @@ def _router(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleets, "installed", lambda: True)
 
 
-def test_plain_servers_that_run_already_are_enough_for_plain_arms() -> None:
+def test_plain_servers_that_run_already_are_enough_for_plain_arms(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "seer_sgl")
     config = external(PLAIN)
-    said: list[str] = []
-    assert {arm.name for arm in runnable(config, said.append)} == plain_arms(config)
-    assert "without kv_pool: no servers in bench.urls.pool" in said
+    assert {arm.name for arm in runnable(config)} == plain_arms(config)
+    assert "without kv_pool: no servers in bench.urls.pool" in caplog.messages
     chosen = external(PLAIN, arms="group_round_robin,divided")
-    assert [arm.name for arm in runnable(chosen, said.append)] == ["group_round_robin", "divided"]
+    assert [arm.name for arm in runnable(chosen)] == ["group_round_robin", "divided"]
 
 
-def test_an_arm_whose_servers_lack_what_it_needs_is_left_out_with_the_reason() -> None:
+def test_an_arm_whose_servers_lack_what_it_needs_is_left_out_with_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "seer_sgl")
     config = external(f"plain={PLAIN}", "pool=http://a:2", "drafting=http://a:3")
-    said: list[str] = []
-    assert {arm.name for arm in runnable(config, said.append)} == plain_arms(config)
-    assert {f"without kv_pool: {LINK}", f"without seer: {LINK}"} <= set(said)
+    assert {arm.name for arm in runnable(config)} == plain_arms(config)
+    assert {f"without kv_pool: {LINK}", f"without seer: {LINK}"} <= set(caplog.messages)
 
 
 def test_servers_with_all_they_need_run_every_arm_of_their_kind() -> None:
     config = external(f"plain={PLAIN}", "drafting=http://a:3", overrides=SHARED)
-    arms = {arm.name for arm in runnable(config, lambda _: None)}
+    arms = {arm.name for arm in runnable(config)}
     assert arms == plain_arms(config) | {"seer", "greedy_seer"}
 
 
 def test_where_no_arm_remains_the_first_reason_is_told() -> None:
     with pytest.raises(ConfigError) as error:
-        runnable(external("drafting=http://a:3", arms="seer,kv_pool"), lambda _: None)
+        runnable(external("drafting=http://a:3", arms="seer,kv_pool"))
     assert str(error.value) == f"bench.arms: none of them can run with this config; seer: {LINK}"
 
 

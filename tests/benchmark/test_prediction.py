@@ -93,40 +93,40 @@ class Servers:
 GRID = [(batch, width) for batch in (1, 2, 4) for width in (1, 3, 5)]
 
 
-async def constants(
-    monkeypatch: pytest.MonkeyPatch, runner: Servers, said: list[str]
-) -> EngineConfig | None:
+async def constants(monkeypatch: pytest.MonkeyPatch, runner: Servers) -> EngineConfig | None:
     async def measured(*_: Any) -> EngineConfig:
         return PLAIN
 
     monkeypatch.setattr(prediction, "measured_engine", measured)
     arms = [EVERY[BASELINE], EVERY[SEER]]
-    return await measure_constants(cast(Runner, runner), arms, said.append)
+    return await measure_constants(cast(Runner, runner), arms)
 
 
 PLAIN = msgspec.structs.replace(ENGINE, draft_overhead_us=None)
 
 
-async def test_step_times_of_servers_that_come_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    found = await constants(monkeypatch, Servers(), said)
+async def test_step_times_of_servers_that_come_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "seer_sgl")
+    found = await constants(monkeypatch, Servers())
     assert found is not None
     assert found.draft_overhead_us == pytest.approx(50)
-    assert said == ["measuring step times"]
+    assert caplog.messages == ["measuring step times"]
 
 
 @pytest.mark.parametrize(
     "error", [EngineStartError("no"), PoolError("no"), EngineUnavailable("no")]
 )
 async def test_servers_that_do_not_come_up_end_no_benchmark(
-    error: SeerError, monkeypatch: pytest.MonkeyPatch
+    error: SeerError, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said: list[str] = []
-    assert await constants(monkeypatch, Servers(seer=error), said) == PLAIN
-    assert said[1:] == ["a simulation without the time of drafts: no"]
-    said = []
-    assert await constants(monkeypatch, Servers(**{BASELINE: error}), said) is None
-    assert said[1:] == ["without a simulation: no"]
+    caplog.set_level("INFO", "seer_sgl")
+    assert await constants(monkeypatch, Servers(seer=error)) == PLAIN
+    assert caplog.messages[1:] == ["a simulation without the time of drafts: no"]
+    caplog.clear()
+    assert await constants(monkeypatch, Servers(**{BASELINE: error})) is None
+    assert caplog.messages[1:] == ["without a simulation: no"]
 
 
 def test_what_a_step_consists_of() -> None:

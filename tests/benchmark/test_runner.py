@@ -48,16 +48,16 @@ class Rolls:
         return Measurement(made, Recorder("r", 0, [], [], 0.0), {}, {("g", 0): 7}, work.prompts)
 
 
-def made(tmp_path: Path, said: list[str], *overrides: str) -> Runner:
+def made(tmp_path: Path, *overrides: str) -> Runner:
     config = load_bench(ready_config(gpu=False), ["bench.rounds=4", *overrides])
-    return Runner(config, ARMS, tmp_path, said.append)
+    return Runner(config, ARMS, tmp_path)
 
 
 async def test_rounds_take_the_seeds_in_turn_and_the_arms_there_and_back(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rolls = Rolls(monkeypatch)
-    async for _ in made(tmp_path, []).rounds():
+    async for _ in made(tmp_path).rounds():
         pass
     there = [arm.name for arm in ARMS]
     seeds = [9, 1, 8, 9]
@@ -70,7 +70,7 @@ async def test_servers_are_warm_and_lengths_known_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rolls = Rolls(monkeypatch)
-    async for _ in made(tmp_path, []).rounds():
+    async for _ in made(tmp_path).rounds():
         pass
     # Plain servers are warmed once and give each seed's reference; those with a pool follow.
     assert rolls.unmeasured.count("group_round_robin") == 1 + 3
@@ -83,14 +83,15 @@ async def test_servers_are_warm_and_lengths_known_before_anything_is_measured(
 
 
 async def test_an_arm_that_fails_is_left_out_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    rolls, said = Rolls(monkeypatch, broken=("oracle", 1)), list[str]()
-    runner = made(tmp_path, said)
+    caplog.set_level("INFO", "seer_sgl")
+    rolls = Rolls(monkeypatch, broken=("oracle", 1))
+    runner = made(tmp_path)
     async for _ in runner.rounds():
         pass
     assert runner.failures == [ArmFailure("oracle", 1, "it broke")]
-    assert said == ["without oracle from now on: it broke"]
+    assert caplog.messages == ["without oracle from now on: it broke"]
     assert [arm for number, _, arm in rolls.measured if arm == "oracle"] == ["oracle"]
     assert len(rolls.measured) == 3 + 2 + 2 + 2
 
@@ -104,5 +105,5 @@ async def test_when_no_arm_is_left_the_benchmark_says_why(
     Rolls(monkeypatch)
     monkeypatch.setattr(module, "roll", broken)
     with pytest.raises(RolloutError, match="nothing works"):
-        async for _ in made(tmp_path, []).rounds():
+        async for _ in made(tmp_path).rounds():
             pass
