@@ -393,6 +393,22 @@ async def test_tokens_of_watched_requests_come_once_and_are_final(incremental: b
     assert sum(not call.get("stream") for call in fake.seen) > 4
 
 
+async def test_a_watched_request_keeps_nothing_of_an_engine_started_again_unnoticed() -> None:
+    events, first, second = Events(), FakeSGLang(delay_s=0.01), FakeSGLang()
+    async with staged(first, second, joined=1) as stage:
+        (group,) = stage.groups(1, n=1)
+        group.requests[0].watched = True
+        run = stage.driver.submit([group], [events])
+        await until(lambda: bool(events.streamed_ids))
+        first.startup_s, first.weight_version = 30.5, "v2"
+        stage.driver.add_engine(stage.engines[1])
+        check([await anext(run)], n=1)
+    assert "started again" in str(events.errors[0])
+    (sample,) = events.samples
+    assert {span.version for span in sample.weight_spans} == {"v1"}
+    assert events.streamed_ids[group.requests[0].uid] == sample.response_ids
+
+
 async def test_the_driver_is_idle_without_a_complaint(caplog: pytest.LogCaptureFixture) -> None:
     async with staged(FakeSGLang(faults=deque(["503", "abort", "400"]))) as stage:
         check(await all_of(stage.driver.submit(stage.groups(2))))

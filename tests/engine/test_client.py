@@ -18,7 +18,7 @@ from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.describe import describe, described
 from seer_sgl.engine.session import PROBES, open_session, probing_socket
 from seer_sgl.errors import BadReply, EngineStartError, EngineUnavailable, RequestRejected
-from seer_sgl.types import Chunk, EngineInfo, Move, Request, Sampling
+from seer_sgl.types import Chunk, ChunkReply, EngineInfo, Move, Request, Sampling
 from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving
 from tests.garbage import CONTROL, DEEP, GARBAGE, STATE
 from tests.helpers import make_group, make_reply
@@ -439,6 +439,29 @@ async def test_an_engine_started_again_unnoticed_is_unavailable_until_it_is_comp
         with pytest.raises(EngineUnavailable, match="started again"):
             await engine.load()
         assert "weight_version (v0, not v1)" in (await engine.problem() or "")
+
+
+@pytest.mark.parametrize("incremental", [False, True], ids=["cumulative", "incremental"])
+@pytest.mark.parametrize("plugin", [None, pooled("first")], ids=["stock", "plugin"])
+async def test_a_stream_of_an_engine_started_again_unnoticed_yields_no_tokens(
+    plugin: dict[str, Any] | None, incremental: bool
+) -> None:
+    fake = FakeSGLang(plugin=plugin, incremental=incremental)
+    request = make_group(n=1).requests[0]
+    request.seed = 40 << 7  # a response of several events
+    async with joined(fake) as engine:
+        streamed: list[ChunkReply] = []
+        await engine.generate(chunk_of(request), streamed.append)
+        assert len(streamed) > 1
+        fake.weight_version = "v2"
+        await engine.generate(chunk_of(request), streamed.append)
+        assert engine.info.weight_version == "v2", "updated in place"
+        streamed.clear()
+        start_again(fake)
+        fake.weight_version = "v0"
+        with pytest.raises(EngineUnavailable, match="started again"):
+            await engine.generate(chunk_of(request), streamed.append)
+        assert streamed == []
 
 
 async def test_weights_updated_without_a_name_are_missed_in_an_engine_started_again(
