@@ -5,6 +5,7 @@ there.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
@@ -16,6 +17,7 @@ from seer_sgl.errors import EngineError
 from seer_sgl.link.hub import DraftSink
 from seer_sgl.types import EngineInfo
 
+logger = logging.getLogger(__name__)
 READ_TIMEOUT_S = 5.0
 SOURCES = ("prompt", "own", "here", "elsewhere")
 LASTING = frozenset({"max_s"})  # cannot be subtracted: the largest since the start
@@ -87,7 +89,8 @@ class HubCounts(msgspec.Struct, frozen=True):
 
 
 async def read(engines: Sequence[Drafting], drafts: DraftSink | None) -> Reading:
-    """Ask all of them at once; never raises."""
+    """Returns the counters of now, asked of all at once. Never raises: the counters of an engine
+    that does not answer are missing, and the reason is logged."""
     if not engines:
         return Reading({}, None)
 
@@ -95,7 +98,10 @@ async def read(engines: Sequence[Drafting], drafts: DraftSink | None) -> Reading
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 return await engine.drafting()
-        except (EngineError, TimeoutError, RuntimeError):  # the last: its session is closed
+        except (EngineError, TimeoutError, RuntimeError) as error:  # the last: a closed session
+            reason = str(error) or f"no answer within {READ_TIMEOUT_S:g} s"
+            name = engine.info.engine_id
+            logger.warning("engine %s: its drafts were not counted: %s", name, reason)
             return None
 
     async def ask_hub() -> Facts | None:

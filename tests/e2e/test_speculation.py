@@ -195,16 +195,19 @@ async def test_two_ways_to_stop_end_a_drafted_response_where_they_end_a_plain_on
         draft = {**sections["draft"], "history": str(reference.history)}
         sections = sections | {"draft": draft}
     stops = [kind for kind in reference.sampling if kind not in KINDS]
+    accepted: dict[str, int] = {}
     for kind in stops:
         divided = {"scheduling": {"chunk_tokens": chunk_tokens}}
         again = config(urls, reference.sampling[kind], **sections, **divided)
         parts, report = await roll(again, STOP_PROMPTS)
         assert_identical(reference.samples[kind], parts)
-        assert accepted_drafts(report) > 0, kind
+        assert [one["engine_id"] for one in report["drafting"]["engines"]] == ["e0", "e1"]
+        accepted[kind] = accepted_drafts(report)
         whole = "stop_regex" in reference.sampling[kind]  # not divided
         assert whole or report["chunks"] > report["samples"]
         stopped = [sample for sample in parts.values() if sample.finish_reason == "stop"]
         assert len(stopped) > len(parts) / 2, kind
+    assert sum(accepted.values()) > ENOUGH, accepted
     ends = {type(s.matched) for kind in stops for s in reference.samples[kind].values()}
     assert ends >= {int, str}
 

@@ -147,7 +147,7 @@ class FakeEngine:
 
 
 async def test_an_engine_that_does_not_answer_costs_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(draft_report, "READ_TIMEOUT_S", 0.01)
     engines = [
@@ -158,6 +158,11 @@ async def test_an_engine_that_does_not_answer_costs_nothing(
         FakeEngine("a", engine(1)),
     ]
     assert await read(engines, None) == Reading({"a": engine(1)}, None)
+    assert sorted(caplog.messages) == [
+        "engine closed: its drafts were not counted: Session is closed",
+        "engine gone: its drafts were not counted: gone",
+        "engine stuck: its drafts were not counted: no answer within 0.01 s",
+    ]
 
 
 def drafting_fake() -> FakeSGLang:
