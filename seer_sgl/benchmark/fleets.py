@@ -36,7 +36,7 @@ class Fleets:
                 await self.close()  # engines.link is one port, for one kind
             config = servers_config(arm, self._config)
             fleet = await self._stack.enter_async_context(
-                open_fleet(config, self._log_dir / arm.kind)
+                open_fleet(config.fleet, self._log_dir / arm.kind)
             )
             if joined:
                 _check_kind(arm, fleet, self._config)

@@ -98,7 +98,7 @@ class Runner:
     @property
     def api_key(self) -> str | None:
         """Of the servers."""
-        return api_key(self._config)
+        return api_key(self._config.engines)
 
     @property
     def kv_bytes(self) -> float:

@@ -14,9 +14,11 @@ from .reading import convert, place_of, plain, read_tree
 from .tree import (
     UNDIVIDED,
     Config,
+    Cores,
     DraftConfig,
     EnginesConfig,
     FlagValue,
+    FleetConfig,
     KvPoolConfig,
     ModelConfig,
     RolloutConfig,
@@ -28,9 +30,11 @@ from .tree import (
 __all__ = [
     "UNDIVIDED",
     "Config",
+    "Cores",
     "DraftConfig",
     "EnginesConfig",
     "FlagValue",
+    "FleetConfig",
     "Fraction",
     "KvPoolConfig",
     "ModelConfig",

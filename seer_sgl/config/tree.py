@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
 
@@ -49,13 +49,16 @@ class ModelConfig(Section, frozen=True):
     trust_remote_code: bool = False
 
 
+Cores = list[list[Natural]] | Literal["auto"] | None
+
+
 class EnginesConfig(Section, frozen=True):
     """The SGLang servers: started here (`local`) or already running (`external`, by `urls`)."""
 
     launch: Literal["local", "external"] = "local"
     count: Processes = 1
     # CPU cores to pin each local engine to; auto: one each, in turn.
-    cores: list[list[Natural]] | Literal["auto"] | None = None
+    cores: Cores = None
     sglang: dict[str, FlagValue] = {}  # SGLang's own server flags, passed through untouched
     environment: dict[str, str] = {}  # and environment variables, of local ones
     urls: list[str] = []
@@ -162,6 +165,15 @@ class RolloutConfig(Section, frozen=True):
     seed: Natural | None = None
 
 
+class FleetConfig(NamedTuple):
+    """The sections that describe a fleet of engines."""
+
+    model: ModelConfig
+    engines: EnginesConfig
+    kv_pool: KvPoolConfig
+    draft: DraftConfig
+
+
 class Config(Section, frozen=True):
     """The whole tree."""
 
@@ -172,3 +184,8 @@ class Config(Section, frozen=True):
     scheduling: SchedulingConfig = msgspec.field(default_factory=SchedulingConfig)
     sampling: Sampling = Sampling()
     rollout: RolloutConfig = msgspec.field(default_factory=RolloutConfig)
+
+    @property
+    def fleet(self) -> FleetConfig:
+        """The sections that describe the fleet."""
+        return FleetConfig(self.model, self.engines, self.kv_pool, self.draft)

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from seer_sgl.config import Config
+from seer_sgl.config import EnginesConfig, FleetConfig
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.kvpool.hicache import open_pool
 from seer_sgl.link.contract import HUB_URL, LINK_TOKEN, LINK_URL
@@ -40,7 +40,7 @@ class Fleet:
 
     def __init__(
         self,
-        config: Config,
+        config: EnginesConfig,
         launcher: Launcher,
         *,
         link: LinkServer,
@@ -70,8 +70,8 @@ class Fleet:
 
     async def start_all(self) -> None:
         """Bring up the engines of the config, all at once. Raises like `start_engine`."""
-        engines = self._config.engines
-        await self._add(engines.urls if engines.launch == "external" else [None] * engines.count)
+        config = self._config
+        await self._add(config.urls if config.launch == "external" else [None] * config.count)
 
     async def stop_engine(self, engine_id: str) -> None:
         """Forget an engine, and end its processes if they were started here.
@@ -118,9 +118,8 @@ class Fleet:
         Only the plugin reports when KV has reached the pool.
         Raises EngineStartError.
         """
-        engines = self._config.engines
         if info.pool is not None:
-            if engines.launch == "external" and engines.link is None:
+            if self._config.launch == "external" and self._config.link is None:
                 info = msgspec.structs.replace(info, pool=None)
             else:
                 await self._await_link(info)
@@ -139,7 +138,7 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def open_fleet(config: Config, log_dir: Path) -> AsyncIterator[Fleet]:
+async def open_fleet(config: FleetConfig, log_dir: Path) -> AsyncIterator[Fleet]:
     """Start or join the engines of `config`; what was started is stopped on the way out.
 
     The steps of the start-up are logged. Raises EngineStartError, HubError, PoolError or
@@ -148,20 +147,20 @@ async def open_fleet(config: Config, log_dir: Path) -> AsyncIterator[Fleet]:
     async with contextlib.AsyncExitStack() as stack:
         link = await stack.enter_async_context(_open_link(config))
         hub = await stack.enter_async_context(_open_hub(config, log_dir, link.token))
-        session = await stack.enter_async_context(open_session(api_key(config)))
+        session = await stack.enter_async_context(open_session(api_key(config.engines)))
         environment = {LINK_URL: link.url, LINK_TOKEN: link.token}
         if hub is not None:
             environment[HUB_URL] = hub.url
         opening = _open_launcher(config, log_dir, environment)
         launcher = await stack.enter_async_context(opening)
-        fleet = Fleet(config, launcher, link=link, drafts=hub, session=session)
+        fleet = Fleet(config.engines, launcher, link=link, drafts=hub, session=session)
         await fleet.start_all()
         yield fleet
 
 
 @contextlib.asynccontextmanager
 async def _open_launcher(
-    config: Config, log_dir: Path, environment: Mapping[str, str]
+    config: FleetConfig, log_dir: Path, environment: Mapping[str, str]
 ) -> AsyncIterator[Launcher]:
     """The launcher of `engines.launch`; all that it started is gone after the block.
 
@@ -178,7 +177,7 @@ async def _open_launcher(
             yield launcher
 
 
-def _open_link(config: Config) -> contextlib.AbstractAsyncContextManager[LinkServer]:
+def _open_link(config: FleetConfig) -> contextlib.AbstractAsyncContextManager[LinkServer]:
     if config.engines.link is None:
         # Engines show one token to all they link to.
         token = None if config.draft.hub is None else _hub_token()
@@ -190,7 +189,9 @@ def _open_link(config: Config) -> contextlib.AbstractAsyncContextManager[LinkSer
 
 
 @contextlib.asynccontextmanager
-async def _open_hub(config: Config, log_dir: Path, token: str) -> AsyncIterator[HubClient | None]:
+async def _open_hub(
+    config: FleetConfig, log_dir: Path, token: str
+) -> AsyncIterator[HubClient | None]:
     """The client of the draft hub, which is started here for local engines that draft.
 
     None without a hub. `token`: of the link, which a hub that is started here shares.

@@ -93,7 +93,7 @@ class Rollout:
         async with contextlib.AsyncExitStack() as stack:
             fleet = self._given
             if fleet is None:
-                opening = open_fleet(self.config, self._log_dir)
+                opening = open_fleet(self.config.fleet, self._log_dir)
                 fleet = await stack.enter_async_context(opening)
             for engine in fleet.engines:
                 engine.vocab_size = self._facts.vocab_size

@@ -36,7 +36,7 @@ def servers() -> list[psutil.Process]:
 
 async def test_an_engine_joins_a_running_fleet_serves_and_leaves(tmp_path: Path) -> None:
     before = servers()
-    async with open_fleet(parse(local(1, draft={"scope": "fleet"})), tmp_path) as fleet:
+    async with open_fleet(parse(local(1, draft={"scope": "fleet"})).fleet, tmp_path) as fleet:
         (first,) = fleet.engines
         alone = servers()
         added = await fleet.start_engine()

@@ -13,7 +13,7 @@ import aiohttp
 import psutil
 import pytest
 
-from seer_sgl.config import Config, parse, with_values
+from seer_sgl.config import FleetConfig, parse, with_values
 from seer_sgl.engine import fleet
 from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.engine.launch import process, ready
@@ -35,13 +35,12 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def config(model: Path, mode: str, **engines: Any) -> Config:
-    return parse(
-        {
-            "model": {"path": str(model)},
-            "engines": {"count": 2, "sglang": {"mode": mode}, **engines},
-        }
-    )
+def config(model: Path, mode: str, **engines: Any) -> FleetConfig:
+    tree = {
+        "model": {"path": str(model)},
+        "engines": {"count": 2, "sglang": {"mode": mode}, **engines},
+    }
+    return parse(tree).fleet
 
 
 def owned() -> list[int]:
@@ -186,7 +185,8 @@ async def test_an_engine_that_is_being_started_when_the_fleet_closes_is_ended(
 
 
 async def test_engines_that_draft_have_a_hub_beside_them(model: Path, tmp_path: Path) -> None:
-    settings = with_values(config(model, "serve", count=1), {"draft.scope": "fleet"})
+    settings = config(model, "serve", count=1)
+    settings = settings._replace(draft=with_values(settings.draft, {"scope": "fleet"}))
     async with open_fleet(settings, tmp_path) as opened:
         assert opened.drafts is not None
         before = await opened.drafts.facts()
@@ -242,8 +242,8 @@ async def pooled_server(instance: str) -> AsyncIterator[str]:
         yield url
 
 
-def joined(url: str, **engines: Any) -> Config:
-    return parse({"engines": {"launch": "external", "urls": [url], **engines}})
+def joined(url: str, **engines: Any) -> FleetConfig:
+    return parse({"engines": {"launch": "external", "urls": [url], **engines}}).fleet
 
 
 @pytest.mark.parametrize("token", ["right", "wrong"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from seer_sgl.config import Config, FlagValue
+from seer_sgl.config import Cores, FlagValue, FleetConfig
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.kvpool.hicache import Pool
 from seer_sgl.processes import OwnedProcess, free_port, require_free_port
@@ -29,7 +29,7 @@ class LocalLauncher(Launcher):
     """
 
     def __init__(
-        self, config: Config, log_dir: Path, pool: Pool, environment: Mapping[str, str]
+        self, config: FleetConfig, log_dir: Path, pool: Pool, environment: Mapping[str, str]
     ) -> None:
         self._config = config
         self._log_dir = log_dir
@@ -54,7 +54,7 @@ class LocalLauncher(Launcher):
         if url is not None:
             raise ConfigError(f"engines.launch: local joins no engine that runs already ({url})")
         slot = next(i for i in itertools.count() if i not in self._slots.values())
-        cores = _cores(self._config, slot)
+        cores = _cores(engines.cores, slot)
         port = free_port() if engines.base_port is None else engines.base_port + slot
         if engines.base_port is not None:
             require_free_port(port, "engines.base_port")
@@ -66,7 +66,7 @@ class LocalLauncher(Launcher):
             self._log_dir / f"{engine_id}.log",
             cores,
             self._environment,
-            api_key(self._config),
+            api_key(engines),
         )
         if engine_id not in self._slots:  # it was stopped in the meantime, or all were
             await process.stop()
@@ -88,7 +88,7 @@ class LocalLauncher(Launcher):
         await asyncio.gather(*map(self.stop, list(self._slots)))
 
 
-def server_flags(config: Config, slot: int, port: int) -> dict[str, FlagValue]:
+def server_flags(config: FleetConfig, slot: int, port: int) -> dict[str, FlagValue]:
     """Returns the flags of one server. The user's own win over our defaults."""
     own = config.engines.flags()
     # SGLang would draw a port for its ranks that an outgoing connection may take before they do.
@@ -105,9 +105,8 @@ def _ranks(own: Mapping[str, FlagValue]) -> int:
     return int(str(own.get("tp-size", own.get("tensor-parallel-size", own.get("tp", 1)))))
 
 
-def _cores(config: Config, slot: int) -> list[int] | None:
+def _cores(cores: Cores, slot: int) -> list[int] | None:
     """Returns the cores to pin an engine to, or None. Raises ConfigError if none are listed."""
-    cores = config.engines.cores
     if cores == "auto":
         usable = sorted(os.sched_getaffinity(0))
         return [usable[slot % len(usable)]]

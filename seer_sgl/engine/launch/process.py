@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from seer_sgl.config import Config, FlagValue, ModelConfig
+from seer_sgl.config import EnginesConfig, FlagValue, ModelConfig
 from seer_sgl.errors import ConfigError
 from seer_sgl.link import contract
 from seer_sgl.link.contract import API_KEY
@@ -20,9 +20,9 @@ def gpu_visible() -> bool:
     return Path("/proc/driver/nvidia/version").exists() or Path("/dev/kfd").exists()
 
 
-def api_key(config: Config) -> str | None:
+def api_key(config: EnginesConfig) -> str | None:
     """Returns the bearer token of the servers, from the config or the environment."""
-    return config.engines.api_key or os.environ.get(API_KEY)
+    return config.api_key or os.environ.get(API_KEY)
 
 
 def require_model(path: str) -> None:

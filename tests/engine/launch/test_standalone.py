@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from seer_sgl import loopback
@@ -82,7 +81,7 @@ def test_code_of_the_model_is_trusted_by_engines_as_by_the_driver(
     fleet.write_text(text.replace("}", key, 1))
     flags, _ = become("--fleet", str(fleet))
     assert ("--trust-remote-code" in flags) == trusted
-    local = msgspec.structs.replace(load(fleet), engines=EnginesConfig())
+    local = load(fleet).fleet._replace(engines=EnginesConfig())
     assert ("trust-remote-code" in server_flags(local, 0, 1)) == trusted
 
 
