@@ -52,4 +52,4 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RolloutError(f"{path}: {error.strerror or error}") from None
+        raise RolloutError(f"{path}: {error.strerror or error}") from error

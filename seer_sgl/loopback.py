@@ -68,7 +68,7 @@ def _bind_to_device(listener: socket.socket) -> None:
     except OSError as error:
         raise OpenPortError(
             f"Linux does not bind a socket to loopback: {error.strerror} (from 5.7 on it does)"
-        ) from None
+        ) from error
 
 
 def _listeners() -> Iterator[socket.socket]:

@@ -57,11 +57,11 @@ def require_free_port(port: int, key: str, host: str = "127.0.0.1") -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OverflowError:
-            raise ConfigError(f"{key}: there is no port {port}") from None
+        except OverflowError as error:
+            raise ConfigError(f"{key}: there is no port {port}") from error
         except OSError as error:
             where = f"port {port}" if host == "127.0.0.1" else f"{host}:{port}"
-            raise ConfigError(f"{key}: {where}: {error.strerror}") from None
+            raise ConfigError(f"{key}: {where}: {error.strerror}") from error
 
 
 def own_address(peer: str) -> str:
@@ -126,7 +126,7 @@ class OwnedProcess:
             log.parent.mkdir(parents=True, exist_ok=True)
             output = open_private(log)
         except OSError as error:
-            raise ConfigError(f"log file {log}: {error.strerror}") from None
+            raise ConfigError(f"log file {log}: {error.strerror}") from error
         with output:
             process = await asyncio.create_subprocess_exec(
                 *command,

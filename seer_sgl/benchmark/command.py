@@ -198,4 +198,4 @@ def _make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}") from None
+        raise ConfigError(f"--out {out}: {error.strerror}") from error

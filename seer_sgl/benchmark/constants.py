@@ -151,4 +151,4 @@ async def _generate(
             reply.raise_for_status()
             await reply.read()
     except (aiohttp.ClientError, OSError) as error:
-        raise EngineUnavailable(f"{url}: while measuring step times: {error}") from None
+        raise EngineUnavailable(f"{url}: while measuring step times: {error}") from error

@@ -55,7 +55,7 @@ class _Loader(yaml.SafeLoader):
 def load(text: str) -> tuple[yaml.Node | None, Any]:
     """The one document in a text, as nodes with their places and as plain values; None if empty.
 
-    Raises BadYaml.
+    Raises BadYaml without its cause, whose text quotes lines of the file: one may hold a secret.
     """
     loader: _Loader | None = None
     try:

@@ -41,7 +41,7 @@ def convert(tree: Mapping[str, Any], where: Mapping[str, str], kind: type[Tree])
     try:
         config = msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error), where, kind)) from None
+        raise ConfigError(_explain(str(error), where, kind)) from error
     for key, why in impossible(msgspec.to_builtins(config)):
         raise ConfigError(f"{place_of(key, where)}{key}: {why}")
     return config
@@ -57,7 +57,7 @@ def _canonical(
     try:
         tree = {**tree, "sampling": canonical(sampling)}
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{place_of(f'sampling.{ALIAS}', where)}sampling: {error}") from None
+        raise ConfigError(f"{place_of(f'sampling.{ALIAS}', where)}sampling: {error}") from error
     return tree, {
         f"sampling.{LIMIT}" if key == f"sampling.{ALIAS}" else key: place
         for key, place in where.items()
@@ -69,16 +69,16 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise ConfigError(f"{path}: {error.strerror}") from error
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes")
     try:
         node, tree = loader.load(data.decode())
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a text file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not a text file") from error
     except BadYaml as error:
         line = "" if error.line is None else f":{error.line}"
-        raise ConfigError(f"{path}{line}: {error}") from None
+        raise ConfigError(f"{path}{line}: {error}") from error
     if tree is None:
         return {}, {}
     if not isinstance(tree, dict):
@@ -108,8 +108,8 @@ def _apply(tree: dict[str, Any], override: str, where: dict[str, str]) -> None:
         raise ConfigError(f"--set {KEY_PATH.findall(key)[0]}: expected key.path=value")
     try:
         _, value = loader.load(raw)
-    except BadYaml:
-        raise ConfigError(f"--set {key}: the value is not valid YAML") from None
+    except BadYaml as error:
+        raise ConfigError(f"--set {key}: the value is not valid YAML") from error
     shown = masked(value, key)
     place = f"--set {override if repr(shown) == repr(value) else f'{key}={MASK}'}"
     *parents, leaf = key.split(".")

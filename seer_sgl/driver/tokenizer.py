@@ -31,9 +31,9 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> "Tokenizer | N
             raise ConfigError(
                 f"model.trust_remote_code: the tokenizer in {path} is Python code of its own, "
                 f"which runs only if this is true"
-            ) from None
+            ) from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"no tokenizer in {path}: {reason}") from None
+        raise ConfigError(f"no tokenizer in {path}: {reason}") from error
 
 
 class Tokenizer:
@@ -59,7 +59,7 @@ class Tokenizer:
             )
         except Exception as error:  # templates are programs: jinja2 errors, KeyError, TypeError
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ValueError(f"chat template: {reason}") from None
+            raise ValueError(f"chat template: {reason}") from error
         return token_array(ids)
 
     def stop_len(self, text: str) -> int:

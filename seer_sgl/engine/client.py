@@ -249,9 +249,9 @@ class HttpEngine:
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._call("GET", path)
-        except TimeoutError:
+        except TimeoutError as error:
             why = f"{self._name}: no answer on {path}"
-            raise EngineUnavailable(why, engine_id=self._info.engine_id) from None
+            raise EngineUnavailable(why, engine_id=self._info.engine_id) from error
 
     async def _call(
         self,

@@ -115,7 +115,7 @@ def decode_control(body: bytes | msgspec.Raw, kind: type[T], name: str) -> T:
     try:
         return wire.decode(body, kind)
     except wire.Unreadable as error:
-        raise EngineUnavailable(f"{name}: {error}") from None
+        raise EngineUnavailable(f"{name}: {error}") from error
 
 
 def explanation(body: bytes) -> str:

@@ -208,7 +208,7 @@ def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Unreadable(str(error)) from None
+        raise Unreadable(str(error)) from error
 
 
 def decode_generate(body: bytes, chunk: Chunk, vocab_size: int | None = None) -> ChunkReply:
@@ -271,8 +271,8 @@ def arrays(
     check_count(len(tokens), chunk)
     try:
         ids = token_array([token.id for token in tokens])
-    except OverflowError:
-        raise Unreadable("a token id of more than 32 bits") from None
+    except OverflowError as error:
+        raise Unreadable("a token id of more than 32 bits") from error
     logprobs = logprob_array([token.logprob for token in tokens])
     _check_numbers(ids, logprobs, vocab_size)
     return ids, logprobs

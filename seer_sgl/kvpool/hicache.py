@@ -86,4 +86,4 @@ def _make(directory: str | None) -> None:
         if directory is not None:
             Path(directory).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"kv_pool.directory: {directory}: {error.strerror}") from None
+        raise ConfigError(f"kv_pool.directory: {directory}: {error.strerror}") from error

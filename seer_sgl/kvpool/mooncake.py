@@ -68,7 +68,7 @@ def _ssd(config: KvPoolConfig) -> Iterator[Path | None]:
         try:
             folder = stack.enter_context(ssd_folder(Path(config.ssd_path)))
         except OSError as error:
-            raise ConfigError(f"kv_pool.ssd_path: {config.ssd_path}: {error.strerror}") from None
+            raise ConfigError(f"kv_pool.ssd_path: {config.ssd_path}: {error.strerror}") from error
         yield folder
 
 

@@ -29,7 +29,7 @@ async def serve_hub(host: str, port: str, memory: str) -> None:
     try:
         size = DraftConfig(memory=memory).memory_bytes()
     except ValueError as error:
-        raise ConfigError(f"drafthub: --memory: {error}") from None
+        raise ConfigError(f"drafthub: --memory: {error}") from error
     require_free_port(int(port), "drafthub: --port", host)
     over = asyncio.Event()
     for number in stopping_signals():

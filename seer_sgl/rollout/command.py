@@ -93,7 +93,7 @@ def _reserve(out: Path) -> Iterator[Callable[[], None]]:
     except OSError as error:
         release()
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ConfigError(f"--out {out}: {error.strerror}") from None
+            raise ConfigError(f"--out {out}: {error.strerror}") from error
     try:
         yield release
     finally:
@@ -112,7 +112,7 @@ def _new_samples_file(out: Path, overwrite: bool) -> Path:
         if samples.exists():
             samples.open("ab").close()
     except OSError as error:
-        raise ConfigError(f"--out {out}: {error.strerror}") from None
+        raise ConfigError(f"--out {out}: {error.strerror}") from error
     return samples
 
 

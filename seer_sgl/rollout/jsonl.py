@@ -29,7 +29,7 @@ def read_jsonl(
                     yield place, _record(line, place, decoder)
                     empty = False
     except OSError as error:
-        raise ConfigError(f"{source}: {path}: {error.strerror}") from None
+        raise ConfigError(f"{source}: {path}: {error.strerror}") from error
     if empty:
         raise ConfigError(f"{source}: {path}: no {what}")
 
@@ -38,8 +38,8 @@ def _record(line: bytes, place: str, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(line)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{place}: {plain(str(error))}") from None
-    except RecursionError:
-        raise ConfigError(f"{place}: nested too deeply") from None
-    except (msgspec.DecodeError, ValueError):  # no UTF-8, or a number of 5,000 digits
-        raise ConfigError(f"{place}: not JSON") from None
+        raise ConfigError(f"{place}: {plain(str(error))}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{place}: nested too deeply") from error
+    except (msgspec.DecodeError, ValueError) as error:  # no UTF-8, or a number of 5,000 digits
+        raise ConfigError(f"{place}: not JSON") from error

@@ -38,5 +38,5 @@ def model_facts(path: str | None) -> ModelFacts:
     try:
         facts = msgspec.json.decode(file.read_bytes(), type=ModelFacts)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
-        raise ConfigError(f"model.path: {file}: {error}") from None
+        raise ConfigError(f"model.path: {file}: {error}") from error
     return facts.text_config or facts

@@ -81,7 +81,7 @@ class PromptReader:
                         place = f"{path}:{number}"
                         yield place, str(number), _decode_line(line, place)
         except OSError as error:
-            raise PromptError(f"{path}: {error.strerror}") from None
+            raise PromptError(f"{path}: {error.strerror}") from error
 
     def _given(
         self, prompts: Iterable[PromptLike]
@@ -161,7 +161,7 @@ class PromptReader:
             sampling = self._sampling.with_overrides(record.sampling)
         except msgspec.ValidationError as error:
             key, why = key_and_message(str(error))
-            raise PromptError(f"{place}: {f'sampling.{key}'.rstrip('.')}: {why}") from None
+            raise PromptError(f"{place}: {f'sampling.{key}'.rstrip('.')}: {why}") from error
         self._check(sampling, place)
         return sampling
 
@@ -193,7 +193,7 @@ class PromptReader:
         try:
             return self._tokenizer.apply_chat_template(messages)
         except ValueError as error:
-            raise PromptError(f"{place}: {error}") from None
+            raise PromptError(f"{place}: {error}") from error
 
 
 def _record(given: PromptRecord | Mapping[str, Any], place: str) -> PromptRecord:
@@ -201,17 +201,17 @@ def _record(given: PromptRecord | Mapping[str, Any], place: str) -> PromptRecord
         fields = msgspec.structs.asdict(given) if isinstance(given, PromptRecord) else dict(given)
         return msgspec.convert(fields, PromptRecord)
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
-        raise PromptError(f"{place}: {plain(str(error))}") from None
+        raise PromptError(f"{place}: {plain(str(error))}") from error
 
 
 def _decode_line(line: bytes, place: str) -> PromptRecord:
     try:
         return _decoder.decode(line)
     except msgspec.DecodeError as error:
-        raise PromptError(f"{place}: {plain(str(error))}") from None
-    except UnicodeDecodeError:
-        raise PromptError(f"{place}: not UTF-8") from None
-    except RecursionError:
-        raise PromptError(f"{place}: nested too deeply") from None
+        raise PromptError(f"{place}: {plain(str(error))}") from error
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{place}: not UTF-8") from error
+    except RecursionError as error:
+        raise PromptError(f"{place}: nested too deeply") from error
     except ValueError as error:  # a number of 5,000 digits
-        raise PromptError(f"{place}: {error}") from None
+        raise PromptError(f"{place}: {error}") from error

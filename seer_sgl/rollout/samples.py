@@ -37,7 +37,7 @@ class SampleWriter(Observer):
             line = _encoder.encode(sample)
         except (TypeError, NotImplementedError) as error:
             why = f"metadata of prompt {request.group.group_id!r}: {error}"
-            raise RolloutError(f"{self._lines.path}: {why}") from None
+            raise RolloutError(f"{self._lines.path}: {why}") from error
         with explained(self._lines.path):
             self._lines.append(line + b"\n")
 

@@ -37,8 +37,8 @@ def parse_sweep(text: str) -> tuple[str, list[object]]:
     try:
         parsed = [loader.load(value)[1] for value in values.split(",")]
         json.dumps(parsed, allow_nan=False)
-    except (BadYaml, ValueError, TypeError):
-        raise ConfigError(f"--sweep {text}: a value is not valid YAML, a date or nan") from None
+    except (BadYaml, ValueError, TypeError) as error:
+        raise ConfigError(f"--sweep {text}: a value is not valid YAML, a date or nan") from error
     return key, parsed
 
 
