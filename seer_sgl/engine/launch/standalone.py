@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import msgspec
 
-from seer_sgl.config import Config, KvPoolConfig, load
+from seer_sgl.config import FleetConfig, KvPoolConfig, load
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import Pool, open_pool
 from seer_sgl.link.contract import API_KEY, LINK_TOKEN, LINK_URL
@@ -49,7 +49,7 @@ def exec_engine(arguments: list[str]) -> NoReturn:
         defaults += ["--nccl-port", str(free_port())]
     environment = engine_environment(None)
     if fleet is not None:
-        config = load(Path(fleet))
+        config = load(Path(fleet)).fleet
         defaults += _fleet_flags(config)
         environment |= _fleet_environment(config)
     if _value([*defaults, *flags], "--host") is None:
@@ -81,7 +81,7 @@ def _without_fleet(arguments: list[str]) -> tuple[list[str], str | None]:
     return flags, fleet
 
 
-def _fleet_flags(config: Config) -> list[str]:
+def _fleet_flags(config: FleetConfig) -> list[str]:
     if config.engines.launch != "external":
         raise ConfigError(
             f"engine: {FLEET}: that config has engines.launch: local, which starts them"
@@ -90,7 +90,7 @@ def _fleet_flags(config: Config) -> list[str]:
     return server_flags(flags | model_flags(config.model))
 
 
-def _fleet_environment(config: Config) -> dict[str, str]:
+def _fleet_environment(config: FleetConfig) -> dict[str, str]:
     environment = draft_flags.environment(config.draft)
     if config.engines.api_key is not None:
         environment[API_KEY] = config.engines.api_key
