@@ -13,7 +13,8 @@ import click
 import uvloop
 from rich.console import Console
 
-from .config import load
+from .config import load, load_ready
+from .config.ready import REQUIREMENTS
 from .console import LEVELS, complain, log_to, open_console
 from .errors import ConfigError, SeerError
 from .processes import stopping_signals
@@ -39,7 +40,8 @@ def cli() -> None:
 
 
 @cli.command()
-@click.option("--config", type=click.Path(path_type=Path), help="YAML config (configs/).")
+@click.option("--config", type=click.Path(path_type=Path), help="YAML config.")
+@click.option("--ready", metavar="NAME", help="A config that comes with seer-sgl, e.g. cpu-seer.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="JSONL; default rollout.prompts.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any config key.")
@@ -48,6 +50,7 @@ def cli() -> None:
 def rollout(
     *,
     config: Path | None,
+    ready: str | None,
     prompts: Path | None,
     out: Path,
     overrides: tuple[str, ...],
@@ -59,9 +62,11 @@ def rollout(
 
     if prompts is not None:
         overrides = (*overrides, f"rollout.prompts={json.dumps(str(prompts))}")
+    if ready is not None and config is not None:
+        raise ConfigError(f"--ready {ready}: not together with --config")
     console = open_console()
     with log_to(console, log_level):
-        settings = load(config, overrides)
+        settings = load(config, overrides) if ready is None else load_ready(ready, overrides)
         _run(roll_out(settings, out, overwrite, console))
 
 
@@ -144,6 +149,13 @@ def drafthub(host: str, port: str, memory: str, log_level: str) -> None:
 
     with log_to(open_console(), log_level):
         uvloop.run(serve_hub(host, port, memory))
+
+
+@cli.command()
+@click.argument("machine", type=click.Choice(sorted(REQUIREMENTS)))
+def requirements(machine: str) -> None:
+    """Print the pinned packages of MACHINE, a requirements file for `uv pip install`."""
+    click.echo(REQUIREMENTS[machine].read_text(), nl=False)
 
 
 @cli.command()
