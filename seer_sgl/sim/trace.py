@@ -31,7 +31,7 @@ def read_trace(path: Path) -> list[Responses]:
             if length < 1:
                 raise ConfigError(f"{place}: response_length: must be at least 1")
             if known in samples:
-                raise ConfigError(f"{place}: index: sample {known} of its group is there twice")
+                raise ConfigError(f"{place}: index: sample {known} of its group appears twice")
             samples[known] = length
     return [
         Responses(
