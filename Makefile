@@ -1,6 +1,6 @@
-# make rollout | test | test-long | test-index | check | bench | microbench: each sets up .venv when it
-# is missing or stale.
-# Needs python3 >= 3.11 with its venv module, and make. SEER_PYTHON chooses another interpreter.
+# make rollout | test | test-long | test-index | check | bench | microbench: each target sets up
+# .venv if it is missing or stale.
+# Needs python3 >= 3.11 with its venv module, and make. SEER_PYTHON selects another interpreter.
 
 SEER_PYTHON ?= python3
 BIN := .venv/bin
@@ -9,7 +9,8 @@ UV := uv==0.13.8
 GPU := $(wildcard /proc/driver/nvidia/version /dev/kfd)
 OVERRIDES := requirements-gpu-overrides.txt
 
-# System libraries of Mooncake, and their packages in Debian and Ubuntu. With CUDA it needs one more.
+# System libraries of Mooncake, and their packages in Debian and Ubuntu. With CUDA, Mooncake needs
+# one more.
 RDMA_LIBRARIES := libibverbs.so.1 $(if $(GPU),libmlx5.so.1)
 RDMA_PACKAGES := libibverbs1 $(if $(GPU),ibverbs-providers)
 HAS_RDMA := $(SEER_PYTHON) -c 'import ctypes, sys; list(map(ctypes.CDLL, sys.argv[1:]))' \
@@ -48,17 +49,17 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# The same examples every time; plain pytest draws new ones.
+# The profile `ci` runs the same examples every time; plain pytest draws new ones.
 test: check
 	$(BIN)/python -m pytest --hypothesis-profile=ci --durations=12 -m "not long"
 
-# What takes longer than a change should wait for: wider variants of the tests above.
+# Slow tests: wider variants of the tests above.
 test-long: $(READY)
 	$(BIN)/python -m pytest --hypothesis-profile=ci --durations=12 -m long
 
-# What `make venv` installs on a machine with a GPU can be had from the package index alone, as wheels.
-# Of these only metadata is downloaded. SGLang's wheels are for glibc 2.34 and later. And what an
-# upgrade to the newest SGLang would break, by its sources: its wheel is downloaded, not installed.
+# Checks that the package index has wheels for all packages that `make venv` installs on a machine
+# with a GPU; only metadata is downloaded. SGLang's wheels need glibc 2.34 or later. Also reports
+# what an upgrade to the newest SGLang would break: its wheel is downloaded, not installed.
 test-index: $(READY)
 	$(BIN)/uv pip compile --quiet --python-platform x86_64-manylinux_2_34 --python-version 3.12 \
 		--only-binary :all: --override $(OVERRIDES) --extra sglang --extra router --extra dev \
@@ -66,12 +67,12 @@ test-index: $(READY)
 	@echo "the GPU extras resolve to wheels"
 	$(BIN)/python -m tests.plugin.upgrade
 
-# All of Seer against plain SGLang (50 minutes on two cores). OUT chooses another folder.
+# All of Seer against plain SGLang (50 minutes on two cores). OUT selects another folder.
 OUT ?= out/bench/$(shell date +%Y%m%d-%H%M%S)
 bench: $(READY)
 	$(BIN)/seer-sgl bench --config configs/bench-cpu.yaml --out $(OUT)
 
-# Its parts, one by one.
+# Benchmarks of single components.
 microbench: $(READY)
 	$(BIN)/python -m bench.driver --profile
 	$(BIN)/python -m bench.scheduler

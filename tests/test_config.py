@@ -92,7 +92,7 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
         (f"{EXTERNAL}}}\nkv_pool: {{backend: file}}", r"engines\.link: a KV pool of external"),
         (
             f"{EXTERNAL}, link: 'a:1'}}\nkv_pool: {{backend: file}}",
-            r":2: kv_pool\.namespace: external engines need one",
+            r":2: kv_pool\.namespace: external engines need a new name",
         ),
         (
             f"{EXTERNAL}, link: 'a:1'}}\nkv_pool: {{backend: mooncake, namespace: x}}",
@@ -112,7 +112,7 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
         ("engines:\n  sglang: {host: 0.0.0.0}", r":2: engines\.sglang\.host: .* on loopback"),
         (
             "engines: {base_port: 65535, count: 2}",
-            r":1: engines\.base_port: 2 ports from 65535 pass",
+            r":1: engines\.base_port: 2 ports from 65535 exceed",
         ),
         ("5: 1", r":1: 5: unknown key"),
         ("kv_pool: {backend: file}", r":1: kv_pool\.directory: backend: file needs a folder"),

@@ -1,1 +1,1 @@
-"""`seer-sgl bench`: plain SGLang against seer-sgl, one technique after the other, in one run."""
+"""`seer-sgl bench`: compares plain SGLang with seer-sgl, technique by technique, in one run."""

@@ -1,5 +1,5 @@
-"""The arms of the benchmark: plain SGLang as others drive it, then one technique after the other
-on top. Pure."""
+"""The arms of the benchmark: plain SGLang as other systems drive it, then each technique added in
+turn. Pure."""
 
 from typing import Literal
 
@@ -13,15 +13,15 @@ SEER = "seer"
 
 
 class Paper(msgspec.Struct, frozen=True):
-    """What the paper measured on Qwen2-VL-72B, in multiples of its baseline's."""
+    """The paper's measurements on Qwen2-VL-72B, as multiples of its baseline's."""
 
     throughput: float
     tail: float
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to roll out. `compared_with`: the arm that its gain is measured against; but for
-    greedy ones, it adds one technique to that."""
+    """One way to roll out. `compared_with`: the arm that its gain is measured against. Except for
+    greedy arms, it adds one technique to that arm."""
 
     name: str
     description: str
@@ -36,19 +36,19 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> Kind:
-        """Which servers it needs: arms of a kind share them."""
+        """The kind of servers that it needs. Arms of a kind share servers."""
         if self.ngram:
             return "ngram"
         return "drafting" if self.drafts else "pool" if self.pool else "plain"
 
     @property
     def undivided(self) -> bool:
-        """Whether requests are sent in one piece."""
+        """Whether requests are sent undivided."""
         return self.policy in UNDIVIDED
 
     @property
     def reference(self) -> str:
-        """The arm that it is compared with."""
+        """The arm whose samples and times it is compared with."""
         return "greedy" if self.greedy else BASELINE
 
 
@@ -119,17 +119,17 @@ ARMS = _by_name(
         paper=Paper(1.63, 0.0),
     ),
 )
-# Temperature 0, because SGLang's own n-gram speculation is exact at no other.
+# Temperature 0, because SGLang's own n-gram speculation is exact at temperature 0 only.
 GREEDY = _by_name(
     Arm(
         name="greedy",
-        description="greedy, one sample a prompt: as group_round_robin",
+        description="greedy, one sample per prompt: as group_round_robin",
         policy=BASELINE,
         greedy=True,
     ),
     Arm(
         name="greedy_ngram",
-        description="greedy, one sample a prompt: the same with SGLang's n-gram speculation",
+        description="greedy, one sample per prompt: the same with SGLang's n-gram speculation",
         policy=BASELINE,
         ngram=True,
         greedy=True,
@@ -137,7 +137,7 @@ GREEDY = _by_name(
     ),
     Arm(
         name="greedy_seer",
-        description="greedy, one sample a prompt, so without siblings: as seer",
+        description="greedy, one sample per prompt, so without siblings: as seer",
         policy="seer",
         pool=True,
         drafts=True,

@@ -1,4 +1,4 @@
-"""`seer-sgl bench`: every arm on the same work, a report of what each technique brings."""
+"""`seer-sgl bench`: runs every arm on the same work and reports the gain of each technique."""
 
 import asyncio
 import contextlib
@@ -46,32 +46,35 @@ PACKAGES = (
 
 
 class BenchReport:
-    """What is known so far: nothing that was measured is lost when the rest fails."""
+    """The results so far. It keeps all measurements if a later part of the benchmark fails."""
 
     def __init__(self, config: BenchConfig, out: Path, failures: Sequence[ArmFailure]) -> None:
-        """`failures`: those of the runner, which may still come."""
+        """`failures`: the runner's list, which may still grow."""
         self._config = config
         self._out = out
         self._failures = failures
-        self.rolled: list[Measurement] = []
-        self.commit = _commit()  # of the code that measures, whatever becomes of it meanwhile
+        self.measurements: list[Measurement] = []
+        self.commit = _commit()  # read at the start: the checkout may change during the run
         self.soak: list[SoakRow] = []
         self.engine: EngineConfig | None = None  # step times of the servers
 
     @property
     def rows(self) -> list[Row]:
         """The figures of every rollout."""
-        return [rolled.row for rolled in self.rolled]
+        return [measurement.row for measurement in self.measurements]
 
-    def add(self, rolled: Measurement) -> None:
-        """One more rollout: kept, and written down."""
-        self.rolled.append(rolled)
+    def add(self, measurement: Measurement) -> None:
+        """Adds a rollout and appends its figures to rounds.jsonl."""
+        self.measurements.append(measurement)
         path = self._out / "rounds.jsonl"
         with explained(path), io.FileIO(path, "a") as file:
-            append_whole(file, msgspec.json.encode(rolled.row) + b"\n")
+            append_whole(file, msgspec.json.encode(measurement.row) + b"\n")
 
     def write(self) -> dict[str, Any]:
-        """report.json, report.md and the plots; what was measured before what is computed."""
+        """Writes report.json, report.md and the plots. Returns the report.
+
+        The measurements are written first, so that they are kept if the simulation fails.
+        """
         report = {
             "arms": summarize(self.rows),
             "seeds": by_seed(self.rows),
@@ -85,11 +88,14 @@ class BenchReport:
             "rounds": msgspec.to_builtins(self.rows),
         }
         self._write(report)
-        latest = {(rolled.row.arm, rolled.row.seed): rolled for rolled in self.rolled}
+        latest = {
+            (measurement.row.arm, measurement.row.seed): measurement
+            for measurement in self.measurements
+        }
         report["predicted"] = predict(self._config, self.engine, latest)
         self._write(report)
         draw_arms(report, self._out / "arms.png")
-        draw_lanes(self.rolled, self._out / "lanes.png")
+        draw_lanes(self.measurements, self._out / "lanes.png")
         if self.soak:
             draw_soak(self.soak, self._out / "soak.png")
         return report
@@ -101,39 +107,39 @@ class BenchReport:
 
 
 async def bench(config: BenchConfig, out: Path, console: Console) -> None:
-    """Run the benchmark into `out`. However it ends, what was measured is reported.
+    """Runs the benchmark and writes its results into `out`, also after a failure.
 
-    Raises SeerError, of an arm that failed too, or CancelledError when interrupted.
+    Raises SeerError, also if an arm failed, and CancelledError if interrupted.
     """
     arms = runnable(config)
     _make_folder(out)
     runner = Runner(config, arms, out)
-    findings = BenchReport(config, out, runner.failures)
+    results = BenchReport(config, out, runner.failures)
     total = config.bench.rounds * len(arms)
-    # It loads weights anew, which is for nobody's servers but our own.
+    # The soak reloads weights, so it runs only on servers that the benchmark started.
     rollouts = config.bench.soak if EVERY[SEER] in arms and runner.own_servers else 0
     try:
         async with contextlib.aclosing(runner):
-            findings.engine = await measure_constants(runner, arms)
-            async for rolled in runner.rounds():
-                findings.add(rolled)
-                logger.info("%d/%d %s", len(findings.rows), total, _line(rolled.row))
+            results.engine = await measure_constants(runner, arms)
+            async for measurement in runner.rounds():
+                results.add(measurement)
+                logger.info("%d/%d %s", len(results.rows), total, _line(measurement.row))
             if SEER in {failure.arm for failure in runner.failures}:
                 rollouts = 0
             async for row in soak(runner, rollouts):
-                findings.soak.append(row)
+                results.soak.append(row)
                 logger.info("soak %d/%d: %.1f s", row.number + 1, rollouts, row.wall_s)
     finally:
-        if findings.rows:
+        if results.rows:
             # The simulator has an event loop of its own.
-            report = await asyncio.to_thread(findings.write)
+            report = await asyncio.to_thread(results.write)
             console.print(arms_table(report))
             for doubt in report["doubts"]:
                 logger.warning("%s", doubt)
             logger.info("wrote the report and its pictures into %s", out)
     if runner.failures:
         failed = ", ".join(failure.arm for failure in runner.failures)
-        raise RolloutError(f"left out because they failed: {failed}")
+        raise RolloutError(f"arms failed: {failed}")
 
 
 def _line(row: Row) -> str:
@@ -145,7 +151,7 @@ def _line(row: Row) -> str:
 
 
 def environment(commit: str | None) -> dict[str, Any]:
-    """Where and with what this was measured."""
+    """Returns the date, machine, package versions and commit of the measurement."""
     return {
         "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
@@ -160,7 +166,7 @@ def environment(commit: str | None) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Of the checkout that runs; None of an installed package."""
+    """Returns the commit of the running checkout; None for an installed package."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -194,7 +200,7 @@ def _version(name: str) -> str | None:
 
 def _make_folder(out: Path) -> None:
     if (out / "rounds.jsonl").exists():
-        raise ConfigError(f"--out {out}: there is a benchmark already; use another folder")
+        raise ConfigError(f"--out {out}: the folder already has a benchmark; use another folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

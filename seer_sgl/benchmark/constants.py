@@ -1,4 +1,4 @@
-"""How long the steps of real servers take: the constants of the simulated engine."""
+"""Measures the step times of real servers: the constants of the simulated engine."""
 
 import asyncio
 import statistics
@@ -16,18 +16,19 @@ from seer_sgl.types import EngineInfo
 BATCHES = (1, 2, 4, 8, 16, 64)
 CONTEXTS = (16, 500, 1500, 3000)
 PREFILLS = (64, 1024, 4096)  # tokens
-STEPS = 96  # decode steps of a measurement
-REPEATS = 3  # of each measurement; the median counts
-LEAST_S = 1e-4  # of a decode step: what noise has made less counts as this
-TOKENS = (3, 64)  # ids of the inputs: every model has them
+STEPS = 96  # decode steps per measurement
+REPEATS = 3  # per measurement; the median counts
+LEAST_S = 1e-4  # lower bound of a measured decode step, against noise
+TOKENS = (3, 64)  # range of the inputs' token ids: every model has them
 
 
 async def measured_engine(
     infos: Sequence[EngineInfo], kv_bytes: float, api_key: str | None = None
 ) -> EngineConfig:
-    """Step times of plain servers, all of them working at the same time (`fitted_step`).
+    """Returns the step times of plain servers that all run at the same time (`fitted_step`).
 
-    kv_bytes: KV of a token; only its ratio to the bandwidth matters. Raises EngineUnavailable.
+    `kv_bytes`: KV bytes per token; only its ratio to the bandwidth matters. Raises
+    EngineUnavailable if a server does not answer.
     """
     urls = [info.url for info in infos]
     capacity = min(info.max_total_num_tokens for info in infos)
@@ -59,10 +60,10 @@ async def measured_engine(
 
 
 def fitted_step(steps: Sequence[tuple[int, float, float]]) -> tuple[float, float, float]:
-    """What a decode step takes: overhead, more for each row, more for each KV token; seconds.
+    """Returns the time of a decode step in seconds: overhead, time per row, time per KV token.
 
-    steps: (rows, KV tokens of all of them, seconds) each. Least squares of the relative errors:
-    the short steps of small batches, of which a rollout's tail is made, count like long ones.
+    `steps`: (rows, KV tokens of all rows, seconds) each. The fit minimises the squared relative
+    errors, so that the short steps of small batches, which form a rollout's tail, count equally.
     """
     seconds = np.array([s for _, _, s in steps])
     terms = np.array([(1.0, rows, tokens) for rows, tokens, _ in steps])
@@ -73,8 +74,8 @@ def fitted_step(steps: Sequence[tuple[int, float, float]]) -> tuple[float, float
 
 
 def draft_overhead_us(forward_ms: Sequence[Sequence[float]]) -> float:
-    """What a draft to verify adds to a step. forward_ms: [batch, width, ms] as a drafting server
-    has measured them (plugin/speculation/profile.py)."""
+    """Returns the time in microseconds that a draft to verify adds to a step. `forward_ms`: rows
+    [batch, width, ms], measured by a drafting server (plugin/speculation/profile.py)."""
     rows = [(1.0, batch, batch * (width - 1)) for batch, width, _ in forward_ms]
     times = [ms for _, _, ms in forward_ms]
     (_, _, draft), *_ = np.linalg.lstsq(np.array(rows), np.array(times), rcond=None)
@@ -82,7 +83,7 @@ def draft_overhead_us(forward_ms: Sequence[Sequence[float]]) -> float:
 
 
 def _points(most: int, capacity: int, room: int) -> list[tuple[int, int]]:
-    """Batches and contexts to measure: those that run at once and fit."""
+    """Returns the (batch, context) pairs to measure: the pairs that fit into a server."""
     return [
         (batch, context)
         for batch in BATCHES
@@ -96,15 +97,15 @@ def _points(most: int, capacity: int, room: int) -> list[tuple[int, int]]:
 async def _step_s(
     session: aiohttp.ClientSession, urls: Sequence[str], batch: int, context: int
 ) -> float:
-    """Of a decode step: what STEPS more tokens take. The inputs are cached by then, so that the
-    noise of a long prefill is not in the difference."""
+    """Returns the time of a decode step, from the time of STEPS more tokens. The inputs are cached
+    first, so that the difference excludes the noise of a long prefill."""
     inputs = _inputs(len(urls), batch, context)
     await _seconds(session, urls, inputs, 1)
-    found = []
+    times = []
     for _ in range(REPEATS):
         first = await _seconds(session, urls, inputs, 1)
-        found.append((await _seconds(session, urls, inputs, 1 + STEPS) - first) / STEPS)
-    return max(LEAST_S, statistics.median(found))
+        times.append((await _seconds(session, urls, inputs, 1 + STEPS) - first) / STEPS)
+    return max(LEAST_S, statistics.median(times))
 
 
 async def _prefill_s(session: aiohttp.ClientSession, urls: Sequence[str], tokens: int) -> float:
@@ -114,7 +115,7 @@ async def _prefill_s(session: aiohttp.ClientSession, urls: Sequence[str], tokens
 
 
 def _inputs(engines: int, batch: int, context: int) -> list[list[list[int]]]:
-    """`batch` for each engine that nobody has cached."""
+    """Returns `batch` random inputs per engine, which no cache holds."""
     random = np.random.default_rng(time.monotonic_ns())
     inputs: list[list[list[int]]] = random.integers(*TOKENS, (engines, batch, context)).tolist()
     return inputs
@@ -126,7 +127,7 @@ async def _seconds(
     inputs: Sequence[Sequence[Sequence[int]]],
     tokens: int,
 ) -> float:
-    """Wall time of all calls at once, the first inputs on the first engine, and so on."""
+    """Returns the wall time of all calls at once. `inputs[i]` go to the engine at `urls[i]`."""
     began = time.perf_counter()
     await asyncio.gather(
         *(

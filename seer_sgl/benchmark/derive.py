@@ -1,4 +1,4 @@
-"""The configs of an arm: the benchmark's own with techniques left out. Pure."""
+"""The configs of an arm: the benchmark's config without some techniques. Pure."""
 
 from typing import Any
 
@@ -11,14 +11,15 @@ from .config import BenchConfig
 
 
 def arm_config(arm: Arm, base: Config, seed: int, lengths: str | None) -> Config:
-    """The config of a rollout of the arm. `lengths`: a file with the true ones, for the oracle."""
+    """Returns the config of a rollout of the arm. `lengths`: a file with the true lengths, for the
+    oracle."""
     tree = _tree(base)
     tree["scheduling"] |= {
         "policy": arm.policy,
         "lengths": lengths if arm.policy == "oracle" else None,
     }
     if arm.undivided:
-        tree["scheduling"]["max_inflight_per_engine"] = None  # all are sent at once
+        tree["scheduling"]["max_inflight_per_engine"] = None  # all requests are sent at once
     tree["rollout"] |= {"seed": seed, "max_prompts": None}
     if arm.greedy:
         tree["sampling"] |= {"temperature": 0.0}
@@ -26,13 +27,13 @@ def arm_config(arm: Arm, base: Config, seed: int, lengths: str | None) -> Config
 
 
 def servers_config(arm: Arm, base: BenchConfig) -> Config:
-    """The config of the servers that the arm, and all others of its kind, run on."""
+    """Returns the config of the servers for the arm and all other arms of its kind."""
     tree = _tree(base) | _left_out(arm)
     engines = tree["engines"]
     if base.engines.launch == "external":
         engines["urls"] = base.bench.urls[arm.kind]
         if not arm.pool and not arm.drafts:
-            engines["link"] = None  # they have nothing to report
+            engines["link"] = None  # plain servers report nothing
     elif arm.ngram:
         engines["sglang"] |= {"speculative-algorithm": "NGRAM", **base.bench.ngram}
     return parse(tree)
@@ -45,7 +46,7 @@ def _tree(base: Config) -> dict[str, Any]:
 
 
 def _left_out(arm: Arm) -> dict[str, Any]:
-    """The sections of the techniques that the arm does not have."""
+    """Returns empty sections for the techniques that the arm does not use."""
     without: dict[str, Any] = {}
     if not arm.pool:
         without["kv_pool"] = {}

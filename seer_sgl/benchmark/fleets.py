@@ -1,4 +1,4 @@
-"""The servers that arms run on: one kind for each set of techniques, shared by the arms of it."""
+"""The servers of the arms: one kind per set of techniques, shared by the arms of that kind."""
 
 import contextlib
 import logging
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Fleets:
-    """Opens the servers of a kind when an arm needs them, and keeps them as long as wanted."""
+    """Opens the servers of a kind when an arm needs them, and keeps them open for later arms."""
 
     def __init__(self, config: BenchConfig, log_dir: Path) -> None:
         self._config = config
@@ -28,12 +28,12 @@ class Fleets:
         self._stack = contextlib.AsyncExitStack()
 
     async def of(self, arm: Arm) -> Fleet:
-        """Servers for the arm, up. Raises EngineStartError, PoolError, or ConfigError for servers
-        that run already and are others."""
+        """Returns running servers for the arm. Raises EngineStartError or PoolError, and
+        ConfigError if servers that already run do not match the arm."""
         if arm.kind not in self._open:
             joined = self._config.engines.launch == "external"
             if joined or not self._config.bench.together:
-                await self.close()  # engines.link is one port, for one kind
+                await self.close()  # engines.link is one port, so one kind can run at a time
             config = servers_config(arm, self._config)
             fleet = await self._stack.enter_async_context(
                 open_fleet(config.fleet, self._log_dir / arm.kind)
@@ -51,27 +51,27 @@ class Fleets:
         return self._open[ROUTER]
 
     async def close(self) -> None:
-        """Stop everything that is up."""
+        """Stops all servers."""
         self._open.clear()
         await self._stack.aclose()
 
 
 def _check_kind(arm: Arm, fleet: Fleet, config: Config) -> None:
-    """Raise ConfigError for servers that were started for other arms or another model."""
+    """Raises ConfigError if the servers were started for other arms or for another model."""
     for engine in fleet.engines:
         info = engine.info
         key = f"bench.urls.{arm.kind}: {info.url}"
         if (info.draft_tokens > 0) != arm.drafts:
-            raise ConfigError(f"{key} drafts" + (" not" if arm.drafts else ""))
+            raise ConfigError(f"{key} " + ("does not draft" if arm.drafts else "drafts"))
         if (info.kv_bytes_per_token > 0) != arm.pool:
             raise ConfigError(f"{key} runs with" + ("out" if arm.pool else "") + " a KV pool")
-        ours = config.model.path
-        if _model_name(info.model_path) != _model_name(ours or ""):
-            raise ConfigError(f"model.path: {ours}, but {info.url} runs {info.model_path}")
+        path = config.model.path
+        if _model_name(info.model_path) != _model_name(path or ""):
+            raise ConfigError(f"model.path: {path}, but {info.url} runs {info.model_path}")
 
 
 def _model_name(path: str) -> str:
-    """Of a folder or a hub id, or of a snapshot: models--ORG--NAME/snapshots/HASH."""
+    """Returns the name in a folder, a hub id or a snapshot (models--ORG--NAME/snapshots/HASH)."""
     folder = Path(path)
     if folder.parent.name == "snapshots":
         repository = folder.parent.parent.name
@@ -81,21 +81,21 @@ def _model_name(path: str) -> str:
 
 
 def runnable(config: BenchConfig) -> list[Arm]:
-    """Returns the arms that can run with this config; logs why each of the others cannot.
+    """Returns the arms that can run with this config; logs the reason for each skipped arm.
 
-    Raises ConfigError if none can run.
+    Raises ConfigError if no arm can run.
     """
     arms = []
     reasons = []
     for name in config.bench.arms:
-        why_not = _missing(EVERY[name], config) or _contradiction(EVERY[name], config)
-        if why_not is None:
+        reason = _missing(EVERY[name], config) or _contradiction(EVERY[name], config)
+        if reason is None:
             arms.append(EVERY[name])
         else:
-            logger.info("without %s: %s", name, why_not)
-            reasons.append(f"{name}: {why_not}")
+            logger.info("skipping arm %s: %s", name, reason)
+            reasons.append(f"{name}: {reason}")
     if not arms:
-        raise ConfigError(f"bench.arms: none of them can run with this config; {reasons[0]}")
+        raise ConfigError(f"bench.arms: no arm can run with this config; {reasons[0]}")
     return arms
 
 
@@ -107,14 +107,14 @@ def _missing(arm: Arm, config: BenchConfig) -> str | None:
     if arm.router and not installed():
         return "sglang_router is not installed (pip install sglang-router==0.3.2)"
     if arm.router and (config.engines.api_key or os.environ.get(API_KEY)):
-        return "sglang_router is started here for servers without an API key only"
+        return "sglang_router supports only servers without an API key here"
     if config.engines.launch == "external" and arm.kind not in config.bench.urls:
         return f"no servers in bench.urls.{arm.kind}"
     return None
 
 
 def _contradiction(arm: Arm, config: BenchConfig) -> str | None:
-    """What servers of the arm's kind would need that this config does not have."""
+    """Returns the problem of this config for servers of the arm's kind; None if there is none."""
     try:
         servers_config(arm, config)
     except ConfigError as error:

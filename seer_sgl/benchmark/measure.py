@@ -1,4 +1,4 @@
-"""One rollout of one arm: its samples' names, its figures, and what is needed to draw it."""
+"""One rollout of one arm: its samples' digests, its figures, and the record to draw it from."""
 
 import hashlib
 import time
@@ -26,13 +26,13 @@ Digests = Mapping[SampleKey, bytes]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one rollout. Seconds and tokens; engines in their order.
+    """The figures of one rollout, in seconds and tokens; engines in their order.
 
-    `idle`: share of the time in which an engine had no request, None behind a router;
+    `idle`: per engine, share of the time without a request, None behind a router;
     `forward_steps`: batches that the engines ran; `prefilled_tokens`: input tokens found in no
-    cache, those of a preempted request again; `recomputed_tokens`: of them, of continuations.
-    `engine_cpu_s`: CPU time of their processes, None where they run elsewhere; `other_cpu_s`: of
-    the routers, KV pools and draft hubs that are up, whichever arm runs.
+    cache, counted again for a preempted request; `recomputed_tokens`: the part of them that belongs
+    to continuations. `engine_cpu_s`: CPU time of the engines' processes, None if they run on
+    another machine; `other_cpu_s`: CPU time of all running routers, KV pools and draft hubs.
     """
 
     arm: str
@@ -62,7 +62,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """A rollout that was measured."""
+    """A measured rollout."""
 
     row: Row
     record: Recorder
@@ -72,7 +72,7 @@ class Measurement(msgspec.Struct, frozen=True):
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """What a seed rolls out. `limits`: imposed lengths of a trace."""
+    """The workload of a seed. `limits`: imposed lengths of a trace."""
 
     seed: int
     prompts: list[Prompt]
@@ -88,9 +88,10 @@ async def roll(
     number: int,
     reference: Digests | None,
 ) -> Measurement:
-    """Roll `work` out on engines that have forgotten what they had cached, in round `number`.
+    """Rolls `work` out in round `number`, on engines with flushed caches.
 
-    `reference`: the samples that every one is compared with. Raises SeerError.
+    `reference`: the samples to compare with; None: the rollout is its own reference. Raises
+    SeerError.
     """
     servers = servers_of(fleet)
     for server in servers:
@@ -150,17 +151,17 @@ TAKEN = (
 
 
 def digest(content: bytes) -> bytes:
-    """The name of a response."""
+    """Returns a hash that identifies a response."""
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def identical(digests: Digests, reference: Digests) -> int:
-    """How many samples are those of the reference."""
+    """Returns the number of samples that equal the reference's."""
     return sum(reference.get(key) == name for key, name in digests.items())
 
 
 async def _work(servers: Sequence[HttpEngine]) -> EngineWork | None:
-    """Of all of them; None where one does not report it."""
+    """Returns the total work of all servers; None if a server does not report it."""
     each = [await server.work() for server in servers]
     known = [work for work in each if work is not None]
     if len(known) < len(each):
@@ -181,8 +182,8 @@ def _since(before: EngineWork | None, after: EngineWork | None) -> EngineWork | 
 
 
 class CpuSeconds(NamedTuple):
-    """CPU time: of this process, of the engines (None where they run elsewhere), of what else is
-    below it but SGLang."""
+    """CPU times in seconds: of this process, of the engines (None if they run on another machine),
+    and of all other child processes."""
 
     driver: float
     engines: float | None
@@ -190,7 +191,7 @@ class CpuSeconds(NamedTuple):
 
 
 class CpuClock:
-    """CPU time of this process, and of those below it."""
+    """Measures the CPU time of this process and its child processes."""
 
     def __init__(self, engines: Sequence[EngineInfo]) -> None:
         ports = {info.url.rpartition(":")[2] for info in engines}
@@ -204,11 +205,11 @@ class CpuClock:
         self._others = now.others
 
     def start(self) -> None:
-        """Count from now on."""
+        """Starts the measurement."""
         self._began = self._now()
 
     def stop(self) -> CpuSeconds:
-        """Seconds since the start."""
+        """Returns the CPU seconds since the start."""
         driver, engines, others = (
             after - before for before, after in zip(self._began, self._now(), strict=True)
         )
@@ -219,13 +220,13 @@ class CpuClock:
 
 
 def _cpu_s(processes: Sequence[psutil.Process]) -> float:
-    """Together; nothing of one that has ended."""
+    """Returns the total CPU time; a process that has ended counts 0."""
     times = (query_or(process.cpu_times, None) for process in processes)
     return sum((one.user + one.system for one in times if one is not None), 0.0)
 
 
 def write_lengths(path: Path, lengths: Mapping[SampleKey, int]) -> None:
-    """What the oracle knows (rollout/lengths.py)."""
+    """Writes the lengths for the oracle, in the format of rollout/lengths.py."""
     with path.open("wb") as file:
         for (group_id, index), length in lengths.items():
             record = {"group_id": group_id, "index": index, "response_length": length}

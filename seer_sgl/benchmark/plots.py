@@ -1,4 +1,4 @@
-"""The pictures of a benchmark: lanes of two arms, throughput and tail of all, the soak."""
+"""The pictures of a benchmark: lanes of two arms, throughput and tail of all arms, the soak."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,50 +23,51 @@ BAR, PAPER, OURS = "#9a9a9a", "#e45756", "#4c78a8"
 Pair = tuple[Measurement, Measurement]  # the baseline and seer in the same round
 
 
-def typical_pair(rolled: Sequence[Measurement]) -> Pair | None:
-    """The baseline and seer in the round whose ratio of throughputs is the (lower) median, of the
-    first seed that has such rounds."""
-    pairs = _pairs(rolled)
+def typical_pair(measurements: Sequence[Measurement]) -> Pair | None:
+    """Returns the baseline and seer in the round with the (lower) median ratio of throughputs, for
+    the first seed with rounds of both; None if there are no such rounds."""
+    pairs = _pairs(measurements)
     return sorted(pairs, key=_gain)[(len(pairs) - 1) // 2] if pairs else None
 
 
-def _pairs(rolled: Sequence[Measurement]) -> list[Pair]:
-    """Of the first seed that has any."""
-    found = {(one.row.arm, one.row.seed, one.row.round): one for one in rolled}
+def _pairs(measurements: Sequence[Measurement]) -> list[Pair]:
+    """Returns the pairs of the first seed that has any."""
+    by_round = {(one.row.arm, one.row.seed, one.row.round): one for one in measurements}
     pairs = [
-        (one, found[SEER, seed, number])
-        for (arm, seed, number), one in found.items()
-        if arm == BASELINE and one.row.throughput_tok_s and (SEER, seed, number) in found
+        (one, by_round[SEER, seed, number])
+        for (arm, seed, number), one in by_round.items()
+        if arm == BASELINE and one.row.throughput_tok_s and (SEER, seed, number) in by_round
     ]
     paired = {pair[0].row.seed for pair in pairs}
-    first = next((one.row.seed for one in rolled if one.row.seed in paired), None)
+    first = next((one.row.seed for one in measurements if one.row.seed in paired), None)
     return [pair for pair in pairs if pair[0].row.seed == first]
 
 
 def _gain(pair: Pair) -> float:
-    base, ours = pair
-    return ours.row.throughput_tok_s / base.row.throughput_tok_s
+    base, seer = pair
+    return seer.row.throughput_tok_s / base.row.throughput_tok_s
 
 
 def lanes_title(pair: Pair, rounds: Sequence[int]) -> str:
-    """`rounds`: those that the pair's was chosen from."""
-    base, ours = (one.row for one in pair)
+    """Returns the title of the picture. `rounds`: the rounds that the pair was chosen from."""
+    base, seer = (one.row for one in pair)
     chosen = f"x {_gain(pair):.2f}"
     if len(rounds) > 1:
         listed = f"{', '.join(map(str, rounds[:-1]))} and {rounds[-1]}"
         chosen += f", the {'' if len(rounds) % 2 else 'lower '}median of rounds {listed}"
     same = f"the same {pair[0].record.requests} requests"
-    if base.identical_share == ours.identical_share == 1:
+    if base.identical_share == seer.identical_share == 1:
         same += ", the same tokens"
     return f"seed {base.seed}, round {base.round} ({chosen}): {same}"
 
 
-def draw_lanes(rolled: Sequence[Measurement], path: Path) -> None:
-    """What runs on each engine over time: the baseline above, seer below, on one time axis.
+def draw_lanes(measurements: Sequence[Measurement], path: Path) -> None:
+    """Draws the requests on each engine over time: the baseline above, seer below, on one time
+    axis.
 
-    `rolled`: all rollouts; the typical pair is drawn.
+    `measurements`: all rollouts; the typical pair is drawn.
     """
-    pair = typical_pair(rolled)
+    pair = typical_pair(measurements)
     if pair is None:
         return
     records = [one.record for one in pair]
@@ -93,7 +94,7 @@ def draw_lanes(rolled: Sequence[Measurement], path: Path) -> None:
             fontsize=10,
         )
     panels[-1].set_xlabel("seconds since the rollout began; height: requests on the engine")
-    title = lanes_title(pair, sorted(base.row.round for base, _ in _pairs(rolled)))
+    title = lanes_title(pair, sorted(base.row.round for base, _ in _pairs(measurements)))
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     save(figure, path)
 
@@ -111,7 +112,7 @@ def _lane(axis: "Axes", record: Recorder, engine: EngineRecord) -> None:
 
 
 def draw_arms(report: Mapping[str, Any], path: Path) -> None:
-    """Throughput and tail of every arm in multiples of the baseline's; marks: the paper."""
+    """Draws throughput and tail of every arm as multiples of the baseline's; marks: the paper."""
     arms = {
         name: arm
         for name, arm in report["arms"].items()
@@ -145,7 +146,8 @@ def _bars(
     shown: Callable[[float], float],
     top: float,
 ) -> None:
-    """`shown`: what is drawn of the figure `key`; `top`: room for marks as high as that."""
+    """Draws one bar per arm. `shown`: maps the figure `key` to the height; `top`: the highest
+    mark."""
     names = [name.replace("_", "\n") for name in arms]
     heights = [shown(arm[key]) for arm in arms.values()]
     ranges = [sorted(shown(value) for value in arm["range"][key]) for arm in arms.values()]
@@ -163,7 +165,7 @@ def _bars(
 
 
 def draw_soak(rows: Sequence[SoakRow], path: Path) -> None:
-    """Time, growth of memory and hits of one rollout after the other."""
+    """Draws time, memory growth and KV hits over the rollouts of the soak."""
     figure = new_figure(11, 3.2)
     time, memory, hits = figure.subplots(1, 3)
     numbers = [row.number + 1 for row in rows]

@@ -1,4 +1,4 @@
-"""The same benchmark through the simulator, with step times measured on the servers."""
+"""The simulation of the same benchmark, with step times measured on the servers."""
 
 import logging
 import statistics
@@ -25,9 +25,9 @@ Cases = Mapping[tuple[str, int], Measurement]
 
 
 async def measure_constants(runner: Runner, arms: Sequence[Arm]) -> EngineConfig | None:
-    """Step times of the plain servers, and of a draft's verification as far as SEER's servers come
-    up: if they do not, its arm fails by itself later. None where no plain arm runs, or nothing
-    can be measured."""
+    """Returns the step times of the plain servers, and the verification time of drafts if SEER's
+    servers start. If they do not, the arm fails later on its own. None if no plain arm runs or the
+    measurement fails."""
     if EVERY[BASELINE] not in arms:
         return None
     logger.info("measuring step times")
@@ -36,14 +36,14 @@ async def measure_constants(runner: Runner, arms: Sequence[Arm]) -> EngineConfig
         infos = [engine.info for engine in plain.engines]
         engine = await measured_engine(infos, runner.kv_bytes, runner.api_key)
     except FAILURES as error:
-        logger.info("without a simulation: %s", error)
+        logger.info("skipping the simulation: %s", error)
         return None
     if EVERY[SEER] not in arms:
         return engine
     try:
         forward = await _forward_ms(await runner.servers(EVERY[SEER]))
     except FAILURES as error:
-        logger.info("a simulation without the time of drafts: %s", error)
+        logger.info("simulating without the verification time of drafts: %s", error)
         return engine
     return msgspec.structs.replace(engine, draft_overhead_us=draft_overhead_us(forward))
 
@@ -54,8 +54,8 @@ async def _forward_ms(fleet: Fleet) -> list[list[float]]:
 
 
 def predict(config: BenchConfig, engine: EngineConfig | None, cases: Cases) -> dict[str, Any]:
-    """Every arm that the simulator knows, measured and simulated on the lengths that came out;
-    empty without `engine`. Means over the seeds, of the latest round of each."""
+    """Returns the measured and the simulated figures of every arm that the simulator supports, on
+    the measured lengths; empty without `engine`. Means over the latest round of each seed."""
     if engine is None:
         return {}
     reserve = config.bench.reserve_tokens
@@ -66,12 +66,12 @@ def predict(config: BenchConfig, engine: EngineConfig | None, cases: Cases) -> d
             config, engine, EVERY[name], [c for (arm, _), c in cases.items() if arm == name]
         )
         for name in EVERY
-        if any(arm == name for arm, _ in cases) and _known(EVERY[name])
+        if any(arm == name for arm, _ in cases) and _supported(EVERY[name])
     }
     return {"engine": msgspec.to_builtins(engine), "arms": arms}
 
 
-def _known(arm: Arm) -> bool:
+def _supported(arm: Arm) -> bool:
     return not (arm.router or arm.greedy)
 
 

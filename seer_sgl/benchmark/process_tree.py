@@ -1,4 +1,4 @@
-"""The processes below this one: the SGLang servers that it started, and all others."""
+"""The child processes of this process: the SGLang servers that it started, and all others."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,21 +12,21 @@ T = TypeVar("T")
 
 
 class Server(NamedTuple):
-    """An SGLang server. `processes`: it and its own."""
+    """An SGLang server. `processes`: the server and its child processes."""
 
     command: Sequence[str]
     processes: Sequence[psutil.Process]
 
 
 class ProcessTree(NamedTuple):
-    """Others: a router, and what the KV pool consists of."""
+    """All child processes. `others`: a router, and the processes of the KV pool."""
 
     servers: Sequence[Server]
     others: Sequence[psutil.Process]
 
 
 def process_tree() -> ProcessTree:
-    """Those that run now."""
+    """Returns the processes that run now."""
     servers, others = [], list[psutil.Process]()
     for child in psutil.Process().children():
         command = query_or(child.cmdline, list[str]())
@@ -39,9 +39,9 @@ def process_tree() -> ProcessTree:
     return ProcessTree(servers, others)
 
 
-def query_or(ask: Callable[[], T], otherwise: T) -> T:
-    """Returns a fact about a process; something else of one that has ended."""
+def query_or(query: Callable[[], T], otherwise: T) -> T:
+    """Returns the result of a query about a process; `otherwise` if the process has ended."""
     try:
-        return ask()
+        return query()
     except psutil.Error:
         return otherwise

@@ -1,4 +1,4 @@
-"""SGLang's own router in front of the servers, as it comes: `sglang_router`, policy cache_aware."""
+"""SGLang's own router in front of the servers: `sglang_router` with policy cache_aware."""
 
 import asyncio
 import contextlib
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+from typing_extensions import override
 
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet
@@ -21,16 +22,16 @@ from seer_sgl.types import EngineLoad
 
 START_S = 120.0
 POLL_S = 0.2
-ROUTER = "router"  # as an engine's name
+ROUTER = "router"  # the engine id of the routed servers
 
 
 def installed() -> bool:
-    """Whether the package is there."""
+    """Returns whether sglang_router is installed."""
     return find_spec("sglang_router") is not None
 
 
 class RoutedEngine(HttpEngine):
-    """All servers behind the router as one engine; their load is asked of themselves."""
+    """All servers behind the router as one engine. Each server reports its own load."""
 
     def __init__(self, url: str, fleet: Fleet, session: aiohttp.ClientSession) -> None:
         first = fleet.engines[0].info
@@ -45,29 +46,29 @@ class RoutedEngine(HttpEngine):
         super().__init__(together, session)
         self.servers = fleet.engines
 
+    @override
     async def load(self) -> EngineLoad:
-        """Of all servers together. Raises EngineUnavailable."""
         loads = [await server.load() for server in self.servers]
         return EngineLoad(
             used_tokens=sum(load.used_tokens for load in loads),
             progress=tuple(load.progress for load in loads),
         )
 
+    @override
     async def problem(self, weight_version: str | None = None) -> str | None:
-        """Of any server."""
         problems = [await server.problem(weight_version) for server in self.servers]
         return next((problem for problem in problems if problem), None)
 
 
 def servers_of(fleet: Fleet) -> Sequence[HttpEngine]:
-    """The servers themselves, those behind a router too."""
+    """Returns the servers of a fleet; for a routed fleet, the servers behind the router."""
     (first, *_) = fleet.engines
     return first.servers if isinstance(first, RoutedEngine) else fleet.engines
 
 
 @contextlib.asynccontextmanager
 async def routed(fleet: Fleet, log: Path) -> AsyncIterator[Fleet]:
-    """The fleet behind a router of its own. Raises EngineStartError."""
+    """Starts a router and yields the fleet behind it. Raises EngineStartError."""
     port, metrics = free_port(), free_port()
     url = f"http://127.0.0.1:{port}"
     command = [
@@ -89,7 +90,7 @@ async def routed(fleet: Fleet, log: Path) -> AsyncIterator[Fleet]:
 async def _ready(
     process: OwnedProcess, session: aiohttp.ClientSession, url: str, count: int
 ) -> None:
-    """Until it knows all servers to be healthy."""
+    """Waits until the router reports all servers as healthy. Raises EngineStartError."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.exit_status is not None:
@@ -100,4 +101,4 @@ async def _ready(
             if sum(bool(worker.get("is_healthy")) for worker in workers) == count:
                 return
         await asyncio.sleep(POLL_S)
-    raise EngineStartError(f"sglang_router did not come up:\n{process.log_tail()}")
+    raise EngineStartError(f"sglang_router did not start:\n{process.log_tail()}")

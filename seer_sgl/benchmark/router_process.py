@@ -1,7 +1,7 @@
 """SGLang's router as a child of a benchmark: `python -m seer_sgl.benchmark.router_process FLAGS`.
 
-Its launcher imports SGLang, which a machine without a GPU has to be prepared for; nobody else
-would end it if the benchmark were killed.
+The router's launcher imports SGLang, which needs preparation on a machine without a GPU. The router
+also has to end if the benchmark is killed.
 """
 
 from seer_sgl.plugin import cpu
@@ -9,7 +9,7 @@ from seer_sgl.processes import end_with_parent
 
 
 def main() -> None:
-    """Run the router until it is stopped."""
+    """Runs the router until it is stopped."""
     end_with_parent()
     cpu.prepare()
     from sglang_router.launch_router import main as run_router

@@ -1,4 +1,4 @@
-"""All arms in turn, round after round, on real servers."""
+"""Runs all arms in turn on real servers, for several rounds."""
 
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -30,19 +30,19 @@ from .workloads import Source
 logger = logging.getLogger(__name__)
 FAILURES = (ConfigError, EngineError, EngineStartError, HubError, PoolError, RolloutError)
 WARM_UP = 2  # prompts
-# Measurement out once a seed before anything is measured: the samples that every arm must have.
+# The arm that runs once per seed before any measurement: every arm must return the same samples.
 REFERENCES = {False: EVERY[BASELINE], True: EVERY["greedy"]}
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """Of one seed: its samples by name, and a file with their lengths."""
+    """The reference of one seed: the digests of its samples, and a file with their lengths."""
 
     digests: Digests
     lengths: Path
 
 
 class ArmFailure(msgspec.Struct, frozen=True):
-    """Why an arm was left out, from which round on."""
+    """The error of an arm, and the round in which it failed. Later rounds skip the arm."""
 
     arm: str
     round: int
@@ -50,7 +50,7 @@ class ArmFailure(msgspec.Struct, frozen=True):
 
 
 class Runner:
-    """Runs the arms of a benchmark. `out` takes logs and the lengths of the oracle."""
+    """Runs the arms of a benchmark. `out`: the folder for logs and the oracle's lengths."""
 
     def __init__(self, config: BenchConfig, arms: Sequence[Arm], out: Path) -> None:
         self._config = config
@@ -63,9 +63,9 @@ class Runner:
         self._warm: dict[str, Fleet] = {}  # by kind
 
     async def rounds(self) -> AsyncIterator[Measurement]:
-        """Every arm once a round; the next round has the next seed, and the arms in reverse.
+        """Runs every arm once per round. Each round takes the next seed and reverses the arms.
 
-        An arm that fails is left out from then on. Raises SeerError when none is left.
+        If an arm fails, later rounds skip it. Raises SeerError if all arms have failed.
         """
         seeds, arms = self.seeds, list(self._arms)
         for number in range(self._config.bench.rounds):
@@ -73,7 +73,7 @@ class Runner:
                 try:
                     yield await self.once(arm, number, seeds[number % len(seeds)])
                 except FAILURES as error:
-                    logger.info("without %s from now on: %s", arm.name, error)
+                    logger.info("arm %s failed, later rounds skip it: %s", arm.name, error)
                     self.failures.append(ArmFailure(arm.name, number, str(error)))
                     arms.remove(arm)
                     await self._fleets.close()
@@ -81,49 +81,49 @@ class Runner:
                         raise
 
     async def once(self, arm: Arm, number: int, seed: int) -> Measurement:
-        """One measured rollout."""
+        """Runs one measured rollout."""
         reference = await self._reference(arm.greedy, seed)
         return await self._roll(arm, number, self._work(arm, seed), reference)
 
     @property
     def own_servers(self) -> bool:
-        """Whether they were started for the benchmark."""
+        """Whether the benchmark started the servers."""
         return self._config.engines.launch == "local"
 
     @property
     def seeds(self) -> list[int]:
-        """Of the workloads."""
+        """The seeds of the workloads."""
         return self._config.bench.seeds
 
     @property
     def api_key(self) -> str | None:
-        """Of the servers."""
+        """The API key of the servers."""
         return api_key(self._config.engines)
 
     @property
     def kv_bytes(self) -> float:
-        """Of a token, as far as the model's folder shows."""
+        """KV bytes per token, from the model's folder; 1 if unknown."""
         return model_facts(self._config.model.path).least_kv_bytes_per_token() or 1.0
 
     async def servers(self, arm: Arm) -> Fleet:
-        """Those that the arm runs on, up."""
+        """Returns the running servers of the arm."""
         return await self._fleets.of(arm)
 
     async def aclose(self) -> None:
-        """Stop all servers."""
+        """Stops all servers."""
         await self._fleets.close()
 
     async def _reference(self, greedy: bool, seed: int) -> Reference:
         if (seed, greedy) not in self._references:
             arm = self._reference_arm(greedy)
-            rolled = await self._roll(arm, -1, self._work(arm, seed), None)
+            measurement = await self._roll(arm, -1, self._work(arm, seed), None)
             path = self._out / f"lengths-{seed}{'-greedy' if greedy else ''}.jsonl"
-            write_lengths(path, rolled.lengths)
-            self._references[seed, greedy] = Reference(rolled.digests, path)
+            write_lengths(path, measurement.lengths)
+            self._references[seed, greedy] = Reference(measurement.digests, path)
         return self._references[seed, greedy]
 
     def _reference_arm(self, greedy: bool) -> Arm:
-        """A plain one; where there are no plain servers, the first arm there is."""
+        """Returns the plain arm; the first configured arm if there are no plain servers."""
         if self.own_servers or "plain" in self._config.bench.urls:
             return REFERENCES[greedy]
         return next(arm for arm in self._arms if arm.greedy == greedy)
@@ -139,7 +139,7 @@ class Runner:
         fleet = await self._fleets.of(arm)
         await self._warm_up(arm, fleet, config, work)
         digests = None if reference is None else reference.digests
-        rolled = await roll(
+        measurement = await roll(
             arm.name,
             fleet,
             config,
@@ -147,12 +147,12 @@ class Runner:
             number=number,
             reference=digests,
         )
-        if rolled.row.samples < sum(prompt.n for prompt in work.prompts):
+        if measurement.row.samples < sum(prompt.n for prompt in work.prompts):
             raise RolloutError(f"{arm.name}: samples are missing")
-        return rolled
+        return measurement
 
     async def _warm_up(self, arm: Arm, fleet: Fleet, config: Config, work: Workload) -> None:
-        """The first rollout on servers pays for what they load and compile late."""
+        """Runs a short rollout on new servers, which load and compile parts at their first one."""
         kind = ROUTER if arm.router else arm.kind
         if self._warm.get(kind) is not fleet:
             some = Workload(work.seed, work.prompts[:WARM_UP], work.limits)

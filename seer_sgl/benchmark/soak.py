@@ -1,4 +1,4 @@
-"""Rollouts in a row with an update of the weights after each: nothing may drift."""
+"""Consecutive rollouts with a weight update after each, to detect drift."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from statistics import linear_regression
@@ -20,8 +20,9 @@ DRIFTING = ("wall_s", "driver_mb", "engines_mb", "others_mb", "kv_hit_share")
 class SoakRow(msgspec.Struct, frozen=True, kw_only=True):
     """One rollout of the soak.
 
-    Memory is resident sets in MB, so what processes share counts in each of them: of this process,
-    of the SGLang servers with their children, and of all others (Mooncake's, a router).
+    Memory is the sum of resident sets in MB, so shared memory counts in each process: `driver_mb`
+    of this process, `engines_mb` of the SGLang servers with their children, `others_mb` of all
+    others (Mooncake's, a router).
     """
 
     number: int
@@ -32,7 +33,7 @@ class SoakRow(msgspec.Struct, frozen=True, kw_only=True):
     fetches: int
     recomputed_tokens: int
     storage_tokens: int  # input tokens read from the pool
-    kv_hit_share: float | None  # of the input of continuations, what was not computed again
+    kv_hit_share: float | None  # share of continuations' input tokens that were not recomputed
     accept_length: float | None
     identical_share: float
     driver_mb: float
@@ -41,12 +42,12 @@ class SoakRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def soak(runner: Runner, rollouts: int) -> AsyncIterator[SoakRow]:
-    """Arm `seer`, the first seed, `rollouts` times. The new weights are the old ones, so samples
-    stay what they are; engines and pool treat them as others."""
+    """Runs arm `seer` with the first seed `rollouts` times. The new weights equal the old ones, so
+    the samples stay equal; engines and pool treat them as different weights."""
     arm, seed = EVERY[SEER], runner.seeds[0]
     for number in range(rollouts):
-        rolled = await runner.once(arm, number, seed)
-        row = rolled.row
+        measurement = await runner.once(arm, number, seed)
+        row = measurement.row
         now = process_tree()
         yield SoakRow(
             number=number,
@@ -56,8 +57,8 @@ async def soak(runner: Runner, rollouts: int) -> AsyncIterator[SoakRow]:
             migrations=row.migrations,
             fetches=row.fetches,
             recomputed_tokens=row.recomputed_tokens,
-            storage_tokens=rolled.record.cached["storage"],
-            kv_hit_share=kv_hit_share(rolled.record),
+            storage_tokens=measurement.record.cached["storage"],
+            kv_hit_share=kv_hit_share(measurement.record),
             accept_length=row.accept_length,
             identical_share=row.identical_share,
             driver_mb=_mb([psutil.Process()]),
@@ -69,15 +70,17 @@ async def soak(runner: Runner, rollouts: int) -> AsyncIterator[SoakRow]:
 
 
 def kv_hit_share(record: Recorder) -> float | None:
-    """Share of the input tokens of continuations that were not computed again; None without any."""
+    """Returns the share of continuations' input tokens that were not recomputed; None if there are
+    no continuations."""
     needed = record.reused_tokens + record.recomputed_tokens
     return round(record.reused_tokens / needed, 6) if needed else None
 
 
 def drift(rows: Sequence[SoakRow]) -> dict[str, float]:
-    """What each of DRIFTING gains a rollout: the least-squares slope once it is warm.
+    """Returns the growth per rollout of each figure in DRIFTING: the least-squares slope after the
+    warm-up.
 
-    Nothing for fewer than two warm rollouts, and no figure that a rollout lacks.
+    It is empty for fewer than two warm rollouts, and has no figure that any rollout lacks.
     """
     warm = rows[WARM_UP:]
     if len(warm) < 2:

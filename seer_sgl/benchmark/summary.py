@@ -1,4 +1,4 @@
-"""From rollouts to figures: medians with their range, ratios within a round. Pure."""
+"""Summarises rollouts: medians with their range, ratios within a round. Pure."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -29,26 +29,26 @@ FIGURES = (
     "other_cpu_s",
     "driver_cpu_s",
 )
-IDENTICAL = 0.99  # of the samples, at least
+IDENTICAL = 0.99  # least share of identical samples without a warning
 Figures = dict[str, Any]
 
 
 def summarize(rows: Sequence[Row]) -> dict[str, Figures]:
-    """The report's `arms`: of each arm the median of every figure (over the rounds of a seed, then
-    over the seeds), and under `range` its least and greatest value in any round. Ratios compare
-    rollouts of the same round, so of the same work."""
+    """Returns the report's `arms`. Each arm has the median of every figure, over the rounds of a
+    seed and then over the seeds; `range` has the least and greatest value of all rounds. Ratios
+    compare rollouts of the same round, so of the same work."""
     return {name: _arm(EVERY[name], rows) for name in EVERY if _of(name, rows)}
 
 
 def by_seed(rows: Sequence[Row]) -> dict[str, dict[str, Figures]]:
-    """The same for each seed alone."""
+    """Returns the same figures for each seed separately."""
     seeds = sorted({row.seed for row in rows})
     return {str(seed): summarize([row for row in rows if row.seed == seed]) for seed in seeds}
 
 
 def doubts(rows: Sequence[Row], imposed: bool) -> list[str]:
-    """What a reader should know before the figures, one line each. `imposed`: lengths are, so the
-    work is the same whatever the tokens."""
+    """Returns warnings about the figures, one line each. `imposed`: the lengths are imposed, so the
+    work is the same for any tokens."""
     if imposed:
         return []
     lines = []
@@ -56,8 +56,8 @@ def doubts(rows: Sequence[Row], imposed: bool) -> list[str]:
         least = min((row.identical_share for row in _of(name, rows)), default=1.0)
         if least < IDENTICAL:
             lines.append(
-                f"{name}: only {least:.1%} of the samples are those of the reference, so the work "
-                "is not the same (engines without enable-deterministic-inference?)"
+                f"{name}: only {least:.1%} of the samples equal the reference's, so the work is "
+                "not the same (engines without enable-deterministic-inference?)"
             )
     return lines
 
@@ -93,7 +93,8 @@ def _arm(arm: Arm, rows: Sequence[Row]) -> Figures:
 
 
 def _median_of_seeds(values: Sequence[tuple[int, float]]) -> float | None:
-    """values: (seed, value). Each seed counts once, however many rounds it has had."""
+    """Returns the median over the seeds of each seed's median. `values`: (seed, value). Each seed
+    counts once, independent of its number of rounds."""
     seeds: dict[int, list[float]] = {}
     for seed, value in values:
         seeds.setdefault(seed, []).append(value)
@@ -103,15 +104,15 @@ def _median_of_seeds(values: Sequence[tuple[int, float]]) -> float | None:
 
 
 def _ranked(idle: Sequence[tuple[int, list[float]]]) -> list[float | None]:
-    """The medians of the most idle engine of a rollout, of the next one, and so on: which one that
-    is depends on the work."""
+    """Returns the median idle share of a rollout's most idle engine, of its second, and so on.
+    Engines are ranked per rollout, because the most idle engine depends on the work."""
     ordered = [(seed, sorted(shares, reverse=True)) for seed, shares in idle]
     places = range(min((len(shares) for _, shares in ordered), default=0))
     return [_median_of_seeds([(seed, shares[i]) for seed, shares in ordered]) for i in places]
 
 
 def _ratio(row: Row, others: Mapping[int, Row], figure: str) -> float | None:
-    """Own over other in the same round; None where there is no other."""
+    """Returns the row's figure over the other's in the same round; None if there is no other."""
     other = others.get(row.round)
     if other is None or not getattr(other, figure):
         return None

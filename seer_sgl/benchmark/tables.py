@@ -1,4 +1,4 @@
-"""The report for people: a table for a terminal, report.md for a page."""
+"""The readable forms of the report: a table for a terminal, and report.md."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ def _median(name: str, form: str = ",.0f") -> Callable[[Figures], str]:
 
 
 def _spread(name: str, form: str) -> Callable[[Figures], str]:
-    """Median (least to greatest)."""
+    """Returns a cell with the median and the range: median (least to greatest)."""
 
     def cell(arm: Figures) -> str:
         if arm.get(name) is None:
@@ -56,17 +56,17 @@ WORK: Sequence[Column] = (
     ("pool reads", _median("fetches")),
     ("MB moved", lambda arm: f"{arm['moved_bytes'] / 1e6:,.1f}"),
     ("prefilled", _median("prefilled_tokens")),
-    ("of it again, by continuations", _median("recomputed_tokens")),
+    ("recomputed by continuations", _median("recomputed_tokens")),
     ("KV peak", _median("kv_peak", ".0%")),
     ("engines' CPU s", _median("engine_cpu_s", ",.1f")),
     ("of it drafting", _median("drafting_cpu_s", ",.1f")),
     ("driver's CPU s", _median("driver_cpu_s", ".2f")),
-    ("CPU s of routers and pools that are up", _median("other_cpu_s", ".2f")),
+    ("CPU s of running routers and pools", _median("other_cpu_s", ".2f")),
 )
 
 
 def arms_table(report: dict[str, Any]) -> Table:
-    """One row an arm, for a terminal."""
+    """Returns a table with one row per arm, for a terminal."""
     table = Table("arm", *(name for name, _ in MAIN))
     for name, arm in report["arms"].items():
         table.add_row(name, *(cell(arm) for _, cell in MAIN))
@@ -74,11 +74,11 @@ def arms_table(report: dict[str, Any]) -> Table:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """report.md."""
+    """Returns the text of report.md."""
     arms = report["arms"]
     parts = ["# Benchmark", _environment(report)]
     parts += [_bullets([*report["doubts"], *map(_failure, report["failures"])])]
-    parts += ["## Arms", _says(arms)]
+    parts += ["## Arms", _descriptions(arms)]
     parts += [
         f"{MEDIANS} {NOTES}",
         _table(arms, MAIN),
@@ -98,39 +98,39 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 MEDIANS = (
-    "Medians: of a seed over its rounds, then over the seeds, so that each counts once; in "
-    "brackets the least and the greatest of any round."
+    "Figures are medians over the rounds of a seed, then over the seeds, so that each seed counts "
+    "once. Brackets show the least and the greatest value of all rounds."
 )
 NOTES = (
     f"`x baseline`, `tail cut`: against {BASELINE} (greedy arms: `greedy`) in the same round. "
-    "`x ... of`: against the arm that is named. `paper`: Qwen2-VL-72B, what each technique brought "
-    "there. `idle`: share of the time without a request, mean of the engines. `identical`: the "
-    "least share of samples, of any round, that equal those of an unmeasured rollout of plain "
-    "servers (or of the first arm, where there are none). `retractions`: how often a request was "
-    "preempted. `prefilled`: tokens, those of preempted requests once more."
+    "`x ... of`: against the named arm. `paper`: the paper's result on Qwen2-VL-72B. `idle`: share "
+    "of the time without a request, mean of the engines. `identical`: least share, over all "
+    "rounds, of samples that equal those of an unmeasured rollout on plain servers (without plain "
+    "servers: of the first arm). `retractions`: number of preemptions. `prefilled`: tokens, "
+    "counted again for preempted requests."
 )
 PREDICTED = (
     "The same lengths under the same policies in the engine model of `seer-sgl simulate`, with "
     "step times measured on these servers before the first round. Means over the seeds."
 )
 SOAK = (
-    "Arm `seer`, rollouts in a row, the weights loaded again under another name after each. "
-    "`kv_hit_share`: input tokens of continuations that were not computed again."
+    "Consecutive rollouts of arm `seer`; after each, the weights are loaded again under another "
+    "name. `kv_hit_share`: share of continuations' input tokens that were not recomputed."
 )
 
 
 def _environment(report: dict[str, Any]) -> str:
-    found, config = report["environment"], report["config"]
-    packages = ", ".join(f"{name} {v}" for name, v in found["packages"].items() if v)
-    gpus = ", ".join(found["gpus"]) or "no GPU"
+    machine, config = report["environment"], report["config"]
+    packages = ", ".join(f"{name} {v}" for name, v in machine["packages"].items() if v)
+    gpus = ", ".join(machine["gpus"]) or "no GPU"
     sampling, rollout = config["sampling"], config["rollout"]
-    what = config["bench"]["workload"] or rollout["prompts"]
+    source = config["bench"]["workload"] or rollout["prompts"]
     return (
-        f"{found['date']}, commit {found['commit'] or 'unknown'}; {found['cpu']}, "
-        f"{found['cores']} cores, {found['memory_gb']} GB, "
-        f"{gpus}; Python {found['python']}, {packages}.\n\n"
+        f"{machine['date']}, commit {machine['commit'] or 'unknown'}; {machine['cpu']}, "
+        f"{machine['cores']} cores, {machine['memory_gb']} GB, "
+        f"{gpus}; Python {machine['python']}, {packages}.\n\n"
         f"{rollout['max_prompts'] or 'All'} prompts x {rollout['n_samples_per_prompt']} of "
-        f"`{what}`, temperature {sampling['temperature']:g}, at most "
+        f"`{source}`, temperature {sampling['temperature']:g}, at most "
         f"{sampling['max_new_tokens']} tokens; "
         f"engines: {_engines(config)}; "
         f"{config['bench']['rounds']} rounds, seeds {config['bench']['seeds']} in turn."
@@ -145,20 +145,20 @@ def _engines(config: dict[str, Any]) -> str:
 
 
 def _failure(failure: dict[str, Any]) -> str:
-    why, _, _ = failure["error"].partition("\n")  # the rest is the end of a log
-    return f"without `{failure['arm']}` from round {failure['round']} on: {why}"
+    error, _, _ = failure["error"].partition("\n")  # the rest is the end of a log
+    return f"`{failure['arm']}` failed in round {failure['round']}, later rounds skip it: {error}"
 
 
 def _drift(slopes: dict[str, float]) -> str:
     listed = ", ".join(f"{name} {slope:+.3g}" for name, slope in slopes.items())
-    return f"Slopes a rollout, from the third on: {listed}." if listed else ""
+    return f"Slopes per rollout, from the third rollout on: {listed}." if listed else ""
 
 
 def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _says(arms: dict[str, Figures]) -> str:
+def _descriptions(arms: dict[str, Figures]) -> str:
     return _bullets([f"`{name}`: {arm['says']}" for name, arm in arms.items()])
 
 

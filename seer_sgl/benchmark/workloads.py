@@ -1,4 +1,4 @@
-"""What the arms roll out: prompts drawn by a seed, or a trace with its lengths."""
+"""The workloads of the arms: prompts drawn by a seed, or a trace with its lengths."""
 
 import random
 from pathlib import Path
@@ -19,7 +19,7 @@ from .measure import Workload
 
 
 class Source:
-    """Draws the workloads of a benchmark. Raises InputError for a file that does not do."""
+    """Draws the workloads of a benchmark. Raises InputError if a file is invalid."""
 
     def __init__(self, config: BenchConfig) -> None:
         self._most = config.rollout.max_prompts
@@ -38,11 +38,12 @@ class Source:
             self._prompts = reader.read_prompts(Path(config.rollout.prompts or ""))
 
     def draw(self, seed: int) -> Workload:
-        """The groups of a seed: `rollout.max_prompts` of all prompts."""
+        """Returns the groups of a seed: `rollout.max_prompts` of all prompts."""
         return Workload(seed, self._drawn(seed, self._most), self._limits)
 
     def draw_single(self, seed: int) -> Workload:
-        """One response a prompt: for greedy decoding, where all samples of a prompt are equal."""
+        """Returns one response per prompt, for greedy decoding: all samples of a prompt would be
+        equal."""
         drawn = self._drawn(seed, self._greedy)
         prompts = [msgspec.structs.replace(prompt, n=1) for prompt in drawn]
         return Workload(seed, prompts, self._limits)

@@ -57,9 +57,9 @@ __all__ = [
 
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file (None: all defaults) and apply `key.path=value` overrides.
+    """Reads a YAML file (None: all defaults) and applies `key.path=value` overrides.
 
-    Raises ConfigError with one line that names the key and where it was set.
+    Raises ConfigError with one line that names the key and the place where it was set.
     """
     return parse(*read_tree(path, overrides))
 
@@ -73,8 +73,11 @@ def load_ready(name: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def parse(tree: Mapping[str, Any], where: Mapping[str, str] | None = None) -> Config:
-    """A checked Config from plain mappings. `where`: key path -> the place it was set."""
+    """Returns a checked Config from plain mappings. `where`: key path -> where it was set.
+
+    Raises ConfigError if a value is invalid.
+    """
     config = convert(tree, where or {}, Config)
-    for key, why in contradictions(config):
-        raise ConfigError(f"{place_of(key, where or {})}{key}: {why}")
+    for key, problem in contradictions(config):
+        raise ConfigError(f"{place_of(key, where or {})}{key}: {problem}")
     return config

@@ -1,4 +1,5 @@
-"""Where a server is: `host:port`, and `http://host:port`. What DNS cannot look up is refused."""
+"""Server addresses: `host:port` and `http://host:port`. Host names that DNS cannot look up are
+invalid."""
 
 import ipaddress
 import re
@@ -11,17 +12,17 @@ URL = re.compile(rf"https?://(?:{HOST}|\[([0-9A-Fa-f:.]+)\])(?::([0-9]{{1,5}}))?
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is host:port."""
-    found = ADDRESS.fullmatch(text)
-    return found is not None and _is_port(found[1])
+    """Returns whether a text is host:port."""
+    match = ADDRESS.fullmatch(text)
+    return match is not None and _is_port(match[1])
 
 
 def is_url(text: str) -> bool:
-    """Whether a text is http://host:port, the port optional, and nothing more."""
-    found = URL.fullmatch(text)
-    if found is None or not (found[2] is None or _is_port(found[2])):
+    """Returns whether a text is http://host:port without a path; https and no port are valid."""
+    match = URL.fullmatch(text)
+    if match is None or not (match[2] is None or _is_port(match[2])):
         return False
-    return found[1] is None or _is_ipv6(found[1])
+    return match[1] is None or _is_ipv6(match[1])
 
 
 def _is_port(digits: str) -> bool:

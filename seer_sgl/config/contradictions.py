@@ -1,4 +1,4 @@
-"""Checks that types cannot express: contradictions, and what cannot be on this machine."""
+"""Checks that types cannot express: contradictions, and settings impossible on this machine."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from .tree import (
 )
 from .values import Complaint
 
-# SGLang flags that have a key of their own.
+# SGLang flags that have their own key.
 RESERVED_FLAGS = {
     "model-path": "model.path",
     "model": "model.path",
@@ -23,8 +23,8 @@ RESERVED_FLAGS = {
     "api-key": "engines.api_key",
 }
 LEAST_MEMORY = 16 << 20  # bytes; Mooncake mounts segments in pieces of 16 MiB
-LEAST_SSD = 64 << 20  # bytes, of some buckets of pages
-LEAST_DRAFT_MEMORY = 1 << 20  # bytes, of some ten thousand tokens in an engine's index
+LEAST_SSD = 64 << 20  # bytes; a few buckets of pages
+LEAST_DRAFT_MEMORY = 1 << 20  # bytes; about ten thousand tokens in an engine's index
 # SGLang flags that the KV pool sets.
 POOL_FLAGS = {
     "page-size": "kv_pool.page_size",
@@ -40,7 +40,7 @@ POOL_FLAGS = {
 
 
 def contradictions(config: Config) -> Iterator[Complaint]:
-    """Every complaint, the first that matters first."""
+    """Yields every complaint, the most important first."""
     engines = config.engines
     yield from (_wrong_external if engines.launch == "external" else _wrong_local)(engines)
     yield from _wrong_pool(config.kv_pool, engines)
@@ -70,7 +70,7 @@ def _wrong_local(engines: EnginesConfig) -> Iterator[Complaint]:
     if engines.urls:
         yield "engines.urls", "only for launch: external"
     if engines.link is not None:
-        yield "engines.link", "only for launch: external; local engines know their driver"
+        yield "engines.link", "only for launch: external; local engines get the driver's address"
     if isinstance(engines.cores, list):
         if len(engines.cores) != engines.count:
             yield "engines.cores", f"{len(engines.cores)} lists for count: {engines.count}"
@@ -87,11 +87,11 @@ def _wrong_local(engines: EnginesConfig) -> Iterator[Complaint]:
         if flag in flags:
             yield f"engines.sglang.{flag}", f"use {key}"
     if "host" in flags:
-        yield "engines.sglang.host", "local engines serve their driver, on loopback"
+        yield "engines.sglang.host", "local engines listen on loopback only, for their driver"
     if engines.base_port is not None and engines.base_port + engines.count - 1 > LAST_PORT:
         yield (
             "engines.base_port",
-            f"{engines.count} ports from {engines.base_port} pass {LAST_PORT}",
+            f"{engines.count} ports from {engines.base_port} exceed {LAST_PORT}",
         )
 
 
@@ -101,7 +101,7 @@ def _wrong_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[Complain
     if engines.launch == "external":
         yield from _wrong_shared_pool(pool, engines)
     elif pool.namespace is not None:
-        yield "kv_pool.namespace", "only for launch: external; local engines get one of their own"
+        yield "kv_pool.namespace", "only for launch: external; each local run has its own namespace"
     flags = engines.flags()
     for flag, key in POOL_FLAGS.items():
         if flag in flags:
@@ -111,7 +111,7 @@ def _wrong_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[Complain
 
 def _wrong_files(pool: KvPoolConfig) -> Iterator[Complaint]:
     if not pool.directory:
-        yield "kv_pool.directory", "backend: file needs a folder that every engine sees"
+        yield "kv_pool.directory", "backend: file needs a folder that every engine can access"
     if pool.ssd_path is not None:
         yield "kv_pool.ssd_path", "only for backend: mooncake"
     if pool.open_ports:
@@ -138,15 +138,15 @@ def _wrong_mooncake(pool: KvPoolConfig) -> Iterator[Complaint]:
 
 
 def _wrong_shared_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[Complaint]:
-    """What engines need that are started apart from each other and from the driver."""
+    """Yields missing settings of engines that are started separately from the driver."""
     if pool.open_ports:
         yield "kv_pool.open_ports", "only for launch: local; here each engine's --host decides"
     if engines.link is None:
-        yield "engines.link", "a KV pool of external engines needs it: host:port of this driver"
+        yield "engines.link", "a KV pool of external engines needs the driver's host:port here"
     if not pool.namespace:
-        yield "kv_pool.namespace", "external engines need one: a new name for each training run"
+        yield "kv_pool.namespace", "external engines need a new name for each training run"
     if pool.backend == "mooncake" and pool.master is None:
-        yield "kv_pool.master", "external engines need a Mooncake that runs already"
+        yield "kv_pool.master", "external engines need a Mooncake that already runs"
 
 
 def _wrong_draft(draft: DraftConfig, engines: EnginesConfig) -> Iterator[Complaint]:
@@ -168,13 +168,13 @@ def _wrong_draft(draft: DraftConfig, engines: EnginesConfig) -> Iterator[Complai
         if flag.startswith("speculative-"):
             yield f"engines.sglang.{flag}", "drafting sets SGLang's speculative flags; use draft"
     if engines.launch == "external" and draft.hub is None:
-        for key, why in (("scope", draft.scope == "fleet"), ("history", draft.history)):
-            if why:
-                yield f"draft.{key}", "external engines need draft.hub for it"
+        for key, used in (("scope", draft.scope == "fleet"), ("history", draft.history)):
+            if used:
+                yield f"draft.{key}", "external engines need draft.hub for this key"
 
 
 def _wrong_scheduling(config: Config) -> Iterator[Complaint]:
-    """Keys that the chosen policy would silently ignore."""
+    """Yields keys that the chosen policy would silently ignore."""
     scheduling, policy = config.scheduling, f"policy: {config.scheduling.policy}"
     if scheduling.policy == "oracle" and scheduling.lengths is None:
         yield "scheduling.policy", "oracle needs scheduling.lengths"

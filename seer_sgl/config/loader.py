@@ -1,18 +1,19 @@
-"""YAML within bounds: any text becomes plain values or a BadYaml, in little time and memory."""
+"""A bounded YAML loader: any text gives plain values or BadYaml, in little time and memory."""
 
 from typing import Any
 
 import yaml
+from typing_extensions import override
 
-MAX_BYTES = 1 << 20  # of a file
-MAX_DEPTH = 64  # levels; Python's own recursion ends at a thousand frames
-MAX_NODES = 100_000  # values and keys, an alias counted as often as it is used
-MAX_NUMBER = 500  # characters; arithmetic on a number takes the square of its length
+MAX_BYTES = 1 << 20  # per file
+MAX_DEPTH = 64  # levels; Python's own recursion limit is a thousand frames
+MAX_NODES = 100_000  # values and keys; an alias counts once per use
+MAX_NUMBER = 500  # characters; the cost of arithmetic is quadratic in a number's length
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class BadYaml(Exception):
-    """What is wrong with a text. `line`: where, counted from 1; None: unknown."""
+    """The problem of a text. `line`: its line, counted from 1; None: unknown."""
 
     def __init__(self, problem: str, line: int | None = None) -> None:
         super().__init__(problem)
@@ -20,13 +21,14 @@ class BadYaml(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """A SafeLoader that counts while it composes, before anything is built from aliases."""
+    """A SafeLoader that counts nodes while it composes, before it expands aliases."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._depth = self._nodes = 0
-        self._sizes: dict[yaml.Node, int] = {}  # nodes in each complete node, itself included
+        self._sizes: dict[yaml.Node, int] = {}  # nodes in each complete node, including itself
 
+    @override
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         line = event.start_mark.line + 1
@@ -53,9 +55,11 @@ class _Loader(yaml.SafeLoader):
 
 
 def load(text: str) -> tuple[yaml.Node | None, Any]:
-    """The one document in a text, as nodes with their places and as plain values; None if empty.
+    """Returns the document in a text, as nodes with their places and as plain values; None if
+    empty.
 
-    Raises BadYaml without its cause, whose text quotes lines of the file: one may hold a secret.
+    Raises BadYaml if the text is not one document within the bounds. Its cause is left out: it
+    quotes lines of the file, and one may hold a secret.
     """
     loader: _Loader | None = None
     try:
@@ -69,7 +73,7 @@ def load(text: str) -> tuple[yaml.Node | None, Any]:
         raise BadYaml(error.problem or str(error), line) from None
     except yaml.reader.ReaderError as error:
         raise BadYaml(f"{error.reason} ({error.character!r})") from None
-    except Exception as error:  # a tag over a text that is none: KeyError, IndexError, ...
+    except Exception as error:  # a tag with an invalid value: KeyError, IndexError, ...
         raise BadYaml(str(error) or type(error).__name__) from None
     finally:
         if loader is not None:

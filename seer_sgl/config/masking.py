@@ -1,4 +1,4 @@
-"""What reports and complaints show of a config: all of it but its secrets. The one place for it."""
+"""Masks the secrets of a config in reports and error messages. All masking happens here."""
 
 import json
 import re
@@ -14,18 +14,21 @@ WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+")
 
 
 def is_secret(name: str) -> bool:
-    """Whether the name of a flag or of a field is that of a secret.
+    """Returns whether the name of a flag or field indicates a secret.
 
-    `hf_token`, `accessKeys` and `ssl-keyfile-password` are; `max-total-tokens` is a number of
-    tokens, and `tokenizer-path` no token at all.
+    `hf_token`, `accessKeys` and `ssl-keyfile-password` do; `max-total-tokens` and `tokenizer-path`
+    do not.
     """
     words = [word.lower() for word in WORD.findall(name)]
     return any(word.removesuffix("s").endswith(SECRETS) and word != "tokens" for word in words)
 
 
 def masked(value: Any, key: str = "") -> Any:
-    """A config as plain values, or its part at `key`, with MASK for the API key, every environment
-    variable, flags with the name of a secret (also inside of JSON) and what logs a URL in."""
+    """Returns a config as plain values, or its part at `key`, without secrets.
+
+    MASK replaces the API key, every environment variable, flags that are secrets by name (also
+    inside JSON), and user names and passwords in URLs.
+    """
     if isinstance(value, dict):
         prefix = f"{key}." if key else ""
         return {name: masked(below, f"{prefix}{name}") for name, below in value.items()}
@@ -42,12 +45,12 @@ def masked(value: Any, key: str = "") -> Any:
 
 
 def without_userinfo(text: str) -> str:
-    """A text with MASK for the user names and passwords in its URLs."""
+    """Returns a text with MASK for the user names and passwords in its URLs."""
     return USERINFO.sub(f"://{MASK}@", text)
 
 
 def _flag_value(text: str) -> str:
-    """The value of a flag, which may be JSON. What should be JSON and is none hides as a whole."""
+    """Returns the masked value of a flag, which may be JSON. Invalid JSON is masked entirely."""
     if not text.lstrip().startswith(("{", "[")):
         return without_userinfo(text)
     try:

@@ -1,6 +1,7 @@
-"""A YAML file and overrides become a tree of sections; every mistake is one line with its place.
+"""Reads a YAML file and overrides into a tree of sections.
 
-Every section refuses unknown keys; msgspec's complaint becomes one line with file, line and key.
+Every section rejects unknown keys. Every error is one line with file, line and key, converted from
+msgspec's message.
 """
 
 import difflib
@@ -28,7 +29,10 @@ KEY_PATH = re.compile(r"[\w.-]*")
 def read_tree(
     path: Path | None, overrides: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """A YAML file (None: empty) with its overrides, as a tree, and where each key was set."""
+    """Returns a YAML file (None: empty) with its overrides as a tree, and where each key was set.
+
+    Raises ConfigError if the file cannot be read or an override is invalid.
+    """
     tree, where = ({}, {}) if path is None else _read(path)
     for override in overrides:
         _apply(tree, override, where)
@@ -36,21 +40,22 @@ def read_tree(
 
 
 def convert(tree: Mapping[str, Any], where: Mapping[str, str], kind: type[Tree]) -> Tree:
-    """The tree as a config of some `kind`. Raises ConfigError with key and place."""
+    """Returns the tree as a config of type `kind`. Raises ConfigError with key and place."""
     tree, where = _canonical(tree, where)
     try:
         config = msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), where, kind)) from error
-    for key, why in impossible(msgspec.to_builtins(config)):
-        raise ConfigError(f"{place_of(key, where)}{key}: {why}")
+    for key, problem in impossible(msgspec.to_builtins(config)):
+        raise ConfigError(f"{place_of(key, where)}{key}: {problem}")
     return config
 
 
 def _canonical(
     tree: Mapping[str, Any], where: Mapping[str, str]
 ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-    """Tree and places with the limit of a response under SGLang's name. Raises ConfigError."""
+    """Returns tree and places with the response limit under SGLang's name. Raises ConfigError if
+    the sampling section is invalid."""
     sampling = tree.get("sampling")
     if not isinstance(sampling, Mapping):
         return tree, where
@@ -87,14 +92,14 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _with_text_keys(tree: Any) -> Any:
-    """The tree with text for keys: `logit_bias: {5: 1.0}` means token "5"."""
+    """Returns the tree with keys as text: `logit_bias: {5: 1.0}` means token "5"."""
     if isinstance(tree, dict):
         return {str(key): _with_text_keys(value) for key, value in tree.items()}
     return tree
 
 
 def _lines(node: yaml.Node | None, path: str, prefix: str) -> Iterator[tuple[str, str]]:
-    """(key path, file:line) of every key below a YAML node."""
+    """Yields (key path, file:line) of every key below a YAML node."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             name = f"{prefix}.{key.value}" if prefix else str(key.value)
@@ -124,7 +129,7 @@ def _apply(tree: dict[str, Any], override: str, where: dict[str, str]) -> None:
 
 
 def _explain(complaint: str, where: Mapping[str, str], kind: type[Section]) -> str:
-    """msgspec's message with the place in front and the key path in our spelling."""
+    """Returns msgspec's message with the place in front and the key path in our spelling."""
     key, message = key_and_message(complaint)
     unknown = re.match(r"object contains unknown field (.*)", message, re.DOTALL)
     if unknown:
@@ -137,14 +142,14 @@ def _explain(complaint: str, where: Mapping[str, str], kind: type[Section]) -> s
 
 
 def key_and_message(complaint: str) -> tuple[str, str]:
-    """msgspec's complaint, split into the key path (may be empty) and what is wrong with it."""
+    """Returns the key path (may be empty) and the problem of a msgspec message."""
     message, _, path = complaint.partition(" - at `$")
     message = message.replace("`", "")
     return path.rstrip("`").lstrip("."), message[:1].lower() + message[1:]
 
 
 def plain(complaint: str) -> str:
-    """msgspec's complaint in our spelling: `key: what is wrong`."""
+    """Returns msgspec's message in our spelling: `key: problem`."""
     key, message = key_and_message(complaint)
     return f"{key}: {message}" if key else message
 
@@ -158,7 +163,7 @@ def _hint(name: str, section: type[msgspec.Struct] | None) -> str:
 
 
 def _section(kind: type[Section], key: str) -> type[msgspec.Struct] | None:
-    """The section at `key`; None inside a mapping or a list, whose names are free."""
+    """Returns the section at `key`; None inside a mapping or a list, whose names are free."""
     section: Any = kind
     for name in filter(None, key.split(".")):
         section = type(getattr(section(), name, None))
@@ -166,7 +171,8 @@ def _section(kind: type[Section], key: str) -> type[msgspec.Struct] | None:
 
 
 def place_of(key: str, where: Mapping[str, str]) -> str:
-    """Where `key`, something in it, or else a section around it was set; '...: ' or empty."""
+    """Returns the place where `key`, a key below it or a section around it was set: '...: ', or
+    empty if unknown."""
     key = re.sub(r"\[.*", "", key)
     while key:
         for name, place in where.items():

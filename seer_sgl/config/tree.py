@@ -11,8 +11,8 @@ from seer_sgl.types import Sampling
 
 from .addresses import LAST_PORT
 
-MOST_PROCESSES = 1024  # of one kind on one machine
-MOST_SAMPLES = 1 << 20  # of a prompt; each takes memory from the start
+MOST_PROCESSES = 1024  # per kind and machine
+MOST_SAMPLES = 1 << 20  # per prompt; each takes memory from the start
 
 Processes = Annotated[int, msgspec.Meta(ge=1, le=MOST_PROCESSES)]
 Samples = Annotated[int, msgspec.Meta(ge=1, le=MOST_SAMPLES)]
@@ -25,14 +25,14 @@ MAX_SIZE = 1 << 60
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of every part of the tree."""
+    """The base class of every section of the tree."""
 
 
 S = TypeVar("S", bound=Section)
 
 
 def with_values(section: S, values: Mapping[str, Any]) -> S:
-    """Returns the section with other values under some key paths. They are not checked."""
+    """Returns the section with other values at the given key paths. The values are not checked."""
     for key, value in values.items():
         name, _, below = key.partition(".")
         inner = with_values(getattr(section, name), {below: value}) if below else value
@@ -45,7 +45,7 @@ class ModelConfig(Section, frozen=True):
 
     path: str | None = None
     tokenizer_path: str | None = None
-    # Run Python code that comes with the model, here and on the engines that are started with it.
+    # Run Python code that ships with the model, here and on the engines.
     trust_remote_code: bool = False
 
 
@@ -57,107 +57,112 @@ class EnginesConfig(Section, frozen=True):
 
     launch: Literal["local", "external"] = "local"
     count: Processes = 1
-    # CPU cores to pin each local engine to; auto: one each, in turn.
+    # CPU cores to pin each local engine to; auto: one core per engine, in turn.
     cores: Cores = None
-    sglang: dict[str, FlagValue] = {}  # SGLang's own server flags, passed through untouched
-    environment: dict[str, str] = {}  # and environment variables, of local ones
+    sglang: dict[str, FlagValue] = {}  # SGLang's own server flags, passed through unchanged
+    environment: dict[str, str] = {}  # environment variables of local engines
     urls: list[str] = []
-    # host:port where the driver listens for the plugins of external engines; local ones know it.
+    # host:port where the driver listens for the plugins of external engines.
     link: str | None = None
     # Default: free ports.
     base_port: Annotated[int, msgspec.Meta(ge=1024, le=LAST_PORT)] | None = None
     start_timeout_s: Seconds = 600.0
-    stall_timeout_s: Seconds = 120.0  # an engine with work and no progress for so long is stuck
+    stall_timeout_s: Seconds = (
+        120.0  # an engine with work but without progress for this long is stuck
+    )
     recovery_timeout_s: Seconds = 60.0  # how long a rollout waits while no engine answers
     api_key: str | None = None
 
     def flags(self) -> dict[str, FlagValue]:
-        """The user's own SGLang flags, spelled as on a command line."""
+        """Returns the user's own SGLang flags, spelled as on a command line."""
         return {name.replace("_", "-"): value for name, value in self.sglang.items()}
 
 
 class KvPoolConfig(Section, frozen=True):
-    """The global KV pool (paper section 1): KV of a chunk waits there for the next engine.
+    """The global KV pool (paper section 1). It stores the KV of a chunk for the next engine.
 
     `mooncake` starts a local Mooncake, or joins the one at `master`; `file` is a folder that all
-    engines see; `none`: a chunk on another engine prefills again.
+    engines can access; `none`: a chunk on another engine is prefilled again.
     """
 
     backend: Literal["none", "mooncake", "file"] = "none"
-    page_size: Positive = 64  # tokens; full pages only are shared
+    page_size: Positive = 64  # tokens; only full pages are shared
     host_ratio: Annotated[float, msgspec.Meta(gt=1.0)] = 2.0  # host KV tokens per device KV token
-    memory: str = "4gb"  # of a local store node
+    memory: str = "4gb"  # per local store node
     stores: Processes = 1  # local store nodes
     replicas: Processes = 1  # copies of a page, each on another store node
     protocol: Literal["tcp", "rdma"] = "tcp"
-    device: str = ""  # RDMA devices, as Mooncake names them
-    open_ports: bool = False  # Mooncake's transfer ports accept connections of other machines
-    master: str | None = None  # host:port of a Mooncake that runs already
-    # Of external engines: a name that no other run with other weights uses in that pool.
+    device: str = ""  # RDMA devices, under Mooncake's names
+    open_ports: bool = False  # Mooncake's transfer ports accept connections from other machines
+    master: str | None = None  # host:port of a Mooncake that already runs
+    # For external engines: a name that no run with other weights uses in that pool.
     namespace: str | None = None
-    ssd_path: str | None = None  # folder where local store nodes put what memory cannot hold
-    ssd_size: str = "64gb"  # that a store node may take there; the oldest goes first
-    directory: str | None = None  # of the file backend
+    ssd_path: str | None = (
+        None  # folder where local store nodes write pages that memory cannot hold
+    )
+    ssd_size: str = "64gb"  # limit per store node there; the oldest pages are removed first
+    directory: str | None = None  # folder of the file backend
 
     def memory_bytes(self) -> int:
-        """`memory` in bytes. Raises ValueError when it is not a size."""
+        """Returns `memory` in bytes. Raises ValueError if it is not a size."""
         return _size(self.memory)
 
     def ssd_bytes(self) -> int:
-        """`ssd_size` in bytes. Raises ValueError when it is not a size."""
+        """Returns `ssd_size` in bytes. Raises ValueError if it is not a size."""
         return _size(self.ssd_size)
 
 
 def _size(text: str) -> int:
-    found = SIZE.fullmatch(text.lower().strip())
-    size = None if found is None else int(float(found[1]) * SIZE_UNITS[found[2]])
+    match = SIZE.fullmatch(text.lower().strip())
+    size = None if match is None else int(float(match[1]) * SIZE_UNITS[match[2]])
     if size is None or size > MAX_SIZE:
         raise ValueError(f"{text!r} is not a size such as 512mb or 4gb")
     return size
 
 
 class DraftConfig(Section, frozen=True):
-    """Grouped speculative decoding (paper section 3). `scope`: whose tokens an engine drafts from.
+    """Grouped speculative decoding (paper section 3). `scope`: the source of an engine's drafts.
 
-    `fleet`: all responses of the group, wherever they are decoded; `engine`: those that the engine
-    decodes itself; `request`: the request's own.
+    `fleet`: all responses of the group, on any engine; `engine`: the responses that the engine
+    decodes itself; `request`: the request's own response.
     """
 
     scope: Literal["none", "request", "engine", "fleet"] = "none"
-    max_draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=64)] = 16  # a request and step
-    # Continuations of a token, at most: 1 drafts chains. Where SGLang's attention backend verifies
+    max_draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=64)] = 16  # per request and step
+    # The most continuations of a token: 1 drafts chains. If SGLang's attention backend can verify
     # chains only, chains are drafted.
     paths: Annotated[int, msgspec.Meta(ge=1, le=8)] = 4
-    # host:port of a `seer-sgl drafthub`; default: one that is started with local engines.
+    # host:port of a `seer-sgl drafthub`; default: a hub that is started with local engines.
     hub: str | None = None
     history: str | None = None  # JSONL samples of an earlier rollout of these prompts
     memory: str = "1gb"  # for tokens, on the hub and on each engine
 
     def memory_bytes(self) -> int:
-        """`memory` in bytes. Raises ValueError when it is not a size."""
+        """Returns `memory` in bytes. Raises ValueError if it is not a size."""
         return _size(self.memory)
 
 
 Undivided = Literal["group_round_robin", "group_least_loaded", "request_round_robin"]
 PolicyName = Literal["seer", "fcfs", "oracle", Undivided]
-UNDIVIDED: tuple[str, ...] = get_args(Undivided)  # the baselines: all sent at once, never moved
+UNDIVIDED: tuple[str, ...] = get_args(Undivided)  # baselines: all requests sent at once, not moved
 
 
 class SchedulingConfig(Section, frozen=True):
     """How requests are divided, ordered and admitted (paper sections 1 and 2)."""
 
     policy: PolicyName = "seer"
-    lengths: str | None = None  # JSONL of an earlier rollout: prior of `seer`, truth of `oracle`
+    # JSONL of an earlier rollout: the prior of `seer`, the true lengths of `oracle`.
+    lengths: str | None = None
     chunk_tokens: Positive = 8192
     divide: bool = True
     kv_ledger: bool = True  # False admits by count only: the baseline that retracts
     max_inflight_per_engine: Positive | None = None  # default: the engine's max_running_requests
-    max_spread: Natural | None = None  # chunks in flight, most minus least, that count as balanced
+    max_spread: Natural | None = None  # largest spread of chunks in flight that counts as balanced
     fetch_gap_tokens: Natural = 512  # a larger cache gap is fetched from the pool, not prefilled
 
 
 class RolloutConfig(Section, frozen=True):
-    """What to roll out. `seed` None draws one, which the report has."""
+    """The prompts and seed of a rollout. `seed` None: a random seed, which the report contains."""
 
     prompts: str | None = None
     n_samples_per_prompt: Samples = 8

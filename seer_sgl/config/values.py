@@ -1,19 +1,19 @@
-"""What no value can be, whatever its key: decided for the whole tree at once."""
+"""Checks that apply to every value of the tree, independent of its key."""
 
 import math
 import re
 from collections.abc import Iterator
 from typing import Any
 
-Complaint = tuple[str, str]  # key path, what is wrong with it
+Complaint = tuple[str, str]  # key path, problem
 USERINFO = re.compile(r"""://[^/?#\s"'<>,{}]*@""")
-# Masked in reports (masking.py), or patterns of the user's own.
+# Masked in reports (masking.py), or the user's own patterns.
 FREE_TEXT = ("engines.environment", "sampling")
 
 
 def impossible(tree: Any, key: str = "") -> Iterator[Complaint]:
-    """Complaints about a tree of plain values: numbers that are none, and text that cannot leave
-    this process or that carries a password."""
+    """Yields complaints about a tree of plain values: numbers that are not finite, and text that
+    cannot be encoded or that contains a password."""
     if isinstance(tree, dict):
         for name, value in tree.items():
             yield from impossible(name, key)
@@ -31,7 +31,7 @@ def impossible(tree: Any, key: str = "") -> Iterator[Complaint]:
 
 
 def is_text(text: str) -> bool:
-    """Whether files, sockets and command lines can carry a string."""
+    """Returns whether files, sockets and command lines can carry a string."""
     try:
         return b"\0" not in text.encode()
     except UnicodeEncodeError:

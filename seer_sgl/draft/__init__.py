@@ -1,4 +1,4 @@
-"""Grouped speculative decoding (paper section 3): what a group has written drafts what comes next.
+"""Grouped speculative decoding (paper section 3): a group's earlier tokens draft its next ones.
 
-Importing a module from here costs half a second for numba: only those who draft do it.
+Importing a module of this package takes half a second for numba: only processes that draft do so.
 """

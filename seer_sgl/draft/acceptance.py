@@ -1,7 +1,7 @@
-"""How often a draft token is accepted: the index's own probability, corrected by experience.
+"""Estimates how often a draft token is accepted: the index's probability, corrected by results.
 
-The correction is by position in the draft and by the length of the match it comes from: a short
-match promises more than it keeps, and the first token is surer than the eighth.
+The correction depends on the position in the draft and on the length of the match. The index
+overestimates short matches, and the first token is more reliable than the eighth.
 """
 
 from typing import NamedTuple
@@ -13,9 +13,9 @@ from .compiled import kernel, part
 from .drafter import Drafts
 from .tree import Accepted
 
-CLASSES = 6  # of positions, and of tokens matched: 1, 2, 3-4, 5-8, 9-16, 17 and more
-PRIOR = 20.0  # draft tokens, expected to be accepted, that a class starts with
-HALF_LIFE = 2000.0  # expected draft tokens, after which one counts half as much as a new one
+CLASSES = 6  # of positions, and of match lengths: 1, 2, 3-4, 5-8, 9-16, 17 and more
+PRIOR = 20.0  # expected draft tokens, and accepted ones, that a class starts with
+HALF_LIFE = 2000.0  # expected draft tokens after which an observation counts half
 
 
 class Tally(NamedTuple):
@@ -26,7 +26,7 @@ class Tally(NamedTuple):
 
 
 class Acceptance:
-    """Estimates acceptance, and learns from each verification. `most`: drafts of a request."""
+    """Estimates acceptance and learns from verifications. `most`: maximum of drafts per request."""
 
     def __init__(self, most: int) -> None:
         self.tally = Tally(np.zeros(most + 1, np.int64), np.zeros(most + 1, np.int64))
@@ -34,14 +34,14 @@ class Acceptance:
         self._accepted = np.full((CLASSES, CLASSES), PRIOR)
 
     def expected(self, drafts: Drafts) -> NDArray[np.float64]:
-        """Probability that each draft token is accepted, [n, W]; 0 where there is none."""
+        """Returns the probability that each draft token is accepted, [n, W]; 0 without a token."""
         gains = np.zeros(drafts.tokens.shape)
         ratios = self._accepted / self._expected
         _expect(drafts.parents, drafts.probs, drafts.counts, drafts.matches, ratios, gains)
         return gains
 
     def observe(self, drafts: Drafts, accepted: Accepted, width: int) -> None:
-        """What a verification of `width` nodes a request made of the drafts."""
+        """Learns from a verification of `width` nodes per request."""
         before = self._expected.sum()
         _learn(
             drafts.parents,
@@ -63,7 +63,7 @@ class Acceptance:
 
 @part
 def _class(value: int) -> int:
-    """0 for 1, 1 for 2, 2 for 3-4, 3 for 5-8, 4 for 9-16, 5 beyond."""
+    """Returns 0 for 1, 1 for 2, 2 for 3-4, 3 for 5-8, 4 for 9-16, 5 beyond."""
     size = 1
     for number in range(CLASSES - 1):
         if value <= size:
@@ -118,7 +118,7 @@ def _learn(
             parent = parents[i, k]
             depths[k] = 1 if parent < 0 else depths[parent] + 1
             depth = depths[k]
-            # The accepted path has one node a depth, and counts the root as node 0.
+            # The accepted path has one node per depth; its node 0 is the root.
             if depth > node_counts[i] or nodes[i, depth - 1] != parent + 1:
                 continue
             above = 1.0 if parent < 0 else probs[i, parent]

@@ -1,14 +1,14 @@
 """The index of a group: a generalized suffix automaton over its prompt and all its responses.
 
-A state stands for the contexts (token strings) that end at the same places of the group's texts;
-an edge leads to the contexts that are one token longer on the right, the suffix link to the
-longest shorter ones that occur at more places. Texts grow online and interleaved, one token at a
-time: the construction is that of Blumer et al. (1985), for several texts.
+A state stands for the contexts (token strings) that end at the same places of the group's texts.
+An edge leads to the contexts that are one token longer on the right. The suffix link leads to the
+longest shorter contexts that occur at more places. Texts grow online and interleaved, one token at
+a time: the construction of Blumer et al. (1985), for several texts.
 
-All numbers lie in int32 rows at addresses, so one kernel serves the indexes of all groups. The
-likeliest next token of a state is kept in its row; only where there are several does it have a
-list of edges, found by a hash table that grows by one bucket an edge (linear hashing, Litwin 1980):
-no token ever pays for a table that is rebuilt.
+All numbers are in int32 rows at addresses, so one kernel serves the indexes of all groups. A
+state's row holds its likeliest next token. A state with several next tokens also has a list of
+edges. A hash table finds the edges; it grows by one bucket per edge (linear hashing, Litwin 1980),
+so no token has to wait for a rebuild of the table.
 """
 
 from typing import NamedTuple
@@ -26,11 +26,11 @@ MAX_TOKEN = (1 << 18) - 1  # a state and a token share the hash's 64-bit key
 # A state's row, 32 bytes. State 0 is the empty context.
 LENGTH, LINK, COUNT, SOURCE, TOKEN, NEXT, EDGE, CHILDREN = range(8)
 STATE_COLUMNS = 8
-# An edge's row. Edge 0 is none. All edges of a state with several, its likeliest included.
+# An edge's row; edge 0 means no edge. A state with several next tokens has an edge for each.
 FROM, LABEL, TO, SIBLING, CHAIN = range(5)
 EDGE_COLUMNS = 5
-# A group's row: where its arrays lie, for how many rows there is room, and how many are in use.
-# There is room for as many buckets as edges.
+# A group's row: the addresses of its arrays, their room in rows, and the rows in use. The room for
+# buckets equals the room for edges.
 (
     STATES_AT,
     EDGES_AT,
@@ -40,17 +40,16 @@ EDGE_COLUMNS = 5
     STATES,
     EDGES,
     BUCKETS,
-    LOW_BUCKETS,  # the largest power of two of buckets that were all split
+    LOW_BUCKETS,  # the largest power of two not above the number of buckets
     TOKENS,
 ) = range(10)
 GROUP_COLUMNS = 10
 
-# Suffixes whose counts a token refreshes. Text has fewer that occur elsewhere too; a loop of one
-# token has as many as it is long.
+# Suffixes whose counts a token updates. In text, fewer suffixes than this occur elsewhere too; a
+# loop of one token has as many as its length.
 COUNTED_SUFFIXES = 32
 
-
-LISTED = 4  # edges of a state that are looked up by going through its list
+LISTED = 4  # up to this number, edges of a state are found by scanning its list
 
 
 class Index(NamedTuple):
@@ -64,7 +63,7 @@ class Index(NamedTuple):
 
 @part
 def index_at(group: Int64) -> Index:
-    """The index that a group's row describes."""
+    """Returns the index that a group's row describes."""
     return Index(
         int32_at(group[STATES_AT], (group[STATE_ROOM], STATE_COLUMNS)),
         int32_at(group[EDGES_AT], (group[EDGE_ROOM], EDGE_COLUMNS)),
@@ -75,10 +74,10 @@ def index_at(group: Int64) -> Index:
 
 @part
 def has_room(index: Index, last: int) -> bool:
-    """Whether a token after state `last` surely fits.
+    """Returns whether a token after state `last` is certain to fit.
 
-    It adds a state and perhaps a clone; an edge, or two at a first fork, to each suffix; and a
-    copy of the edges of one state, of which the empty context has the most.
+    It adds a state and perhaps a clone. It adds one edge to each suffix, or two at a first fork. It
+    may copy the edges of one state; the empty context has the most edges.
     """
     states, group = index.states, index.group
     edges = 2 * (int64(states[last, LENGTH]) + 1) + int64(states[0, CHILDREN])
@@ -87,9 +86,9 @@ def has_room(index: Index, last: int) -> bool:
 
 @part
 def append(index: Index, last: int, token: int, source: int) -> int:
-    """Extend the text that ends in state `last` by a token; the state it then ends in.
+    """Extends the text that ends in state `last` by a token. Returns the text's new last state.
 
-    `source` is written to the contexts that the token has brought up.
+    `source` is written to the contexts that end with the token.
     """
     states, group = index.states, index.group
     state = _find(index, last, token)
@@ -121,9 +120,9 @@ def append(index: Index, last: int, token: int, source: int) -> int:
 
 @part
 def _count(index: Index, last: int, state: int, token: int, source: int) -> None:
-    """The token has come up after the suffixes of `last`, longest first, and led to `state`.
+    """Counts the token after the suffixes of `last`, longest first. It led from `last` to `state`.
 
-    Where it leads from a shorter suffix needs no look-up: to the suffix of `state` of that length.
+    A shorter suffix needs no look-up: its token leads to the suffix of `state` of that length.
     """
     states = index.states
     suffix = int64(last)
@@ -146,7 +145,7 @@ def _count(index: Index, last: int, state: int, token: int, source: int) -> None
 
 @part
 def _clone(index: Index, suffix: int, token: int, state: int) -> int:
-    """Split off the contexts of `state` that are no longer than `suffix` and the token."""
+    """Splits off and returns the contexts of `state` no longer than `suffix` and the token."""
     states, edges, group = index.states, index.edges, index.group
     clone = int64(group[STATES])
     group[STATES] = clone + 1
@@ -177,7 +176,7 @@ def _clone(index: Index, suffix: int, token: int, state: int) -> int:
 
 @part
 def _find(index: Index, state: int, token: int) -> int:
-    """Where the token leads from the state; 0: nowhere."""
+    """Returns the state that the token leads to; 0: none."""
     states = index.states
     if states[state, TOKEN] == token:
         return int64(states[state, NEXT])
@@ -188,7 +187,7 @@ def _find(index: Index, state: int, token: int) -> int:
 
 @part
 def _edge(index: Index, state: int, token: int) -> int:
-    """The edge in the state's list, or 0."""
+    """Returns the token's edge in the state's list; 0: none."""
     edges = index.edges
     if index.states[state, CHILDREN] <= LISTED:
         edge = int64(index.states[state, EDGE])
@@ -203,7 +202,7 @@ def _edge(index: Index, state: int, token: int) -> int:
 
 @part
 def _add(index: Index, state: int, token: int, to: int) -> None:
-    """Give the state an edge for a token that has none."""
+    """Adds an edge to the state, for a token that has none."""
     states, edges = index.states, index.edges
     children = states[state, CHILDREN] + 1
     states[state, CHILDREN] = children
@@ -217,7 +216,7 @@ def _add(index: Index, state: int, token: int, to: int) -> None:
     if children > LISTED:
         edge = int64(states[state, EDGE])
         _enter(index, edge)
-        if children == LISTED + 1:  # those before it were found without the table
+        if children == LISTED + 1:  # the earlier edges are not in the table yet
             edge = int64(edges[edge, SIBLING])
             while edge != 0:
                 _enter(index, edge)
@@ -226,7 +225,7 @@ def _add(index: Index, state: int, token: int, to: int) -> None:
 
 @part
 def _list(index: Index, state: int, token: int, to: int) -> None:
-    """Put an edge into the state's list."""
+    """Puts an edge into the state's list."""
     states, edges, group = index.states, index.edges, index.group
     edge = group[EDGES]
     group[EDGES] = edge + 1
@@ -239,7 +238,7 @@ def _list(index: Index, state: int, token: int, to: int) -> None:
 
 @part
 def _enter(index: Index, edge: int) -> None:
-    """Put an edge into the hash table, and split one bucket."""
+    """Puts an edge into the hash table, and splits one bucket."""
     edges, buckets, group = index.edges, index.buckets, index.group
     bucket = _bucket(group, _hash(edges[edge, FROM], edges[edge, LABEL]))
     edges[edge, CHAIN] = buckets[bucket]
@@ -260,7 +259,7 @@ def _enter(index: Index, edge: int) -> None:
 
 @part
 def _hash(state: int, token: int) -> int:
-    # Multiplicative hashing; numba makes a float of int64 and uint64 mixed, so both are cast.
+    # Multiplicative hashing. Both are cast, because numba mixes int64 and uint64 to a float.
     key = (np.uint64(state) << np.uint64(18)) | np.uint64(token)
     return int64((key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33))
 

@@ -1,4 +1,4 @@
-"""numba behind types: kernels that run without the GIL, and arrays at addresses."""
+"""Typed access to numba: kernels that run without the GIL, and arrays at addresses."""
 
 import hashlib
 from collections.abc import Callable
@@ -13,24 +13,24 @@ from numpy.typing import NDArray
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# numba's cache notices a change in the file of the compiled function only, not in those of the
-# functions compiled into it. It names a function's entries by its qualified name.
+# numba's cache detects a change in the file of the compiled function only, not in the files of the
+# functions compiled into it. The qualified name, which is part of the cache key, adds their digest.
 _SOURCES = hashlib.sha256(
     b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
 ).hexdigest()[:12]
 
-# numba keeps an int32 times an int32, and what is read from an array, as narrow as it was. To mypy
-# these are numbers like any other.
+# numba does not widen an int32 product or a value read from an array; these casts do. For mypy they
+# return plain numbers.
 int64 = cast(Callable[[Any], int], np.int64)
 float64 = cast(Callable[[Any], float], np.float64)
 
 
 def kernel(signature: str) -> Callable[[F], F]:
-    """Compile a function for numba types (`int64(int64[::1])`), or load it, when it is defined.
+    """Compiles a function for numba types (`int64(int64[::1])`) at its definition, or loads it.
 
-    It runs without the GIL and checks no bounds. The compiled code is kept in NUMBA_CACHE_DIR,
-    beside the source or in the user's cache directory; where none can be written it is compiled
-    in every process, which takes seconds.
+    The function runs without the GIL and checks no bounds. The compiled code is cached in
+    NUMBA_CACHE_DIR, beside the source or in the user's cache directory. If none is writable, every
+    process compiles it, which takes seconds.
     """
 
     def compiled(function: F) -> F:
@@ -46,7 +46,7 @@ def kernel(signature: str) -> Callable[[F], F]:
 
 
 def part(function: F) -> F:
-    """A piece of kernels: compiled into each that calls it."""
+    """Marks a part of kernels, compiled into each kernel that calls it."""
     return cast(F, numba.njit(nogil=True, forceinline=True)(function))
 
 
@@ -62,6 +62,6 @@ _pointer = cast(Callable[[int], Any], intrinsic(_as_pointer))
 
 @part
 def int32_at(address: int, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """The int32 array that lies at an address. For kernels only."""
+    """Returns the int32 array at an address. For kernels only."""
     array: NDArray[np.int32] = numba.carray(_pointer(address), shape, np.int32)
     return array

@@ -1,7 +1,7 @@
-"""Drafts for sequences in decode, from what their groups have written (paper section 3).
+"""Drafts for decoding sequences, from the tokens of their groups (paper section 3).
 
-One index a group, over its prompt and all its responses; see `automaton` for what it is and
-`proposals` for what it drafts. A decode step appends and drafts for its whole batch in one call
+There is one index per group, over its prompt and all its responses: `automaton` describes it, and
+`proposals` describes its drafts. A decode step appends and drafts for its whole batch in one call
 without the GIL.
 """
 
@@ -17,9 +17,9 @@ from .memory import Table
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
-_PROMPT = -1  # the source of what only the prompt has
+_PROMPT = -1  # the source of tokens that only the prompt contains
 _MAX_SEQUENCE = (1 << 31) - 1
-_COMPLAINTS = {
+_ARGUMENT_ERRORS = {
     step.BAD_TOKEN: f"a token id is not in 0..{automaton.MAX_TOKEN}",
     step.BAD_COUNTS: "counts do not add up to the number of tokens",
     step.BAD_SLOT: "there is no such slot",
@@ -27,22 +27,22 @@ _COMPLAINTS = {
 
 
 class Drafts(NamedTuple):
-    """Drafts of n sequences; W is the widest of the budgets."""
+    """Drafts of n sequences; W is the largest budget."""
 
     tokens: Int32  # [n, W], a parent before its children
     parents: Int32  # [n, W], index into the same row; -1: the sequence's last token
     probs: NDArray[np.float32]  # [n, W], smoothed probability of the path from the root
-    sources: Int32  # [n, W], the sequence that wrote this token there last; -1: the prompt
-    counts: Int32  # [n], drafted tokens; beyond them a row is rubbish
-    matches: Int32  # [n], tokens of the context that the draft continues; 0: none
+    sources: Int32  # [n, W], the last sequence with this token in this context; -1: the prompt
+    counts: Int32  # [n], drafted tokens; the rest of a row is undefined
+    matches: Int32  # [n], length of the context that the draft continues; 0: none
 
 
 class Drafter:
     """The indexes of all groups of an engine. For one thread.
 
-    `min_probability`: a token is drafted while its path is at least so likely. Tokens lie in
-    0..2^18-1, numbers of sequences in 0..2^31-1; ValueError beyond. Of a group that is not open
-    every method but `close` and `in` raises KeyError.
+    `min_probability`: the minimum probability of a drafted path. Raises ValueError for a token
+    outside 0..2^18-1 or a sequence number outside 0..2^31-1. If a group is not open, every method
+    except `close` and `in` raises KeyError.
     """
 
     def __init__(self, *, min_probability: float = 0.1) -> None:
@@ -56,7 +56,7 @@ class Drafter:
         self._by_row: dict[int, GroupIndex] = {}
 
     def open(self, group: str, prompt_ids: ArrayLike) -> None:
-        """Start the group's index with its prompt; nothing if it is open."""
+        """Creates the group's index with its prompt; does nothing if it is open."""
         if group in self._indexes:
             return
         prompt = _tokens(prompt_ids)
@@ -68,7 +68,7 @@ class Drafter:
         index.prompt_end = int(start[step.LAST])
 
     def close(self, group: str) -> None:
-        """Free the index; its slots draft nothing from now on. Nothing if it is not open."""
+        """Frees the index; its slots draft nothing from now on. Does nothing if it is not open."""
         index = self._indexes.pop(group, None)
         if index is None:
             return
@@ -84,19 +84,19 @@ class Drafter:
         return group in self._indexes
 
     def append(self, group: str, sequence: int, tokens: ArrayLike) -> None:
-        """Response tokens that follow those the sequence has; a new number follows the prompt."""
+        """Appends response tokens to a sequence; a new sequence starts after the prompt."""
         index = self._indexes[group]
         ids = _tokens(tokens)
         row = self._sequence(index, sequence)  # may grow the table
         self._extend(index, self._sequences.rows[row], ids)
 
     def length(self, group: str, sequence: int) -> int:
-        """Response tokens of the sequence in the index."""
+        """Returns the number of response tokens of the sequence in the index."""
         row = self._indexes[group].sequences.get(sequence)
         return 0 if row is None else int(self._sequences.rows[row, step.TOKENS])
 
     def attach(self, group: str, sequence: int) -> int:
-        """A slot for `step`: the sequence is being decoded."""
+        """Returns a slot for `step`, for a sequence that is being decoded."""
         index = self._indexes[group]
         row = self._sequence(index, sequence)
         slot = self._slots.take()
@@ -105,7 +105,7 @@ class Drafter:
         return slot
 
     def detach(self, slot: int) -> None:
-        """The slot may be given to another sequence. What the sequence has written stays."""
+        """Releases a slot. The tokens of its sequence stay in the index."""
         row = int(self._slots.rows[slot, 0]) - 1
         if row >= 0:
             self._by_row[int(self._sequences.rows[row, step.GROUP])].slots.remove(slot)
@@ -119,11 +119,11 @@ class Drafter:
         budgets: Int32,
         paths: int,
     ) -> Drafts:
-        """One decode step: append each row's new tokens to its sequence, then draft for all rows.
+        """Does one decode step: appends each row's new tokens, then drafts for all rows.
 
-        `slots` [n]; `tokens` [sum(counts)], row after row; `counts` [n]; `budgets` [n]: tokens to
-        draft at most, 0: append only; `paths`: continuations that a token may have, 1: a chain.
-        Raises ValueError if the arguments contradict each other; then nothing is appended.
+        `slots` [n]. `tokens` [sum(counts)], row after row. `counts` [n]. `budgets` [n]: the maximum
+        of drafted tokens, 0 to append only. `paths`: the maximum of continuations per token, 1 for
+        a chain. Raises ValueError if the arguments contradict each other; nothing is appended then.
         """
         rows = np.ascontiguousarray(slots, np.int64)
         new = np.ascontiguousarray(tokens, np.int32)
@@ -158,11 +158,11 @@ class Drafter:
             if outcome == step.DONE:
                 return drafts
             if outcome < 0:
-                raise ValueError(_COMPLAINTS[outcome])
+                raise ValueError(_ARGUMENT_ERRORS[outcome])
             self._by_row[outcome].grow(self._groups.rows[outcome])
 
     def _sequence(self, index: GroupIndex, sequence: int) -> int:
-        """The sequence's row; a new number starts at the end of the prompt."""
+        """Returns the sequence's row; a new sequence starts at the end of the prompt."""
         row = index.sequences.get(sequence)
         if row is None:
             if not 0 <= sequence <= _MAX_SEQUENCE:
@@ -183,7 +183,7 @@ class Drafter:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the rows in use take."""
+        """Bytes of the rows in use."""
         used = self._groups.rows
         return 4 * int(
             used[:, automaton.STATES].sum() * automaton.STATE_COLUMNS
@@ -193,7 +193,7 @@ class Drafter:
 
 
 def _tokens(ids: ArrayLike) -> Int32:
-    """As int32. Raises ValueError for what cannot be a token id."""
+    """Returns the ids as int32. Raises ValueError if one is not a token id."""
     tokens = np.ascontiguousarray(ids, np.int32)
     if tokens.ndim != 1 or not step.all_tokens(tokens):
         raise ValueError(f"token ids are not a row of numbers in 0..{automaton.MAX_TOKEN}")

@@ -7,14 +7,14 @@ from typing import Protocol
 
 from .messages import MAX_NUMBER, MAX_SEQUENCES
 
-# Numbers of a group's sequences; forks of one differ above these bits, and may be twice as many as
-# a group has sequences.
+# SEQUENCES numbers for a group's sequences. Forks of a sequence have the same remainder; there are
+# twice as many fork numbers as a group may have sequences.
 SEQUENCES = MAX_NUMBER // (2 * MAX_SEQUENCES) + 1
 FORKS = (MAX_NUMBER + 1) // SEQUENCES
 
 
 class DraftIndex(Protocol):
-    """The part of `Drafter` that is used here."""
+    """The part of `Drafter` that GroupStore and Replica use."""
 
     def open(self, group: str, prompt_ids: Sequence[int], /) -> None: ...
     def close(self, group: str, /) -> None: ...
@@ -24,7 +24,7 @@ class DraftIndex(Protocol):
 
 
 class Log:
-    """One sequence: what it is called on the wire and in the index, and its tokens."""
+    """One sequence: its number on the wire and in the index, and its tokens."""
 
     __slots__ = ("group", "home", "index", "live", "number", "own", "sent", "tokens")
 
@@ -32,15 +32,15 @@ class Log:
         self.group = group
         self.number = number
         self.index = index  # its sequence number in the index
-        self.home = home  # its group there
+        self.home = home  # its group in the index
         self.tokens = array("i")
-        self.sent = 0  # tokens the hub has, as far as it is known here
-        self.own = False  # some of it was decoded here
-        self.live = False  # it is being decoded here
+        self.sent = 0  # tokens that this engine assumes the hub to have
+        self.own = False  # this engine decoded some of its tokens
+        self.live = False  # this engine is decoding it
 
 
 class StoredGroup:
-    """One group. `reported`: the hub has been sent that it is served here."""
+    """One group. `reported`: this engine has reported to the hub that it serves the group."""
 
     __slots__ = (
         "ask_at",
@@ -57,16 +57,16 @@ class StoredGroup:
     def __init__(self, name: str, prompt_ids: "array[int]", now: float) -> None:
         self.name = name
         self.prompt_ids = prompt_ids
-        self.prompts = 1  # how often the index has the prompt
+        self.prompts = 1  # copies of the prompt in the index
         self.logs: dict[int, Log] = {}  # by number
         self.index: list[Log] = []  # by sequence number in the index
-        self.running = 0  # sequences being decoded here
+        self.running = 0  # sequences that this engine is decoding
         self.used_at = now
         self.reported = False
-        self.ask_at = now  # when the hub may be asked about it again
+        self.ask_at = now  # seconds; earliest time of the next Open to the hub
 
     def continued(self, sequence: int, response: "array[int]") -> Log | None:
-        """The sequence, or the fork of it, that this response is or continues; the longest."""
+        """Returns the longest idle log of the sequence or a fork that the response starts with."""
         best: Log | None = None
         for number, log in self.logs.items():
             known = len(log.tokens)
@@ -76,9 +76,10 @@ class StoredGroup:
         return best
 
     def free_number(self, sequence: int) -> int:
-        """The sequence's own number, or a fork's, which no other engine should draw.
+        """Returns the sequence's own number if it is free, else a random number for a fork.
 
-        There are more numbers than a group may have sequences, so one is found soon.
+        Random numbers keep engines from choosing the same one. There are more numbers than a group
+        may have sequences, so the search is short.
         """
         number = sequence % SEQUENCES
         while number in self.logs:
@@ -86,7 +87,7 @@ class StoredGroup:
         return number
 
     def renumber(self, log: Log) -> None:
-        """Make a log a fork of what it was."""
+        """Gives a log the number of a fork."""
         number = self.free_number(log.number)
         del self.logs[log.number]
         self.logs[number] = log
@@ -94,14 +95,14 @@ class StoredGroup:
 
     @property
     def tokens(self) -> int:
-        """All of them, the prompt's included as often as the index has it."""
+        """All tokens, with every copy of the prompt in the index."""
         return self.prompts * len(self.prompt_ids) + sum(
             len(log.tokens) for log in self.logs.values()
         )
 
 
 class GroupStore:
-    """All groups of an engine. `max_tokens`: what `fits` compares with.
+    """All groups of an engine. `max_tokens`: the limit of `fits`.
 
     `apart`: each sequence is a group of its own in the index and drafts from itself alone.
     """
@@ -114,7 +115,7 @@ class GroupStore:
         self.tokens = 0
 
     def open(self, name: str, prompt_ids: Sequence[int], now: float) -> StoredGroup:
-        """The group, opened if it is not."""
+        """Returns the group; opens it if it is not open."""
         group = self.groups.get(name)
         if group is None:
             group = self.groups[name] = StoredGroup(name, array("i", prompt_ids), now)
@@ -124,7 +125,7 @@ class GroupStore:
         return group
 
     def add(self, group: StoredGroup, number: int) -> Log:
-        """A new sequence."""
+        """Adds a sequence."""
         index = len(group.index)
         home = group.name
         if self._apart:
@@ -138,36 +139,36 @@ class GroupStore:
         return log
 
     def prompt_again(self, group: StoredGroup) -> int:
-        """Prompt tokens that a new sequence brings: each has a copy, the first the group's."""
+        """Returns the number of prompt tokens that a new sequence copies; 0 for the first one."""
         return len(group.prompt_ids) if self._apart and group.index else 0
 
     def append(self, log: Log, tokens: "array[int]") -> None:
-        """Tokens that follow, into the index too."""
+        """Appends tokens to the log and to the index."""
         if tokens:
             self._drafter.append(log.home, log.index, tokens)
             self.grown(log, tokens)
 
     def grown(self, log: Log, tokens: Sequence[int]) -> None:
-        """Tokens that follow, which are in the index already."""
+        """Appends tokens that are in the index already."""
         log.tokens.extend(tokens)
         self.tokens += len(tokens)
 
     def close(self, group: StoredGroup) -> None:
-        """Forget a group; its slots draft nothing from then on."""
+        """Removes a group; its slots draft nothing from now on."""
         for home in [log.home for log in group.index] if self._apart else [group.name]:
             self._drafter.close(home)
         self.tokens -= group.tokens
         del self.groups[group.name]
 
     def fits(self, tokens: int) -> bool:
-        """Whether so many more stay within the limit."""
+        """Returns whether this number of additional tokens is within the limit."""
         return self.tokens + tokens <= self._max_tokens
 
     def idlest(self, keep: StoredGroup | None) -> StoredGroup | None:
-        """The group to close first: of those that do not run, the one used longest ago."""
+        """Returns the least recently used group without running sequences, which closes first."""
         idle = [group for group in self.groups.values() if not group.running and group is not keep]
         return min(idle, key=lambda group: group.used_at, default=None)
 
     def dearest(self) -> StoredGroup:
-        """If all groups run, the one with the most tokens for each sequence that drafts from it."""
+        """Returns the group with the most tokens per running sequence, if all groups run."""
         return max(self.groups.values(), key=lambda group: group.tokens / group.running)

@@ -1,8 +1,8 @@
 """The draft hub: the tokens of every group, for all engines that serve it (paper section 3, DGDS).
 
-A pure state machine: no I/O, no clock. It keeps the token log of each sequence, and for each peer
-how much of it that peer has. What a peer has not been sent yet is therefore no queue: a slow reader
-costs a number per sequence, and gets what it lacks when it takes it.
+A pure state machine: no I/O, no clock. It keeps the token log of each sequence and, per peer, the
+number of its tokens that the peer has. There is no send queue: a slow reader costs one number per
+sequence, and `take` builds the messages that it lacks.
 """
 
 from array import array
@@ -29,13 +29,13 @@ from .messages import (
 )
 
 MAX_GROUPS = 1 << 16
-MAX_DONE = 1 << 17  # names of finished groups that are remembered
-MAX_WANTS = 1 << 16  # sequences a peer is asked about and has not taken; Open asks again
-LOG_TOKENS = 128  # that an open sequence counts for beside its own: some 500 bytes
+MAX_DONE = 1 << 17  # names of finished groups that are kept
+MAX_WANTS = 1 << 16  # sequences requested from a peer, not yet taken; Open repeats the request
+LOG_TOKENS = 128  # extra tokens that an open sequence counts for: about 500 bytes
 
 
 class _Log:
-    """The tokens of one sequence, and how many of them each peer of the group has."""
+    """The tokens of one sequence, and the number of them that each peer of the group has."""
 
     __slots__ = ("group", "known", "newest", "sequence", "tokens")
 
@@ -44,10 +44,10 @@ class _Log:
         self.sequence = sequence
         self.tokens = array("i")
         self.known: dict[_Peer, int] = {}
-        self.newest: Delta | None = None  # what was sent last: most peers lack the same
+        self.newest: Delta | None = None  # the last one sent: most peers lack the same tokens
 
     def from_(self, position: int, most: int) -> Delta:
-        """At most `most` tokens from `position` on."""
+        """Returns at most `most` tokens from `position` on."""
         end = min(len(self.tokens), position + most)
         newest = self.newest
         if newest is None or newest.position != position or _end(newest) != end:
@@ -63,38 +63,38 @@ class _Group:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.tokens = 0  # LOG_TOKENS a sequence included
+        self.tokens = 0  # with LOG_TOKENS per sequence
         self.logs: dict[int, _Log] = {}
         self.peers: dict[_Peer, None] = {}
 
 
 class _Peer:
-    """An engine: the groups it serves and what it has to be sent."""
+    """An engine: the groups it serves and the messages to send to it."""
 
     __slots__ = ("behind", "done", "groups", "serves", "wants")
 
     def __init__(self) -> None:
-        self.serves = False  # it has opened a group, ever; a driver has not
+        self.serves = False  # it has opened a group at some time; a driver never does
         self.groups: dict[str, _Group] = {}
-        self.behind: dict[_Log, None] = {}  # logs it may lack something of
+        self.behind: dict[_Log, None] = {}  # logs that may have tokens it lacks
         self.wants: dict[tuple[str, int], int] = {}
         self.done: dict[str, None] = {}
 
 
 class Hub:
-    """`receive` what peers send, and let each `take` what it is to be sent.
+    """The state of the hub: `receive` handles messages of peers, `take` returns messages to them.
 
-    `max_tokens` bounds all logs together. Groups that nobody serves go first, then those that are
-    served; of either the least recently used. Nothing a peer sends can raise or break it: `refused`
-    counts what made no sense.
+    `max_tokens` limits all logs together. Groups without peers are dropped first, then groups with
+    peers; in both cases the least recently used first. No message of a peer raises an error:
+    `refused` counts the invalid ones.
     """
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
-        self.tokens = 0  # LOG_TOKENS a sequence included
+        self.tokens = 0  # with LOG_TOKENS per sequence
         self.refused = self.tokens_in = self.tokens_out = self.groups_begun = 0
         self._groups: OrderedDict[str, _Group] = OrderedDict()  # least recently used first
-        self._unserved: OrderedDict[str, None] = OrderedDict()  # those without peers, same order
+        self._unserved: OrderedDict[str, None] = OrderedDict()  # groups without peers, same order
         self._unserved_tokens = 0
         self._peers: dict[str, _Peer] = {}
         self._done: OrderedDict[str, None] = OrderedDict()
@@ -103,7 +103,7 @@ class Hub:
         return wire_name(group) in self._groups
 
     def facts(self) -> dict[str, Any]:
-        """What it holds now, and counters: of groups, of new tokens in, of tokens sent to peers."""
+        """Returns the current size, and counters of groups, new tokens in, and tokens sent."""
         return {
             "groups": len(self._groups),
             "tokens": self.tokens,
@@ -114,12 +114,12 @@ class Hub:
         }
 
     def of(self, group: str) -> "dict[int, array[int]]":
-        """The tokens of each sequence of a group."""
-        found = self._groups.get(wire_name(group))
-        return {} if found is None else {n: log.tokens for n, log in found.logs.items()}
+        """Returns the tokens of each sequence of a group."""
+        known = self._groups.get(wire_name(group))
+        return {} if known is None else {n: log.tokens for n, log in known.logs.items()}
 
     def receive(self, peer: str, message: ToHub) -> None:
-        """A peer sent this."""
+        """Handles a message of a peer."""
         sender = self._peers.get(peer)
         if sender is None:
             sender = self._peers[peer] = _Peer()
@@ -136,14 +136,14 @@ class Hub:
                 self.done(group)
 
     def left(self, peer: str) -> None:
-        """A peer is gone. What it sent stays."""
+        """Removes a peer that is gone. Its tokens stay."""
         gone = self._peers.pop(peer, None)
         if gone is not None:
             for group in list(gone.groups):
                 self._leave(gone, group)
 
     def done(self, group: str) -> None:
-        """A group is complete or given up: forget it, and let those who serve it know."""
+        """Drops a group that is complete or abandoned, and notifies the peers that serve it."""
         name = wire_name(group)
         self._done[name] = None
         self._done.move_to_end(name)
@@ -153,27 +153,27 @@ class Hub:
             peer.done[name] = None
 
     def load(self, group: str, sequence: int, tokens: "array[int]") -> None:
-        """A response of an earlier epoch, as a sequence of its own."""
+        """Adds a response of an earlier epoch as a sequence of its own."""
         self._extend(None, Delta(wire_name(group), sequence, 0, tokens.tobytes()))
 
     def pending(self, peer: str) -> bool:
-        """Whether there may be something for a peer to take."""
-        found = self._peers.get(peer)
-        return found is not None and bool(found.behind or found.wants or found.done)
+        """Returns whether `take` may have a message for a peer."""
+        receiver = self._peers.get(peer)
+        return receiver is not None and bool(receiver.behind or receiver.wants or receiver.done)
 
     def take(self, peer: str) -> ToReplica | None:
-        """The next message to a peer, of FRAME_BYTES at most; None when it has been sent all."""
-        found = self._peers.get(peer)
-        if found is None:
+        """Returns the next message to a peer, of at most FRAME_BYTES; None if there is none."""
+        receiver = self._peers.get(peer)
+        if receiver is None:
             return None
-        if found.done:
-            names = list(found.done)[:MAX_ENTRIES]
+        if receiver.done:
+            names = list(receiver.done)[:MAX_ENTRIES]
             for name in names:
-                del found.done[name]
+                del receiver.done[name]
             return Done(names)
-        if found.wants:
-            return _wanted(found)
-        deltas = _behind(found)
+        if receiver.wants:
+            return _wanted(receiver)
+        deltas = _behind(receiver)
         self.tokens_out += sum(len(delta.tokens) for delta in deltas) // TOKEN_BYTES
         return Deltas(deltas) if deltas else None
 
@@ -191,7 +191,7 @@ class Hub:
                 if known < len(log.tokens):
                     peer.behind[log] = None
             for sequence, there in lengths.items():
-                peer.wants.pop((name, sequence), None)  # asked again below, as far as it is needed
+                peer.wants.pop((name, sequence), None)  # requested again below if needed
                 log_here = group.logs.get(sequence)
                 have = 0 if log_here is None else len(log_here.tokens)
                 if there > have:
@@ -222,8 +222,11 @@ class Hub:
             del self._groups[name]
 
     def _want(self, peer: _Peer, lacking: Iterable[tuple[str, int, int, int]]) -> None:
-        """Ask for what is missing, (group, sequence, tokens here, tokens there), as far as there is
-        room: asking must never push groups out that are served."""
+        """Requests missing tokens from a peer while there is room for them.
+
+        lacking: (group, sequence, tokens here, tokens there). A request must never displace groups
+        that have peers.
+        """
         room = self.max_tokens - self.tokens + self._unserved_tokens
         for group, sequence, have, there in lacking:
             missing = there - have + LOG_TOKENS
@@ -265,7 +268,7 @@ class Hub:
         if log is not None and peer is not None and peer in group.peers:
             log.known[peer] = max(end, log.known.get(peer, 0))
         elif log is not None and peer is not None and peer.serves and len(peer.wants) < MAX_WANTS:
-            # It may have opened the group before that was forgotten: asked, it opens it again.
+            # It may have opened a group that was dropped since; the request makes it open it again.
             peer.wants[delta.group, delta.sequence] = len(log.tokens)
 
     def _gap(self, peer: _Peer | None, delta: Delta, have: int, end: int) -> None:
@@ -286,7 +289,7 @@ class Hub:
             self._unserved_tokens += tokens
 
     def _group(self, name: str) -> _Group:
-        """The group, now the most recently used one."""
+        """Returns the group, now the most recently used one."""
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = _Group(name)
@@ -301,7 +304,7 @@ class Hub:
         return group
 
     def _has_room(self, group: _Group, tokens: int) -> bool:
-        """Make room for tokens of a group, which is the most recently used one and stays."""
+        """Makes room for tokens of the most recently used group. Returns whether they fit."""
         if group.tokens + tokens > self.max_tokens:
             return False
         while self.tokens + tokens > self.max_tokens:
@@ -309,12 +312,12 @@ class Hub:
         return True
 
     def _least(self, newest: _Group) -> str:
-        """The group to go first. newest: the most recently used one, which stays."""
+        """Returns the group to drop first. newest: the most recently used one, which stays."""
         name = next(iter(self._unserved), newest.name)
         return next(iter(self._groups)) if name == newest.name else name
 
     def _drop(self, name: str) -> Iterable[_Peer]:
-        """Forget a group; those that served it."""
+        """Drops a group. Returns the peers that served it."""
         group = self._groups.pop(name, None)
         if group is None:
             return ()
@@ -329,7 +332,7 @@ class Hub:
 
 
 def _wanted(peer: _Peer) -> Want:
-    """What is asked of a peer, one message of it; the rest stays."""
+    """Returns one message of the requests to a peer; the rest stays."""
     groups: dict[str, dict[int, int]] = {}
     for group, sequence in list(peer.wants)[:MAX_SEQUENCES]:
         groups.setdefault(group, {})[sequence] = peer.wants.pop((group, sequence))
@@ -337,7 +340,7 @@ def _wanted(peer: _Peer) -> Want:
 
 
 def _behind(peer: _Peer) -> list[Delta]:
-    """What a peer lacks, one message of it; the rest stays."""
+    """Returns the tokens that a peer lacks, up to one message; the rest stays."""
     behind, peer.behind = peer.behind, {}
     deltas: list[Delta] = []
     room = FRAME_BYTES

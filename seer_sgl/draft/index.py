@@ -1,4 +1,4 @@
-"""One group's index: its arrays, and which sequences it has."""
+"""One group's index: its arrays and its sequences."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,14 +9,15 @@ from .memory import Rows
 Int64 = NDArray[np.int64]
 
 _ROOM = 1 << 13  # states and edges at first, enough for a prompt and some short responses
-_GROWTH = 4  # room costs address space, and memory only when it is used
+_GROWTH = 4  # factor; unused room costs address space but no memory
 _BUCKETS = 2  # in use at first
 
 
 class GroupIndex:
-    """The memory of an automaton. Its numbers are in its group's row, for the kernels to use.
+    """The memory of an automaton. Its group's row holds the addresses and sizes for the kernels.
 
-    `sequences`: the row of each; `slots`: those attached; `prompt_end`: the state all start from.
+    `sequences`: the row of each sequence. `slots`: the attached slots. `prompt_end`: the state that
+    all responses start from.
     """
 
     def __init__(self, number: int, row: Int64) -> None:
@@ -35,7 +36,7 @@ class GroupIndex:
         self._describe(row)
 
     def grow(self, row: Int64) -> None:
-        """Make room where a kernel has found too little."""
+        """Enlarges the arrays that are too small for a kernel to continue."""
         if row[automaton.STATES] + 2 > row[automaton.STATE_ROOM]:
             self._states.reserve(_GROWTH * self._states.room)
         else:
@@ -44,13 +45,13 @@ class GroupIndex:
         self._describe(row)
 
     def view(self, row: Int64) -> automaton.Index:
-        """The arrays; while they live the index can neither grow nor be freed."""
+        """Returns the arrays; while they exist the index can neither grow nor be freed."""
         return automaton.Index(
             self._states.view(), self._edges.view(), self._buckets.view()[:, 0], row
         )
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Releases the memory."""
         for rows in (self._states, self._edges, self._buckets):
             rows.free()
 

@@ -1,4 +1,4 @@
-"""Tables that grow: of int32, in place; of int64, with rows to take and give back."""
+"""Tables that grow: int32 rows that grow in place, and int64 rows to allocate and release."""
 
 import contextlib
 import mmap
@@ -6,10 +6,10 @@ import mmap
 import numpy as np
 from numpy.typing import NDArray
 
-# The kernel moves the pages of a mapping that grows (mremap), it does not copy them: no pause as
-# long as the array. Fresh pages are zero and take memory when they are first written.
+# Linux moves the pages of a growing mapping (mremap) instead of copying them, so growth is fast.
+# Fresh pages are zero and take memory when they are first written.
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-_HUGE = 1 << 22  # bytes; from here on huge pages: faster to reach, and freed ten times faster
+_HUGE = 1 << 22  # bytes; from this size on huge pages: faster access, freed ten times faster
 
 
 class Rows:
@@ -21,17 +21,17 @@ class Rows:
         self._settle()
 
     def reserve(self, room: int) -> None:
-        """Have room for so many rows at least."""
+        """Grows to at least `room` rows."""
         if room > self.room:
             self._map.resize(self._size(room))
             self._settle()
 
     def view(self) -> NDArray[np.int32]:
-        """int32[room, columns]; while it lives the rows can neither grow nor be freed."""
+        """Returns int32[room, columns]; while it exists the rows can neither grow nor be freed."""
         return np.frombuffer(self._map, np.int32, self.room * self.columns).reshape(self.room, -1)
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Releases the memory."""
         self._map.close()
 
     def _size(self, room: int) -> int:
@@ -46,14 +46,14 @@ class Rows:
 
 
 class Table:
-    """Rows of int64: `rows` [room, columns], zero where nobody has taken one."""
+    """Rows of int64: `rows` [room, columns]. Free rows are zero."""
 
     def __init__(self, columns: int, room: int = 64) -> None:
         self.rows = np.zeros((room, columns), np.int64)
         self._free = list(range(room - 1, -1, -1))
 
     def take(self) -> int:
-        """The number of a free row. `rows` may be another array afterwards."""
+        """Allocates a row and returns its number. `rows` may be another array afterwards."""
         if not self._free:
             room = len(self.rows)
             self.rows = np.concatenate([self.rows, np.zeros_like(self.rows)])
@@ -61,6 +61,6 @@ class Table:
         return self._free.pop()
 
     def give(self, number: int) -> None:
-        """Give the row back."""
+        """Releases a row."""
         self.rows[number] = 0
         self._free.append(number)

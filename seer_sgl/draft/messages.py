@@ -1,7 +1,7 @@
 """The messages between the draft hub and the replicas in the engines.
 
-Tokens are named by (group, sequence, position), so whatever comes twice, late or out of order
-can be told from what is new. Everything has a limit, which decoding enforces.
+Tokens are identified by (group, sequence, position), so a receiver can separate new tokens from
+duplicate, late or reordered ones. Every field has a limit, which decoding enforces.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ MAX_NAME = 200  # characters of a group's name
 MAX_NUMBER = (1 << 31) - 1
 MAX_SEQUENCES = 4096  # of a group: its samples, those of earlier epochs, forks
 MAX_ENTRIES = 1 << 14  # of one message
-FRAME_BYTES = 1 << 19  # of tokens and names in one message: half of what the link takes
+FRAME_BYTES = 1 << 19  # of tokens and names in one message: half of the link's limit
 TOKEN_BYTES = 4
-DELTA_BYTES = 32  # of a delta beside its name and tokens, generously
+DELTA_BYTES = 32  # upper bound for a delta without its name and tokens
 
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 Names = Annotated[list[Name], msgspec.Meta(max_length=MAX_ENTRIES)]
@@ -27,10 +27,10 @@ Groups = Annotated[dict[Name, Lengths], msgspec.Meta(max_length=MAX_ENTRIES)]
 
 
 class Open(msgspec.Struct, tag="open", frozen=True):
-    """From an engine: it serves these groups, and has so many tokens of each of their sequences.
+    """From an engine: the groups that it serves, and the number of tokens it has per sequence.
 
-    Sent when a group begins here, after each connect, and now and then: whatever was lost on the
-    way is made good by it, in both directions.
+    An engine sends it when a group begins, after each connect, and periodically. Both sides then
+    resend the tokens of lost messages.
     """
 
     groups: Groups
@@ -52,24 +52,24 @@ class Delta(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     @property
     def cost(self) -> int:
-        """Bytes it takes in a message, at most."""
+        """The maximum of bytes that it takes in a message."""
         return DELTA_BYTES + 4 * len(self.group) + len(self.tokens)
 
 
 class Deltas(msgspec.Struct, tag="deltas", frozen=True):
-    """New tokens: of an engine to the hub, and of all others to an engine."""
+    """New tokens: from an engine to the hub, or from all other engines to one engine."""
 
     deltas: Annotated[list[Delta], msgspec.Meta(max_length=MAX_ENTRIES)]
 
 
 class Want(msgspec.Struct, tag="want", frozen=True):
-    """From the hub: of these sequences it has so many tokens, and lacks what follows."""
+    """From the hub: the sequences whose next tokens it lacks, and the number of tokens it has."""
 
     groups: Groups
 
 
 class Done(msgspec.Struct, tag="done", frozen=True):
-    """These groups are complete or given up: nobody drafts for them any more."""
+    """The groups that are complete or abandoned: no engine drafts for them any more."""
 
     groups: Names
 
@@ -79,8 +79,10 @@ ToReplica = Deltas | Want | Done
 
 
 def wire_name(group: str) -> str:
-    """A group's name as messages carry it: itself, or a digest of one that is too long or no
-    proper text (JSON lets half a surrogate pair through)."""
+    """Returns a group's name for messages: itself, or its digest.
+
+    A digest replaces a name that is too long or not valid text: JSON permits half a surrogate pair.
+    """
     encoded = group.encode(errors="backslashreplace")
     if len(group) <= MAX_NAME and encoded.decode() == group:
         return group
@@ -88,14 +90,14 @@ def wire_name(group: str) -> str:
 
 
 def pieces(group: str, sequence: int, tokens: "array[int]", position: int) -> Iterator[Delta]:
-    """The tokens from `position` on, each piece short enough for a message."""
+    """Yields the tokens from `position` on, in pieces short enough for a message."""
     step = (FRAME_BYTES - DELTA_BYTES - 4 * MAX_NAME) // TOKEN_BYTES
     for start in range(position, len(tokens), step):
         yield Delta(group, sequence, start, tokens[start : start + step].tobytes())
 
 
 def batched(deltas: Iterable[Delta]) -> Iterator[Deltas]:
-    """Deltas in as few messages as their sizes allow, in order."""
+    """Yields the deltas in order, in as few messages as their sizes allow."""
     batch: list[Delta] = []
     room = FRAME_BYTES
     for delta in deltas:
@@ -109,7 +111,7 @@ def batched(deltas: Iterable[Delta]) -> Iterator[Deltas]:
 
 
 def grouped(lengths: Iterable[tuple[str, dict[int, int]]]) -> Iterator[dict[str, dict[int, int]]]:
-    """(group, lengths) pairs in mappings of at most MAX_ENTRIES sequences and groups."""
+    """Yields (group, lengths) pairs as mappings that fit into a message."""
     batch: dict[str, dict[int, int]] = {}
     room = FRAME_BYTES
     for group, of in lengths:

@@ -1,10 +1,9 @@
-"""How many tokens to draft: as many as pay (paper section 3, the marginal-benefit-aware policy).
+"""Chooses the number of tokens to draft (paper section 3, the marginal-benefit-aware policy).
 
-Every row of a verification is as wide as the widest, and costs as much, so the paper's hand-out of
-a budget, draft token by draft token, comes down to one number a step: the width. It is the one
-that brings the most expected tokens a second, a probe's counting double; 1 is plain decoding. Two
-things are learnt for it: the time of a step by batch and width (steps.py), and how often a draft
-token is accepted (acceptance.py).
+All rows of a verification have the same width and the same cost. The paper's budget per draft token
+therefore becomes one number per step: the width. The policy chooses the width with the most
+expected tokens per second; a probe's tokens count double, and width 1 is plain decoding. It learns
+the time of a step by batch and width (steps.py) and the acceptance of draft tokens (acceptance.py).
 """
 
 from collections.abc import Sequence
@@ -17,11 +16,11 @@ from .drafter import Drafts
 from .steps import StepTimes
 
 PROBE_WEIGHT = 2.0  # the paper's lambda
-# Times the rate of plain decoding: the best of several estimates is mostly a little too good.
+# Times the rate of plain decoding: the best of several estimates is usually a little too high.
 LEAST_GAIN = 1.05
-MAX_PAUSE = 32  # steps without a look at the drafts, while they do not pay
-MOST_NODES = 2048  # of a verification, all requests together: each takes logits of the vocabulary
-EXPLORE_EVERY = 64  # steps; then a neighbouring width is tried, or its time would never be known
+MAX_PAUSE = 32  # steps without drafts, while drafting gains too little
+MOST_NODES = 2048  # per verification, over all requests: each needs logits of the vocabulary
+EXPLORE_EVERY = 64  # steps; then a neighbouring width is tried, to measure its time
 
 
 class DraftPolicy:
@@ -36,14 +35,14 @@ class DraftPolicy:
         self._steps = 0
 
     def resting(self) -> bool:
-        """Whether this step is plain whatever the indexes propose. Counts as a step."""
+        """Returns whether this step decodes plainly, without drafts. Counts as a step."""
         if not self._pause:
             return False
         self._pause -= 1
         return True
 
     def width(self, drafts: Drafts, probes: NDArray[np.bool_]) -> int:
-        """The width of this step. drafts: what there is to verify; probes: bool [n]."""
+        """Returns the width of this step. drafts: the tokens to verify; probes: bool [n]."""
         batch = len(probes)
         deepest = int(drafts.counts.max(initial=0)) + 1
         weights = np.where(probes, PROBE_WEIGHT, 1.0)
@@ -61,7 +60,7 @@ class DraftPolicy:
         return self._explored(best, deepest, MOST_NODES // batch)
 
     def _beyond(self, width: int, deepest: int) -> bool:
-        """Whether a narrower one holds every draft already."""
+        """Returns whether the next narrower width already holds every draft."""
         return self.widths[self.widths.index(width) - 1] >= deepest
 
     def _rest_after(self, width: int) -> None:
@@ -72,7 +71,7 @@ class DraftPolicy:
         self._patience = min(2 * self._patience, MAX_PAUSE)
 
     def _explored(self, width: int, deepest: int, widest: int) -> int:
-        """Now and then the next width instead of the best."""
+        """Returns the best width, or every EXPLORE_EVERY steps a neighbouring width."""
         self._steps += 1
         if self._steps % EXPLORE_EVERY or deepest == 1:
             return width

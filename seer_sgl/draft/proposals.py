@@ -1,10 +1,10 @@
-"""What an index proposes after a text: a chain, or a tree found best first (paper section 3).
+"""Proposes drafts after a text: a chain, or a tree by best-first search (paper section 3).
 
-The context is the longest suffix of the text that has come up before; the text's own fresh end
-never has a continuation, so it cannot predict itself. What followed the context n times in c
-different ways leaves about c / (n + c) to the unknown, which the next shorter context decides
-about, and so on: the back-off of PPM (Cleary & Witten 1984; method C, Moffat 1990). Without it one
-occurrence out of one would look certain.
+The context is the longest suffix of the text that has occurred before. The text's own fresh end
+has no continuation, so it cannot predict itself. If n tokens of c different kinds have followed the
+context, about c / (n + c) of the probability goes to the next shorter context, and so on. This is
+the back-off of PPM (Cleary & Witten 1984; method C, Moffat 1990). Without it, one occurrence out of
+one would look certain.
 """
 
 from typing import NamedTuple
@@ -18,27 +18,27 @@ from .compiled import float64, int64, part
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 
-SHORT = 4.0  # tokens: a context of this length leaves twice as much to the unknown
-VOTERS = 4  # contexts that decide about a token
-SCANNED = 16  # edges of a fork that are looked at, the newest; the likeliest always is
+SHORT = 4.0  # tokens: a context of this length backs off with twice the weight
+VOTERS = 4  # contexts that contribute to a token's probability
+SCANNED = 16  # newest edges of a fork that are read, beside the likeliest
 FRONTIER = 64  # open nodes; those above a probability of 0.1 are about ten
 
-# A draft is no longer than its context warrants: tokens a token of context, and some anyway.
+# The maximum length of a draft: tokens per token of its context, and a constant.
 DRAFT_PER_CONTEXT = 4.0
 DRAFT_ANYWAY = 8.0
 
 
 class Drafted(NamedTuple):
-    """Where a draft is written: arrays of at least the budget's length."""
+    """The output arrays of a draft, at least as long as the budget."""
 
     tokens: Int32
     parents: Int32
     probs: Float32
-    states: Int32  # that each token leads to
+    states: Int32  # the state that each token leads to
 
 
 class Frontier(NamedTuple):
-    """Nodes that a tree may take next: [FRONTIER] each, and how many there are."""
+    """The candidate nodes of a tree: arrays [FRONTIER], and the number of candidates."""
 
     tokens: Int32
     parents: Int32
@@ -49,7 +49,7 @@ class Frontier(NamedTuple):
 
 @part
 def new_frontier() -> Frontier:
-    """An empty one."""
+    """Returns an empty frontier."""
     return Frontier(
         np.empty(FRONTIER, np.int32),
         np.empty(FRONTIER, np.int32),
@@ -61,7 +61,7 @@ def new_frontier() -> Frontier:
 
 @part
 def context_of(index: Index, last: int) -> int:
-    """The longest suffix of the text ending in `last` that has been continued; 0: none."""
+    """Returns the longest suffix of the text ending in `last` that has a continuation; 0: none."""
     states = index.states
     state = int64(last)
     while state > 0 and states[state, NEXT] == 0:
@@ -79,9 +79,9 @@ def propose(
     frontier: Frontier,
     drafted: Drafted,
 ) -> int:
-    """Draft at most `budget` tokens after a context; how many.
+    """Drafts at most `budget` tokens after a context. Returns the number of tokens.
 
-    A node has at most `paths` continuations, likeliest first, and a parent comes before them.
+    A node has at most `paths` continuations, likeliest first. A parent comes before its children.
     """
     length = float64(index.states[context, LENGTH])
     budget = min(budget, int64(length * DRAFT_PER_CONTEXT + DRAFT_ANYWAY))
@@ -105,7 +105,7 @@ def propose(
 
 @part
 def _follow(index: Index, budget: int, min_probability: float, drafted: Drafted) -> int:
-    """The rest of a chain whose first token is drafted: the likeliest token each time."""
+    """Drafts the rest of a chain after its first token. Returns the number of tokens."""
     states = index.states
     state, prob = int64(drafted.states[0]), float64(drafted.probs[0])
     count = 1
@@ -129,12 +129,12 @@ def _follow(index: Index, budget: int, min_probability: float, drafted: Drafted)
 
 @part
 def _likelihood(index: Index, state: int, at_end: bool) -> float:
-    """The blended probability of the likeliest token after a context."""
+    """Returns the blended probability of the likeliest token after a context."""
     states = index.states
     token = states[state, TOKEN]
     total, left = float64(0.0), float64(1.0)
     for _ in range(VOTERS):
-        if states[state, TOKEN] != token:  # counted as if it never came up there
+        if states[state, TOKEN] != token:  # counted as if the token never occurred there
             break
         escape = _escape(index, state)
         share = left / (_seen(index, state, at_end) + escape)
@@ -158,7 +158,7 @@ def _vote(
     min_probability: float,
     frontier: Frontier,
 ) -> None:
-    """Put what follows a context on the frontier: by the context itself, then by shorter ones."""
+    """Adds the tokens that follow a context, and its shorter contexts, to the frontier."""
     states = index.states
     first = int64(frontier.size[0])
     left = float64(prob)
@@ -175,10 +175,10 @@ def _vote(
 
 @part
 def _seen(index: Index, state: int, at_end: bool) -> int:
-    """Occurrences of a context that something has followed.
+    """Returns the number of occurrences of a context that a token has followed.
 
-    `at_end`: one of them is the end of a text, which nothing has followed yet. That of the prompt
-    is followed by as many tokens as there are responses.
+    `at_end`: one occurrence is the end of a text, without a token after it. The end of the prompt
+    is followed by one token per response.
     """
     states = index.states
     followed = states[state, COUNT] - int64(at_end)
@@ -187,7 +187,7 @@ def _seen(index: Index, state: int, at_end: bool) -> int:
 
 @part
 def _escape(index: Index, state: int) -> float:
-    """How many occurrences the unknown counts for after a context."""
+    """Returns the weight of the back-off after a context, in occurrences."""
     states = index.states
     ways = float64(states[state, CHILDREN])
     return ways * (1.0 + SHORT / float64(states[state, LENGTH]))
@@ -204,12 +204,12 @@ def _fork(
     min_probability: float,
     frontier: Frontier,
 ) -> None:
-    """Put what has followed a context on the frontier: `share` for each occurrence."""
+    """Adds the tokens after a context to the frontier, with `share` per occurrence."""
     states, edges = index.states, index.edges
     likeliest = int64(states[state, NEXT])
     prob = share * states[likeliest, COUNT]
     _push(frontier, first, states[state, TOKEN], parent, prob, likeliest, min_probability)
-    if prob < min_probability:  # so is every other
+    if prob < min_probability:  # and so are the others
         return
     edge = int64(states[state, EDGE])
     for _ in range(scanned):
@@ -232,7 +232,7 @@ def _push(
     state: int,
     min_probability: float,
 ) -> None:
-    """Add a node, or its probability to the one from `first` on that has the token already."""
+    """Adds a node, or adds its probability to the node from `first` on with the same token."""
     tokens, parents, probs, states, size = frontier
     for node in range(first, size[0]):
         if tokens[node] == token:
@@ -249,7 +249,7 @@ def _push(
 
 @part
 def _keep(frontier: Frontier, first: int, paths: int, min_probability: float) -> None:
-    """Of the nodes from `first` on keep the `paths` likeliest above the minimum."""
+    """Keeps, of the nodes from `first` on, the `paths` likeliest above the minimum."""
     probs, size = frontier.probs, frontier.size
     while size[0] > first:
         least = int64(first)
@@ -263,7 +263,7 @@ def _keep(frontier: Frontier, first: int, paths: int, min_probability: float) ->
 
 @part
 def _take(frontier: Frontier, drafted: Drafted, count: int) -> None:
-    """Move the likeliest node into the draft."""
+    """Moves the likeliest node into the draft."""
     best = int64(0)
     for node in range(1, frontier.size[0]):
         if frontier.probs[node] > frontier.probs[best]:

@@ -1,7 +1,7 @@
-"""The engine's end of grouped drafting: feeds the index, and sends the hub what was decoded here.
+"""The engine's side of grouped drafting: feeds the index, and sends decoded tokens to the hub.
 
-Everything but `received` and `connected` belongs to SGLang's scheduler thread and costs it
-microseconds a step. Losing a message loses drafts, never tokens: `Open` makes it good later.
+SGLang's scheduler thread calls all methods except `received` and `connected`; they cost it
+microseconds per step. A lost message loses drafts, never tokens, and a later `Open` repairs it.
 """
 
 import time
@@ -30,30 +30,31 @@ from .messages import (
 )
 from .waits import Waits
 
-# Who has written a draft: the prompt, the request itself, a sibling that was decoded here, at least
-# in part, or one that was decoded elsewhere or in an earlier epoch.
+# The source of a draft: the prompt, the request itself, a sibling that this engine decoded at least
+# in part, or a sibling of another engine or an earlier epoch.
 Source = Literal["prompt", "own", "here", "elsewhere"]
 Scope = Literal["request", "engine", "fleet"]
 FLUSH_S = 0.05  # between two frames of own tokens: two or three decode steps
 HOUSEKEEPING_S = 1.0
-IDLE_S = 30.0  # after its last sequence here ended a group is worth no traffic
-RESYNC_S = 10.0  # heals what was lost without a trace: the end of a sequence
-ASK_S = 0.5  # between two questions about one group: what was asked for needs time to come
-DRAIN_TOKENS = 2048  # put into the index by one `drain`: a millisecond or less
-DELTA_TOKENS = 16  # that a delta costs beside its tokens
-MAX_WAITING = 16 << 20  # bytes that have arrived and wait for `drain`
+IDLE_S = 30.0  # a group leaves the hub this long after its last sequence here ended
+RESYNC_S = 10.0  # repairs losses that nothing else reveals: the end of a sequence
+ASK_S = 0.5  # between two Opens of one group: the reply needs time to arrive
+DRAIN_TOKENS = 2048  # added to the index per `drain`: a millisecond or less
+DELTA_TOKENS = 16  # cost of a delta beside its tokens
+MAX_WAITING = 16 << 20  # bytes of received messages that wait for `drain`
 
 
 class Replica:
-    """Owns what a Drafter contains.
+    """Owns the content of a Drafter.
 
-    send: hands a message for the hub to the link, without blocking; None: there is no hub.
-    max_tokens: of all groups together, prompts included, after every call of a method; the least
-    recently used idle groups are closed first, then running ones, which draft nothing until their
-    next call. Messages that wait for `drain` are not among them (MAX_WAITING). scope: `fleet`
-    drafts from all siblings, `engine` from those decoded here (and earlier epochs), `request` from
-    the sequence itself alone. vocab_size: tokens from elsewhere that are not below it are refused.
-    clock: the one `drain` is given the time of.
+    send: passes a message for the hub to the link, without blocking; None: there is no hub.
+    max_tokens: limit of all groups together, prompts included, after every call of a method. The
+    least recently used idle groups are closed first, then running ones, which draft nothing until
+    their next call. Messages that wait for `drain` are limited separately (MAX_WAITING).
+    scope: `fleet` drafts from all siblings, `engine` from siblings decoded here (and earlier
+    epochs), `request` from the sequence itself alone.
+    vocab_size: received tokens that are not below it are refused.
+    clock: must be the clock of the `now` that `drain` receives.
     """
 
     def __init__(
@@ -73,12 +74,12 @@ class Replica:
         self._clock = clock
         self._held = GroupStore(drafter, max_tokens, apart=scope == "request")
         self._rows: dict[int, Log] = {}  # by slot
-        self._grown: dict[Log, None] = {}  # with tokens the hub has not been sent
+        self._grown: dict[Log, None] = {}  # logs with tokens that the hub lacks
         self._to_open: dict[StoredGroup, None] = {}
         self._now = 0.0
         self._flush_at = self._clean_at = self._resync_at = 0.0
-        # The link's thread appends here; each counter is written by one thread only.
-        self._arrived: deque[tuple[float, ToReplica]] = deque()  # and when
+        # The link's thread appends to `_arrived`; each counter is written by one thread only.
+        self._arrived: deque[tuple[float, ToReplica]] = deque()  # with the time
         self._bytes_in = self._bytes_out = 0
         self._connected = self._overflowed = False
         self._pending: deque[Delta] = deque()  # of one message, to be put into the index
@@ -93,15 +94,15 @@ class Replica:
         prompt_ids: Sequence[int],
         response_ids: Sequence[int],
     ) -> int:
-        """A `/generate` call of this sequence starts here; its slot in the Drafter.
+        """Starts a `/generate` call of a sequence. Returns its slot in the Drafter.
 
-        response_ids: what earlier calls generated. If something else is known of the sequence (an
-        engine that was lost had gone further), this call becomes a fork of it with a number of its
-        own, so that the index's state of it is right.
+        response_ids: the tokens of earlier calls. If other tokens of the sequence are known (a lost
+        engine had generated more), this call becomes a fork with a number of its own. The index's
+        state of the sequence is then correct.
         """
         name = wire_name(group)
         held = self._held.open(name, prompt_ids, self._now)
-        if len(held.logs) >= MAX_SEQUENCES:  # somebody gives all calls one name: begin again
+        if len(held.logs) >= MAX_SEQUENCES:  # a caller uses one name for all calls: start again
             self._close(held)
             held = self._held.open(name, prompt_ids, self._now)
         if not held.reported:
@@ -110,9 +111,9 @@ class Replica:
         log = held.continued(number, response)
         if log is None:
             log = self._held.add(held, held.free_number(number))
-            log.sent = len(response) if log.number == number else 0  # a fork is nowhere else
+            log.sent = len(response) if log.number == number else 0  # no other process has a fork
         elif log.sent >= len(log.tokens):
-            log.sent = len(response)  # who decoded the rest sent it; else the hub will ask
+            log.sent = len(response)  # its decoder sent the rest, or the hub requests it
         self._held.append(log, response[len(log.tokens) :])
         self._grown[log] = None
         log.live = log.own = True
@@ -123,15 +124,15 @@ class Replica:
         return slot
 
     def grown(self, slot: int, tokens: Sequence[int]) -> None:
-        """Verified tokens of a sequence; `Drafter.step` puts them into the index itself."""
+        """Records verified tokens of a sequence; `Drafter.step` puts them into the index itself."""
         log = self._rows.get(slot)
-        if log is not None:  # else its group is closed
+        if log is not None:  # None: its group is closed
             self._held.grown(log, tokens)
             self._grown[log] = None
             self._keep_bound()
 
     def end(self, slot: int) -> None:
-        """The call is over."""
+        """Ends the call of a slot."""
         log = self._rows.pop(slot, None)
         if log is not None:
             log.live = False
@@ -140,7 +141,7 @@ class Replica:
         self._drafter.detach(slot)
 
     def source(self, slot: int, sequence: int) -> Source:
-        """Who wrote what the Drafter ascribes to `sequence`, for the sequence in `slot`."""
+        """Returns the source of the Drafter's `sequence`, seen from the sequence in `slot`."""
         log = self._rows.get(slot)
         if sequence < 0 or log is None:
             return "prompt"
@@ -149,7 +150,7 @@ class Replica:
         return "here" if log.group.index[sequence].own else "elsewhere"
 
     def received(self, message: ToReplica) -> None:
-        """A message of the hub arrived; from the link's thread, never blocking."""
+        """Queues a message of the hub without blocking. The link's thread calls it."""
         size = _size(message)
         if self._bytes_in - self._bytes_out + size > MAX_WAITING:
             self._lost += 1
@@ -159,13 +160,13 @@ class Replica:
         self._arrived.append((self._clock(), message))
 
     def connected(self) -> None:
-        """The hub is there, perhaps a new one; from the link's thread."""
+        """Records a connection to the hub, which may be new. The link's thread calls it."""
         self._connected = True
 
     def drain(self, now: float) -> None:
-        """Once a step: put what has arrived into the index (bounded work), send what is due.
+        """Adds received tokens to the index, up to DRAIN_TOKENS, and sends due messages.
 
-        now: seconds on any steady clock.
+        Call it once per step. now: seconds of the steady clock `clock`.
         """
         self._now = now
         if self._arrived or self._pending:
@@ -180,8 +181,10 @@ class Replica:
             self._flush(self._send)
 
     def facts(self) -> dict[str, Any]:
-        """Counters, for `/server_info`. `waits`: of messages of tokens, from when they were off the
-        socket to when the last token was in the index."""
+        """Returns counters for `/server_info`.
+
+        `waits`: from the receipt of a message of tokens to its last token in the index.
+        """
         return {
             "groups": len(self._held.groups),
             "tokens": self._held.tokens,
@@ -210,7 +213,7 @@ class Replica:
                 self._waits.observe(max(0.0, self._now - self._pending_since))
 
     def _read(self, message: ToReplica, since: float) -> int:
-        """Deal with a message of that time, deltas excepted, which wait; its cost, in tokens."""
+        """Handles a message received at `since`; deltas wait. Returns its cost, in tokens."""
         self._bytes_out += _size(message)
         if isinstance(message, Deltas):
             self._pending.extend(message.deltas)
@@ -226,20 +229,20 @@ class Replica:
         if self._send is not None and self._scope == "fleet":
             for batch in batched(self._wanted(message)):
                 self._send(batch)
-        return DRAIN_TOKENS  # rare: the hub is new, or something was lost
+        return DRAIN_TOKENS  # rare: the hub is new, or a message was lost
 
     def _wanted(self, message: Want) -> Iterator[Delta]:
         for name, lengths in message.groups.items():
             held = self._held.groups.get(name)
             if held is None:
                 continue
-            self._ask(held)  # the hub may have forgotten that it is served here
+            self._ask(held)  # the hub may have lost that this engine serves it
             for number, length in lengths.items():
                 if number in held.logs:
                     yield from _unsent(held.logs[number], length)
 
     def _apply(self, delta: Delta) -> int:
-        """Put a delta into the index; how many tokens it brought."""
+        """Adds a delta to the index. Returns its number of new tokens."""
         held = self._held.groups.get(delta.group)
         if held is None or len(delta.tokens) % TOKEN_BYTES:
             return 0
@@ -251,7 +254,7 @@ class Replica:
         if end <= have:
             return 0
         if log is not None and log.live:
-            # The hub knows more of it than the call that decodes it: another call went this way.
+            # The hub has more tokens than the running call, so another call has decoded them.
             held.renumber(log)
             self._grown[log] = None
             log, have = None, 0
@@ -277,17 +280,17 @@ class Replica:
             return False
         prompt = self._held.prompt_again(held) if log is None else 0
         if not self._make_room(len(tokens) + prompt, keep=held):
-            held.ask_at = self._now + IDLE_S  # it would be refused again
+            held.ask_at = self._now + IDLE_S  # the tokens would be refused again
             return False
         return True
 
     def _ask(self, held: StoredGroup) -> None:
-        """Something of a group is missing: have the hub look at what there is."""
+        """Schedules an Open of a group with missing tokens, so that the hub sends them."""
         if held.reported and self._now >= held.ask_at:
             self._to_open[held] = None
 
     def _make_room(self, tokens: int, keep: StoredGroup | None = None) -> bool:
-        """Close idle groups until so many tokens fit."""
+        """Closes idle groups until the tokens fit. Returns whether they do."""
         while not self._held.fits(tokens):
             idlest = self._held.idlest(keep)
             if idlest is None:
@@ -296,12 +299,12 @@ class Replica:
         return True
 
     def _keep_bound(self) -> None:
-        """Close groups, running ones too, until what is here stays within the limit."""
+        """Closes groups, running ones too, until the tokens are within the limit."""
         while not self._held.fits(0):
             self._close(self._held.idlest(None) or self._held.dearest())
 
     def _close(self, held: StoredGroup) -> None:
-        """Forget a group, running sequences included: they draft nothing from then on."""
+        """Removes a group. Its running sequences draft nothing from now on."""
         self._leave([held])
         if held.running:
             for slot in [slot for slot, log in self._rows.items() if log.group is held]:
@@ -327,7 +330,7 @@ class Replica:
             self._to_open.clear()
 
     def _lengths(self, held: StoredGroup) -> dict[int, int]:
-        """What is here of each sequence; only what came from the hub where nothing is shared."""
+        """Returns the tokens per sequence; if scope is not `fleet`, only of received sequences."""
         everything = self._scope == "fleet"
         return {
             number: len(log.tokens)
@@ -336,7 +339,7 @@ class Replica:
         }
 
     def _open_all(self) -> None:
-        """Report to the hub what is here of every group that is served."""
+        """Schedules an Open of every group that was reported to the hub."""
         for held in self._held.groups.values():
             if held.reported:
                 self._to_open[held] = None
@@ -353,7 +356,7 @@ class Replica:
             self._open_all()
 
     def _leave(self, groups: list[StoredGroup]) -> None:
-        """Let the hub know that these are served here no longer."""
+        """Reports to the hub that this engine no longer serves these groups."""
         reported = [held for held in groups if held.reported]
         for held in reported:
             held.reported = False
@@ -363,14 +366,14 @@ class Replica:
 
 
 def _unsent(log: Log, position: int) -> Iterator[Delta]:
-    """What the hub lacks of a sequence, which it will have then."""
+    """Yields the tokens of a sequence that the hub lacks, and marks them as sent."""
     if position < len(log.tokens):
         log.sent = len(log.tokens)
         yield from pieces(log.group.name, log.number, log.tokens, position)
 
 
 def _size(message: ToReplica) -> int:
-    """Bytes of a message, about."""
+    """Returns the approximate bytes of a message."""
     if isinstance(message, Deltas):
         return sum(delta.cost for delta in message.deltas)
     return 64 * len(message.groups)

@@ -1,7 +1,7 @@
-"""The two compiled calls: a text grows; and a decode step's whole batch grows and is drafted for.
+"""Two compiled entry points: `extend` grows one sequence; `step` grows and drafts a whole batch.
 
-Both do as much as there is room for and return where they stopped: the caller makes room and calls
-again, so that no array is ever reallocated under a kernel.
+Both stop when an array is full and return where they stopped. The caller enlarges the array and
+calls again, so no array is ever reallocated during a kernel.
 """
 
 import numpy as np
@@ -19,13 +19,13 @@ Float32 = NDArray[np.float32]
 GROUP, NUMBER, LAST, TOKENS = range(4)
 SEQUENCE_COLUMNS = 4
 
-# What a step returns that is not the group in need of room.
+# Results of a step other than the number of a group that needs room.
 DONE, BAD_TOKEN, BAD_COUNTS, BAD_SLOT = -1, -2, -3, -4
 
 
 @part
 def _extend(groups: Int64, sequence: Int64, tokens: Int32, first: int, end: int) -> int:
-    """Append tokens[first:end] to a sequence while there is room; where it stopped."""
+    """Appends tokens[first:end] to a sequence while there is room; returns where it stopped."""
     index = index_at(groups[sequence[GROUP]])
     last = sequence[LAST]
     while first < end and has_room(index, last):
@@ -38,13 +38,13 @@ def _extend(groups: Int64, sequence: Int64, tokens: Int32, first: int, end: int)
 
 @kernel("int64(int64[:,::1], int64[::1], int32[::1], int64)")
 def extend(groups: Int64, sequence: Int64, tokens: Int32, first: int) -> int:
-    """Append tokens[first:] to a sequence while its group has room; where it stopped."""
+    """Appends tokens[first:] to a sequence while its group has room; returns where it stopped."""
     return _extend(groups, sequence, tokens, first, tokens.size)
 
 
 @part
 def _all_tokens(tokens: Int32) -> bool:
-    for token in tokens:  # noqa: SIM110 (numba knows no generators)
+    for token in tokens:  # noqa: SIM110 (numba has no generators)
         if token < 0 or token > MAX_TOKEN:
             return False
     return True
@@ -52,13 +52,13 @@ def _all_tokens(tokens: Int32) -> bool:
 
 @kernel("boolean(int32[::1])")
 def all_tokens(tokens: Int32) -> bool:
-    """Whether all of them can be token ids."""
+    """Returns whether all tokens are valid ids, 0 to MAX_TOKEN."""
     return _all_tokens(tokens)
 
 
 @part
-def _complaint(slots: Int64, rows: Int64, tokens: Int32, counts: Int32) -> int:
-    """What is wrong with the arguments of a step, or DONE."""
+def _argument_error(slots: Int64, rows: Int64, tokens: Int32, counts: Int32) -> int:
+    """Returns the error code of the arguments of a step, or DONE."""
     if not _all_tokens(tokens):
         return BAD_TOKEN
     end = int64(0)
@@ -94,15 +94,15 @@ def step(
     drafted: Int32,
     matches: Int32,
 ) -> int:
-    """Append each row's tokens to its sequence, then draft for all rows.
+    """Appends each row's tokens to its sequence, then drafts for all rows.
 
-    `slots`: 1 + the sequence of each slot, or 0; `rows`: the slot of each row of the batch;
-    `progress`: the row and the token to go on with, (0, 0) at first. Returns DONE, or the group
-    that needs room, or what is wrong with the arguments; then nothing was appended.
+    `slots`: 1 + the sequence of each slot, or 0. `rows`: the slot of each row of the batch.
+    `progress`: the row and the token to continue with, (0, 0) at first. Returns DONE, the group
+    that needs room, or an error code. After an error nothing was appended.
     """
-    complaint = _complaint(slots, rows, tokens, counts)
-    if complaint != DONE:
-        return complaint
+    error = _argument_error(slots, rows, tokens, counts)
+    if error != DONE:
+        return error
     end = int64(0)
     first = int64(progress[1])
     for row in range(rows.size):
@@ -129,7 +129,7 @@ def step(
         target = Drafted(drafts[row], parents[row], probs[row], sources[row])
         budget = int64(budgets[row])
         count = propose(index, context, budget, paths, min_probability, frontier, target)
-        for node in range(count):  # `propose` has left the states there
+        for node in range(count):  # `propose` has written states to `sources`
             sources[row, node] = index.states[sources[row, node], SOURCE]
         drafted[row] = count
         matches[row] = index.states[context, LENGTH]

@@ -1,25 +1,24 @@
-"""The time of a decode step by batch size and draft width: measured at the start, kept fresh."""
+"""The time of a decode step by batch size and draft width: measured, then updated by steps."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
-COMMON = 0.1  # share of a new measurement in what all widths have in common
-OWN = 0.02  # and in what is one width's own, once that is known from its first measurements
-OUTLIER = 3.0  # a step that took so many times longer or shorter than expected is cut to that
+COMMON = 0.1  # weight of a new measurement in the part that all widths share
+OWN = 0.02  # and in the part of one width, after its first measurements
+OUTLIER = 3.0  # a step's time is clipped to this factor above or below the expected time
 
 
 class StepTimes:
     """T(batch, width) = forward(batch, width) + own[width] + common, seconds.
 
-    `forward` is what was measured at the start, interpolated between batch sizes. All else that a
-    step takes is learnt from the steps: what a width has of its own (sampling at every node, the
-    walk), which hardly changes, and what all have in common (scheduling, attention to contexts that
-    grow), which one width's steps show for all.
+    `forward` was measured at start-up and is interpolated between batch sizes. The other two terms
+    are learnt from the steps. `own` (sampling at every node, the walk) hardly changes. `common`
+    (scheduling, attention to growing contexts) is the same for all widths, so any step updates it.
     """
 
     def __init__(self, forward: Mapping[tuple[int, int], float]) -> None:
-        """`forward`: seconds by (batch, width); every width at the same batch sizes."""
+        """`forward`: seconds by (batch, width); all widths have the same batch sizes."""
         batches = sorted({batch for batch, _ in forward})
         widths = sorted({width for _, width in forward})
         self._batches = np.array(batches, float)
@@ -32,14 +31,14 @@ class StepTimes:
         self._common = 0.0
 
     def predict(self, batch: int, width: int) -> float:
-        """Seconds of a step."""
+        """Returns the expected seconds of a step."""
         forward = self._measured(batch, width)
         return max(forward / OUTLIER, forward + self._own[width] + self._common)
 
     def observe(self, batch: int, width: int, seconds: float) -> None:
-        """A step took so long."""
+        """Learns from the time of a step."""
         expected = self.predict(batch, width)
-        if any(self._seen.values()):  # the first one shows what the start's measurement left out
+        if any(self._seen.values()):  # the first step shows the time that `forward` lacks
             seconds = min(max(seconds, expected / OUTLIER), expected * OUTLIER)
         else:
             self._common = seconds - expected
@@ -50,7 +49,7 @@ class StepTimes:
         self._common += (1 - own) * COMMON * surprise
 
     def _measured(self, batch: int, width: int) -> float:
-        """Interpolated between the batch sizes that were measured; in proportion beyond them."""
+        """Returns `forward`, interpolated between the measured batch sizes, proportional beyond."""
         known = self._interpolated.get((batch, width))
         if known is None:
             times = self._forward[width]

@@ -1,7 +1,7 @@
-"""Draft trees as SGLang verifies them, and what of them the target model accepts.
+"""Draft trees as SGLang verifies them, and the paths that the target model accepts.
 
-The layout is that of SGLang's `NgramVerifyInput`: a row of nodes, node 0 the last token that is
-verified, links to first children and next siblings, and which nodes each attends to.
+The layout is that of SGLang's `NgramVerifyInput`: a row of nodes, links to first children and next
+siblings, and an attention mask. Node 0 is the last verified token.
 """
 
 from typing import NamedTuple
@@ -19,12 +19,12 @@ Int64 = NDArray[np.int64]
 class Layout(NamedTuple):
     """n trees of `width` nodes; -1: no such node.
 
-    A node that no draft fills is reached by no link. It holds the root's token at depth 1 and
-    attends to the root and itself, so that verifying it does no harm.
+    No link leads to a node without a draft. Such a node holds the root's token at depth 1 and
+    attends to the root and itself, so verifying it does no harm.
     """
 
     tokens: Int64  # [n, width]
-    depths: Int64  # [n, width], the root has 0
+    depths: Int64  # [n, width], 0 at the root
     mask: NDArray[np.bool_]  # [n, width, width], row attends to column: its ancestors and itself
     first_child: Int64  # [n, width]
     next_sibling: Int64  # [n, width]
@@ -41,10 +41,10 @@ class Accepted(NamedTuple):
 
 
 def lay_out(roots: ArrayLike, drafts: Drafts, width: int) -> Layout:
-    """Trees of `width` nodes: the root token [n] of each and its drafts, cut to width - 1.
+    """Returns trees of `width` nodes: the root tokens [n] and their drafts, cut to width - 1.
 
-    A parent comes before its children, so what is left after a cut is a tree. Raises ValueError
-    for a width below 1 or another number of roots than of drafts.
+    A parent comes before its children, so a cut leaves a tree. Raises ValueError if the width is
+    below 1 or the numbers of roots and drafts differ.
     """
     tokens = np.ascontiguousarray(roots, np.int64)
     if width < 1 or tokens.shape != drafts.counts.shape:
@@ -62,11 +62,11 @@ def lay_out(roots: ArrayLike, drafts: Drafts, width: int) -> Layout:
 
 
 def accept(layout: Layout, targets: ArrayLike) -> Accepted:
-    """Sample and match: `targets` [n, width] is the token that the target drew after each node.
+    """Returns the accepted paths. `targets` [n, width]: the token the target drew after each node.
 
-    From the root on, while a child of the node has the token drawn there, that child is next. So
-    what is emitted was drawn from the target model, whatever was drafted. Raises ValueError for
-    targets of another shape.
+    Sample and match: from the root on, the path follows the child that has the token drawn at the
+    node. All emitted tokens are draws of the target model, independent of the drafts. Raises
+    ValueError if the shape of the targets differs.
     """
     drawn = np.ascontiguousarray(targets, np.int64)
     if drawn.shape != layout.tokens.shape:

@@ -1,4 +1,4 @@
-"""How long something waited: a mean and the longest, kept as counters."""
+"""Statistics of waiting times: the count, the sum and the longest."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ class Waits:
         self.max_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        """One wait."""
+        """Adds a wait."""
         self.count += 1
         self.sum_s += seconds
         self.max_s = max(self.max_s, seconds)
 
     def facts(self) -> dict[str, Any]:
-        """All of it, as JSON; the longest is the longest ever."""
+        """Returns the counters, as JSON; `max_s` is the longest wait since the start."""
         return {
             "count": self.count,
             "sum_s": round(self.sum_s, 6),

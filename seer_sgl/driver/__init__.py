@@ -1,1 +1,1 @@
-"""What drives a fleet: the asyncio loop, the monitor, the events of a rollout."""
+"""The driver of a fleet: the asyncio loop, the engine monitor and the events of a rollout."""

@@ -1,4 +1,4 @@
-"""The scheduler that a config's section `scheduling` asks for, and its view of an engine."""
+"""Builds the scheduler from the config section `scheduling`, and the scheduler's engine slots."""
 
 from seer_sgl.config import UNDIVIDED, SchedulingConfig
 from seer_sgl.scheduling.costs import Costs
@@ -21,7 +21,8 @@ def build_scheduler(
 ) -> Scheduler:
     """Returns a scheduler without engines.
 
-    `known`: what is in `scheduling.lengths`. `placement` replaces that of the policy (experiments).
+    `known`: the lengths read from `scheduling.lengths`. `placement` replaces the policy's placement
+    (experiments).
     """
     cache_aware = CacheAware(
         costs, max_spread=scheduling.max_spread, gap=scheduling.fetch_gap_tokens
@@ -40,12 +41,12 @@ def new_slot(scheduling: SchedulingConfig, info: EngineInfo) -> EngineSlot:
     """Returns the scheduler's view of an engine that joins."""
     if scheduling.policy in UNDIVIDED:
         return EngineSlot(info.engine_id, None, UNLIMITED, info.pool)
-    most = info.max_running_requests
+    max_inflight = info.max_running_requests
     if scheduling.max_inflight_per_engine is not None:
-        most = min(most, scheduling.max_inflight_per_engine)
+        max_inflight = min(max_inflight, scheduling.max_inflight_per_engine)
     ledger = None
     if scheduling.kv_ledger:
         ledger = KVLedger(
             info.max_total_num_tokens, info.page_size, info.radix_cache, info.draft_tokens
         )
-    return EngineSlot(info.engine_id, ledger, most, info.pool)
+    return EngineSlot(info.engine_id, ledger, max_inflight, info.pool)

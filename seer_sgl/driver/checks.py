@@ -1,4 +1,7 @@
-"""What config, model and engines allow together; refused in one line before any chunk is sent."""
+"""Checks that config, model and engines fit together, before the driver sends any chunk.
+
+Each check reports a problem in one line.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,13 +9,13 @@ from seer_sgl.config import DraftConfig, KvPoolConfig
 from seer_sgl.errors import ConfigError
 from seer_sgl.types import EngineInfo, Prompt, Sampling
 
-# SGLang takes inputs up to max_total_num_tokens - 6 (TpModelWorker.get_worker_info); a limit that
-# close to the KV capacity comes from it, any other from the model's context length.
+# SGLang accepts inputs of up to max_total_num_tokens - 6 (TpModelWorker.get_worker_info). A limit
+# this close to the KV capacity comes from that rule; any other comes from the context length.
 KV_LIMIT_SLACK = 8
 
 
 def check_engines(pool: KvPoolConfig, draft: DraftConfig, engines: Sequence[EngineInfo]) -> None:
-    """Raise ConfigError for engines that do not fit together, or lack what the config asks for."""
+    """Raises ConfigError if the engines do not fit together or lack a configured feature."""
     problem = differences(engines)
     if problem is not None:
         raise ConfigError(problem)
@@ -30,24 +33,24 @@ def check_engines(pool: KvPoolConfig, draft: DraftConfig, engines: Sequence[Engi
 
 
 def differences(engines: Sequence[EngineInfo]) -> str | None:
-    """Returns what keeps engines from serving the same requests; None if nothing does."""
+    """Returns the reason why the engines cannot serve the same requests; None if they can."""
     versions = {info.weight_version: info.engine_id for info in engines}
     if len(versions) > 1:
         serving = ", ".join(f"{engine}: {version}" for version, engine in versions.items())
-        return f"engines: they serve different weight versions ({serving})"
+        return f"engines: the engines serve different weight versions ({serving})"
     sizes = {info.page_size for info in engines if info.pool is not None}
     if len(sizes) > 1:
         pages = ", ".join(map(str, sorted(sizes)))
-        return f"engines: their KV pool pages differ in size ({pages})"
+        return f"engines: the KV pool pages of the engines differ in size ({pages})"
     return None
 
 
 def unservable(
     sampling: Sampling, engines: Sequence[EngineInfo], tokenizer: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yields (parameter, complaint) for what the engines, or this process, cannot serve.
+    """Yields (parameter, reason) for each parameter that the engines or this process cannot serve.
 
-    tokenizer: whether this process has one.
+    tokenizer: whether this process has a tokenizer.
     """
     if sampling.stops() and not tokenizer:
         yield "stop", "stop strings need a tokenizer: set model.path"
@@ -67,13 +70,15 @@ def unservable(
                 yield (
                     key,
                     f"engine {info.engine_id} runs with --skip-tokenizer-init, where SGLang "
-                    "refuses it",
+                    "refuses this parameter",
                 )
 
 
 def check_pool(pool: KvPoolConfig, chunk: int, kv_bytes_per_token: int | None) -> None:
-    """Raise ConfigError for a local KV pool that could not hold the KV of a chunk of so many
-    tokens."""
+    """Raises ConfigError if a local KV pool is too small for the KV of one chunk.
+
+    chunk: tokens.
+    """
     if pool.backend != "mooncake" or pool.master is not None or kv_bytes_per_token is None:
         return
     if pool.memory_bytes() * pool.stores < kv_bytes_per_token * chunk * pool.replicas:
@@ -84,7 +89,7 @@ def check_pool(pool: KvPoolConfig, chunk: int, kv_bytes_per_token: int | None) -
 
 
 def mismatches(engines: Sequence[EngineInfo]) -> list[str]:
-    """What differs between engines that should be alike; a mistake more often than not."""
+    """Returns one warning per property that differs between engines; usually a mistake."""
     warnings = []
     for name, what in (
         ("model_path", "model paths"),
@@ -99,22 +104,21 @@ def mismatches(engines: Sequence[EngineInfo]) -> list[str]:
 
 
 class LengthLimits:
-    """How long a request may get on every one of the engines."""
+    """The request lengths, in tokens, that every one of the engines accepts."""
 
     def __init__(self, engines: Sequence[EngineInfo]) -> None:
         self._least = min(engines, key=lambda info: info.max_request_len)
 
     @property
     def longest_prompt(self) -> int:
-        """Prompt tokens that still leave room for one response token."""
+        """The longest prompt, in tokens, that leaves room for one response token."""
         return self._least.max_request_len - 1
 
     def response_limit(self, prompt: Prompt, wanted: int) -> int:
-        """Returns the response tokens this prompt may get: those wanted, or what the context
-        leaves.
+        """Returns the response limit of a prompt in tokens: `wanted`, or what the context leaves.
 
-        The prompt is no longer than `longest_prompt`. Raises ConfigError when it is the KV cache
-        that cannot hold a whole request.
+        The prompt is no longer than `longest_prompt`. Raises ConfigError if the KV cache, not the
+        context length, is too small for the request.
         """
         left = self._least.max_request_len - len(prompt.prompt_ids)
         capacity = self._least.max_total_num_tokens

@@ -1,4 +1,4 @@
-"""What the draft hub receives from the driver: history when a group begins, and its end."""
+"""The driver's messages to the draft hub: the history and the end of each group."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -12,14 +12,15 @@ from seer_sgl.types import Chunk, Failure, Group, Prompt
 from .observer import Observer
 
 HISTORY_FROM = SEQUENCES // 2
-# Responses of earlier epochs to a prompt.
+# Returns the responses of earlier epochs to a prompt.
 Responses = Callable[[Prompt], Sequence["array[int]"]]
 
 
 class DraftKeeper(Observer):
-    """Speaks of groups by their uid: two rollouts may name theirs alike.
+    """Sends the history and the end of each group to the draft hub.
 
-    The first chunk of a group brings what is known of its prompt: responses of earlier epochs,
+    Groups are identified by uid, because two rollouts may use the same group id. The history is
+    sent with the first chunk of a group: the responses of earlier epochs to its prompt. They are
     numbered from HISTORY_FROM on, beyond the requests of a group that may still grow.
     """
 

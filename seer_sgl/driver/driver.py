@@ -41,12 +41,12 @@ logger = logging.getLogger(__name__)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a driver works. Times in seconds.
+    """The settings of a driver. Times in seconds.
 
-    `stall_timeout_s`: an engine with work and no progress for so long is stuck;
-    `recovery_timeout_s`: how long requests wait while no engine serves; `poll_s`: between two looks
-    at an engine. `known`: lengths of an earlier rollout; `history`: its responses to a prompt.
-    `placement` replaces the choice of engines (experiments).
+    `stall_timeout_s`: an engine that has work but makes no progress for this time is stuck.
+    `recovery_timeout_s`: how long requests wait while no engine serves. `poll_s`: the interval
+    between two polls of an engine. `known`: response lengths of an earlier rollout. `history`: its
+    responses to a prompt. `placement` replaces the policy's choice of engines (experiments).
     """
 
     scheduling: SchedulingConfig = SchedulingConfig()
@@ -61,7 +61,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Driver:
-    """One scheduler, one loop and one monitor over a fleet. Made by `Driver.over`."""
+    """One scheduler, one loop and one monitor for a fleet. `Driver.over` creates it."""
 
     def __init__(self, fleet: EngineFleet, settings: Settings, clock: Clock) -> None:
         self._fleet = fleet
@@ -83,15 +83,17 @@ class Driver:
             poll_s=settings.poll_s,
         )
         self._numbers = itertools.count()
-        self._error: RolloutError | None = None  # what ended it
+        self._error: RolloutError | None = None  # the reason why the driver ended
 
     @classmethod
     @contextlib.asynccontextmanager
     async def over(
         cls, fleet: EngineFleet, settings: Settings, clock: Clock = time.monotonic
     ) -> AsyncIterator[Self]:
-        """A driver of the engines that are in the fleet. They are not stopped at the end; what is
-        in flight there is aborted."""
+        """Opens a driver of the fleet's engines; an async context manager.
+
+        On exit it aborts all chunks in flight and leaves the engines running.
+        """
         driver = cls(fleet, settings, clock)
         for engine in fleet.engines:
             driver._join(engine)
@@ -110,20 +112,19 @@ class Driver:
 
     @property
     def engines(self) -> list[EngineInfo]:
-        """The engines' descriptions."""
+        """The descriptions of the engines."""
         return [engine.info for engine in self._loop.engines.values()]
 
     @property
     def limits(self) -> LengthLimits:
-        """How long a request may get on every one of the engines. Raises RolloutError if there is
-        none."""
+        """The request lengths that every engine accepts. Raises RolloutError without engines."""
         if not self._loop.engines:
             raise RolloutError("the fleet has no engine")
         return LengthLimits(self.engines)
 
     @property
     def stands_still(self) -> bool:
-        """Whether callers wait, and nothing is in flight or due that could bring them on."""
+        """Whether callers wait although no chunk is in flight and no retry is due."""
         return self._loop.stands_still
 
     def submit(
@@ -135,11 +136,13 @@ class Driver:
         started_at: float = 0.0,
         caller: str | None = None,
     ) -> Run:
-        """Roll groups out. `rollout_id` and `started_at` (the zero of their times, on the driver's
-        clock) go into the samples. Runs of one `caller` share the fleet as one.
+        """Starts the rollout of some groups and returns an iterator of finished groups.
+
+        `rollout_id` goes into the samples. `started_at` is the zero of their times, on the
+        driver's clock. All runs of one `caller` have one share of the fleet.
 
         Raises RolloutError if the driver has ended, ConfigError for stop strings without a
-        tokenizer, and ValueError for a group or a request whose uid is under way already.
+        tokenizer, and ValueError if the uid of a group or a request is already in use.
         """
         self._raise_if_ended()
         if self._settings.tokenizer is None and any(group.sampling.stops() for group in groups):
@@ -149,23 +152,26 @@ class Driver:
         return self._loop.submit(groups, maker, [*self._own_observers(), *observers], caller)
 
     async def pause(self) -> None:
-        """Dispatch nothing until `resume` has been called as often as this; returns when nothing is
-        in flight. The tokens of chunks that are ended for it are kept where the request can go on
-        from them. Raises RolloutError if the driver ends meanwhile."""
+        """Stops dispatching, and returns when no chunk is in flight.
+
+        Each `pause` needs one `resume`. Chunks in flight end early; their tokens are kept if the
+        request can continue from them. Raises RolloutError if the driver ends meanwhile.
+        """
         await self._loop.pause()
 
     def resume(self) -> None:
-        """Take one pause back; after the last one, dispatch again."""
+        """Ends one pause. The driver dispatches again after the last one."""
         self._loop.resume()
 
     async def reweigh(self, version: str) -> None:
-        """The engines have been given new weights: go on with them, as soon as each reports
-        `version`. Nothing is dispatched before. Weights of tokens are in `Sample.weight_spans`.
+        """Holds dispatch after a weight update until every engine reports weights `version`.
 
-        An engine that does not answer is out until it comes back with that version. Raises
-        RolloutError if another version is still reported after `recovery_timeout_s`, or if a later
-        call asks for another one. Whether it raises or is cancelled: nothing is dispatched then
-        until a later call succeeds.
+        `Sample.weight_spans` holds the weight version of each token. An engine that does not answer
+        is out until it comes back with that version.
+
+        Raises RolloutError if an engine still reports another version after `recovery_timeout_s`,
+        or if a later call supersedes this one. If the call raises or is cancelled, dispatch stays
+        on hold until a later call succeeds.
         """
         self._raise_if_ended()
         self._loop.hold()
@@ -190,7 +196,7 @@ class Driver:
         self._loop.release()
 
     async def _reported_version(self, engine_id: str) -> tuple[str, str | None]:
-        """An engine and the version it reports; None if nothing is to be waited for."""
+        """Returns the engine id and its reported version; None if it is leaving or out."""
         if self._loop.leaving(engine_id):
             return engine_id, None
         try:
@@ -202,16 +208,20 @@ class Driver:
             return engine_id, None
 
     def add_engine(self, engine: Engine) -> None:
-        """An engine joins, and is sent chunks at once. Raises ConfigError if it does not fit to the
-        others, or is there already."""
+        """Adds an engine, which receives chunks at once.
+
+        Raises ConfigError if it does not fit the other engines or is already in the fleet.
+        """
         self._raise_if_ended()
         self._check_fit(engine.info)
         self._join(engine)
 
     async def remove_engine(self, engine_id: str) -> None:
-        """An engine leaves; returns when it has nothing of ours in flight any more. Divided chunks
-        are ended there with the tokens they have, others run to their end. Raises ConfigError if
-        it is not there."""
+        """Removes an engine, and returns when none of this driver's chunks is in flight there.
+
+        Divided chunks end early with the tokens they have; undivided ones run to their end. Raises
+        ConfigError if the engine is not in the fleet.
+        """
         if engine_id not in self._loop.engines:
             raise ConfigError(f"engine {engine_id} is not in the fleet")
         await self._loop.remove_engine(engine_id)
@@ -224,8 +234,8 @@ class Driver:
 
     def _check_fit(self, info: EngineInfo) -> None:
         present = self.engines
-        if info.engine_id in {one.engine_id for one in present}:
-            raise ConfigError(f"engine {info.engine_id} is in the fleet already")
+        if info.engine_id in {other.engine_id for other in present}:
+            raise ConfigError(f"engine {info.engine_id} is already in the fleet")
         version = self._monitor.weight_version
         if version is not None and info.weight_version != version:
             raise ConfigError(
@@ -233,15 +243,15 @@ class Driver:
             )
         if not present:
             return
-        if version is not None:  # of an engine that is away the newest is not known
-            present = [msgspec.structs.replace(one, weight_version=version) for one in present]
+        if version is not None:  # the description of an engine that is out may be older
+            present = [msgspec.structs.replace(other, weight_version=version) for other in present]
         problem = differences([*present, info])
         if problem is not None:
             raise ConfigError(problem)
         shortest = self.limits.longest_prompt
         if LengthLimits([info]).longest_prompt < shortest:
             raise ConfigError(
-                f"engine {info.engine_id}: it takes {info.max_request_len} tokens per request, "
+                f"engine {info.engine_id}: it accepts {info.max_request_len} tokens per request, "
                 f"the fleet {shortest + 1}"
             )
 
@@ -250,10 +260,10 @@ class Driver:
             raise self._error
 
     def _own_observers(self) -> list[Observer]:
-        ours: list[Observer] = [PageReleaser(self._fleet.link, self._loop.engines)]
+        observers: list[Observer] = [PageReleaser(self._fleet.link, self._loop.engines)]
         if self._fleet.drafts is not None:
-            ours.append(DraftKeeper(self._fleet.drafts, self._settings.history))
-        return ours
+            observers.append(DraftKeeper(self._fleet.drafts, self._settings.history))
+        return observers
 
     def _measured(self, rates: Rates) -> None:
         if rates.prefill_tokens:
@@ -262,7 +272,7 @@ class Driver:
             self._costs.observe_fetch(rates.fetch_tokens, rates.fetch_s)
 
     async def _work(self) -> None:
-        """Loop and monitor, until cancelled or until no engine has served for too long."""
+        """Runs the loop and the monitor, until cancelled or until the monitor gives up."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._loop.run())
@@ -278,14 +288,13 @@ class Driver:
             self._end(failed)
 
     def _end(self, error: RolloutError) -> None:
-        """Nothing is rolled out any more."""
         if self._error is None:
             self._error = error
             self._loop.fail(error)
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    found: BaseException = failures
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found
+    error: BaseException = failures
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

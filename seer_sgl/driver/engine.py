@@ -1,4 +1,4 @@
-"""What the driver needs of engines, whatever stands behind them."""
+"""The interfaces that the driver requires of engines, plugin link and fleet."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -7,58 +7,62 @@ from seer_sgl.link.hub import DraftSink
 from seer_sgl.link.server import OnRates, OnStored
 from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad
 
-# Receives the tokens of a chunk as they come, each once, as replies of their own; they are final.
+# Receives the tokens of a chunk as the engine produces them: each token once, in a reply that holds
+# the new tokens only. They are final.
 OnTokens = Callable[[ChunkReply], None]
 
 
 class Engine(Protocol):
-    """One engine. Raises EngineError, nothing else."""
+    """One engine. Its methods raise EngineError only."""
 
     @property
     def info(self) -> EngineInfo:
-        """Its description, as of when it joined or last came back."""
+        """The engine's description from the time it joined or last came back."""
 
     async def generate(self, chunk: Chunk, on_tokens: OnTokens | None = None) -> ChunkReply:
-        """Run one chunk to its end. Cancelling the call aborts it on the engine.
+        """Runs one chunk and returns its reply. Cancelling the call aborts it on the engine.
 
-        on_tokens: receives the tokens as they come; the reply has all of them nevertheless.
+        on_tokens: receives the tokens as the engine produces them. The reply has all of them too.
         """
 
     async def abort(self, chunk: Chunk) -> None:
-        """End a chunk early: `generate` returns soon, with the tokens there are."""
+        """Ends a chunk early: `generate` then returns the tokens generated so far."""
 
     async def load(self) -> EngineLoad:
-        """Returns how busy the engine is now."""
+        """Returns the current load of the engine."""
 
     async def problem(self, weight_version: str | None = None) -> str | None:
-        """Returns why the engine cannot serve now; None when it generates and still is what it
-        was. weight_version: that it must serve if it was started again; None: what it served."""
+        """Returns the reason why the engine cannot serve; None if it generates and is unchanged.
+
+        weight_version: the version that a restarted engine must serve; None: the one it served
+        before.
+        """
 
     async def refresh(self) -> EngineInfo:
-        """Returns its description of now, which `info` then is."""
+        """Returns the engine's current description, and stores it as `info`."""
 
 
 class PluginLink(Protocol):
-    """Where the plugins of the engines report."""
+    """The server that receives the reports of the engines' plugins."""
 
     on_stored: OnStored
     on_rates: OnRates
 
     def forget(self, instance: str, uid: str, keep: int) -> None:
-        """Let the KV of a request beyond its first `keep` tokens leave the pool."""
+        """Releases the KV of a request beyond its first `keep` tokens from the pool."""
 
 
 class EngineFleet(Protocol):
-    """Engines that are up, what they are linked by, and the draft hub if they draft."""
+    """The running engines, the link to their plugins, and the draft hub if they draft."""
 
     @property
     def engines(self) -> Sequence[Engine]:
-        """Those that are there now."""
+        """The current engines."""
 
     @property
     def link(self) -> PluginLink:
-        """Where their plugins report."""
+        """The server that receives the reports of the engines' plugins."""
 
     @property
     def drafts(self) -> DraftSink | None:
-        """The draft hub; None if no engine drafts with the others."""
+        """The draft hub; None if the engines share no drafts."""

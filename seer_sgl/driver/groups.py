@@ -1,4 +1,4 @@
-"""Prompts become groups of requests, each with a seed of its own."""
+"""Turns prompts into groups of requests; each request has its own seed."""
 
 import hashlib
 import itertools
@@ -7,8 +7,10 @@ from seer_sgl.types import Group, Prompt, Request, Sampling
 
 
 class GroupMaker:
-    """Makes the groups of one run. `run_id` sets its requests apart from those of any other run on
-    the same engines."""
+    """Makes the groups of one run.
+
+    `run_id` distinguishes its requests from the requests of other runs on the same engines.
+    """
 
     def __init__(self, run_id: str, seed: int) -> None:
         self._run_id = run_id
@@ -16,8 +18,10 @@ class GroupMaker:
         self._order = itertools.count()
 
     def group(self, prompt: Prompt, sampling: Sampling, limit: int, now: float) -> Group:
-        """Returns a group with the prompt's n requests. `limit`: response tokens of each; `now`:
-        on the driver's clock."""
+        """Returns a group with the prompt's n requests.
+
+        `limit`: the maximum response tokens per request. `now`: the driver's clock.
+        """
         group = Group(
             group_id=prompt.prompt_id,
             uid=f"{self._run_id}/{prompt.prompt_id}",
@@ -28,7 +32,7 @@ class GroupMaker:
         return group
 
     def requests(self, group: Group, count: int, limit: int, now: float) -> list[Request]:
-        """Returns more requests for a group; they follow those it has."""
+        """Returns more requests for a group; their indices follow the existing requests."""
         first = len(group.requests)
         return [self._request(group, first + number, limit, now) for number in range(count)]
 
@@ -45,9 +49,11 @@ class GroupMaker:
         )
 
 
-def derived_seed(seed: int, *of: int | str) -> int:
-    """Returns the seed, 63 bits, of a part of what `seed` stands for: a request of a run, a later
-    run. SGLang derives a request's noise from its seed and the position."""
-    name = "/".join(map(str, (seed, *of)))
+def derived_seed(seed: int, *path: int | str) -> int:
+    """Returns a 63-bit seed for one part of a seeded run, for example one request.
+
+    `path` identifies the part. SGLang derives a request's noise from its seed and the position.
+    """
+    name = "/".join(map(str, (seed, *path)))
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -1,6 +1,7 @@
-"""The asyncio loop: sends what the scheduler assigns, hands back what engines return.
+"""The asyncio loop: sends the chunks the scheduler assigns, and returns the engines' replies to it.
 
-It decides nothing. One task per chunk in flight; everything else happens between two awaits.
+The loop decides nothing. It runs one task per chunk in flight; all other work happens between two
+awaits.
 """
 
 import asyncio
@@ -38,30 +39,31 @@ from .stop_strings import Amend
 from .watch import Watch
 
 logger = logging.getLogger(__name__)
-BREACH = "the driver is idle"  # begins the message about what is left over then
+BREACH = "the driver is idle"  # prefix of the log message about leftover scheduler state
 SETTLE_S = 3.0  # a little longer than an abort may take
-# How long an engine has to return what a chunk has so far; then the chunk is taken back without.
+# How long an engine has to return the tokens of a recalled chunk; then the driver drops the chunk.
 RECALL_S = 5.0
 Clock = Callable[[], float]
 ChunkTask = asyncio.Task[ChunkReply | EngineError]
 
 
 class Flight:
-    """A chunk in flight. `taken_back`: why nothing is expected of it any more."""
+    """A chunk in flight. `taken_back`: why the driver no longer expects a reply."""
 
     def __init__(self, run: Run, chunk: Chunk, task: ChunkTask, watch: Watch | None) -> None:
         self.run = run
         self.chunk = chunk
         self.task = task
         self.watch = watch
-        self.recalled = False  # its engine was asked for what there is
+        self.recalled = False  # the engine was requested to end it early
         self.taken_back: EngineError | None = None
 
 
 class RolloutLoop:
     """Drives a Scheduler against engines until it is cancelled.
 
-    `amend` may shorten a reply before it counts (string stops across chunks). `clock`: seconds.
+    `amend` may shorten a reply before it is recorded (stop strings across chunks). `clock`:
+    seconds.
     """
 
     def __init__(self, scheduler: Scheduler, clock: Clock, amend: Amend) -> None:
@@ -72,15 +74,15 @@ class RolloutLoop:
         self._results: asyncio.Queue[ChunkResult | None] = asyncio.Queue()
         self._inflight: dict[str, Flight] = {}  # by request uid, in the order of sending
         self._runs: dict[str, Run] = {}  # by group uid, while the group is unfinished
-        self._open: dict[Run, None] = {}  # those among them, each once
-        self._pauses = 0  # that callers have asked for and not taken back
-        self._error: RolloutError | None = None  # what ended the driver
+        self._open: dict[Run, None] = {}  # the runs in `_runs`, each once
+        self._pauses = 0  # pauses without a resume yet
+        self._error: RolloutError | None = None  # the reason why the driver ended
         self._held = False  # until all engines serve the same weights
-        self._landed = asyncio.Event()  # a chunk is over
+        self._landed = asyncio.Event()  # a chunk has ended
         self._recalls: set[asyncio.Task[None]] = set()
 
     def add_engine(self, slot: EngineSlot, engine: Engine) -> None:
-        """An engine joins. Raises ValueError for the name of another one that is there."""
+        """Adds an engine. Raises ValueError if its id is already in use."""
         self._scheduler.add_engine(slot)
         self.engines[slot.engine_id] = engine
         for observer in self._observers():
@@ -88,13 +90,16 @@ class RolloutLoop:
         self._wake()
 
     async def remove_engine(self, engine_id: str) -> None:
-        """An engine leaves, once its chunks are back: divided ones with the tokens they have, the
-        others when they end. Raises KeyError for an engine that is not there."""
+        """Removes an engine once its chunks are back.
+
+        Divided chunks end early with the tokens they have; the others run to their end. Raises
+        KeyError for an unknown engine.
+        """
         self._scheduler.drain(engine_id)
         await self._until_landed(
             lambda chunk: chunk.engine_id == engine_id, f"engine {engine_id} leaves"
         )
-        if engine_id not in self.engines:  # two callers asked for it
+        if engine_id not in self.engines:  # another caller has removed it
             return
         del self.engines[engine_id]
         self._scheduler.remove_engine(engine_id)
@@ -102,7 +107,7 @@ class RolloutLoop:
             observer.left(engine_id, self._clock())
 
     def leaving(self, engine_id: str) -> bool:
-        """Whether an engine is gone or about to go."""
+        """Returns whether an engine has left the fleet or is leaving it."""
         return engine_id not in self.engines or self._scheduler.leaving(engine_id)
 
     def submit(
@@ -112,8 +117,11 @@ class RolloutLoop:
         observers: Sequence[Observer],
         caller: str = "",
     ) -> Run:
-        """Roll the groups out. Raises ValueError for a group or a request whose uid is under way
-        already; then nothing has changed."""
+        """Starts the rollout of the groups.
+
+        Raises ValueError if the uid of a group or a request is already in use; then nothing has
+        changed.
+        """
         seen: set[str] = set()
         for group in groups:
             if group.uid in self._runs or group.uid in seen:
@@ -133,18 +141,18 @@ class RolloutLoop:
         return run
 
     def grow(self, run: Run, group: Group, requests: Sequence[Request]) -> None:
-        """Add requests to a growing group. Raises ValueError if it does not grow any more."""
+        """Adds requests to a growing group. Raises ValueError if the group no longer grows."""
         self._scheduler.grow(group, requests)
         self._wake()
 
     def complete_group(self, run: Run, group: Group) -> None:
-        """No more requests of the group will come."""
+        """Marks a growing group as complete: no more requests follow."""
         self._scheduler.complete_group(group)
-        if group.uid in run.unfinished and _all_there(group):
+        if group.uid in run.unfinished and _has_all_samples(group):
             self._leave(run, group)
 
     def abort(self, request: Request) -> None:
-        """End a request with the tokens it has."""
+        """Ends a request with the tokens it has."""
         run = self._runs.get(request.group.uid)
         if run is None or request.state is RequestState.FINISHED:
             return
@@ -154,7 +162,7 @@ class RolloutLoop:
             self._recall(self._inflight[request.uid], "the request was aborted")
 
     def close(self, run: Run) -> None:
-        """The caller is done: what is unfinished is given up, its chunks in flight aborted."""
+        """Gives up the run's unfinished groups and aborts their chunks in flight."""
         failure = Failure(FailureKind.LEFT, "its caller left")
         for group in list(run.unfinished.values()):
             self._scheduler.withdraw(group, failure)
@@ -163,7 +171,7 @@ class RolloutLoop:
         self._wake()
 
     def fail(self, error: RolloutError) -> None:
-        """The driver has ended: nobody is to wait for ever."""
+        """Ends every run with an error, so that no caller waits for ever."""
         self._error = error
         self._inflight.clear()
         self._landed.set()
@@ -172,37 +180,39 @@ class RolloutLoop:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits for anything, or may not have it now."""
+        """Whether no caller waits, or dispatch is paused or on hold."""
         return not self._runs or self._pauses > 0 or self._held
 
     @property
     def stands_still(self) -> bool:
-        """Whether callers wait, and nothing is in flight or due that could bring them on."""
+        """Whether callers wait although no chunk is in flight and no retry is due."""
         return bool(self._runs) and not self._inflight and self._scheduler.wake_at is None
 
     async def pause(self) -> None:
-        """Dispatch nothing more; returns when nothing is in flight. Divided chunks are ended with
-        the tokens they have; others begin again after `resume`. Raises RolloutError if the driver
-        ends meanwhile."""
+        """Stops dispatching, and returns when no chunk is in flight.
+
+        Divided chunks end early with the tokens they have; others begin again after `resume`.
+        Raises RolloutError if the driver ends meanwhile.
+        """
         self._pauses += 1
         await self._until_landed(lambda _: True, "the driver is paused")
 
     def resume(self) -> None:
-        """Take one pause back; after the last one, dispatch again."""
+        """Ends one pause. The loop dispatches again after the last one."""
         self._pauses = max(0, self._pauses - 1)
         self._wake()
 
     def hold(self) -> None:
-        """Dispatch nothing until `release`; what is in flight goes on."""
+        """Stops dispatching until `release`; chunks in flight continue."""
         self._held = True
 
     def release(self) -> None:
-        """Dispatch again, unless paused."""
+        """Ends the hold: the loop dispatches again, unless it is paused."""
         self._held = False
         self._wake()
 
     async def settle(self) -> None:
-        """Give everything up and wait until the engines have been asked to abort it."""
+        """Gives up all runs, and waits until their chunks are aborted (SETTLE_S at most)."""
         for run in list(self._open):
             self.close(run)
         tasks = [flight.task for flight in self._inflight.values()]
@@ -210,20 +220,22 @@ class RolloutLoop:
             await asyncio.wait(tasks, timeout=SETTLE_S)
 
     def set_available(self, engine_id: str, available: bool) -> None:
-        """An engine went away or came back (monitor.py)."""
+        """Marks an engine as available or out (monitor.py)."""
         self._scheduler.set_available(engine_id, available)
         self._wake()
 
     def interrupt(self, engine_id: str, why: str) -> None:
-        """Take every chunk away from an engine; they are sent again, elsewhere if possible."""
+        """Takes every chunk back from an engine and sends it again, elsewhere if possible."""
         for flight in self._inflight.values():
             if flight.chunk.engine_id == engine_id:
                 self._take_back(flight, ChunkInterrupted(why, engine_id=engine_id))
 
     def lost_one(self, engine_id: str) -> None:
-        """An engine no longer has one of its chunks (monitor.py): most likely the oldest, if later
-        ones have overtaken it. It is sent again."""
-        for flight in self._inflight.values():  # in the order in which they were sent
+        """Sends a chunk again that the engine has lost (monitor.py).
+
+        It is most likely the oldest one, provided that later chunks have overtaken it.
+        """
+        for flight in self._inflight.values():  # in the order of sending
             if flight.chunk.engine_id == engine_id:
                 if self._scheduler.overtaken(flight.chunk):
                     why = f"engine {engine_id}: the reply was lost"
@@ -231,18 +243,18 @@ class RolloutLoop:
                 return
 
     def loaded(self, engine_id: str, load: EngineLoad) -> None:
-        """An engine reported how busy it is (monitor.py)."""
+        """Records the load that an engine reported (monitor.py)."""
         if self._scheduler.loaded(engine_id, load):
             self._wake()
         for observer in self._observers():
             observer.loaded(engine_id, load, self._clock())
 
     def looked(self, seconds: float) -> None:
-        """So much time has passed, counted in looks (monitor.py)."""
+        """Advances the scheduler's time by `seconds`, counted in polls (monitor.py)."""
         self._scheduler.looked(seconds)
 
     def stored(self, rid: str, whole: bool) -> None:
-        """The KV of a chunk has reached the pool (link/server.py)."""
+        """Records that the KV of a chunk has reached the pool (link/server.py)."""
         request = self._scheduler.stored(rid, whole)
         run = self._runs.get(request.group.uid) if request is not None else None
         if request is None or run is None:
@@ -252,7 +264,7 @@ class RolloutLoop:
         self._wake()
 
     async def run(self) -> None:
-        """Work for ever. On cancellation every chunk in flight is aborted first."""
+        """Runs until cancelled, and then aborts every chunk in flight."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._dispatch(tasks)
@@ -261,7 +273,7 @@ class RolloutLoop:
                     self._take(self._results.get_nowait())
 
     async def _next_result(self) -> ChunkResult | None:
-        """What comes back next; None when it is time to look again."""
+        """Returns the next result; None when the scheduler is to be checked for work again."""
         wake_at = self._scheduler.wake_at
         if wake_at is None or self._pauses or self._held:
             return await self._results.get()
@@ -272,7 +284,7 @@ class RolloutLoop:
             return None
 
     def _wake(self) -> None:
-        """Look for work again although no chunk came back."""
+        """Makes `run` check for work although no chunk came back."""
         self._results.put_nowait(None)
 
     def _observers(self) -> Iterable[Observer]:
@@ -291,7 +303,6 @@ class RolloutLoop:
                 observer.sent(chunk, self._clock())
 
     async def _serve(self, chunk: Chunk, watch: Watch | None) -> ChunkReply | EngineError:
-        """One chunk, start to end."""
         on_tokens = None if watch is None else watch.received
         try:
             reply = await self.engines[chunk.engine_id].generate(chunk, on_tokens)
@@ -300,13 +311,13 @@ class RolloutLoop:
         return self._amend(chunk.request, reply) if watch is None else watch.ended(reply)
 
     def _served(self, flight: Flight, task: ChunkTask) -> None:
-        """The task of a chunk is over: exactly one result, also when it was never started."""
+        """Queues exactly one result for a finished task, even if the task never started."""
         outcome: ChunkReply | EngineError
         if task.cancelled():
             if flight.taken_back is None:  # the loop itself is being cancelled
                 return
             outcome = flight.taken_back
-        elif task.exception() is not None:  # an error of ours; it ends the loop
+        elif task.exception() is not None:  # a defect of the driver; it ends the loop
             return
         else:
             outcome = task.result()
@@ -328,7 +339,7 @@ class RolloutLoop:
         if aborted or isinstance(result.error, EngineUnavailable):
             self._scheduler.set_available(result.chunk.engine_id, False)
         self._scheduler.complete(result)
-        finished = request.state is RequestState.FINISHED  # an observer may abort it, too
+        finished = request.state is RequestState.FINISHED  # read now: an observer may abort it
         for observer in run.observers:
             if result.reply is None:
                 observer.lost(result)
@@ -344,19 +355,18 @@ class RolloutLoop:
         self._check()
 
     def _finished(self, run: Run, request: Request) -> None:
-        """A request is complete, and with it perhaps its group."""
+        """Makes the sample of a finished request, and closes its group after the last one."""
         group = request.group
         sample = run.make_sample(request)
         group.samples.append(sample)
         for observer in run.observers:
             observer.finished(request, sample)
-        if _all_there(group):
+        if _has_all_samples(group):
             self._leave(run, group)
 
     def _leave(self, run: Run, group: Group) -> None:
-        """The group is complete or given up: nothing of it stays in flight. Observers may have led
-        here before their caller does."""
-        if group.uid not in self._runs:
+        """Closes a group that is complete or given up, and takes back its chunks in flight."""
+        if group.uid not in self._runs:  # an observer's call has already closed it
             return
         del self._runs[group.uid], run.unfinished[group.uid]
         if not run.unfinished:
@@ -371,21 +381,24 @@ class RolloutLoop:
         self._check()
 
     def _check(self) -> None:
-        """When nothing is left to do, the scheduler's books are empty, or there is a defect."""
+        """Logs an error if the driver is idle and the scheduler still holds state: a defect."""
         if self._runs or self._inflight or self._error is not None:
             return
         for breach in self._scheduler.check():
             logger.error("%s, but %s", BREACH, breach)
 
     def _take_back(self, flight: Flight, error: EngineError) -> None:
-        """Nothing is expected of a chunk any more."""
+        """Cancels a chunk's task; `error` becomes its result."""
         if flight.taken_back is None:
             flight.taken_back = error
             flight.task.cancel()
 
     def _recall(self, flight: Flight, why: str) -> None:
-        """Ask the engine for what a chunk has so far. A chunk that keeps nothing is left alone
-        unless its caller wants its tokens."""
+        """Requests the engine to end a chunk early with the tokens it has so far.
+
+        A chunk that could not keep its tokens runs on, unless its request is being aborted or the
+        loop is paused.
+        """
         keeps = not flight.chunk.whole or flight.chunk.request.aborting or self._pauses > 0
         if flight.recalled or flight.task.done() or not keeps:
             return
@@ -403,7 +416,7 @@ class RolloutLoop:
             self._take_back(flight, ChunkRecalled(why, engine_id=engine_id))
 
     async def _until_landed(self, wanted: Callable[[Chunk], bool], why: str) -> None:
-        """Recall some chunks in flight, and wait until all of them are back."""
+        """Recalls the chunks in flight that are `wanted`, and waits until they are back."""
         while flights := [each for each in self._inflight.values() if wanted(each.chunk)]:
             for flight in flights:
                 self._recall(flight, why)
@@ -413,6 +426,5 @@ class RolloutLoop:
             raise self._error
 
 
-def _all_there(group: Group) -> bool:
-    """Whether a group is complete, and the samples of all its requests are made."""
+def _has_all_samples(group: Group) -> bool:
     return group.complete and len(group.samples) == len(group.requests)

@@ -1,10 +1,10 @@
-"""Watches the engines: how loaded they are, which are stuck, which came back.
+"""Polls the engines: detects load, stuck engines and engines that came back.
 
-Generation has no read timeout, so a stuck engine shows only in its own figures: chunks in flight
-and nothing in `/v1/loads` moving for `stall_timeout_s`.
+Generation has no read timeout. An engine counts as stuck if it has chunks in flight and no figure
+of its `/v1/loads` changes for `stall_timeout_s`.
 
-Time is counted in looks. A driver that was stopped (SIGSTOP, a paused virtual machine) finds its
-engines silent when it goes on, because it was; by the clock it would give them up.
+Time is counted in polls, not by the clock. After a driver itself was stopped (SIGSTOP, a paused
+virtual machine), the clock would show a long silence of healthy engines.
 """
 
 import asyncio
@@ -18,30 +18,30 @@ from .engine import Engine
 from .shortfall import Shortfall
 
 POLL_S = 0.5
-READMISSION_MOST_S = 8.0  # the longest pause before an engine that serves nothing is tried again
+READMISSION_MOST_S = 8.0  # the longest pause before the next try of an engine that serves nothing
 
 
 class EngineControl(Protocol):
-    """What the monitor may do to the rollout loop."""
+    """The monitor's interface to the rollout loop."""
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits for anything."""
+        """Whether no caller waits, or dispatch is paused or on hold."""
 
     def set_available(self, engine_id: str, available: bool) -> None:
-        """Stop or resume sending chunks to an engine."""
+        """Stops or resumes sending chunks to an engine."""
 
     def interrupt(self, engine_id: str, why: str) -> None:
-        """Take every chunk away from an engine."""
+        """Takes every chunk back from an engine."""
 
     def lost_one(self, engine_id: str) -> None:
-        """Take back the chunk that an engine no longer has, if it shows which one that is."""
+        """Takes back the chunk that an engine has lost, if the loop can identify it."""
 
     def loaded(self, engine_id: str, load: EngineLoad) -> None:
-        """Pass a load figure on."""
+        """Records the load that an engine reported."""
 
     def looked(self, seconds: float) -> None:
-        """Time has passed, counted in looks."""
+        """Advances the time by `seconds`, counted in polls."""
 
 
 class StallClock:
@@ -53,30 +53,39 @@ class StallClock:
         self._since = 0.0
 
     def stalled(self, now: float, inflight: int, mark: tuple[Any, ...]) -> bool:
-        """`mark` changes whenever the engine works (counters, returned chunks)."""
+        """Returns whether the engine is stuck.
+
+        `mark`: counters and returned chunks; it changes whenever the engine makes progress.
+        """
         if inflight == 0 or mark != self._mark:
             self._mark, self._since = mark, now
         return now - self._since >= self._timeout_s
 
 
 class Readmission:
-    """When an engine that is out may be tried again: at once, then after pauses that double as
-    long as it passes its health check and serves nothing. Pure."""
+    """The backoff before an engine that is out is tried again. Pure.
+
+    The first try is immediate. The pauses then double while the engine passes its health check but
+    serves nothing.
+    """
 
     def __init__(self, first_s: float) -> None:
         self._first_s = first_s
         self._tries = 0  # since a chunk last brought tokens
-        self._at = 0.0  # of the last of them
+        self._at = 0.0  # the time of the last try
 
     def due(self, now: float, trouble: str) -> bool:
-        """`trouble`: why the engine's newest chunk brought nothing; empty if it brought tokens."""
+        """Returns whether the next try is due.
+
+        `trouble`: why the engine's newest chunk brought no tokens; empty if it brought some.
+        """
         if not trouble:
             self._tries = 0
         pause = self._first_s * float(2**self._tries - 1)
         return now - self._at >= min(pause, READMISSION_MOST_S)
 
     def tried(self, now: float) -> None:
-        """The engine is in again."""
+        """Records that the engine is available again."""
         self._tries, self._at = min(self._tries + 1, 30), now
 
 
@@ -98,15 +107,16 @@ class Monitor:
         self._stall_timeout_s = stall_timeout_s
         self._recovery_timeout_s = recovery_timeout_s
         self._poll_s = POLL_S if poll_s is None else poll_s
-        self._awake_s = 0.0  # since the beginning, counted in looks
-        self._alive_at = 0.0  # when an engine was last known to serve
-        self._available: set[EngineSlot] = set()  # at the last look
-        self._served = 0  # chunks that had brought tokens at the last look
-        self._why = ""  # an engine is out
-        self.weight_version: str | None = None  # that an engine must serve to come back; None: any
+        self._awake_s = 0.0  # seconds since the start, counted in polls
+        self._alive_at = 0.0  # when an engine last served, on the same scale
+        self._available: set[EngineSlot] = set()  # at the last poll
+        self._served = 0  # chunks that had brought tokens at the last poll
+        self._why = ""  # the newest reason why an engine is out
+        # The version that an engine must serve to come back; None: any.
+        self.weight_version: str | None = None
 
     def add(self, slot: EngineSlot, engine: Engine) -> None:
-        """Watch one more engine."""
+        """Starts polling one more engine."""
         self._engines[slot] = engine
         if slot.available:
             self._available.add(slot)
@@ -114,7 +124,7 @@ class Monitor:
             self._watches[slot] = self._tasks.create_task(self._watch(slot, engine))
 
     def remove(self, engine_id: str) -> None:
-        """Watch an engine no more."""
+        """Stops polling an engine."""
         for slot in [slot for slot in self._engines if slot.engine_id == engine_id]:
             del self._engines[slot]
             self._served -= slot.served
@@ -123,7 +133,7 @@ class Monitor:
                 watch.cancel()
 
     async def run(self) -> None:
-        """Watch for ever. Raises RolloutError when a rollout waits too long for any engine."""
+        """Polls until cancelled. Raises RolloutError if no engine serves for too long."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._count())
@@ -156,7 +166,7 @@ class Monitor:
                 if shortfall.seen(slot, load):
                     self._control.lost_one(slot.engine_id)
             if slot.inflight and before != progress and None not in (before, progress):
-                self._alive_at = self._awake_s  # it is out, but goes on with what it has
+                self._alive_at = self._awake_s  # it may be out, but its chunks make progress
             mark = () if progress is None else (slot.completed, *progress)
             if stall.stalled(self._awake_s, slot.inflight, mark):
                 self._why = f"engine {slot.engine_id}: no progress for {self._stall_timeout_s:g} s"
@@ -186,11 +196,13 @@ class Monitor:
         )
 
     def _expect_life(self) -> None:
-        """An engine serves if a chunk brings tokens, or if it stays available from one look to the
-        next: one that fails with its first chunk does not.
+        """Raises RolloutError if no engine has served for too long.
 
-        A request that fails on every engine gives its own group up, at the latest after the
-        longest pause before an engine is tried again. That verdict comes first.
+        An engine serves if a chunk brings tokens, or if it stays available from one poll to the
+        next. An engine that fails its first chunk after each try does not serve.
+
+        The timeout includes the longest pause between two tries. So a request that fails on every
+        engine gives up its own group first.
         """
         available = {slot for slot in self._engines if slot.available}
         served = sum(slot.served for slot in self._engines)

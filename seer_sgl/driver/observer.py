@@ -15,34 +15,34 @@ from seer_sgl.types import (
 
 
 class Observer:
-    """Receives the events of one run; override those of interest. Called between two awaits.
+    """Receives the events of one run; subclasses override the methods they need.
 
-    Times are seconds on the driver's clock.
+    The loop calls the methods between two awaits. Times are seconds on the driver's clock.
     """
 
     def sent(self, chunk: Chunk, now: float) -> None:
         """A chunk went to its engine."""
 
     def streamed(self, request: Request, ids: "array[int]", logprobs: "array[float]") -> None:
-        """Tokens of a watched request have come; they are final, and not yet part of it."""
+        """Tokens of a watched request arrived; they are final, but not yet in the request."""
 
     def grown(self, result: ChunkResult) -> None:
-        """A chunk came back with a reply, and its request has grown by it."""
+        """A chunk came back with a reply; its tokens are in the request."""
 
     def lost(self, result: ChunkResult) -> None:
-        """A chunk came back with an error; its request is what it was."""
+        """A chunk came back with an error; its request is unchanged."""
 
     def stored(self, request: Request, whole: bool, now: float) -> None:
-        """The KV of the request's newest chunk is in the pool, or as much as there will be."""
+        """The KV of the request's newest chunk is in the pool: all of it if `whole`."""
 
     def finished(self, request: Request, sample: Sample) -> None:
         """A request is complete; its sample is in its group."""
 
     def closed(self, group: Group, failure: Failure | None) -> None:
-        """Nothing of the group is sent again; without a failure it has all of its samples."""
+        """No chunk of the group is sent any more; without a failure it has all its samples."""
 
     def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
-        """An engine reported how busy it is."""
+        """An engine reported its load."""
 
     def joined(self, info: EngineInfo, now: float) -> None:
         """An engine joined the fleet."""

@@ -1,4 +1,4 @@
-"""KV that nobody will read again leaves the pool, so that its size follows what is in flight."""
+"""Releases KV from the pool once no request can read it, so that the pool holds live KV only."""
 
 from array import array
 from collections.abc import Mapping
@@ -12,21 +12,23 @@ from .observer import Observer
 
 
 class PageReleaser(Observer):
-    """Sends word to the engine that ran a finished request last: it has the names of all its pages.
+    """Releases the pool pages of finished requests.
 
-    Pages that an unfinished sibling shares stay: a beginning they have in common. While a sibling
-    may still turn out to begin alike, nothing is released. The pages of the prompt are left to the
-    pool's own eviction: an engine that holds them would not write them a second time.
+    The message goes to the engine that ran a request last, because its plugin has the names of all
+    the request's pages. The pages of a prefix that an unfinished sibling shares stay in the pool.
+    While a sibling may still turn out to share the whole response, no page is released. The pages
+    of the prompt are left to the pool's own eviction: an engine that holds them would not write
+    them a second time.
     """
 
     def __init__(self, link: PluginLink, engines: Mapping[str, Engine]) -> None:
         self._link = link
         self._engines = engines  # by id
-        self._waiting: dict[str, list[Request]] = {}  # finished ones, by group uid
+        self._waiting: dict[str, list[Request]] = {}  # finished requests, by group uid
 
     @override
     def sent(self, chunk: Chunk, now: float) -> None:
-        # The request goes on, with the tokens of its last chunk: they may set it apart.
+        # The tokens of the request's last chunk may have made it differ from its siblings.
         self._release(chunk.request.group)
 
     @override
@@ -40,7 +42,7 @@ class PageReleaser(Observer):
         if failure is None:
             self._release(group)
             return
-        # What a chunk in flight still stores stays there.
+        # KV that a chunk in flight stores after this stays in the pool.
         self._waiting.pop(group.uid, None)
         for request in group.requests:
             instance = self._holder(request)
@@ -49,12 +51,12 @@ class PageReleaser(Observer):
 
     def _release(self, group: Group) -> None:
         waiting = self._waiting.pop(group.uid, [])
-        still = [request for request in waiting if not self._released(request, group)]
-        if still:
-            self._waiting[group.uid] = still
+        remaining = [request for request in waiting if not self._released(request, group)]
+        if remaining:
+            self._waiting[group.uid] = remaining
 
     def _released(self, request: Request, group: Group) -> bool:
-        if group.growing:  # a sibling may come that begins alike
+        if group.growing:  # a later sibling may begin with the same tokens
             return False
         shared = 0
         for sibling in group.requests:
@@ -69,17 +71,17 @@ class PageReleaser(Observer):
         return True
 
     def _holder(self, request: Request) -> str | None:
-        """The instance of the server that ran the request last, if it has a pool."""
+        """Returns the instance of the server that ran the request last; None without a pool."""
         if not request.engines:
             return None
         engine = self._engines.get(request.engines[-1])
-        if engine is None:  # it left; its pages are the pool's to evict
+        if engine is None:  # the engine left the fleet; the pool evicts its pages itself
             return None
         return engine.info.instance if engine.info.pool is not None else None
 
 
 def common_prefix(first: "array[int]", second: "array[int]") -> int:
-    """How many tokens both begin with."""
+    """Returns the number of leading tokens that both sequences share."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

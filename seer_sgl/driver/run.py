@@ -1,4 +1,4 @@
-"""The groups of one caller, while a driver rolls them out."""
+"""`Run`: the groups of one `submit`, while a driver rolls them out."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,23 +12,23 @@ from .samples import SampleMaker
 
 
 class RunControl(Protocol):
-    """What a run asks of its driver's loop."""
+    """A run's interface to the driver's loop."""
 
     def grow(self, run: "Run", group: Group, requests: Sequence[Request]) -> None:
-        """Add requests to a growing group."""
+        """Adds requests to a growing group."""
 
     def complete_group(self, run: "Run", group: Group) -> None:
-        """No more requests of the group will come."""
+        """Marks a growing group as complete: no more requests follow."""
 
     def abort(self, request: Request) -> None:
-        """End a request with the tokens it has."""
+        """Ends a request with the tokens it has."""
 
     def close(self, run: "Run") -> None:
-        """Give up what is unfinished."""
+        """Gives up the run's unfinished groups."""
 
 
 class Run:
-    """An async iterator of groups, each once it is over: complete, or given up (`failure`).
+    """An async iterator of ended groups: complete, or given up with a `failure`.
 
     Raises RolloutError when the driver has ended.
     """
@@ -51,33 +51,35 @@ class Run:
             raise self._error
         if self._over.empty() and not self.unfinished:
             raise StopAsyncIteration
-        over = await self._over.get()
-        if isinstance(over, RolloutError):
-            raise over
-        return over
+        group = await self._over.get()
+        if isinstance(group, RolloutError):
+            raise group
+        return group
 
     def grow(self, group: Group, requests: Sequence[Request]) -> None:
-        """Add requests to a growing group. Raises ValueError if it does not grow any more."""
+        """Adds requests to a growing group. Raises ValueError if the group no longer grows."""
         self._control.grow(self, group, requests)
 
     def complete_group(self, group: Group) -> None:
-        """No more requests of a growing group will come."""
+        """Marks a growing group as complete: no more requests follow."""
         self._control.complete_group(self, group)
 
     def abort(self, request: Request) -> None:
-        """End a request with the tokens it has, as soon as its engine has returned them: its
-        sample has the finish reason `abort`."""
+        """Ends a request early, with the tokens that its engine returns.
+
+        Its sample has the finish reason `abort`.
+        """
         self._control.abort(request)
 
     def close(self) -> None:
-        """The caller is done: what is unfinished is given up, its chunks in flight aborted."""
+        """Gives up the unfinished groups and aborts their chunks in flight."""
         self._control.close(self)
 
     def over(self, group: Group) -> None:
-        """A group is complete or given up (loop.py)."""
+        """Queues a group that is complete or given up (called by loop.py)."""
         self._over.put_nowait(group)
 
     def fail(self, error: RolloutError) -> None:
-        """The driver has ended (driver.py)."""
+        """Ends the iteration with an error, because the driver has ended (called by loop.py)."""
         self._error = error
         self._over.put_nowait(error)

@@ -1,4 +1,4 @@
-"""Finished requests become Samples."""
+"""Turns finished requests into Samples."""
 
 from seer_sgl.types import Request, Sample
 
@@ -6,7 +6,7 @@ from .tokenizer import Tokenizer
 
 
 class SampleMaker:
-    """Makes the samples of one run. `started_at`: its zero of time, on the driver's clock."""
+    """Makes the samples of one run. `started_at`: the zero of its times, on the driver's clock."""
 
     def __init__(
         self, rollout_id: str, started_at: float = 0.0, tokenizer: Tokenizer | None = None
@@ -44,7 +44,7 @@ class SampleMaker:
         )
 
     def _text(self, request: Request) -> str | None:
-        """The response as SGLang would return it: the matched stop is not part of the text."""
+        """Returns the response text as SGLang would: without the matched stop."""
         if self._tokenizer is None:
             return None
         ids, matched, sampling = request.response_ids, request.matched, request.group.sampling

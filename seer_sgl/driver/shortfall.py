@@ -1,8 +1,8 @@
-"""Whether an engine runs fewer requests than it was sent: the reply of one was lost on the way.
+"""Detects a lost reply: an engine runs fewer requests than the driver has in flight there.
 
-SGLang counts requests as running or waiting, but not those whose input is on its way, is being
-prefilled, or whose reply is. So only quiet looks count: nothing was sent, returned or prefilled
-since the look before, while the engine went on decoding.
+SGLang's counts of running and waiting requests omit some: a request whose input or reply is in
+transit, or whose prompt is being prefilled. So only quiet polls count: since the previous poll no
+request was sent, returned or prefilled, while the engine continued to decode.
 """
 
 from typing import NamedTuple
@@ -10,11 +10,11 @@ from typing import NamedTuple
 from seer_sgl.scheduling.placement import EngineSlot
 from seer_sgl.types import EngineLoad
 
-QUIET_LOOKS = 10  # in a row, 5 s: longer than a reply travels
+QUIET_LOOKS = 10  # consecutive polls, 5 s: longer than a reply is in transit
 
 
 class _Quiet(NamedTuple):
-    """What stays the same from one quiet look to the next."""
+    """The counters that do not change between two quiet polls."""
 
     started: int
     completed: int
@@ -22,7 +22,10 @@ class _Quiet(NamedTuple):
 
 
 class Shortfall:
-    """Watches one engine. Requests of others make the engine's count larger, never smaller."""
+    """The lost-reply detector of one engine.
+
+    Requests of other clients make the engine's count larger, never smaller.
+    """
 
     def __init__(self) -> None:
         self._quiet: _Quiet | None = None
@@ -30,7 +33,7 @@ class Shortfall:
         self._looks = 0
 
     def seen(self, slot: EngineSlot, load: EngineLoad) -> bool:
-        """Whether the engine has lacked a chunk in flight for QUIET_LOOKS quiet looks in a row."""
+        """Returns whether the engine lacked a chunk for QUIET_LOOKS consecutive quiet polls."""
         quiet = _Quiet(slot.started, slot.completed, load.prefilled_tokens)
         short = load.requests is not None and load.requests < slot.inflight
         if not short or quiet != self._quiet:

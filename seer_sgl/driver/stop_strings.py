@@ -1,9 +1,9 @@
-"""String stops that span a chunk boundary.
+"""Stop strings that span a chunk boundary.
 
-SGLang looks for a stop string in the tail of one call's output. A stop that begins in one chunk
-and ends in the next is invisible to it, so the first tokens of every later chunk are checked
-again here with the window an undivided call would have used
-(`Req._stop_match_tail_len`: longest stop in tokens, plus one).
+SGLang searches for a stop string in the tail of one call's output. It cannot find a stop that
+begins in one chunk and ends in the next. So the driver checks the first tokens of every later chunk
+again, with the window that an undivided call would have used (`Req._stop_match_tail_len`: the
+longest stop in tokens, plus one).
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from seer_sgl.types import ChunkReply, Request, WeightSpan
 from .tokenizer import Tokenizer
 
 Decode = Callable[[Any], str]
-Amend = Callable[[Request, ChunkReply], ChunkReply]  # what a reply counts as
+Amend = Callable[[Request, ChunkReply], ChunkReply]  # returns the reply as it is to be recorded
 MAX_RECHECKS = 1000
 
 
 class StopRecheck:
-    """The stop strings of a group. `stop_len` gives the tokens of a string."""
+    """The stop strings of a group. `stop_len` returns the number of tokens of a string."""
 
     def __init__(
         self, stops: Sequence[str], stop_len: Callable[[str], int], decode: Decode
@@ -31,15 +31,15 @@ class StopRecheck:
         self._decode = decode
 
     def __call__(self, before: Sequence[int], reply: ChunkReply) -> ChunkReply:
-        """`reply` cut after the token that completes a stop string begun in `before`.
+        """Returns `reply`, cut after the token that completes a stop string begun in `before`.
 
-        `before`: the response so far, without the reply. Returns the reply itself when nothing
+        `before`: the response so far, without the reply. Returns the reply itself if no stop string
         spans the boundary.
         """
         if not self._stops or not before:
             return reply
         tail = list(before[-self._window :])
-        # From the window's own length on, the engine has seen the same tokens as we have.
+        # Beyond the window's length, the engine itself has checked the same tokens.
         for count in range(1, min(len(reply.ids), self._window - 1) + 1):
             window = (tail + list(reply.ids[:count]))[-self._window :]
             text = self._decode(window)
@@ -50,16 +50,15 @@ class StopRecheck:
 
 
 class StopStrings:
-    """The stop strings of all groups. `tokenizer` None: no group has any."""
+    """The stop strings of all groups. `tokenizer` None: no group has stop strings."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        # By stop strings; a caller that makes up new ones all the time begins again.
+        # By stop strings; cleared at MAX_RECHECKS, in case a caller keeps sending new ones.
         self._rechecks: dict[tuple[str, ...], StopRecheck] = {}
 
     def amend(self, request: Request, reply: ChunkReply) -> ChunkReply:
-        """Returns the reply to a request's next chunk, cut where a stop string spans the
-        boundary."""
+        """Returns the reply to a request's next chunk, cut after a boundary-spanning stop."""
         stops = tuple(request.group.sampling.stops())
         if not stops or not request.response_ids:
             return reply

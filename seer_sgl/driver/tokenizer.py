@@ -1,4 +1,4 @@
-"""Text in and out, through the model's own tokenizer."""
+"""Converts between text and token ids with the model's own tokenizer."""
 
 from array import array
 from pathlib import Path
@@ -7,15 +7,15 @@ from typing import Any
 from seer_sgl.errors import ConfigError
 from seer_sgl.types import token_array
 
-# At least one of these is in a folder that has a tokenizer.
+# A folder with a tokenizer has at least one of these files.
 TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "tiktoken*", "*.tiktoken")
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> "Tokenizer | None":
-    """The Hugging Face tokenizer of a folder or hub id; None for a folder that has none.
+    """Returns the Hugging Face tokenizer of a folder or hub id; None for a folder without one.
 
-    `trust_remote_code`: whether Python code that comes with it may run. Raises ConfigError if there
-    is a tokenizer and it cannot be loaded.
+    `trust_remote_code`: whether the tokenizer's own Python code may run. Raises ConfigError if the
+    tokenizer cannot be loaded.
     """
     from transformers import AutoTokenizer
 
@@ -23,13 +23,13 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> "Tokenizer | N
     if folder.is_dir() and not any(any(folder.glob(name)) for name in TOKENIZER_FILES):
         return None
     try:
-        # Without a value transformers would ask at the terminal.
+        # Without a value transformers would prompt at the terminal.
         loaded = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
         return Tokenizer(loaded)
     except Exception as error:  # its files are data for many readers: KeyError, TypeError, ...
         if "trust_remote_code=True" in str(error) and not trust_remote_code:
             raise ConfigError(
-                f"model.trust_remote_code: the tokenizer in {path} is Python code of its own, "
+                f"model.trust_remote_code: the tokenizer in {path} has its own Python code, "
                 f"which runs only if this is true"
             ) from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -44,15 +44,18 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids are below this, added tokens included."""
+        """The number of token ids, added tokens included."""
         return len(self._tokenizer)
 
     def encode(self, text: str) -> "array[int]":
-        """Ids of a prompt, with the special tokens the tokenizer adds by itself."""
+        """Returns the ids of a prompt, with the special tokens that the tokenizer adds."""
         return token_array(self._tokenizer.encode(text))
 
     def apply_chat_template(self, messages: list[dict[str, Any]]) -> "array[int]":
-        """Ids of a chat up to where the assistant begins. Raises ValueError if it does not fit."""
+        """Returns the ids of a chat, up to the start of the assistant's answer.
+
+        Raises ValueError if the messages do not fit the template.
+        """
         try:
             ids = self._tokenizer.apply_chat_template(
                 messages, add_generation_prompt=True, tokenize=True, return_dict=False
@@ -63,9 +66,9 @@ class Tokenizer:
         return token_array(ids)
 
     def stop_len(self, text: str) -> int:
-        """Tokens of a stop string, as SGLang counts them (SamplingParams.normalize)."""
+        """Returns the tokens of a stop string, counted as in SGLang's SamplingParams.normalize."""
         return len(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Any, skip_special_tokens: bool = False) -> str:
-        """Text of token ids."""
+        """Returns the text of token ids."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))

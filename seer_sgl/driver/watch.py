@@ -1,4 +1,4 @@
-"""Tokens of watched requests, reported as they come."""
+"""Reports the tokens of watched requests as they arrive."""
 
 import msgspec
 
@@ -9,10 +9,10 @@ from .stop_strings import Amend
 
 
 class Watch:
-    """The tokens of one chunk of a watched request, as they come: its observers receive each once,
-    and nothing that a later reply could take back.
+    """The stream of one chunk of a watched request.
 
-    What no other chunk could continue is reported at its end only: if it is lost, it begins again.
+    Its observers receive each token once, and only final tokens. The tokens of an undivided chunk
+    are reported at its end only: if the chunk is lost, it begins again.
     """
 
     def __init__(self, chunk: Chunk, run: Run, amend: Amend) -> None:
@@ -20,10 +20,10 @@ class Watch:
         self._run = run
         self._amend = amend
         self._reported = 0
-        self.kept: ChunkReply | None = None  # what was reported, if the engine fails now
+        self.kept: ChunkReply | None = None  # the tokens so far, kept if the engine fails
 
     def received(self, new: ChunkReply) -> None:
-        """More tokens have come."""
+        """Adds the next tokens of the chunk, and reports them."""
         if self._chunk.whole or (self.kept is not None and self.kept.finish == "stop"):
             return
         so_far = new if self.kept is None else joined(self.kept, new)
@@ -31,7 +31,7 @@ class Watch:
         self._report(self.kept)
 
     def ended(self, reply: ChunkReply) -> ChunkReply:
-        """Returns the whole reply as it counts."""
+        """Returns the whole reply as it is to be recorded, and reports its remaining tokens."""
         chunk = self._chunk
         amended = self._amend(chunk.request, reply)
         if not chunk.whole or chunk.ended_by(amended) or chunk.request.aborting:
@@ -47,7 +47,7 @@ class Watch:
 
 
 def joined(first: ChunkReply, second: ChunkReply) -> ChunkReply:
-    """A reply with the tokens of two; otherwise it is the second."""
+    """Returns a copy of the second reply with the tokens of both."""
     return msgspec.structs.replace(
         second,
         ids=first.ids + second.ids,

@@ -1,7 +1,7 @@
 """The HTTP client of one SGLang server (aiohttp).
 
-There is no read timeout on generation: a finite one would restart long chunks for ever. A stuck
-engine is found by watching its progress instead (driver/monitor.py).
+Generation has no read timeout: a finite one would restart long chunks for ever. The monitor detects
+a stuck engine by its progress instead (driver/monitor.py).
 """
 
 import asyncio
@@ -37,25 +37,30 @@ from .session import LateBody, read_body
 from .stream import Refused, StreamedReply, events
 
 OnTokens = Callable[[ChunkReply], None]  # receives the new tokens of a chunk
-LOOK_EVERY_S = 10.0  # at the weights of an engine that serves: a trainer changes them in between
+# Interval between two checks of a serving engine's weights; a trainer may update them at any time.
+LOOK_EVERY_S = 10.0
 
 HEALTH_TIMEOUT_S = 30.0  # SGLang itself gives a silent scheduler 20 s
 ABORT_TIMEOUT_S = 2.0
 FLUSH_TIMEOUT_S = 30.0
-# Far above any true reply (some 45 bytes per token), so that none fills the driver's memory.
+# Far above a valid reply (about 45 bytes per token), so that no reply fills the driver's memory.
 REPLY_BYTES_PER_TOKEN = 1 << 10
 
-REFUSALS = (400, 413, 422)  # SGLang uses 400; an error of any other kind is not the request's
+# Status codes that mean the request itself is wrong. SGLang uses 400.
+REFUSALS = (400, 413, 422)
 
 
 class StartedAgain(EngineUnavailable):
-    """Another server answers at the engine's place."""
+    """Another server answers at the engine's URL."""
 
 
 class HttpEngine:
-    """One SGLang server behind a URL. `exit_reason` returns how its process ended, if it did."""
+    """One SGLang server behind a URL.
 
-    # Token ids of the model, as far as the caller knows; a server's plugin knows better.
+    `exit_reason` returns how the server's process ended; None while it runs.
+    """
+
+    # The caller's number of token ids; the number that a server's plugin reports takes precedence.
     vocab_size: int | None = None
 
     def __init__(
@@ -71,37 +76,38 @@ class HttpEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """The description of the server from when it was joined, or last came back."""
+        """The server's description from the time it joined or last came back."""
         return self._info
 
     async def abort(self, chunk: Chunk) -> None:
-        """End a chunk early: SGLang answers its call with what there is. Never raises: a
-        server that does not answer sees the closed socket of a call that was cancelled."""
+        """Ends a chunk early: SGLang answers its call with the tokens generated so far.
+
+        Never raises: the closed socket of a cancelled call also ends it on the server.
+        """
         with contextlib.suppress(EngineUnavailable, RequestRejected, TimeoutError):
             async with asyncio.timeout(ABORT_TIMEOUT_S):
                 await self._call("POST", "/abort_request", aiohttp.JsonPayload({"rid": chunk.rid}))
 
     async def refresh(self) -> EngineInfo:
-        """Returns the server's description of now, which `info` then is.
+        """Returns the server's current description, and stores it as `info`.
 
-        Raises EngineUnavailable if there is none, or if another server answers at its place: one
-        that was never missed may have been started again.
+        Raises EngineUnavailable if the server gives none, and StartedAgain if another server
+        answers at the URL. A server can restart between two polls without being missed.
         """
         self._look_at = asyncio.get_running_loop().time() + LOOK_EVERY_S
         try:
-            seen = await describe(self._session, self._info.engine_id, self._info.url)
+            current = await describe(self._session, self._info.engine_id, self._info.url)
         except EngineStartError as error:
             raise EngineUnavailable(str(error), engine_id=self._info.engine_id) from error
-        if seen.instance != self._info.instance:
+        if current.instance != self._info.instance:
             why = f"{self._name}: it was started again"
             raise StartedAgain(why, engine_id=self._info.engine_id)
-        fresh = {name: getattr(seen, name) for name in MAY_CHANGE}
+        fresh = {name: getattr(current, name) for name in MAY_CHANGE}
         self._info = msgspec.structs.replace(self._info, **fresh)
         return self._info
 
     async def _keep_up(self) -> None:
-        """Look again at a living engine. Raises StartedAgain; whether it still serves is not the
-        question here."""
+        """Refreshes `info`. Raises StartedAgain only: other failures show in the next call."""
         try:
             await self.refresh()
         except StartedAgain:
@@ -110,11 +116,11 @@ class HttpEngine:
             return
 
     async def generate(self, chunk: Chunk, on_tokens: OnTokens | None = None) -> ChunkReply:
-        """Run one chunk to its end. Cancelling the call aborts it on the server.
+        """Runs one chunk and returns its reply. Cancelling the call aborts it on the server.
 
-        on_tokens: receives the new tokens as they come. Raises RequestRejected if SGLang refuses
-        the request, and EngineUnavailable for all else (connection, another HTTP status; BadReply,
-        a reply that cannot be true).
+        on_tokens: receives the new tokens as they arrive. Raises RequestRejected if SGLang refuses
+        the request, BadReply for an impossible reply, and EngineUnavailable for all other failures
+        (connection, other HTTP status).
         """
         drafting, stream = self._info.draft_tokens > 0, on_tokens is not None
         body = LateBody(lambda: wire.encode_generate(chunk, drafting, stream))
@@ -134,7 +140,7 @@ class HttpEngine:
             why = f"{self._name}: /generate: {error}"
             raise BadReply(why, engine_id=self._info.engine_id) from error
         if decoded.weight_spans and decoded.weight_spans[-1].version != self._info.weight_version:
-            await self._keep_up()  # updated, or another server
+            await self._keep_up()  # weights were updated, or another server answers
         return decoded
 
     async def _stream(
@@ -150,7 +156,7 @@ class HttpEngine:
                     if new is not None:
                         version = new.weight_spans[-1].version
                         if version not in (known, self._info.weight_version):
-                            await self._keep_up()  # updated, or another server
+                            await self._keep_up()  # weights updated, or another server answers
                             known = version
                         on_tokens(new)
         except (aiohttp.ClientError, OSError) as error:
@@ -164,9 +170,10 @@ class HttpEngine:
         return streamed.reply
 
     async def load(self) -> EngineLoad:
-        """`/v1/loads`, summed over data-parallel ranks. Raises EngineUnavailable.
+        """Returns `/v1/loads`, summed over data-parallel ranks. Raises EngineUnavailable.
 
-        Now and then also looks which weights the engine serves, to compare them with if it is lost.
+        Every LOOK_EVERY_S it also refreshes the weight version in `info`. A server that comes back
+        later is compared with it.
         """
         if asyncio.get_running_loop().time() >= self._look_at:
             await self._keep_up()
@@ -183,7 +190,7 @@ class HttpEngine:
         )
 
     async def drafting(self) -> dict[str, Any] | None:
-        """What the server has counted of drafting since it started, and which start of it that is.
+        """Returns the server's drafting counters since its start, and its instance.
 
         None without drafting. Raises EngineUnavailable or RequestRejected.
         """
@@ -194,40 +201,43 @@ class HttpEngine:
         return {"instance": plugin.instance, **draft}
 
     async def work(self) -> EngineWork | None:
-        """What the server has computed since it started; None of a stock server, which keeps it to
-        itself. Raises EngineUnavailable or RequestRejected."""
+        """Returns the server's work counters since its start; None for a stock server.
+
+        Raises EngineUnavailable or RequestRejected.
+        """
         plugin = await self._plugin()
         return None if plugin is None else plugin.work
 
     async def flush(self) -> None:
-        """Forget all cached KV; the pool's stays. Waits for what runs or is being stored.
+        """Drops all cached KV on the server, but not in the pool.
 
-        Raises EngineUnavailable, also if that takes too long.
+        Waits for running requests and pending stores. Raises EngineUnavailable, also on timeout.
         """
         await self._call("POST", f"/flush_cache?timeout={FLUSH_TIMEOUT_S:g}")
 
     async def reload_weights(self, version: str) -> None:
-        """Load the model's weights again from where they came from, as `version`.
+        """Reloads the model's weights from their original path, as weight version `version`.
 
         Raises EngineUnavailable or RequestRejected.
         """
-        await self.flush()  # SGLang does too, but dies where it has to wait for it
+        await self.flush()  # SGLang flushes too, but crashes if it has to wait for the flush
         body = {"model_path": self._info.model_path, "weight_version": version}
         await self._call("POST", "/update_weights_from_disk", aiohttp.JsonPayload(body))
 
     async def problem(self, weight_version: str | None = None) -> str | None:
-        """Why the engine cannot serve now; None when it generates and still is what it was.
+        """Returns the reason why the engine cannot serve; None if it generates and is unchanged.
 
-        weight_version: that a server must serve which was started again; None: what it served.
+        weight_version: the version that a restarted server must serve; None: the one it served
+        before.
 
-        `/health`: SGLang generates a token if it is idle, and answers 200 once one came out.
+        `/health`: an idle SGLang generates a token, and answers 200 once a token came out.
         """
         try:
             await self._control("/health", HEALTH_TIMEOUT_S)
             now = await describe(self._session, self._info.engine_id, self._info.url)
         except (EngineError, EngineStartError) as error:
             return str(error)
-        if self._info.pool is None:  # not used, whatever it has (engine/fleet.py)
+        if self._info.pool is None:  # the fleet does not use the engine's pool (engine/fleet.py)
             now = msgspec.structs.replace(now, pool=None)
         changed = changes(self._info, now, weight_version)
         if changed:
@@ -240,7 +250,7 @@ class HttpEngine:
         return f"engine {self._info.engine_id} ({self._info.url})"
 
     async def _plugin(self) -> contract.PluginReport | None:
-        """Returns the report of our plugin of now; None in a stock server."""
+        """Returns the current report of our plugin; None for a stock server."""
         body = await self._control("/server_info", CONTROL_TIMEOUT_S)
         info = decode_control(body, wire.ServerInfo, f"{self._name}: /server_info")
         return info.internal_states[0].seer_sgl
@@ -274,7 +284,7 @@ class HttpEngine:
         return EngineUnavailable(f"{self._name}: {reason}", engine_id=self._info.engine_id)
 
     def _failure(self, status: int, reply: bytes) -> EngineError:
-        """The error that an HTTP status stands for."""
+        """Returns the error for an HTTP error status."""
         refused = status in REFUSALS and wire.refusal(reply) is not None
         kind = RequestRejected if refused else EngineUnavailable
         why = f"{self._name}: HTTP {status}{explanation(reply)}"

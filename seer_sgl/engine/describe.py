@@ -1,4 +1,4 @@
-"""What a server is: its `/server_info`, checked, and what may change of it."""
+"""Reads and checks a server's `/server_info`, and compares two descriptions of one engine."""
 
 from typing import TypeVar
 
@@ -14,19 +14,19 @@ from .session import read_body
 
 T = TypeVar("T")
 
-# What may change of an engine while it lives, by its trainer's doing (EngineInfo fields). All the
-# rest is what its rollout was planned with.
+# EngineInfo fields that a trainer may change while the engine runs. The rollout relies on all the
+# other fields.
 MAY_CHANGE = ("instance", "model_path", "weight_version", "weights")
 CONTROL_TIMEOUT_S = 10.0  # a reply to anything but /generate
-REPLY_BYTES = 4 << 20  # a reply without tokens, or all else in one to /generate
+REPLY_BYTES = 4 << 20  # a reply without tokens, or the non-token part of a /generate reply
 MAX_MESSAGE = 500  # characters of a server's explanation
 
 
 async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> EngineInfo:
-    """Ask a server who it is.
+    """Returns the description of a server from its `/server_info`.
 
-    Raises EngineUnavailable when it does not answer like SGLang (yet), EngineStartError when its
-    answer is one we cannot work with.
+    Raises EngineUnavailable if it does not answer like SGLang (yet), and EngineStartError if its
+    configuration is not supported.
     """
     name = f"engine {engine_id} ({url})"
     try:
@@ -44,16 +44,16 @@ async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> 
 
 
 def described(body: bytes, engine_id: str, url: str) -> EngineInfo:
-    """Returns the description that is in a `/server_info`. Raises like `describe`."""
+    """Returns the description in the body of a `/server_info`. Raises like `describe`."""
     name = f"engine {engine_id} ({url})"
-    info = decode_control(body, wire.ServerInfo, f"{name}: not an SGLang server we know")
+    info = decode_control(body, wire.ServerInfo, f"{name}: not a supported SGLang server")
     if info.dp_size != 1:
-        raise EngineStartError(f"{name}: dp_size {info.dp_size}; start one server a rank instead")
+        raise EngineStartError(f"{name}: dp_size {info.dp_size}; start one server per rank instead")
     state = info.internal_states[0]
     plugin = state.seer_sgl
     reports = [state.seer_sgl for state in info.internal_states]
     problem = contract.problem([report.missing if report else None for report in reports])
-    if plugin is not None and problem is not None:  # a stock server without it is fine
+    if plugin is not None and problem is not None:  # a stock server needs no plugin
         raise EngineStartError(f"{name}: {problem}")
     pool, draft = plugin.pool if plugin else None, contract.DraftReport()
     if plugin is not None and plugin.draft != contract.NULL:
@@ -85,10 +85,10 @@ def described(body: bytes, engine_id: str, url: str) -> EngineInfo:
 
 
 def changes(before: EngineInfo, now: EngineInfo, version: str | None = None) -> list[str]:
-    """What keeps an engine that comes back from taking the place it had.
+    """Returns the differences that keep an engine that comes back from rejoining.
 
-    Weights may be others in a server that lives on, which its trainer updated; one that was started
-    again must have those of before, or those of `version` if that is given.
+    A server that kept running may have new weights from its trainer. A restarted one must have the
+    weights from before, or weight version `version` if that is given.
     """
     changed = [
         name
@@ -111,7 +111,7 @@ def changes(before: EngineInfo, now: EngineInfo, version: str | None = None) -> 
 
 
 def decode_control(body: bytes | msgspec.Raw, kind: type[T], name: str) -> T:
-    """JSON as `kind`. Raises EngineUnavailable."""
+    """Returns JSON decoded as `kind`. Raises EngineUnavailable, with `name` in the message."""
     try:
         return wire.decode(body, kind)
     except wire.Unreadable as error:
@@ -119,11 +119,11 @@ def decode_control(body: bytes | msgspec.Raw, kind: type[T], name: str) -> T:
 
 
 def explanation(body: bytes) -> str:
-    """SGLang's explanation of an error, if there is one, on one line."""
+    """Returns ": " and SGLang's explanation of an error in one line; empty if there is none."""
     text = wire.refusal(body) or body[:200].decode(errors="replace")
     return f": {one_line(text)}" if text else ""
 
 
 def one_line(text: str) -> str:
-    """The beginning of a server's text, on one line."""
+    """Returns the first MAX_MESSAGE characters of a server's text in one line."""
     return " ".join(text[:MAX_MESSAGE].split())

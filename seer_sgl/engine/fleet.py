@@ -1,4 +1,4 @@
-"""The engines of a rollout: a fleet that grows and shrinks while it works."""
+"""The engines of a rollout: a fleet that can grow and shrink during the rollout."""
 
 import asyncio
 import contextlib
@@ -33,9 +33,9 @@ LINK_TIMEOUT_S = 15.0  # an engine's plugin tries twice a second
 
 
 class Fleet:
-    """Engines that are up, the link to their plugins, and the draft hub if they draft.
+    """The running engines, the link to their plugins, and the draft hub if they draft.
 
-    Its launcher, link and session stay open as long as the block of `open_fleet`.
+    The launcher, link and session stay open until the block of `open_fleet` ends.
     """
 
     def __init__(
@@ -53,30 +53,30 @@ class Fleet:
         self._config = config
         self._launcher = launcher
         self._session = session
-        self._numbers = itertools.count()  # an id is never given twice
+        self._numbers = itertools.count()  # an engine id is never reused
 
     async def start_engine(self) -> HttpEngine:
-        """Returns one more engine, started here, up and linked; it has the next engine id.
+        """Starts one more engine here, and returns it once it is up and linked.
 
-        Raises ConfigError or EngineStartError; then nothing of it is left.
+        It has the next engine id. Raises ConfigError or EngineStartError; then no process is left.
         """
         (engine,) = await self._add([None])
         return engine
 
     async def join(self, url: str) -> HttpEngine:
-        """Returns one more engine, which runs already at `url`. Raises like `start_engine`."""
+        """Returns one more engine, which already runs at `url`. Raises like `start_engine`."""
         (engine,) = await self._add([url])
         return engine
 
     async def start_all(self) -> None:
-        """Bring up the engines of the config, all at once. Raises like `start_engine`."""
+        """Starts or joins the engines of the config concurrently. Raises like `start_engine`."""
         config = self._config
         await self._add(config.urls if config.launch == "external" else [None] * config.count)
 
     async def stop_engine(self, engine_id: str) -> None:
-        """Forget an engine, and end its processes if they were started here.
+        """Removes an engine, and ends its processes if they were started here.
 
-        Requests that it still runs fail; the driver takes them elsewhere.
+        Requests still running on it fail; the driver moves them to other engines.
         Raises ConfigError if there is no such engine.
         """
         for engine in self.engines:
@@ -88,14 +88,16 @@ class Fleet:
         raise ConfigError(f"the fleet has no engine {engine_id}")
 
     def with_engines(self, engines: Sequence[HttpEngine]) -> "Fleet":
-        """Returns a fleet with other engines on the same link. Engines that one of the two starts
-        or stops later do not show in the other."""
+        """Returns a fleet with other engines on the same link.
+
+        Later starts and stops in one fleet do not show in the other.
+        """
         other = copy.copy(self)
         other.engines = list(engines)
         return other
 
     async def _add(self, urls: Sequence[str | None]) -> list[HttpEngine]:
-        """Bring engines up at once: all of them or none. A url of None: it is started here."""
+        """Starts or joins engines concurrently: all of them or none. A url of None: starts one."""
         ids = [f"e{next(self._numbers)}" for _ in urls]
         try:
             starts = [
@@ -103,20 +105,19 @@ class Fleet:
                 for engine_id, url in zip(ids, urls, strict=True)
             ]
             infos = await all_ready(starts, self._session)
-            made = [
+            engines = [
                 await self._linked(start, info) for start, info in zip(starts, infos, strict=True)
             ]
         except BaseException:
             await asyncio.gather(*map(self._launcher.stop, ids))
             raise
-        self.engines += made
-        return made
+        self.engines += engines
+        return engines
 
     async def _linked(self, start: EngineStart, info: EngineInfo) -> HttpEngine:
-        """Returns the engine once its plugin is linked; without a KV pool where that cannot be.
+        """Returns the engine once its plugin is linked; without a KV pool if it cannot link.
 
-        Only the plugin reports when KV has reached the pool.
-        Raises EngineStartError.
+        Only the plugin reports when KV has reached the pool. Raises EngineStartError.
         """
         if info.pool is not None:
             if self._config.launch == "external" and self._config.link is None:
@@ -131,18 +132,18 @@ class Fleet:
                 await self.link.until_linked(info.instance or "")
         except TimeoutError as error:
             raise EngineStartError(
-                f"engine {info.engine_id} ({info.url}) does not come to the driver's link, "
-                f"{self.link.url}; it finds it by its {LINK_URL} and {LINK_TOKEN} "
-                "(`seer-sgl engine --fleet` sets it)"
+                f"engine {info.engine_id} ({info.url}) does not connect to the driver's link, "
+                f"{self.link.url}; it needs {LINK_URL} and {LINK_TOKEN} in its environment "
+                "(`seer-sgl engine --fleet` sets both)"
             ) from error
 
 
 @contextlib.asynccontextmanager
 async def open_fleet(config: FleetConfig, log_dir: Path) -> AsyncIterator[Fleet]:
-    """Start or join the engines of `config`; what was started is stopped on the way out.
+    """Starts or joins the engines of `config`; on exit it stops the engines it started.
 
-    The steps of the start-up are logged. Raises EngineStartError, HubError, PoolError or
-    ConfigError; then nothing is left running.
+    It logs the steps of the start-up. Raises EngineStartError, HubError, PoolError or
+    ConfigError; then no process is left running.
     """
     async with contextlib.AsyncExitStack() as stack:
         link = await stack.enter_async_context(_open_link(config))
@@ -162,9 +163,9 @@ async def open_fleet(config: FleetConfig, log_dir: Path) -> AsyncIterator[Fleet]
 async def _open_launcher(
     config: FleetConfig, log_dir: Path, environment: Mapping[str, str]
 ) -> AsyncIterator[Launcher]:
-    """The launcher of `engines.launch`; all that it started is gone after the block.
+    """Opens the launcher of `engines.launch`; on exit it ends every server it started.
 
-    `environment`: of each engine that is started here.
+    `environment`: the environment variables of each server that is started here.
     """
     if config.engines.launch == "external":
         yield ExternalLauncher()
@@ -179,7 +180,7 @@ async def _open_launcher(
 
 def _open_link(config: FleetConfig) -> contextlib.AbstractAsyncContextManager[LinkServer]:
     if config.engines.link is None:
-        # Engines show one token to all they link to.
+        # An engine uses one token for driver and hub.
         token = None if config.draft.hub is None else _hub_token()
         return open_link(token=token)
     token = shared_token("engines")
@@ -192,9 +193,9 @@ def _open_link(config: FleetConfig) -> contextlib.AbstractAsyncContextManager[Li
 async def _open_hub(
     config: FleetConfig, log_dir: Path, token: str
 ) -> AsyncIterator[HubClient | None]:
-    """The client of the draft hub, which is started here for local engines that draft.
+    """Opens the client of the draft hub, and starts the hub for local engines that draft.
 
-    None without a hub. `token`: of the link, which a hub that is started here shares.
+    Yields None without a hub. `token`: the link's token, which a hub started here shares.
     """
     draft = config.draft
     async with contextlib.AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The HTTP session of a fleet: connections that stay, and bodies that are made late."""
+"""The HTTP session of a fleet: kept-alive connections, and request bodies encoded on demand."""
 
 import resource
 import socket
@@ -6,24 +6,25 @@ from collections.abc import Callable
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
+from typing_extensions import override
 
 # SGLang's uvicorn closes an idle connection after 5 s; reusing one at that moment loses a request.
 KEEPALIVE_S = 4.0
 CONNECT_TIMEOUT_S = 10.0
-# Of a connection without traffic, by names of Linux: a probe after 20 s, then every 10 s; the peer
-# is gone when three of them, or data sent 50 s ago (in milliseconds), were not acknowledged.
+# Linux socket options: an idle connection is probed after 20 s, then every 10 s. The peer counts as
+# gone after three unacknowledged probes, or when sent data is unacknowledged for 50 s (here in ms).
 PROBES = {
     "TCP_KEEPIDLE": 20,
     "TCP_KEEPINTVL": 10,
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 50_000,
 }
-# The scheduler bounds the chunks in flight per engine; this only catches a driver gone mad.
+# The scheduler bounds the chunks in flight per engine; this limit only guards against a defect.
 MAX_CONNECTIONS = 1 << 16
 
 
 def open_session(api_key: str | None = None) -> aiohttp.ClientSession:
-    """The one session a fleet shares; an async context manager."""
+    """Returns the HTTP session that all engines of a fleet share; an async context manager."""
     raise_file_limit()
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
@@ -35,30 +36,33 @@ def open_session(api_key: str | None = None) -> aiohttp.ClientSession:
 
 
 def probing_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """A TCP socket whose kernel asks a silent peer for life and gives up one that does not answer.
+    """Returns a TCP socket with keep-alive probes.
 
-    A chunk is silent for minutes: firewalls forget its connection, and a machine that went away
-    never closes it. Probes keep the first and find the second.
+    The connection of a chunk is silent for minutes. Probes keep firewalls from dropping it, and
+    detect a machine that disappeared without closing it.
     """
     family, kind, protocol, *_ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    probing = socket.socket(family, kind, protocol)
+    probing.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in PROBES.items():
         if hasattr(socket, name):  # Linux has all of them
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return made
+            probing.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return probing
 
 
 def raise_file_limit() -> None:
-    """Every chunk in flight holds a socket; the usual soft limit is 1,024."""
+    """Raises this process's limit of open files to the hard limit.
+
+    Every chunk in flight holds a socket, and the usual soft limit is 1,024.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class LateBody(aiohttp.Payload):
-    """A request body that is encoded when it is written and not kept afterwards.
+    """A request body that is encoded when it is sent, and not kept afterwards.
 
-    A chunk is in flight for minutes; its input as JSON is larger than the tokens themselves.
+    A chunk is in flight for minutes, and its JSON is larger than the tokens themselves.
     """
 
     _value: Callable[[], bytes]
@@ -66,17 +70,18 @@ class LateBody(aiohttp.Payload):
     def __init__(self, encode: Callable[[], bytes]) -> None:
         super().__init__(encode, content_type="application/json")
 
+    @override
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """Send the body (chunked, because its length is not known before)."""
+        # aiohttp uses chunked transfer, because the length is unknown before.
         await writer.write(self._value())
 
+    @override
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """The body as text."""
         return self._value().decode(encoding, errors)
 
 
 async def read_body(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """The body. Raises ClientPayloadError if it has more than `limit` bytes."""
+    """Returns the body of a response. Raises ClientPayloadError above `limit` bytes."""
     pieces, size = [], 0
     async for piece in response.content.iter_any():
         pieces.append(piece)

@@ -1,7 +1,8 @@
-"""SGLang's server-sent events of `/generate`: the tokens of a chunk as they come.
+"""SGLang's server-sent events of `/generate`: the tokens of a chunk as they arrive.
 
-An event has all tokens so far, or with --incremental-streaming-output the new ones only; their
-number and `completion_tokens` show which. Tokens in an event have been looked at for a stop.
+An event has all tokens so far, or with --incremental-streaming-output the new ones only. Comparing
+their number with `completion_tokens` shows which. SGLang has checked the tokens of an event for a
+stop.
 """
 
 from collections.abc import AsyncIterator
@@ -27,7 +28,7 @@ class _Event(msgspec.Struct):
 
 
 class Refused(Exception):
-    """SGLang ends the stream with what would be an HTTP error without one. `status`: which."""
+    """An error event: SGLang's HTTP error inside a stream. `status`: the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -35,7 +36,7 @@ class Refused(Exception):
 
 
 class StreamedReply:
-    """The reply to one chunk, event by event. `reply`: the whole, after its last event."""
+    """The reply to one chunk, event by event. `reply`: the whole reply, after the last event."""
 
     def __init__(self, chunk: Chunk, vocab_size: int | None) -> None:
         self._chunk = chunk
@@ -44,12 +45,14 @@ class StreamedReply:
         self.reply: ChunkReply | None = None
 
     def add(self, event: bytes) -> ChunkReply | None:
-        """Returns the new tokens of an event, if it has any. Raises Unreadable for an event that
-        cannot be true, and Refused for SGLang's refusal."""
-        read = wire.decode(event, _Event)
-        if read.error is not None:
-            raise Refused(400, read.error.message)
-        meta = read.meta_info
+        """Returns the new tokens of an event; None if it has none.
+
+        Raises Unreadable for an impossible event, and Refused if SGLang refuses the request.
+        """
+        decoded = wire.decode(event, _Event)
+        if decoded.error is not None:
+            raise Refused(400, decoded.error.message)
+        meta = decoded.meta_info
         if meta is None:
             raise Unreadable("an event without meta_info")
         if self.reply is not None:
@@ -71,12 +74,12 @@ class StreamedReply:
         return ChunkReply(ids=ids, logprobs=logprobs, weight_spans=version, finish="abort")
 
     def _whole(self, meta: Meta) -> list[Token]:
-        """All tokens so far, those of an event included."""
+        """Returns all tokens so far, including the tokens of this event."""
         tokens, known = meta.output_token_logprobs, len(self._tokens)
         if len(tokens) < meta.completion_tokens or not known:
             return self._tokens + tokens
         if [token.id for token in tokens[:known]] != [token.id for token in self._tokens]:
-            raise Unreadable("it changed tokens that it had sent")
+            raise Unreadable("the event changes tokens that were sent before")
         return self._tokens + tokens[known:]
 
     def _end(self, meta: Meta, finish: Finish) -> None:
@@ -87,7 +90,7 @@ class StreamedReply:
 
 
 async def events(content: aiohttp.StreamReader, limit: int) -> AsyncIterator[bytes]:
-    """The data of each event. Raises ClientPayloadError if one has more than `limit` bytes."""
+    """Yields the data of each event. Raises ClientPayloadError for one above `limit` bytes."""
     buffer = bytearray()
     async for piece in content.iter_any():
         buffer += piece

@@ -1,8 +1,7 @@
-"""SGLang's JSON, as far as we read and write it.
+"""Encodes requests to SGLang and decodes its JSON replies.
 
-Replies are decoded tolerantly: only the fields needed, everything else skipped. What is read is
-not believed: a reply that cannot be true raises Unreadable, so that it costs a chunk and never
-becomes a sample.
+Replies are decoded tolerantly: only the fields needed, and all others are skipped. The values are
+checked: an impossible reply raises Unreadable, so that it costs a chunk and never becomes a sample.
 """
 
 import math
@@ -25,21 +24,21 @@ from seer_sgl.types import (
 
 T = TypeVar("T")
 
-# What SGLang reports as the matched stop when logits are NaN (Req._check_vocab_boundary_finish).
+# SGLang's matched stop if the logits are NaN (Req._check_vocab_boundary_finish).
 NAN_MATCH = "NaN happened"
-# No logarithm of a probability is above 0; log-softmax in float32 may round a little over it.
+# A log probability is at most 0; log-softmax in float32 may round to slightly above.
 MAX_LOGPROB = 1e-4
 
 
 class Unreadable(ValueError):
-    """A reply that is not SGLang's, or not to what was asked; the message names what is wrong."""
+    """A reply that is not SGLang's or does not match the request; the message has the reason."""
 
 
 class Finish(msgspec.Struct):
     type: FinishReason
     matched: int | str | None = None
     message: str | None = None
-    status_code: int | None = None  # in a stream, of what would be an HTTP error without one
+    status_code: int | None = None  # in a stream: the HTTP status of an error
 
 
 class _CachedDetails(msgspec.Struct):
@@ -72,7 +71,7 @@ class Meta(msgspec.Struct, kw_only=True, rename={"examined": EXAMINED}):
     cached_tokens_details: _CachedDetails | None = None
     num_retractions: int = 0
     spec_verify_ct: int = 0
-    examined: list[Natural | None] | None = None  # of our plugin
+    examined: list[Natural | None] | None = None  # from our plugin
 
 
 class _Reply(msgspec.Struct):
@@ -90,7 +89,10 @@ class LoadEntry(msgspec.Struct):
 
     @property
     def progress(self) -> tuple[Any, ...]:
-        """What changes only while the engine works: others may queue at one that is stuck."""
+        """The figures that change only while the engine works.
+
+        The queue length is not among them: it also grows at a stuck engine.
+        """
         return (
             self.num_running_reqs,
             self.num_used_tokens,
@@ -100,7 +102,7 @@ class LoadEntry(msgspec.Struct):
 
     @property
     def requests(self) -> int | None:
-        """Running or waiting; None of a server that does not report those that wait."""
+        """Running plus waiting requests; None if the server does not report waiting ones."""
         waiting = self.num_waiting_reqs
         return None if waiting is None else self.num_running_reqs + waiting
 
@@ -112,17 +114,19 @@ class Loads(msgspec.Struct):
 
 
 class InternalState(msgspec.Struct):
-    """One scheduler of `/server_info`; `seer_sgl` is None in a stock server."""
+    """One scheduler of `/server_info`; `seer_sgl` is None for a stock server."""
 
     effective_max_running_requests_per_dp: Positive
     seer_sgl: PluginReport | None = None
     startup_time: dict[str, Any] | None = None  # null before SGLang has measured it
 
     def start(self) -> str | None:
-        """A name for this start of a stock server: how long it took, to the microsecond. None if
-        it does not report it."""
-        took = (self.startup_time or {}).get("scheduler_e2e")
-        return None if took is None else f"started in {took} s"
+        """Returns a name for this start of a stock server; None if it has no startup time.
+
+        The name is its startup time, to the microsecond.
+        """
+        startup_s = (self.startup_time or {}).get("scheduler_e2e")
+        return None if startup_s is None else f"started in {startup_s} s"
 
 
 class ServerInfo(msgspec.Struct):
@@ -147,8 +151,11 @@ class Complaint(msgspec.Struct):
 
 
 class Refusal(msgspec.Struct):
-    """The body of an HTTP error: SGLang's own has `error`; for a body that does not fit its types,
-    `object` (http_server._create_error_response, validation_exception_handler)."""
+    """The body of an HTTP error from SGLang.
+
+    SGLang's own errors have `error`, its validation errors have `object`
+    (http_server._create_error_response, validation_exception_handler).
+    """
 
     error: Complaint | None = None
     object: str | None = None
@@ -156,7 +163,7 @@ class Refusal(msgspec.Struct):
 
     @property
     def explanation(self) -> str | None:
-        """Why SGLang refuses the request; None if this is the body of a proxy or the like."""
+        """The reason why SGLang refuses the request; None if a proxy made the body."""
         if self.error is not None:
             return self.error.message
         return self.message if self.object == "error" else None
@@ -166,11 +173,11 @@ _encoder = msgspec.json.Encoder()
 
 
 def sampling_params(chunk: Chunk, drafting: bool) -> dict[str, Any]:
-    """The `sampling_params` of a chunk. All of them are sent: a server may have own defaults."""
+    """Returns the `sampling_params` of a chunk: all of them, as a server may have own defaults."""
     request, sampling = chunk.request, chunk.request.group.sampling
     params = msgspec.structs.asdict(sampling)
     params["max_new_tokens"] = chunk.max_new_tokens
-    # What is left of it: SGLang counts the tokens of one call only, and refuses a minimum above
+    # The remaining minimum: SGLang counts the tokens of one call only, and refuses a minimum above
     # the call's own budget.
     left = max(0, sampling.min_new_tokens - request.generated)
     params["min_new_tokens"] = min(left, chunk.max_new_tokens)
@@ -187,9 +194,9 @@ def sampling_params(chunk: Chunk, drafting: bool) -> dict[str, Any]:
 
 
 def encode_generate(chunk: Chunk, drafting: bool = False, stream: bool = False) -> bytes:
-    """The body of `/generate` for a chunk: prompt and everything generated so far as input ids.
+    """Returns the body of `/generate` for a chunk: prompt and response so far as input ids.
 
-    drafting: the engine speculates; it has to know whose tokens these are (plugin/speculation).
+    drafting: the engine speculates, so the body names the group of the tokens (plugin/speculation).
     """
     request = chunk.request
     return _encoder.encode(
@@ -204,7 +211,7 @@ def encode_generate(chunk: Chunk, drafting: bool = False, stream: bool = False) 
 
 
 def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """JSON as `kind`. Raises Unreadable, whatever the bytes are."""
+    """Returns JSON decoded as `kind`. Raises Unreadable for any invalid bytes."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -212,23 +219,23 @@ def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
 
 
 def decode_generate(body: bytes, chunk: Chunk, vocab_size: int | None = None) -> ChunkReply:
-    """The reply of `/generate` to a chunk. Raises Unreadable if it is none, or cannot be true.
+    """Returns the reply of `/generate` to a chunk. Raises Unreadable if it is invalid.
 
-    vocab_size: the ids that the model has; None: not known.
+    vocab_size: the number of token ids of the model; None: unknown.
     """
     return checked_reply(decode(body, _Reply).meta_info, chunk, vocab_size)
 
 
 def checked_reply(meta: Meta, chunk: Chunk, vocab_size: int | None, final: int = 0) -> ChunkReply:
-    """Returns the whole reply to a chunk. Raises Unreadable if it cannot be true.
+    """Returns the whole reply to a chunk. Raises Unreadable if it is impossible.
 
-    Ids and logprobs are read from the same entries, so they cannot disagree in length. `final`:
-    tokens that came before it and were reported already.
+    Ids and logprobs are read from the same entries, so they cannot differ in length. `final`: the
+    number of leading tokens that were already reported.
     """
     check_rid(meta.id, chunk)
     tokens = meta.output_token_logprobs
     finish = meta.finish_reason
-    aborted = finish.type == "abort"  # SGLang may leave the logprobs of such a one out
+    aborted = finish.type == "abort"  # SGLang may omit the logprobs of an aborted reply
     missing = meta.completion_tokens - len(tokens)
     if missing < 0 or (missing > 0 and not aborted):
         raise Unreadable(f"{len(tokens)} token logprobs for {meta.completion_tokens} tokens")
@@ -237,7 +244,7 @@ def checked_reply(meta: Meta, chunk: Chunk, vocab_size: int | None, final: int =
     ids, logprobs = arrays(tokens, chunk, vocab_size)
     _check_end(finish, ids)
     details = meta.cached_tokens_details or _CachedDetails(device=meta.cached_tokens)
-    # No sample depends on the counters below: one that is wrong only spoils the statistics.
+    # No sample depends on the counters below: a wrong one only spoils the statistics.
     return ChunkReply(
         ids=ids,
         logprobs=logprobs,
@@ -253,21 +260,21 @@ def checked_reply(meta: Meta, chunk: Chunk, vocab_size: int | None, final: int =
 
 
 def check_rid(rid: str, chunk: Chunk) -> None:
-    """Raise Unreadable for a reply to another call."""
+    """Raises Unreadable for a reply to another call."""
     if rid != chunk.rid:
-        raise Unreadable(f"it answers request {rid[:100]!r}, not {chunk.rid!r}")
+        raise Unreadable(f"the reply is to request {rid[:100]!r}, not {chunk.rid!r}")
 
 
 def check_count(count: int, chunk: Chunk) -> None:
-    """Raise Unreadable for more tokens than the chunk may have."""
+    """Raises Unreadable for more tokens than the chunk may have."""
     if count > chunk.max_new_tokens:
-        raise Unreadable(f"{count} tokens where {chunk.max_new_tokens} were asked for")
+        raise Unreadable(f"{count} tokens, but at most {chunk.max_new_tokens} were requested")
 
 
 def arrays(
     tokens: Sequence[Token], chunk: Chunk, vocab_size: int | None
 ) -> "tuple[array[int], array[float]]":
-    """Ids and logprobs of a chunk's tokens. Raises Unreadable if they cannot be its."""
+    """Returns the ids and logprobs of a chunk's tokens. Raises Unreadable if they are invalid."""
     check_count(len(tokens), chunk)
     try:
         ids = token_array([token.id for token in tokens])
@@ -279,11 +286,11 @@ def arrays(
 
 
 def _examined(meta: Meta) -> int:
-    """How many tokens of an aborted reply SGLang has looked at for a stop.
+    """Returns how many tokens of an aborted reply SGLang has checked for a stop.
 
-    It appends the tokens of a step and then ends an aborted request without looking at them
-    (Req.update_finish_state): the last step is drawn again. Our plugin reports where it began.
-    Without the plugin a plain step is known to be one token, and a step with drafts any number.
+    SGLang appends the tokens of the last step, but ends an aborted request without checking them
+    (Req.update_finish_state). So the last step is sampled again. Our plugin reports where that step
+    began. Without the plugin, a plain step has one token, and a step with drafts any number.
     """
     count = len(meta.output_token_logprobs)
     reported = meta.examined[-1] if meta.examined else None
@@ -307,21 +314,24 @@ def _check_numbers(ids: "array[int]", logprobs: "array[float]", vocab_size: int 
 
 
 def _check_end(finish: Finish, ids: "array[int]") -> None:
-    """SGLang ends a call because of its last token, and names the stop it found."""
+    """Raises Unreadable if the finish reason does not fit the last token.
+
+    SGLang ends a call because of its last token, and names the stop it matched.
+    """
     if finish.matched == NAN_MATCH:
         raise Unreadable("the model produced NaN logits")
     if finish.type != "abort" and not ids:
-        raise Unreadable(f"it ends with {finish.type!r} and has no token")
+        raise Unreadable(f"the reply ends with {finish.type!r} and has no token")
     if finish.type != "stop":
         return
     if finish.matched is None:
-        raise Unreadable("it ends with 'stop' and does not name the stop")
+        raise Unreadable("the reply ends with 'stop' and does not name the stop")
     if isinstance(finish.matched, int) and finish.matched != ids[-1]:
-        raise Unreadable(f"it ends with token {ids[-1]}, not with its stop {finish.matched}")
+        raise Unreadable(f"the reply ends with token {ids[-1]}, not with stop {finish.matched}")
 
 
 def _spans(meta: Meta, tokens: int) -> list[WeightSpan]:
-    """The weight versions of exactly the first `tokens` tokens of the reply."""
+    """Returns the weight versions of exactly the first `tokens` tokens of the reply."""
     if meta.weight_versions is None:
         return [WeightSpan(meta.weight_version, tokens)] if tokens else []
     end = 0
@@ -339,7 +349,7 @@ def _spans(meta: Meta, tokens: int) -> list[WeightSpan]:
 
 
 def refusal(body: bytes) -> str | None:
-    """SGLang's own refusal of a request; None for what a proxy or its authentication answers."""
+    """Returns SGLang's reason for refusing a request; None if the body is not from SGLang."""
     try:
         return decode(body, Refusal).explanation
     except Unreadable:

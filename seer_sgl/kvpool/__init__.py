@@ -1,1 +1,1 @@
-"""The global KV pool: where the KV of a chunk waits for the engine that runs the next one."""
+"""The global KV pool, which keeps the KV of a chunk for the engine that runs the next chunk."""

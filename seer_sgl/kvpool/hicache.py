@@ -1,4 +1,4 @@
-"""SGLang's HiCache as the way into the pool: what every engine of a fleet is started with."""
+"""SGLang's HiCache connects engines to the pool: their flags and environment."""
 
 import contextlib
 import json
@@ -22,17 +22,18 @@ REPLICAS = "seer_replicas"  # in HiCache's extra config, for our plugin
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """An open KV pool, as an engine needs to know it. `master`: host:port of Mooncake's."""
+    """The settings of an open KV pool for engines. `master`: host:port of Mooncake's master."""
 
     config: KvPoolConfig
     master: str | None = None
     namespace: str = ""
 
     def flags(self) -> dict[str, FlagValue]:
-        """SGLang flags of one engine; none without a pool.
+        """Returns the SGLang flags of one engine; none without a pool.
 
-        write_through, because the other policies leave output tokens out; wait_complete, because a
-        prefetch that is not waited for is cut short (best_effort hit nothing at all).
+        The write policy is write_through, because the other policies do not write output tokens.
+        The prefetch policy is wait_complete, because best_effort stops a prefetch early, usually
+        before any page.
         """
         config = self.config
         if config.backend == "none":
@@ -60,7 +61,7 @@ class Pool(msgspec.Struct, frozen=True):
         }
 
     def environment(self) -> dict[str, str]:
-        """Environment of an engine's process."""
+        """Returns the environment variables of an engine's process."""
         environment = {NAMESPACE: self.namespace}
         if self.config.backend == "mooncake":
             environment |= port_environment(self.config)
@@ -71,7 +72,10 @@ class Pool(msgspec.Struct, frozen=True):
 
 @contextlib.asynccontextmanager
 async def open_pool(config: KvPoolConfig, log_dir: Path) -> AsyncIterator[Pool]:
-    """Open the pool of `config` for the time of the block. Raises ConfigError or PoolError."""
+    """Opens the pool of `config` for the duration of the block.
+
+    Raises ConfigError if the pool cannot be used as configured, PoolError if it does not start.
+    """
     namespace = config.namespace or secrets.token_hex(4)
     if config.backend != "mooncake":
         _make(config.directory)

@@ -1,4 +1,4 @@
-"""A Mooncake of our own: one master, store nodes, kept alive; or one that runs already."""
+"""Starts a local Mooncake (one master and store nodes, kept alive) or uses a running one."""
 
 import asyncio
 import contextlib
@@ -28,10 +28,10 @@ CONNECT_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 10.0
 PROBE_BUFFER_BYTES = 1 << 24
 POLL_S = 0.1
-SSD_BUCKET_OBJECTS = 32  # written together
+SSD_BUCKET_OBJECTS = 32  # objects per write
 OPEN_PORTS = (
-    "KV pool: Mooncake's transfer ports listen on all interfaces, and who reaches them reads and "
-    "writes KV: keep other machines off by a firewall"
+    "KV pool: Mooncake's transfer ports listen on all interfaces, and any machine that reaches "
+    "them can read and write KV: block other machines with a firewall"
 )
 WITHOUT_LOOPBACK = (
     "kv_pool.backend: file opens no ports, kv_pool.open_ports: true leaves Mooncake's to a firewall"
@@ -40,9 +40,9 @@ WITHOUT_LOOPBACK = (
 
 @contextlib.asynccontextmanager
 async def open_mooncake(config: KvPoolConfig, log_dir: Path) -> AsyncIterator[str]:
-    """The address of a master whose stores are mounted; what is started here ends with the block.
+    """Yields the address of a master with mounted stores; the started processes end with the block.
 
-    Raises ConfigError when Mooncake cannot run or be reached, PoolError when it does not start.
+    Raises ConfigError if Mooncake cannot run or be reached, PoolError if it does not start.
     """
     _require_mooncake()
     if config.open_ports:
@@ -60,7 +60,7 @@ async def open_mooncake(config: KvPoolConfig, log_dir: Path) -> AsyncIterator[st
 
 @contextlib.contextmanager
 def _ssd(config: KvPoolConfig) -> Iterator[Path | None]:
-    """Where store nodes put what memory cannot hold; None without `kv_pool.ssd_path`."""
+    """Yields the folder for the store nodes' overflow; None without `kv_pool.ssd_path`."""
     if config.ssd_path is None:
         yield None
         return
@@ -155,15 +155,15 @@ def _store_settings(config: KvPoolConfig, master: str, ssd: Path | None) -> dict
 
 
 def port_environment(config: KvPoolConfig) -> dict[str, str]:
-    """Environment of a process with a Mooncake client: whether it keeps its ports on loopback."""
+    """Returns the environment of a Mooncake client; it confines ports unless they are open."""
     return {} if config.open_ports else {loopback.ONLY: "1"}
 
 
 def _ssd_environment(config: KvPoolConfig) -> dict[str, str]:
-    """How a store node moves what memory cannot hold to its SSD.
+    """Returns the environment with which a store node moves evicted objects to its SSD.
 
-    Mooncake's defaults write once 500 objects wait, every ten seconds: until then what is evicted
-    is lost. Of its backends only `bucket` has a bound for the disk (0.3.13).
+    Mooncake's defaults write every ten seconds if 500 objects wait; objects evicted before are
+    lost. Of its backends (0.3.13) only `bucket` limits the disk space.
     """
     if config.ssd_path is None:
         return {}

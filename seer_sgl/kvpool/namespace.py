@@ -1,8 +1,8 @@
-"""Names of KV pages that must never be mistaken for each other.
+"""Names that separate the KV pages of different models, layouts and weights.
 
-A pool key is a hash of the tokens only: it has nothing of the model, the layout of the bytes or
-the weights. Two layouts under one name gave a full hit and wrong output without an error, so all
-of it goes into the name.
+A pool key is a hash of the tokens only; it does not contain the model, the byte layout or the
+weights. Two layouts under one name give a full hit and wrong output without an error, so the name
+contains all three.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import msgspec
 
 
 class KvLayout(msgspec.Struct, frozen=True):
-    """How an engine's KV bytes are laid out in the pool."""
+    """The layout of an engine's KV bytes in the pool."""
 
     dtype: str
     layout: str  # of HiCache's host pool
@@ -23,20 +23,21 @@ class KvLayout(msgspec.Struct, frozen=True):
     pp_size: int
 
     def tag(self, namespace: str) -> str:
-        """A short name that differs whenever any of it, or the namespace, differs."""
+        """Returns a short name that differs if any field or the namespace differs."""
         facts = ":".join(map(str, (*msgspec.structs.astuple(self), namespace)))
         return f"seer-{_hash(facts.encode())}"
 
 
 def weights_name(config: Mapping[str, Any], ranks: Sequence[Any]) -> str:
-    """A name for a model as an engine runs it: equal where the same tokens make the same KV.
+    """Returns a name for a loaded model, equal if the same tokens give the same KV.
 
-    config: the model's, as Hugging Face's `to_dict` gives it, with the engine's overrides: a factor
-    of a rotary embedding is in no weight. Its keys that begin with an underscore name where it was
-    found. ranks: a digest of the parameters of each rank.
+    config: from Hugging Face's `to_dict`, with the engine's overrides, because some parameters (a
+    factor of a rotary embedding) are in no weight. Keys that begin with an underscore are ignored:
+    they name the source of the model. ranks: a digest of the parameters per rank.
     """
     public = {key: value for key, value in config.items() if not key.startswith("_")}
-    facts = json.loads(json.dumps([public, ranks], default=_kind))  # keys of one kind can be sorted
+    # JSON makes all keys strings, which can be sorted.
+    facts = json.loads(json.dumps([public, ranks], default=_kind))
     return _hash(json.dumps(facts, sort_keys=True).encode())
 
 

@@ -1,8 +1,9 @@
 """One process of a local Mooncake: `python -m seer_sgl.kvpool.node master|store|probe JSON`.
 
-`master` runs the real `mooncake_master` (Mooncake's metadata service); `store` lends it a segment
-of this machine's memory through Mooncake's own client library. Both end with the driver that
-started them. Mooncake's own store service would do as well, but it opens a REST port to the world.
+`master` runs `mooncake_master` (Mooncake's metadata service). `store` mounts a segment of this
+machine's memory through Mooncake's own client library. Both end with the driver that started them.
+Mooncake's own store service is not used, because it opens a REST port on all interfaces. `probe`
+checks a running master.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ P2P = "P2PHANDSHAKE"  # clients find each other through the master: no metadata 
 
 
 def master(settings: dict[str, Any]) -> int:
-    """Run `mooncake_master` on loopback until it ends. `settings`: its flags."""
+    """Runs `mooncake_master` on loopback. `settings`: its flags. Returns the exit status."""
     spec = importlib.util.find_spec("mooncake")
     assert spec is not None
     assert spec.origin is not None
@@ -38,13 +39,16 @@ def master(settings: dict[str, Any]) -> int:
 
 
 def store(settings: dict[str, Any]) -> int:
-    """Mount a segment until SIGTERM. `settings`: of MooncakeDistributedStore.setup."""
+    """Mounts a segment until SIGTERM. `settings`: of MooncakeDistributedStore.setup.
+
+    Returns the exit status.
+    """
     ssd = settings.get("ssd_offload_path")
     with hold(Path(ssd).parent) if ssd else contextlib.nullcontext():
-        return _lend(settings)
+        return _mount(settings)
 
 
-def _lend(settings: dict[str, Any]) -> int:
+def _mount(settings: dict[str, Any]) -> int:
     client = load_store().MooncakeDistributedStore()
     status = client.setup(settings)
     if status != 0:
@@ -60,10 +64,13 @@ def _lend(settings: dict[str, Any]) -> int:
 
 
 def probe(settings: dict[str, Any]) -> int:
-    """Put and get one small object: whether there is a master, and memory behind it."""
+    """Puts and gets one small object to check for a master and mounted memory.
+
+    Returns the exit status.
+    """
     client = load_store().MooncakeDistributedStore()
     if client.setup(settings) != 0:
-        print("it is no Mooncake master", flush=True)
+        print("it is not a Mooncake master", flush=True)
         return 1
     loopback.confine_if_wanted()
     key, value = f"seer-probe-{uuid.uuid4().hex}", b"seer" * 256
@@ -75,7 +82,7 @@ def probe(settings: dict[str, Any]) -> int:
 
 
 def main(kind: str, settings: str) -> int:
-    """Exit status of the process."""
+    """Runs the process of this kind. `settings`: JSON. Returns the exit status."""
     end_with_parent()
     return {"master": master, "store": store, "probe": probe}[kind](json.loads(settings))
 

@@ -1,6 +1,6 @@
-"""The three packages of Mooncake, one for each CUDA, and the client library they all bring.
+"""The three packages of Mooncake, one per CUDA version, and the client library that they contain.
 
-They install the same files under the same import name, `mooncake`: only one may be there.
+They install the same files under the same import name, `mooncake`: only one may be installed.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 VERSION = "0.3.13.post1"
-# The major version of CUDA that a package is linked to (libcudart); None: it needs none.
+# The major version of CUDA that a package is linked to (libcudart); None: no CUDA.
 BUILT_FOR: dict[str, int | None] = {
     "mooncake-transfer-engine-cuda13": 13,
     "mooncake-transfer-engine": 12,
@@ -21,7 +21,7 @@ CUDA_RUNTIME = "nvidia-cuda-runtime"  # the package with torch's libcudart
 
 
 def version(distribution: str) -> str | None:
-    """The version of an installed package; None if it is not installed."""
+    """Returns the version of an installed package; None if it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -29,22 +29,22 @@ def version(distribution: str) -> str | None:
 
 
 def installed() -> dict[str, str]:
-    """Mooncake's installed packages and their versions; more than one is a mistake."""
+    """Returns Mooncake's installed packages and their versions; more than one is an error."""
     versions = {name: version(name) for name in BUILT_FOR}
-    return {name: found for name, found in versions.items() if found is not None}
+    return {name: number for name, number in versions.items() if number is not None}
 
 
 def fitting(cuda: int | None) -> str:
-    """The package for torch's major version of CUDA (None: a CPU build).
+    """Returns the package for torch's major version of CUDA (None: a CPU build).
 
-    For a CUDA that Mooncake is not built for: the package that needs none.
+    For a CUDA version without a package, it is the package without CUDA.
     """
     by_cuda = {built_for: name for name, built_for in BUILT_FOR.items()}
     return by_cuda.get(cuda, by_cuda[None])
 
 
 def mismatch(names: Collection[str], cuda: int | None) -> str | None:
-    """What is wrong with these packages beside a torch of that CUDA; None if nothing is."""
+    """Returns the problem of these packages beside a torch of that CUDA; None if they fit."""
     if len(names) > 1:
         return f"{len(names)} packages installed over each other; only one may be there"
     (name,) = names
@@ -58,10 +58,10 @@ def _cuda(major: int | None) -> str:
 
 
 def load_store() -> Any:
-    """The module `mooncake.store`. Raises ImportError or OSError if a library of it is missing.
+    """Returns the module `mooncake.store`. Raises ImportError or OSError if a library is missing.
 
-    The libcudart that came as a package is in no folder where the linker looks. In a process that
-    has imported torch it is there already; the driver and store nodes do without torch.
+    The linker does not find the libcudart of a Python package, so it is loaded first. Importing
+    torch loads it too, but the driver and store nodes do not import torch.
     """
     for library in _packaged_cudart():
         ctypes.CDLL(str(library))

@@ -1,7 +1,7 @@
-"""A folder on an SSD that goes with its owner, even if the owner is killed outright.
+"""A temporary folder on an SSD that is removed even if its owner is killed.
 
-The owner and its store nodes hold a lock on a file in the folder; Linux releases it when the last
-of them has ended. A folder whose lock nobody holds is removed by the next one to make its own.
+The owner and its store nodes hold a lock on a file in the folder. Linux releases the lock when the
+last of them has ended. The next owner removes all folders whose lock is free.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ LOCK = "owner.lock"
 
 @contextlib.contextmanager
 def ssd_folder(parent: Path) -> Iterator[Path]:
-    """A folder of this process in `parent`, removed at the end; before, those of the dead are.
+    """Yields a folder of this process in `parent`, removed at the end of the block.
 
-    Raises OSError where it cannot be made.
+    Folders of ended processes are removed first. Raises OSError if the folder cannot be created.
     """
     parent.mkdir(parents=True, exist_ok=True)
     with _alone_in(parent):
@@ -36,7 +36,7 @@ def ssd_folder(parent: Path) -> Iterator[Path]:
 
 
 def hold(folder: Path) -> IO[bytes]:
-    """Keep `folder` until this process ends, or the lock that is returned is closed."""
+    """Locks `folder` until this process ends or closes the returned lock file."""
     lock = (folder / LOCK).open("ab")
     fcntl.flock(lock, fcntl.LOCK_SH)
     return lock
@@ -44,7 +44,7 @@ def hold(folder: Path) -> IO[bytes]:
 
 @contextlib.contextmanager
 def _alone_in(parent: Path) -> Iterator[None]:
-    """Nobody else makes or removes folders: one without a lock yet would count as abandoned."""
+    """Keeps other processes from removing a new folder before it has its lock."""
     directory = os.open(parent, os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
@@ -64,6 +64,6 @@ def _is_held(path: Path) -> bool:
     try:
         with path.open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held, or another user's
+    except OSError:  # held, or owned by another user
         return True
     return False

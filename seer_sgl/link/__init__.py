@@ -1,1 +1,1 @@
-"""What drivers and the plugin inside SGLang know of each other: contract, messages, connections."""
+"""The link between drivers and the plugin inside SGLang: contract, messages, connections."""

@@ -1,7 +1,7 @@
 """The client's end of the link: a WebSocket to the driver or the draft hub, in its own thread.
 
-Decoding never waits for anything here. What cannot be sent yet waits in a bounded queue,
-oldest out first; the link connects again for ever. A process has one link to each address, which
+Decoding in the engine never waits for the link. Unsent messages wait in a bounded queue that drops
+the oldest first. The link reconnects until it is closed. A process has one link per address, which
 the KV pool and drafting share.
 """
 
@@ -34,7 +34,7 @@ _links: dict[str, "Link"] = {}  # by address
 def driver_link(rank: int, ranks: int) -> "Link | None":
     """Returns this process's link to its driver; None without LINK_URL.
 
-    rank: of this scheduler process among the `ranks` of its server.
+    rank: the rank of this scheduler process among the `ranks` of its server.
     """
     return _link_to(os.environ.get(contract.LINK_URL), rank, ranks)
 
@@ -55,7 +55,7 @@ def _link_to(url: str | None, rank: int, ranks: int) -> "Link | None":
 
 
 class Link:
-    """A connection that is opened at once, and again whenever it is lost, until `close`."""
+    """A connection that opens at once, and reopens whenever it is lost, until `close`."""
 
     def __init__(self, url: str, token: str, hello: messages.Hello) -> None:
         self._url = url
@@ -72,28 +72,33 @@ class Link:
         self._thread.start()
 
     def on(self, kind: type[T], handler: Callable[[T], None]) -> None:
-        """From now on `handler` is called with each frame of a kind, in the link's thread."""
+        """Registers a handler for each received frame of a kind. It runs in the link's thread."""
         self._handlers[kind] = handler
 
     def on_connect(self, greeter: Callable[[], None]) -> None:
-        """`greeter` is called after each connect, and now if there is a connection."""
+        """Registers a function to call after each connect; calls it now if connected."""
         self._greeters.append(greeter)
         if self._connected:
             greeter()
 
     def send(self, frame: messages.ToDriver) -> None:
-        """Send soon, or after the next connect; from any thread, never blocking."""
+        """Queues a frame, which is sent soon or after the next connect. Thread-safe, never blocks.
+
+        When MAX_WAITING frames wait, the oldest one is dropped.
+        """
         self._waiting.append(messages.encode(frame))
         self._wake()
 
     def offer(self, frame: messages.ToDriver) -> None:
-        """Send soon, or never: the sender makes good what is lost while the other end is away or
-        slow. From any thread, never blocking."""
+        """Queues a frame, or drops it if the other end is away or slow. Thread-safe, never blocks.
+
+        The caller must send dropped content again itself.
+        """
         if self._connected and len(self._waiting) < MAX_OFFERED:
             self.send(frame)
 
     def close(self) -> None:
-        """Disconnect for good, soon, after what waits has been sent if there is a connection."""
+        """Disconnects for good, soon. If connected, the link sends its queued frames first."""
         self._closed = True
         self._wake()
 
@@ -123,7 +128,7 @@ class Link:
                 await asyncio.sleep(RECONNECT_S)
 
     async def _converse(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Send and receive until the socket closes."""
+        """Sends and receives until the socket closes."""
         await socket.send_bytes(messages.encode(self._hello))
         sender = asyncio.create_task(self._send_waiting(socket))
         self._connected = True
@@ -132,7 +137,7 @@ class Link:
                 greeter()
             async for message in socket:
                 if message.type is aiohttp.WSMsgType.BINARY:
-                    with contextlib.suppress(msgspec.DecodeError):  # of a newer driver
+                    with contextlib.suppress(msgspec.DecodeError):  # a newer driver's message
                         self._dispatch(messages.decode_to_engine(message.data))
         finally:
             self._connected = False
@@ -146,7 +151,7 @@ class Link:
 
     async def _send_waiting(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
-            # What the last socket did not take is first.
+            # A frame that the last socket did not send is the first in the queue.
             while self._waiting:
                 frame = self._waiting.popleft()
                 try:

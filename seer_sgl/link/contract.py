@@ -1,7 +1,7 @@
-"""The contract between the driver's side and the plugin inside SGLang: environment variables, keys
-in SGLang's own messages, and the plugin's report.
+"""The contract between the driver's side and the plugin inside SGLang.
 
-`engine/` and `plugin/` never import each other; both import this.
+It has environment variables, keys in SGLang's own messages, and the plugin's report. `engine/` and
+`plugin/` never import each other; both import this module.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ Positive = Annotated[int, msgspec.Meta(gt=0)]
 NULL = msgspec.Raw(b"null")
 
 # Environment variables of a server process.
-API_KEY = "SEER_SGL_API_KEY"  # the bearer token that the server demands
-LINK_URL = "SEER_SGL_LINK_URL"  # where it finds its driver
+API_KEY = "SEER_SGL_API_KEY"  # the bearer token that the server requires
+LINK_URL = "SEER_SGL_LINK_URL"  # the URL of its driver's link
 LINK_TOKEN = "SEER_SGL_LINK_TOKEN"  # the bearer token of driver and draft hub
-HUB_URL = "SEER_SGL_HUB_URL"  # where it finds the draft hub
-INSTANCE = "SEER_SGL_INSTANCE"  # a name for this start of the server, set by itself
+HUB_URL = "SEER_SGL_HUB_URL"  # the URL of the draft hub
+INSTANCE = "SEER_SGL_INSTANCE"  # a name for this start of the server, which sets it itself
 DRAFT = "SEER_SGL_DRAFT"  # DraftSettings as JSON; not set: no drafting
 # SGLang's own switch (sglang.srt.utils.is_cpu); the launcher sets it where no GPU is visible.
 CPU_SWITCH = "SGLANG_USE_CPU_ENGINE"
@@ -31,11 +31,11 @@ REPORT = "seer_sgl"  # in internal_states[i] of `/server_info`: the PluginReport
 EXAMINED = "seer_sgl_examined"  # in `meta_info`: tokens before the last step, once per token
 ALGORITHM = "SEER_GROUP"  # SGLang's name of grouped drafting
 
-INDEX_BYTES = 100  # per token, of the draft index and its log
+INDEX_BYTES = 100  # per token, for the draft index and its log
 
 
 class DraftSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The config's section `draft`, as far as an engine needs it."""
+    """The settings of the config section `draft` that an engine needs."""
 
     scope: Literal["request", "engine", "fleet"]
     max_draft_tokens: int  # per row, the root not included
@@ -44,16 +44,16 @@ class DraftSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def max_tokens(self) -> int:
-        """Tokens the index may hold."""
+        """The maximum number of tokens in the index."""
         return self.memory // INDEX_BYTES
 
     def encoded(self) -> str:
-        """The value of DRAFT."""
+        """Returns the value of the environment variable DRAFT, in JSON."""
         return msgspec.json.encode(self).decode()
 
 
 class PoolReport(msgspec.Struct):
-    """The pool's part of the report. `namespace`: engines of equal names share pages."""
+    """The pool's part of the report. `namespace`: engines with equal ones share pages."""
 
     namespace: str
     kv_bytes_per_token: Natural
@@ -66,16 +66,16 @@ class DraftReport(msgspec.Struct):
 
 
 class PluginReport(msgspec.Struct):
-    """What the plugin in a scheduler process reports in `/server_info`.
+    """The report of the plugin in a scheduler process, in `/server_info`.
 
-    `missing`: SGLang names that it could not hook. `instance`: a name for this start of the server.
-    `weights`: a name for what is loaded. `vocab_size`: of the logits. `draft`: a DraftReport and
-    counters (report/draft_report.py), or null.
+    `missing`: the SGLang names that it could not hook. `instance`: a name for this start of the
+    server. `weights`: a name for the loaded weights. `vocab_size`: the width of the logits.
+    `draft`: a DraftReport and counters (report/draft_report.py), or null.
     """
 
     version: str
     missing: list[str]
-    hooks: Natural = 0  # that the plugin registered
+    hooks: Natural = 0  # the number of hooks that the plugin registered
     instance: str | None = None
     weights: str | None = None
     vocab_size: Positive | None = None
@@ -85,9 +85,9 @@ class PluginReport(msgspec.Struct):
 
 
 def problem(missing: Sequence[Sequence[str] | None]) -> str | None:
-    """Returns what is wrong with the plugin in a server; None when all is well.
+    """Returns the reason why a server's plugin does not work; None if it works.
 
-    missing: the names that each of its schedulers reports as such; None: it reports nothing.
+    missing: the `missing` names in each scheduler's report; None: the scheduler has no report.
     """
     for names in missing:
         if names is None:

@@ -1,4 +1,4 @@
-"""The draft hub among sockets: each engine is sent what it lacks, as fast as it reads."""
+"""The draft hub's socket side: sends each engine the tokens it lacks, as fast as it reads."""
 
 import asyncio
 import contextlib
@@ -20,12 +20,12 @@ from seer_sgl.draft.waits import Waits
 
 from . import messages
 
-FACTS = "/drafts"  # path of the counters of a hub, in JSON
-FLUSH_S = 0.02  # what comes in so long goes out in one frame an engine
+FACTS = "/drafts"  # the path of a hub's counters, in JSON
+FLUSH_S = 0.02  # the messages received in this time go out in one frame per engine
 
 
 class _Reader:
-    """An engine that is sent messages. `due`: since when there is something to send."""
+    """An engine that reads messages. `due`: since when a message waits for it."""
 
     def __init__(self) -> None:
         self.awake = asyncio.Event()
@@ -46,8 +46,8 @@ class DraftHub:
 
     @contextlib.contextmanager
     def joined(self, socket: web.WebSocketResponse, instance: str) -> Iterator[str]:
-        """The peer that a socket is, for as long as it is open."""
-        peer = f"{instance}#{next(self._numbers)}"  # one that starts again is another
+        """Registers an engine's socket for the block; yields the name of the peer."""
+        peer = f"{instance}#{next(self._numbers)}"  # an engine that reconnects is a new peer
         reader = self._readers[peer] = _Reader()
         writer = asyncio.create_task(self._write(socket, peer, reader))
         try:
@@ -58,15 +58,15 @@ class DraftHub:
             self.hub.left(peer)
 
     def received(self, peer: str, message: ToHub) -> None:
-        """A message of an engine or of the driver arrived."""
+        """Processes a message from an engine or from the driver."""
         self.hub.receive(peer, message)
         self._wake()
 
     def counted(self) -> dict[str, Any]:
-        """Counters since it began, and which start of it this is.
+        """Returns the hub's counters since its start, and its instance.
 
-        `lag`: of each message of tokens, from when the oldest of its tokens may have come in to
-        when it was handed to the socket. No clock but this one, so without the way to here and on.
+        `lag`: the time from the arrival of a message's oldest token to its hand-over to the socket,
+        at most. It is measured with this process's clock only, so without network time.
         """
         return {"instance": self._instance, **self.hub.facts(), "lag": self._lag.facts()}
 
@@ -84,13 +84,16 @@ class DraftHub:
                 reader.awake.set()
 
     async def _write(self, socket: web.WebSocketResponse, peer: str, reader: _Reader) -> None:
-        """A slow engine holds up its own writer, and what it lacks stays in the hub's logs."""
+        """Sends pending messages to one engine.
+
+        A slow engine delays only its own writer; its pending tokens stay in the hub's logs.
+        """
         with contextlib.suppress(ConnectionError):
             while True:
                 await reader.awake.wait()
                 reader.awake.clear()
                 while (message := self.hub.take(peer)) is not None:
-                    # Without a `due` it came in since the last flush, and the timer runs.
+                    # Without a `due`, the message arrived after the last flush.
                     due = self._first_at if reader.due is None else reader.due
                     reader.due = due if self.hub.pending(peer) else None
                     await socket.send_bytes(messages.encode(message))

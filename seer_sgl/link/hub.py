@@ -1,4 +1,4 @@
-"""The draft hub as its driver sees it: a process of its own, and the client that speaks to it."""
+"""The driver's side of the draft hub: starts the hub's process, and the client of a hub."""
 
 import asyncio
 import contextlib
@@ -32,22 +32,22 @@ POLL_S = 0.05
 
 
 class DraftSink(Protocol):
-    """What a driver asks of the draft hub."""
+    """The driver's interface to the draft hub."""
 
     def load(self, group: str, sequence: int, tokens: "array[int]") -> None:
-        """Give the group a response of an earlier epoch."""
+        """Adds a response of an earlier epoch to the group."""
 
     def done(self, group: str) -> None:
-        """Forget a group, which is complete or given up."""
+        """Removes a group that is complete or given up."""
 
     async def facts(self) -> dict[str, Any] | None:
-        """The hub's counters (`DraftHub.counted`); None while it is away."""
+        """Returns the hub's counters (`DraftHub.counted`); None if it does not answer."""
 
 
 class HubClient(DraftSink):
     """The driver's connection to the draft hub at `url`; reconnects by itself.
 
-    The responses of unfinished groups are sent again after a reconnect: it may be a new hub.
+    After a reconnect it sends the responses of unfinished groups again: the hub may be a new one.
     """
 
     def __init__(self, url: str, token: str) -> None:
@@ -83,7 +83,7 @@ class HubClient(DraftSink):
             return None
 
     def close(self) -> None:
-        """Disconnect for good."""
+        """Disconnects for good."""
         self._link.close()
 
     def _send_again(self) -> None:
@@ -99,9 +99,9 @@ class HubClient(DraftSink):
 
 @contextlib.asynccontextmanager
 async def start_hub(config: DraftConfig, log_dir: Path, token: str) -> AsyncIterator[str]:
-    """The URL of a draft hub on loopback that is started for the block, and again if it dies.
+    """Starts a draft hub on loopback for the block, restarts it if it dies, and yields its URL.
 
-    Raises HubError when it does not come up.
+    Raises HubError if it does not become ready.
     """
     port = free_port()
     arguments = ["drafthub", "--port", str(port), "--memory", config.memory]
@@ -128,4 +128,4 @@ async def _ready(process: KeptProcess) -> None:
                     return
                 await asyncio.sleep(POLL_S)
     reason = process.exit_reason() or f"not ready after {START_TIMEOUT_S:g} s"
-    raise HubError(f"draft hub: {reason}; its end:\n{process.log_tail()}")
+    raise HubError(f"draft hub: {reason}; the end of its log:\n{process.log_tail()}")

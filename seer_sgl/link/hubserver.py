@@ -1,4 +1,4 @@
-"""`seer-sgl drafthub`: the draft hub of one driver and its engines, a process of its own."""
+"""`seer-sgl drafthub`: the draft hub of one driver and its engines, in its own process."""
 
 import asyncio
 
@@ -11,14 +11,14 @@ from .drafthub import DraftHub
 from .server import open_link, shared_token
 
 READY = "draft hub ready on"  # on standard output once it listens
-MAX_DIGITS = 9  # of a port that is refused as one
+MAX_DIGITS = 9  # of a port number; a longer one is refused before it is parsed
 
 
 async def serve_hub(host: str, port: str, memory: str) -> None:
-    """Serve as the draft hub on host:port until SIGTERM, SIGINT or SIGHUP.
+    """Serves the draft hub on host:port until SIGTERM, SIGINT or SIGHUP.
 
-    `memory`: the most that the tokens of all groups may take, such as `2gb`. Raises ConfigError for
-    an invalid address or size, and without a token.
+    `memory`: the limit for the tokens of all groups, such as `2gb`. Raises ConfigError for an
+    invalid address or size, and if the environment has no token.
     """
     end_with_parent()
     token = shared_token("driver and the engines", "drafthub")
@@ -31,9 +31,9 @@ async def serve_hub(host: str, port: str, memory: str) -> None:
     except ValueError as error:
         raise ConfigError(f"drafthub: --memory: {error}") from error
     require_free_port(int(port), "drafthub: --port", host)
-    over = asyncio.Event()
+    stopped = asyncio.Event()
     for number in stopping_signals():
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with open_link(host, int(port), token, DraftHub(size)) as link:
         print(f"{READY} {link.address}", flush=True)
-        await over.wait()
+        await stopped.wait()

@@ -1,7 +1,7 @@
-"""Messages between the plugin in an engine and the driver or the draft hub: one msgpack object per
-WebSocket message.
+"""Messages between the plugin in an engine and the driver or the draft hub.
 
-A change that an older side would misread raises PROTOCOL; the driver refuses any other.
+One msgpack object per WebSocket message. A change that an older version would misread increases
+PROTOCOL; the driver refuses all other protocol versions.
 """
 
 import msgspec
@@ -17,20 +17,22 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
 
     protocol: int
     instance: str
-    rank: int  # of `ranks` scheduler processes that each hold a part of the KV
-    ranks: int
+    rank: int  # the sender's rank among the server's scheduler processes
+    ranks: int  # their number; each holds a part of the KV
 
 
 class Stored(msgspec.Struct, tag="stored", frozen=True):
-    """This rank's part of the KV of a finished /generate call is in the pool; `whole` False: not
-    all of it, and the rest will not come."""
+    """This rank's part of the KV of a finished /generate call is in the pool.
+
+    `whole` False: a part of it is missing and will not be stored.
+    """
 
     rid: str
     whole: bool
 
 
 class Rates(msgspec.Struct, tag="rates", frozen=True):
-    """What this rank has measured since its last report: tokens and the seconds they took."""
+    """The measurements of this rank since its last report: tokens, and seconds for them."""
 
     prefill_tokens: int
     prefill_s: float
@@ -39,7 +41,7 @@ class Rates(msgspec.Struct, tag="rates", frozen=True):
 
 
 class Forget(msgspec.Struct, tag="forget", frozen=True):
-    """From the driver: nobody will use the KV of request `uid` beyond its first `keep` tokens."""
+    """From the driver: the KV of request `uid` beyond its first `keep` tokens is not needed."""
 
     uid: str
     keep: int

@@ -1,9 +1,8 @@
 """The driver's end of the link: a WebSocket server for the plugins of its engines.
 
-The draft hub is such a server as well, in a process of its own.
-
-On loopback by default, and never without a token. An engine may come and go; nothing is lost by
-that but acknowledgements, and a chunk without one is placed where its KV is.
+The draft hub uses the same server in its own process. The server listens on loopback by default,
+and always requires a token. If an engine disconnects, only acknowledgements are lost: a request
+without one stays on the engine that has its KV.
 """
 
 import asyncio
@@ -27,9 +26,9 @@ from .drafthub import FACTS, DraftHub
 logger = logging.getLogger(__name__)
 PATH = "/link"
 HEARTBEAT_S = 10.0
-MAX_PARTIAL = 100_000  # calls of which only some ranks have reported
-# Tokens per second that one engine can prefill or read from a pool: a slow CPU to a rack of GPUs,
-# with three orders of magnitude to spare on both sides. NaN lies outside any bounds.
+MAX_PARTIAL = 100_000  # calls that some ranks, but not all, have reported
+# Bounds for tokens per second that one engine can prefill or read from a pool: from a slow CPU to a
+# rack of GPUs, with a margin of three orders of magnitude. NaN is outside any bounds.
 LEAST_TOK_S, MOST_TOK_S = 1e-3, 1e10
 
 # Called with the id of a /generate call and whether all of its KV is in the pool.
@@ -43,21 +42,21 @@ def link_url(address: str) -> str:
 
 
 def shared_token(peer: str, key: str = "engines.link") -> str:
-    """Returns the token of a link whose ends are started apart. `peer`: what the other end is;
-    `key`: the config key that asks for the link.
+    """Returns the token of a link whose two ends are started separately, from the environment.
 
-    Raises ConfigError when the environment has none.
+    `peer`: the name of the other end. `key`: the config key that requires the link. Raises
+    ConfigError if the environment has no token.
     """
     token = os.environ.get(contract.LINK_TOKEN)
     if not token:
-        raise ConfigError(f"{key}: set {contract.LINK_TOKEN}, the same here and for the {peer}")
+        raise ConfigError(f"{key}: set {contract.LINK_TOKEN}, the same value as for the {peer}")
     return token
 
 
 class LinkServer:
-    """The server of the link. Frames of engines go to `on_stored`, `on_rates` and `drafts`.
+    """The server of the link. Passes the engines' frames to `on_stored`, `on_rates` and `drafts`.
 
-    `drafts`: the hub, in the hub's process; a driver has none.
+    `drafts`: the hub, in the hub's process; None in a driver.
     """
 
     def __init__(self, token: str | None = None, drafts: DraftHub | None = None) -> None:
@@ -69,24 +68,24 @@ class LinkServer:
         self.on_rates: OnRates = lambda _: None
         self._sending: set[asyncio.Task[None]] = set()
         self._sockets: dict[str, dict[int, web.WebSocketResponse]] = {}  # by instance and rank
-        self._hello = asyncio.Event()  # set when one arrives
-        self._ranks: dict[str, int] = {}  # how many there are, by instance
+        self._hello = asyncio.Event()  # set when a hello arrives
+        self._ranks: dict[str, int] = {}  # the number of ranks, by instance
         self._partial: OrderedDict[str, dict[int, messages.Stored]] = OrderedDict()
 
     def linked(self, instance: str) -> bool:
-        """Whether every rank of an engine is connected."""
+        """Returns whether every rank of an engine is connected."""
         return len(self._sockets.get(instance, ())) == self._ranks.get(instance)
 
     async def until_linked(self, instance: str) -> None:
-        """Wait for every rank of an engine."""
+        """Waits until every rank of an engine is connected."""
         while not self.linked(instance):
             self._hello.clear()
             await self._hello.wait()
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """One scheduler process, from its hello to its end."""
-        if not self._invited(request):
-            return _not_invited()
+        """Serves the socket of one scheduler process, from its hello until it closes."""
+        if not self._authorized(request):
+            return _unauthorized()
         socket = web.WebSocketResponse(
             heartbeat=HEARTBEAT_S, max_msg_size=messages.MAX_FRAME_BYTES, compress=False
         )
@@ -97,19 +96,19 @@ class LinkServer:
         return socket
 
     async def facts(self, request: web.Request) -> web.StreamResponse:
-        """The counters of the draft hub."""
-        if not self._invited(request):
-            return _not_invited()
+        """Returns the counters of the draft hub in JSON; null in a driver."""
+        if not self._authorized(request):
+            return _unauthorized()
         return web.json_response(self.drafts.counted() if self.drafts is not None else None)
 
-    def _invited(self, request: web.Request) -> bool:
+    def _authorized(self, request: web.Request) -> bool:
         offered = request.headers.get("Authorization", "").encode(errors="replace")
         return hmac.compare_digest(offered, f"Bearer {self.token}".encode())
 
     async def _listen(self, socket: web.WebSocketResponse, stack: contextlib.ExitStack) -> None:
-        """Receive frames of a scheduler process until one is invalid or the socket closes."""
+        """Receives frames of a scheduler process until one is invalid or the socket closes."""
         hello: messages.Hello | None = None
-        peer: str | None = None  # of the draft hub, of which each engine has one
+        peer: str | None = None  # the engine's name in the draft hub; rank 0 registers it
         try:
             async for message in socket:
                 if message.type is not WSMsgType.BINARY:
@@ -141,7 +140,7 @@ class LinkServer:
                 self._left(hello, socket)
 
     def _left(self, hello: messages.Hello, socket: web.WebSocketResponse) -> None:
-        """A socket has closed; with its last one an engine is forgotten."""
+        """Removes a closed socket, and with the last one its engine."""
         sockets = self._sockets.get(hello.instance, {})
         if sockets.get(hello.rank) is socket:
             del sockets[hello.rank]
@@ -149,21 +148,22 @@ class LinkServer:
                 del self._sockets[hello.instance], self._ranks[hello.instance]
 
     def _problem(self, hello: messages.Hello) -> str | None:
-        """Why a hello cannot be accepted.
+        """Returns the reason to refuse a hello; None if it is valid.
 
-        The driver waits for every rank, so a false number would hold up or invent acknowledgements.
+        An acknowledgement is complete when every rank has sent it. So a wrong number of ranks would
+        delay or falsify acknowledgements.
         """
         if hello.protocol != messages.PROTOCOL:
-            return f"it speaks protocol {hello.protocol}"
+            return f"it uses protocol {hello.protocol}"
         connected = self._sockets.get(hello.instance)
         if connected and self._ranks[hello.instance] != hello.ranks:
-            return f"{hello.ranks} ranks, of which others count {self._ranks[hello.instance]}"
+            return f"{hello.ranks} ranks, but other ranks report {self._ranks[hello.instance]}"
         return None if 0 <= hello.rank < hello.ranks else f"rank {hello.rank} of {hello.ranks}"
 
     def _measured(self, rates: messages.Rates) -> None:
-        """Pass rates on if an engine can have measured them.
+        """Passes rates on if they are plausible.
 
-        One frame of nonsense would stay in the running means that place every request.
+        A single wrong frame would stay in the running means that determine placement.
         """
         if _plausible(rates.prefill_tokens, rates.prefill_s) and _plausible(
             rates.fetch_tokens, rates.fetch_s
@@ -171,7 +171,7 @@ class LinkServer:
             self.on_rates(rates)
 
     def _stored(self, frame: messages.Stored, hello: messages.Hello) -> None:
-        """Pass an acknowledgement on once every rank has given it: each stores its own part."""
+        """Passes an acknowledgement on once every rank has sent it: each stores its own part."""
         parts = self._partial.setdefault(frame.rid, {})
         parts[hello.rank] = frame
         if len(parts) < hello.ranks:
@@ -182,7 +182,7 @@ class LinkServer:
         self.on_stored(frame.rid, all(part.whole for part in parts.values()))
 
     def forget(self, instance: str, uid: str, keep: int) -> None:
-        """Send every rank of an engine that a request's KV beyond `keep` tokens is not needed."""
+        """Notifies every rank of an engine that a request's KV beyond `keep` tokens is free."""
         frame = messages.encode(messages.Forget(uid, keep))
         for socket in self._sockets.get(instance, {}).values():
             task = asyncio.create_task(_send(socket, frame))
@@ -196,7 +196,7 @@ def _plausible(tokens: int, seconds: float) -> bool:
     return min(tokens, seconds) > 0 and LEAST_TOK_S <= tokens / seconds <= MOST_TOK_S
 
 
-def _not_invited() -> web.Response:
+def _unauthorized() -> web.Response:
     return web.json_response({"error": {"message": "no token"}}, status=401)
 
 
@@ -212,9 +212,9 @@ async def open_link(
     token: str | None = None,
     drafts: DraftHub | None = None,
 ) -> AsyncIterator[LinkServer]:
-    """Listen on `host`, by default on a free port and with a token of its own.
+    """Opens a link server on `host`, by default on a free port and with a new token.
 
-    Raises OSError when it cannot listen there.
+    Raises OSError if it cannot listen there.
     """
     server = LinkServer(token, drafts)
     app = web.Application()

@@ -1,4 +1,4 @@
-"""Grouped drafting inside an engine: its settings, its end of the draft hub, and its report."""
+"""Grouped drafting inside an engine: its settings, its link to the draft hub, and its report."""
 
 import os
 from collections.abc import Callable
@@ -16,18 +16,21 @@ FROM_HUB: tuple[type[Any], ...] = (Deltas, Want, Done)
 
 
 def settings() -> DraftSettings | None:
-    """Returns what this server was started with. Raises msgspec.DecodeError if it is invalid."""
-    given = os.environ.get(DRAFT)
-    return None if given is None else msgspec.json.decode(given, type=DraftSettings)
+    """Returns the draft settings that this server was started with; None without drafting.
+
+    Raises msgspec.DecodeError if they are invalid.
+    """
+    value = os.environ.get(DRAFT)
+    return None if value is None else msgspec.json.decode(value, type=DraftSettings)
 
 
 def join(
-    drafter: DraftIndex, wanted: DraftSettings, rank: int, ranks: int, vocab_size: int
+    drafter: DraftIndex, draft_settings: DraftSettings, rank: int, ranks: int, vocab_size: int
 ) -> Replica | None:
-    """Returns what feeds a drafter, linked to the hub if there is one; None unless `rank` is 0.
+    """Returns the Replica that feeds a drafter, linked to the hub if one exists.
 
-    Every rank connects to the driver; the first alone drafts. Without a hub an engine drafts from
-    what it decodes itself.
+    Every rank connects to the driver, but only the first one drafts: the others get None. Without
+    a hub, the engine drafts from the tokens that it decodes itself.
     """
     driver_link(rank, ranks)
     if rank != 0:
@@ -36,8 +39,8 @@ def join(
     replica = Replica(
         drafter,
         None if link is None else link.offer,
-        max_tokens=wanted.max_tokens,
-        scope=wanted.scope,
+        max_tokens=draft_settings.max_tokens,
+        scope=draft_settings.scope,
         vocab_size=vocab_size,
     )
     if link is not None:
@@ -54,9 +57,9 @@ class DraftStatus:
         self._facts: Callable[[], dict[str, Any]] | None = None
 
     def begin(self, facts: Callable[[], dict[str, Any]]) -> None:
-        """The worker drafts from now on. facts: returns a DraftReport and counters, as JSON."""
+        """Starts the report. facts: returns a DraftReport and counters, as JSON."""
         self._facts = facts
 
     def report(self) -> dict[str, Any] | None:
-        """Returns drafting's part of the plugin's report."""
+        """Returns drafting's part of the plugin's report; None until the worker drafts."""
         return None if self._facts is None else self._facts()

@@ -1,8 +1,8 @@
-"""Where the last step of an aborted request began, in `meta_info` of its reply.
+"""Reports where the last step of an aborted request began, in `meta_info` of its reply.
 
-SGLang appends the tokens of a step and then ends an aborted request without looking for a stop in
-them (`Req.update_finish_state`). With drafts a step brings any number of tokens, and nothing in
-the reply separates them from those before, which were all looked at.
+SGLang appends the tokens of a step and then ends an aborted request without checking them for a
+stop (`Req.update_finish_state`). With drafts, a step adds several tokens. Nothing in the reply
+separates them from the earlier tokens, which were all checked.
 """
 
 from seer_sgl.link.contract import EXAMINED
@@ -18,16 +18,17 @@ def hooks() -> list[Hook]:
             f"{REQ}.update_finish_state",
             step_ends,
             "before",
-            "SGLang ends an aborted request without looking for a stop in its last step; the reply "
+            "SGLang ends an aborted request without checking its last step for a stop; the reply "
             "reports where that step began, so that the driver can drop its tokens.",
         )
     ]
 
 
 def step_ends(req: SglReq, new_accepted_len: int = 1) -> None:
-    """Before `Req.update_finish_state`, which ends the request at once if `to_finish` is set.
+    """Hook before `Req.update_finish_state`: stores where the step of an aborted request began.
 
-    `customized_info` is SGLang's way into `meta_info`: lists with an item per output token.
+    SGLang ends the request in this call if `to_finish` is set. It copies `customized_info` into
+    `meta_info`: lists with one item per output token.
     """
     if req.to_finish is None or req.finished_reason is not None:
         return

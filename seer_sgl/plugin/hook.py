@@ -1,18 +1,18 @@
-"""The form of a hook, and the names of what the hooks stand at in SGLang."""
+"""The type of a hook, and the names of the SGLang classes and modules that are hooked."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-# The values of SGLang's HookType. `before` may change the arguments. `after` gets the result as its
-# first argument and may return another one. `around` gets SGLang's own function as its first
-# argument and may call it. `replace` is called instead.
+# The values of SGLang's HookType. `before` may change the arguments. `after` receives the result as
+# its first argument and may return another one. `around` receives SGLang's own function as its
+# first argument and may call it. `replace` is called instead of SGLang's function.
 Kind = Literal["before", "after", "around", "replace"]
 
 
 class Hook(NamedTuple):
     """One place of SGLang where the plugin acts. `target`: the dotted name of a function or method.
 
-    `why`: one sentence: what SGLang does there, and why the plugin changes or watches it.
+    `why`: one sentence about SGLang's own behaviour and the reason to change or observe it.
     """
 
     target: str

@@ -1,10 +1,10 @@
-"""A seeded request draws the same tokens whatever else is in its batch.
+"""Makes the tokens of a seeded request independent of the other requests in its batch.
 
-SGLang's noise is a function of (seed, position, column). Column is the vocabulary's as long as no
-request of the batch filters; with one top-p, top-k or greedy request in it SGLang sorts all rows
-by probability, and column becomes the rank. Here every row is filtered in the order of probability
-and drawn in the order of the vocabulary: each seed draws another token than in stock SGLang then,
-from the same distribution (Gumbel-max is exact for any assignment of noise to columns).
+SGLang's noise is a function of (seed, position, column). The column is a token id while no request
+of the batch filters. With one top-p, top-k or greedy request, SGLang sorts all rows by
+probability, and the column becomes a rank. The hooks filter every row in the order of probability
+and draw in the order of the vocabulary. In such a batch a seed draws other tokens than in stock
+SGLang, from the same distribution: Gumbel-max is exact for any assignment of noise to columns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .hook import SAMPLER, SAMPLING, Hook
 from .sglang_types import SglSamplingInfo
 
 if TYPE_CHECKING:
-    import torch  # heavy: the driver reads this package too
+    import torch  # heavy: the driver imports this package too
 
 
 def hooks() -> list[Hook]:
@@ -51,11 +51,12 @@ def draw_by_column(  # noqa: PLR0917 (SGLang's signature)
     *,
     return_filtered_probs: bool = False,
 ) -> Any:
-    """Around `top_k_top_p_min_p_sampling_from_probs_torch`: int32 [rows], the tokens drawn.
+    """Hook around `top_k_top_p_min_p_sampling_from_probs_torch`: returns tokens, int32 [rows].
 
-    probs: [rows, vocabulary]. With `return_filtered_probs` also the filtered probabilities, the
-    likeliest first, their tokens, and the probabilities of the tokens drawn. Without seeds SGLang's
-    own function draws. With seeds that one also ends the engine, by an assertion, at min-p.
+    probs: [rows, vocabulary]. With `return_filtered_probs` it also returns the filtered
+    probabilities (likeliest first), their tokens, and the probabilities of the drawn tokens.
+    Without seeds SGLang's own function draws. With seeds and min-p, that function would end the
+    engine by an assertion.
     """
     if sampling_seed is None:
         return stock(
@@ -83,11 +84,11 @@ def draw_by_column(  # noqa: PLR0917 (SGLang's signature)
 def _filtered(
     probs: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, min_ps: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Probabilities by rank, 0 where the row's own filters exclude, and the tokens of the ranks.
+    """Returns the probabilities by rank, 0 where the row's filters exclude, and their tokens.
 
     Each row depends on itself alone. Equal probabilities rank in the order of the vocabulary. The
-    sum is float64, because the order in which a GPU adds depends on the number of rows; and a row
-    without top-p loses nothing to its rounding.
+    sum is float64, because the order in which a GPU adds depends on the number of rows. Rounding
+    excludes no token of a row without top-p.
     """
     import torch
 
@@ -102,7 +103,10 @@ def _filtered(
 
 
 def greedy_at_temperature_one(result: SglSamplingInfo, *_: object, **__: object) -> SglSamplingInfo:
-    """After `SamplingBatchInfo.from_schedule_batch`: SGLang returns a greedy request's logprobs at
-    temperature 1 only if all the batch is greedy. `top_k` 1 is greedy at any temperature."""
+    """Hook after `SamplingBatchInfo.from_schedule_batch`: sets temperature 1 for greedy requests.
+
+    SGLang returns their logprobs at temperature 1 only if the whole batch is greedy. `top_k` 1 is
+    greedy at any temperature.
+    """
     result.temperatures.masked_fill_(result.top_ks.view(-1, 1) <= 1, 1.0)
     return result

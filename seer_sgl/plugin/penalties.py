@@ -1,10 +1,10 @@
-"""Penalties that know every token of the response when the next one is drawn.
+"""Penalties that count every token of the response before the next one is drawn.
 
 SGLang counts a token for its penalties while it prepares the next step. With overlapped scheduling
-the newest token is not on the host by then, so the one before it is counted, and for the first
-step the last token of the prompt. How late a count comes depends on what else the scheduler does
-meanwhile: the same request gets other logits from batch to batch. Here the last step's result is
-processed first, as SGLang does it for grammars, and the newest token is counted when the step runs.
+the newest token is not on the host yet, so SGLang counts the previous token; for the first step,
+the last token of the prompt. The delay depends on the scheduler's other work, so one request gets
+different logits in different batches. The hooks process the last step's result first, as SGLang
+does for grammars, and count the newest token when the step runs.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ def hooks() -> list[Hook]:
             count_later,
             "around",
             "SGLang counts tokens for penalties while it prepares a step, when the newest token is "
-            "still missing; the count is put off until the step runs.",
+            "still missing; the count is delayed until the step runs.",
         ),
         Hook(
             f"{SCHEDULER}.run_batch",
             count_now,
             "before",
-            "SGLang starts the step here, with all tokens known; the count that was put off is "
-            "made now.",
+            "SGLang starts the step here, with all tokens on the host; the delayed count is done "
+            "now.",
         ),
         Hook(
             f"{SAMPLING}.from_schedule_batch",
             remember_output,
             "after",
-            "SGLang starts the penalties of a retracted request from nothing; the tokens that it "
-            "has already written are counted again.",
+            "SGLang resets the penalties of a retracted request; the tokens that it has already "
+            "generated are counted again.",
         ),
     ]
 
@@ -64,17 +64,18 @@ def hooks() -> list[Hook]:
 def newest_token_first(
     result: bool, scheduler: SglScheduler, batch: SglScheduleBatch | None, *_: object, **__: object
 ) -> bool:
-    """After `Scheduler.is_disable_overlap_for_batch`: a step whose penalties depend on the last
-    one's tokens waits until those are booked."""
+    """Hook after `Scheduler.is_disable_overlap_for_batch`: a step whose penalties depend on the
+    last step's tokens waits until those tokens are booked."""
     return result or bool(
         batch and scheduler.result_queue and batch.forward_mode.is_decode() and _by_token(batch)
     )
 
 
 def count_later(stock: Callable[[SglScheduleBatch], None], batch: SglScheduleBatch) -> None:
-    """Around `ScheduleBatch.cumulate_penalty_output_tokens`, called before results are processed.
+    """Hook around `ScheduleBatch.cumulate_penalty_output_tokens`: delays the count.
 
-    A step of SGLang's mixed chunks is prepared in one batch and runs in another: left as it is.
+    SGLang calls it before it processes the last step's result. A step of SGLang's mixed chunks is
+    prepared in one batch and runs in another: there SGLang's own count stays.
     """
     from sglang.srt.runtime_context import get_schedule
 
@@ -85,7 +86,7 @@ def count_later(stock: Callable[[SglScheduleBatch], None], batch: SglScheduleBat
 
 
 def count_now(scheduler: object, batch: SglScheduleBatch, *_: object, **__: object) -> None:
-    """Before `Scheduler.run_batch`."""
+    """Hook before `Scheduler.run_batch`: does the delayed count."""
     count, batch.seer_count = getattr(batch, "seer_count", None), None
     if count is not None:
         count(batch)
@@ -94,8 +95,11 @@ def count_now(scheduler: object, batch: SglScheduleBatch, *_: object, **__: obje
 def remember_output(
     result: SglSamplingInfo, cls: object, batch: SglScheduleBatch, *_: object, **__: object
 ) -> SglSamplingInfo:
-    """After `SamplingBatchInfo.from_schedule_batch`: a retracted request is prefilled together with
-    its output, for which SGLang's penalties and `min_new_tokens` begin at nothing again."""
+    """Hook after `SamplingBatchInfo.from_schedule_batch`: counts the output of retracted requests.
+
+    A retracted request is prefilled together with its output. SGLang's penalties and
+    `min_new_tokens` would start at zero again.
+    """
     if not result.penalizer_orchestrator.is_required:
         return result
     import torch
@@ -127,7 +131,7 @@ def _mark_repeated(penalizer: SglRepetitionPenalty, row: int, tokens: torch.Tens
     penalizer.cumulated_repetition_penalties[row, tokens] = penalizer.repetition_penalties[row]
 
 
-# By the penalizer's class: what counts the tokens of one row of a batch.
+# By the penalizer's class: the function that counts the tokens of one row of a batch.
 _COUNT: dict[str, Callable[[Any, int, torch.Tensor], None]] = {
     "BatchedMinNewTokensPenalizer": _count_all,
     "BatchedFrequencyPenalizer": _count_each,
@@ -137,7 +141,7 @@ _COUNT: dict[str, Callable[[Any, int, torch.Tensor], None]] = {
 
 
 def _by_token(batch: SglScheduleBatch) -> bool:
-    """Whether penalties depend on which tokens were drawn; `min_new_tokens` only counts them."""
+    """Returns whether penalties depend on the drawn tokens; `min_new_tokens` only counts them."""
     penalizers = batch.sampling_info.penalizer_orchestrator.penalizers
     return any(
         penalizer.is_prepared() and kind.__name__ != "BatchedMinNewTokensPenalizer"

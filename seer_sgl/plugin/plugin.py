@@ -1,8 +1,7 @@
-"""Everything of seer-sgl inside one process of SGLang.
+"""The seer-sgl plugin inside one process of SGLang.
 
-SGLang loads the plugin in the server and in every scheduler process, and swallows a hook that
-cannot be applied. After start-up each scheduler therefore reports in `/server_info` which of the
-hooks are in place.
+SGLang loads the plugin in the server and in every scheduler process, and only logs an error if a
+hook cannot be applied. Therefore each scheduler reports in `/server_info` which hooks are missing.
 """
 
 import os
@@ -24,9 +23,9 @@ from .work import Work
 
 
 class Plugin:
-    """The parts of the plugin, their hooks, and the report. A process has one.
+    """The parts of the plugin, their hooks, and the report. One per process.
 
-    on_cpu: with the stand-ins for what SGLang lacks without a GPU.
+    on_cpu: adds the hooks that replace SGLang's GPU code on a machine without a GPU.
     """
 
     def __init__(self, *, on_cpu: bool) -> None:
@@ -84,26 +83,26 @@ class Plugin:
     def add_report(
         self, result: SglInternalState, scheduler: SglScheduler, *_: object, **__: object
     ) -> SglInternalState:
-        """After `Scheduler.get_internal_state`."""
+        """Hook after `Scheduler.get_internal_state`: adds the plugin's report."""
         report = msgspec.json.encode(self.report(scheduler))
         result.internal_state[contract.REPORT] = msgspec.json.decode(report)
         return result
 
 
 def _in_place(hook: Hook) -> bool:
-    """Whether one of the wrappers around a function of SGLang calls the hook's function.
+    """Returns whether one of the wrappers around the SGLang function calls the hook's function.
 
     SGLang wraps some functions itself; a wrapper of HookRegistry keeps the hook in its closure.
     """
     try:
-        found = pkgutil.resolve_name(hook.target)
+        function = pkgutil.resolve_name(hook.target)
     except (ImportError, AttributeError):
         return False
-    while found is not None:
-        cells = getattr(found, "__closure__", None) or ()
+    while function is not None:
+        cells = getattr(function, "__closure__", None) or ()
         if any(cell.cell_contents is hook.function for cell in cells):
             return True
-        found = getattr(found, "__wrapped__", None)
+        function = getattr(function, "__wrapped__", None)
     return False
 
 
@@ -117,7 +116,7 @@ def current() -> Plugin | None:
 
 def load() -> None:
     """Creates the Plugin of this process and registers it; called by SGLang's `load_plugins`."""
-    global _current  # noqa: PLW0603 (SGLang gives an entry point no place to keep anything)
+    global _current  # noqa: PLW0603 (SGLang's entry point cannot return state)
     on_cpu = cpu.wanted()
     if on_cpu:
         cpu.prepare_sglang()

@@ -34,14 +34,14 @@ RATE_TOKENS = 256  # of a transfer or a prefill; shorter ones would measure a la
 
 
 class PoolPart:
-    """This rank's way into the pool: no hook of it does anything before a pool is attached."""
+    """The hooks of one rank for the KV pool. They do nothing before a pool is attached."""
 
     def __init__(self, rank: PoolRank | None = None) -> None:
         self._rank = rank  # once a storage backend is attached
 
     @property
     def attached(self) -> bool:
-        """Whether this engine stores KV in a pool."""
+        """True if this engine stores KV in a pool."""
         return self._rank is not None
 
     def report(self) -> PoolReport | None:
@@ -58,7 +58,7 @@ class PoolPart:
                 f"{CONTROLLER}._generate_storage_config",
                 name_the_layout,
                 "after",
-                "SGLang's page keys do not say how KV is laid out; the layout becomes part of the "
+                "SGLang's page keys do not contain the layout of the KV; it becomes part of the "
                 "model's name, so that engines share pages only if they can read them.",
             ),
             Hook(
@@ -79,20 +79,21 @@ class PoolPart:
                 self.pages_fetched,
                 "around",
                 "SGLang reads pages from the pool here; the time is measured for the driver's "
-                "choice between fetching and computing again.",
+                "choice between fetching and recomputing.",
             ),
             Hook(
                 f"{SCHEDULER}.run_batch",
                 self.batch_begins,
                 "before",
-                "SGLang starts a batch here; the start of a prefill is noted to measure its rate.",
+                "SGLang starts a batch here; the start of a prefill is recorded to measure its "
+                "rate.",
             ),
             Hook(
                 f"{SCHEDULER}.process_batch_result",
                 self.batch_ended,
                 "after",
                 "SGLang has finished a batch here; the rate of a prefill is measured for the "
-                "driver's choice between fetching and computing again.",
+                "driver's choice between fetching and recomputing.",
             ),
             Hook(
                 f"{TREE}.insert_req",
@@ -117,12 +118,12 @@ class PoolPart:
         ]
 
     def join(self, result: R, controller: SglController, *_: object, **__: object) -> R:
-        """After `HybridCacheController.attach_storage_backend`: this rank has a pool now."""
+        """Hook after `HybridCacheController.attach_storage_backend`: creates the PoolRank."""
         self._rank = PoolRank(controller, layout_of(controller))
         return result
 
     def page_written(self, result: R, controller: object, operation: SglStorageOperation) -> R:
-        """After `HybridCacheController._page_backup`."""
+        """Hook after `HybridCacheController._page_backup`: passes on the last page written."""
         if self._rank is not None and operation.hash_value:
             self._rank.written(operation.hash_value[-1])
         return result
@@ -130,7 +131,7 @@ class PoolPart:
     def pages_fetched(
         self, stock: Callable[..., int], controller: SglController, operation: object
     ) -> int:
-        """Around `HiCacheController._page_transfer`: how fast the pool is read."""
+        """Hook around `HiCacheController._page_transfer`: measures the rate of pool reads."""
         began = time.monotonic()
         pages = stock(controller, operation)
         tokens = pages * controller.page_size
@@ -141,14 +142,14 @@ class PoolPart:
     def batch_begins(
         self, scheduler: object, batch: SglScheduleBatch, *_: object, **__: object
     ) -> None:
-        """Before `Scheduler.run_batch`."""
+        """Hook before `Scheduler.run_batch`: records when a prefill starts."""
         if self._rank is not None and batch.forward_mode.is_extend():
             batch.seer_began = time.monotonic()
 
     def batch_ended(
         self, result: R, scheduler: object, batch: SglScheduleBatch, *_: object, **__: object
     ) -> R:
-        """After `Scheduler.process_batch_result`: how fast the engine prefills."""
+        """Hook after `Scheduler.process_batch_result`: measures the rate of prefills."""
         began = getattr(batch, "seer_began", None)
         if self._rank is not None and began is not None and batch.forward_mode.is_extend():
             tokens = batch.extend_num_tokens or 0
@@ -159,7 +160,7 @@ class PoolPart:
     def call_finished(
         self, result: R, tree: SglRadixCache, req: SglReq, *, up_to: int, **_: object
     ) -> R:
-        """After `UnifiedRadixCache.insert_req`: a call is over, its KV on its way to the pool."""
+        """Hook after `UnifiedRadixCache.insert_req`: registers a finished call with its key."""
         if self._rank is not None:
             from sglang.srt.mem_cache.radix_cache import RadixKey
 
@@ -174,10 +175,10 @@ class PoolPart:
         return result
 
     def keep_awake(self, stock: Callable[..., None], scheduler: SglScheduler) -> None:
-        """Around `Scheduler.maybe_sleep_on_idle`: KV on its way is moved on by this very loop.
+        """Hook around `Scheduler.maybe_sleep_on_idle`: sleeps a millisecond during KV transfers.
 
-        Stock `--sleep-on-idle` waits up to a second for a message between any two steps of a
-        transfer.
+        The scheduler's loop drives the transfers. Stock `--sleep-on-idle` waits up to a second for
+        a message between any two steps of a transfer.
         """
         tree = scheduler.tree_cache
         if self._rank is not None and (
@@ -192,7 +193,7 @@ class PoolPart:
 
 
 def layout_of(controller: SglController) -> KvLayout:
-    """Returns how the KV of this engine is laid out."""
+    """Returns the layout of this engine's KV."""
     host = controller.mem_pool_host
     return KvLayout(
         dtype=str(controller.mem_pool_device.store_dtype),
@@ -206,8 +207,8 @@ def layout_of(controller: SglController) -> KvLayout:
 def name_the_layout(
     result: SglStorageConfig, controller: SglController, *_: object, **__: object
 ) -> SglStorageConfig:
-    """After `HiCacheController._generate_storage_config`: the model's name, which is part of every
-    key in every backend, also shows how its KV is laid out."""
+    """Hook after `HiCacheController._generate_storage_config`: adds the KV layout to the model's
+    name, which is part of every key in every backend."""
     tag = layout_of(controller).tag(os.environ.get(NAMESPACE, ""))
     result.model_name = f"{tag}-{result.model_name or ''}"
     return result
@@ -221,7 +222,7 @@ def put_replicas(  # noqa: PLR0917 (SGLang's signature)
     sizes: Any,
     groups: Any = None,
 ) -> Any:
-    """Around `MooncakeStore._put_batch_zero_copy_impl`: more than one copy, if configured."""
+    """Hook around `MooncakeStore._put_batch_zero_copy_impl`: stores the configured copies."""
     extra = store.storage_config.extra_config or {}
     replicas = extra.get(REPLICAS, 1)
     if replicas == 1 or groups is not None or store._uses_multi_buffer(pointers):

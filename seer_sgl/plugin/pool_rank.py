@@ -1,7 +1,7 @@
-"""This rank's part in the KV pool: acknowledgements to the driver, and release of pages.
+"""The KV pool on one rank: acknowledgements to the driver, and release of pages.
 
-SGLang answers a request before its KV is in the pool and does not report when it is. The rank asks
-the storage backend itself, as soon as the last page was written.
+SGLang answers a request before its KV is in the pool and does not report the end of the write. The
+rank queries the storage backend itself, as soon as the last page was written.
 """
 
 import logging
@@ -22,11 +22,11 @@ from .sglang_types import SglController, SglFileStore, SglMooncakeStore
 
 logger = logging.getLogger(__name__)
 FIRST_CHECK_S = 0.01  # then twice as long each time
-# After a wait as long as this, some 5 s in all, what is there is all that will be. Waits, not the
-# clock, count: a process that is held up for seconds has not looked in vain.
+# After a wait of this length (about 5 s in total) missing pages count as not stored. The number of
+# checks decides, not the clock: a process that was suspended for seconds still checks again.
 LONGEST_WAIT_S = 2.5
 RATES_EVERY_S = 2.0
-MAX_PAGES = 1_000_000  # whose names are remembered for their release, some 100 bytes each
+MAX_PAGES = 1_000_000  # names kept for the release of pages, about 100 bytes each
 
 
 class Chain:
@@ -42,7 +42,7 @@ class Chain:
 
 
 class PageNames:
-    """The page names of requests, newest last; the oldest are given up beyond `max_pages`."""
+    """The page names of requests, newest last; beyond `max_pages` the oldest are dropped."""
 
     def __init__(self, max_pages: int) -> None:
         self._max_pages = max_pages
@@ -50,7 +50,7 @@ class PageNames:
         self._pages: OrderedDict[str, list[str]] = OrderedDict()
 
     def put(self, uid: str, pages: list[str]) -> None:
-        """The pages of a request, from its beginning."""
+        """Stores the pages of a request, from its beginning."""
         self.take(uid, 0)
         self._pages[uid] = pages
         self._count += len(pages)
@@ -58,7 +58,7 @@ class PageNames:
             self._count -= len(self._pages.popitem(last=False)[1])
 
     def take(self, uid: str, keep: int) -> list[str]:
-        """The pages beyond the first `keep`, which alone stay."""
+        """Removes and returns the pages beyond the first `keep`."""
         pages = self._pages.pop(uid, [])
         self._count -= len(pages) - len(pages[:keep])
         if pages[:keep]:
@@ -67,7 +67,7 @@ class PageNames:
 
 
 class PoolRank:
-    """This rank's part in the pool. Threads of SGLang may call the methods marked `Any thread`."""
+    """The pool on one rank. Threads of SGLang may call the methods marked `Any thread`."""
 
     def __init__(self, controller: SglController, layout: KvLayout) -> None:
         self.layout = layout
@@ -90,15 +90,15 @@ class PoolRank:
         return int(self._controller.mem_pool_host.size_per_token) * ranks
 
     def finished(self, rid: str, key: Any) -> None:
-        """A call is over; its KV, that of `key`, will be written now. Any thread."""
+        """Registers a finished call; SGLang now writes its KV, under `key`. Any thread."""
         self._events.put(Chain(rid, key))
 
     def written(self, last_page: str) -> None:
-        """SGLang's backup thread has put a run of pages, or failed to. Any thread."""
+        """Requests a check of the call whose last page was written, or failed to be. Any thread."""
         self._events.put(last_page)
 
     def measured(self, rates: messages.Rates) -> None:
-        """A prefill or a fetch took so long. Any thread."""
+        """Adds the tokens and seconds of a prefill or a fetch. Any thread."""
         self._events.put(rates)
 
     def _join(self) -> Link | None:
@@ -119,7 +119,7 @@ class PoolRank:
             try:
                 self._take(event)
             except Exception:
-                # The pool is an aid: whatever goes wrong with it must not end the acknowledgements.
+                # The pool is optional: no error in it may stop the acknowledgements.
                 logger.exception("seer-sgl: KV pool bookkeeping failed")
 
     def _take(self, event: Any) -> None:
@@ -156,13 +156,13 @@ class PoolRank:
         self._by_last_page[chain.pages[-1]] = chain
 
     def _check(self, chain: Chain) -> None:
-        """Sends the acknowledgement once all pages are stored, or once no more will be."""
+        """Sends the acknowledgement if all pages are stored, or if the longest wait is over."""
         try:
-            there = self._controller.storage_backend.batch_exists(chain.pages)
-        except Exception:  # whatever a storage backend raises while its servers are away
-            there = 0
-        whole = there == len(chain.pages)
-        if not whole and chain.patience < LONGEST_WAIT_S:
+            stored = self._controller.storage_backend.batch_exists(chain.pages)
+        except Exception:  # any error of a storage backend whose servers are down
+            stored = 0
+        complete = stored == len(chain.pages)
+        if not complete and chain.patience < LONGEST_WAIT_S:
             chain.patience *= 2
             chain.check_at = time.monotonic() + chain.patience
             return
@@ -170,21 +170,21 @@ class PoolRank:
         if self._by_last_page.get(chain.pages[-1]) is chain:
             del self._by_last_page[chain.pages[-1]]
         if self._link is not None:
-            self._link.send(messages.Stored(chain.rid, whole))
+            self._link.send(messages.Stored(chain.rid, complete))
         if chain.uid in self._forgotten:
             self._forget(chain.uid, self._forgotten.pop(chain.uid))
 
     def _forget(self, uid: str, keep: int) -> None:
-        """Remove the pages of a request beyond its first `keep` tokens."""
+        """Removes the pages of a request beyond its first `keep` tokens."""
         if any(chain.uid == uid for chain in self._awaited.values()):
-            self._forgotten[uid] = keep  # what is still being written would stay
+            self._forgotten[uid] = keep  # pages that are still being written would stay
             return
         pages = self._names.take(uid, keep // self._page_size)
         remove_pages(self._controller.storage_backend, pages)
 
 
 def remove_pages(backend: object, pages: list[str]) -> None:
-    """Takes pages out of the pool, even pages that were read lately. backend: SGLang's storage."""
+    """Removes pages from the pool, even pages read recently. backend: SGLang's storage."""
     if not pages:
         return
     if hasattr(backend, "store"):

@@ -1,7 +1,8 @@
-"""Ports that SGLang's libraries open on all interfaces, kept within this machine.
+"""Confines the ports that SGLang's libraries open on all interfaces to this machine.
 
-torch listens for the ranks of a server (`--nccl-port`, and Gloo for each group of them), Mooncake
-for other clients of the pool. Where all of them run on this machine, nobody else needs these ports.
+torch listens for the ranks of a server (`--nccl-port`, and Gloo for each group of ranks). Mooncake
+listens for other clients of the pool. If all of them run on this machine, no other machine needs
+these ports.
 """
 
 import contextlib
@@ -37,8 +38,8 @@ def hooks() -> list[Hook]:
             f"{GROUPS}.create_custom_parallel_group",
             group_on_loopback,
             "around",
-            "SGLang makes HiCache's groups of ranks later, again with open ports; those of one "
-            "machine are made on loopback.",
+            "SGLang creates HiCache's groups of ranks later, again with open ports; groups within "
+            "one machine are created on loopback.",
         ),
         Hook(
             f"{TRANSFER}.init_mooncake_transfer_engine",
@@ -58,13 +59,19 @@ def hooks() -> list[Hook]:
 
 
 def confine(result: R, *_: object, **__: object) -> R:
-    """After each of the two calls in which Mooncake opens ports. Raises OpenPortError."""
+    """Hook after the two calls in which Mooncake opens ports: confines them to loopback.
+
+    Raises OpenPortError if the kernel refuses, or if another machine connected before.
+    """
     loopback.confine_if_wanted()
     return result
 
 
 def meet_on_loopback(stock: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """Around `_init_parallel_groups`: ranks of one machine (no --dist-init-addr) meet there."""
+    """Hook around `_init_parallel_groups`: ranks of one machine meet on loopback.
+
+    A server without --dist-init-addr runs on one machine.
+    """
     from sglang.srt.runtime_context import get_parallel
 
     scheme, _, address = kwargs["dist_init_method"].partition("://")
@@ -80,7 +87,7 @@ def meet_on_loopback(stock: Callable[..., None], *args: Any, **kwargs: Any) -> N
 
 
 def group_on_loopback(stock: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Around `create_custom_parallel_group`: HiCache's groups of ranks, made later."""
+    """Hook around `create_custom_parallel_group`: creates HiCache's groups on loopback."""
     from sglang.srt.runtime_context import get_parallel
 
     if get_parallel().dist_init_addr:
@@ -91,7 +98,10 @@ def group_on_loopback(stock: Callable[P, R], *args: P.args, **kwargs: P.kwargs) 
 
 @contextlib.contextmanager
 def _gloo_on_loopback() -> Iterator[None]:
-    """For the groups of the server only: a trainer's group may have members elsewhere."""
+    """Sets Gloo's interface to loopback within the block, so for groups of the server only.
+
+    A trainer's group may have members on other machines.
+    """
     if GLOO_INTERFACE in os.environ:  # the user's own choice
         yield
         return
@@ -127,7 +137,7 @@ def rendezvous(url: str, timeout: timedelta, **_: object) -> Iterator[tuple[Any,
 
 
 def _listen(port: int) -> int:
-    """The file descriptor of a listening socket; torch closes it."""
+    """Returns the file descriptor of a socket listening on loopback; torch closes it."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((HOST, port))

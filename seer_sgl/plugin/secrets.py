@@ -1,4 +1,4 @@
-"""Keys that SGLang would write to its log and into `/server_info` with all its other arguments."""
+"""Masks the keys that SGLang would write to its log and into `/server_info`."""
 
 from typing import Any
 
@@ -23,5 +23,5 @@ def hooks() -> list[Hook]:
 
 
 def mask(result: dict[str, Any], *_: object, **__: object) -> dict[str, Any]:
-    """After `ServerArgs.resolved_dict`, which is what SGLang shows of its arguments."""
+    """Hook after `ServerArgs.resolved_dict`, the arguments that SGLang shows: masks the keys."""
     return {name: MASK if name in KEYS and value else value for name, value in result.items()}

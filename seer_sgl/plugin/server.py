@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     os.environ[contract.INSTANCE] = uuid.uuid4().hex
     api_key = os.environ.pop(API_KEY, None)
     if api_key is not None:
-        arguments = ["--api-key", api_key, *arguments]  # of a repeated flag the last one counts
+        arguments = ["--api-key", api_key, *arguments]  # the last of repeated flags counts
 
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _verify_plugin(server_args: SglServerArgs) -> None:
-    """End the server if its schedulers run without our hooks: SGLang only logs such a failure."""
+    """Ends the server if its schedulers run without our hooks: SGLang only logs such a failure."""
     request = urllib.request.Request(f"{server_args.url()}/server_info")
     if server_args.api_key:
         request.add_header("Authorization", f"Bearer {server_args.api_key}")

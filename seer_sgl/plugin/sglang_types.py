@@ -2,8 +2,7 @@
 
 The docstring of a Protocol is the dotted name of the class in SGLang 0.5.21, or the names of all
 classes that define its members. `python -m tests.plugin.upgrade` looks every member up in the
-sources of SGLang.
-Members `seer_*` are the plugin's own.
+sources of SGLang. Members `seer_*` are the plugin's own.
 """
 
 from __future__ import annotations
@@ -155,8 +154,8 @@ class SglScheduleBatch(Protocol):
     return_logprob: bool
     top_logprobs_nums: list[int] | None
     token_ids_logprobs: list[list[int]] | None
-    seer_began: float | None  # seconds; when its prefill began
-    seer_count: Callable[[SglScheduleBatch], None] | None  # a count of penalties that is due
+    seer_began: float | None  # seconds; when its prefill began (time.monotonic)
+    seer_count: Callable[[SglScheduleBatch], None] | None  # the delayed count of penalties
 
 
 class SglTreeCore(Protocol):

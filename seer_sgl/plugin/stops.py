@@ -1,8 +1,8 @@
-"""Stop conditions, looked for after every token of an accepted run.
+"""Checks the stop conditions after every token of an accepted run.
 
-`Req.update_finish_state` looks at the run as a whole: stop strings before stop tokens, strings in
-the order of their list. With two ways to stop it may take one that plain decoding, which looks
-after each token, would never have reached.
+`Req.update_finish_state` checks the whole run at once: stop strings before stop tokens, strings in
+the order of their list. If two conditions match, it may choose one that plain decoding, which
+checks after each token, would never have reached.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def hooks() -> list[Hook]:
             f"{REQ}.update_finish_state",
             look_after_every_token,
             "around",
-            "SGLang looks for a stop in all tokens of a speculative step at once; looking after "
+            "SGLang checks all tokens of a speculative step for a stop at once; checking after "
             "each token ends a response where plain decoding would have ended it.",
         )
     ]
@@ -27,17 +27,17 @@ def hooks() -> list[Hook]:
 def look_after_every_token(
     stock: Callable[[SglReq, int], None], req: SglReq, new_accepted_len: int = 1
 ) -> None:
-    """Around `Req.update_finish_state`: append the run's tokens again, one by one, and let SGLang
-    look after each, until it ends the request.
+    """Hook around `Req.update_finish_state`: appends the run's tokens again, one by one, and calls
+    SGLang's check after each, until it ends the request.
 
-    Without stop strings SGLang's own look is token by token already. An abort keeps the whole run,
-    as in stock SGLang. A grammar has accepted the whole run before this call, so its state says
-    nothing about a token within.
+    Without stop strings SGLang already checks each token. An abort keeps the whole run, as in stock
+    SGLang. A grammar has accepted the whole run before this call, so its state does not belong to
+    a token within the run.
     """
     params = req.sampling_params
     strings = params.stop_strs or params.stop_regex_strs
-    whole = req.finished() or req.to_finish or req.grammar is not None
-    if new_accepted_len <= 1 or not strings or whole:
+    undivided = req.finished() or req.to_finish or req.grammar is not None
+    if new_accepted_len <= 1 or not strings or undivided:
         stock(req, new_accepted_len)
         return
     run = req.output_ids[-new_accepted_len:]
@@ -46,7 +46,7 @@ def look_after_every_token(
         req.output_ids.append(token)
         stock(req, 1)
         if req.finished():
-            if req.finished_len is None:  # else what follows would count as output
+            if req.finished_len is None:  # otherwise the rest would count as output
                 req.finished_len = len(req.output_ids)
             req.output_ids.extend(run[place + 1 :])
             return

@@ -1,8 +1,8 @@
-"""Which weights this engine serves, by what they are, and whose KV is whose.
+"""The name of the weights that this engine serves, which separates their KV from other KV.
 
-KV is found again under the name of the weights that computed it. The name is a digest of the loaded
-parameters of all ranks, taken at start-up and after whatever may have changed them. A name given
-by a trainer (`weight_version`) or a path names what somebody meant to load.
+The key of KV contains the name of the weights that computed it. The name is a digest of the loaded
+parameters of all ranks, computed at start-up and after every call that may have changed them. A
+trainer's `weight_version` or a path is no such name: it only states which weights were intended.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# Hashed at a time: SGLang's kernel copies what is not contiguous and counts words in 32 bits.
+# Bytes per hash call: SGLang's kernel copies non-contiguous tensors and counts words in 32 bits.
 PART_BYTES = 1 << 28
 
-_MAY_CHANGE_THEM = (
+_MAY_CHANGE_WEIGHTS = (
     "begin_weight_update",
     "update_weights_from_disk",
     "update_weights_from_tensor",
@@ -62,7 +62,7 @@ class Weights:
                     "SGLang may change the weights in this call, even if it fails half-way; the "
                     "weights are named again.",
                 )
-                for call in _MAY_CHANGE_THEM
+                for call in _MAY_CHANGE_WEIGHTS
             ),
             Hook(
                 f"{SCHEDULER}.handle_update_weight_version",
@@ -82,45 +82,49 @@ class Weights:
                 f"{SCHEDULER}.stash_chunked_request",
                 self.stash_chunk,
                 "around",
-                "SGLang recomputes a chunk of a long prompt for ever if the request may not be "
+                "SGLang recomputes a chunk of a long prompt forever if the request may not be "
                 "cached; such a request keeps its KV without caching it.",
             ),
         ]
 
     def weights_loaded(self, result: R, scheduler: SglScheduler) -> R:
-        """After `Scheduler.init_weight_updater`: the model is loaded, no request has come."""
+        """Hook after `Scheduler.init_weight_updater`: names the weights before any request."""
         self.name = _name_of(scheduler)
         return result
 
     def weights_touched(self, result: R, updater: SglWeightUpdater, *_: object, **__: object) -> R:
-        """After a method of `SchedulerWeightUpdaterManager`, even one that failed half-way."""
+        """Hook after a method of `SchedulerWeightUpdaterManager`, even a failed one."""
         self._rename(updater.scheduler)
         return result
 
     def version_named(self, result: R, scheduler: SglScheduler, *_: object, **__: object) -> R:
-        """After `Scheduler.handle_update_weight_version`: a trainer that writes into the engine's
-        memory itself has finished."""
+        """Hook after `Scheduler.handle_update_weight_version`: names the weights that a trainer
+        wrote directly into the engine's memory."""
         self._rename(scheduler)
         return result
 
     def name_the_kv(self, scheduler: SglScheduler, req: SglReq, *_: object, **__: object) -> None:
-        """Before `Scheduler._add_request_to_queue`: a request that waits has no KV yet.
+        """Hook before `Scheduler._add_request_to_queue`: puts the weights' name into the key.
 
-        A request comes here again when SGLang takes it out of a batch; then it loses its KV.
+        A waiting request has no KV yet. SGLang also calls this for a request that it takes out of
+        a batch, which loses its KV.
         """
         if self._pool.attached:
             self._name_request(req)
 
     def stash_chunk(self, stock: Callable[..., None], scheduler: SglScheduler, req: SglReq) -> None:
-        """Around `Scheduler.stash_chunked_request`: SGLang caches each chunk of a long prompt. It
-        forgets one that may not be cached, and computes it again for ever."""
+        """Hook around `Scheduler.stash_chunked_request`: keeps the KV of an uncached request.
+
+        SGLang caches each chunk of a long prompt. It drops a chunk that may not be cached, and
+        computes it again forever.
+        """
         if self._pool.attached and req.skip_radix_cache_insert:
             scheduler.tree_cache.advance_unpublished_req(req, chunked=True)
         else:
             stock(scheduler, req)
 
     def _rename(self, scheduler: SglScheduler) -> None:
-        """The weights may be others: no request may find KV of the old ones or leave mixed KV."""
+        """Updates the name: no request may read KV of the old weights or store mixed KV."""
         before, self.name = self.name, _name_of(scheduler)
         if self.name == before or not self._pool.attached:
             return
@@ -139,21 +143,21 @@ class Weights:
 
 
 def digest(model: torch.nn.Module) -> str:
-    """A digest of a model's parameters and buffers on this rank, as they are in memory.
+    """Returns a digest of a model's parameters and buffers in memory on this rank.
 
-    Leaves out what SGLang's own check of weights does: what is computed from the configuration.
+    Tensors computed from the configuration are left out, as in SGLang's own weight check.
     """
     from sglang.srt.managers.mm_utils import tensor_hash
     from sglang.srt.utils.weight_checker import _is_skip_weight_check
 
-    whole = hashlib.blake2b(digest_size=8)
+    hasher = hashlib.blake2b(digest_size=8)
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, tensor in sorted(state.items()):
         if not _is_skip_weight_check(name, tensor):
-            whole.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}:".encode())
+            hasher.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}:".encode())
             for part in _parts(tensor.detach()):
-                whole.update(tensor_hash(part).to_bytes(8, "big"))
-    return whole.hexdigest()
+                hasher.update(tensor_hash(part).to_bytes(8, "big"))
+    return hasher.hexdigest()
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -164,16 +168,17 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _name_of(scheduler: SglScheduler) -> str:
-    """The name of the weights that are loaded now; all ranks of an engine come here together.
+    """Returns the name of the loaded weights. All ranks of an engine must call it together.
 
-    A pipeline stage is named by its own ranks only: SGLang finds a prefix where all stages do.
+    A pipeline stage is named by its own ranks only: SGLang reuses a prefix only if all stages have
+    it.
     """
     import torch
 
     updater = scheduler.weight_updater
     here: Any
     if updater._session is not None or "weights" in updater.offload_tags:
-        here = uuid.uuid4().hex  # they are not all there: their KV is nobody's
+        here = uuid.uuid4().hex  # weights are missing: no other request may use this KV
     else:
         torch.get_device_module().synchronize()
         here = [(role, digest(runner.model)) for role, runner in updater._select_runners()]

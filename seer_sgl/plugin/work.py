@@ -1,4 +1,4 @@
-"""The work that the engine has done since it started: batches, and tokens that it prefilled."""
+"""The work of the engine since it started: batches and prefilled tokens."""
 
 from seer_sgl.types import EngineWork
 
@@ -26,7 +26,7 @@ class Work:
     def batch_begins(
         self, scheduler: object, batch: SglScheduleBatch, *_: object, **__: object
     ) -> None:
-        """Before `Scheduler.run_batch`."""
+        """Hook before `Scheduler.run_batch`: counts the tokens of a prefill."""
         if batch.forward_mode.is_extend():
             self._prefilled += batch.extend_num_tokens or 0
 

@@ -1,6 +1,6 @@
-"""Placements of the systems Seer is compared with: a request stays on one engine, for good.
+"""Placements of the systems that Seer is compared with: a request stays on one engine.
 
-Requests are undivided and sent at once; the engines queue them, and preempt.
+Requests are undivided and sent at once; the engines queue and preempt them.
 """
 
 from typing import Protocol
@@ -13,17 +13,17 @@ from .placement import Placed, Wait
 
 
 class Turn(Protocol):
-    """Chooses the engine of a whole group, or of a request."""
+    """Chooses the engine of a whole group or of one request."""
 
     def __call__(self, fleet: EngineIndex) -> EngineSlot | None:
-        """An engine that is available; None when none is."""
+        """Returns an available engine; None if no engine is available."""
 
 
 class PinnedGroups:
-    """Every request of a group goes to the engine that `turn` chose for the first of them.
+    """Sends every request of a group to the engine that `turn` chose for its first request.
 
-    When that engine is away, those that are still to be sent get another turn. A pin is forgotten
-    with its group.
+    If that engine becomes unavailable, the unsent requests of the group get another turn. A pin is
+    removed with its group.
     """
 
     def __init__(self, turn: Turn) -> None:
@@ -33,7 +33,7 @@ class PinnedGroups:
     def choose(
         self, request: Request, total_len: int, fleet: EngineIndex, may_wait: bool
     ) -> Placed | Wait:
-        """The engine of the request's group."""
+        """Returns the engine of the request's group."""
         slot = self._pins.get(request.group)
         if slot is None or not slot.available:
             slot = self._turn(fleet)
@@ -44,7 +44,7 @@ class PinnedGroups:
 
 
 class SingleRequests:
-    """Every request gets a turn of its own, wherever its group is."""
+    """Gives every request its own turn, independent of its group."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
@@ -52,7 +52,7 @@ class SingleRequests:
     def choose(
         self, request: Request, total_len: int, fleet: EngineIndex, may_wait: bool
     ) -> Placed | Wait:
-        """The engine whose turn it is."""
+        """Returns the engine that `turn` chooses."""
         slot = self._turn(fleet)
         return Wait.FOR_ROOM if slot is None else _placed(request, slot, fleet)
 
@@ -63,13 +63,13 @@ def _placed(request: Request, slot: EngineSlot, fleet: EngineIndex) -> Placed:
 
 
 class RoundRobin:
-    """Engine after engine."""
+    """Takes the engines in turn."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def __call__(self, fleet: EngineIndex) -> EngineSlot | None:
-        """The next engine in turn that is available."""
+        """Returns the next available engine; None if no engine is available."""
         slots = list(fleet)
         for skipped in range(len(slots)):
             slot = slots[(self._next + skipped) % len(slots)]
@@ -80,5 +80,5 @@ class RoundRobin:
 
 
 def least_requests(fleet: EngineIndex) -> EngineSlot | None:
-    """The engine with the fewest requests in flight (OpenRLHF's choice for a prompt)."""
+    """Returns the engine with the fewest requests in flight (OpenRLHF's rule for a prompt)."""
     return fleet.least_loaded()

@@ -1,13 +1,13 @@
 """Seer's order (paper section 2): probes first, then the groups expected to be the longest.
 
-The first request of a group is its probe. A probe that ends early sends the rest of its group to
-the back; while none has ended, a group counts as long as a response may get. Two cases the paper
-leaves open, both measured (README, Simulator):
+The first request of a group is its probe. A probe that ends early moves the rest of its group to
+the back. Until a request of a group ends, the group's estimate is the maximum response length. The
+paper leaves two cases open; the rules here were measured (README, Simulator):
 
-- Groups of which nothing is known are equal: among their requests the one with the fewest tokens
-  goes first. None is left behind that may turn out to be the longest of all.
-- A request that is longer than every sibling that ended is past its group's estimate: it
-  goes before all groups of which something is known, the longest first.
+- All groups without a known length are equal: among their requests, the one with the fewest tokens
+  goes first. This keeps a request that may turn out to be the longest from falling behind.
+- A request that is longer than every finished sibling is past its group's estimate. It goes before
+  all groups with a known length, longest first.
 """
 
 import heapq
@@ -19,15 +19,15 @@ from seer_sgl.types import Group, Request
 from .lengths import GroupLengths, KnownLengths
 from .ready import ReadySet, Ticket
 
-# Every so many requests that are taken, one is the longest-waiting; the paper has an "occasionally"
-# here. A request that finds q others ready is thus taken after at most GUARD_EVERY * (q + 1).
+# To prevent starvation, every 64th pick takes the longest-waiting request (the paper:
+# "occasionally"). With q others waiting, a request is picked within GUARD_EVERY * (q + 1) picks.
 GUARD_EVERY = 64
-MOST_VOID = 64  # entries of a queue that may be void, beside as many as are not
-VOID = -1  # a turn of no entry
+MOST_VOID = 64  # void entries that a queue may hold, in addition to one per valid entry
+VOID = -1  # a turn that no entry has
 
 
 class ContextAware:
-    """The policy `seer`. `known`: a group with lengths from an earlier rollout needs no probe."""
+    """The policy `seer`. A group with `known` lengths from an earlier rollout needs no probe."""
 
     def __init__(
         self, known: KnownLengths | None = None, *, guard_every: int = GUARD_EVERY
@@ -40,13 +40,13 @@ class ContextAware:
         self._unknown: list[tuple[int, int, Ticket, Request]] = []  # fewest tokens first
         self._past_estimate: list[tuple[int, int, Ticket, Request]] = []  # most tokens first
         self._groups: dict[str, _Group] = {}  # by uid
-        # Longest estimate first. A group whose estimate changes is listed again, and its older
-        # entries are void: O(log n), however many of its requests are ready.
+        # Longest estimate first. When a group's estimate changes, the group gets a new entry and
+        # its older entries become void: O(log n), independent of its number of ready requests.
         self._queue: list[tuple[int, int, int, _Group]] = []
         self._turns = itertools.count()
 
     def push(self, request: Request) -> None:
-        """The request is ready for its next chunk."""
+        """Adds a request that is ready for its next chunk."""
         group = self._group_of(request)
         ticket = self._ready.add(request)
         if request.index == 0 and not group.lengths.known:
@@ -57,7 +57,7 @@ class ContextAware:
         self._list(group)
 
     def peek(self) -> Request | None:
-        """The request that should go next, left in place; None when nothing is ready."""
+        """Returns the next request without removing it; None if no request is ready."""
         if self._ready and (self._taken + 1) % self._guard_every == 0:
             return self._ready.longest_waiting
         return (
@@ -68,7 +68,7 @@ class ContextAware:
         )
 
     def pop(self) -> Request:
-        """Take out the request that `peek` shows."""
+        """Removes and returns the request that `peek` returns. Raises IndexError if it is None."""
         request = self.peek()
         if request is None:
             raise IndexError("nothing is ready")
@@ -77,11 +77,11 @@ class ContextAware:
         return request
 
     def take_out(self, request: Request) -> None:
-        """Forget the request, if it is ready."""
+        """Removes the request if it is ready."""
         self._ready.discard(request)
 
     def finished(self, request: Request) -> None:
-        """The request is complete: its siblings are known a little better."""
+        """Updates the estimate of the group with a complete request."""
         group = self._groups.get(request.group.uid)
         if group is None:
             return
@@ -93,7 +93,7 @@ class ContextAware:
         self._list(group)
 
     def withdraw(self, group: Group) -> None:
-        """Forget the group: it is complete, or nothing of it goes any more."""
+        """Removes a group that is complete or given up."""
         forgotten = self._groups.pop(group.uid, None)
         if forgotten is not None:
             forgotten.ready.clear()
@@ -103,8 +103,8 @@ class ContextAware:
         self._drop_void()
 
     def _drop_void(self) -> None:
-        """Rebuild a queue of mostly void entries: those that never surface would keep their
-        requests alive."""
+        """Rebuilds queues of mostly void entries. An entry that never reaches the front of its
+        queue would keep its request in memory."""
         for queue in (self._probes, self._unknown, self._past_estimate):
             if len(queue) > MOST_VOID + 2 * len(self._ready):
                 queue[:] = [entry for entry in queue if self._ready.valid(entry[3], entry[2])]
@@ -120,16 +120,16 @@ class ContextAware:
         return self._groups[uid]
 
     def _list(self, group: "_Group") -> None:
-        """Put the group into the queue by its estimate of now, unless it is there already."""
+        """Puts the group into the queue by its current estimate, unless it is there already."""
         estimate = group.lengths.estimate
         if group.ready and not group.lengths.unknown and estimate != group.listed_at:
             group.listed_at, group.turn = estimate, next(self._turns)
             heapq.heappush(self._queue, (-estimate, group.order, group.turn, group))
 
     def _list_alone(self, request: Request, ticket: Ticket, group: "_Group") -> None:
-        """Put a request that does not go by its group's estimate where it goes by its own length.
+        """Queues a request by its own length if its group's estimate does not apply to it.
 
-        It stays in its group as well: an estimate may come, or catch up with it.
+        The request also stays in its group's queue: the group may get an estimate, or a larger one.
         """
         if group.lengths.unknown:
             entry = (request.generated, request.order, ticket, request)
@@ -143,7 +143,7 @@ class ContextAware:
         queue: list[tuple[int, int, Ticket, Request]],
         belongs: Callable[[Request, "_Group"], bool],
     ) -> Request | None:
-        """The first request of a queue that is still ready and still belongs there."""
+        """Returns the first request of a queue that is still ready and still belongs there."""
         while queue:
             _, _, ticket, request = queue[0]
             if self._ready.valid(request, ticket) and belongs(request, self._group_of(request)):
@@ -152,7 +152,7 @@ class ContextAware:
         return None
 
     def _longest(self) -> Request | None:
-        """The oldest request of the group of the longest estimate."""
+        """Returns the oldest request of the group with the longest estimate."""
         while self._queue:
             _, _, turn, group = self._queue[0]
             if turn == group.turn:
@@ -169,17 +169,17 @@ def _is_past_estimate(request: Request, group: "_Group") -> bool:
 
 
 class _Group:
-    """What the policy keeps of a group: its lengths, and its ready requests but the probe."""
+    """The policy's record of a group: its lengths, and its ready requests except the probe."""
 
     def __init__(self, group: Group, lengths: GroupLengths) -> None:
         self.lengths = lengths
         self.order = group.requests[0].order
         self.ready: list[tuple[int, Ticket, Request]] = []  # oldest submission first
         self.listed_at: int | None = None  # the estimate of its valid entry in the queue
-        self.turn = 0  # of that entry
+        self.turn = 0  # the turn of that entry
 
     def oldest(self, ready: ReadySet) -> Request | None:
-        """The oldest ready request, if there is one."""
+        """Returns the oldest ready request; None if there is none."""
         while self.ready:
             _, ticket, request = self.ready[0]
             if ready.valid(request, ticket):

@@ -1,6 +1,6 @@
-"""What it costs to bring a request's KV to another engine: fetched, or computed again.
+"""The cost of moving a request's KV to another engine, by a fetch or by a new prefill.
 
-Starts from defaults and follows what the engines measure.
+The rates start from defaults and follow the engines' measurements.
 """
 
 import msgspec
@@ -9,9 +9,9 @@ WEIGHT = 0.1  # of a new observation in the running means
 
 
 class Costs(msgspec.Struct):
-    """Rates of one engine. `latency_s`: what a fetch costs however short it is.
+    """Rates of one engine, tokens per second. `latency_s`: the fixed time of a fetch.
 
-    Rates of 0 are unknown: then a fetch is worth it, as published for any gap that is not small.
+    A rate of 0 is unknown; a fetch then counts as faster (the paper's rule for every large gap).
     """
 
     prefill_tok_s: float = 0.0
@@ -19,17 +19,17 @@ class Costs(msgspec.Struct):
     latency_s: float = 0.01
 
     def fetching_pays(self, tokens: int) -> bool:
-        """Whether `tokens` come sooner out of the pool than out of a prefill."""
+        """Returns whether a fetch of `tokens` from the pool is faster than a prefill."""
         if not self.prefill_tok_s or not self.fetch_tok_s:
             return True
         return self.latency_s + tokens / self.fetch_tok_s < tokens / self.prefill_tok_s
 
     def observe_prefill(self, tokens: int, seconds: float) -> None:
-        """An engine prefilled `tokens` in `seconds`."""
+        """Updates the prefill rate: an engine prefilled `tokens` in `seconds`."""
         self.prefill_tok_s = _mean(self.prefill_tok_s, tokens / seconds)
 
     def observe_fetch(self, tokens: int, seconds: float) -> None:
-        """An engine read `tokens` from the pool in `seconds`."""
+        """Updates the fetch rate: an engine read `tokens` from the pool in `seconds`."""
         self.fetch_tok_s = _mean(self.fetch_tok_s, tokens / seconds)
 
 

@@ -8,32 +8,32 @@ from seer_sgl.types import Request
 
 
 class DelayedRequests:
-    """Requests, each until a time of its own; every verb costs O(log n) amortised."""
+    """Requests that each wait until their own time; every method costs O(log n) amortised."""
 
     def __init__(self) -> None:
-        self._parked: dict[Request, int] = {}  # with the turn of its entry
+        self._parked: dict[Request, int] = {}  # to the turn of its entry
         # (until, turn, request); an entry is void once its request has left.
         self._queue: list[tuple[float, int, Request]] = []
         self._turns = itertools.count()
 
     @property
     def next_due(self) -> float | None:
-        """When the first of them has waited long enough; None when nobody waits."""
+        """The earliest end of a wait, seconds; None if no request waits."""
         self._drop_void()
         return self._queue[0][0] if self._queue else None
 
     def park(self, request: Request, until: float) -> None:
-        """The request waits, until then at most."""
+        """Adds a request that waits at most until the time `until`."""
         turn = next(self._turns)
         self._parked[request] = turn
         heapq.heappush(self._queue, (until, turn, request))
 
     def leave(self, request: Request) -> bool:
-        """Take a request out. Returns whether it waited."""
+        """Removes a request. Returns whether it waited."""
         return self._parked.pop(request, None) is not None
 
     def due(self, now: float) -> Iterator[Request]:
-        """Take out those that have waited long enough."""
+        """Removes and yields the requests whose wait has ended."""
         while (until := self.next_due) is not None and until <= now:
             _, _, request = heapq.heappop(self._queue)
             del self._parked[request]

@@ -1,6 +1,6 @@
-"""The engines, indexed so that a decision looks at a handful of them and not at all.
+"""The engines, indexed so that a decision reads a few of them instead of all.
 
-Every change of an engine that matters to placement goes through the fleet: O(log engines).
+Every change of an engine that matters to placement updates the index: O(log engines).
 """
 
 from collections import Counter, defaultdict
@@ -11,15 +11,15 @@ from seer_sgl.types import Request
 from .ledger import KVLedger
 from .max_tree import ABSENT, MaxTree
 
-UNLIMITED = 1 << 62  # room of an engine without a ledger, or chunks it may have in flight
+UNLIMITED = 1 << 62  # room of an engine without a ledger, or its limit of chunks in flight
 
 
 class EngineSlot:
     """The scheduler's view of one engine.
 
     `ledger` None: admission by count only (the baseline that retracts). `pool`: the namespace of
-    its KV in a pool; engines with equal names read each other's pages. A change of a slot
-    that has joined is reported by `EngineIndex.changed`.
+    its KV in a pool; engines with equal names read each other's pages. After a change of a slot
+    that has joined, call `EngineIndex.changed`.
     """
 
     def __init__(
@@ -35,25 +35,25 @@ class EngineSlot:
         self.pool = pool
         self.inflight = 0
         self.started = 0  # chunks that were sent
-        self.completed = 0  # chunks that came back, whatever with
-        self.served = 0  # chunks that brought tokens
+        self.completed = 0  # chunks that returned, with or without tokens
+        self.served = 0  # chunks that returned tokens
         self.available = True
         self.leaving = False  # it is never available again
-        # Since a chunk last brought tokens: why the newest brought none, and the groups (by uid)
-        # that this engine alone has refused.
+        # Since the last chunk with tokens: the reason why the newest chunk returned none, and the
+        # groups (by uid) that only this engine has refused.
         self.trouble = ""
         self.refused: set[str] = set()
-        self.place = 0  # in the fleet, by time of joining
+        self.place = 0  # position in the index, by time of joining
 
     @property
     def room(self) -> int:
-        """The longest chunk of a group not yet here that can start now, tokens; else ABSENT."""
+        """The longest chunk of a new group that can start here now, tokens; else ABSENT."""
         if not self.available or self.inflight >= self.max_inflight:
             return ABSENT
         return UNLIMITED if self.ledger is None else self.ledger.room
 
     def admits(self, request: Request, total_len: int) -> bool:
-        """Whether a chunk that grows `request` to `total_len` tokens can start here now."""
+        """Returns whether a chunk that grows `request` to `total_len` tokens can start here now."""
         if not self.available or self.inflight >= self.max_inflight:
             return False
         return self.ledger is None or self.ledger.admits(
@@ -62,17 +62,18 @@ class EngineSlot:
 
 
 class EngineIndex:
-    """All engines in order of joining; iterating gives their slots, available or not.
+    """All engines in order of joining; iterating yields all slots, available or not.
 
-    An engine that has left is still the home of requests it ran, until one of its name joins.
+    An engine that has left is still the home of the requests that it ran, until an engine with the
+    same id joins.
     """
 
     def __init__(self) -> None:
         self._slots: list[EngineSlot | None] = []  # by place; None: it left
         self._by_id: dict[str, EngineSlot] = {}
         self._indexed: list[int | None] = []  # inflight if available
-        # Engines by chunks in flight, then by place: their room. `_largest_room[k]` is the
-        # largest among those with k chunks.
+        # The room of each engine, by chunks in flight, then by place. `_largest_room[k]` is the
+        # largest room of an engine with k chunks.
         self._by_inflight: defaultdict[int, MaxTree] = defaultdict(MaxTree)
         self._largest_room = MaxTree()
         self._inflight = Extremes()
@@ -89,7 +90,7 @@ class EngineIndex:
 
     @property
     def spread(self) -> int:
-        """Chunks in flight: the most of an available engine minus the least of one."""
+        """The most minus the fewest chunks in flight on an available engine."""
         return self._inflight.most - self._inflight.least
 
     @property
@@ -98,9 +99,9 @@ class EngineIndex:
         return self._inflight.most
 
     def add(self, slot: EngineSlot) -> None:
-        """An engine joins. Raises ValueError for the name of another one that is there."""
-        there = self._by_id.get(slot.engine_id)
-        if there is not None and self._slots[there.place] is there:
+        """Adds an engine. Raises ValueError if an engine with the same id has not left."""
+        other = self._by_id.get(slot.engine_id)
+        if other is not None and self._slots[other.place] is other:
             raise ValueError(f"engine {slot.engine_id} is there already")
         slot.place = len(self._slots)
         self._slots.append(slot)
@@ -109,7 +110,7 @@ class EngineIndex:
         self.changed(slot)
 
     def remove(self, slot: EngineSlot) -> None:
-        """An engine leaves. Raises ValueError while it has chunks in flight."""
+        """Removes an engine. Raises ValueError while it has chunks in flight."""
         if slot.inflight:
             raise ValueError(f"engine {slot.engine_id} has {slot.inflight} chunks in flight")
         slot.available = False
@@ -117,7 +118,7 @@ class EngineIndex:
         self._slots[slot.place] = None
 
     def start(self, slot: EngineSlot, request: Request, total_len: int) -> None:
-        """A chunk that grows the request to `total_len` tokens starts on the engine."""
+        """Accounts for a chunk that grows the request to `total_len` tokens on the engine."""
         slot.inflight += 1
         slot.started += 1
         if slot.ledger is not None:
@@ -126,7 +127,7 @@ class EngineIndex:
         self.changed(slot)
 
     def end(self, slot: EngineSlot, request: Request, total_len: int) -> None:
-        """That chunk is over."""
+        """Removes that chunk from the account."""
         uid = request.group.uid
         slot.inflight -= 1
         slot.completed += 1
@@ -139,7 +140,7 @@ class EngineIndex:
         self.changed(slot)
 
     def changed(self, slot: EngineSlot) -> None:
-        """Index the engine as it is now."""
+        """Indexes the current state of the engine."""
         place, before = slot.place, self._indexed[slot.place]
         now = slot.inflight if slot.available else None
         if now is not None:
@@ -154,16 +155,16 @@ class EngineIndex:
             self._put(before, place, ABSENT)
 
     def home(self, request: Request) -> EngineSlot | None:
-        """The engine that ran the request's last chunk; it may have left since."""
+        """Returns the engine that ran the request's last chunk; it may have left since."""
         return self._by_id.get(request.engines[-1]) if request.engines else None
 
     def holders(self, request: Request) -> Set[EngineSlot]:
-        """The engines with a ledger that run a sibling now: they hold the prompt's KV."""
+        """Returns the engines with a ledger that run a sibling now: they hold the prompt's KV."""
         return self._holders.get(request.group.uid, frozenset())
 
     def least_loaded(self, total_len: int = 0) -> EngineSlot | None:
-        """The engine with the fewest chunks in flight, of those with room for a chunk of
-        `total_len` tokens whose prompt they do not hold; among equals the first to have joined."""
+        """Returns the engine with the fewest chunks in flight among the engines with room for a
+        chunk of `total_len` tokens whose prompt they do not hold. Ties: the first to join."""
         inflight = self._largest_room.first(total_len)
         if inflight is None:
             return None
@@ -179,8 +180,8 @@ class EngineIndex:
 
 
 class Extremes:
-    """The least and the most of a bag of small counts, which mostly change by one. Both 0 while
-    it is empty."""
+    """The least and the most of a multiset of small counts, which mostly change by one. Both are 0
+    while it is empty."""
 
     def __init__(self) -> None:
         self.least = 0
@@ -188,14 +189,14 @@ class Extremes:
         self._bag: Counter[int] = Counter()
 
     def add(self, count: int) -> None:
-        """One more of `count`."""
+        """Adds one `count`."""
         if not self._bag:
             self.least = self.most = count
         self.least, self.most = min(self.least, count), max(self.most, count)
         self._bag[count] += 1
 
     def remove(self, count: int) -> None:
-        """One fewer."""
+        """Removes one `count`."""
         self._bag[count] -= 1
         if self._bag[count]:
             return

@@ -1,7 +1,7 @@
-"""Several callers on one fleet: each has its own order, and as many chunks in flight as the others.
+"""Several callers on one fleet: each has its own order and an equal number of chunks in flight.
 
-Chunks in flight are what an engine divides its steps by: callers with equal numbers of them get
-tokens at equal rates. A caller with little work leaves its share to the others.
+An engine divides its steps among the chunks in flight, so callers with equal numbers of chunks get
+equal token rates. A caller with little work leaves its share to the others.
 """
 
 from collections.abc import Callable
@@ -12,29 +12,30 @@ from .policy import Policy
 
 
 class FairShare:
-    """A policy per caller; of those with ready requests, the one with the fewest chunks in flight
-    goes next, and among equals the one that waited longer. One caller costs a dictionary lookup.
+    """One policy per caller. Among callers with ready requests, the caller with the fewest chunks
+    in flight goes next; ties: the longest-waiting caller. A single caller costs one dictionary
+    lookup.
 
-    `make_policy` makes the policy of a new caller.
+    `make_policy` creates the policy of a new caller.
     """
 
     def __init__(self, make_policy: Callable[[], Policy]) -> None:
         self._make_policy = make_policy
         self._callers: dict[str, _Caller] = {}
         self._turn = 0
-        self._next: _Caller | None = None  # whose request `peek` showed
+        self._next: _Caller | None = None  # the caller of the request that `peek` returned
 
     @property
     def callers(self) -> int:
-        """How many have a group, or a chunk in flight."""
+        """The number of callers with a group or a chunk in flight."""
         return len(self._callers)
 
     def push(self, request: Request) -> None:
-        """The request is ready for its next chunk."""
+        """Adds a request that is ready for its next chunk."""
         self._caller(request.group).policy.push(request)
 
     def peek(self) -> Request | None:
-        """The request that should go next, left in place; None when nothing is ready."""
+        """Returns the next request without removing it; None if no request is ready."""
         first: Request | None = None
         self._next = None
         for caller in self._callers.values():
@@ -45,7 +46,8 @@ class FairShare:
         return first
 
     def pop(self) -> Request:
-        """Take out the request that `peek` showed last. Raises IndexError if it showed none."""
+        """Removes and returns the request that `peek` last returned. Raises IndexError if `peek`
+        returned None."""
         if self._next is None:
             raise IndexError("nothing is ready")
         self._turn += 1
@@ -53,29 +55,29 @@ class FairShare:
         return self._next.policy.pop()
 
     def take_out(self, request: Request) -> None:
-        """Forget a ready request; it need not be one."""
+        """Removes the request if it is ready."""
         self._caller(request.group).policy.take_out(request)
 
     def started(self, request: Request) -> None:
-        """A chunk of the request went out."""
+        """Counts a chunk of the request as in flight."""
         self._caller(request.group).inflight += 1
 
     def ended(self, request: Request) -> None:
-        """That chunk is over."""
+        """Counts that chunk as returned."""
         caller = self._caller(request.group)
         caller.inflight -= 1
         self._forget(request.group, caller)
 
     def finished(self, request: Request) -> None:
-        """The request, which was in flight, is complete."""
+        """Reports a complete request, which was in flight, to its caller's policy."""
         self._caller(request.group).policy.finished(request)
 
     def join(self, group: Group) -> None:
-        """A group of the caller begins."""
+        """Adds a group of its caller."""
         self._caller(group).groups += 1
 
     def leave(self, group: Group) -> None:
-        """The group is complete or given up: nothing of it goes any more."""
+        """Removes a group that is complete or given up."""
         caller = self._caller(group)
         caller.policy.withdraw(group)
         caller.groups -= 1
@@ -93,7 +95,7 @@ class FairShare:
 
 
 class _Caller:
-    """What is kept of a caller. `turn`: when it was last served."""
+    """The state of a caller. `turn`: when it was last served."""
 
     def __init__(self, policy: Policy, turn: int) -> None:
         self.policy = policy
@@ -103,5 +105,5 @@ class _Caller:
 
     @property
     def mark(self) -> tuple[int, int]:
-        """The least goes next."""
+        """The sort key: the caller with the least mark goes next."""
         return self.inflight, self.turn

@@ -1,22 +1,22 @@
-"""How much of an engine's KV may be promised, as the engine itself lets us know.
+"""How much of an engine's KV may be promised, from the engine's own reports.
 
-The ledger knows our own chunks only. Where others use the engine too, or it keeps KV for reasons
-of its own, a chunk that fits by the ledger may still cost a retraction.
+The ledger counts the driver's own chunks only. If other clients use the engine, or the engine keeps
+KV for itself, a chunk that fits by the ledger may still cause a retraction.
 """
 
-BACK_OFF = 7 / 8  # of what was usable, after a retraction
-# A retraction shows when its chunk returns, minutes later; with a report every half second, an
-# eighth of the capacity comes back in a minute.
-RECOVERY = 1 / 1024  # of the capacity, a report
-FLOOR = 1 / 8  # of the capacity; below it an engine would serve us next to nothing
-FOREIGN_DECAY = 3 / 4  # a report: what others used a moment ago they may use again
+BACK_OFF = 7 / 8  # factor on the usable KV after a retraction
+# A retraction becomes visible when its chunk returns, minutes later. With a report every half
+# second, an eighth of the capacity returns within a minute.
+RECOVERY = 1 / 1024  # of the capacity, per report
+FLOOR = 1 / 8  # of the capacity; below it an engine would run almost no chunks
+FOREIGN_DECAY = 3 / 4  # per report: KV that others used recently they may use again
 
 
 class KVFeedback:
     """The usable part of one engine's KV capacity, in tokens.
 
-    Two signals: tokens in use beyond what we were promised (`/v1/loads`), subtracted as measured,
-    and retractions (meta_info.num_retractions of a reply), answered by additive increase and
+    It has two signals. Tokens in use beyond the promised ones (`/v1/loads`) are subtracted as
+    measured. Retractions (`meta_info.num_retractions` of a reply) drive an additive increase and
     multiplicative decrease.
     """
 
@@ -28,17 +28,17 @@ class KVFeedback:
 
     @property
     def usable(self) -> int:
-        """Tokens that may be promised: capacity, less what others use and experience forbids."""
+        """Tokens that may be promised: the capacity, less the use of others and the back-off."""
         return int(min(self._limit, self._capacity - self._foreign))
 
     def retracted(self) -> None:
-        """A chunk came back that had been retracted."""
+        """Backs off, once per report: a chunk returned that had been retracted."""
         if not self._backed_off:
             self._limit = max(self._limit * BACK_OFF, self._capacity * FLOOR)
         self._backed_off = True
 
     def reported(self, used: int, promised: int) -> None:
-        """The engine has `used` tokens in use; `promised`: the most we may have had lately."""
+        """Applies a load report: `used` tokens in use, of which `promised` at most are ours."""
         foreign = max(0, min(used, self._capacity) - promised)
         decayed = self._foreign * FOREIGN_DECAY
         self._foreign = max(foreign, decayed if decayed >= 1.0 else 0.0)

@@ -1,4 +1,4 @@
-"""What is known of how long responses get: from earlier rollouts, and from this one so far."""
+"""Known response lengths, from earlier rollouts and from the current one."""
 
 import hashlib
 from array import array
@@ -7,14 +7,14 @@ from seer_sgl.types import Group, Request
 
 
 def prompt_hash(prompt_ids: "array[int]") -> str:
-    """The name of a prompt from one rollout to the next, whatever its id."""
+    """Returns a hash that identifies a prompt across rollouts, independent of its id."""
     return hashlib.blake2b(prompt_ids.tobytes(), digest_size=16).hexdigest()
 
 
 class KnownLengths:
-    """Response lengths, tokens, of earlier rollouts by prompt and sample index.
+    """Response lengths of earlier rollouts, in tokens, by prompt and sample index.
 
-    A prompt goes by `prompt_hash`, or by its group id where the source had no token ids.
+    The key of a prompt is its `prompt_hash`, or its group id if the source had no token ids.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class KnownLengths:
     def add(
         self, length: int, *, prompt_ids: "array[int] | None", group_id: str, index: int | None
     ) -> None:
-        """Sample `index` (None: the next one) of the prompt had `length` tokens; a later word
+        """Stores the length of sample `index` (None: the next index) of a prompt. A later value
         replaces an earlier one."""
         table, key = self._by_group_id, group_id
         if prompt_ids is not None:
@@ -33,21 +33,21 @@ class KnownLengths:
         samples[len(samples) if index is None else index] = length
 
     def of(self, group: Group) -> dict[int, int]:
-        """Lengths by sample index, of the group's prompt; empty when it is new."""
-        found = self._by_hash.get(prompt_hash(group.prompt.prompt_ids))
-        return found or self._by_group_id.get(group.group_id, {})
+        """Returns the lengths of the group's prompt by sample index; empty if it is unknown."""
+        lengths = self._by_hash.get(prompt_hash(group.prompt.prompt_ids))
+        return lengths or self._by_group_id.get(group.group_id, {})
 
     def true_length(self, request: Request) -> int:
-        """The length of this very sample; what it may have at most if that is unknown."""
+        """Returns the length of this sample; its maximum response length if unknown."""
         return self.of(request.group).get(request.index, request.max_response_len)
 
 
 class GroupLengths:
-    """What is known of one group's response lengths; `estimate` is the length, tokens, that the
-    rest of the group is scheduled by.
+    """The known response lengths of one group. `estimate`: the length in tokens by which the rest
+    of the group is scheduled.
 
-    Only samples that ended count. Estimates that also used how far the others had got (their
-    maximum, a censored mean, the population's mean beyond it) were no better in simulation.
+    Only finished samples count. Estimates that also use the lengths of unfinished samples (maximum,
+    censored mean, population mean beyond it) are no better in simulation.
     """
 
     def __init__(self, group: Group, known: KnownLengths | None) -> None:
@@ -60,22 +60,22 @@ class GroupLengths:
 
     @property
     def unknown(self) -> bool:
-        """Whether nothing is known, from before or from a sample that ended."""
+        """Whether no length is known, from an earlier rollout or from a finished sample."""
         return not self._ended
 
     @property
     def estimate(self) -> int:
-        """Published: the longest sibling that ended, else what a response may have at most.
+        """The longest finished sibling, else the maximum response length (the paper's rule).
 
-        With an earlier rollout the mean of all, then and now: the maximum is there to be careful
-        with one or two samples, and over many it only follows the noise.
+        With lengths of an earlier rollout: the mean of all samples, earlier and current. A maximum
+        is cautious for one or two samples, but over many samples it follows the noise.
         """
         if self.known:
             return self._sum // self._ended
         return self._longest if self._ended else self._limit
 
     def ended(self, request: Request) -> None:
-        """A request is complete."""
+        """Adds the length of a complete request."""
         self._ended += 1
         self._sum += request.generated
         self._longest = max(self._longest, request.generated)

@@ -1,12 +1,12 @@
-"""The first of many values that is large enough, in O(log n)."""
+"""A search for the first of many values that is large enough, in O(log n)."""
 
-ABSENT = -1  # below every value that is asked for
+ABSENT = -1  # below every value that is searched for
 
 
 class MaxTree:
-    """A sequence of integers, grown on demand, that finds its first item of at least some size.
+    """A sequence of integers, grown on demand, that finds its first item of a minimum size.
 
-    A segment tree of maxima: `_tree[1]` is the largest item, the items are the leaves.
+    It is a segment tree of maxima: `_tree[1]` is the largest item, the items are the leaves.
     """
 
     def __init__(self, size: int = 1) -> None:
@@ -15,11 +15,11 @@ class MaxTree:
 
     @property
     def largest(self) -> int:
-        """The largest item; ABSENT when there is none."""
+        """The largest item; ABSENT if there is none."""
         return self._tree[1]
 
     def put(self, index: int, value: int) -> None:
-        """Set an item. ABSENT takes it out."""
+        """Sets an item; ABSENT removes it."""
         while index >= self._size:
             self._double()
         tree = self._tree
@@ -34,7 +34,7 @@ class MaxTree:
             tree[node] = value
 
     def first(self, least: int) -> int | None:
-        """The lowest index whose item is at least `least` (>= 0); None when no item is."""
+        """Returns the lowest index whose item is at least `least` (>= 0); None if there is none."""
         tree = self._tree
         if tree[1] < least:
             return None

@@ -1,7 +1,7 @@
-"""Where a chunk goes: where its KV is, or to where there is room, with the KV or without.
+"""The choice of a chunk's engine: the one that holds its KV, or one with room.
 
-The published rule (paper section 1): while in-flight counts are balanced, the engine with the
-longest cached prefix; else the least loaded one, and a cache gap of more than 512 tokens is
+The published rule (paper section 1): while in-flight counts are balanced, take the engine with the
+longest cached prefix; else take the least loaded engine. A cache gap of more than 512 tokens is
 fetched from the pool.
 """
 
@@ -16,9 +16,9 @@ from .engine_index import EngineIndex, EngineSlot
 __all__ = ["CacheAware", "EngineIndex", "EngineSlot", "Placed", "Placement", "Wait"]
 
 GAP_TOKENS = 512  # published: a smaller gap is prefilled
-MAX_SPREAD = 32  # published, for engines that run some 256 requests
-# A spread of 1/8 of what the busiest engine runs is balanced: 32 of 256, and two of 16 in the tail,
-# whose requests would otherwise stay together on some engines while others run empty.
+MAX_SPREAD = 32  # published, for engines that run about 256 requests
+# A spread of 1/8 of the busiest engine's requests is balanced: 32 of 256, or 2 of 16 in the tail.
+# With a fixed spread of 32, tail requests would stay together on a few engines while others idle.
 SPREAD_SHARE = 8
 
 
@@ -30,10 +30,10 @@ class Placed(NamedTuple):
 
 
 class Wait(Enum):
-    """Why a chunk has no engine yet."""
+    """The reason why a chunk has no engine yet."""
 
-    FOR_ROOM = "room"  # nothing admits it: ask again when a chunk has come back
-    FOR_STORE = "store"  # it should move, but its KV is not in the pool yet: wait for that
+    FOR_ROOM = "room"  # no engine admits it: choose again when a chunk has returned
+    FOR_STORE = "store"  # it should move, but its KV is not in the pool yet
 
 
 class Placement(Protocol):
@@ -42,15 +42,15 @@ class Placement(Protocol):
     def choose(
         self, request: Request, total_len: int, fleet: EngineIndex, may_wait: bool
     ) -> Placed | Wait:
-        """The engine of the next chunk, which will grow the request to `total_len` tokens.
+        """Returns the engine of the next chunk, which grows the request to `total_len` tokens.
 
         `may_wait`: the request may still wait for its KV to be stored.
         """
 
 
 class CacheAware:
-    """The published rule. `max_spread` None scales it to the engines; `costs` decides between
-    fetching and prefilling a gap that is not small."""
+    """The published rule. `max_spread` None scales the spread to the engines' load; `costs` decides
+    between fetching and prefilling a large gap."""
 
     def __init__(
         self, costs: Costs | None = None, *, max_spread: int | None = None, gap: int = GAP_TOKENS
@@ -62,7 +62,7 @@ class CacheAware:
     def choose(
         self, request: Request, total_len: int, fleet: EngineIndex, may_wait: bool
     ) -> Placed | Wait:
-        """Stay, move with KV, move and prefill, or not now."""
+        """Returns an engine and how the KV gets there, or the reason to wait."""
         view = _View(request, total_len, fleet)
         best = view.cached_most() if self._balanced(fleet) else view.loaded_least()
         if best is None:
@@ -91,10 +91,10 @@ class CacheAware:
 
 
 class _View:
-    """The engines that can be the best for one request, among those that admit it.
+    """The candidates for one request, among the engines that admit it.
 
-    These are its home, the engines that run a sibling, and the least loaded of all others: one
-    that holds nothing of the request and has more in flight than that loses on both counts.
+    The candidates are its home, the engines that run a sibling, and the least loaded other engine.
+    Any other engine holds no KV of the request and has at least as many chunks in flight.
     """
 
     def __init__(self, request: Request, total_len: int, fleet: EngineIndex) -> None:
@@ -110,15 +110,15 @@ class _View:
             self._able.append(other)
 
     def cached(self, slot: EngineSlot) -> int:
-        """Tokens of the request that the engine very likely holds."""
+        """Returns the tokens of the request whose KV the engine very likely holds."""
         if slot is self.home:
             return self._request.total_len
         return self._request.prompt_len if slot in self._holders else 0
 
     def cached_most(self) -> EngineSlot | None:
-        """The engine with the longest cached prefix; among equals the least loaded."""
+        """Returns the engine with the longest cached prefix; ties: the least loaded."""
         return min(self._able, key=lambda s: (-self.cached(s), s.inflight, s.place), default=None)
 
     def loaded_least(self) -> EngineSlot | None:
-        """The least loaded engine; among equals the one with the longest cached prefix."""
+        """Returns the least loaded engine; ties: the longest cached prefix."""
         return min(self._able, key=lambda s: (s.inflight, -self.cached(s), s.place), default=None)

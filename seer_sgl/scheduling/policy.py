@@ -1,4 +1,4 @@
-"""Which request goes next: the protocol, and policies that look at one request at a time."""
+"""The order of requests: the protocol, and policies that rank each request on its own."""
 
 import heapq
 from collections.abc import Callable
@@ -10,30 +10,29 @@ from .ready import ReadySet, Ticket
 
 
 class Policy(Protocol):
-    """The order of the ready requests. In-flight and finished requests are never in it."""
+    """The order of the ready requests. It never contains in-flight or finished requests."""
 
     def push(self, request: Request) -> None:
-        """The request is ready for its next chunk."""
+        """Adds a request that is ready for its next chunk."""
 
     def peek(self) -> Request | None:
-        """The request that should go next, left in place; None when nothing is ready."""
+        """Returns the next request without removing it; None if no request is ready."""
 
     def pop(self) -> Request:
-        """Take out the request that `peek` shows."""
+        """Removes and returns the request that `peek` returns. Raises IndexError if it is None."""
 
     def take_out(self, request: Request) -> None:
-        """Forget the request, if it is ready."""
+        """Removes the request if it is ready."""
 
     def finished(self, request: Request) -> None:
-        """The request, which is not among the ready, is complete."""
+        """Updates the order after a request is complete. The request is not ready."""
 
     def withdraw(self, group: Group) -> None:
-        """Forget the group: it is complete, or nothing of it goes any more."""
+        """Removes a group that is complete or given up."""
 
 
 class Ranked:
-    """Lowest `rank` first; a request's rank holds from its push on. Ranks of two requests that
-    are equal are decided by the order of submission."""
+    """Lowest `rank` first; ties: the order of submission. A request's rank is fixed at `push`."""
 
     def __init__(self, rank: Callable[[Request], int]) -> None:
         self._rank = rank
@@ -41,12 +40,12 @@ class Ranked:
         self._queue: list[tuple[int, int, Ticket, Request]] = []
 
     def push(self, request: Request) -> None:
-        """The request is ready for its next chunk."""
+        """Adds a request that is ready for its next chunk."""
         ticket = self._ready.add(request)
         heapq.heappush(self._queue, (self._rank(request), request.order, ticket, request))
 
     def peek(self) -> Request | None:
-        """The ready request of the lowest rank."""
+        """Returns the request of the lowest rank without removing it; None if none is ready."""
         while self._queue:
             _, _, ticket, request = self._queue[0]
             if self._ready.valid(request, ticket):
@@ -55,7 +54,7 @@ class Ranked:
         return None
 
     def pop(self) -> Request:
-        """Take out the request that `peek` shows."""
+        """Removes and returns the request that `peek` returns. Raises IndexError if it is None."""
         request = self.peek()
         if request is None:
             raise IndexError("nothing is ready")
@@ -64,14 +63,14 @@ class Ranked:
         return request
 
     def take_out(self, request: Request) -> None:
-        """Forget the request, if it is ready."""
+        """Removes the request if it is ready."""
         self._ready.discard(request)
 
     def finished(self, request: Request) -> None:
-        """A request is complete; the rank of the others does not depend on it."""
+        """Does nothing: ranks do not depend on other requests."""
 
     def withdraw(self, group: Group) -> None:
-        """Forget the group's ready requests."""
+        """Removes the group's ready requests."""
         for request in group.requests:
             self._ready.discard(request)
 
@@ -84,7 +83,7 @@ class FirstComeFirstServed(Ranked):
 
 
 class LongestRemaining(Ranked):
-    """The oracle: most tokens to go first. `true_length`: of the whole response, tokens."""
+    """The oracle: most remaining tokens first. `true_length`: tokens of the whole response."""
 
     def __init__(self, true_length: Callable[[Request], int]) -> None:
         super().__init__(lambda request: request.generated - true_length(request))

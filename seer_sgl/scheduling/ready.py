@@ -1,16 +1,16 @@
-"""The requests that are ready for their next chunk, in order of becoming so."""
+"""The requests that are ready for their next chunk, in the order in which they became ready."""
 
 import itertools
 from collections import OrderedDict
 
 from seer_sgl.types import Request
 
-Ticket = int  # of one stay among the ready; a request that comes back gets a new one
+Ticket = int  # identifies one stay in the set; a request that returns gets a new one
 
 
 class ReadySet:
-    """Every ready request once. Priority queues hold tickets beside their requests: an entry
-    whose ticket is no longer valid is dropped when it surfaces."""
+    """The set of ready requests. Priority queues store a ticket with each request; an entry with an
+    invalid ticket is dropped when it reaches the front."""
 
     def __init__(self) -> None:
         self._tickets = itertools.count()
@@ -20,20 +20,20 @@ class ReadySet:
         return len(self._ready)
 
     def add(self, request: Request) -> Ticket:
-        """The request is ready."""
+        """Adds a ready request. Returns its ticket."""
         ticket = next(self._tickets)
         self._ready[request] = ticket
         return ticket
 
     def discard(self, request: Request) -> None:
-        """The request is ready no longer, if it was."""
+        """Removes the request if it is in the set."""
         self._ready.pop(request, None)
 
     def valid(self, request: Request, ticket: Ticket) -> bool:
-        """Whether the request has been ready ever since it got this ticket."""
+        """Returns whether the request has been ready since it got this ticket."""
         return self._ready.get(request) == ticket
 
     @property
     def longest_waiting(self) -> Request:
-        """The request that has been ready longest. There must be one."""
+        """The request that has been ready longest. The set must not be empty."""
         return next(iter(self._ready))

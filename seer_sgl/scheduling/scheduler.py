@@ -1,7 +1,7 @@
 """The scheduler: a state machine with two verbs, `next_assignment` and `complete`.
 
-The asyncio loop drives it against real engines; nothing here knows that time passes or that there
-is a network.
+The asyncio loop of the driver runs it against real engines. The scheduler itself has no clock and
+no network.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,19 +27,19 @@ from .placement import CacheAware, Placed, Placement, Wait
 from .policy import FirstComeFirstServed, Policy
 from .setbacks import Setbacks
 
-# How long a request that should move waits for its KV to be stored; usually 4 to 30 ms.
+# The longest wait of a request that should move for its KV to be stored; usually 4 to 30 ms.
 STORE_PATIENCE_S = 1.0
-# How soon a request is sent again to the engine that refused it, while no other one is available.
+# The pause before a request is sent again to the engine that refused it, if no other is available.
 REFUSED_PAUSE_S = 1.0
-OVERTAKEN = 4  # chunks sent later that came back before one: its reply may be lost
+OVERTAKEN = 4  # if so many later chunks returned before a chunk, its reply may be lost
 
 
 class Scheduler:
-    """Turns requests into chunks on engines, one at a time, without ever over-promising KV.
+    """Turns requests into chunks on engines, one at a time, without over-promising KV.
 
-    `chunk_tokens`: the token budget of a chunk. `divide` False sends every request whole. What
-    another chunk cannot continue is sent whole too, and begins again after an abort.
-    `patience_s`: a group is not given up for failures that have lasted less than this.
+    `chunk_tokens`: the token budget of a chunk. `divide` False sends every request undivided. A
+    request that another chunk cannot continue is also undivided, and restarts after an abort.
+    `patience_s`: a group is given up only after failures that lasted at least this long.
     """
 
     def __init__(
@@ -57,14 +57,13 @@ class Scheduler:
         self._placement = placement or CacheAware()
         self._fleet = EngineIndex()
         self._live: dict[str, Request] = {}  # by uid, until finished or withdrawn
-        # By uid, requests whose KV did not reach the pool in time: a hole in it may well stay, so
-        # they wait no more until all of it is acknowledged.
+        # Uids of requests whose KV did not reach the pool in time. A missing page may stay missing,
+        # so they do not wait again until all of their KV is acknowledged.
         self._no_wait: set[str] = set()
         self._parking = DelayedRequests()
         self._setbacks = Setbacks(self._fleet, patience_s)
-        self._refused = (
-            DelayedRequests()
-        )  # requests that only the engine that refused them could take
+        # Refused requests that no other engine can take now.
+        self._refused = DelayedRequests()
 
     @property
     def engines(self) -> Iterable[EngineSlot]:
@@ -73,35 +72,36 @@ class Scheduler:
 
     @property
     def wake_at(self) -> float | None:
-        """When `next_assignment` may return a chunk although nothing came back; None: never."""
+        """The time at which `next_assignment` may return a chunk without a returned chunk; None:
+        never."""
         dues = (self._parking.next_due, self._refused.next_due)
         return min((due for due in dues if due is not None), default=None)
 
     def add_engine(self, slot: EngineSlot) -> None:
-        """An engine joins. Raises ValueError for the name of another one that is there."""
+        """Adds an engine. Raises ValueError if an engine with the same id has not left."""
         self._fleet.add(slot)
 
     def remove_engine(self, engine_id: str) -> None:
-        """An engine leaves. Raises ValueError while it has chunks in flight."""
+        """Removes an engine. Raises ValueError while it has chunks in flight."""
         self._fleet.remove(self._fleet[engine_id])
 
     def set_available(self, engine_id: str, available: bool) -> None:
-        """Stop or resume sending chunks to an engine; what is in flight there goes on."""
+        """Stops or resumes sending chunks to an engine; its chunks in flight continue."""
         slot = self._fleet[engine_id]
         slot.available = available and not slot.leaving
         self._fleet.changed(slot)
 
     def leaving(self, engine_id: str) -> bool:
-        """Whether an engine is being drained."""
+        """Returns whether an engine is being drained."""
         return self._fleet[engine_id].leaving
 
     def drain(self, engine_id: str) -> None:
-        """Send an engine nothing more, for good."""
+        """Stops sending chunks to an engine permanently."""
         self._fleet[engine_id].leaving = True
         self.set_available(engine_id, False)
 
     def loaded(self, engine_id: str, load: EngineLoad) -> bool:
-        """An engine reported how busy it is. Returns whether it has more room than we knew of."""
+        """Applies an engine's load report. Returns whether it has more room than before."""
         slot = self._fleet[engine_id]
         if slot.ledger is None:
             return False
@@ -110,18 +110,18 @@ class Scheduler:
         return more
 
     def looked(self, seconds: float) -> None:
-        """So much time has passed, as the monitor counts it (patience_s)."""
+        """Adds elapsed time, as the monitor measures it; `patience_s` is compared with it."""
         self._setbacks.looked(seconds)
 
     def submit(self, group: Group) -> None:
-        """All requests of the group become ready; while it is growing, more may follow."""
-        if group.complete:  # there are none
+        """Makes all requests of the group ready; while it is growing, more may follow."""
+        if group.complete:  # it has no requests
             return
         self._policy.join(group)
         self._add(group.requests)
 
     def check_new(self, requests: Iterable[Request]) -> None:
-        """Raise ValueError for a request whose uid is under way, or is there twice."""
+        """Raises ValueError if a request's uid is already rolled out or appears twice."""
         seen: set[str] = set()
         for request in requests:
             if request.uid in self._live or request.uid in seen:
@@ -129,7 +129,8 @@ class Scheduler:
             seen.add(request.uid)
 
     def grow(self, group: Group, requests: Sequence[Request]) -> None:
-        """More requests of a growing group become ready. Raises ValueError for another one."""
+        """Adds requests to a growing group and makes them ready. Raises ValueError if the group
+        does not grow."""
         if not group.growing or group.withdrawn:
             raise ValueError(f"group {group.group_id!r} does not grow")
         self.check_new(requests)
@@ -137,14 +138,14 @@ class Scheduler:
         self._add(requests)
 
     def complete_group(self, group: Group) -> None:
-        """No more requests of the group will come."""
+        """Marks a growing group as closed: it gets no more requests."""
         if group.growing and not group.withdrawn:
             group.growing = False
             if group.complete:
                 self._policy.leave(group)
 
     def withdraw(self, group: Group, failure: Failure) -> None:
-        """Give the group up: nothing of it is sent again; chunks in flight still complete."""
+        """Gives up the group: none of its requests is sent again; chunks in flight complete."""
         if group.withdrawn or group.complete:
             return
         group.withdrawn, group.failure, group.growing = True, failure, False
@@ -153,8 +154,8 @@ class Scheduler:
         self._policy.leave(group)
 
     def abort(self, request: Request, now: float) -> bool:
-        """The request ends with the tokens it has. Returns whether it has ended already: else it
-        ends with its chunk in flight."""
+        """Ends the request with the tokens it has. Returns whether it has ended; if not, it ends
+        when its chunk in flight returns."""
         if request.state is RequestState.PENDING and not request.group.withdrawn:
             self._policy.take_out(request)
             self._drop(request)
@@ -163,33 +164,34 @@ class Scheduler:
         return not request.aborting
 
     def forget_kv(self) -> None:
-        """No engine and no pool has KV any more that a request could go on with: new weights."""
+        """Discards all knowledge of stored KV: new weights make the KV of all requests useless."""
         for request in self._live.values():
             request.stored = False
             if self._parking.leave(request):
                 self._policy.push(request)
 
     def stored(self, rid: str, whole: bool) -> Request | None:
-        """The KV of chunk `rid` is in the pool; `whole` False: not all, and it never will be.
+        """Records that the KV of chunk `rid` is in the pool; `whole` False: a part is permanently
+        missing.
 
-        Returns the request whose newest chunk that is, if it still is one.
+        Returns the request whose newest chunk this is; None if there is no such request.
         """
         request = self._live.get(rid.rpartition(".")[0])
         if request is None:
             return None
         if whole:
-            self._no_wait.discard(request.uid)  # late, but without a hole: waiting pays again
+            self._no_wait.discard(request.uid)  # late but complete: waiting pays again
         if rid != request.rid:
             return None
         request.stored = whole
         if not whole:
-            self._no_wait.add(request.uid)  # there is nothing to wait for
+            self._no_wait.add(request.uid)  # the KV will never be complete
         if self._parking.leave(request):
             self._policy.push(request)
         return request
 
     def next_assignment(self, now: float) -> Chunk | None:
-        """The next chunk to send, already accounted for; None when nothing can start now.
+        """Returns the next chunk to send, already accounted for; None if none can start now.
 
         `now`: seconds on the caller's clock.
         """
@@ -204,7 +206,7 @@ class Scheduler:
             if chosen is Wait.FOR_ROOM and not request.refusals:
                 return None
             self._policy.pop()
-            if chosen is Wait.FOR_ROOM:  # what only some engines may take holds nobody else up
+            if chosen is Wait.FOR_ROOM:  # a refused request must not block the requests after it
                 self._refused.park(request, now + REFUSED_PAUSE_S)
                 continue
             if chosen is not Wait.FOR_STORE:
@@ -213,7 +215,7 @@ class Scheduler:
         return None
 
     def complete(self, result: ChunkResult) -> None:
-        """A chunk came back: the request grows, and finishes or becomes ready again."""
+        """Applies a returned chunk: the request grows, and finishes or becomes ready again."""
         chunk = result.chunk
         request, group = chunk.request, chunk.request.group
         slot = self._fleet[chunk.engine_id]
@@ -223,7 +225,7 @@ class Scheduler:
         self._policy.ended(request)
         request.state, request.returned_at = RequestState.PENDING, result.now
         if result.reply is None:
-            request.rid, request.stored = "", False  # what was stored may not be what we have
+            request.rid, request.stored = "", False  # the stored KV may not match our tokens
         else:
             self._grow(result.reply, chunk, result.now)
         recalled = isinstance(result.error, ChunkRecalled)
@@ -245,8 +247,8 @@ class Scheduler:
             self._policy.push(request)
 
     def check(self) -> list[str]:
-        """Returns what is wrong with the books when nothing is in flight and nobody waits: chunks,
-        promises and requests that are left over. Empty when all is well."""
+        """Returns the broken invariants of an idle scheduler: chunks, reserved KV and requests that
+        are left over. Empty if all invariants hold."""
         breaches = []
         for slot in self._fleet:
             if slot.inflight:
@@ -262,14 +264,15 @@ class Scheduler:
         return breaches
 
     def overtaken(self, oldest: Chunk) -> bool:
-        """Whether several chunks came back that were sent after the oldest one that its engine has
-        in flight."""
+        """Returns whether OVERTAKEN chunks returned that were sent after `oldest`, the oldest chunk
+        in flight on its engine."""
         slot = self._fleet[oldest.engine_id]
         later = slot.started - oldest.number
         return later - (slot.inflight - 1) >= OVERTAKEN
 
     def _choose(self, request: Request, total_len: int) -> Placed | Wait:
-        """The engine of the request's next chunk: another one than those that have refused it."""
+        """Returns the engine of the request's next chunk: one that has not refused it, if there is
+        one."""
         others = self._setbacks.others(request) if request.refusals else []
         if not others:
             may_wait = request.uid not in self._no_wait
@@ -282,7 +285,7 @@ class Scheduler:
         return Placed(slot, Move.STAY if stays else Move.PREFILL)
 
     def _budget(self, request: Request) -> int:
-        """Response tokens of the request's next chunk."""
+        """Returns the response tokens of the request's next chunk."""
         if not self._divide or not request.group.continues:
             return request.remaining
         return min(request.remaining, self._chunk_tokens)
@@ -295,7 +298,7 @@ class Scheduler:
         self._policy.started(request)
         request.state = RequestState.RUNNING
         request.attempts += 1
-        # The terminator keeps SGLang's prefix match of /abort_request from hitting c10 by c1.
+        # SGLang's /abort_request matches by prefix: the terminator keeps c1 from aborting c10.
         request.rid = f"{request.uid}.c{request.attempts}/"
         request.stored, request.returned_at = False, None
         if request.started_at is None:
@@ -319,7 +322,7 @@ class Scheduler:
         if reply.finish == "stop":
             self._finish(request, "stop", reply.matched, now)
         elif request.remaining <= 0:
-            # Fewer tokens than asked for is a limit of that one call (SGLang's own cap): go on.
+            # A reply with fewer tokens than requested hit SGLang's own cap per call: continue.
             self._finish(request, "length", None, now)
 
     def _finish(
@@ -329,7 +332,7 @@ class Scheduler:
         self._drop(request)
         if request.group.withdrawn:
             return
-        if reason != "abort":  # how long it would have got is not known
+        if reason != "abort":  # the full length of an aborted request is unknown
             self._policy.finished(request)
         if request.group.complete:
             self._policy.leave(request.group)

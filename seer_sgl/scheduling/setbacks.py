@@ -1,7 +1,7 @@
-"""When a group is given up, and when an engine is out, because chunks bring nothing.
+"""The rules that give up a group or exclude an engine after chunks without tokens.
 
-A refusal is one engine's opinion of a request. Another engine decides: if it refuses the request
-as well, the request is at fault, else the first engine is.
+If one engine refuses a request, another engine decides: if it refuses the request too, the request
+is at fault; else the first engine is.
 """
 
 from seer_sgl.errors import ChunkAborted, ChunkInterrupted, EngineUnavailable, RequestRejected
@@ -9,21 +9,21 @@ from seer_sgl.types import Failure, FailureKind, Request
 
 from .engine_index import EngineIndex, EngineSlot
 
-# Chunks of one request that bring nothing so many times in a row, for as long as an outage may
-# last, are not bad luck.
+# If so many consecutive chunks of a request fail, over a longer time than an outage may last, the
+# failure is permanent.
 MAX_CONSECUTIVE_FAILURES = 5
-# An abort comes from outside and is no failure of the request; but an engine that aborts every
-# chunk before its first token must not hold a group for ever.
+# An abort comes from outside and is not a failure of the request. But an engine that aborts every
+# chunk before its first token must not hold a group forever.
 MAX_CONSECUTIVE_ABORTS = 100
-# An engine that refuses requests of so many groups, none of which another engine has refused, and
-# serves nothing in between, refuses everything.
+# An engine refuses everything if it refuses requests of so many groups that no other engine has
+# refused, and returns no tokens in between.
 MAX_REFUSED_GROUPS = 3
 
 
 class Setbacks:
-    """Judges requests and engines by the chunks that came back without a token.
+    """Judges requests and engines by the chunks that returned without a token.
 
-    `patience_s`: a group is not given up for failures that have lasted less than this.
+    `patience_s`: a group is given up only after failures that lasted at least this long.
     """
 
     def __init__(self, fleet: EngineIndex, patience_s: float) -> None:
@@ -32,11 +32,11 @@ class Setbacks:
         self._awake_s = 0.0
 
     def looked(self, seconds: float) -> None:
-        """So much time has passed, without the time in which this process was stopped."""
+        """Adds elapsed time, without the time in which this process was stopped."""
         self._awake_s += seconds
 
     def forgiven(self, request: Request, slot: EngineSlot) -> None:
-        """A chunk of the request brought tokens from the engine."""
+        """Clears the failures of a request and an engine after a chunk returned tokens."""
         request.failures, request.aborts, request.failing_since = 0, 0, None
         request.setbacks.clear()
         slot.served += 1
@@ -44,8 +44,8 @@ class Setbacks:
         slot.refused.clear()
 
     def failed(self, request: Request, slot: EngineSlot, error: Exception | None) -> None:
-        """A chunk brought nothing; without an `error` it was aborted before its first token. An
-        engine that refuses one group after another is out."""
+        """Records a chunk without tokens; `error` None: it was aborted before its first token. An
+        engine that refuses MAX_REFUSED_GROUPS groups becomes unavailable."""
         if error is None or isinstance(error, ChunkAborted):
             request.aborts += 1
         else:
@@ -63,7 +63,8 @@ class Setbacks:
                 self._fleet.changed(slot)
 
     def verdict(self, request: Request, slot: EngineSlot) -> Failure | None:
-        """Why the request's group is given up, after `slot` brought nothing; None if it is not."""
+        """Returns the reason to give up the request's group after a failure on `slot`; None if the
+        group continues."""
         last = request.setbacks[slot.engine_id]
         if isinstance(last, RequestRejected):
             if len(request.refusals) > 1:
@@ -79,7 +80,7 @@ class Setbacks:
         return None
 
     def others(self, request: Request) -> list[EngineSlot]:
-        """The available engines that have not refused the request."""
+        """Returns the available engines that have not refused the request."""
         return [
             slot
             for slot in self._fleet
@@ -88,12 +89,13 @@ class Setbacks:
         ]
 
     def _confirm(self, request: Request) -> None:
-        """Two engines agree about the request: its refusal is held against neither."""
+        """Clears the refusals of the request's group: two engines agree, so neither is at fault."""
         for slot in self._fleet:
             slot.refused.discard(request.group.uid)
 
     def _hopeless(self, request: Request) -> bool:
-        """Whether it has failed often, long enough, and not on one engine alone of several."""
+        """Returns whether the request failed often and long enough, and on more than one engine if
+        there are several."""
         since = request.failing_since
         failed_often = request.failures >= MAX_CONSECUTIVE_FAILURES
         if since is None or not (failed_often or request.aborts >= MAX_CONSECUTIVE_ABORTS):

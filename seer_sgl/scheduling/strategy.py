@@ -1,4 +1,4 @@
-"""What the names of the config stand for."""
+"""The strategies that the config names in `scheduling.policy`."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,8 +11,8 @@ from .policy import FirstComeFirstServed, LongestRemaining, Policy
 
 
 class Strategy(NamedTuple):
-    """Who goes next, by a policy per caller, and where to. `whole`: requests are undivided and all
-    sent at once, so there is neither a ledger nor a limit of chunks in flight."""
+    """A policy per caller and a placement. `whole`: requests are undivided and all sent at once, so
+    there is no ledger and no limit of chunks in flight."""
 
     make_policy: Callable[[], Policy]
     placement: Placement
@@ -24,10 +24,11 @@ def make_strategy(
     cache_aware: CacheAware,
     known: KnownLengths | None = None,
 ) -> Strategy:
-    """The strategy `scheduling.policy` names. `cache_aware`: the placement of those that divide.
+    """Returns the strategy that `scheduling.policy` names. `cache_aware`: the placement of the
+    strategies that divide requests.
 
-    `known`: lengths of earlier rollouts, a prior of `seer` and the truth of `oracle`. Raises
-    KeyError for a name that is none.
+    `known`: lengths of earlier rollouts, the prior of `seer` and the true lengths of `oracle`.
+    Raises KeyError if the name is unknown.
     """
     if name == "seer":
         return Strategy(lambda: ContextAware(known), cache_aware)

@@ -1,13 +1,13 @@
-"""The continuous batch of one engine, event by event instead of step by step. Pure: `now` is given.
+"""The continuous batch of one engine, simulated by event instead of by step. Pure: `now` is given.
 
-It follows SGLang's scheduler: prefill goes before decode; a waiting request is admitted when its
-input and an estimate of what it and the running ones will still write fit (`PrefillAdder`); after
-one that did not fit, nobody is tried until the batch shrinks (`batch_is_full`); when the next step
-does not fit, the request with the least output is retracted and prefilled again later.
+It follows SGLang's scheduler. Prefill goes before decode. A waiting request is admitted if its
+input and the estimated output of all requests fit (`PrefillAdder`). After a request that does not
+fit, no request is tried until the batch shrinks (`batch_is_full`). If the next step does not fit,
+the request with the least output is retracted and prefilled again later.
 
 Between two events the batch is constant and the KV grows linearly, so a whole stretch of steps is
-one event (steps.py). What it simplifies: pages are one token; a prefill longer than a pass does not
-let others decode in between; the quadratic part of attention in prefill is left out.
+one event (steps.py). Simplifications: a page is one token; requests do not decode between the
+passes of a long prefill; the quadratic part of attention in prefill is ignored.
 """
 
 from collections import deque
@@ -19,14 +19,14 @@ from .running import RunningSet
 from .speculation import Pace, Speculation
 from .steps import StepTime, Stretch
 
-# SGLang's defaults, by their names there.
+# SGLang's defaults, under SGLang's names.
 MAX_PREFILL_TOKENS = 16384
 RETRACT_DECODE_STEPS = 20
 INIT_NEW_TOKEN_RATIO = 0.7
 MIN_NEW_TOKEN_RATIO = 0.7 * 0.14
 NEW_TOKEN_RATIO_DECAY = (INIT_NEW_TOKEN_RATIO - MIN_NEW_TOKEN_RATIO) / 600
-# After replies the engine looks again so much later: by then an answered driver has sent what
-# comes next (the virtual clock stands while anybody is busy), and one pass takes all of it.
+# The delay before the next pass after replies. By then the driver has sent the next chunks (the
+# virtual clock does not advance while a task runs), and one pass admits all of them.
 ANSWER_S = 1e-6
 
 
@@ -45,7 +45,7 @@ class Batch:
         self._waiting: deque[Job] = deque()
         self._full = False  # SGLang's batch_is_full
         self._ratio = INIT_NEW_TOKEN_RATIO
-        # The stretch of decode steps under way, if any: when it began, its steps, their pace.
+        # The current stretch of decode steps, if any: its begin, number of steps and pace.
         self._began = 0.0
         self._steps = 0
         self._stretch = Stretch(1.0, 0.0)
@@ -53,24 +53,24 @@ class Batch:
 
     @property
     def waiting(self) -> int:
-        """Jobs that do not run yet, or no more."""
+        """Jobs that wait for admission, new or retracted."""
         return len(self._waiting)
 
     def held(self, now: float) -> float:
-        """KV tokens in use at `now`, in the middle of a stretch as well."""
+        """Returns the KV tokens in use at `now`, also in the middle of a stretch."""
         if not self._steps:
             return self.running.held
         done = min(self._steps, self._stretch.steps(now - self._began))
         return self.running.held + done * self._pace.tokens * len(self.running)
 
     def add(self, job: Job, now: float) -> None:
-        """A chunk has arrived."""
+        """Adds a chunk that has arrived."""
         self._waiting.append(job)
         if not self._full:
             self._interrupt(now)
 
     def abort(self, uid: str, now: float) -> None:
-        """A chunk has been taken back; its KV is left to eviction."""
+        """Removes an aborted chunk; its KV stays until eviction."""
         self._interrupt(now)
         self._settle()
         if uid in self.running.jobs:
@@ -80,7 +80,8 @@ class Batch:
             self._waiting = deque(job for job in self._waiting if job.uid != uid)
 
     def turn(self, now: float) -> list[Job]:
-        """What was under way is over: the jobs that are done, or else the next pass begins."""
+        """Ends the current pass. Returns the finished jobs; if there are none, begins the next
+        pass."""
         self._settle()
         done = list(self.running.done())
         for job in done:
@@ -104,7 +105,7 @@ class Batch:
         return []
 
     def _interrupt(self, now: float) -> None:
-        """Something is new: look at it after the step under way."""
+        """Ends the current stretch after its current step, so that a change takes effect."""
         if self._steps:
             self._steps = min(self._steps, self._stretch.steps(now - self._began))
             self.wake_at = max(now, self._began + self._stretch.seconds(self._steps))
@@ -112,31 +113,31 @@ class Batch:
             self.wake_at = now
 
     def _settle(self) -> None:
-        """Account for the steps of the stretch that is over."""
+        """Accounts for the steps of the finished stretch."""
         self.running.step(self._steps, self._pace.tokens)
         self._ratio = max(MIN_NEW_TOKEN_RATIO, self._ratio - self._steps * NEW_TOKEN_RATIO_DECAY)
         self._steps = 0
         self.idle_cache.shrink(self._capacity - self.running.held)
 
     def _prefill(self) -> float:
-        """Admit what fits into one pass; its seconds, 0 if nothing did."""
+        """Admits the jobs that fit into one pass. Returns its seconds, 0 if no job fits."""
         running, cost = self.running, 0
         left = self._capacity - running.held
-        # A bound of what the running ones may write; counted exactly only where that matters.
+        # An upper bound of the running jobs' output; counted exactly only if it matters.
         reserved, exact = len(running) * self._reserve * self._ratio, False
         admitted: list[Job] = []
         while self._waiting and cost < MAX_PREFILL_TOKENS:
             job = self._waiting[0]
-            ask = job.context - self._in_use(job) + min(job.max_new, self._reserve)
-            if ask >= left - reserved and not exact:
+            need = job.context - self._in_use(job) + min(job.max_new, self._reserve)
+            if need >= left - reserved and not exact:
                 reserved, exact = running.reserved(self._reserve) * self._ratio, True
             others = len(running) + len(admitted)
-            # Alone, it runs whatever the estimate is.
-            if others >= self._max_running or (ask >= left - reserved and others):
+            # A single job runs regardless of the estimate.
+            if others >= self._max_running or (need >= left - reserved and others):
                 self._full = True
                 break
             self._waiting.popleft()
-            left -= ask
+            left -= need
             cost += job.context - self._hit(job)
             admitted.append(job)
         for job in admitted:
@@ -146,18 +147,18 @@ class Batch:
         return self._step.prefill(cost) if admitted else 0.0
 
     def _hit(self, job: Job) -> int:
-        """Input tokens that need no prefill; the last one always does."""
+        """Returns the input tokens that need no prefill; the last token always needs it."""
         device = max(self.idle_cache.length(job.uid), self._in_use(job))
         if job.retractions:  # SGLang frees a retracted request's KV for good
             return min(device, job.context - 1)
         job.device = min(device, job.context - 1)
         job.storage = max(0, min(job.fetched, job.context - 1) - job.device)
-        # What was evicted while it waited comes back from host memory; the copy overlaps.
+        # KV that was evicted while the job waited returns from host memory; the copy overlaps.
         job.host = max(0, job.context - 1 - job.device - job.storage) if job.pooled else 0
         return job.device + job.storage + job.host
 
     def _in_use(self, job: Job) -> int:
-        """Tokens of the job whose KV a running sibling holds."""
+        """Returns the tokens of the job whose KV a running sibling holds."""
         return job.prompt_len if self.running.holds(job.group) else 0
 
     def _next_pace(self) -> Pace:
@@ -165,7 +166,7 @@ class Batch:
         return self._speculation.pace(len(running), running.alpha, running.context)
 
     def _retract(self) -> bool:
-        """Make room for the next step; whether anybody had to go."""
+        """Retracts jobs until the next step fits. Returns whether any job was retracted."""
         running, before = self.running, len(self.running)
         while len(running) > 1:
             if running.held + len(running) * self._pace.tokens <= self._capacity:
@@ -180,12 +181,12 @@ class Batch:
         return True
 
     def _decode(self, now: float) -> None:
-        """Begin the longest stretch in which nothing happens."""
+        """Begins the longest stretch of decode steps without an event."""
         running, tokens = self.running, self._pace.tokens
         growth = len(running) * tokens
         to_end = -int(-(running.to_first_end() - 1e-6) // tokens)
         to_full = int((self._capacity - running.held) // growth)
-        # With somebody waiting who may be admitted, SGLang looks again after every step.
+        # If a waiting job may be admitted, SGLang tries again after every step.
         self._steps = 1 if self._waiting and not self._full else max(1, min(to_end, to_full))
         kv_token_s = self._step.per_kv_token
         self._stretch = Stretch(

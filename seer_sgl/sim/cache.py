@@ -1,32 +1,32 @@
-"""KV that nobody uses at the moment but an engine still has: SGLang's radix cache, simplified."""
+"""Cached KV that no running request uses: SGLang's radix cache, simplified."""
 
 from collections import OrderedDict
 
 
 class IdleCache:
-    """Sequences by request uid, least recently used first; evicted when the room is needed."""
+    """Sequences by request uid, least recently used first; evicted if the space is needed."""
 
     def __init__(self) -> None:
         self.tokens = 0
         self._lengths: OrderedDict[str, int] = OrderedDict()
 
     def put(self, uid: str, length: int) -> None:
-        """The request has left the batch, its KV stays for now."""
+        """Adds the KV of a request that has left the batch."""
         self.tokens += length - self._lengths.pop(uid, 0)
         self._lengths[uid] = length
 
     def length(self, uid: str) -> int:
-        """Tokens of the request that are here."""
+        """Returns the cached tokens of the request."""
         return self._lengths.get(uid, 0)
 
     def take(self, uid: str) -> int:
-        """The request runs again: its KV is in use, no longer idle."""
+        """Removes the KV of a request that runs again. Returns its tokens."""
         length = self._lengths.pop(uid, 0)
         self.tokens -= length
         return length
 
     def shrink(self, room: float) -> None:
-        """Evict until no more than `room` tokens are left."""
+        """Evicts until at most `room` tokens are left."""
         while self._lengths and self.tokens > room:
             _, length = self._lengths.popitem(last=False)
             self.tokens -= length

@@ -1,6 +1,6 @@
-"""An asyncio event loop in virtual time: nobody waits, the clock jumps to the next timer.
+"""An asyncio event loop in virtual time: it does not sleep, the clock jumps to the next timer.
 
-Hours of a rollout pass in seconds, and every run is exactly repeatable.
+Hours of a rollout take seconds, and every run is exactly repeatable.
 """
 
 import asyncio
@@ -13,15 +13,17 @@ T = TypeVar("T")
 
 
 class _Jump:
-    """Stands where a loop has its selector: to wait for `timeout` seconds is to let them pass."""
+    """The loop's selector: a wait of `timeout` seconds advances the clock by as much."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def select(self, timeout: float | None) -> tuple[()]:
-        """No file will ever be ready; time passes."""
+        """Advances the clock; no file is ever ready. Raises SimulationError if no timer is set."""
         if timeout is None:
-            raise SimulationError("the simulation stands still: nothing is due and nothing is done")
+            raise SimulationError(
+                "the simulation stands still: no task is ready and no timer is set"
+            )
         self.now += timeout
         return ()
 
@@ -34,17 +36,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._selector = _Jump()
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Returns the virtual seconds since the loop was created."""
         return self._selector.now
 
     def _process_events(self, event_list: object) -> None:
-        """There are none."""
+        """Does nothing: there are no file events."""
 
     def _write_to_self(self) -> None:
-        """Nothing blocks, so there is nothing to wake (Ctrl-C calls this)."""
+        """Does nothing: the loop never blocks, so Ctrl-C need not wake it."""
 
 
 def run_virtually(work: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` in virtual time."""
+    """Runs a coroutine like `asyncio.run`, in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)

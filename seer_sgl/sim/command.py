@@ -1,4 +1,4 @@
-"""`seer-sgl simulate`: what a rollout takes, under which policy and with which settings."""
+"""`seer-sgl simulate`: the simulated time of a rollout by policy and settings."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -17,29 +17,29 @@ from .sweep import Point, parse_sweep
 from .tables import policies_table, sweep_table
 from .variants import VARIANTS, Scenario, check_variant
 
-SWEPT = "seer"  # the policy of a sweep, unless another is asked for
-# What --out sweeps besides.
+SWEPT = "seer"  # the policy of a sweep without --policy
+# The values that --out sweeps.
 CHUNK_SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 ENGINE_COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024)
 GROUP_SIZES = (2, 4, 8, 16, 32)
 
 
 def run_simulation(
-    question: SimRequest, policy: str | None, sweep: str | None, as_json: bool, out: Path | None
+    sim_request: SimRequest, policy: str | None, sweep: str | None, as_json: bool, out: Path | None
 ) -> None:
-    """Answer on the standard output; with `out`, JSON and plots there as well.
+    """Prints the result; with `out`, also writes JSON and plots into that folder.
 
-    Raises ConfigError for input that cannot be simulated.
+    Raises ConfigError if the input cannot be simulated.
     """
     if policy is not None:
         check_variant(policy)
     if out is not None:
         _make_folder(out)
-    # Tables are wider than a terminal that is none.
+    # Tables are wider than rich's default width for an output that is not a terminal.
     console = Console(highlight=False, width=None if Console().is_terminal else 140)
     if sweep is not None:
         key, values = parse_sweep(sweep)
-        points = _points(question, policy or SWEPT, key, values)
+        points = _points(sim_request, policy or SWEPT, key, values)
         if not as_json:
             console.print(sweep_table(key, points))
         answer = _swept(key, points)
@@ -47,26 +47,26 @@ def run_simulation(
             _write(answer, out)
             draw_sweeps({key: points}, out / "sweep.png")
     else:
-        case = question.open()
-        answer = _compared(case, policy, None if as_json else console)
+        scenario = sim_request.open()
+        answer = _compared(scenario, policy, None if as_json else console)
         if out is not None:
             _write(answer, out)
-            draw_policies(case, out)
-            draw_sweeps(dict(_usual_sweeps(question, case)), out / "sweeps.png")
+            draw_policies(scenario, out)
+            draw_sweeps(dict(_usual_sweeps(sim_request, scenario)), out / "sweeps.png")
     if as_json:
         print(json.dumps(answer))
 
 
-def _compared(case: Scenario, policy: str | None, console: Console | None) -> dict[str, Any]:
-    rows = [case.outcome(name) for name in ([policy] if policy else VARIANTS)]
+def _compared(scenario: Scenario, policy: str | None, console: Console | None) -> dict[str, Any]:
+    rows = [scenario.outcome(name) for name in ([policy] if policy else VARIANTS)]
     if console is not None:
-        console.print(policies_table(rows, case.outcome_of_baseline(), case.config.paper))
+        console.print(policies_table(rows, scenario.outcome_of_baseline(), scenario.config.paper))
     if policy is not None:
         return msgspec.structs.asdict(rows[0])
     return {
-        "workload": case.name,
+        "workload": scenario.name,
         "policies": [msgspec.structs.asdict(row) for row in rows],
-        "paper": msgspec.to_builtins(case.config.paper),
+        "paper": msgspec.to_builtins(scenario.config.paper),
     }
 
 
@@ -80,31 +80,32 @@ def _swept(key: str, points: Sequence[Point]) -> dict[str, Any]:
 
 
 def _points(
-    question: SimRequest,
+    sim_request: SimRequest,
     policy: str,
     key: str,
     values: Sequence[object],
     *also: str,
     with_oracle: bool = True,
 ) -> list[Point]:
-    """The policy's figures at each value, compared with the others at the same value."""
+    """Returns the policy's figures at each value, with ratios to baseline and oracle there."""
     points = []
     for value in values:
-        case = question.open(*also, f"{key}={json.dumps(value)}")
-        points.append(Point(value=value, outcome=case.outcome(policy, with_oracle=with_oracle)))
+        scenario = sim_request.open(*also, f"{key}={json.dumps(value)}")
+        points.append(Point(value=value, outcome=scenario.outcome(policy, with_oracle=with_oracle)))
     return points
 
 
-def _usual_sweeps(question: SimRequest, case: Scenario) -> Iterator[tuple[str, list[Point]]]:
-    """Chunk size and number of engines; for a workload that can be redrawn, also group size."""
+def _usual_sweeps(sim_request: SimRequest, scenario: Scenario) -> Iterator[tuple[str, list[Point]]]:
+    """Yields sweeps of chunk size and number of engines; for a named workload, also of group
+    size."""
 
     def quick(key: str, values: Sequence[object], *also: str) -> list[Point]:
-        return _points(question, SWEPT, key, values, *also, with_oracle=False)
+        return _points(sim_request, SWEPT, key, values, *also, with_oracle=False)
 
     yield "chunk_tokens", quick("scheduling.chunk_tokens", CHUNK_SIZES)
     yield "engines", quick("engine.count", ENGINE_COUNTS)
-    if question.workload is not None:
-        workload, key = case.config.workload, "workload.n_samples_per_prompt"
+    if sim_request.workload is not None:
+        workload, key = scenario.config.workload, "workload.n_samples_per_prompt"
         requests = workload.groups * workload.n_samples_per_prompt
         sizes = [n for n in GROUP_SIZES if n <= requests]
         points = [quick(key, [n], f"workload.groups={requests // n}") for n in sizes]

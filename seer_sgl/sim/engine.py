@@ -1,4 +1,4 @@
-"""A simulated engine behind the loop's Engine protocol: a Batch on the event loop's clock."""
+"""A simulated engine behind the driver's Engine protocol: a Batch on the event loop's clock."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -28,15 +28,15 @@ from .steps import StepTime
 from .tokens import ids, logprobs
 
 VERSION = "simulated"
-MAX_REQUEST_SLACK = 6  # SGLang takes inputs up to max_total_num_tokens - 6
+MAX_REQUEST_SLACK = 6  # SGLang accepts inputs of up to max_total_num_tokens - 6
 
 Stored = Callable[[str, bool], None]
 
 
 class SimulatedEngine(Engine):
-    """One engine. `lengths`: response tokens of each request, by uid.
+    """A simulated engine. `lengths`: response tokens of each request, by uid.
 
-    `stored` is called for every chunk whose KV has reached the pool (the link's message).
+    `stored` is called for every chunk whose KV has reached the pool (a message on the real link).
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class SimulatedEngine(Engine):
     def _job(self, chunk: Chunk) -> Job:
         request = chunk.request
         tokens = min(self._lengths[request.uid] - request.generated, chunk.max_new_tokens)
-        # SGLang looks into the pool for whatever it lacks itself, whoever sent the request.
+        # SGLang looks up every missing page in the pool, for all requests.
         pooled = (
             self._config.pool.enabled and request.generated > 0 and chunk.move is not Move.PREFILL
         )
@@ -122,7 +122,7 @@ class SimulatedEngine(Engine):
         return Job(chunk, tokens, pooled=pooled, fetched=fetched, alpha=alpha)
 
     async def _fetch(self, tokens: int) -> None:
-        """Read KV from the pool; the engine's link takes one after the other."""
+        """Reads KV from the pool; the engine's network link transfers one fetch at a time."""
         pool, now = self._config.pool, self._loop.time()
         seconds = tokens * self._config.engine.kv_bytes_per_token / (pool.gb_s * 1e9)
         self._link_free_at = max(now, self._link_free_at) + seconds
@@ -149,8 +149,8 @@ class SimulatedEngine(Engine):
 
 
 class SimulatedFleet:
-    """As many engines as the config asks for; it is their link as well. `lengths`: response tokens
-    of each request, by uid."""
+    """The config's number of engines, and their link. `lengths`: response tokens of each request,
+    by uid."""
 
     def __init__(self, config: SimConfig, lengths: Mapping[str, int]) -> None:
         self.on_stored: OnStored = lambda *_: None
@@ -163,18 +163,18 @@ class SimulatedFleet:
 
     @property
     def link(self) -> Self:
-        """Where its engines report."""
+        """The link that its engines report to."""
         return self
 
     def forget(self, instance: str, uid: str, keep: int) -> None:
-        """A simulated pool has no end."""
+        """Does nothing: a simulated pool has unlimited space."""
 
     def _stored(self, rid: str, whole: bool) -> None:
         self.on_stored(rid, whole)
 
 
 def references(request: Request) -> int:
-    """Siblings to draft from: those that are finished or further than the request."""
+    """Returns the number of siblings to draft from: finished ones and those at least as long."""
     return sum(
         sibling is not request
         and (
@@ -186,7 +186,7 @@ def references(request: Request) -> int:
 
 
 def engine_info(engine_id: str, config: SimConfig) -> EngineInfo:
-    """An engine's own description, as `/server_info` would give it."""
+    """Returns an engine's own description, like that of `/server_info`."""
     engine = config.engine
     return EngineInfo(
         engine_id=engine_id,

@@ -4,14 +4,14 @@ from seer_sgl.types import Chunk
 
 
 class Job:
-    """A chunk, how many tokens it will bring, and how far it is.
+    """A chunk, the tokens that it will return, and its progress.
 
-    `tokens`: it returns so many; `pooled`: the KV of its input is in host memory or the pool, of
-    which the first `fetched` tokens were brought along; `device`, `host`, `storage`: input tokens
-    found in each tier; `alpha`: probability that a draft token of it is accepted.
+    `tokens`: the tokens that it returns; `pooled`: the KV of its input is in host memory or the
+    pool; `fetched`: input tokens that were fetched with it; `device`, `host`, `storage`: input
+    tokens found in each tier; `alpha`: probability that a draft token of it is accepted.
 
     While it runs, its sizes follow from the engine's progress P, the tokens that every running
-    sequence has been given: length = P + `length_base`, output = P + `output_base`.
+    sequence has received: length = P + `length_base`, output = P + `output_base`.
     """
 
     __slots__ = (
@@ -58,7 +58,7 @@ class Job:
         self.fetched = fetched
         self.device = self.host = self.storage = 0
         self.alpha = alpha
-        self.entry = 0  # changes whenever it starts to run: tells old queue entries from new ones
+        self.entry = 0  # changes when it starts to run, so that old queue entries are recognised
         self.length_base = 0.0
         self.output_base = 0.0
         self.produced = 0  # output tokens when it was last retracted
@@ -68,5 +68,5 @@ class Job:
 
     @property
     def context(self) -> int:
-        """Tokens to have KV for before it can go on decoding."""
+        """Tokens that need KV before it can decode."""
         return self.input_len + self.produced

@@ -1,4 +1,4 @@
-"""From the command line to a scenario that can be simulated."""
+"""Builds a scenario from the command line's options."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from .workload import sample
 
 
 class SimRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be simulated: a workload by name or a trace, and settings over its own."""
+    """The input of a simulation: a workload by name or a trace, and overriding settings."""
 
     workload: str | None = None
     trace: Path | None = None
@@ -25,7 +25,7 @@ class SimRequest(msgspec.Struct, frozen=True, kw_only=True):
     overrides: Sequence[str] = ()
 
     def open(self, *overrides: str) -> Scenario:
-        """The case, with more overrides. Raises ConfigError for what cannot be simulated."""
+        """Returns the scenario with more overrides. Raises ConfigError if the input is invalid."""
         if (self.workload is None) == (self.trace is None):
             raise ConfigError("give exactly one of --workload and --trace")
         return self._traced(overrides) if self.trace else self._named(overrides)

@@ -10,8 +10,8 @@ from seer_sgl.report.report import report
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What `simulate --json` prints. Seconds and tokens; `idle_fraction`: of all engines' time,
-    the part without a request. Ratios are of throughput, None where the other was not run."""
+    """The output of `simulate --json`, in seconds and tokens. `idle_fraction`: the share of all
+    engines' time without a request. Ratios are of throughput, None if the other was not run."""
 
     workload: str
     policy: str
@@ -27,7 +27,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def outcome(workload: str, policy: str, record: Recorder) -> Outcome:
-    """The figures of one run, by the definitions of the real report."""
+    """Returns the figures of one run, by the definitions of the real report."""
     figures: dict[str, Any] = report(record)
     return Outcome(
         workload=workload,

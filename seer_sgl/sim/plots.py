@@ -28,18 +28,19 @@ COLOURS = {
     "seer+sd": "#b279a2",
 }
 PAPER, TAIL = "#e45756", "#b8860b"
-CELLS = 600  # of a lane, in time
+CELLS = 600  # time cells of a lane
 
 
-def draw_policies(case: Scenario, folder: Path) -> None:
-    """lanes.png, tail.png and ablation.png of a case."""
-    save(_lanes(case), folder / "lanes.png")
-    save(_tail(case), folder / "tail.png")
-    save(_ablation(case), folder / "ablation.png")
+def draw_policies(scenario: Scenario, folder: Path) -> None:
+    """Writes lanes.png, tail.png and ablation.png of a scenario."""
+    save(_lanes(scenario), folder / "lanes.png")
+    save(_tail(scenario), folder / "tail.png")
+    save(_ablation(scenario), folder / "ablation.png")
 
 
 def draw_sweeps(sweeps: Mapping[str, Sequence[Point]], path: Path) -> None:
-    """One panel a key: throughput and tail over its values, in multiples of the baseline's."""
+    """Draws one panel per key: throughput and tail over its values, as multiples of the
+    baseline's."""
     figure = new_figure(3.9 * len(sweeps), 3.4)
     panels = figure.subplots(1, len(sweeps), squeeze=False)[0]
     for axis, (key, points) in zip(panels, sweeps.items(), strict=True):
@@ -49,9 +50,9 @@ def draw_sweeps(sweeps: Mapping[str, Sequence[Point]], path: Path) -> None:
     save(figure, path)
 
 
-def _lanes(case: Scenario) -> "Figure":
-    """How many requests each engine runs over time: baseline above, seer below."""
-    records = {name: case.record(name) for name in (BASELINE, "seer")}
+def _lanes(scenario: Scenario) -> "Figure":
+    """Draws the number of requests on each engine over time: baseline above, seer below."""
+    records = {name: scenario.record(name) for name in (BASELINE, "seer")}
     wall_s = max(record.finished_at[-1] for record in records.values())
     lanes = {name: _running(record, wall_s) for name, record in records.items()}
     most = max(float(np.quantile(grid, 0.995)) for grid in lanes.values())
@@ -80,14 +81,14 @@ def _lanes(case: Scenario) -> "Figure":
         )
     panels[-1].set_xlabel("seconds    (red: tail begins, rollout ends; white: engine idle)")
     figure.colorbar(image, ax=panels, label="requests on the engine", pad=0.01)
-    figure.suptitle(case.name, x=0.01, ha="left", fontweight="bold")
+    figure.suptitle(scenario.name, x=0.01, ha="left", fontweight="bold")
     return figure
 
 
 def _running(
     record: Recorder, wall_s: float
 ) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
-    """Requests in flight, engines x time cells."""
+    """Returns the requests in flight, engines x time cells."""
     middles = (np.arange(CELLS) + 0.5) * wall_s / CELLS
     return np.array([_at(engine, middles) for engine in record.engines.values()])
 
@@ -97,14 +98,14 @@ def _at(engine: EngineRecord, times: "np.ndarray[tuple[int], np.dtype[np.float64
     return [counts[i] for i in np.searchsorted(np.array(engine.inflight_at), times, side="right")]
 
 
-def _tail(case: Scenario) -> "Figure":
-    """Unfinished requests over time, one line a policy."""
+def _tail(scenario: Scenario) -> "Figure":
+    """Draws the unfinished requests over time, one line per policy."""
     figure = new_figure(7.2, 4.0)
     axis = figure.subplots()
     for name, colour in COLOURS.items():
         if name == "group_least_loaded":  # hides behind the baseline
             continue
-        ends = case.record(name).finished_at
+        ends = scenario.record(name).finished_at
         left = 100 * (1 - np.arange(1, len(ends) + 1) / len(ends))
         axis.step(ends, left, where="post", color=colour, label=name, lw=1.8)
     axis.axhline(10, color=TAIL, lw=1, ls=":")
@@ -113,17 +114,17 @@ def _tail(case: Scenario) -> "Figure":
     axis.set_ylim(0, 100)
     axis.set_xlabel("seconds since the rollout began")
     axis.set_ylabel("unfinished requests, %")
-    axis.set_title(case.name, loc="left", fontweight="bold", fontsize=11)
+    axis.set_title(scenario.name, loc="left", fontweight="bold", fontsize=11)
     axis.legend(frameon=False)
     open_frame(axis)
     return figure
 
 
-def _ablation(case: Scenario) -> "Figure":
-    """Throughput and tail of every policy, the paper's figures as marks."""
-    rows = [case.outcome(name) for name in COLOURS if name != "group_least_loaded"]
+def _ablation(scenario: Scenario) -> "Figure":
+    """Draws throughput and tail of every policy, with the paper's figures as marks."""
+    rows = [scenario.outcome(name) for name in COLOURS if name != "group_least_loaded"]
     baseline = rows[0]
-    paper = case.config.paper.rows
+    paper = scenario.config.paper.rows
     figure = new_figure(9.6, 3.8)
     left, right = figure.subplots(1, 2)
     throughputs = [row.ratio_to_baseline or 0.0 for row in rows]
@@ -139,7 +140,7 @@ def _ablation(case: Scenario) -> "Figure":
     if paper:
         left.plot([], [], color=PAPER, lw=2.2, label="paper")
         left.legend(frameon=False, loc="upper left")
-    figure.suptitle(case.name, x=0.01, ha="left", fontweight="bold")
+    figure.suptitle(scenario.name, x=0.01, ha="left", fontweight="bold")
     return figure
 
 

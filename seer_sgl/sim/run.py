@@ -18,8 +18,8 @@ from .engine import SimulatedFleet
 from .tokens import ids, logprobs
 from .workload import Responses
 
-SEED = 0  # lengths are given, so nothing is left to chance
-# Nobody but us uses a simulated engine, so its load is looked at for the timeline only.
+SEED = 0  # lengths are given, so a run has no randomness
+# No other client uses a simulated engine, so its load is polled for the timeline only.
 POLL_S = 10.0
 FOREVER_S = 1e12  # simulated engines do not stall
 
@@ -30,9 +30,9 @@ def simulate(
     prior: KnownLengths | None = None,
     observers: Sequence[Observer] = (),
 ) -> Recorder:
-    """Roll the groups out in virtual time; what the recorder saw.
+    """Rolls the groups out in virtual time. Returns the recorder of the run.
 
-    `prior`: lengths of earlier rollouts for the policy `seer`; the oracle gets the true ones.
+    `prior`: lengths of earlier rollouts for the policy `seer`; the oracle gets the true lengths.
     """
     return run_virtually(_roll_out(responses, config, prior, observers))
 
@@ -63,16 +63,18 @@ async def _roll_out(
 
 
 async def _stand_still(driver: Driver) -> None:
-    """Raise SimulationError when nothing can happen any more. Without that time would pass for
-    ever, because the monitor always has a next look."""
+    """Raises SimulationError if no progress is possible. The loop cannot detect this, because the
+    monitor always has a next timer."""
     while True:
         await asyncio.sleep(POLL_S)
         if driver.stands_still:
-            raise SimulationError("the simulation stands still: no engine takes what is left")
+            raise SimulationError(
+                "the simulation stands still: no engine can take the remaining requests"
+            )
 
 
 def driver_settings(config: SimConfig, known: KnownLengths | None) -> Settings:
-    """Returns the settings of a driver in virtual time. Rates are known from the start."""
+    """Returns the settings of a driver in virtual time, with the config's rates as costs."""
     pool, engine = config.pool, config.engine
     costs = Costs(
         prefill_tok_s=engine.prefill_tok_s,
@@ -90,7 +92,7 @@ def driver_settings(config: SimConfig, known: KnownLengths | None) -> Settings:
 
 
 def true_lengths(groups: Sequence[Group], responses: Sequence[Responses]) -> dict[str, int]:
-    """Response tokens by request uid."""
+    """Returns the response tokens by request uid."""
     return {
         request.uid: length
         for group, planned in zip(groups, responses, strict=True)
@@ -99,7 +101,7 @@ def true_lengths(groups: Sequence[Group], responses: Sequence[Responses]) -> dic
 
 
 def truth(responses: Sequence[Responses]) -> KnownLengths:
-    """What the oracle knows."""
+    """Returns the true lengths, for the oracle."""
     known = KnownLengths()
     for planned in responses:
         for index, length in enumerate(planned.lengths):
@@ -108,7 +110,7 @@ def truth(responses: Sequence[Responses]) -> KnownLengths:
 
 
 def make_groups(responses: Sequence[Responses], max_response_len: int) -> list[Group]:
-    """Groups of requests that keep count of their tokens instead of the tokens."""
+    """Returns groups of requests that store the number of their tokens instead of the tokens."""
     orders = itertools.count()
     groups = []
     for planned in responses:

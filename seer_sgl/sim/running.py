@@ -1,7 +1,7 @@
-"""The requests an engine decodes, with the sums over them that a step needs.
+"""The requests that an engine decodes, with the sums over them that a step needs.
 
-Every decode step gives each of them the same number of tokens, so a sum over them is
-`count * progress + a constant`: entering and leaving cost O(log count), a step costs nothing.
+Every decode step gives each request the same number of tokens, so a sum over them is
+`count * progress + a constant`. Entering and leaving cost O(log count); a step costs O(1).
 """
 
 import heapq
@@ -24,13 +24,13 @@ class RunningSet:
         self.progress = 0.0  # tokens given to every sequence since the engine started
         self.steps = 0
         self._entries = itertools.count(1)
-        # Entries of jobs that have left stay until they come up: told by their number.
+        # Entries of jobs that have left stay until they reach the front; their number is void.
         self._by_end: list[tuple[float, int, Job]] = []
         self._by_output: list[tuple[tuple[float, int], int, Job]] = []  # least output first
         self._siblings: Counter[str] = Counter()
         self._length_base = 0.0
         self._output_base = 0.0
-        self._shared_again = 0  # tokens of prompts, counted once too often
+        self._shared_again = 0  # prompt tokens that `context` counts more than once
         self._max_new = 0
         self._alpha = 0.0
 
@@ -39,7 +39,7 @@ class RunningSet:
 
     @property
     def context(self) -> float:
-        """Tokens that a step attends to, all sequences together."""
+        """Tokens that a step attends to, the sum over all sequences."""
         return len(self.jobs) * self.progress + self._length_base
 
     @property
@@ -53,11 +53,11 @@ class RunningSet:
         return self._alpha / len(self.jobs) if self.jobs else 0.0
 
     def holds(self, group: str) -> bool:
-        """Whether the KV of the group's prompt is in use."""
+        """Returns whether the KV of the group's prompt is in use."""
         return self._siblings[group] > 0
 
     def enter(self, job: Job) -> None:
-        """The job has its KV and the first token that its prefill sampled."""
+        """Adds a job that has its KV and the first token, which its prefill sampled."""
         job.entry = next(self._entries)
         job.length_base = job.context + 1 - self.progress
         job.output_base = job.produced + 1 - self.progress
@@ -70,38 +70,36 @@ class RunningSet:
         self._count(job, +1)
 
     def leave(self, job: Job) -> None:
-        """The job is done, retracted or aborted."""
+        """Removes a job that is done, retracted or aborted."""
         del self.jobs[job.uid]
         self._count(job, -1)
         job.steps += self.steps - job.first_step
         job.entry = 0
 
     def step(self, count: int, tokens: float) -> None:
-        """`count` decode steps have passed, `tokens` a sequence each."""
+        """Advances by `count` decode steps of `tokens` per sequence."""
         self.steps += count
         self.progress += count * tokens
 
     def length(self, job: Job) -> float:
-        """Tokens of the job: prompt, earlier chunks and this one."""
+        """Returns the tokens of the job: prompt, earlier chunks and this one."""
         return self.progress + job.length_base
 
     def to_first_end(self) -> float:
-        """Tokens a sequence until the first job is done."""
+        """Returns the tokens per sequence until the first job is done."""
         _forget(self._by_end)
         return self._by_end[0][0] - self.progress
 
     def done(self) -> Iterable[Job]:
-        """Take out the jobs that have all their tokens."""
+        """Removes and yields the jobs that have all their tokens."""
         while self.jobs and self.to_first_end() <= EPSILON:
             job = self._by_end[0][2]
             self.leave(job)
             yield job
 
     def retract(self) -> Job:
-        """Take out the job that SGLang would: least output first, then longest prompt.
-
-        (`ScheduleBatch._get_decode_retraction_order`.)
-        """
+        """Removes and returns the job that SGLang would retract: least output, then longest prompt
+        (`ScheduleBatch._get_decode_retraction_order`)."""
         _forget(self._by_output)
         job = self._by_output[0][2]
         job.produced = int(self.progress + job.output_base)
@@ -109,12 +107,12 @@ class RunningSet:
         return job
 
     def reserved(self, most: int) -> float:
-        """Tokens they may still ask for, at most `most` each."""
+        """Returns the tokens that the jobs may still write, at most `most` each."""
         used = self.progress
         return sum(min(job.max_new - used - job.output_base, most) for job in self.jobs.values())
 
     def output_share(self, ahead: int) -> float:
-        """Output so far, and `ahead` tokens each, as a share of what they may write in all."""
+        """Returns the output so far plus `ahead` tokens per job, as a share of their maximum."""
         count = len(self.jobs)
         output = count * self.progress + self._output_base
         return min(1.0, (output + ahead * count) / (self._max_new + 1))
@@ -133,6 +131,6 @@ class RunningSet:
 
 
 def _forget(queue: list[tuple[Rank, int, Job]]) -> None:
-    """Drop the queue's first entries while their jobs have left."""
+    """Drops the first entries of the queue whose jobs have left."""
     while queue[0][2].entry != queue[0][1]:
         heapq.heappop(queue)

@@ -1,4 +1,4 @@
-"""Where the settings of a simulation come from: a workload by name, or any YAML of that shape."""
+"""The settings of a simulation, read from a named workload or a YAML file of the same shape."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,12 +14,12 @@ WORKLOADS = CONFIGS / "sim"
 
 
 def workload_names() -> list[str]:
-    """The workloads that can be named."""
+    """Returns the names of all workloads."""
     return sorted(path.stem for path in WORKLOADS.glob("*.yaml"))
 
 
 def workload_file(name: str) -> Path:
-    """The file of a workload. Raises ConfigError for a name that is none."""
+    """Returns the file of a workload. Raises ConfigError if the name is unknown."""
     if name not in workload_names():
         raise ConfigError(f"--workload {name}: unknown; known: {', '.join(workload_names())}")
     return WORKLOADS / f"{name}.yaml"
@@ -28,10 +28,11 @@ def workload_file(name: str) -> Path:
 def load_settings(
     *paths: Path, overrides: Sequence[str] = (), known: Mapping[str, Any] | None = None
 ) -> SimConfig:
-    """The settings in files, a later one over an earlier one, `key.path=value` over both.
+    """Returns the settings of the files; later files override earlier ones, and `key.path=value`
+    overrides all files.
 
-    `known`: values for keys that nobody sets (of a trace). Raises ConfigError with one line that
-    names the key and where it was set.
+    `known`: values of a trace for keys that are not set. Raises ConfigError with one line that
+    names the key and the place where it was set.
     """
     tree, where = dict(known or {}), dict[str, str]()
     for path in paths:
@@ -45,7 +46,7 @@ def load_settings(
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two trees in one; where both have a value, that of `above`."""
+    """Returns both trees in one; if both have a value, `above` takes precedence."""
     both = {**below, **above}
     for key in below.keys() & above.keys():
         if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
@@ -54,7 +55,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def check(config: SimConfig, where: Mapping[str, str] | None = None) -> None:
-    """Raise ConfigError for what cannot be simulated. `where`: key -> the place it was set."""
+    """Raises ConfigError if the config cannot be simulated. `where`: key -> where it was set."""
     workload, engine = config.workload, config.engine
 
     def refuse(key: str, why: str) -> None:

@@ -1,7 +1,7 @@
-"""Grouped speculative decoding in the simulator: acceptance by what the siblings have written.
+"""Grouped speculative decoding in the simulator: acceptance by the number of siblings.
 
-Acceptance lengths by the number of reference responses are the paper's (section 3); the draft
-length of a step is the one that yields most tokens a second (its T_SD, "marginal benefit").
+Acceptance lengths by the number of reference responses are the paper's (section 3). The draft
+length of a step maximises tokens per second (the paper's T_SD, "marginal benefit").
 """
 
 from typing import NamedTuple
@@ -15,14 +15,14 @@ MAX_DRAFTS = 8  # the paper's bound for one request
 
 
 class Pace(NamedTuple):
-    """What a decode step of a batch brings: tokens a sequence, and its seconds without KV."""
+    """The yield of a decode step: tokens per sequence, and its seconds without reading KV."""
 
     tokens: float
     fixed_s: float
 
 
 class Speculation:
-    """Chooses draft lengths. Without speculation a step is a token."""
+    """Chooses draft lengths. Without speculation a step yields one token."""
 
     def __init__(self, config: SpeculationConfig, step: StepTime) -> None:
         self._config = config
@@ -31,15 +31,16 @@ class Speculation:
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is drafted."""
+        """Whether speculation is on."""
         return self._config.enabled
 
     def acceptance(self, references: int) -> float:
-        """Probability that a draft token of a request with so many references is accepted."""
+        """Returns the probability that a draft token is accepted with this many references."""
         return float(np.interp(references, self._config.references, self._alphas))
 
     def pace(self, batch: int, alpha: float, context: float) -> Pace:
-        """The best draft length for `batch` sequences, `context` KV tokens, mean `alpha`."""
+        """Returns the pace at the best draft length for `batch` sequences with `context` KV tokens
+        and mean acceptance `alpha`."""
         plain = Pace(1.0, self._step.fixed(batch))
         if not self.enabled:
             return plain
@@ -53,12 +54,12 @@ class Speculation:
 
 
 def expected_tokens(alpha: float, drafts: int) -> float:
-    """Tokens a step, the bonus token included: (1 - alpha^(g+1)) / (1 - alpha)."""
+    """Returns the tokens per step including the bonus token: (1 - alpha^(g+1)) / (1 - alpha)."""
     return float(sum(alpha**k for k in range(drafts + 1)))
 
 
 def acceptance_rate(accept_length: float) -> float:
-    """The alpha at which MAX_DRAFTS drafts bring `accept_length` tokens a step."""
+    """Returns the alpha at which MAX_DRAFTS drafts yield `accept_length` tokens per step."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2

@@ -1,9 +1,9 @@
-"""How long the forward passes of an engine take: a roofline with a fixed overhead.
+"""The times of an engine's forward passes: a roofline with a fixed overhead.
 
-A decode step over a batch of B sequences with K tokens of KV between them takes
+A decode step over a batch of B sequences with K tokens of KV in total takes
 
-    overhead + B * overhead a row + max(weights read / bandwidth, B * FLOP / compute)
-             + K * KV bytes a token / bandwidth
+    overhead + B * overhead per row + max(weights read / bandwidth, B * FLOP / compute)
+             + K * KV bytes per token / bandwidth
 
 While the batch stays the same, K grows by a constant with every step, so any number of steps has a
 closed form.
@@ -31,7 +31,8 @@ class StepTime:
 
     @functools.lru_cache(maxsize=1 << 16)  # noqa: B019 - lives as long as its engine
     def fixed(self, batch: int, drafts: int = 0) -> float:
-        """A step without its KV: `batch` sequences, each with `drafts` draft tokens to verify."""
+        """Returns the time of a step without reading KV: `batch` sequences, each with `drafts`
+        draft tokens to verify."""
         engine, rows = self._engine, batch * (1 + drafts)
         read = self._weights_gb(rows) * self._per_weight_gb
         draft_us = engine.draft_overhead_us
@@ -44,32 +45,33 @@ class StepTime:
         )
 
     def prefill(self, tokens: int) -> float:
-        """A pass that computes the KV of `tokens` and samples the first tokens of its requests."""
+        """Returns the time of a pass that prefills `tokens` and samples the first output tokens."""
         engine = self._engine
         read = self._weights_gb(tokens) * self._per_weight_gb
         return engine.overhead_ms * 1e-3 + max(read, tokens * self.per_prefill_token)
 
     def _weights_gb(self, rows: int) -> float:
-        """Weights that a pass over `rows` tokens reads: of experts, those that any token chose."""
+        """Returns the weights that a pass over `rows` tokens reads, in GB. An expert is read if any
+        token chose it."""
         engine = self._engine
         chosen = engine.experts_per_token / engine.experts
         return engine.weights_gb + engine.experts_gb * (1 - (1 - chosen) ** rows)
 
 
 class Stretch:
-    """Decode steps of an unchanging batch: the first takes `first` seconds, each next one `more`
-    seconds longer."""
+    """Decode steps of a constant batch: the first takes `first` seconds, each later step `more`
+    seconds longer than the one before."""
 
     def __init__(self, first: float, more: float) -> None:
         self._first = first
         self._more = more
 
     def seconds(self, steps: int) -> float:
-        """How long `steps` of them take together."""
+        """Returns the total time of `steps` steps."""
         return steps * self._first + self._more * steps * (steps - 1) / 2
 
     def steps(self, seconds: float) -> int:
-        """How many steps it takes until `seconds` have passed, the last one finished."""
+        """Returns the number of steps until `seconds` have passed; the last step is complete."""
         if seconds <= 0:
             return 0
         if self._more <= 0:

@@ -1,4 +1,4 @@
-"""One setting at many values: what does it bring, and where is the best place?"""
+"""A sweep: the figures of a rollout at many values of one setting."""
 
 import json
 from collections.abc import Iterator
@@ -16,16 +16,17 @@ COMPARED = ("scheduling.policy", "speculation.enabled")  # every variant sets th
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One value of the swept key, and what came out."""
+    """One value of the swept key, and its figures."""
 
     value: object
     outcome: Outcome
 
 
 def parse_sweep(text: str) -> tuple[str, list[object]]:
-    """`key=a,b,c` as the full key path and its values. A bare key is looked up in the sections.
+    """Parses `key=a,b,c` into the full key path and its values. A bare key is looked up in the
+    sections.
 
-    Raises ConfigError for anything else.
+    Raises ConfigError if the text has another form or the key is unknown.
     """
     key, equals, values = text.partition("=")
     if not equals or not key or not all(values.split(",")):
@@ -43,11 +44,11 @@ def parse_sweep(text: str) -> tuple[str, list[object]]:
 
 
 def _full(key: str, text: str) -> str:
-    found = [path for path in _paths(SimConfig) if path.rpartition(".")[2] == key]
-    if len(found) != 1:
-        hint = f"ambiguous: {', '.join(found)}" if found else "no such key"
+    matches = [path for path in _paths(SimConfig) if path.rpartition(".")[2] == key]
+    if len(matches) != 1:
+        hint = f"ambiguous: {', '.join(matches)}" if matches else "no such key"
         raise ConfigError(f"--sweep {text}: {key}: {hint}")
-    return found[0]
+    return matches[0]
 
 
 def _paths(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:

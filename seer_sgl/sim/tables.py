@@ -1,4 +1,4 @@
-"""Figures as tables for a terminal, the paper's beside ours."""
+"""Terminal tables of the figures, with the paper's figures beside them."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ COLUMNS = (
 
 
 def policies_table(rows: Sequence[Outcome], baseline: Outcome, paper: PaperConfig) -> Table:
-    """One row a policy; in brackets what the paper measured."""
+    """Returns a table with one row per policy; the paper's measurements are in brackets."""
     table = Table(title=rows[0].workload, title_justify="left", caption=_caption(paper))
     table.add_column("policy", no_wrap=True)
     for name in COLUMNS:
@@ -34,7 +34,7 @@ def policies_table(rows: Sequence[Outcome], baseline: Outcome, paper: PaperConfi
 
 
 def sweep_table(key: str, points: Sequence[Point]) -> Table:
-    """One row a value."""
+    """Returns a table with one row per value."""
     table = Table(title=f"{points[0].outcome.workload}, {points[0].outcome.policy}")
     table.add_column(key, justify="right")
     for name in ("wall s", "tail s", "tok/s", "x baseline", "of oracle", "idle", "moved"):

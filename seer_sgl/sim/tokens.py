@@ -1,7 +1,7 @@
-"""Tokens of which only the number matters.
+"""Token arrays without contents, for replies of which only the length matters.
 
-10^4 responses of 4x10^4 tokens would be 3.2 GB of ids and logprobs. A simulated reply carries this
-instead; `Request.append` needs no more of an array than its length and `extend`.
+The ids and logprobs of 10^4 responses of 4x10^4 tokens would take 3.2 GB. `Request.append` needs
+only an array's length and `extend`.
 """
 
 from array import array
@@ -20,15 +20,15 @@ class TokenCount:
         return self._count
 
     def extend(self, more: "TokenCount") -> None:
-        """As long as both together."""
+        """Adds the length of another array."""
         self._count += len(more)
 
 
 def ids(count: int = 0) -> "array[int]":
-    """`count` token ids that nobody looks at."""
+    """Returns `count` token ids without values."""
     return cast("array[int]", TokenCount(count))
 
 
 def logprobs(count: int = 0) -> "array[float]":
-    """`count` logprobs that nobody looks at."""
+    """Returns `count` logprobs without values."""
     return cast("array[float]", TokenCount(count))

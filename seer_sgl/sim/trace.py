@@ -1,4 +1,4 @@
-"""Lengths of a rollout that really happened: the samples.jsonl of `seer-sgl rollout`, as it is."""
+"""The lengths of a real rollout, read from the samples.jsonl of `seer-sgl rollout`."""
 
 from array import array
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ UNKNOWN_PROMPT = 512  # tokens of a prompt whose ids the trace does not have
 
 
 def read_trace(path: Path) -> list[Responses]:
-    """The groups of a trace, in order of appearance; their samples by index.
+    """Returns the groups of a trace in order of appearance, with their samples by index.
 
     A line is a sample or a whole group (rollout/lengths.py). Raises ConfigError with file and line.
     """
@@ -31,7 +31,7 @@ def read_trace(path: Path) -> list[Responses]:
             if length < 1:
                 raise ConfigError(f"{place}: response_length: must be at least 1")
             if known in samples:
-                raise ConfigError(f"{place}: index: sample {known} of its group is there twice")
+                raise ConfigError(f"{place}: index: sample {known} of its group appears twice")
             samples[known] = length
     return [
         Responses(
@@ -48,7 +48,7 @@ def _prompt(record: LengthRecord, number: int) -> "array[int]":
 
 
 def facts(groups: Sequence[Responses]) -> dict[str, dict[str, object]]:
-    """The workload of a trace, as a tree of settings."""
+    """Returns the workload of a trace as a tree of settings."""
     lengths = [length for group in groups for length in group.lengths]
     return {
         "workload": {

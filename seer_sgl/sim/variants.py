@@ -1,4 +1,4 @@
-"""What is compared: scheduling policies, and switches on top of `seer`."""
+"""The variants to compare: scheduling policies, and `seer` with speculation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def _policy(name: str, drafts: bool = False) -> dict[str, Any]:
     return {"scheduling.policy": name, "speculation.enabled": drafts}
 
 
-# By name: the values that make it, by key path.
+# By name: the config values of the variant, by key path.
 VARIANTS: dict[str, dict[str, Any]] = {
     BASELINE: _policy(BASELINE),
     "group_least_loaded": _policy("group_least_loaded"),
@@ -33,18 +33,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "seer+sd": _policy("seer", drafts=True),
 }
 DESCRIPTIONS = {
-    BASELINE: "whole groups pinned in turn (the paper's baseline)",
-    "group_least_loaded": "whole groups to the least loaded (OpenRLHF)",
-    "request_round_robin": "whole requests in turn (veRL, routers)",
-    "fcfs": "divided only",
-    "seer": "divided, context-aware",
-    ORACLE: "divided, true lengths known",
+    BASELINE: "whole groups pinned to engines in turn (the paper's baseline)",
+    "group_least_loaded": "whole groups to the least loaded engine (OpenRLHF)",
+    "request_round_robin": "whole requests to engines in turn (veRL, routers)",
+    "fcfs": "divided rollout only",
+    "seer": "divided rollout, context-aware scheduling",
+    ORACLE: "divided rollout, true lengths known",
     "seer+sd": "seer with grouped speculative decoding",
 }
 
 
 class Scenario:
-    """A workload with its settings; runs variants of it, each once."""
+    """A workload with its settings; runs each of its variants once."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class Scenario:
         self._records: dict[str, Recorder] = {}
 
     def record(self, variant: str) -> Recorder:
-        """What happened under the variant."""
+        """Returns the recorder of the variant's run."""
         if variant not in self._records:
             config = with_values(self.config, VARIANTS[variant])
             self._records[variant] = simulate(self.responses, config, self._prior)
         return self._records[variant]
 
     def outcome(self, variant: str, *, with_oracle: bool = True) -> Outcome:
-        """The variant's figures, with ratios to baseline and oracle."""
+        """Returns the variant's figures, with ratios to baseline and oracle."""
         plain = self.alone(variant)
         return msgspec.structs.replace(
             plain,
@@ -76,16 +76,16 @@ class Scenario:
         )
 
     def outcome_of_baseline(self) -> Outcome:
-        """What the others are compared with."""
+        """Returns the figures of the baseline."""
         return self.outcome(BASELINE)
 
     def alone(self, variant: str) -> Outcome:
-        """The variant's figures, not compared with others."""
+        """Returns the variant's figures without ratios."""
         return outcome(self.name, variant, self.record(variant))
 
 
 def check_variant(name: str) -> None:
-    """Raise ConfigError unless there is a variant of that name."""
+    """Raises ConfigError if there is no variant of that name."""
     if name not in VARIANTS:
         raise ConfigError(f"--policy {name}: unknown; known: {', '.join(VARIANTS)}")
 

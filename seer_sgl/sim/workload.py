@@ -1,4 +1,4 @@
-"""What is rolled out: prompts, and how long each of their responses will get."""
+"""The workload of a simulation: prompts, and the lengths of their responses."""
 
 import math
 from array import array
@@ -13,7 +13,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Responses(msgspec.Struct, frozen=True):
-    """A group to be: its prompt, and the lengths (tokens) of its responses."""
+    """A planned group: its prompt, and the lengths of its responses in tokens."""
 
     group_id: str
     prompt_ids: "array[int]"
@@ -21,9 +21,8 @@ class Responses(msgspec.Struct, frozen=True):
 
 
 def sample(config: WorkloadConfig, epoch: int = 0) -> list[Responses]:
-    """Groups with lengths drawn from the workload's distribution; equal seeds, equal groups.
-
-    Another `epoch` has the same prompts with other responses.
+    """Returns groups with lengths drawn from the workload's distribution. Equal seeds give equal
+    groups; another `epoch` has the same prompts with other responses.
     """
     lengths = draw(config.lengths, config.groups, config.n_samples_per_prompt, epoch)
     return [
@@ -33,7 +32,7 @@ def sample(config: WorkloadConfig, epoch: int = 0) -> list[Responses]:
 
 
 def draw(config: LengthsConfig, groups: int, n: int, epoch: int = 0) -> Floats:
-    """Lengths, groups x n: log-normal, `group_share` of the variance between the groups."""
+    """Returns lengths, groups x n: log-normal, `group_share` of the variance between groups."""
     random = np.random.default_rng(config.seed)
     between = random.standard_normal((groups, 1)) * math.sqrt(config.group_share)
     if epoch:
@@ -43,7 +42,7 @@ def draw(config: LengthsConfig, groups: int, n: int, epoch: int = 0) -> Floats:
 
 
 def _scaled(shape: Floats, config: LengthsConfig) -> Floats:
-    """The shape, scaled so that its mean is right after cutting off at both ends."""
+    """Returns `shape` scaled so that its mean after clipping at both ends is `config.mean`."""
     low, high = 0.0, float(config.max) / float(shape.min())
     for _ in range(100):
         middle = (low + high) / 2

@@ -73,13 +73,13 @@ def test_arms_of_a_kind_ask_for_the_same_servers(base: BenchConfig) -> None:
     ("override", "complaint"),
     [
         ("bench.arms=[sear]", "bench.arms: no arm 'sear'; known: group_round_robin, router"),
-        ("bench.arms=[]", "bench.arms: none"),
-        ("bench.seeds=[1, 1]", "bench.seeds: one is there twice"),
+        ("bench.arms=[]", "bench.arms: the list is empty"),
+        ("bench.seeds=[1, 1]", "bench.seeds: a seed is listed twice"),
         ("bench.seeds=[]", "bench.seeds: "),
         ("bench.rounds=0", "bench.rounds: "),
         ("bench.round=3", "bench.round: unknown key; did you mean rounds?"),
-        ("rollout.prompts=null", "rollout.prompts: no prompts, and no bench.workload either"),
-        ("scheduling.policy=fcfs", "scheduling.policy: each arm has its own"),
+        ("rollout.prompts=null", "rollout.prompts: set this key or bench.workload"),
+        ("scheduling.policy=fcfs", "scheduling.policy: each arm sets its own policy"),
     ],
 )
 def test_a_wrong_config_is_one_line_with_its_key(override: str, complaint: str) -> None:

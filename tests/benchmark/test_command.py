@@ -38,7 +38,7 @@ async def test_an_arm_that_failed_is_in_the_report_and_in_the_end(
     overrides = ["engines.api_key=secret", "bench.arms=[divided, seer]"]
     config = load_bench(ready_config(gpu=False), overrides)
     console = Console(file=io.StringIO())
-    with pytest.raises(RolloutError, match="left out because they failed: seer"):
+    with pytest.raises(RolloutError, match="arms failed: seer"):
         await command.bench(config, tmp_path / "out", console)
     text = (tmp_path / "out" / "report.json").read_text()
     assert json.loads(text)["failures"] == [{"arm": "seer", "round": 0, "error": "it broke"}]

@@ -24,7 +24,7 @@ from seer_sgl.cli import cli
 from seer_sgl.errors import ConfigError
 
 PLAIN = "http://a:1,http://b:1"
-LINK = "engines.link: a KV pool of external engines needs it: host:port of this driver"
+LINK = "engines.link: a KV pool of external engines needs the driver's host:port here"
 SHARED = ["engines.link=h:1", "kv_pool.namespace=run", "kv_pool.master=h:2", "draft.hub=h:3"]
 
 
@@ -48,7 +48,7 @@ def test_plain_servers_that_run_already_are_enough_for_plain_arms(
     caplog.set_level("INFO", "seer_sgl")
     config = external(PLAIN)
     assert {arm.name for arm in runnable(config)} == plain_arms(config)
-    assert "without kv_pool: no servers in bench.urls.pool" in caplog.messages
+    assert "skipping arm kv_pool: no servers in bench.urls.pool" in caplog.messages
     chosen = external(PLAIN, arms="group_round_robin,divided")
     assert [arm.name for arm in runnable(chosen)] == ["group_round_robin", "divided"]
 
@@ -59,7 +59,7 @@ def test_an_arm_whose_servers_lack_what_it_needs_is_left_out_with_the_reason(
     caplog.set_level("INFO", "seer_sgl")
     config = external(f"plain={PLAIN}", "pool=http://a:2", "drafting=http://a:3")
     assert {arm.name for arm in runnable(config)} == plain_arms(config)
-    assert {f"without kv_pool: {LINK}", f"without seer: {LINK}"} <= set(caplog.messages)
+    assert {f"skipping arm kv_pool: {LINK}", f"skipping arm seer: {LINK}"} <= set(caplog.messages)
 
 
 def test_servers_with_all_they_need_run_every_arm_of_their_kind() -> None:
@@ -71,7 +71,7 @@ def test_servers_with_all_they_need_run_every_arm_of_their_kind() -> None:
 def test_where_no_arm_remains_the_first_reason_is_told() -> None:
     with pytest.raises(ConfigError) as error:
         runnable(external("drafting=http://a:3", arms="seer,kv_pool"))
-    assert str(error.value) == f"bench.arms: none of them can run with this config; seer: {LINK}"
+    assert str(error.value) == f"bench.arms: no arm can run with this config; seer: {LINK}"
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ def test_own_servers_are_started_for_all_techniques_or_none() -> None:
 
 
 def test_an_arm_is_there_once() -> None:
-    with pytest.raises(ConfigError, match=r"bench\.arms: 'divided' is there twice"):
+    with pytest.raises(ConfigError, match=r"bench\.arms: 'divided' is listed twice"):
         load_bench(ready_config(gpu=False), overrides_from({"arms": "divided,seer,divided"}))
 
 
 def test_lengths_are_imposed_only_where_nothing_ends_before() -> None:
     workload = ["bench.workload=x.jsonl"]
-    with pytest.raises(ConfigError, match=r"sampling\.ignore_eos: true is needed"):
+    with pytest.raises(ConfigError, match=r"sampling\.ignore_eos: bench.workload needs true"):
         load_bench(ready_config(gpu=False), workload)
     load_bench(ready_config(gpu=False), [*workload, "sampling.ignore_eos=true"])
     load_bench(ready_config(gpu=False), overrides_from({"workload": "x.jsonl"}))
@@ -160,11 +160,11 @@ def test_servers_of_another_model_are_refused(theirs: str) -> None:
 
 
 def test_servers_of_a_kind_are_named_once() -> None:
-    with pytest.raises(ConfigError, match="--engines http://b:1: twice"):
+    with pytest.raises(ConfigError, match="--engines http://b:1: kind given twice"):
         overrides_from({"engines": ("plain=http://a:1", "http://b:1")})
     both = overrides_from({"engines": ("plain=http://a:1", "pool=http://b:1")})
     assert {"bench.urls.plain=[http://a:1]", "bench.urls.pool=[http://b:1]"} < set(both)
-    with pytest.raises(ConfigError, match="--engines 4: starts servers; nothing else"):
+    with pytest.raises(ConfigError, match="--engines 4: starts servers; give no other"):
         overrides_from({"engines": ("4", "http://b:1")})
 
 

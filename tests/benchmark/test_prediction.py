@@ -123,10 +123,10 @@ async def test_servers_that_do_not_come_up_end_no_benchmark(
 ) -> None:
     caplog.set_level("INFO", "seer_sgl")
     assert await constants(monkeypatch, Servers(seer=error)) == PLAIN
-    assert caplog.messages[1:] == ["a simulation without the time of drafts: no"]
+    assert caplog.messages[1:] == ["simulating without the verification time of drafts: no"]
     caplog.clear()
     assert await constants(monkeypatch, Servers(**{BASELINE: error})) is None
-    assert caplog.messages[1:] == ["without a simulation: no"]
+    assert caplog.messages[1:] == ["skipping the simulation: no"]
 
 
 def test_what_a_step_consists_of() -> None:

@@ -91,7 +91,7 @@ async def test_an_arm_that_fails_is_left_out_and_the_others_go_on(
     async for _ in runner.rounds():
         pass
     assert runner.failures == [ArmFailure("oracle", 1, "it broke")]
-    assert caplog.messages == ["without oracle from now on: it broke"]
+    assert caplog.messages == ["arm oracle failed, later rounds skip it: it broke"]
     assert [arm for number, _, arm in rolls.measured if arm == "oracle"] == ["oracle"]
     assert len(rolls.measured) == 3 + 2 + 2 + 2
 

@@ -155,7 +155,7 @@ def test_the_page_has_every_arm_and_the_papers_figures() -> None:
         },
     }
     page = markdown(report)
-    assert "- without `oracle` from round 1 on: it broke\n" in page
+    assert "- `oracle` failed in round 1, later rounds skip it: it broke\n" in page
     assert "a log" not in page
     assert "| seer | 1 | 168 (168 to 168) | 2.10 (2.10 to 2.10) | 2.04 |" in page
     assert "| group_round_robin | 1 | 80 (80 to 80) | 1.00 (1.00 to 1.00) | 1.00 |" in page

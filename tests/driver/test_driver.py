@@ -349,7 +349,7 @@ async def test_a_fleet_of_two_becomes_three_and_then_one() -> None:
         run = driver.submit(stage.groups(12), [events])
         await until(lambda: all(len(fake.seen) > 10 for fake in fakes[:2]))
         driver.add_engine(stage.engines[2])
-        with pytest.raises(ConfigError, match="engine e2 is in the fleet already"):
+        with pytest.raises(ConfigError, match="engine e2 is already in the fleet"):
             driver.add_engine(stage.engines[2])
         await until(lambda: len(fakes[2].seen) > 10)
         for engine_id in ("e0", "e1"):
@@ -369,7 +369,7 @@ async def test_a_fleet_of_two_becomes_three_and_then_one() -> None:
 async def test_an_engine_that_does_not_fit_is_refused() -> None:
     smaller, newer = FakeSGLang(max_request_len=50), FakeSGLang(weight_version="v2")
     async with staged(FakeSGLang(), smaller, newer, joined=1) as stage:
-        with pytest.raises(ConfigError, match="engine e1: it takes 50 tokens per request"):
+        with pytest.raises(ConfigError, match="engine e1: it accepts 50 tokens per request"):
             stage.driver.add_engine(stage.engines[1])
         with pytest.raises(ConfigError, match=r"different weight versions \(e0: v1, e2: v2\)"):
             stage.driver.add_engine(stage.engines[2])

@@ -53,7 +53,7 @@ def test_code_of_a_tokenizer_runs_only_if_it_is_trusted(model: Path, tmp_path: P
     with pytest.raises(ConfigError) as raised:
         load_tokenizer(str(model))
     line = str(raised.value)
-    assert line.startswith(f"model.trust_remote_code: the tokenizer in {model} is Python code")
+    assert line.startswith(f"model.trust_remote_code: the tokenizer in {model} has its own Python")
     assert "\n" not in line
     assert not list(tmp_path.rglob("ran"))
 

@@ -51,7 +51,7 @@ def test_every_arm_has_the_same_samples(engine_urls: list[str], tmp_path: Path) 
 
     again = bench(tmp_path / "out", *options)
     assert again.returncode == 2
-    assert "there is a benchmark already" in again.stderr
+    assert "the folder already has a benchmark" in again.stderr
     assert report == json.loads((tmp_path / "out" / "report.json").read_text())
 
 

@@ -548,7 +548,7 @@ async def test_something_that_is_not_sglang_is_refused() -> None:
 
             return web.json_response({"hello": 1})
 
-    with pytest.raises(EngineUnavailable, match="not an SGLang server we know"):
+    with pytest.raises(EngineUnavailable, match="not a supported SGLang server"):
         async with joined(Odd()):
             pass
 

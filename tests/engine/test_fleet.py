@@ -180,7 +180,7 @@ async def test_an_engine_that_is_being_started_when_the_fleet_closes_is_ended(
     async with open_fleet(config(model, "serve", count=1), tmp_path) as opened:
         starting = asyncio.create_task(opened.start_engine())
         await asyncio.sleep(0)  # its process is being created
-    with pytest.raises(EngineStartError, match="e1 was stopped while it was started"):
+    with pytest.raises(EngineStartError, match="e1 was stopped while it was starting"):
         await starting
 
 
@@ -229,7 +229,7 @@ async def engine_at(url: str) -> bool:
 
 async def test_a_local_fleet_joins_no_server(model: Path, tmp_path: Path) -> None:
     async with open_fleet(config(model, "serve", count=1), tmp_path) as opened:
-        with pytest.raises(ConfigError, match=r"engines\.launch: local joins no engine"):
+        with pytest.raises(ConfigError, match=r"engines\.launch: local cannot join"):
             await opened.join("http://127.0.0.1:1")
 
 
@@ -263,7 +263,7 @@ async def test_an_external_engine_has_a_pool_for_us_once_its_plugin_is_linked(
             opened = await stack.enter_async_context(opening)
             assert opened.engines[0].info.pool == "n"
         else:
-            with pytest.raises(EngineStartError, match=f"does not come .* http://{link}/link"):
+            with pytest.raises(EngineStartError, match=f"does not connect .* http://{link}/link"):
                 await stack.enter_async_context(opening)
 
 

@@ -190,7 +190,7 @@ async def test_a_hub_of_its_own_serves_until_it_is_told_to_stop(ended_by: signal
         ("--port 99999", "secret", "--port: there is no port 99999"),
         ("--port 0 --memory much", "secret", "--memory: 'much' is not a size"),
         ("--port 0 --host 203.0.113.1", "secret", "--port: 203.0.113.1:0: Cannot assign"),
-        ("--port 0", None, "set SEER_SGL_LINK_TOKEN, the same here and for the driver and"),
+        ("--port 0", None, "set SEER_SGL_LINK_TOKEN, the same value as for the driver and"),
     ],
 )
 def test_a_hub_that_cannot_be_is_refused_in_one_line(

@@ -1,1 +1,1 @@
-"""How engines come up: started here, or joined."""
+"""Launchers: start engines on this machine, or join running ones."""

@@ -1,4 +1,4 @@
-"""Grouped drafting as an engine is started with it: SGLang's flags and the plugin's environment."""
+"""The SGLang flags and plugin environment that start an engine with grouped drafting."""
 
 from seer_sgl.config import DraftConfig, FlagValue
 from seer_sgl.link import contract
@@ -7,7 +7,7 @@ from seer_sgl.link.server import link_url
 
 
 def flags(config: DraftConfig) -> dict[str, FlagValue]:
-    """SGLang flags; none without drafting. SGLang counts the root among the draft tokens."""
+    """Returns SGLang's flags; empty without drafting. SGLang counts the root as a draft token."""
     if config.scope == "none":
         return {}
     return {
@@ -17,13 +17,13 @@ def flags(config: DraftConfig) -> dict[str, FlagValue]:
 
 
 def environment(config: DraftConfig) -> dict[str, str]:
-    """Environment of an engine's process; empty without drafting."""
+    """Returns the environment variables of an engine's process; empty without drafting."""
     if config.scope == "none":
         return {}
     settings = contract.DraftSettings(
         config.scope, config.max_draft_tokens, config.paths, config.memory_bytes()
     )
-    given = {contract.DRAFT: settings.encoded()}
+    variables = {contract.DRAFT: settings.encoded()}
     if config.hub is not None:
-        given[HUB_URL] = link_url(config.hub)
-    return given
+        variables[HUB_URL] = link_url(config.hub)
+    return variables

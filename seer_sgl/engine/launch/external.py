@@ -1,4 +1,4 @@
-"""Engines that run already and are joined by their URLs."""
+"""Joins engines that already run, by their URLs."""
 
 from typing_extensions import override
 
@@ -6,7 +6,7 @@ from seer_sgl.errors import ConfigError
 
 from .launcher import EngineStart, Launcher
 
-JOIN_TIMEOUT_S = 10.0  # the server is up already; this only rides out a hiccup
+JOIN_TIMEOUT_S = 10.0  # the server is already up; this only covers a short network failure
 
 
 class ExternalLauncher(Launcher):

@@ -1,31 +1,31 @@
-"""What a fleet asks of the code that brings engines up, one engine at a time."""
+"""The fleet's interface to the code that starts, joins and stops single engines."""
 
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 
 class EngineProcess(Protocol):
-    """The server process of an engine, wherever it runs (processes.OwnedProcess)."""
+    """The server process of an engine, local or remote (local: processes.OwnedProcess)."""
 
     @property
     def log(self) -> Path:
-        """The file that takes what the process prints."""
+        """The file with the output of the process."""
 
     @property
     def exit_status(self) -> int | None:
-        """None while the process runs."""
+        """The exit status; None while the process runs."""
 
     def exit_reason(self) -> str | None:
-        """How the process ended, in one line; None while it runs."""
+        """Returns how the process ended, in one line; None while it runs."""
 
     def log_tail(self) -> str:
-        """The last lines of the log, for an error message."""
+        """Returns the last lines of the log, for an error message."""
 
     def last_line(self) -> str:
-        """The last line of the log, cut to a line's length."""
+        """Returns the last line of the log, shortened for display."""
 
     def note_shared_memory(self) -> None:
-        """Remember the shared memory of a server that is up, so that it can be removed."""
+        """Records the shared memory segments of a running server, for removal after its end."""
 
 
 class EngineStart(NamedTuple):
@@ -37,26 +37,26 @@ class EngineStart(NamedTuple):
     process: EngineProcess | None = None
 
     def exit_reason(self) -> str | None:
-        """How its process ended; None while it runs, and for a server started elsewhere."""
+        """Returns how the process ended; None while it runs or if it was started elsewhere."""
         return None if self.process is None else self.process.exit_reason()
 
 
 class Launcher(Protocol):
-    """Brings engines up and ends those that it started.
+    """Starts or joins engines, and ends the servers that it started.
 
-    Engines come and go one by one, at any time and several at once. `aclose` ends all that is left,
-    after a failure or a cancelled start as well.
+    `start` and `stop` may be called at any time and concurrently. `aclose` ends every remaining
+    server, also after a failed or cancelled start.
     """
 
     async def start(self, engine_id: str, url: str | None = None) -> EngineStart:
-        """Start one more server, or join the one at `url`; does not wait until it is ready.
+        """Starts one more server, or joins the one at `url`; does not wait until it is ready.
 
-        Raises ConfigError where the config leaves no room for the engine, or if this launcher
-        needs a url or cannot take one; EngineStartError if the engine is stopped meanwhile.
+        Raises ConfigError if the config has no room for the engine, or if this launcher requires
+        or rejects a url. Raises EngineStartError if the engine is stopped meanwhile.
         """
 
     async def stop(self, engine_id: str) -> None:
-        """End the server of an engine and all it started; one that was only joined runs on."""
+        """Ends an engine's server and its child processes; a joined server keeps running."""
 
     async def aclose(self) -> None:
-        """End every server that is left."""
+        """Ends every remaining server."""

@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class LocalLauncher(Launcher):
-    """Starts servers on loopback. `environment`: of each server, beside the config's own.
+    """Starts servers on loopback. `environment`: variables of each server, besides the config's.
 
-    An engine holds a slot, the lowest that is free: the slot decides on its GPUs, its cores and its
-    port, so an engine that is started later takes the place of one that was stopped.
+    Each engine takes the lowest free slot, which determines its GPUs, cores and port. So an engine
+    started later reuses the place of a stopped one.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LocalLauncher(Launcher):
     async def start(self, engine_id: str, url: str | None = None) -> EngineStart:
         engines = self._config.engines
         if url is not None:
-            raise ConfigError(f"engines.launch: local joins no engine that runs already ({url})")
+            raise ConfigError(f"engines.launch: local cannot join a running engine ({url})")
         slot = next(i for i in itertools.count() if i not in self._slots.values())
         cores = _cores(engines.cores, slot)
         port = free_port() if engines.base_port is None else engines.base_port + slot
@@ -68,9 +68,9 @@ class LocalLauncher(Launcher):
             self._environment,
             api_key(engines),
         )
-        if engine_id not in self._slots:  # it was stopped in the meantime, or all were
+        if engine_id not in self._slots:  # `stop` or `aclose` was called meanwhile
             await process.stop()
-            raise EngineStartError(f"engine {engine_id} was stopped while it was started")
+            raise EngineStartError(f"engine {engine_id} was stopped while it was starting")
         self._processes[engine_id] = process
         logger.debug("engine %s: process %d, log %s", engine_id, process.pid, process.log)
         return EngineStart(engine_id, f"http://127.0.0.1:{port}", engines.start_timeout_s, process)
@@ -89,9 +89,9 @@ class LocalLauncher(Launcher):
 
 
 def server_flags(config: FleetConfig, slot: int, port: int) -> dict[str, FlagValue]:
-    """Returns the flags of one server. The user's own win over our defaults."""
+    """Returns the flags of one server. The user's flags take precedence over our defaults."""
     own = config.engines.flags()
-    # SGLang would draw a port for its ranks that an outgoing connection may take before they do.
+    # The port for ranks that SGLang itself picks may be taken by an outgoing connection first.
     flags = model_flags(config.model) | {"port": port, "nccl-port": free_port()}
     if gpu_visible():
         flags["base-gpu-id"] = slot * _ranks(own)
@@ -101,12 +101,15 @@ def server_flags(config: FleetConfig, slot: int, port: int) -> dict[str, FlagVal
 
 
 def _ranks(own: Mapping[str, FlagValue]) -> int:
-    """Returns the ranks of one server; each has a GPU of its own."""
+    """Returns the number of ranks of one server; each has its own GPU."""
     return int(str(own.get("tp-size", own.get("tensor-parallel-size", own.get("tp", 1)))))
 
 
 def _cores(cores: Cores, slot: int) -> list[int] | None:
-    """Returns the cores to pin an engine to, or None. Raises ConfigError if none are listed."""
+    """Returns the cores to pin an engine to; None if `engines.cores` is not set.
+
+    Raises ConfigError if the config has no list for this slot.
+    """
     if cores == "auto":
         usable = sorted(os.sched_getaffinity(0))
         return [usable[slot % len(usable)]]

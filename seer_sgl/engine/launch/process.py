@@ -1,4 +1,4 @@
-"""How an SGLang server process is started: its model, its environment and its command line."""
+"""Starts an SGLang server process: checks its model, builds its environment and command line."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ SERVER_MODULE = "seer_sgl.plugin.server"
 
 
 def gpu_visible() -> bool:
-    """Whether this machine has a GPU, found without importing torch."""
+    """Returns whether this machine has a GPU, without importing torch."""
     return Path("/proc/driver/nvidia/version").exists() or Path("/dev/kfd").exists()
 
 
@@ -26,7 +26,7 @@ def api_key(config: EnginesConfig) -> str | None:
 
 
 def require_model(path: str) -> None:
-    """Raise ConfigError unless `path` is a model folder or may be a model hub id."""
+    """Raises ConfigError unless `path` is a model folder or may be a model hub id."""
     folder = Path(path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -40,20 +40,20 @@ def require_model(path: str) -> None:
 
 
 def engine_environment(threads: int | None) -> dict[str, str]:
-    """Environment of a server process; on a machine without a GPU the CPU engine's switches."""
+    """Returns the environment of a server process, with the CPU settings if there is no GPU."""
     environment = dict(os.environ)
     if not gpu_visible():
         environment[contract.CPU_SWITCH] = "1"
-        # Seeded sampling is compiled by torch.compile, which needs a C++ compiler on a CPU.
+        # torch.compile compiles seeded sampling, and on a CPU needs a C++ compiler for it.
         environment["TORCHDYNAMO_DISABLE"] = "1"
         if threads is not None:
-            # OpenMP threads of two servers that spin on one core make a step ten times slower.
+            # If OpenMP threads of two servers spin on one core, a step is ten times slower.
             environment.setdefault("OMP_NUM_THREADS", str(threads))
     return environment
 
 
 def server_flags(flags: Mapping[str, FlagValue]) -> list[str]:
-    """SGLang command-line flags from a mapping: true is a bare flag, false leaves it out."""
+    """Returns SGLang command-line flags: true makes a bare flag, false omits the flag."""
     arguments: list[str] = []
     for name, value in flags.items():
         flag = "--" + name.replace("_", "-")
@@ -67,7 +67,7 @@ def server_flags(flags: Mapping[str, FlagValue]) -> list[str]:
 
 
 def model_flags(model: ModelConfig) -> dict[str, FlagValue]:
-    """What a server is to serve; without what the config leaves open."""
+    """Returns the flags for the model, without the values that the config omits."""
     flags: dict[str, FlagValue] = {}
     if model.path is not None:
         flags["model-path"] = model.path
@@ -79,9 +79,9 @@ def model_flags(model: ModelConfig) -> dict[str, FlagValue]:
 
 
 def cpu_flags() -> dict[str, FlagValue]:
-    """What a server on a machine without a GPU needs, as defaults.
+    """Returns the default flags for a machine without a GPU.
 
-    An idle scheduler burns a core unless it may sleep.
+    Without `sleep-on-idle`, an idle scheduler uses a full core.
     """
     return {"device": "cpu", "attention-backend": "torch_native", "sleep-on-idle": True}
 
@@ -89,13 +89,16 @@ def cpu_flags() -> dict[str, FlagValue]:
 def open_ports(
     ranks: int, dist_init_addr: str | None, environment: Mapping[str, str]
 ) -> Iterator[str]:
-    """What the ranks of a server open to other machines, a line each. ranks: tensor parallel."""
+    """Yields one line per port that the ranks of a server open to other machines.
+
+    ranks: tensor parallel.
+    """
     if dist_init_addr is not None:
         yield f"torch listens for ranks of other machines (--dist-init-addr {dist_init_addr})"
     elif gpu_visible() and ranks > 1 and NCCL_INTERFACE not in environment:
         yield (
-            f"NCCL listens on this machine's network; {NCCL_INTERFACE}=lo in the engines' "
-            "environment keeps it on loopback, where no trainer elsewhere sends it weights"
+            f"NCCL listens on this machine's network; set {NCCL_INTERFACE}=lo in the engines' "
+            "environment to keep it on loopback, unless a trainer on another machine sends weights"
         )
 
 
@@ -106,9 +109,9 @@ async def start_server(
     extra_environment: Mapping[str, str] | None = None,
     api_key: str | None = None,
 ) -> OwnedProcess:
-    """Start an SGLang server with our plugin, pinned to `cores` if given."""
+    """Starts an SGLang server with our plugin, pinned to `cores` if given."""
     environment = engine_environment(len(cores) if cores else 1) | dict(extra_environment or {})
-    if api_key is not None:  # command lines are for everybody to read
+    if api_key is not None:  # not a flag: every user can read command lines
         environment[API_KEY] = api_key
     command = [sys.executable, "-m", SERVER_MODULE, *server_flags(flags)]
     return await OwnedProcess.start(command, log, environment, cores)

@@ -1,4 +1,4 @@
-"""The wait until engines that come up answer, or a clear reason why one does not."""
+"""Waits until starting engines are ready, or raises the reason why one is not."""
 
 import asyncio
 import logging
@@ -21,7 +21,10 @@ REMIND_S = 15.0
 async def all_ready(
     starts: Sequence[EngineStart], session: aiohttp.ClientSession
 ) -> list[EngineInfo]:
-    """Wait for every engine at once. The first failure cancels the rest and is raised."""
+    """Waits for all engines concurrently and returns their descriptions.
+
+    Raises the first failure, EngineStartError or ConfigError, and cancels the other waits.
+    """
     began = time.monotonic()
     pending = {start.engine_id: start for start in starts}
 
@@ -44,9 +47,9 @@ async def all_ready(
         while True:
             await asyncio.sleep(REMIND_S)
             for start in pending.values():
-                doing = f": {start.process.last_line()}" if start.process else ""
+                line = f": {start.process.last_line()}" if start.process else ""
                 seconds = time.monotonic() - began
-                logger.info("engine %s not ready after %.0f s%s", start.engine_id, seconds, doing)
+                logger.info("engine %s not ready after %.0f s%s", start.engine_id, seconds, line)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -60,7 +63,7 @@ async def all_ready(
 
 
 async def await_ready(start: EngineStart, session: aiohttp.ClientSession) -> EngineInfo:
-    """Poll an engine until it describes itself. Raises EngineStartError."""
+    """Polls an engine until it returns its description. Raises EngineStartError."""
     process = start.process
     deadline = time.monotonic() + start.timeout_s
     while True:
@@ -82,7 +85,7 @@ async def await_ready(start: EngineStart, session: aiohttp.ClientSession) -> Eng
         if process is not None and info.plugin is None:
             raise EngineStartError(
                 f"engine {start.engine_id} runs without the seer-sgl plugin; is seer-sgl installed "
-                f"in its environment (`seer-sgl doctor`)? SGLANG_PLUGINS may leave it out"
+                f"in its environment (`seer-sgl doctor`)? SGLANG_PLUGINS may exclude it"
             )
         if process is not None:
             process.note_shared_memory()

@@ -34,18 +34,18 @@ REPLICAS = ("--dp-size", "--data-parallel-size", "--dp")
 
 
 def exec_engine(arguments: list[str]) -> NoReturn:
-    """Replace this process by the server.
+    """Replaces this process with the server.
 
-    `arguments`: SGLang's own flags, passed through untouched; `--fleet CONFIG` makes it an engine
-    of that config: its model, flags, API key, KV pool and link.
-    Raises ConfigError for a missing model, a port in use, a host without a token, or a pool or
-    a link that cannot work.
+    `arguments`: SGLang's own flags, passed through unchanged. `--fleet CONFIG` applies that
+    config's model, flags, API key, KV pool and link.
+    Raises ConfigError for a missing model, a port in use, a host without a token, or an unusable
+    pool or link.
     """
     flags, fleet = _without_fleet(arguments)
-    # Defaults come first: of a repeated flag SGLang takes the last.
+    # Defaults come first: SGLang uses the last value of a repeated flag.
     defaults = [] if gpu_visible() else server_flags(cpu_flags())
-    if not any(_value(arguments, flag) for flag in REPLICAS):  # each of them needs its own
-        # SGLang would draw one that an outgoing connection may take before its ranks do.
+    if not any(_value(arguments, flag) for flag in REPLICAS):  # each replica needs its own port
+        # The port that SGLang itself picks may be taken by an outgoing connection first.
         defaults += ["--nccl-port", str(free_port())]
     environment = engine_environment(None)
     if fleet is not None:
@@ -53,7 +53,7 @@ def exec_engine(arguments: list[str]) -> NoReturn:
         defaults += _fleet_flags(config)
         environment |= _fleet_environment(config)
     if _value([*defaults, *flags], "--host") is None:
-        defaults += ["--host", LOOPBACK[0]]  # whatever is in a --config of SGLang's
+        defaults += ["--host", LOOPBACK[0]]  # overrides a host in SGLang's own --config file
     if not {"-h", "--help"} & set(flags):
         _check([*defaults, *flags], API_KEY in environment)
         if fleet is not None:
@@ -67,7 +67,7 @@ def exec_engine(arguments: list[str]) -> NoReturn:
 
 
 def _without_fleet(arguments: list[str]) -> tuple[list[str], str | None]:
-    """The flags that are SGLang's, and the value of ours."""
+    """Returns SGLang's flags, and the value of `--fleet`. Raises ConfigError if it is invalid."""
     flags, fleet = list(arguments), None
     for index, flag in enumerate(arguments):
         if flag == FLEET or flag.startswith(f"{FLEET}="):
@@ -84,7 +84,7 @@ def _without_fleet(arguments: list[str]) -> tuple[list[str], str | None]:
 def _fleet_flags(config: FleetConfig) -> list[str]:
     if config.engines.launch != "external":
         raise ConfigError(
-            f"engine: {FLEET}: that config has engines.launch: local, which starts them"
+            f"engine: {FLEET}: with engines.launch: local, the driver starts the engines itself"
         )
     flags = draft_flags.flags(config.draft) | config.engines.sglang
     return server_flags(flags | model_flags(config.model))
@@ -103,9 +103,9 @@ def _fleet_environment(config: FleetConfig) -> dict[str, str]:
 
 
 async def _pool(config: KvPoolConfig, loopback: bool) -> Pool:
-    """The pool of the fleet, which runs elsewhere; raises ConfigError if it cannot be reached.
+    """Returns the fleet's pool, which runs elsewhere. Raises ConfigError if it is unreachable.
 
-    Engines that serve other machines leave their ports of the pool open to them as well.
+    Engines that serve other machines also open their pool ports to them.
     """
     config = msgspec.structs.replace(config, open_ports=not loopback)
     with tempfile.TemporaryDirectory() as logs:
@@ -129,10 +129,10 @@ def _check(flags: list[str], has_api_key: bool) -> None:
 
 
 def _value(flags: list[str], *names: str) -> str | None:
-    """The last value given for a flag, as `--flag value` or `--flag=value`."""
-    found = None
+    """Returns the last value of a flag, given as `--flag value` or `--flag=value`."""
+    last = None
     for index, flag in enumerate(flags):
         name, equals, value = flag.partition("=")
         if name in names:
-            found = value if equals else (flags[index + 1] if index + 1 < len(flags) else None)
-    return found
+            last = value if equals else (flags[index + 1] if index + 1 < len(flags) else None)
+    return last

@@ -1,12 +1,12 @@
-"""What SGLang 0.5.21 lacks on a machine without a GPU.
+"""The code that SGLang 0.5.21 lacks on a machine without a GPU.
 
-Stock SGLang imports compiled CPU kernels from `sgl_kernel`, whose published wheel is CUDA only,
-and its `torch_native` attention recomputes a whole sequence for every continuation. With a GPU
-none of this is wanted and none of it is installed.
+Stock SGLang imports compiled CPU kernels from `sgl_kernel`, whose published wheel is CUDA only.
+Its `torch_native` attention recomputes a whole sequence for every continuation. With a GPU nothing
+of this package is installed.
 
-Two moments: `prepare` must run before the first import of `sglang` in every process (the server's
-main module does so, because spawned scheduler processes import that module again); `register`
-runs when SGLang loads its plugins.
+`prepare` must run before the first import of `sglang` in every process. The server's main module
+calls it, because spawned scheduler processes import that module again. `prepare_sglang` and `hooks`
+run when SGLang loads its plugins.
 """
 
 import importlib.util
@@ -18,12 +18,12 @@ from seer_sgl.plugin.hook import RUNNER, TORCH_NATIVE, Hook
 
 
 def wanted() -> bool:
-    """Whether this process runs SGLang's CPU engine."""
+    """Returns whether this process runs SGLang's CPU engine."""
     return os.environ.get(CPU_SWITCH) == "1"
 
 
 def prepare() -> None:
-    """Make `import sglang` possible: the torchvision schemas and the `sgl_kernel` stand-in."""
+    """Makes `import sglang` possible: torchvision schemas and the `sgl_kernel` stand-in."""
     if not wanted():
         return
     from .torchvision_schemas import define_missing_schemas
@@ -43,7 +43,7 @@ def hooks() -> list[Hook]:
     from .tree_attention import attend_to_trees, plan_trees
 
     def no_batch_invariant_triton_kernels(runner: object) -> None:
-        """Those kernels are Triton; on a CPU `torch_native` runs each request by itself."""
+        """Does nothing: Triton needs a GPU, and `torch_native` computes each request alone."""
 
     return [
         Hook(
@@ -78,14 +78,14 @@ def hooks() -> list[Hook]:
             f"{RUNNER}.maybe_enable_batch_invariant_mode",
             no_batch_invariant_triton_kernels,
             "replace",
-            "SGLang's deterministic mode switches to Triton kernels; a CPU does without.",
+            "SGLang's deterministic mode switches to Triton kernels, which a CPU cannot run.",
         ),
         *hicache.hooks(),
     ]
 
 
 def prepare_sglang() -> None:
-    """What is no hook: SGLang's own lists and constants."""
+    """Changes the lists and constants of SGLang that no hook can change."""
     from . import hicache
 
     _allow_deterministic_inference()
@@ -93,7 +93,7 @@ def prepare_sglang() -> None:
 
 
 def _allow_deterministic_inference() -> None:
-    """Let `--enable-deterministic-inference` (per-request seeds) run on `torch_native`."""
+    """Permits `--enable-deterministic-inference` (per-request seeds) with `torch_native`."""
     from sglang.srt.arg_groups import choices
 
     for allowed, add in (

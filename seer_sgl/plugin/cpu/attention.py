@@ -1,8 +1,7 @@
-"""`torch_native` attention whose cost is that of the work to be done.
+"""`torch_native` attention whose cost depends on the new tokens only, as in the GPU backends.
 
-Stock SGLang pads the query of a continuation to the whole sequence, so that a chunk with a full
-cache hit still costs O(length^2), and it repeats the KV heads for every query head. Chunks are
-continuations: here they cost what their new tokens cost, as they do with the GPU backends.
+Stock SGLang pads the query of a continuation to the whole sequence, so a chunk with a full cache
+hit still costs O(length^2). It also repeats the KV heads for every query head.
 """
 
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def _plain(encoder_lens: torch.Tensor | None, options: dict[str, Any]) -> bool:
-    """Whether a layer is ordinary self-attention; every other kind stays stock."""
+    """Returns whether a layer is ordinary self-attention; stock SGLang runs every other kind."""
     window = options.get("sliding_window_size")
     return (
         encoder_lens is None
@@ -23,7 +22,7 @@ def _plain(encoder_lens: torch.Tensor | None, options: dict[str, Any]) -> bool:
 
 
 def _gather(cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[slots, KV heads, size] of a whole pool -> [1, KV heads, tokens, size] of one request."""
+    """Returns one request's KV [1, KV heads, tokens, size] from a pool [slots, KV heads, size]."""
     return cache.index_select(0, slots).transpose(0, 1).unsqueeze(0).to(dtype)
 
 
@@ -40,7 +39,7 @@ def decode_grouped(  # noqa: PLR0917 (SGLang's signature)
     encoder_lens: torch.Tensor | None = None,
     **options: Any,
 ) -> torch.Tensor:
-    """Around `TorchNativeAttnBackend._run_sdpa_forward_decode`, with its shapes.
+    """Hook around `TorchNativeAttnBackend._run_sdpa_forward_decode`, with its shapes.
 
     The query heads that share a KV head become rows of one query: no KV head is repeated.
     """
@@ -86,7 +85,7 @@ def extend_new_rows_only(  # noqa: PLR0917 (SGLang's signature)
     encoder_lens: torch.Tensor | None = None,
     **options: Any,
 ) -> torch.Tensor:
-    """Around `TorchNativeAttnBackend._run_sdpa_forward_extend`, with its shapes.
+    """Hook around `TorchNativeAttnBackend._run_sdpa_forward_extend`: computes new tokens only.
 
     query, output: [new tokens of all requests, heads, head size]; k_cache, v_cache:
     [KV slots, KV heads, head size].

@@ -1,6 +1,6 @@
 """HiCache on a CPU: pages without Triton, copies between KV pools without CUDA kernels.
 
-For the plain MHA pools only: MLA, sliding-window and Mamba pools stay stock and do not run here.
+It covers plain MHA pools only: MLA, sliding-window and Mamba pools do not run on a CPU.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ def hooks() -> list[Hook]:
             f"{HOST_POOL}.__init__",
             unpinned,
             "before",
-            "SGLang asks CUDA for page-locked host memory; without CUDA the memory is ordinary.",
+            "SGLang requests page-locked host memory from CUDA; a CPU uses ordinary memory.",
         ),
         Hook(
             f"{HOST_POOL}.backup_from_device_all_layer",
@@ -52,14 +52,14 @@ def hooks() -> list[Hook]:
 
 
 def reserve_less_memory() -> None:
-    """SGLang leaves 10 GiB of host memory alone, which suits servers with GPUs."""
+    """Lowers the host memory that SGLang keeps free; its 10 GiB suit servers with GPUs."""
     from sglang.srt.mem_cache.pool_host import base
 
     base.HICACHE_HOST_MEMORY_RESERVE_BYTES = HOST_RESERVE_BYTES
 
 
 def unpinned(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Before `MHATokenToKVPoolHost.__init__`: no page-locked memory, which CUDA would give."""
+    """Hook before `MHATokenToKVPoolHost.__init__`: disables page-locked memory."""
     if len(args) > _PIN_MEMORY_POSITION:
         args = (*args[:_PIN_MEMORY_POSITION], False, *args[_PIN_MEMORY_POSITION + 1 :])
     else:
@@ -68,7 +68,7 @@ def unpinned(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]
 
 
 def _layer(pool: SglHostPool, buffer: torch.Tensor, layer: int) -> torch.Tensor:
-    """One layer of a host buffer in any of its layouts; see `_at` for its indices."""
+    """Returns one layer of a host buffer in any of its layouts; `_at` returns its indices."""
     if pool.layout == "layer_first":  # [layer, token, head, size]
         return buffer[layer]
     if pool.layout in ("page_first", "page_first_direct"):  # [token or page, layer, ...]
@@ -79,7 +79,7 @@ def _layer(pool: SglHostPool, buffer: torch.Tensor, layer: int) -> torch.Tensor:
 
 
 def _at(pool: SglHostPool, view: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Indices of host token slots in a view of `_layer`: by token, or by page and offset."""
+    """Returns indices of host token slots in a view of `_layer`: by token, or page and offset."""
     token_dims = 3
     if view.dim() == token_dims:
         return (tokens,)
@@ -93,7 +93,7 @@ def copy_to_host(
     device_indices: torch.Tensor,
     io_backend: str,
 ) -> None:
-    """Instead of `MHATokenToKVPoolHost.backup_from_device_all_layer`."""
+    """Hook instead of `MHATokenToKVPoolHost.backup_from_device_all_layer`."""
     pools = (device_pool, *self.mtp_draft_device_pools)
     for name, host in (("k_buffer", self.k_buffer), ("v_buffer", self.v_buffer)):
         layers = [layer for pool in pools for layer in getattr(pool, name)]
@@ -113,7 +113,7 @@ def copy_from_host(  # noqa: PLR0917 (SGLang's signature)
     *,
     is_draft: bool = False,
 ) -> None:
-    """Instead of `MHATokenToKVPoolHost.load_to_device_per_layer`."""
+    """Hook instead of `MHATokenToKVPoolHost.load_to_device_per_layer`."""
     layer = 0 if is_draft else layer_id
     for device, host in (
         (device_pool.k_buffer[layer], self.k_buffer),
@@ -135,7 +135,10 @@ def alloc_extend(  # noqa: PLR0917 (SGLang's signature)
     extend_num_tokens: int,
     num_new_pages: int | None = None,
 ) -> torch.Tensor | None:
-    """Instead of `PagedTokenToKVPoolAllocator.alloc_extend`: SGLang's own torch version."""
+    """Hook instead of `PagedTokenToKVPoolAllocator.alloc_extend`: SGLang's own torch version.
+
+    Returns the slots, int64; None if too few pages are free.
+    """
     from sglang.srt.mem_cache.allocator.paged import alloc_extend_naive
 
     size = self.page_size
@@ -155,7 +158,10 @@ def alloc_extend(  # noqa: PLR0917 (SGLang's signature)
 def alloc_decode(
     self: SglAllocator, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
 ) -> torch.Tensor | None:
-    """Instead of `PagedTokenToKVPoolAllocator.alloc_decode`: a slot each, a page when due."""
+    """Hook instead of `PagedTokenToKVPoolAllocator.alloc_decode`: one slot per request.
+
+    A request whose page is full gets a new one. Returns None if too few pages are free.
+    """
     opens_page = (seq_lens - 1) % self.page_size == 0
     needed = int(opens_page.sum())
     if needed > len(self.free_pages):

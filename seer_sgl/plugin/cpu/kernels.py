@@ -1,7 +1,7 @@
 """A stand-in for the compiled package `sgl_kernel`, put into `sys.modules` on CPU machines.
 
-It holds the names that SGLang 0.5.21 imports on its CPU path. Plain decoding calls only the
-seeded-sampling hash; the others serve speculative decoding.
+It defines the names that SGLang 0.5.21 imports on its CPU path. Plain decoding calls only the hash
+for seeded sampling; speculative decoding calls the other functions.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ U64 = npt.NDArray[np.uint64]
 _LOW_32 = np.uint64(0xFFFFFFFF)
 
 
-# Imported by name on the way to speculative decoding with a draft model, which does not run here.
+# SGLang imports these names for speculative decoding with a draft model, which does not run here.
 _DRAFT_MODEL = frozenset(
     {
         "assign_draft_cache_locs_contiguous_cpu",
@@ -57,7 +57,7 @@ def _rotate_left(x: U64, bits: int) -> U64:
 
 
 def _mix(hashed: U64, block: U64) -> U64:
-    """One round of MurmurHash3 (32 bit) on 32-bit values held in 64-bit integers."""
+    """Does one round of MurmurHash3 (32 bit) on 32-bit values held in 64-bit integers."""
     block = (block * np.uint64(0xCC9E2D51)) & _LOW_32
     block = (_rotate_left(block, 15) * np.uint64(0x1B873593)) & _LOW_32
     hashed = _rotate_left(hashed ^ block, 13)
@@ -67,10 +67,11 @@ def _mix(hashed: U64, block: U64) -> U64:
 def murmur_hash32(
     seed: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor
 ) -> torch.Tensor:
-    """MurmurHash3 of (seed, position, column), as `sglang.kernels.ops.sampling.murmur_hash`.
+    """Returns MurmurHash3 of (seed, position, column), as in
+    `sglang.kernels.ops.sampling.murmur_hash`.
 
     seed: uint64 [rows]; positions: integer [rows]; columns: integer [vocabulary].
-    Returns uint32 [rows, vocabulary], the source of SGLang's per-request Gumbel noise.
+    The result, uint32 [rows, vocabulary], is the source of SGLang's per-request Gumbel noise.
     """
     seeds = seed.view(torch.int64).numpy().view(np.uint64)[:, None]
     rows = positions.to(torch.int64).numpy().view(np.uint64)[:, None] & _LOW_32

@@ -1,7 +1,7 @@
 """The operators of `sgl_kernel` that speculative decoding calls, for a CPU.
 
-Shapes and names are those of the compiled ones; every output is written in place. Registered as
-`sgl_kernel.speculative` too, which SGLang's own n-gram worker imports.
+Shapes and names equal those of the compiled operators; every output is written in place. The module
+is also registered as `sgl_kernel.speculative`, which SGLang's own n-gram worker imports.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ _Slots = npt.NDArray[np.int64]
 
 
 def _runs(start: torch.Tensor, end: torch.Tensor, rows: torch.Tensor) -> tuple[_Slots, _Slots]:
-    """Row and column of every entry of the runs `start[i]:end[i]` of rows `rows[i]`, in order."""
+    """Returns row and column of every entry of the runs `start[i]:end[i]` of rows `rows[i]`."""
     first = start.numpy().astype(np.int64)
     counts = end.numpy() - first
     shift: _Slots = np.repeat(first - (counts.cumsum() - counts), counts)
@@ -29,7 +29,7 @@ def assign_extend_cache_locs_cpu(  # noqa: PLR0917 (the operator's signature)
     out_cache_loc: torch.Tensor,
     pool_len: int,
 ) -> None:
-    """Gather the KV slots of positions start:end of each request into `out_cache_loc`."""
+    """Gathers the KV slots of positions start:end of each request into `out_cache_loc`."""
     slots = req_to_token.numpy()[_runs(start_offset, end_offset, req_pool_indices)]
     out_cache_loc.numpy()[: slots.size] = slots
 
@@ -42,7 +42,7 @@ def assign_req_to_token_pool_cpu(  # noqa: PLR0917 (the operator's signature)
     out_cache_loc: torch.Tensor,
     pool_len: int,
 ) -> None:
-    """Scatter `out_cache_loc` into the positions start:end of each request."""
+    """Scatters `out_cache_loc` into the positions start:end of each request."""
     where = _runs(start_offset, end_offset, req_pool_indices)
     req_to_token.numpy()[where] = out_cache_loc.numpy()[: len(where[0])]
 
@@ -50,7 +50,7 @@ def assign_req_to_token_pool_cpu(  # noqa: PLR0917 (the operator's signature)
 def fill_accept_out_cache_loc_cpu(
     accept_index: torch.Tensor, out_cache_loc: torch.Tensor, accept_out_cache_loc: torch.Tensor
 ) -> None:
-    """The KV slots of the accepted nodes, closed up; `accept_index` is -1 where there is none."""
+    """Copies the KV slots of the accepted nodes, without gaps; `accept_index` -1 is no node."""
     nodes = accept_index.numpy().reshape(-1)
     nodes = nodes[nodes >= 0]
     accept_out_cache_loc.numpy()[: len(nodes)] = out_cache_loc.numpy()[nodes]
@@ -59,7 +59,7 @@ def fill_accept_out_cache_loc_cpu(
 def copy_all_layer_kv_cache_cpu(
     data_ptrs: torch.Tensor, strides: torch.Tensor, tgt_loc: torch.Tensor, src_loc: torch.Tensor
 ) -> None:
-    """Copy KV rows `src_loc` to `tgt_loc` in every buffer (addresses and row sizes in bytes)."""
+    """Copies KV rows `src_loc` to `tgt_loc` in every buffer (addresses and row sizes in bytes)."""
     target, source = tgt_loc.numpy(), src_loc.numpy()
     moved = target != source
     if not moved.any():
@@ -69,7 +69,7 @@ def copy_all_layer_kv_cache_cpu(
     for address, stride in zip(data_ptrs.tolist(), strides.tolist(), strict=True):
         raw = (ctypes.c_uint8 * (rows * stride)).from_address(address)
         buffer = np.ctypeslib.as_array(raw).reshape(rows, stride)
-        buffer[target] = buffer[source]  # numpy reads all of it before it writes
+        buffer[target] = buffer[source]  # numpy reads all rows before it writes
 
 
 def reconstruct_indices_from_tree_mask(  # noqa: PLR0917 (the operator's signature)
@@ -82,7 +82,7 @@ def reconstruct_indices_from_tree_mask(  # noqa: PLR0917 (the operator's signatu
     batch_size: int,
     draft_token_num: int,
 ) -> None:
-    """Positions and links of draft trees from who sees whom, [batch, nodes, nodes]."""
+    """Writes positions and links of draft trees from the tree mask [batch, nodes, nodes]."""
     nodes = np.arange(draft_token_num)
     mask = tree_mask.numpy().reshape(batch_size, draft_token_num, draft_token_num).astype(bool)
     ancestors = mask & (nodes[None, :] < nodes[:, None])
@@ -113,7 +113,7 @@ def verify_tree_greedy_cpu(  # noqa: PLR0917 (the operator's signature)
     retrive_next_sibling: torch.Tensor,
     target_predict: torch.Tensor,
 ) -> None:
-    """SGLang's own greedy verification: walk each tree along the target's argmax."""
+    """Verifies greedily, as SGLang does: walks each tree along the target's argmax."""
     tokens, target = candidates.tolist(), target_predict.reshape(-1).tolist()
     index = retrive_index.tolist()
     child, sibling = retrive_next_token.tolist(), retrive_next_sibling.tolist()

@@ -1,8 +1,8 @@
-"""Let torchvision be imported beside a CPU build of torch.
+"""Makes torchvision importable beside a CPU build of torch.
 
-PyPI's torchvision wheel carries compiled CUDA operators that a CPU build of torch cannot load, and
-then fails at import because the operators it wants to describe do not exist. SGLang and
-transformers only need the import; nobody calls these two operators here.
+PyPI's torchvision wheel contains compiled CUDA operators that a CPU build of torch cannot load. Its
+import then fails, because it describes operators that do not exist. SGLang and transformers only
+need the import and never call these two operators.
 """
 
 import torch
@@ -15,7 +15,7 @@ _libraries: list[torch.library.Library] = []  # a schema lives as long as its li
 
 
 def define_missing_schemas() -> None:
-    """Define the schemas of torchvision's detection operators once, on a CPU build of torch."""
+    """Defines the schemas of torchvision's detection operators once, on a CPU build of torch."""
     if torch.version.cuda is not None or _libraries:
         return
     library = torch.library.Library("torchvision", "DEF")

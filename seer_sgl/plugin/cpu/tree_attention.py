@@ -1,6 +1,6 @@
 """Verification of draft trees with `torch_native`, which stock SGLang cannot do.
 
-A draft token attends to everything before the draft and to its own ancestors. The mask arrives as
+A draft token attends to all tokens before the draft and to its own ancestors. The mask arrives as
 `spec_info.custom_mask`, [requests, nodes, nodes] flattened (SGLang's QLEN_ONLY layout).
 """
 
@@ -23,7 +23,7 @@ class _Tree(NamedTuple):
 
 
 def plan_trees(result: R, self: SglTorchNative, forward_batch: SglForwardBatch) -> R:
-    """After `TorchNativeAttnBackend.init_forward_metadata`: once a step, not once a layer."""
+    """Hook after `TorchNativeAttnBackend.init_forward_metadata`: prepares the masks per step."""
     self.seer_trees = None
     if not forward_batch.forward_mode.is_target_verify():
         return result
@@ -42,7 +42,7 @@ def plan_trees(result: R, self: SglTorchNative, forward_batch: SglForwardBatch) 
 
 
 def _additive(tree: torch.Tensor, length: int) -> torch.Tensor:
-    """SDPA would turn a mask of booleans into this one in every layer."""
+    """Returns an additive mask; from a boolean mask SDPA would compute it in every layer."""
     mask = torch.zeros((len(tree), length + len(tree)))
     mask[:, length:].masked_fill_(~tree, float("-inf"))
     return mask
@@ -59,8 +59,10 @@ def attend_to_trees(  # noqa: PLR0917 (SGLang's signature)
     save_kv_cache: bool = True,
     **options: Any,
 ) -> torch.Tensor:
-    """Around `TorchNativeAttnBackend.forward_extend`, with its shapes: [nodes of all requests,
-    heads * size]."""
+    """Hook around `TorchNativeAttnBackend.forward_extend`, with its shapes.
+
+    q and the result: [nodes of all requests, heads * size].
+    """
     if not forward_batch.forward_mode.is_target_verify():
         return stock(self, q, k, v, layer, forward_batch, save_kv_cache, **options)
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc

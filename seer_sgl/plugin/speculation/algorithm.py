@@ -1,12 +1,14 @@
 """`--speculative-algorithm SEER_GROUP`, registered with SGLang's `SpeculativeAlgorithm`.
 
-To SGLang it is a kind of n-gram drafting: trees that need no KV of their own, verified by the
-target (`is_ngram`); what differs is who drafts and how a draft is verified (worker.py).
+SGLang treats it as n-gram drafting (`is_ngram`): draft trees without KV of their own, verified by
+the target. The drafter and the verification are different (worker.py).
 """
 
 import functools
 from collections.abc import Callable
 from typing import Any
+
+from typing_extensions import override
 
 from seer_sgl.link.contract import ALGORITHM
 from seer_sgl.plugin.drafting import DraftStatus
@@ -15,37 +17,40 @@ from seer_sgl.plugin.sglang_types import SglServerArgs
 
 
 def register(status: DraftStatus) -> None:
-    """Registers the algorithm; once in every process of a server. status: for its workers."""
+    """Registers the algorithm, once per process of a server. status: reports its workers."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
     class GroupedSpeculation(CustomSpecAlgo):  # type: ignore[misc]
-        """SGLang's questions about the algorithm, and the answers."""
+        """The properties of the algorithm that SGLang reads."""
 
+        @override
         def is_ngram(self) -> bool:
-            """Its relay of accepted tokens between overlapped steps, its graph capture."""
+            # For the relay of accepted tokens between overlapped steps, and the graph capture.
             return True
 
+        @override
         def has_draft_kv(self) -> bool:
-            """No draft model, no KV of one."""
-            return False
+            return False  # there is no draft model
 
         def need_topk(self) -> bool:
-            """Nothing of a draft model is carried from step to step."""
+            """Returns False: no state of a draft model is carried from step to step."""
             return False
 
         def carries_draft_hidden_states(self) -> bool:
-            """Nor between prefill and decode servers."""
+            """Returns False: prefill servers send no state of a draft model to decode servers."""
             return False
 
         def create_future_map(self, device: Any, pool: Any, *args: Any, **options: Any) -> Any:
-            """The enum's own; `CustomSpecAlgo` lacks it although the scheduler calls it."""
+            """Returns the same map as SGLang's enum. The scheduler calls this method, but
+            `CustomSpecAlgo` lacks it."""
             from sglang.srt.managers.overlap_utils import FutureMap
 
             return FutureMap(device, self, pool, *args, **options)
 
+        @override
         def handle_server_args(self, server_args: SglServerArgs) -> None:
-            """What SGLang settles for its own n-gram drafting, for ours."""
+            # The same settings as for SGLang's own n-gram drafting.
             refused = {
                 "enable-dp-attention": server_args.enable_dp_attention,
                 "pp-size": server_args.pp_size > 1,
@@ -58,7 +63,7 @@ def register(status: DraftStatus) -> None:
             if server_args.device == "cpu":
                 server_args.disable_overlap_schedule = True
             server_args.enable_mixed_chunk = False
-            # One path of KV a request, as wide as the widest draft.
+            # One path of KV per request, as wide as the widest draft.
             server_args.speculative_eagle_topk = 1
             server_args.speculative_num_steps = 1
 
@@ -79,16 +84,17 @@ def hooks() -> list[Hook]:
             f"{KV_SIZES}.get_req_to_token_extra_context_len",
             room_for_drafts,
             "after",
-            "SGLang ends a request's row of KV slots at the context length; what is reserved for "
-            "drafts at the very end of the context has to fit too.",
+            "SGLang ends a request's row of KV slots at the context length; the slots reserved for "
+            "drafts at the very end of the context have to fit too.",
         )
     ]
 
 
 def room_for_drafts(result: int) -> int:
-    """After `get_req_to_token_extra_context_len`: a request's row of KV slots takes what is
-    reserved for its drafts at the very end of the context too; with pages of 1 stock SGLang's ends
-    before.
+    """Hook after `get_req_to_token_extra_context_len`: returns extra KV slots per request.
+
+    They hold the drafts at the very end of the context. With a page size of 1, stock SGLang's row
+    is too short for them.
     """
     from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
     from sglang.srt.runtime_context import get_spec

@@ -1,4 +1,4 @@
-"""What speculation has done since the server started, for `/server_info` and the report."""
+"""Counters of speculation since the server started, for `/server_info` and the report."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,42 +9,42 @@ import numpy as np
 from seer_sgl.draft.drafter import Drafts
 from seer_sgl.draft.tree import Accepted
 
-SOURCES_EVERY = 16  # verifications; whose tokens were accepted is looked at in one of so many
+SOURCES_EVERY = 16  # verifications; the sources of accepted tokens are counted in one of them
 
 
 class Counts:
-    """Counters of one engine; only ever growing."""
+    """Counters of one engine. They only grow."""
 
     def __init__(self) -> None:
         self.steps: Counter[int] = Counter()  # by width; 1 is plain decoding
         self.tokens = 0  # emitted by verifications, the bonus tokens included
         self.rows = 0  # verified requests, over all steps
-        self.draft_s = 0.0  # of the scheduler's thread in drafting: index, messages, decisions
-        self.sources: Counter[str] = Counter()  # of accepted drafts, a sample of them
+        self.draft_s = 0.0  # seconds the scheduler's thread spent on drafting
+        self.sources: Counter[str] = Counter()  # of a sample of the accepted drafts
         self._verifications = 0
 
     def stepped(self, width: int, seconds: float) -> None:
-        """A step was planned in so many seconds."""
+        """Counts a planned step. seconds: spent on its plan."""
         self.steps[width] += 1
         self.draft_s += seconds
 
     def verified(
         self, drafts: Drafts, accepted: Accepted, source: Callable[[int, int], str]
     ) -> None:
-        """A step's drafts met the target. source: of a row and an entry of `Drafts.sources`."""
+        """Counts a verified step. source: names the source of a row's entry in `Drafts.sources`."""
         self.rows += len(accepted.counts)
         self.tokens += int(accepted.counts.sum())
         self._verifications += 1
         if self._verifications % SOURCES_EVERY:
             return
         rows, places = np.nonzero(accepted.nodes[:, 1:] >= 0)
-        written = drafts.sources[rows, accepted.nodes[rows, places + 1] - 1]
+        sequences = drafts.sources[rows, accepted.nodes[rows, places + 1] - 1]
         self.sources.update(
-            source(row, one) for row, one in zip(rows.tolist(), written.tolist(), strict=True)
+            source(row, one) for row, one in zip(rows.tolist(), sequences.tolist(), strict=True)
         )
 
     def facts(self) -> dict[str, Any]:
-        """All of it, as JSON."""
+        """Returns all counters, as JSON."""
         return {
             "steps": {str(width): count for width, count in sorted(self.steps.items())},
             "verified_rows": self.rows,

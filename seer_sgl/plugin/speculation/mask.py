@@ -1,4 +1,4 @@
-"""Who attends to whom in a verification, in the layout the attention backend reads."""
+"""The attention mask of a verification, in the layout that the attention backend reads."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ import torch
 
 
 def attention_mask(tree: torch.Tensor, seq_lens: torch.Tensor, device: Any) -> torch.Tensor:
-    """tree: bool [n, width, width], whether a node sees another; seq_lens: int64 [n] on the CPU,
-    tokens before the draft, which every node sees.
+    """Returns the flattened mask of `n` trees.
 
-    On a CPU the tree alone, flattened (SGLang's QLEN_ONLY); on a GPU for each request a matrix
-    [width, tokens + width], flattened one after the other (FULL_MASK).
+    tree: bool [n, width, width], true where a node attends to another. seq_lens: int64 [n] on the
+    CPU, tokens before the draft; every node attends to them. On a CPU the mask is the tree alone
+    (SGLang's QLEN_ONLY). On a GPU it is one matrix [width, tokens + width] per request (FULL_MASK).
     """
     if torch.device(device).type == "cpu":
         return tree.reshape(-1)

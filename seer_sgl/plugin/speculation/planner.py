@@ -1,4 +1,4 @@
-"""What to verify next: the drafts of the batch and their width. No SGLang in here but its requests.
+"""Plans the next step: the drafts of the batch and their width. Of SGLang it reads only requests.
 
 One rank of an engine drafts and sends its plan to the others (worker.py).
 """
@@ -23,7 +23,7 @@ from .rows import BatchRows
 
 
 class Plan(NamedTuple):
-    """A step: `width` nodes a request; 1 is plain decoding, and needs no drafts."""
+    """A step with `width` nodes per request. Width 1 is plain decoding and needs no drafts."""
 
     width: int
     drafts: Drafts | None
@@ -36,14 +36,14 @@ class _Step(NamedTuple):
     began: float
     batch: int
     width: int
-    unneeded_s: float  # spent on drafts that a plain step would have done without
+    unneeded_s: float  # spent on drafts that a plain step does not need
 
 
 class Planner:
-    """Drafts for the running requests and learns from what becomes of them.
+    """Drafts for the running requests and learns from the accepted drafts.
 
-    widths: of a verification, ascending from 1. paths: continuations of a node, at most; 1 drafts
-    chains. times: of a step of this engine.
+    widths: of a verification, ascending from 1. paths: the maximum of continuations per node; 1
+    drafts chains. times: of a step of this engine.
     """
 
     def __init__(
@@ -72,10 +72,11 @@ class Planner:
         run_lens: NDArray[np.int64],
         plain: bool,
     ) -> Plan:
-        """The next step of the decode batch `reqs`.
+        """Returns the plan of the next step of the decode batch `reqs`.
 
-        totals: int64 [n], tokens of each, the newest included; runs: int32 [n, stride], the tokens
-        of the last step, `run_lens` of them each; plain: it must not be speculated.
+        totals: int64 [n], tokens per request, the newest included. runs: int32 [n, stride], the
+        tokens of the last step, `run_lens` [n] of them per request. plain: the step must not
+        speculate.
         """
         now = time.perf_counter()
         self._time(now, len(reqs))
@@ -89,17 +90,17 @@ class Planner:
         return plan
 
     def verified(self, plan: Plan, drafts: Drafts, accepted: Accepted) -> None:
-        """What became of a plan's drafts."""
+        """Learns from the verified drafts of a plan."""
         self._acceptance.observe(drafts, accepted, plan.width)
         self.counts.verified(drafts, accepted, self._rows.source)
 
     def interrupted(self) -> None:
-        """Something else than decoding has run: the step under way cannot be timed."""
+        """Drops the timing of the current step, because a batch other than decoding has run."""
         self._step = None
         self._replica.drain(time.monotonic())
 
     def facts(self) -> dict[str, Any]:
-        """What has been drafted so far, and what became of it."""
+        """Returns the counters of drafted and accepted tokens, as JSON."""
         tally = self._acceptance.tally
         return {
             **self.counts.facts(),
@@ -110,7 +111,7 @@ class Planner:
         }
 
     def finished(self, rid: str) -> None:
-        """A request is complete."""
+        """Removes a request that is complete."""
         self._rows.leave(rid)
 
     def _time(self, now: float, batch: int) -> None:

@@ -1,4 +1,4 @@
-"""How long the target takes for a step, by batch size and draft width, measured on the engine."""
+"""Measures the target's time per step on the engine, by batch size and draft width."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ CONTEXT = 64  # tokens that each request of the measurement attends to
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Powers of two up to `most`, and it."""
+    """Returns the powers of two below `most`, then `most`."""
     sizes = [1 << i for i in range(most.bit_length()) if 1 << i < most]
     return [*sizes, most]
 
@@ -24,9 +24,9 @@ def batch_sizes(most: int) -> list[int]:
 def step_seconds(
     runner: SglModelRunner, shapes: Shapes, widths: Sequence[int]
 ) -> dict[tuple[int, int], float]:
-    """Returns the seconds of a forward pass by (batch, width): the least of some rounds.
+    """Returns the seconds of a forward pass by (batch, width): the minimum of some rounds.
 
-    runner: ready to serve. Every rank of an engine has to call this.
+    runner: ready to serve. Every rank of an engine must call this function.
     """
     most = max(1, min(runner.max_running_requests, MOST_NODES // widths[-1]))
     times: dict[tuple[int, int], float] = {}
@@ -50,7 +50,7 @@ def _seconds(runner: SglModelRunner, shapes: Shapes, batch: int, width: int) -> 
 
 
 def _dummy(runner: SglModelRunner, batch: int, width: int, verifies: bool) -> Any:
-    """A batch that decodes or verifies, all of it in SGLang's padding slot 0."""
+    """Returns a batch that decodes or verifies, with all KV in SGLang's padding slot 0."""
     from sglang.srt.model_executor.forward_batch_info import (
         CaptureHiddenMode,
         ForwardBatch,

@@ -1,7 +1,7 @@
-"""Ranks that share a model step together: the first one drafts and sends its plan.
+"""Broadcasts the first rank's plan to all ranks that run a model step together.
 
-Left alone they would draft differently (tokens of siblings reach each at another moment), verify
-trees of different shapes, and hang in the next collective.
+If every rank drafted, the drafts would differ, because siblings' tokens reach the ranks at
+different times. Trees of different shapes would then hang the next collective.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from .planner import PLAIN, Plan
 
 
 def agree(plan: Plan, count: int, stride: int) -> Plan:
-    """The first rank's plan for `count` requests, on every rank."""
+    """Returns the first rank's plan for `count` requests, on every rank."""
     from sglang.srt.runtime_context import get_parallel
 
     ranks = get_parallel().tp_group  # other ways to share a batch are refused (algorithm.py)

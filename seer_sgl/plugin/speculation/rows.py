@@ -1,8 +1,8 @@
 """The requests of the decode batch and where their tokens are in the group indexes.
 
-Tokens reach an index from two sides: those SGLang has booked (`Req.output_ids`) and, with
-overlapped scheduling, those of the last step, which it has not. A row records how many tokens of
-its request the index has, so that neither a skipped step nor one that was taken back matters.
+Tokens reach an index from two sources: `Req.output_ids`, which SGLang has booked, and, with
+overlapped scheduling, the last step, which is not booked yet. A row records how many tokens of its
+request the index has, so a skipped step or a retracted one does no harm.
 """
 
 from collections.abc import Sequence
@@ -19,18 +19,18 @@ from seer_sgl.plugin.sglang_types import SglReq
 
 
 class Origin(NamedTuple):
-    """Whose response a /generate call continues."""
+    """The response that a /generate call continues."""
 
     group: str
     sample: int
-    prompt_len: int  # tokens of its input that are the prompt; the rest are response
+    prompt_len: int  # tokens of the prompt; the rest of the input is response
     probe: bool
 
 
 def origin_of(req: SglReq) -> Origin:
-    """Returns what the caller wrote into `custom_params`; a group of its own without that."""
-    given = req.sampling_params.custom_params
-    origin = given.get(ORIGIN) if isinstance(given, dict) else None
+    """Returns the origin from the request's `custom_params`; without one, a group of its own."""
+    params = req.sampling_params.custom_params
+    origin = params.get(ORIGIN) if isinstance(params, dict) else None
     length = len(req.origin_input_ids)
     if isinstance(origin, dict):
         group, sample = origin.get("group"), origin.get("sample")
@@ -47,7 +47,7 @@ def origin_of(req: SglReq) -> Origin:
 
 
 class BatchRows:
-    """The rows of the decode batch, in its order. All arrays have one entry a row."""
+    """The rows of the decode batch, in its order. All arrays have one entry per row."""
 
     def __init__(self, drafter: Drafter, replica: Replica) -> None:
         self.slots: NDArray[np.int64] = np.empty(0, np.int64)
@@ -61,7 +61,7 @@ class BatchRows:
         self._known: dict[str, tuple[int, int, bool]] = {}  # rid -> slot, limit, probe
 
     def follow(self, reqs: Sequence[SglReq]) -> None:
-        """The batch now consists of `reqs`."""
+        """Updates the rows: the batch now consists of `reqs`."""
         rids = [req.rid for req in reqs]
         if rids == self._rids:
             return
@@ -85,10 +85,10 @@ class BatchRows:
         runs: NDArray[np.int32],
         run_lens: NDArray[np.int64],
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """The tokens that the indexes lack, row after row, and how many of each row.
+        """Returns the tokens that the indexes lack, row after row, and their number per row.
 
-        totals: tokens of each request, the newest included; runs [rows, stride]: what the last
-        step brought, `run_lens` of it in each row.
+        totals: tokens per request, the newest included. runs [rows, stride]: the tokens of the
+        last step, `run_lens` of them per row.
         """
         counts = totals - self.lengths
         if (counts == run_lens).all():
@@ -97,7 +97,7 @@ class BatchRows:
         else:
             parts = []
             for i, req in enumerate(reqs):
-                if counts[i] < 0:  # taken back: begin it again
+                if counts[i] < 0:  # retracted: begin again
                     self._restart(i, req)
                     counts[i] = totals[i] - self.lengths[i]
                 parts.append(_newest(req, int(counts[i]), int(totals[i]), runs[i], run_lens[i]))
@@ -106,7 +106,7 @@ class BatchRows:
         return np.ascontiguousarray(tokens, np.int32), counts.astype(np.int32)
 
     def share(self, tokens: NDArray[np.int32], counts: NDArray[np.int32]) -> None:
-        """These tokens are in the indexes; siblings elsewhere want them too."""
+        """Shares tokens that are in the indexes with siblings on other engines."""
         ids, start = tokens.tolist(), 0
         for slot, count in zip(self.slots.tolist(), counts.tolist(), strict=True):
             if count:
@@ -114,12 +114,15 @@ class BatchRows:
                 start += count
 
     def source(self, row: int, sequence: int) -> str:
-        """Who wrote what sequence `sequence` of the row's group wrote: `own` (the request itself),
-        `here` (a sibling on this engine) or `elsewhere` (on another, or in an earlier epoch)."""
+        """Returns the author of sequence `sequence` of the row's group (replica.Source).
+
+        `own` is the request itself, `here` a sibling on this engine, and `elsewhere` a sibling on
+        another engine or of an earlier epoch.
+        """
         return self._replica.source(int(self.slots[row]), sequence)
 
     def leave(self, rid: str) -> None:
-        """A request is complete, or left the batch; its last tokens are of use to its siblings."""
+        """Removes a request from the batch, after adding its last tokens for its siblings."""
         if rid not in self._known:
             return
         at = self._rids.index(rid)
@@ -130,7 +133,7 @@ class BatchRows:
         self.limits, self.probes = np.delete(self.limits, at), np.delete(self.probes, at)
 
     def _settle(self, at: int, req: SglReq) -> None:
-        """Put into the index what SGLang has booked since the last step that drafted."""
+        """Puts the tokens booked since the last drafting step into the index."""
         output = req.output_ids if req.finished_len is None else req.output_ids[: req.finished_len]
         known = int(self.lengths[at]) - len(req.origin_input_ids)
         if 0 <= known < len(output):
@@ -141,7 +144,7 @@ class BatchRows:
 
     def _begin(self, req: SglReq) -> tuple[tuple[int, int, bool], int]:
         origin = origin_of(req)
-        # SGLang puts hashes of images where their tokens would be.
+        # SGLang puts hashes of images in place of their tokens.
         ids = [one if 0 <= one <= MAX_TOKEN else 0 for one in req.origin_input_ids]
         response = [*ids[origin.prompt_len :], *req.output_ids]
         slot = self._replica.begin(origin.group, origin.sample, ids[: origin.prompt_len], response)
@@ -157,7 +160,7 @@ class BatchRows:
 def _newest(
     req: SglReq, count: int, total: int, run: NDArray[np.int32], run_len: int
 ) -> NDArray[np.int32]:
-    """The last `count` of a request's `total` tokens."""
+    """Returns the last `count` of a request's `total` tokens."""
     booked = len(req.origin_input_ids) + len(req.output_ids)
     late = max(0, total - booked)  # only in the run so far
     early = count - late

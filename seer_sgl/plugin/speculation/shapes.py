@@ -1,8 +1,8 @@
-"""What the target needs to verify drafts of several widths on a GPU.
+"""The attention backends and CUDA graphs that verify drafts of several widths on a GPU.
 
-SGLang's attention backends and CUDA graphs are made for one number of draft tokens. There is one
-of each for every width here, as its adaptive EAGLE worker does it for its numbers of steps
-(`EAGLEWorkerV2.build_adaptive_runtime_state`). A CPU has neither.
+SGLang creates both for one number of draft tokens. `Shapes` holds one of each per width, as
+SGLang's adaptive EAGLE worker does per number of steps
+(`EAGLEWorkerV2.build_adaptive_runtime_state`). A CPU needs neither.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ class _Shape(NamedTuple):
 
 
 class Shapes:
-    """The target's state by width. `stride`: the width that SGLang has prepared already."""
+    """The target's state by width. `stride`: the width that SGLang itself has prepared."""
 
     def __init__(self, runner: SglModelRunner, widths: Sequence[int], stride: int) -> None:
         self._runner = runner
@@ -35,7 +35,7 @@ class Shapes:
 
     @contextlib.contextmanager
     def of(self, width: int) -> Iterator[None]:
-        """The target verifies `width` nodes a request in this block."""
+        """Sets the target up to verify `width` nodes per request in this block."""
         if not self._by_width:
             yield
             return

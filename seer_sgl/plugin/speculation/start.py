@@ -1,4 +1,4 @@
-"""Getting ready to draft, once the target is loaded."""
+"""Prepares drafting once the target is loaded."""
 
 from seer_sgl.draft.automaton import MAX_TOKEN
 from seer_sgl.draft.drafter import Drafter
@@ -12,18 +12,18 @@ from .planner import Planner
 from .shapes import Shapes
 
 TREE_BACKENDS = frozenset({"torch_native", "triton", "flashinfer"})
-DEFAULT_MEMORY = 1 << 30  # bytes, of a server that was started with SGLang's flags alone
+DEFAULT_MEMORY = 1 << 30  # bytes, for a server that was started with SGLang's flags alone
 
 
 def widths(stride: int) -> list[int]:
-    """Of a verification: 1 is plain decoding; then the last token and 2, 4, 8, ... drafts."""
+    """Returns the widths of a verification: 1 (plain decoding), then 1 + 2, 1 + 4, ..., stride."""
     most = stride - 1
     drafts = [1 << i for i in range(1, most.bit_length()) if 1 << i < most]
     return [1, *(1 + count for count in drafts), stride]
 
 
 def verifies_trees() -> bool:
-    """Whether the target's attention goes by the draft's mask; else it takes it for a chain."""
+    """Returns whether the target's attention reads the draft's mask; if not, drafts are chains."""
     from sglang.srt.runtime_context import get_exec
 
     return get_exec().kernel.attention_backend in TREE_BACKENDS
@@ -40,7 +40,9 @@ def planner(
     from sglang.srt.runtime_context import get_parallel
 
     times = profile.step_seconds(runner, shapes, widths(stride))
-    wanted = drafting.settings() or contract.DraftSettings("engine", stride - 1, 4, DEFAULT_MEMORY)
+    draft_settings = drafting.settings()
+    if draft_settings is None:
+        draft_settings = contract.DraftSettings("engine", stride - 1, 4, DEFAULT_MEMORY)
     vocab_size = runner.model_config.vocab_size
     if vocab_size > MAX_TOKEN + 1:
         raise ValueError(f"draft.scope: {vocab_size} tokens, the index takes {MAX_TOKEN + 1}")
@@ -48,13 +50,13 @@ def planner(
     rank = parallel.pp_rank * parallel.tp_size + parallel.tp_rank
     ranks = parallel.tp_size * parallel.pp_size
     drafter = Drafter()
-    replica = drafting.join(drafter, wanted, rank, ranks, vocab_size)
+    replica = drafting.join(drafter, draft_settings, rank, ranks, vocab_size)
     if replica is None:
         return None
-    paths = wanted.paths if verifies_trees() else 1
-    made = Planner(drafter, replica, widths(stride), paths, StepTimes(times))
+    paths = draft_settings.paths if verifies_trees() else 1
+    result = Planner(drafter, replica, widths(stride), paths, StepTimes(times))
     reserve = get_alloc_reserve_per_decode()
     forward = [[batch, width, 1e3 * s] for (batch, width), s in times.items()]
     constant = {"draft_tokens": reserve, "paths": paths, "forward_ms": forward}
-    status.begin(lambda: {**constant, **made.facts()})
-    return made
+    status.begin(lambda: {**constant, **result.facts()})
+    return result

@@ -1,8 +1,8 @@
 """Verification by sample-and-match: exact for any draft, at any temperature.
 
 SGLang's own sampler draws a token at every node of a draft tree, with the parameters, seed and
-position that plain decoding would use there; the accepted path is where the drafts agree with the
-draws. So a draft decides how many tokens a step brings, and never which.
+position that plain decoding would use there. The accepted path is where the drafts equal the
+draws. A draft therefore decides how many tokens a step emits, never which tokens.
 """
 
 import dataclasses
@@ -23,20 +23,20 @@ from seer_sgl.plugin.sglang_types import (
 
 from .planner import Plan
 
-# Of SamplingBatchInfo: what has a row a request and is used by the sampler.
+# The fields of SamplingBatchInfo that the sampler uses and that have one row per request.
 _ROWS = ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed", "logit_bias")
 
 
 class Verified(NamedTuple):
-    """A verified step of `n` requests, `width` nodes each."""
+    """A verified step of `n` requests with `width` nodes per request."""
 
-    tokens: torch.Tensor  # int32 [n, width]: the accepted ones and then the bonus token; 0 after
-    nodes: torch.Tensor  # int64 [n, width]: their nodes in the flattened batch; -1 after
+    tokens: torch.Tensor  # int32 [n, width]: accepted tokens, then the bonus token, then 0
+    nodes: torch.Tensor  # int64 [n, width]: their nodes in the flattened batch, then -1
     accepted: Accepted
 
 
 def layout_of(last: NDArray[np.int32], plan: Plan) -> Layout:
-    """The nodes of a plan. last: int32 [n], the newest token of each request."""
+    """Returns the nodes of a plan. last: int32 [n], the newest token per request."""
     drafts = plan.drafts
     if drafts is None:
         none, empty = np.zeros(len(last), np.int32), np.zeros((len(last), 0), np.int32)
@@ -45,8 +45,11 @@ def layout_of(last: NDArray[np.int32], plan: Plan) -> Layout:
 
 
 def speculates(sampling: SglSamplingInfo) -> bool:
-    """Whether the sampler can draw at the nodes of a tree: what depends on the tokens before a
-    node (penalties, grammars, processors of the user's) is sampled token by token instead."""
+    """Returns whether the sampler can draw at all nodes of a tree.
+
+    Penalties, grammars and the user's logit processors depend on the tokens before a node, so these
+    requests are sampled token by token.
+    """
     return not (
         sampling.grammars
         or sampling.has_custom_logit_processor
@@ -63,10 +66,9 @@ def verify(
     layout: Layout,
     positions: torch.Tensor,
 ) -> Verified:
-    """Draw at every node, walk, and leave in `output` the logprobs of the accepted tokens.
+    """Draws at every node, walks the trees, and keeps the accepted tokens' logprobs in `output`.
 
-    output: of the verification, logits [n * width, vocabulary];
-    positions: int64 [n * width].
+    output: of the verification, logits [n * width, vocabulary]. positions: int64 [n * width].
     """
     width = layout.tokens.shape[1]
     sampling = _repeated(batch.sampling_info, width)
@@ -94,7 +96,7 @@ def verify(
 
 
 def _repeated(info: Any, width: int) -> Any:
-    """Sampling parameters of every node: those of its request."""
+    """Returns the sampling parameters of every node, copied from its request."""
     changes = {
         name: value.repeat_interleave(width, dim=0)
         for name in _ROWS
@@ -108,8 +110,8 @@ def _each(values: list[Any] | None, width: int) -> list[Any]:
 
 
 def _keep(output: SglLogits, at: torch.Tensor) -> None:
-    """Of the logprobs at every node those at the accepted ones, as SGLang expects them:
-    [n, width], and flat lists of top logprobs."""
+    """Keeps only the logprobs at the accepted nodes, in SGLang's shapes: [n, width], and flat
+    lists of top logprobs."""
     output.next_token_logprobs = output.next_token_logprobs.view(-1)[at]
     flat = at.view(-1)
     for name in (

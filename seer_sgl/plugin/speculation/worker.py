@@ -1,8 +1,8 @@
-"""SGLang's speculative worker: plain steps, verified steps, and what the scheduler wants to know.
+"""SGLang's speculative worker: plain steps, verified steps, and their results for the scheduler.
 
-It follows `NGRAMWorker` (sglang.srt.speculative.ngram_worker), which it replaces: the batch is
-SGLang's, KV slots for the widest draft are reserved in every row, and what a step brought travels
-to the next one in `batch.spec_info`, also with overlapped scheduling.
+It replaces `NGRAMWorker` (sglang.srt.speculative.ngram_worker) and follows its design. Every row
+reserves KV slots for the widest draft. `batch.spec_info` carries the tokens of a step to the next
+one, also with overlapped scheduling.
 """
 
 import logging
@@ -24,6 +24,7 @@ from sglang.srt.speculative.spec_utils import (
     prepare_mamba_track_for_verify,
     record_stream_for_v2_verify,
 )
+from typing_extensions import override
 
 from seer_sgl.draft.tree import Layout
 from seer_sgl.plugin.drafting import DraftStatus
@@ -36,13 +37,13 @@ from .shapes import Shapes
 from .verify import layout_of, speculates, verify
 
 logger = logging.getLogger(__name__)
-Publish = Callable[[torch.Tensor], object]  # takes the lengths after a step, int64 [n]
+Publish = Callable[[torch.Tensor], object]  # receives the lengths after a step, int64 [n]
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
-    """One rank's worker. Only the first rank of an engine drafts. status: reports its drafting."""
+    """The worker of one rank. Only the first rank drafts. status: reports its drafting."""
 
     draft_worker = None  # no draft model
 
@@ -65,21 +66,24 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         self._planner: Planner | None = None
         self._shapes: Shapes
 
+    @override
     def alloc_memory_pool(self, **_: object) -> None:
-        """The target's pools: drafts have none of their own."""
+        # Drafts have no KV of their own, so the pools are the target's.
         pools = self._target_worker.get_memory_pool()
         self.req_to_token_pool, self.token_to_kv_pool_allocator = pools
 
+    @override
     def init_cuda_graphs(self) -> None:
-        """The target is complete: measure it, and get ready to draft."""
+        # The target is complete: its steps can be measured.
         self._shapes = Shapes(self.model_runner, start.widths(self._stride), self._stride)
         self._planner = start.planner(self.model_runner, self._shapes, self._stride, self._status)
 
+    @override
     def clear_cache_pool(self) -> None:
-        """Indexes hold tokens, not KV: nothing to do."""
+        pass  # the indexes hold tokens, not KV
 
+    @override
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
-        """SGLang is done with a request."""
         if self._planner is not None:
             self._aided(None, self._planner.finished, rid)
 
@@ -89,12 +93,12 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         on_publish: Publish | None = None,
         pp_proxy_tensors: Any = None,
     ) -> GenerationBatchResult:
-        """One step of a batch, whatever its kind."""
+        """Runs one step of a batch of any kind."""
         stream = torch.get_device_module(self.device).current_stream()
         record_stream_for_v2_verify(batch, None, stream)
         if not batch.forward_mode.is_decode():
             return self._prefill(batch, on_publish, pp_proxy_tensors)
-        # The tokens of the last step, [n, stride], of which each row has so many.
+        # `runs` [n, stride]: the tokens of the last step, `run_lens` [n] of them per row.
         carried = batch.spec_info
         assert carried is not None
         runs = carried.accept_tokens.cpu().numpy().reshape(-1, self._stride)
@@ -111,7 +115,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         return self._verify(batch, plan, layout_of(last, plan), on_publish, pp_proxy_tensors)
 
     def _aided(self, otherwise: T, draft: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Returns what `draft` returns; if it fails, the engine goes on without drafting."""
+        """Returns the result of `draft`; if it fails, returns `otherwise` and ends drafting."""
         try:
             return draft(*args, **kwargs)
         except Exception:
@@ -122,7 +126,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
     def _prefill(
         self, batch: SglScheduleBatch, on_publish: Publish | None, pp_proxy_tensors: Any
     ) -> GenerationBatchResult:
-        """Anything but decoding goes through the target as it is."""
+        """Runs a batch that does not decode, unchanged on the target."""
         if self._planner is not None:
             self._aided(None, self._planner.interrupted)
         result = self._target_worker.forward_batch_generation(
@@ -137,7 +141,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         on_publish: Publish | None,
         pp_proxy_tensors: Any,
     ) -> GenerationBatchResult:
-        """A step without drafts: the target's own decoding, as without speculation."""
+        """Runs a step without drafts: the target's own decoding, as without speculation."""
         new_seq_lens = batch.seq_lens + 1
         batch.input_ids = torch.from_numpy(last.astype(np.int64)).to(self.device)
         slots = batch.req_to_token_pool.req_to_token[batch.req_pool_indices, batch.seq_lens]
@@ -163,7 +167,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         on_publish: Publish | None,
         pp_proxy_tensors: Any,
     ) -> GenerationBatchResult:
-        """A step with drafts: the target at every node, then the walk."""
+        """Runs a step with drafts: the target at every node, then the walk."""
         count, width = layout.tokens.shape
         tree = torch.from_numpy(layout.mask).to(self.device)
         depths = torch.from_numpy(layout.depths).to(self.device)
@@ -214,7 +218,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         on_publish: Publish | None,
         decoded: bool,
     ) -> GenerationBatchResult:
-        """The result of a step that brought every request one token."""
+        """Returns the result of a step with one token per request."""
         count = len(new_seq_lens)
         tokens = torch.zeros((count, self._stride), dtype=torch.int32, device=self.device)
         tokens[:, 0] = result.next_token_ids
@@ -231,7 +235,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         width: int,
         decoded: bool,
     ) -> GenerationBatchResult:
-        """What the scheduler takes from a step. tokens: int32 [n, stride], `lens` of each row."""
+        """Returns a step's result. tokens: int32 [n, stride], `lens` of them per row."""
         if on_publish is not None:
             on_publish(new_seq_lens)
         carried = NgramVerifyInput(
