@@ -10,8 +10,8 @@ from seer_sgl.errors import ConfigError
 from seer_sgl.types import Sampling
 
 from .contradictions import contradictions
-from .ready import own_files, ready_config
 from .reading import convert, place_of, plain, read_tree
+from .ready import own_files, ready_config
 from .tree import (
     UNDIVIDED,
     Config,
