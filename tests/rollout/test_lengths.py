@@ -69,7 +69,7 @@ def test_prompts_are_told_apart_by_their_tokens() -> None:
         ({"group_id": "g"}, "give exactly one of response_length and lengths"),
         ({"group_id": "g", "response_length": 3, "lengths": [3]}, "give exactly one of"),
         ({"group_id": "g", "response_length": -1}, "response_length: expected int >= 0"),
-        ({"group_id": "g", "lengths": []}, "lengths: it is empty"),
+        ({"group_id": "g", "lengths": []}, "lengths: the list is empty"),
         ({"group_id": "g", "lengths": [1, "x"]}, "lengths[1]: expected int, got str"),
         ({"prompt_ids": [1 << 40], "lengths": [1]}, "prompt_ids[0]: expected int <= "),
         ("{", "not JSON"),

@@ -78,9 +78,9 @@ def test_limit_takes_the_first_prompts(tmp_path: Path) -> None:
         ('{"prompt_ids": [1, 50]}', "token id 50 is outside the vocabulary of 50"),
         ('{"prompt_ids": [-1]}', "expected int >= 0"),
         ('{"prompt_ids": [1.5]}', "expected int"),
-        ('{"prompt_ids": [1,2,3,4,5,6,7,8,9]}', "9 prompt tokens; the engines take 8"),
+        ('{"prompt_ids": [1,2,3,4,5,6,7,8,9]}', "9 prompt tokens; the engines accept 8"),
         ('{"prompt": "a", "n": 0}', "expected int >= 1"),
-        ('{"prompt": "x", "id": "first"}', "id 'first' was used at"),
+        ('{"prompt": "x", "id": "first"}', "id 'first' is already used at"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
