@@ -103,5 +103,5 @@ def test_a_kernel_that_cannot_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) 
     assert loopback.refusal() is None
     monkeypatch.setattr(loopback, "DEVICE", b"none-such\0")
     assert loopback.refusal() == (
-        "Linux does not bind a socket to loopback: No such device (from 5.7 on it does)"
+        "Linux does not bind a socket to loopback: No such device (needs Linux 5.7)"
     )

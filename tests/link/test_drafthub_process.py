@@ -104,7 +104,7 @@ async def test_a_hub_that_dies_is_started_again_and_what_is_decoded_is_shared_ag
             two.decode(slot, 7)
             await all_have([one, two], [5], [6, 7])
         assert log_lines == [
-            "draft hub is started again: its process ended with status -9; its log: "
+            "draft hub is being restarted: its process ended with status -9; its log: "
             f"{tmp_path / 'drafthub.log'}"
         ]
     assert not hubs()
