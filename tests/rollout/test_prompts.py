@@ -279,7 +279,10 @@ def test_a_prompts_own_sampling_replaces_parts_of_the_rollouts(tmp_path: Path) -
         ('{"min_new_tokens": 101}', "sampling.min_new_tokens: exceeds max_new_tokens"),
         ('{"stop": ""}', "sampling.stop: an empty stop string"),
         ('{"regex": "a", "ebnf": "b"}', "sampling: only one of json_schema, regex, ebnf and"),
-        ('{"custom_params": {"seer_sgl": 1}}', "sampling.custom_params: 'seer_sgl' is a key of"),
+        (
+            '{"custom_params": {"seer_sgl": 1}}',
+            "sampling.custom_params: the key 'seer_sgl' is reserved",
+        ),
         (
             '{"max_response_len": 5, "max_new_tokens": 5}',
             "sampling: max_new_tokens and max_response_len are two names of one limit: give one",
