@@ -1,4 +1,4 @@
-"""The doctor: a line a check, each failure with the command that mends it, and an exit status."""
+"""The doctor: one line per check, each failure with the command that fixes it, an exit status."""
 
 import io
 import shutil
@@ -58,7 +58,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The package stands in an environment, without the files of a checkout beside it."""
+    """Places the package in an environment without the files of a checkout."""
     monkeypatch.setattr(doctor, "CHECKOUT", tmp_path)
 
 
@@ -194,7 +194,7 @@ def test_the_plugin_is_tried_not_assumed(
 
 
 def test_this_machine_is_fit_for_the_tests() -> None:
-    """The real checks, SGLang and our hooks included."""
+    """Runs the real checks, including SGLang and our hooks."""
     output = io.StringIO()
     assert doctor.examine(Console(file=output, width=200)), output.getvalue()
     assert "loaded by SGLang" in output.getvalue()

@@ -1,4 +1,4 @@
-"""Sockets that are kept within this machine, whatever address they were bound to."""
+"""Listening sockets are confined to this machine, for every address they were bound to."""
 
 import socket
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class Address(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """As psutil has them."""
+    """A connection as psutil returns it."""
 
     laddr: Address
     raddr: Address

@@ -1,4 +1,4 @@
-"""Lengths of an earlier rollout: what is read, and what is refused in one line."""
+"""Lengths of an earlier rollout: valid files are read, invalid ones refused in one line."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from seer_sgl.scheduling.lengths import prompt_hash
 from seer_sgl.types import Group, token_array
 from tests.helpers import make_group
 
-IDS = list(range(10))  # of make_group's prompts
+IDS = list(range(10))  # the ids of make_group's prompts
 
 
 def written(path: Path, *lines: dict[str, Any] | str) -> Path:

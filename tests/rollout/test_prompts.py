@@ -1,4 +1,4 @@
-"""Prompts in: what is accepted, and that each mistake is named with its file and line."""
+"""Reading prompts: valid ones are accepted; each error names the file and the line."""
 
 import json
 from array import array
@@ -125,7 +125,7 @@ def test_python_objects() -> None:
 
 
 DEEP = 100_000
-LATE = MAX_DEPTH + 50  # msgspec reads it here; written deeper in the stack it would be lost
+LATE = MAX_DEPTH + 50  # msgspec can read this depth here, but not write it deeper in the stack
 
 
 @pytest.mark.parametrize(
