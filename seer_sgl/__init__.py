@@ -9,7 +9,7 @@ __all__ = ["Rollout"]
 
 
 def __getattr__(name: str) -> Any:
-    """`Rollout` on demand: SGLang's processes import this package too, and do not need it."""
+    """Imports `Rollout` on first use: SGLang's processes import this package without needing it."""
     if name == "Rollout":
         from .rollout import Rollout
 

@@ -188,11 +188,11 @@ async def test_a_killed_store_is_started_again_and_the_others_go_on(tmp_path: Pa
         stores = nodes("store")
         (victim,) = (s for s in stores if str(log) in {file.path for file in s.open_files()})
         victim.kill()
-        await until(lambda: "store0 is started again" in pool.lines[-1])
+        await until(lambda: "store0 is being restarted" in pool.lines[-1])
         # Its log is begun anew.
         await until(lambda: bool(nodes("store") - before) and "segment mounted" in log.read_text())
         assert [line.partition(":")[2] for line in pool.lines[1:]] == [
-            f" store0 is started again: its process ended with status -9; its log: {log}"
+            f" store0 is being restarted: its process ended with status -9; its log: {log}"
         ]
         assert {process for process in before if lives(process)} == before - {victim}
         (again,) = nodes("store") - before
@@ -208,7 +208,7 @@ async def test_a_killed_master_is_started_again_and_the_stores_join_it(
         stores, (victim,) = nodes("store"), nodes(kind)
         victim.kill()
         await until(lambda: bool(nodes(kind) - {victim}))
-        assert "master is started again" in pool.lines[-1]
+        assert "master is being restarted" in pool.lines[-1]
         assert await stores_and_finds(pool.address)
         assert nodes("store") == stores
 
