@@ -1,8 +1,8 @@
-"""What a step of attention costs on a CPU: SGLang's own `torch_native` against our hooks.
+"""Times a step of attention on a CPU: SGLang's own `torch_native` against our hooks.
 
-`python -m bench.attention --json` times one layer of the reasoning model for a continuation (one
-new token on a full cache hit, which is how every chunk begins) and for a decode step, at growing
-context. The two arms alternate within one run; figures are medians in microseconds.
+`python -m bench.attention --json` times one layer of the reasoning model at growing context, for a
+continuation and for a decode step. A continuation is one new token on a full cache hit: every chunk
+begins with one. The two arms alternate within one run; figures are medians in microseconds.
 """
 
 import argparse
@@ -21,13 +21,13 @@ CONTEXTS = (256, 1024, 2048, 4096, 6144)
 
 
 def arms(context: int) -> dict[str, dict[str, Callable[[], Any]]]:
-    """{operation: {arm: call}} on one request of `context` tokens."""
+    """Returns {operation: {arm: call}} on one request of `context` tokens."""
     import torch
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend as Stock
 
     from seer_sgl.plugin.cpu.attention import decode_grouped, extend_new_rows_only
 
-    backend = object.__new__(Stock)  # the methods timed here use nothing of it
+    backend = object.__new__(Stock)  # the timed methods use none of its attributes
     k_cache = torch.randn(KV_SLOTS, KV_HEADS, HEAD_SIZE)
     v_cache = torch.randn(KV_SLOTS, KV_HEADS, HEAD_SIZE)
     req_to_token = torch.randperm(KV_SLOTS)[:context].to(torch.int32).unsqueeze(0)
@@ -52,7 +52,7 @@ def arms(context: int) -> dict[str, dict[str, Callable[[], Any]]]:
 
 
 def alternate(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median microseconds of each arm, the arms taking turns."""
+    """Returns the median microseconds of each arm; the arms take turns."""
     times: dict[str, list[float]] = {arm: [] for arm in calls}
     for turn in range(rounds + 3):
         for arm, call in calls.items():
@@ -64,10 +64,10 @@ def alternate(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, flo
 
 
 def main() -> None:
-    """Time every context length; print one JSON object last."""
+    """Times every context length; prints one JSON object last."""
     parser = argparse.ArgumentParser(description="Attention on a CPU: stock against ours.")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser.add_argument("--json", action="store_true", help="print only the JSON object")
     options = parser.parse_args()
     os.environ[contract.CPU_SWITCH] = "1"
     cpu.prepare()
@@ -80,7 +80,7 @@ def main() -> None:
             medians = alternate(calls, options.rounds)
             figures.setdefault(operation, {})[context] = medians
             if not options.json:
-                print(f"{operation:13} context {context:5}  us a layer: {medians}")
+                print(f"{operation:13} context {context:5}  us per layer: {medians}")
     print(json.dumps(figures))
 
 

@@ -1,15 +1,15 @@
-"""Fits the simulated workloads to the baseline that the paper published, and to nothing else.
+"""Fits the simulated workloads to the paper's published baseline, and to no other figures.
 
 `python -m bench.calibrate moonlight --write` searches for the parameters marked "fitted" in
 configs/sim/moonlight.yaml such that the policy `group_round_robin` (whole groups pinned, undivided,
 all sent at once) takes the published total and tail time; for Qwen2-VL-72B also the preemptions and
 the idle share. Mean and longest response are right by construction (sim/workload.py).
 
-There are more parameters than figures, so each is also held near the value that hardware and
-experience suggest (PRIORS). Random search, then steps that shrink around the best: the objective
-jumps. Each candidate is judged by the mean over several draws of lengths, because one draw differs
-from the next by 10 % and more; the file then gets a typical one. The published figures of Seer are
-never looked at.
+There are more parameters than figures, so each parameter is also held near the value that hardware
+and experience suggest (PRIORS). The objective is not continuous: a random search is followed by
+shrinking steps around the best candidate. The loss of a candidate is a mean over several draws of
+lengths, because draws differ by 10 % and more; the file then gets a typical draw. The fit does not
+use the published figures of Seer.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from seer_sgl.sim.workload import sample
 
 BASELINE = "group_round_robin"
 SEEDS = (1, 2, 3)
-# The paper's rollout is one draw as well: of so many, the file gets the one that is closest to it.
+# The paper's rollout is also one draw: the file gets the draw among these that is closest to it.
 DRAWS = range(1, 9)
-TOLERANCE = 0.03  # of a figure, in its logarithm: 3 % off costs as much as a prior's width
+TOLERANCE = 0.03  # of a figure's logarithm: an error of 3 % costs as much as a prior's width
 
 
 class Prior(NamedTuple):
-    """Where a parameter should be, and by what factor (in its logarithm) it may well be off."""
+    """The expected value of a parameter, and the standard deviation of its logarithm."""
 
     centre: float
     width: float
@@ -66,12 +66,12 @@ PRIORS: dict[str, dict[str, Prior]] = {
     },
 }
 INTEGER, SEED = "engine.kv_tokens", "workload.lengths.seed"
-DIGITS = 3  # of a fitted parameter; more would be a pretence
+DIGITS = 3  # of a fitted parameter; the fit is not more precise
 Parameters = dict[str, float]
 
 
 def settings(workload: str, parameters: Parameters, seed: int) -> SimConfig:
-    """The workload's file with other parameters, under the baseline."""
+    """Returns the settings of the workload's file with other parameters, under the baseline."""
     overrides = [f"{key}={value:g}" for key, value in parameters.items() if key != INTEGER]
     if INTEGER in parameters:
         overrides.append(f"{INTEGER}={int(parameters[INTEGER])}")
@@ -80,13 +80,13 @@ def settings(workload: str, parameters: Parameters, seed: int) -> SimConfig:
 
 
 def baseline(workload: str, parameters: Parameters, seed: int) -> tuple[SimConfig, Outcome]:
-    """The baseline's figures with these parameters."""
+    """Returns the settings and the baseline's figures with these parameters."""
     config = settings(workload, parameters, seed)
     return config, outcome(workload, BASELINE, simulate(sample(config.workload), config))
 
 
 def residuals(config: SimConfig, result: Outcome) -> dict[str, float]:
-    """Simulated over published, minus one."""
+    """Returns simulated over published, minus one, for each published figure."""
     paper = config.paper
     figures = {
         "wall_s": (result.wall_s, paper.wall_s),
@@ -94,11 +94,16 @@ def residuals(config: SimConfig, result: Outcome) -> dict[str, float]:
         "preemptions": (result.preemptions, paper.preemptions),
         "idle_fraction": (result.idle_fraction, paper.idle_fraction),
     }
-    return {name: max(got, 1e-9) / wanted - 1 for name, (got, wanted) in figures.items() if wanted}
+    return {
+        name: max(simulated, 1e-9) / published - 1
+        for name, (simulated, published) in figures.items()
+        if published
+    }
 
 
 def loss(workload: str, parameters: Parameters) -> float:
-    """Misfit of the baseline's figures, averaged over draws, and distance from the priors."""
+    """Returns the misfit of the baseline's figures, averaged over draws, plus the distance from
+    the priors."""
     rows = [residuals(*baseline(workload, parameters, seed)) for seed in SEEDS]
     means = [math.fsum(row[name] for row in rows) / len(rows) for name in rows[0]]
     misfit = sum((math.log1p(mean) / TOLERANCE) ** 2 for mean in means)
@@ -113,7 +118,7 @@ def loss(workload: str, parameters: Parameters) -> float:
 def candidates(
     workload: str, evaluations: int, best: dict[str, Parameters]
 ) -> Iterator[Parameters]:
-    """First from the priors, then ever closer around the best (`best["is"]`)."""
+    """Yields candidates, first from the priors, then closer and closer around `best["is"]`."""
     random = np.random.default_rng(0)
     priors = PRIORS[workload]
     broad = evaluations // 4
@@ -121,7 +126,7 @@ def candidates(
     for i in range(1, evaluations):
         spread = 1.0 if i < broad else 0.6 * (1 - (i - broad) / (evaluations - broad)) + 0.05
         centre = {key: prior.centre for key, prior in priors.items()} if i < broad else best["is"]
-        # Along a few axes at a time: most steps along all of them would lead away.
+        # Move along some axes at a time: most steps along all axes would increase the loss.
         moved = {
             key: centre[key] * math.exp(spread * prior.width * random.standard_normal())
             if i < broad or random.random() < 0.5
@@ -133,25 +138,25 @@ def candidates(
 
 
 def rounded(value: float) -> float:
-    """The value to DIGITS significant digits."""
+    """Returns the value rounded to DIGITS significant digits."""
     return float(f"{value:.{DIGITS}g}")
 
 
 def fit(workload: str, evaluations: int) -> Parameters:
-    """The best parameters found."""
+    """Returns the best parameters found."""
     best: dict[str, Parameters] = {"is": {}}
     lowest = math.inf
     for i, parameters in enumerate(candidates(workload, evaluations, best)):
-        found = loss(workload, parameters)
-        if found < lowest:
-            lowest, best["is"] = found, parameters
+        value = loss(workload, parameters)
+        if value < lowest:
+            lowest, best["is"] = value, parameters
             shown = {key.rpartition(".")[2]: value for key, value in parameters.items()}
-            print(f"{i:4} loss {found:9.2f}  {shown}", flush=True)
+            print(f"{i:4} loss {lowest:9.2f}  {shown}", flush=True)
     return best["is"]
 
 
 def write(workload: str, parameters: Parameters) -> None:
-    """Put the parameters into the workload's file, its comments untouched."""
+    """Writes the parameters into the workload's file and keeps its comments."""
     path = workload_file(workload)
     text = path.read_text()
     for key, value in parameters.items():
@@ -159,16 +164,16 @@ def write(workload: str, parameters: Parameters) -> None:
         shown = f"{int(value)}" if key in (INTEGER, SEED) else f"{value:g}"
         text, count = re.subn(rf"(?m)^(\s+{leaf}:) \S+", rf"\g<1> {shown}", text)
         if count != 1:
-            raise SystemExit(f"{path}: {leaf} is there {count} times")
+            raise SystemExit(f"{path}: {leaf} appears {count} times")
     path.write_text(text)
 
 
 def main() -> None:
-    """Fit (or only check) one workload; print one JSON object last."""
+    """Fits (or only checks) one workload; prints one JSON object last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("workload", choices=list(PRIORS))
     parser.add_argument("--evaluations", type=int, default=200, help="0: only check the file")
-    parser.add_argument("--write", action="store_true", help="put the result into the file")
+    parser.add_argument("--write", action="store_true", help="write the result into the file")
     parser.add_argument("--json", action="store_true", help="accepted for uniformity")
     options = parser.parse_args()
     parameters = fit(options.workload, options.evaluations) if options.evaluations else {}
@@ -190,7 +195,7 @@ def main() -> None:
 
 
 def check(workload: str, parameters: Parameters, seed: int) -> dict[str, float]:
-    """Residuals of one draw of lengths."""
+    """Returns the residuals of one draw of lengths."""
     return {
         name: round(value, 4)
         for name, value in residuals(*baseline(workload, parameters, seed)).items()

@@ -1,4 +1,4 @@
-"""How much of what an index drafts the recorded texts accept: decoding replayed token by token."""
+"""Measures the acceptance of an index's drafts: replays the decoding of recorded texts."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -14,23 +14,23 @@ class Acceptance(NamedTuple):
     """Means over all steps of all sequences."""
 
     drafted: float  # tokens
-    accepted: float  # drafted tokens that came true; the bonus token is one more
+    accepted: float  # drafted tokens that match the text, without the bonus token
     steps: int
 
 
 def accepted(tree: Tree, truth: Tokens) -> int:
-    """Tokens on the path from the root that are what the text goes on with."""
+    """Returns the length of the path from the root that equals the continuation of the text."""
     node = -1
     for depth, token in enumerate(truth.tolist()):
         children = zip(tree.tokens, tree.parents, strict=True)
-        found = [
+        matches = [
             child
             for child, (drafted, parent) in enumerate(children)
             if parent == node and drafted == token
         ]
-        if not found:
+        if not matches:
             return depth
-        node = found[0]
+        node = matches[0]
     return len(truth)
 
 
@@ -41,10 +41,10 @@ def replay(
     references: int,
     budget: int,
 ) -> Acceptance:
-    """Decode the `live` responses of every group, all at once, beside finished references.
+    """Replays the `live` responses of every group in one batch, beside finished references.
 
-    References are the first responses that are not live. Every step gives a sequence what was
-    accepted of its draft and one token more.
+    References are the first responses that are not live. Every step extends a sequence by the
+    accepted part of its draft and one more token.
     """
     for number, group in enumerate(groups):
         contender.open(str(number), group.prompt)
@@ -58,7 +58,7 @@ def replay(
         for number, group in enumerate(groups)
         for sequence in live
     }
-    # The prefill gives the first token.
+    # The prefill samples the first token.
     rows = {key: len(groups[int(key[0])].prompt) + 1 for key in texts}
     new = dict.fromkeys(texts, 1)
     drafted, taken = [], []

@@ -1,9 +1,9 @@
-"""Three indexes that draft, behind one interface: ours, ArcticInference's and SGLang's.
+"""Three draft indexes behind one interface: ours, ArcticInference's and SGLang's.
 
-Each is used as its own project uses it: ArcticInference's `SuffixTree`, one a group, drafts from
-the last 64 tokens (`SuffixDecodingCache`), with the factor that vLLM gives it; SGLang's
-`NgramCorpus`, one an engine, is given the last tokens of every request after every step, as
-`NGRAMWorker` does, matches incrementally and always fills its draft.
+Each index is used as in its own project. ArcticInference's `SuffixTree`, one per group, drafts from
+the last 64 tokens (`SuffixDecodingCache`), with vLLM's factor. SGLang's `NgramCorpus`, one per
+engine, receives the last tokens of every request after every step (`NGRAMWorker`). It matches
+incrementally and always fills its draft.
 """
 
 import importlib.util
@@ -18,12 +18,12 @@ from seer_sgl.draft.drafter import Drafter
 from seer_sgl.link import contract
 
 Tokens = NDArray[np.int32]
-MIN_PROBABILITY = 0.1  # below which ours and ArcticInference draft no further
+MIN_PROBABILITY = 0.1  # below it, ours and ArcticInference stop drafting
 CONTEXT = 64  # tokens that ArcticInference matches
 
 
 class Row(NamedTuple):
-    """A sequence in a step: what it has grown by, and its text with that, prompt included."""
+    """A sequence in a step: its new tokens, and its text including them and the prompt."""
 
     group: str
     sequence: int
@@ -32,17 +32,17 @@ class Row(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """Drafted tokens; a parent before its children, -1: the end of the text."""
+    """Drafted tokens; parents come before their children, -1 is the end of the text."""
 
     tokens: list[int]
     parents: list[int]
 
 
 class Contender(Protocol):
-    """An index that can be measured.
+    """An index to measure.
 
-    What an engine would have at hand anyway is prepared before the clock starts: `prepare` gives
-    the batch that the three timed calls take.
+    `prepare` returns the batch for the three timed calls `append`, `draft` and `step`. It is not
+    timed, because an engine has this data anyway.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Contender(Protocol):
 
 
 class Ours:
-    """`seer_sgl.draft.drafter.Drafter`: one call a step."""
+    """`seer_sgl.draft.drafter.Drafter`: one call per step."""
 
     name = "seer-sgl"
 
@@ -105,7 +105,7 @@ class Ours:
 
 
 class Arctic:
-    """ArcticInference's suffix tree (C++), one a group; every sequence holds the prompt."""
+    """ArcticInference's suffix tree (C++), one per group; every sequence contains the prompt."""
 
     name = "ArcticInference"
 
@@ -159,7 +159,7 @@ class Arctic:
 
 
 class Ngram:
-    """SGLang's corpus (C++): one trie of depth 18 for all groups, of a million nodes."""
+    """SGLang's corpus (C++): one trie of depth 18 and a million nodes for all groups."""
 
     name = "SGLang NgramCorpus"
     DEPTH = 18
@@ -171,8 +171,8 @@ class Ngram:
         cpu.prepare()
         from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
 
-        # SGLang's defaults but for the width: its 8 continuations for a tree, 1 for a chain, which
-        # is a chain for each of the contexts until the draft is full.
+        # SGLang's defaults except the width: 8 continuations (its default) for a tree, 1 for a
+        # chain. With 1, it drafts one chain per context until the draft is full.
         self._corpus = NgramCorpus(
             draft_token_num=budget + 1,
             max_bfs_breadth=8 if paths > 1 else 1,
@@ -184,7 +184,7 @@ class Ngram:
         """`NGRAMWorker` does not insert prompts."""
 
     def close(self, group: str) -> None:
-        """No group can be taken out; the least recently used nodes are used again."""
+        """The corpus cannot remove a group; it reuses the least recently used nodes."""
 
     def prepare(self, rows: list[Row], budget: int) -> Any:
         # A long piece is a finished response: SGLang would have inserted it window by window.
@@ -209,8 +209,8 @@ class Ngram:
         tokens, masks = drafts[0].reshape(-1, width), drafts[1].reshape(-1, width, width)
         trees = []
         for row, mask in zip(tokens, masks, strict=True):
-            # A parent is the last ancestor but the node itself. Where it has nothing to draft
-            # SGLang hangs token 0 on the root.
+            # A parent is the last ancestor before the node itself. If it has nothing to draft,
+            # SGLang attaches token 0 to the root.
             parents = [int(np.flatnonzero(mask[node, :node])[-1]) - 1 for node in range(1, width)]
             trees.append(Tree(row[1:].tolist(), parents))
         return trees
@@ -220,14 +220,14 @@ class Ngram:
 
 
 def contenders(paths: int, budget: int) -> list[Contender]:
-    """A new one of each that is installed here; says which are not, and how to install them."""
-    found: list[Contender] = [Ours(paths)]
+    """Returns a new instance of each installed index; prints how to install the missing ones."""
+    installed: list[Contender] = [Ours(paths)]
     if importlib.util.find_spec("arctic_inference") is None:
-        print("without ArcticInference: pip install arctic-inference==0.3.0", file=sys.stderr)
+        print("skipping ArcticInference: pip install arctic-inference==0.3.0", file=sys.stderr)
     else:
-        found.append(Arctic(paths))
+        installed.append(Arctic(paths))
     if importlib.util.find_spec("sglang") is None:
-        print("without SGLang's NgramCorpus: make venv", file=sys.stderr)
+        print("skipping SGLang's NgramCorpus: make venv", file=sys.stderr)
     else:
-        found.append(Ngram(paths, budget))
-    return found
+        installed.append(Ngram(paths, budget))
+    return installed

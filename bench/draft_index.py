@@ -1,11 +1,11 @@
-"""What the group's suffix index costs and how much its drafts are worth, beside two in C++.
+"""Measures the cost of the group's suffix index and the value of its drafts, beside two in C++.
 
-`python -m bench.draft_index [--json]` compares `seer_sgl.draft` with ArcticInference's `SuffixTree`
-and SGLang's `NgramCorpus`, both real, in one run: they take turns on the same texts, and figures
-are medians of the rounds.
+`python -m bench.draft_index [--json]` compares `seer_sgl.draft` with the real `SuffixTree` of
+ArcticInference and `NgramCorpus` of SGLang in one run: they take turns on the same texts, and
+figures are medians of the rounds.
 
-SGLang builds its corpus when it is first used, which needs g++. ArcticInference is a package of its
-own, `pip install arctic-inference==0.3.0`, or only the extension that is measured, with nanobind:
+SGLang builds its corpus at first use, which needs g++. ArcticInference is a separate package:
+`pip install arctic-inference==0.3.0`. The measured extension alone can be built with nanobind:
 
     pip download --no-deps --no-binary :all: arctic-inference==0.3.0 && tar xzf arctic_inference-*
     cmake -S arctic_inference-0.3.0/csrc/suffix_decoding -B build -DCMAKE_BUILD_TYPE=Release
@@ -26,9 +26,9 @@ from bench.draft_acceptance import Acceptance, replay
 from bench.draft_contenders import Contender, Ours, Row, Tokens, contenders
 from bench.draft_streams import Siblings, recorded, synthetic
 
-GROUPS, SIBLINGS, NEW, BUDGET = 8, 8, 3, 16  # of a step
+GROUPS, SIBLINGS, NEW, BUDGET = 8, 8, 3, 16  # per step
 TREE_PATHS = 4
-BLOCK = 20  # steps that one contender makes before the next takes its turn
+BLOCK = 20  # steps per turn of a contender
 NOISES = (0.05, 0.10, 0.15)
 REFERENCES = (0, 1, 5, 7, 15)
 # Mean acceptance length with the bonus token, by finished siblings (paper section 3).
@@ -41,14 +41,14 @@ Figures = dict[str, dict[str, float | None]]
 
 
 def microseconds(call: Callable[[Any], Any], batch: Any) -> float:
-    """Of one call."""
+    """Returns the time of one call."""
     before = time.perf_counter_ns()
     call(batch)
     return (time.perf_counter_ns() - before) / 1e3
 
 
 def step_rows(groups: Sequence[Siblings], texts: Sequence[Sequence[Tokens]], at: int) -> list[Row]:
-    """The rows of the step that brings tokens at..at+NEW of all responses."""
+    """Returns the rows of the step that adds tokens at..at+NEW of all responses."""
     return [
         Row(str(number), sequence, text[start + at : start + at + NEW], text[: start + at + NEW])
         for number, group in enumerate(groups)
@@ -58,7 +58,7 @@ def step_rows(groups: Sequence[Siblings], texts: Sequence[Sequence[Tokens]], at:
 
 
 def measure_steps(length: int) -> Figures:
-    """A step of 64 sequences in 8 groups, and its parts, while responses grow to `length`."""
+    """Times a step of 64 sequences in 8 groups, and its parts, while responses grow to `length`."""
     groups = [synthetic(SIBLINGS, length, 0.10, seed) for seed in range(GROUPS)]
     texts = [
         [np.concatenate([group.prompt, response]) for response in group.responses]
@@ -89,7 +89,8 @@ def measure_steps(length: int) -> Figures:
 
 
 def measure_group(siblings: int, length: int, piece: int = 512) -> Figures:
-    """One large group, appended in interleaved pieces: cost, the longest pause, memory, freeing."""
+    """Measures one large group that grows by interleaved pieces: cost per token, the slowest piece,
+    memory, and the time to free it."""
     group = synthetic(siblings, length, 0.10, 99)
     texts = [np.concatenate([group.prompt, response]) for response in group.responses]
     arms = contenders(1, BUDGET)
@@ -119,7 +120,7 @@ def measure_group(siblings: int, length: int, piece: int = 512) -> Figures:
 
 
 def measure_pauses(siblings: int, length: int) -> dict[str, float]:
-    """The longest of our appends of 3 tokens in a large group: growth happens in between."""
+    """Times our appends of NEW tokens in a large group; some of them include index growth."""
     group = synthetic(siblings, length, 0.10, 98)
     ours = Ours(1)
     ours.open("g", group.prompt)
@@ -135,7 +136,7 @@ def measure_pauses(siblings: int, length: int) -> dict[str, float]:
 
 
 def together(results: Sequence[Acceptance]) -> Acceptance:
-    """Of all steps."""
+    """Returns the means over the steps of all results."""
     steps = sum(result.steps for result in results)
     return Acceptance(
         sum(result.drafted * result.steps for result in results) / steps,
@@ -145,9 +146,9 @@ def together(results: Sequence[Acceptance]) -> Acceptance:
 
 
 def measure_worth(length: int) -> dict[str, dict[str, dict[str, list[float]]]]:
-    """[accepted, drafted] tokens a step. "full": ours without its minimum probability.
+    """Returns [accepted, drafted] tokens per step. "full": ours without its minimum probability.
 
-    Every group has an index of its own, SGLang's too: it knows no groups and would mix them.
+    Every group has its own index. SGLang's has one per group too, because it would mix groups.
     """
     streams: dict[str, tuple[list[Siblings], list[int], int]] = {
         f"noise {noise:.0%}": (
@@ -180,9 +181,10 @@ def measure_worth(length: int) -> dict[str, dict[str, dict[str, list[float]]]]:
 
 
 def measure_paper() -> dict[str, dict[str, float]]:
-    """The paper's table on the reasoner: accepted tokens a step with the bonus token.
+    """Returns the paper's table, measured on the reasoner: accepted tokens per step with the bonus
+    token.
 
-    "share of gain": what n references add, as a share of what they add in the paper.
+    "share of gain": the gain by n references, as a share of the paper's gain.
     """
     table: dict[str, dict[str, float]] = {}
     groups = recorded()
@@ -211,7 +213,7 @@ def measure_paper() -> dict[str, dict[str, float]]:
 
 
 def show(title: str, figures: dict[str, Any]) -> None:
-    """A block of the readable report."""
+    """Prints one table of the readable report."""
     print(title)
     columns = list(dict.fromkeys(key for values in figures.values() for key in values))
     widths = [max(len(column), 13) for column in columns]
@@ -226,13 +228,13 @@ def show(title: str, figures: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure; print one JSON object last."""
+    """Measures; prints one JSON object last."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--length", type=int, default=4000, help="tokens of a response in a step")
-    parser.add_argument("--siblings", type=int, default=16, help="of the large group")
-    parser.add_argument("--large", type=int, default=65_536, help="tokens of each of them")
-    parser.add_argument("--worth", type=int, default=2000, help="tokens of a response to accept")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser.add_argument("--length", type=int, default=4000, help="response tokens in the step test")
+    parser.add_argument("--siblings", type=int, default=16, help="siblings in the large group")
+    parser.add_argument("--large", type=int, default=65_536, help="tokens of each such sibling")
+    parser.add_argument("--worth", type=int, default=2000, help="response tokens for acceptance")
+    parser.add_argument("--json", action="store_true", help="print only the JSON object")
     options = parser.parse_args()
     steps = measure_steps(options.length)
     group = measure_group(options.siblings, options.large)
@@ -242,9 +244,9 @@ def main() -> None:
     if not options.json:
         show(f"64 sequences in 8 groups, append {NEW}, draft {BUDGET}: medians", steps)
         show(f"one group of {options.siblings} x {options.large} tokens", group)
-        show(f"its {options.siblings} sequences append {NEW} tokens in a call", {"ours": pauses})
+        show(f"its {options.siblings} sequences append {NEW} tokens per call", {"ours": pauses})
         for kind, figures in worth.items():
-            show(f"accepted / drafted tokens a step, {kind}", figures)
+            show(f"accepted / drafted tokens per step, {kind}", figures)
         show("mean acceptance length on the reasoner, by finished siblings", paper)
     print(
         json.dumps(

@@ -1,6 +1,6 @@
 """Groups of sibling responses to draft from: synthetic, or recorded from the tiny reasoner.
 
-`python -m bench.draft_streams` records `bench/reasoner/siblings.npz` anew: the first 20 held-out
+`python -m bench.draft_streams` records `bench/reasoner/siblings.npz` again: the first 20 held-out
 prompts, 16 responses each, sampled from the reasoner at temperature 1 (two minutes on one core).
 """
 
@@ -28,9 +28,9 @@ class Siblings(NamedTuple):
 def synthetic(
     responses: int, length: int, noise: float, seed: int, vocabulary: int = 32_000
 ) -> Siblings:
-    """Responses of `length` tokens, made of phrases of 8 to 40 tokens that the group shares.
+    """Returns responses of `length` tokens, made of shared phrases of 8 to 40 tokens.
 
-    A phrase is drawn by a Zipf-like law, and each of its tokens is replaced by a random one with
+    A phrase is drawn by a Zipf-like law. Each of its tokens is replaced by a random token with
     probability `noise`.
     """
     dice = np.random.default_rng(seed)
@@ -51,7 +51,7 @@ def synthetic(
 
 
 def recorded(path: Path = RECORDED) -> list[Siblings]:
-    """The groups in a file that `record` wrote."""
+    """Returns the groups in a file that `record` wrote."""
     with np.load(path) as file:
         prompts, tokens, lengths = file["prompts"], file["tokens"], file["lengths"]
     ends = np.cumsum(lengths)
@@ -64,15 +64,15 @@ def recorded(path: Path = RECORDED) -> list[Siblings]:
 
 
 def record(path: Path = RECORDED) -> None:
-    """Sample the reasoner at temperature 1 with plain transformers, all responses in one batch.
+    """Samples the reasoner at temperature 1 with plain transformers, all responses in one batch.
 
-    The prompts have one length, so nothing is padded; a response that has ended leaves the batch.
+    All prompts have the same length, so there is no padding. Finished responses leave the batch.
     """
     import torch
 
     from seer_sgl.plugin.cpu.torchvision_schemas import define_missing_schemas
 
-    define_missing_schemas()  # transformers imports torchvision, which fails beside a CPU torch
+    define_missing_schemas()  # transformers imports torchvision, which fails with a CPU torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
     torch.set_num_threads(1)

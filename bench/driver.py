@@ -1,9 +1,9 @@
-"""What the driver alone costs: a rollout against fake engines in another process.
+"""Measures the cost of the driver alone: a rollout against fake engines in another process.
 
-`python -m bench.driver --json` rolls 10,000 requests with inputs of 8k tokens, each its own, out
-over 64 fake engines, all in flight at once. It measures chunk completions a second, CPU
-microseconds a chunk, where they go, and peak memory against the tokens' own size (4 bytes a token
-and 4 a logprob). The fakes live in another process and answer at once, unread.
+`python -m bench.driver --json` rolls out 10,000 requests with different inputs of 8k tokens on 64
+fake engines, all in flight at once. It measures chunk completions per second, CPU microseconds per
+chunk by function, and peak memory relative to the tokens' own size (4 bytes per token and 4 per
+logprob). The fakes run in another process and answer at once without reading the request.
 """
 
 import argparse
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def config(urls: list[str], chunk_tokens: int, max_response_len: int) -> dict[str, Any]:
-    """A rollout over fake engines."""
+    """Returns the config of a rollout on fake engines."""
     return {
         "engines": {"launch": "external", "urls": urls},
         "scheduling": {"chunk_tokens": chunk_tokens},
@@ -38,7 +38,7 @@ def config(urls: list[str], chunk_tokens: int, max_response_len: int) -> dict[st
 
 
 def write_prompts(options: argparse.Namespace, path: Path) -> None:
-    """One prompt a request, all different."""
+    """Writes one prompt per request, all different."""
     with path.open("w") as output:
         for i in range(options.requests):
             ids = [(i * 7919 + k) % 100_000 for k in range(options.input_tokens)]
@@ -48,7 +48,7 @@ def write_prompts(options: argparse.Namespace, path: Path) -> None:
 async def measure(
     urls: list[str], prompts_file: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Run the rollout once; its figures."""
+    """Runs the rollout once. Returns its figures."""
     settings = config(urls, options.chunk_tokens, options.chunks * options.chunk_tokens)
     async with Rollout(settings) as rollout:
         prompts = rollout.read_prompts(prompts_file)
@@ -74,7 +74,7 @@ async def measure(
 
 
 def start_fakes(options: argparse.Namespace) -> tuple["subprocess.Popen[str]", list[str]]:
-    """The fake engines, in one process of their own; their URLs."""
+    """Starts the fake engines in one process. Returns the process and their URLs."""
     fake = {
         "count": options.engines,
         "canned_tokens": options.chunk_tokens,
@@ -93,7 +93,7 @@ def start_fakes(options: argparse.Namespace) -> tuple["subprocess.Popen[str]", l
 
 
 def hot_spots(profile: cProfile.Profile, chunks: int, count: int = 12) -> list[dict[str, Any]]:
-    """Where the time goes: own time a chunk of the dearest functions, microseconds."""
+    """Returns the functions with the largest own time, in microseconds per chunk."""
     stats: Any = pstats.Stats(profile)
     rows = sorted(stats.stats.items(), key=lambda row: -row[1][2])[:count]
     return [
@@ -103,15 +103,16 @@ def hot_spots(profile: cProfile.Profile, chunks: int, count: int = 12) -> list[d
 
 
 def main() -> None:
-    """Measure, once plainly and once with the profiler on; print one JSON object last."""
+    """Measures without the profiler and, with --profile, once more with it; prints one JSON object
+    last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--engines", type=int, default=64)
     parser.add_argument("--input-tokens", type=int, default=8192)
     parser.add_argument("--chunk-tokens", type=int, default=256)
-    parser.add_argument("--chunks", type=int, default=2, help="chunks a request")
-    parser.add_argument("--profile", action="store_true", help="also say where the time goes")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser.add_argument("--chunks", type=int, default=2, help="chunks per request")
+    parser.add_argument("--profile", action="store_true", help="also report the time by function")
+    parser.add_argument("--json", action="store_true", help="print only the JSON object")
     options = parser.parse_args()
     raise_file_limit()
     fakes, urls = start_fakes(options)

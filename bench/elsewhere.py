@@ -6,10 +6,10 @@ from seer_sgl.types import Move, Request
 
 
 class AlwaysElsewhere:
-    """Not the engine that ran the request's last chunk.
+    """Chooses another engine than the one that ran the request's last chunk.
 
-    `fetch`: only once its KV is in the pool, or will not get there. `alone`: the same engine again
-    rather than wait for another to be up.
+    `fetch`: waits until the request's KV is in the pool or will not be stored. `alone`: takes the
+    same engine again if no other engine is available.
     """
 
     def __init__(self, fetch: bool = False, alone: bool = False) -> None:

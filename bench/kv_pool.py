@@ -1,9 +1,9 @@
-"""What it costs to move a chunk: no pool, files, Mooncake, on real SGLang servers side by side.
+"""Measures the cost of moving a chunk on real SGLang servers: no pool, files, or Mooncake.
 
-`python -m bench.kv_pool --json` keeps two servers of each arm up and lets the arms take turns.
-First, one sequence of growing length generated on one server and continued on the other: the time
-to the first token there. Then whole rollouts in which every chunk moves, by chunk size. Figures are
-medians over the rounds. The plot is bench/pictures/kv_pool.png.
+`python -m bench.kv_pool --json` runs two servers per arm, and the arms take turns. First, it
+generates a sequence of growing length on one server, continues it on the other, and measures the
+time to the first token there. Then it runs whole rollouts in which every chunk moves, by chunk
+size. Figures are medians over the rounds. The plot is bench/pictures/kv_pool.png.
 """
 
 import argparse
@@ -27,14 +27,14 @@ ARMS = ("none", "file", "mooncake")
 CONTEXTS = (128, 256, 512, 1024, 2048, 4096, 7168)
 CHUNKS = (64, 256, 1024)
 PAGE = 16
-MIN_STEPS, MAX_STEPS = 60, 130  # of the prompts: responses of some 1,000 to 3,000 tokens
-STORE_S = 0.3  # more than the slowest acknowledgement seen here takes
+MIN_STEPS, MAX_STEPS = 60, 130  # of the prompts: responses of about 1,000 to 3,000 tokens
+STORE_S = 0.3  # longer than the slowest measured acknowledgement
 REASONER = Path(__file__).parent / "reasoner"
 PICTURE = Path(__file__).parent / "pictures" / "kv_pool.png"
 
 
 def config(arm: str, chunk_tokens: int, folder: Path) -> dict[str, Any]:
-    """Two servers, a core each, with the pool of the arm."""
+    """Returns the config of two servers, one core each, with the pool of the arm."""
     pool = {"backend": arm, "page_size": PAGE, "memory": "1gb", "directory": str(folder / "pages")}
     sglang: dict[str, Any] = {
         "dtype": "float32",
@@ -62,7 +62,7 @@ def config(arm: str, chunk_tokens: int, folder: Path) -> dict[str, Any]:
 async def first_token(
     session: aiohttp.ClientSession, url: str, ids: list[int]
 ) -> tuple[float, int]:
-    """(seconds to one token after `ids`, tokens of it found in a cache)."""
+    """Returns (seconds to one token after `ids`, tokens of `ids` found in a cache)."""
     body = {
         "input_ids": ids,
         "sampling_params": {"max_new_tokens": 1, "sampling_seed": 1},
@@ -76,7 +76,8 @@ async def first_token(
 async def move_once(
     session: aiohttp.ClientSession, rollout: Rollout, context: int
 ) -> tuple[float, int]:
-    """A new sequence of `context` tokens on one engine, then its first token on the other."""
+    """Prefills a new sequence of `context` tokens on one engine, then requests its first token on
+    the other. Returns the result of `first_token` there."""
     ids = [random.randrange(3, 64) for _ in range(context)]
     home, other = (engine.url for engine in rollout.engines)
     await first_token(session, home, ids)
@@ -85,7 +86,7 @@ async def move_once(
 
 
 async def forget(rollout: Rollout) -> None:
-    """Empty the engines' own caches, so that every rollout begins alike."""
+    """Empties the engines' own caches, so that every rollout begins with the same state."""
     async with aiohttp.ClientSession() as session:
         for engine in rollout.engines:
             async with session.post(f"{engine.url}/flush_cache"):
@@ -93,18 +94,18 @@ async def forget(rollout: Rollout) -> None:
 
 
 async def by_context(rollouts: dict[str, Rollout], rounds: int) -> dict[str, Any]:
-    """{arm: {context: {ms, cached}}}"""
+    """Returns {arm: {context: {ms, cached}}}."""
     times: dict[tuple[str, int], list[float]] = {}
     cached: dict[tuple[str, int], list[int]] = {}
-    connector = aiohttp.TCPConnector(force_close=True)  # SGLang closes idle ones after 5 s
+    connector = aiohttp.TCPConnector(force_close=True)  # SGLang closes idle connections after 5 s
     async with aiohttp.ClientSession(connector=connector) as session:
         for turn in range(rounds + 1):
             for context in CONTEXTS:
                 for arm, rollout in rollouts.items():
-                    seconds, found = await move_once(session, rollout, context)
+                    seconds, hits = await move_once(session, rollout, context)
                     if turn:  # the first turn warms up
                         times.setdefault((arm, context), []).append(seconds)
-                        cached.setdefault((arm, context), []).append(found)
+                        cached.setdefault((arm, context), []).append(hits)
     return {
         arm: {
             context: {
@@ -120,7 +121,7 @@ async def by_context(rollouts: dict[str, Rollout], rounds: int) -> dict[str, Any
 async def by_chunk(
     rollouts: dict[str, Rollout], rounds: int, count: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """{arm: reports}, the arms taking turns. Every chunk of a rollout moves."""
+    """Returns {arm: reports}; the arms take turns. Every chunk of a rollout moves."""
     reports: dict[str, list[dict[str, Any]]] = {arm: [] for arm in rollouts}
     for _ in range(rounds):
         for arm, rollout in rollouts.items():
@@ -134,7 +135,7 @@ async def by_chunk(
 
 
 def summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of what matters."""
+    """Returns the medians of the main figures."""
     return {
         key: statistics.median(report[key] for report in reports)
         for key in ("wall_s", "throughput_tok_s", "recomputed_tokens", "migrations", "moved_bytes")
@@ -142,14 +143,14 @@ def summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def crossover(contexts: dict[str, Any], arm: str) -> int | None:
-    """From which context length on the arm is faster than computing again; None: never."""
+    """Returns the context length from which the arm is faster than a new prefill; None: never."""
     slower = [c for c in CONTEXTS if contexts[arm][c]["ms"] >= contexts["none"][c]["ms"]]
     later = [c for c in CONTEXTS if not slower or c > max(slower)]
     return later[0] if later else None
 
 
 def draw(figures: dict[str, Any], path: Path) -> None:
-    """The two comparisons side by side."""
+    """Draws the two comparisons side by side."""
     from matplotlib.figure import Figure
 
     colors = {"none": "#888888", "file": "#e0a030", "mooncake": "#4c78a8"}
@@ -181,8 +182,8 @@ def draw(figures: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-async def measure(rounds: int, prompts: int, say: Any) -> dict[str, Any]:
-    """All figures."""
+async def measure(rounds: int, prompts: int, log: Any) -> dict[str, Any]:
+    """Returns all figures; passes intermediate ones to `log`."""
     figures: dict[str, Any] = {"contexts": {}, "chunks": {}}
     with tempfile.TemporaryDirectory() as scratch:
         for number, chunk_tokens in enumerate(CHUNKS):
@@ -199,12 +200,12 @@ async def measure(rounds: int, prompts: int, say: Any) -> dict[str, Any]:
                 }
                 if number == 0:
                     figures["contexts"] = await by_context(rollouts, rounds)
-                    say(figures["contexts"])
+                    log(figures["contexts"])
                 reports = await by_chunk(rollouts, rounds, prompts)
                 figures["chunks"][str(chunk_tokens)] = {
                     arm: summary(some) for arm, some in reports.items()
                 }
-                say(figures["chunks"][str(chunk_tokens)])
+                log(figures["chunks"][str(chunk_tokens)])
     figures["crossover_tokens"] = {
         arm: crossover(figures["contexts"], arm) for arm in ARMS if arm != "none"
     }
@@ -212,14 +213,14 @@ async def measure(rounds: int, prompts: int, say: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, draw, and print one JSON object last."""
-    parser = argparse.ArgumentParser(description="Moving KV against computing it again.")
+    """Measures, draws, and prints one JSON object last."""
+    parser = argparse.ArgumentParser(description="Compares moving KV with computing it again.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser.add_argument("--json", action="store_true", help="print only the JSON object")
     options = parser.parse_args()
-    say = (lambda _: None) if options.json else print
-    figures = asyncio.run(measure(options.rounds, options.prompts, say))
+    log = (lambda _: None) if options.json else print
+    figures = asyncio.run(measure(options.rounds, options.prompts, log))
     draw(figures, PICTURE)
     print(json.dumps(figures))
 

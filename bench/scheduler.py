@@ -1,12 +1,12 @@
-"""What a decision of the scheduler costs.
+"""Measures the cost of a scheduling decision.
 
-`python -m bench.scheduler --json` runs 10^5 requests on 10^3 engines through the real scheduler:
-no engine, no network, no clock. Engines are full all the time, by their KV or by their number of
-requests, and chunks come back in random order. CPU microseconds of each verb are reported as means
-over all its calls, those of `next_assignment` that found no room included.
+`python -m bench.scheduler --json` runs 10^5 requests on 10^3 engines through the real scheduler,
+without engines, network or clock. Engines are always full, by their KV or by their number of
+requests, and chunks return in random order. The CPU microseconds of each method are means over all
+its calls, including calls of `next_assignment` that find no room.
 
-Responses are short here so that 10^5 of them fit into memory; what a decision costs does not
-depend on their length.
+Responses are short so that 10^5 of them fit into memory; the cost of a decision does not depend on
+their length.
 """
 
 import argparse
@@ -40,14 +40,14 @@ T = TypeVar("T")
 
 
 class Stopwatch:
-    """CPU time by verb."""
+    """CPU time by method."""
 
     def __init__(self) -> None:
         self.spent_ns: defaultdict[str, int] = defaultdict(int)
         self.calls: defaultdict[str, int] = defaultdict(int)
 
     def time(self, call: Callable[..., T], *arguments: Any) -> T:
-        """What the call returns; its verb is the function's name."""
+        """Times a call and returns its result; the key is the function's name."""
         verb = call.__name__
         before = time.thread_time_ns()
         result = call(*arguments)
@@ -56,13 +56,13 @@ class Stopwatch:
         return result
 
     def mean_us(self, verb: str) -> float:
-        """Microseconds a call."""
+        """Returns the mean microseconds per call."""
         return round(self.spent_ns[verb] / max(1, self.calls[verb]) / 1e3, 2)
 
 
 def engine(number: int, options: argparse.Namespace) -> EngineInfo:
-    """An engine whose KV is full at about as many requests as it may run."""
-    usual = PROMPT_TOKENS + CHUNK_TOKENS  # of a young request in flight, tokens
+    """Returns an engine whose KV is full at about its limit of running requests."""
+    usual = PROMPT_TOKENS + CHUNK_TOKENS  # tokens of a request's first chunk
     return EngineInfo(
         engine_id=f"e{number}",
         url="",
@@ -82,7 +82,7 @@ def engine(number: int, options: argparse.Namespace) -> EngineInfo:
 
 
 def groups(options: argparse.Namespace) -> Iterator[Group]:
-    """All groups; a response's length is heavy-tailed and much like that of its siblings."""
+    """Yields all groups. Lengths are heavy-tailed, and similar among siblings (`Fake`)."""
     for number in range(options.requests // options.group_size):
         prompt = Prompt(
             prompt_id=str(number),
@@ -105,7 +105,7 @@ def groups(options: argparse.Namespace) -> Iterator[Group]:
 
 
 class Fake:
-    """Answers a chunk: the request's response ends at a length drawn beforehand."""
+    """Returns replies to chunks; each response ends at a predetermined length."""
 
     def __init__(self, dice: random.Random, group_size: int) -> None:
         self._dice = dice
@@ -113,7 +113,7 @@ class Fake:
         self._medians: dict[str, float] = {}
 
     def length(self, request: Request) -> int:
-        """Response tokens of the request, the same each time."""
+        """Returns the response tokens of the request, the same in each call."""
         uid = request.group.uid
         if uid not in self._medians:
             self._medians[uid] = self._dice.lognormvariate(4.5, 0.8)
@@ -121,7 +121,7 @@ class Fake:
         return max(1, min(MAX_RESPONSE_LEN, int(self._medians[uid] * dice.uniform(0.6, 1.6))))
 
     def reply(self, chunk: Chunk) -> ChunkReply:
-        """The chunk's tokens."""
+        """Returns the reply to a chunk."""
         left = self.length(chunk.request) - chunk.request.generated
         tokens = min(left, chunk.max_new_tokens)
         ends = left <= chunk.max_new_tokens
@@ -134,7 +134,7 @@ class Fake:
 
 
 def drive(scheduler: Scheduler, options: argparse.Namespace) -> dict[str, Any]:
-    """Roll everything out; the figures."""
+    """Rolls all requests out. Returns the figures."""
     dice, watch = random.Random(1), Stopwatch()
     fake = Fake(dice, options.group_size)
     for group in groups(options):
@@ -174,14 +174,14 @@ def drive(scheduler: Scheduler, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure each policy; print one JSON object last."""
+    """Measures each policy; prints one JSON object last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--engines", type=int, default=1000)
     parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--max-inflight", type=int, default=64, help="requests an engine runs")
+    parser.add_argument("--max-inflight", type=int, default=64, help="requests per engine")
     parser.add_argument("--policies", nargs="+", default=["seer", "fcfs"])
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser.add_argument("--json", action="store_true", help="print only the JSON object")
     options = parser.parse_args()
     arms: dict[str, Any] = {}
     for policy in options.policies:

@@ -1,10 +1,10 @@
-"""Does the simulator tell the truth? The same prompts and policies on two real engines.
+"""Validates the simulator: the same prompts and policies, simulated and on two real engines.
 
-`python -m bench.sim_reality --json` first measures how long steps take on this machine (decode by
-batch and context, prefill), then rolls prompts out on real SGLang servers under each policy, and
-gives the lengths that came out to the simulator with those step times. Beside each other: makespan,
-tail, retractions, and the order in which requests were first dispatched (Spearman's rank
-correlation; within a chunk's time of each other the order of real events is chance).
+`python -m bench.sim_reality --json` first measures the step times of this machine (decode by batch
+and context, prefill). Then it rolls prompts out on real SGLang servers under each policy, and
+simulates the resulting lengths with those step times. It compares makespan, tail, retractions, and
+the order of first dispatches by Spearman's rank correlation. The real order of events that are less
+than a chunk's time apart is random.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import aiohttp
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from typing_extensions import override
 
 from seer_sgl import Rollout
 from seer_sgl.benchmark.constants import measured_engine
@@ -32,7 +33,7 @@ from seer_sgl.sim.workload import Responses
 from seer_sgl.types import Chunk, Group
 
 POLICIES = ("seer", "fcfs", "group_round_robin")
-KV_BYTES = 1536.0  # of a token of the reasoner; only its ratio to the bandwidth matters
+KV_BYTES = 1536.0  # per token of the reasoner; only its ratio to the bandwidth matters
 KV_TOKENS = 16_384
 MAX_RUNNING = 16
 CHUNK_TOKENS = 256
@@ -46,14 +47,14 @@ class FirstDispatch(Observer):
     def __init__(self) -> None:
         self.order: list[tuple[str, int]] = []
 
+    @override
     def sent(self, chunk: Chunk, now: float) -> None:
-        """A chunk went to its engine."""
         if not chunk.request.engines and chunk.request.attempts == 1:
             self.order.append((chunk.request.group.group_id, chunk.request.index))
 
 
 def servers() -> dict[str, Any]:
-    """Two servers, one core each."""
+    """Returns the config of two servers, one core each."""
     return {
         "model": {"path": str(REASONER / "model")},
         "engines": {
@@ -71,7 +72,7 @@ def servers() -> dict[str, Any]:
 
 
 def joined(policy: str, urls: Sequence[str]) -> dict[str, Any]:
-    """A rollout on them."""
+    """Returns the config of a rollout on these servers."""
     return {
         "model": {"path": str(REASONER / "model")},
         "engines": {"launch": "external", "urls": list(urls)},
@@ -84,7 +85,7 @@ def joined(policy: str, urls: Sequence[str]) -> dict[str, Any]:
 async def real(
     policy: str, urls: Sequence[str], prompts: int
 ) -> tuple[dict[str, Any], FirstDispatch, list[Group]]:
-    """One rollout on servers that are up."""
+    """Runs one rollout on running servers. Returns its report, dispatch order and groups."""
     seen = FirstDispatch()
     async with Rollout(joined(policy, urls)) as rollout:
         ready = rollout.read_prompts(REASONER / "prompts" / "held_out.jsonl")[:prompts]
@@ -95,7 +96,7 @@ async def real(
 def simulated(
     policy: str, groups: Sequence[Group], engine: EngineConfig
 ) -> tuple[Outcome, FirstDispatch]:
-    """The same lengths under the same policy, simulated."""
+    """Simulates the same lengths under the same policy."""
     config = with_values(
         SimConfig(engine=engine),
         {
@@ -119,7 +120,7 @@ def simulated(
 
 
 def agreement(one: FirstDispatch, other: FirstDispatch) -> float:
-    """Spearman's rank correlation of two orders of the same requests; 1: equal."""
+    """Returns Spearman's rank correlation of two orders of the same requests; 1: equal."""
     rank = {request: place for place, request in enumerate(other.order)}
     ranks = [rank[request] for request in one.order]
     return float(np.corrcoef(np.arange(len(ranks)), ranks)[0, 1])
@@ -128,7 +129,7 @@ def agreement(one: FirstDispatch, other: FirstDispatch) -> float:
 def compared(
     report: dict[str, Any], happened: FirstDispatch, predicted: Outcome, expected: FirstDispatch
 ) -> dict[str, float]:
-    """One rollout beside its simulation."""
+    """Returns the figures of one rollout and of its simulation."""
     return {
         "wall_s": report["wall_s"],
         "predicted_wall_s": predicted.wall_s,
@@ -142,7 +143,7 @@ def compared(
 
 
 async def compare(prompts: int, rounds: int) -> dict[str, Any]:
-    """Every policy in reality and simulated, in turn; medians over the rounds."""
+    """Runs and simulates every policy in turn. Returns medians over the rounds."""
     rows: dict[str, list[dict[str, float]]] = {policy: [] for policy in POLICIES}
     steps: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as logs:
@@ -164,7 +165,7 @@ async def compare(prompts: int, rounds: int) -> dict[str, Any]:
 
 
 async def flush(urls: Sequence[str]) -> None:
-    """Nothing of an earlier rollout is cached any more."""
+    """Empties the servers' caches."""
     async with aiohttp.ClientSession() as session:
         for url in urls:
             async with session.post(f"{url}/flush_cache") as reply:
@@ -172,7 +173,7 @@ async def flush(urls: Sequence[str]) -> None:
 
 
 def facts(engine: EngineConfig) -> dict[str, float]:
-    """The measured step times, in readable units."""
+    """Returns the measured step times in readable units."""
     return {
         "step_ms": engine.overhead_ms,
         "row_us": engine.row_overhead_us,
@@ -182,17 +183,17 @@ def facts(engine: EngineConfig) -> dict[str, float]:
 
 
 def medians(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of each figure over the rounds."""
+    """Returns the median of each figure over the rounds."""
     return rounded({key: statistics.median(row[key] for row in rows) for key in rows[0]})
 
 
 def rounded(figures: dict[str, float]) -> dict[str, float]:
-    """Fit to be read."""
+    """Returns the figures rounded to three decimals."""
     return {key: round(float(value), 3) for key, value in figures.items()}
 
 
 def table(figures: dict[str, Any]) -> Table:
-    """Reality beside prediction, a row a policy."""
+    """Returns a table with one row per policy: measured beside predicted."""
     shown = Table("policy", "wall s", "predicted", "error", "tail s", "predicted", "order")
     for policy, row in figures["policies"].items():
         shown.add_row(

@@ -1,11 +1,11 @@
-"""What grouping brings to speculative decoding, on two real engines, the same samples in every arm.
+"""Measures the gain of grouped speculative decoding on two real engines, with equal samples.
 
-`python -m bench.speculation --json` keeps the engines of all arms up at once and lets them roll out
-the same prompts in turn, round after round: plain SGLang, drafts from a request's own history (what
-SGLang's n-gram drafting has of a request), from the siblings on the same engine, and from all of
-them. Seeded, so every arm has the same samples; the order of arms changes from round to round.
-Wall time says what it was worth, steps and CPU time of the engines' schedulers say it without the
-noise of a shared machine.
+`python -m bench.speculation --json` runs the engines of all arms at once; in each round, the arms
+roll out the same prompts in turn. The arms are plain SGLang, and drafts from three sources: the
+request's own history (as SGLang's n-gram drafting), the siblings on the same engine, and all
+siblings. Rollouts are seeded, so every arm has the same samples; the order of arms alternates. Wall
+time shows the gain; steps and CPU time of the engines' schedulers show it without the noise of a
+shared machine.
 """
 
 import argparse
@@ -31,7 +31,7 @@ FIGURES = ("throughput_tok_s", "wall_s", "tail_s", "accept_length", "steps", "sc
 
 
 def config(scope: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Two engines, one core each."""
+    """Returns the config of two engines, one core each."""
     return {
         "model": {"path": str(REASONER / "model")},
         "engines": {
@@ -53,7 +53,7 @@ def config(scope: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def schedulers(engines: Sequence[EngineInfo]) -> list[psutil.Process]:
-    """SGLang's scheduler processes of engines that were started here."""
+    """Returns SGLang's scheduler processes of the engines that this process started."""
     ports = {info.url.rpartition(":")[2] for info in engines}
     servers = [
         child
@@ -69,13 +69,13 @@ def schedulers(engines: Sequence[EngineInfo]) -> list[psutil.Process]:
 
 
 def cpu_s(processes: Sequence[psutil.Process]) -> float:
-    """Seconds of CPU they have used."""
+    """Returns the CPU seconds that the processes have used."""
     times = [process.cpu_times() for process in processes]
     return sum(one.user + one.system for one in times)
 
 
 async def measure(options: argparse.Namespace) -> tuple[dict[str, list[Any]], dict[str, float]]:
-    """Every arm's rounds, and the share of samples that are identical to plain decoding's."""
+    """Returns every arm's rounds, and its least share of samples identical to the first arm's."""
     rounds: dict[str, list[Any]] = {arm: [] for arm in options.arms}
     identical: dict[str, float] = {}
     async with contextlib.AsyncExitStack() as stack:
@@ -91,14 +91,14 @@ async def measure(options: argparse.Namespace) -> tuple[dict[str, list[Any]], di
                 samples[arm], figures = await once(arms[arm], options.prompts)
                 rounds[arm].append(figures)
             reference = samples[options.arms[0]]
-            for arm, made in samples.items():
-                same = sum(made[key] == ids for key, ids in reference.items()) / len(reference)
+            for arm, own in samples.items():
+                same = sum(own[key] == ids for key, ids in reference.items()) / len(reference)
                 identical[arm] = min(same, identical.get(arm, 1.0))
     return rounds, identical
 
 
 async def once(rollout: Rollout, prompts: int) -> tuple[dict[Any, list[int]], dict[str, Any]]:
-    """One rollout: its samples' tokens by group and index, and its figures."""
+    """Runs one rollout. Returns its samples' tokens by group and index, and its figures."""
     processes = schedulers(rollout.engines)
     ready = rollout.read_prompts(REASONER / "prompts" / "held_out.jsonl")[:prompts]
     before = cpu_s(processes)
@@ -111,32 +111,32 @@ async def once(rollout: Rollout, prompts: int) -> tuple[dict[Any, list[int]], di
     figures["scheduler_cpu_s"] = round(used, 2)
     figures["response_tokens"] = report["response_tokens"]
     figures["drafting"] = report.get("drafting")
-    made = {
+    samples = {
         (sample.group_id, sample.index): list(sample.response_ids)
         for group in groups
         for sample in group.samples
     }
-    return made, figures
+    return samples, figures
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measures all arms; prints one JSON object last."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompts", type=int, default=12)
-    parser.add_argument("--samples", type=int, default=8, help="of each prompt")
+    parser.add_argument("--samples", type=int, default=8, help="per prompt")
     parser.add_argument("--longest", type=int, default=3000, help="response tokens")
-    parser.add_argument("--max-running", type=int, default=16, help="requests of an engine")
+    parser.add_argument("--max-running", type=int, default=16, help="requests per engine")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--paths", type=int, default=4)
     parser.add_argument("--seed", type=int, default=5)
     options = parser.parse_args()
     rounds, identical = asyncio.run(measure(options))
     medians = {
-        arm: {key: statistics.median(one[key] for one in made) for key in FIGURES}
-        for arm, made in rounds.items()
+        arm: {key: statistics.median(one[key] for one in figures) for key in FIGURES}
+        for arm, figures in rounds.items()
     }
     if not options.json:
         show(medians, rounds, identical)
@@ -148,7 +148,7 @@ def show(
     rounds: dict[str, list[Any]],
     identical: dict[str, float],
 ) -> None:
-    """A table for people."""
+    """Prints a table with one row per arm."""
     table = Table("drafts from", *(key.replace("_", " ") for key in FIGURES), "identical")
     for arm, figures in medians.items():
         cells = []

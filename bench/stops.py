@@ -1,7 +1,8 @@
-"""What it costs to look for a stop after every token of an accepted run (`plugin/stops.py`).
+"""Measures the cost of a stop check after every token of an accepted run (`plugin/stops.py`).
 
-`python -m bench.stops [--json]`: microseconds per token of SGLang's `Req.update_finish_state`, on
-runs of RUN tokens that contain no stop: stock, which looks once per run, ours, and plain decoding.
+`python -m bench.stops [--json]` reports microseconds per token of SGLang's
+`Req.update_finish_state`, on runs of RUN tokens without a stop. The arms are stock (one check per
+run), ours (one check per token) and plain decoding.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from seer_sgl.link import contract
 from seer_sgl.plugin import cpu
 
 MODEL = Path(__file__).parent / "reasoner" / "model"
-RUN = 4  # tokens that a verification typically brings
+RUN = 4  # tokens that a verification typically accepts
 TOKENS = 4000  # per measurement
 STOPS: dict[str, dict[str, Any]] = {
     "stop token ids": {"stop_token_ids": [1 << 20]},
@@ -27,7 +28,7 @@ STOPS: dict[str, dict[str, Any]] = {
 
 
 def arms(stops: dict[str, Any]) -> dict[str, Callable[[], None]]:
-    """The calls to compare."""
+    """Returns the calls to compare."""
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.sampling.sampling_params import SamplingParams
     from sglang.srt.utils.hf_transformers.tokenizer import get_tokenizer
@@ -58,10 +59,10 @@ def arms(stops: dict[str, Any]) -> dict[str, Callable[[], None]]:
 
 
 def main() -> None:
-    """Time every kind of stop; print one JSON object last."""
+    """Times every kind of stop; prints one JSON object last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser.add_argument("--json", action="store_true", help="print only the JSON object")
     options = parser.parse_args()
     os.environ[contract.CPU_SWITCH] = "1"
     cpu.prepare()

@@ -1,9 +1,9 @@
-"""What each departure from the published settings brings, in simulation.
+"""Simulates the gain of each change from the published settings.
 
-`python -m bench.switches --json` rolls the three workloads out under `seer`, first as published
-(chunks of 8,192 tokens, engines balanced within 32 chunks in flight, requests of equal groups in
-order of submission), then with one change after the other. It prints throughput in multiples of the
-baseline and of the oracle, and how much of the baseline's tail is cut.
+`python -m bench.switches --json` rolls out the three workloads under `seer`, first as published:
+chunks of 8,192 tokens, engines balanced within 32 chunks in flight, requests of equal groups in
+order of submission. Then it adds one change at a time. It prints throughput as a multiple of the
+baseline's and of the oracle's, and the reduction of the baseline's tail.
 """
 
 import argparse
@@ -28,8 +28,8 @@ DRAWS = range(1, 6)
 
 
 class PublishedOrder(ContextAware):
-    """Without the two rules that the paper does not have: first come first served while nothing
-    is known of a group, and a request that outgrew its siblings stays where its group is."""
+    """The paper's order, without our two rules. A group without a known length goes first come,
+    first served; a request that is longer than its siblings stays in its group's place."""
 
     def _list_alone(self, request: Request, ticket: Ticket, group: Any) -> None:
         if group.lengths.unknown:
@@ -37,32 +37,32 @@ class PublishedOrder(ContextAware):
 
 
 def measure(workload: str) -> list[dict[str, Any]]:
-    """One row a change, each on top of those before."""
+    """Returns one row per change, each on top of the earlier ones."""
     best = SimRequest(workload=workload, overrides=[SMALL]).open()
     baseline, oracle = best.alone(BASELINE), best.alone(ORACLE)
 
     def row(
-        change: str, case: Scenario, order: type[ContextAware] = ContextAware
+        change: str, scenario: Scenario, order: type[ContextAware] = ContextAware
     ) -> dict[str, Any]:
         with mock.patch.object(strategy, "ContextAware", order):
-            found = case.alone("seer")
+            result = scenario.alone("seer")
         return {
             "change": change,
-            "wall_s": found.wall_s,
-            "x_baseline": round(found.throughput_tok_s / baseline.throughput_tok_s, 3),
-            "of_oracle": round(found.throughput_tok_s / oracle.throughput_tok_s, 3),
-            "tail_cut": round(1 - found.tail_s / baseline.tail_s, 3),
-            "migrations": found.migrations,
+            "wall_s": result.wall_s,
+            "x_baseline": round(result.throughput_tok_s / baseline.throughput_tok_s, 3),
+            "of_oracle": round(result.throughput_tok_s / oracle.throughput_tok_s, 3),
+            "tail_cut": round(1 - result.tail_s / baseline.tail_s, 3),
+            "migrations": result.migrations,
         }
 
-    def case(*overrides: str) -> Scenario:
+    def scenario(*overrides: str) -> Scenario:
         return SimRequest(workload=workload, overrides=overrides).open()
 
     earlier = truth(sample(best.config.workload, epoch=1))
     return [
-        row("as published", case(BIG, FIXED), PublishedOrder),
-        row("+ chunks of 2,048", case(SMALL, FIXED), PublishedOrder),
-        row("+ balance by the load of the moment", case(SMALL), PublishedOrder),
+        row("as published", scenario(BIG, FIXED), PublishedOrder),
+        row("+ chunks of 2,048", scenario(SMALL, FIXED), PublishedOrder),
+        row("+ balance by the current load", scenario(SMALL), PublishedOrder),
         row("+ order by own length", best),
         row(
             "+ lengths of an earlier epoch",
@@ -72,11 +72,11 @@ def measure(workload: str) -> list[dict[str, Any]]:
 
 
 def other_draws(workload: str) -> list[dict[str, Any]]:
-    """What `seer` gains on other draws of lengths than the workload's own."""
+    """Returns the gain of `seer` on several draws of lengths, one row per draw."""
     rows = []
     for seed in DRAWS:
-        case = SimRequest(workload=workload, overrides=[f"workload.lengths.seed={seed}"]).open()
-        baseline, seer = case.alone(BASELINE), case.alone("seer")
+        scenario = SimRequest(workload=workload, overrides=[f"workload.lengths.seed={seed}"]).open()
+        baseline, seer = scenario.alone(BASELINE), scenario.alone("seer")
         rows.append(
             {
                 "seed": seed,
@@ -88,18 +88,18 @@ def other_draws(workload: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure all workloads; print one JSON object last."""
+    """Measures all workloads; prints one JSON object last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workload", choices=workload_names(), help="only this one")
     parser.add_argument("--draws", action="store_true", help="instead: other draws of lengths")
-    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser.add_argument("--json", action="store_true", help="print only the JSON object")
     options = parser.parse_args()
-    found = {}
+    tables = {}
     for workload in [options.workload] if options.workload else workload_names():
-        found[workload] = (other_draws if options.draws else measure)(workload)
-        for line in found[workload] if not options.json else ():
+        tables[workload] = (other_draws if options.draws else measure)(workload)
+        for line in tables[workload] if not options.json else ():
             print(workload, line, flush=True)
-    print(json.dumps(found))
+    print(json.dumps(tables))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ __all__ = ["Rollout", "load_ready"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports on demand: SGLang's processes import this package too, and need neither."""
+    """Imports a name on first use: SGLang's processes import this package without needing it."""
     if name == "Rollout":
         from .rollout import Rollout
 

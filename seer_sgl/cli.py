@@ -19,8 +19,8 @@ from .console import LEVELS, complain, log_to, open_console
 from .errors import ConfigError, SeerError
 from .processes import stopping_signals
 
-UNNOTICED_S = 1.0  # after a signal; an event loop that is not blocked has long reacted by then
-INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
+UNNOTICED_S = 1.0  # after a signal; an event loop that is not blocked reacts much sooner
+INTERRUPTED = 130  # the exit status that a shell reports after Ctrl-C
 # Every rollout of a benchmark logs the same warnings.
 REPEATED = ("seer_sgl.rollout", "seer_sgl.driver")
 
@@ -29,7 +29,7 @@ log_level = click.option(
     type=click.Choice(LEVELS),
     default="info",
     show_default=True,
-    help="The least that is logged, on standard error.",
+    help="The lowest level that is logged to standard error.",
 )
 
 
@@ -57,7 +57,7 @@ def rollout(
     overwrite: bool,
     log_level: str,
 ) -> None:
-    """Roll prompts out; writes samples.jsonl, report.json and timeline.png into OUT."""
+    """Roll prompts out; write samples.jsonl, report.json and timeline.png into OUT."""
     from .rollout.command import roll_out
 
     if prompts is not None:
@@ -73,23 +73,23 @@ def rollout(
 @cli.command()
 @click.option("--workload", help="moonlight, qwen2-vl-72b or kimi-k2 (configs/sim/).")
 @click.option("--trace", type=click.Path(path_type=Path), help="samples.jsonl of a rollout.")
-@click.option("--policy", help="One policy; without it, all of them side by side.")
-@click.option("--config", type=click.Path(path_type=Path), help="YAML like those of workloads.")
+@click.option("--policy", help="One policy; the default compares all policies.")
+@click.option("--config", type=click.Path(path_type=Path), help="YAML like configs/sim/.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any of its keys.")
 @click.option("--sweep", metavar="KEY=V1,V2,...", help="One key at several values.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for JSON and plots.")
 @log_level
 def simulate(
-    *, policy: str | None, sweep: str | None, as_json: bool, log_level: str, **asked: Any
+    *, policy: str | None, sweep: str | None, as_json: bool, log_level: str, **options: Any
 ) -> None:
     """Predict a rollout without any engine: the real scheduler in virtual time."""
     from .sim.command import run_simulation
     from .sim.opening import SimRequest
 
-    out = asked.pop("out")
+    out = options.pop("out")
     with log_to(open_console(), log_level):
-        run_simulation(SimRequest(**asked), policy, sweep, as_json, out)
+        run_simulation(SimRequest(**options), policy, sweep, as_json, out)
 
 
 @cli.command()
@@ -98,9 +98,9 @@ def simulate(
     "--out", type=click.Path(path_type=Path), default=Path("out/bench"), show_default=True
 )
 @click.option("--workload", help="JSONL samples of an earlier rollout: prompts and lengths.")
-@click.option("--engines", multiple=True, metavar="N|[KIND=]URLS", help="Start or join them.")
-@click.option("--arms", help="Some of them, with commas.")
-@click.option("--rounds", type=int, help="Rollouts of every arm.")
+@click.option("--engines", multiple=True, metavar="N|[KIND=]URLS", help="Start N, or join URLS.")
+@click.option("--arms", help="The arms to run, comma-separated.")
+@click.option("--rounds", type=int, help="Rollouts per arm.")
 @click.option("--gpu", is_flag=True, help="Use configs/bench-gpu.yaml.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any config key.")
 @log_level
@@ -111,18 +111,18 @@ def bench(
     gpu: bool,
     overrides: tuple[str, ...],
     log_level: str,
-    **asked: Any,
+    **options: Any,
 ) -> None:
     """Compare plain SGLang with seer-sgl, technique by technique, on the same work."""
     from .benchmark.command import bench as run_bench
     from .benchmark.config import load_bench, load_ready, overrides_from
 
     if gpu and config is not None:
-        raise ConfigError("--gpu: it takes configs/bench-gpu.yaml; not together with --config")
+        raise ConfigError("--gpu: it uses configs/bench-gpu.yaml; not together with --config")
     console = open_console(wide=True)
     with log_to(console, log_level, once=REPEATED):
-        given = [*overrides_from(asked), *overrides]
-        settings = load_ready(gpu, given) if config is None else load_bench(config, given)
+        changes = [*overrides_from(options), *overrides]
+        settings = load_ready(gpu, changes) if config is None else load_bench(config, changes)
         _run(run_bench(settings, out, console))
 
 
@@ -140,11 +140,11 @@ def engine(flags: tuple[str, ...]) -> None:
 
 @cli.command()
 @click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", required=True, help="Where drivers and engines have draft.hub.")
+@click.option("--port", required=True, help="As in draft.hub of drivers and engines.")
 @click.option("--memory", default="1gb", show_default=True, help="For the tokens of all groups.")
 @log_level
 def drafthub(host: str, port: str, memory: str, log_level: str) -> None:
-    """Serve as the draft hub of a fleet; the token is in SEER_SGL_LINK_TOKEN."""
+    """Serve the draft hub of a fleet; the token is in SEER_SGL_LINK_TOKEN."""
     from .link.hubserver import serve_hub
 
     with log_to(open_console(), log_level):
@@ -160,14 +160,14 @@ def requirements(machine: str) -> None:
 
 @cli.command()
 def doctor() -> None:
-    """Check this machine: one line a check, and how to mend what is missing."""
+    """Check this machine: one line per check, and the command that fixes each failure."""
     from .doctor import examine
 
     sys.exit(0 if examine(Console(highlight=False)) else 1)
 
 
 def main() -> None:
-    """Entry point: every SeerError becomes one line and an exit status."""
+    """Runs the command line; every SeerError becomes one line and an exit status."""
     try:
         cli.main(standalone_mode=False)
     except click.ClickException as error:
@@ -182,11 +182,13 @@ def main() -> None:
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run on uvloop. The first of Ctrl-C, SIGTERM and SIGHUP cancels the work, which then cleans up
-    after itself in bounded time; further ones change nothing, unless the work does not return to
-    the event loop (a tokenizer that is downloaded, a large file that is read): they interrupt it.
+    """Runs a coroutine on uvloop until it ends or a signal cancels it.
 
-    A signal that was ignored from the start stays so (`nohup`).
+    The first of Ctrl-C, SIGTERM and SIGHUP cancels the work, which cleans up in bounded time. Later
+    signals have no effect while the event loop responds. If the work blocks the event loop (for
+    example a tokenizer download), a later signal raises KeyboardInterrupt.
+
+    A signal that was ignored from the start stays ignored (`nohup`).
     """
     stopped_at: float | None = None
     noticed = False
@@ -218,11 +220,11 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(cancellable())
-        except asyncio.CancelledError:  # no KeyboardInterrupt, for which click writes a line itself
+        except asyncio.CancelledError:  # for a KeyboardInterrupt click prints its own line
             complain("interrupted")
             sys.exit(INTERRUPTED)
         finally:
             running.clear()
             for number, handler in before.items():
-                # At its end Python gives handlers of ours back to the system, which would kill it.
+                # At exit Python restores the system's handlers, and a late signal would kill it.
                 signal.signal(number, handler if stopped_at is None else signal.SIG_IGN)

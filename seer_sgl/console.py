@@ -1,4 +1,4 @@
-"""Standard error of the commands: where their log, their progress and their complaints go."""
+"""Standard error of the commands: the log, the progress display and the final error line."""
 
 import contextlib
 import io
@@ -17,13 +17,13 @@ WIDE = 200  # columns of a table that goes to a file
 
 
 class _StandardError(io.TextIOBase):
-    """Standard error, which may go away: a closed terminal or pipe, a full disk.
+    """Standard error that ignores write errors, such as a closed terminal or a full disk.
 
-    What is written then is lost; the work that wrote it goes on.
+    The text of a failed write is lost; the program continues.
     """
 
     def __init__(self) -> None:
-        self._stream = sys.stderr  # rich puts another in its place while it shows progress
+        self._stream = sys.stderr  # kept, because rich replaces sys.stderr during its live display
 
     @override
     def write(self, text: str) -> int:
@@ -46,8 +46,7 @@ class _StandardError(io.TextIOBase):
 
 
 def open_console(wide: bool = False) -> Console:
-    """Returns a console on standard error. `wide`: for tables, which a terminal's width need not
-    hold where there is no terminal."""
+    """Returns a console on standard error. `wide`: use WIDE columns if it is not a terminal."""
     console = Console(file=cast(TextIO, _StandardError()), highlight=False)
     if wide and not console.is_terminal:
         console.width = WIDE
@@ -55,7 +54,7 @@ def open_console(wide: bool = False) -> Console:
 
 
 def complain(line: str) -> None:
-    """Print why the program ends."""
+    """Prints the reason why the program ends."""
     print(f"seer-sgl: {line}", file=_StandardError(), flush=True)
 
 
@@ -75,7 +74,7 @@ class _ConsoleHandler(logging.Handler):
 
 
 class _Once(logging.Filter):
-    """Lets each line of some loggers pass once."""
+    """Passes each distinct line of some loggers once."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -94,10 +93,10 @@ class _Once(logging.Filter):
 
 @contextlib.contextmanager
 def log_to(console: Console, level: str, once: tuple[str, ...] = ()) -> Iterator[None]:
-    """Print what seer-sgl logs, from `level` (LEVELS) on, as long as the block runs.
+    """Prints seer-sgl's log from `level` (LEVELS) on while the block runs.
 
-    `once`: names of loggers that may repeat themselves; each of their lines is printed once. An
-    error that ends the block is logged with all its causes at level debug.
+    `once`: names of loggers that may repeat lines; each distinct line is printed once. An error
+    that ends the block is logged with all its causes at level debug.
     """
     logger, before = logging.getLogger(__package__), logging.getLogger(__package__).level
     handler = _ConsoleHandler(console)

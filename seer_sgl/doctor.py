@@ -1,4 +1,4 @@
-"""`seer-sgl doctor`: what this machine has, what it lacks, and the command that mends it."""
+"""`seer-sgl doctor`: checks this machine, and prints the command that fixes each failure."""
 
 import ctypes.util
 import os
@@ -21,8 +21,8 @@ from .engine.launch.process import engine_environment, gpu_visible
 from .kvpool import packages
 
 SGLANG_VERSION = "0.5.21"
-SGLANG_CUDA = 13  # that SGLANG_VERSION is built for
-TORCH = "torch==2.13.0"  # that it needs
+SGLANG_CUDA = 13  # the CUDA version that SGLANG_VERSION is built for
+TORCH = "torch==2.13.0"  # the version that SGLANG_VERSION requires
 CHECKOUT = Path(__file__).resolve().parents[1]
 ENGINE_MEMORY_GB = 2.0  # one CPU server, imports included
 PLUGIN_TIMEOUT_S = 180.0
@@ -43,7 +43,7 @@ else:
 
 
 class Verdict(Enum):
-    """How a check ended. Only MISSING makes the exit status 1."""
+    """The result of a check. Only MISSING makes the exit status 1."""
 
     OK = "ok"
     OPTIONAL = "optional"
@@ -51,23 +51,23 @@ class Verdict(Enum):
 
 
 class Check(NamedTuple):
-    """One line: what was found, and the command that mends it."""
+    """One line of the output: the result of a check, and the command that fixes a failure."""
 
     name: str
     verdict: Verdict
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 def examine(console: Console) -> bool:
-    """Print every check; whether everything needed is there."""
+    """Prints every check, and returns whether everything required is present."""
     healthy = True
     for check in _checks():
         healthy = healthy and check.verdict is not Verdict.MISSING
         color = {"ok": "green", "optional": "yellow", "missing": "red"}[check.verdict.value]
-        mend = f"; mend: {check.mend}" if check.mend else ""
+        fix = f"; fix: {check.fix}" if check.fix else ""
         console.print(f"[{color}]{check.verdict.value:9}[/]", end="")
-        console.print(f"{check.name:10}{check.found}{mend}", markup=False, soft_wrap=True)
+        console.print(f"{check.name:10}{check.found}{fix}", markup=False, soft_wrap=True)
     return healthy
 
 
@@ -88,7 +88,7 @@ def _checks() -> Iterator[Check]:
 
 
 def _install_command() -> str:
-    """What installs SGLang here: the Makefile of a checkout, or uv with our files (README)."""
+    """Returns the command that installs SGLang: make in a checkout, else uv with our files."""
     if _in_checkout():
         return "make venv"
     install = ["pip", "install", "--python", sys.executable]
@@ -141,7 +141,7 @@ def _sglang() -> Check:
 
 
 def _plugin() -> Check:
-    """Whether SGLang finds our plugin and every hook can be set, in a process of its own."""
+    """Checks in a new process that SGLang finds our plugin and that all hooks can be set."""
     try:
         probe = subprocess.run(
             [sys.executable, "-c", _PLUGIN_PROBE],
@@ -185,33 +185,36 @@ def _memory() -> Check:
     free = psutil.virtual_memory().available / (1 << 30)
     found = f"{free:.1f} GiB free, {len(os.sched_getaffinity(0))} cores"
     if free < ENGINE_MEMORY_GB:
-        mend = f"free {ENGINE_MEMORY_GB - free:.1f} GiB: an engine takes {ENGINE_MEMORY_GB:g} GiB"
-        return Check("memory", Verdict.MISSING, found, mend)
+        fix = f"free {ENGINE_MEMORY_GB - free:.1f} GiB: an engine needs {ENGINE_MEMORY_GB:g} GiB"
+        return Check("memory", Verdict.MISSING, found, fix)
     return Check("memory", Verdict.OK, found)
 
 
 def _mooncake() -> Check:
-    there, cuda = packages.installed(), _cuda()
-    right = f"pip install {packages.fitting(cuda)}=={packages.VERSION}"
-    if not there:
-        found = "not installed: KV is recomputed when a chunk changes engines"
-        return Check("mooncake", Verdict.OPTIONAL, found, right)
-    found = ", ".join(f"{name} {version}" for name, version in there.items())
-    again = f"pip uninstall --yes {' '.join(there)} && {right}"
-    if why := packages.mismatch(there, cuda):
-        return Check("mooncake", Verdict.OPTIONAL, f"{found}: {why}", again)
+    installed, cuda = packages.installed(), _cuda()
+    install = f"pip install {packages.fitting(cuda)}=={packages.VERSION}"
+    if not installed:
+        found = "not installed: KV is recomputed when a request changes engines"
+        return Check("mooncake", Verdict.OPTIONAL, found, install)
+    found = ", ".join(f"{name} {version}" for name, version in installed.items())
+    reinstall = f"pip uninstall --yes {' '.join(installed)} && {install}"
+    if why := packages.mismatch(installed, cuda):
+        return Check("mooncake", Verdict.OPTIONAL, f"{found}: {why}", reinstall)
     try:
         packages.load_store()
     except (ImportError, OSError) as error:
         why = str(error).splitlines()[0]
         rdma = any(f"lib{name}." in why for name in _rdma_libraries())
-        mend = _rdma_command() if rdma else again
-        return Check("mooncake", Verdict.OPTIONAL, f"{found} cannot be loaded: {why}", mend)
+        fix = _rdma_command() if rdma else reinstall
+        return Check("mooncake", Verdict.OPTIONAL, f"{found} cannot be loaded: {why}", fix)
     return Check("mooncake", Verdict.OK, found)
 
 
 def _cuda() -> int | None:
-    """The major version of torch's CUDA; without torch that of the SGLang to be installed."""
+    """Returns the major CUDA version of torch, or without torch of the SGLang to be installed.
+
+    None for a CPU build or a machine without a GPU.
+    """
     try:
         import torch
     except (ImportError, OSError):
@@ -220,8 +223,8 @@ def _cuda() -> int | None:
 
 
 def _rdma_libraries() -> dict[str, str]:
-    """Names of the system libraries that Mooncake loads, with their Debian packages."""
-    if gpu_visible():  # Mooncake for CUDA is linked to one more
+    """Returns the system libraries that Mooncake loads, by name, with their Debian packages."""
+    if gpu_visible():  # Mooncake for CUDA needs one more
         return {"ibverbs": "libibverbs1", "mlx5": "ibverbs-providers"}
     return {"ibverbs": "libibverbs1"}
 
@@ -231,19 +234,19 @@ def _rdma_command() -> str:
 
 
 def _ports() -> Check:
-    """What a local fleet leaves open to other machines."""
+    """Checks which ports a local fleet opens to other machines."""
     why = loopback.refusal()
     if why is not None:
-        mend = "kv_pool.backend: file, or a firewall and kv_pool.open_ports: true"
-        return Check("ports", Verdict.OPTIONAL, f"no Mooncake in a local fleet: {why}", mend)
+        fix = "kv_pool.backend: file, or a firewall and kv_pool.open_ports: true"
+        return Check("ports", Verdict.OPTIONAL, f"no Mooncake in a local fleet: {why}", fix)
     found = "a local fleet listens on loopback only"
     if gpu_visible():
-        found += "; NCCL, for an engine's ranks, on this machine's network too"
+        found += "; NCCL, for an engine's ranks, also listens on this machine's network"
     return Check("ports", Verdict.OK, found)
 
 
 def _libraries() -> Check:
-    """System libraries that Mooncake loads and pip cannot bring."""
+    """Checks the system libraries that Mooncake loads and pip cannot install."""
     libraries = [f"lib{name}" for name in _rdma_libraries()]
     absent = [name for name in libraries if ctypes.util.find_library(name[3:]) is None]
     if absent:

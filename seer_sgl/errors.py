@@ -1,34 +1,34 @@
-"""Every error seer-sgl raises for its user; each message is one clear line.
+"""The errors that seer-sgl raises for its user; each message is one clear line.
 
 SeerError
 ├── InputError              the user's mistake: exit status 2
 │   ├── ConfigError         a config file, a --set, an impossible combination
 │   └── PromptError         a prompt: names file and line
-├── PoolError               the KV pool did not come up: exit status 1
-├── HubError                the draft hub did not come up: exit status 1
-├── EngineStartError        an engine did not come up: exit status 1
+├── PoolError               the KV pool did not become ready: exit status 1
+├── HubError                the draft hub did not become ready: exit status 1
+├── EngineStartError        an engine did not become ready: exit status 1
 ├── EngineError             one chunk did not come back
-│   ├── EngineUnavailable   connection, HTTP status: another engine can take the chunk
-│   │   ├── BadReply        a reply that cannot be read, or cannot be true
-│   │   └── ChunkAborted    aborted by others, and it cannot be continued
-│   ├── ChunkInterrupted    we took it back (stuck engine, lost reply, group given up)
-│   ├── ChunkRecalled       we took it back, and nobody is to blame (pause, drain, abort)
+│   ├── EngineUnavailable   connection, HTTP status: another engine can run the chunk
+│   │   ├── BadReply        an unreadable or impossible reply
+│   │   └── ChunkAborted    aborted by another client, and it cannot be continued
+│   ├── ChunkInterrupted    the driver took it back (stuck engine, lost reply, group given up)
+│   ├── ChunkRecalled       the driver took it back without any fault (pause, drain, abort)
 │   └── RequestRejected     SGLang's own 400: a second engine decides
-├── RolloutError            the rollout cannot go on; finished samples are kept
-└── SimulationError         a simulated rollout stands still: a defect of ours
+├── RolloutError            the rollout cannot continue; finished samples are kept
+└── SimulationError         a simulated rollout is stuck: a defect of seer-sgl
 """
 
 
 class SeerError(Exception):
-    """Root of the tree."""
+    """The root of the tree."""
 
     exit_status = 1
 
 
 class InputError(SeerError):
-    """The user gave something that cannot work.
+    """The user's input cannot work.
 
-    One printable line, whatever it repeats of the input: other characters are escaped.
+    The message is one printable line: other characters from the input are escaped.
     """
 
     exit_status = 2
@@ -38,30 +38,30 @@ class InputError(SeerError):
 
 
 class ConfigError(InputError):
-    """A key, a type or a value of the config; the message names the key and where it was set."""
+    """A key, type or value of the config is wrong; the message names the key and its source."""
 
 
 class PromptError(InputError):
-    """A prompt that cannot be used; the message names the file and the line."""
+    """A prompt is invalid; the message names the file and the line."""
 
 
 class PoolError(SeerError):
-    """The KV pool did not start; the message carries the end of a log."""
+    """The KV pool did not start; the message includes the end of a log."""
 
 
 class HubError(SeerError):
-    """The draft hub did not start; the message carries the end of its log."""
+    """The draft hub did not start; the message includes the end of its log."""
 
 
 class EngineStartError(SeerError):
-    """An engine did not become ready; the message carries the end of its log."""
+    """An engine did not become ready; the message includes the end of its log."""
 
 
 class EngineError(SeerError):
     """One chunk did not come back from its engine.
 
-    `engine_id`: whose fault it is, or whose chunk it was; `status`: of an HTTP reply, if there was
-    one; `kind`: one word for logs and counters.
+    `engine_id`: the engine that failed or had the chunk. `status`: the HTTP status, if there was a
+    reply. `kind`: one word for logs and counters.
     """
 
     kind = "engine"
@@ -81,40 +81,41 @@ class EngineUnavailable(EngineError):
 
 
 class BadReply(EngineUnavailable):
-    """The engine replied what cannot be read or cannot be true; nothing of it is kept."""
+    """The engine's reply is unreadable or impossible; none of its tokens are kept."""
 
     kind = "bad_reply"
 
 
 class ChunkAborted(EngineUnavailable):
-    """Something other than the driver aborted a chunk that cannot be continued."""
+    """Another client aborted a chunk that cannot be continued."""
 
     kind = "aborted"
 
 
 class ChunkInterrupted(EngineError):
-    """The driver took the chunk back: its engine is stuck, its reply was lost, or its group was
-    given up."""
+    """The driver took the chunk back: stuck engine, lost reply, or its group was given up."""
 
     kind = "interrupted"
 
 
 class ChunkRecalled(EngineError):
-    """The driver took the chunk back before its first token, for a reason of its own: a pause, an
-    engine that leaves, an abort. It is held against nobody."""
+    """The driver took the chunk back before its first token: a pause, a leaving engine or an abort.
+
+    It does not count as a failure of the engine or the request.
+    """
 
     kind = "recalled"
 
 
 class RequestRejected(EngineError):
-    """SGLang refused the request itself. Another engine may take it (scheduling/setbacks.py)."""
+    """SGLang refused the request itself. Another engine may accept it (scheduling/setbacks.py)."""
 
     kind = "rejected"
 
 
 class RolloutError(SeerError):
-    """The rollout ended without every sample; what had finished is kept."""
+    """The rollout ended without every sample; finished samples are kept."""
 
 
 class SimulationError(SeerError):
-    """A simulated rollout stands still: nothing is due and requests are left."""
+    """A simulated rollout is stuck: requests are unfinished and no event is due."""

@@ -1,4 +1,4 @@
-"""Lines in a file, each of them there as a whole or not at all, whatever the disk does."""
+"""Appends lines to files atomically: after a disk error a line is complete or absent."""
 
 import contextlib
 import io
@@ -10,11 +10,11 @@ from .errors import RolloutError
 
 
 def append_whole(file: io.FileIO, line: bytes) -> None:
-    """Write a line at the end of a file. Raises OSError; then the file is what it was."""
+    """Writes a line at the end of a file. Raises OSError; then the file is unchanged."""
     size = file.seek(0, os.SEEK_END)
     rest = memoryview(line)
     try:
-        while rest:  # a disk that fills up takes a part first and refuses what is left
+        while rest:  # a disk that becomes full accepts only a part, and the next write fails
             rest = rest[file.write(rest) :]
     except OSError:
         file.truncate(size)
@@ -22,10 +22,10 @@ def append_whole(file: io.FileIO, line: bytes) -> None:
 
 
 class LineFile:
-    """Appends lines to a file, each at once: who is killed loses none that was written.
+    """Appends lines to a file without buffering: a killed process loses no written line.
 
-    An earlier file is replaced when the first line is written, or at `close`. Raises OSError; the
-    file then ends with the last whole line.
+    The first line, or `close`, replaces an earlier file. Raises OSError; the file then ends with
+    the last whole line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,11 +33,11 @@ class LineFile:
         self._file: io.FileIO | None = None
 
     def append(self, line: bytes) -> None:
-        """Write a line, its newline included."""
+        """Writes a line, which includes its newline."""
         append_whole(self._opened(), line)
 
     def close(self) -> None:
-        """End the file; it is empty if nothing was written."""
+        """Closes the file; it is empty if no line was written."""
         self._opened().close()
 
     def _opened(self) -> io.FileIO:
@@ -48,7 +48,7 @@ class LineFile:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn an error of the disk about `path` into a RolloutError of one line."""
+    """Turns an OSError about `path` into a RolloutError of one line."""
     try:
         yield
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Listening sockets of this process, kept within this machine.
+"""Confines the listening sockets of this process to loopback.
 
-A library that listens on all interfaces and has no setting for it (Mooncake 0.3.13, for the ports
-that read and write KV) is taken back to loopback by Linux itself: a process may bind its own
-sockets to a network device at any time, without privileges since Linux 5.7. A socket bound to the
-loopback device accepts no connection from another machine, nor by another address of this one.
+Mooncake 0.3.13 listens on all interfaces for KV transfers and has no setting for this. Linux lets a
+process bind its own sockets to a network device at any time, without privileges since 5.7. A socket
+bound to the loopback device accepts no connection from another machine, nor through another address
+of this machine.
 """
 
 import contextlib
@@ -15,23 +15,23 @@ from pathlib import Path
 
 import psutil
 
-# Environment variable: set in the processes of a local fleet, which confine themselves.
+# Environment variable, set in the processes of a local fleet, which confine their own sockets.
 ONLY = "SEER_SGL_LOOPBACK_ONLY"
 DEVICE = b"lo\0"
 OPEN_FILES = "/proc/self/fd"
-# Connections that could still do harm: complete ones, and the handshakes under way.
+# States of connections that could still transfer data: established, or during the handshake.
 ALIVE = (psutil.CONN_ESTABLISHED, psutil.CONN_SYN_RECV)
 
 
 class OpenPortError(RuntimeError):
-    """A port of this process is or was open to other machines."""
+    """A port of this process cannot be confined, or another machine has connected to it."""
 
 
 def confine() -> None:
-    """Bind every TCP socket that listens on all interfaces to the loopback device.
+    """Binds every TCP socket that listens on all interfaces to the loopback device.
 
-    One with an address of its own is left as it is: NCCL and Gloo choose one for their peers.
-    Raises OpenPortError where the kernel refuses, and where another machine connected before.
+    Sockets with a specific address stay unchanged: NCCL and Gloo choose one for their peers. Raises
+    OpenPortError if the kernel refuses, or if another machine has already connected.
     """
     ports = set()
     for listener in _listeners():
@@ -47,13 +47,13 @@ def confine() -> None:
 
 
 def confine_if_wanted() -> None:
-    """`confine` in a process of a local fleet; elsewhere other machines may have to connect."""
+    """Calls `confine` in a process of a local fleet; other fleets may need remote connections."""
     if ONLY in os.environ:
         confine()
 
 
 def refusal() -> str | None:
-    """Why this machine cannot keep such sockets on loopback; None where it can."""
+    """Returns the reason why this machine cannot confine sockets to loopback; None if it can."""
     with socket.socket() as probe:
         try:
             _bind_to_device(probe)
@@ -67,7 +67,7 @@ def _bind_to_device(listener: socket.socket) -> None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, DEVICE)
     except OSError as error:
         raise OpenPortError(
-            f"Linux does not bind a socket to loopback: {error.strerror} (from 5.7 on it does)"
+            f"Linux does not bind a socket to loopback: {error.strerror} (needs Linux 5.7)"
         ) from error
 
 

@@ -1,6 +1,6 @@
-"""Child processes that are ours: started with a log file, ended with everything they started.
+"""Child processes with a log file, which end together with all their own children.
 
-A driver killed outright cannot end its children, so they watch for its end themselves
+A killed driver (SIGKILL) cannot end its children, so the children watch for its end themselves
 (`end_with_parent`).
 """
 
@@ -20,23 +20,23 @@ import psutil
 from . import shared_memory
 from .errors import ConfigError
 
-# Environment variable of a child that must not outlive the process of this id.
+# Environment variable of a child: the id of the process that it must not outlive.
 PARENT_PID = "SEER_SGL_PARENT_PID"
 PARENT_POLL_S = 1.0
 PORTS = range(20000, 32768)  # outgoing connections begin at 32768 (Linux's ip_local_port_range)
-_given: set[int] = set()
+_given: set[int] = set()  # ports that free_port has returned
 LOG_TAIL_LINES = 8
 LAST_LINE_CHARS = 100
 STOP_GRACE_S = 5.0
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PRIVATE = 0o600  # of logs: servers print requests, paths and settings
+PRIVATE = 0o600  # the mode of logs: servers print requests, paths and settings
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on now.
+    """Returns a free TCP port of the loopback interface. Raises ConfigError if there is none.
 
-    A server takes it half a minute later, so it is none that the system gives to outgoing
-    connections in the meantime, and none that was given out here before.
+    A server opens the port up to half a minute later. So the port is outside the system's range for
+    outgoing connections, and is never returned twice.
     """
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as probe:
@@ -52,7 +52,7 @@ def free_port() -> int:
 
 
 def require_free_port(port: int, key: str, host: str = "127.0.0.1") -> None:
-    """Raise ConfigError when something listens on `port` already, or it is none of `host`'s."""
+    """Raises ConfigError if `port` is in use, or if `host` is not an address of this machine."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -65,18 +65,18 @@ def require_free_port(port: int, key: str, host: str = "127.0.0.1") -> None:
 
 
 def own_address(peer: str) -> str:
-    """The address of this machine that `peer` (host:port) would be reached from."""
+    """Returns this machine's address on the route to `peer` (host:port); 127.0.0.1 if unknown."""
     host, _, port = peer.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host, int(port)))  # of a datagram socket: nothing is sent
+            probe.connect((host, int(port)))  # sends nothing, because it is a datagram socket
         except (OSError, OverflowError):
             return "127.0.0.1"
         return str(probe.getsockname()[0])
 
 
 def end_with_parent() -> None:
-    """In a child: end the whole process group once the process that owns it is gone."""
+    """Ends the whole process group of this child process once its owner is gone."""
     parent = os.environ.get(PARENT_PID)
     if parent is not None:
         threading.Thread(target=_watch_parent, args=(int(parent),), daemon=True).start()
@@ -92,13 +92,13 @@ def _watch_parent(parent: int) -> None:
 
 
 def stopping_signals() -> list[signal.Signals]:
-    """The signals that end a program of ours, without those that its starter ignores (`nohup`)."""
+    """Returns the signals that end our programs, without the ignored ones (`nohup`)."""
     return [number for number in STOPPING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def open_private(path: Path) -> IO[bytes]:
-    """An empty file that its owner alone can read, also where it is there already."""
-    path.unlink(missing_ok=True)  # it may be another's, or readable by others
+    """Opens an empty file that only its owner can read; replaces an existing one."""
+    path.unlink(missing_ok=True)  # it may belong to another user or be readable by others
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE), "wb")
 
 
@@ -118,9 +118,9 @@ class OwnedProcess:
         environment: Mapping[str, str],
         cores: Sequence[int] | None = None,
     ) -> "OwnedProcess":
-        """Start a process in a group of its own, pinned to `cores` if given.
+        """Starts a process in its own process group, pinned to `cores` if given.
 
-        Raises ConfigError when the log cannot be written.
+        Raises ConfigError if the log cannot be written.
         """
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ class OwnedProcess:
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
                 env={**environment, PARENT_PID: str(os.getpid())},
-                start_new_session=True,  # a Ctrl-C in the terminal is the driver's to handle
+                start_new_session=True,  # only the driver handles a Ctrl-C in the terminal
             )
         if cores:
             os.sched_setaffinity(process.pid, cores)  # before it has threads or children
@@ -142,30 +142,30 @@ class OwnedProcess:
 
     @property
     def pid(self) -> int:
-        """Process id, also the id of the process group."""
+        """The process id, which is also the id of the process group."""
         return self._process.pid
 
     @property
     def exit_status(self) -> int | None:
-        """None while the process runs."""
+        """The exit status; None while the process runs."""
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Wait for the end of the process; its exit status."""
+        """Waits for the end of the process and returns its exit status."""
         return await self._process.wait()
 
     def exit_reason(self) -> str | None:
-        """How the process ended and where its log is; None while it runs."""
+        """Returns how the process ended and the path of its log; None while it runs."""
         if self.exit_status is None:
             return None
         return f"its process ended with status {self.exit_status}; its log: {self.log}"
 
     def log_tail(self) -> str:
-        """The last lines of the log that are not empty, indented, for an error message."""
+        """Returns the last non-empty lines of the log, indented, for an error message."""
         return "\n".join(f"    {line}" for line in self._log_lines()[-LOG_TAIL_LINES:])
 
     def last_line(self) -> str:
-        """The last line of the log that is not empty, cut to a line's length."""
+        """Returns the last non-empty line of the log, cut to LAST_LINE_CHARS characters."""
         return (self._log_lines() or ["nothing in its log yet"])[-1][:LAST_LINE_CHARS]
 
     def _log_lines(self) -> list[str]:
@@ -173,11 +173,14 @@ class OwnedProcess:
         return [line.rstrip() for line in text.splitlines() if line.strip()]
 
     def note_shared_memory(self) -> None:
-        """Remember what it shares with its children: killed, they could not remove it."""
+        """Records the shared memory of this process and its children, for removal in `stop`.
+
+        Killed processes cannot remove it themselves.
+        """
         self._shared_memory |= shared_memory.mapped_by(_family(self.pid))
 
     async def stop(self) -> None:
-        """End the process and everything it started; returns when nothing of it is left."""
+        """Ends the process and its child processes, and removes their shared memory."""
         family = _family(self.pid)
         try:
             self.note_shared_memory()

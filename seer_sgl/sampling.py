@@ -1,4 +1,4 @@
-"""SGLang's sampling parameters, as a config or a prompt gives them."""
+"""SGLang's sampling parameters, as set in a config or with a prompt."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,11 +8,12 @@ import msgspec
 
 from .bounds import LARGEST_ID, Fraction, Natural, Positive, TokenId
 
-ORIGIN = "seer_sgl"  # in `custom_params`: whose response a call continues (link/contract.py)
+# Key in `custom_params`: the group and response that a call continues (link/contract.py).
+ORIGIN = "seer_sgl"
 TOKEN_ID = re.compile(r"[0-9]{1,10}")
-# SGLang's name of the limit, and the field's.
+# SGLang's name of the limit, and a name common in RL frameworks.
 LIMIT, ALIAS = "max_new_tokens", "max_response_len"
-# Parameters whose state lives in one SGLang request: it is lost between two chunks.
+# Parameters with state inside one SGLang request: the state is lost between two chunks.
 STATEFUL = (
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
     *("json_schema", "regex", "ebnf", "structural_tag", "stop_regex"),
@@ -21,10 +22,11 @@ GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """SGLang's `sampling_params` of a group; all of its requests share them.
+    """SGLang's `sampling_params`, which all requests of a group share.
 
-    `max_new_tokens`: of a whole response, over all of its chunks. `custom_params`: the user's own,
-    passed on beside ours. How many samples a prompt gets (`n`) is no part of it.
+    `max_new_tokens`: the limit of a whole response, over all its chunks. `custom_params`: the
+    user's own parameters, sent together with ours. The number of samples per prompt (`n`) is not
+    part of it.
     """
 
     max_new_tokens: Positive = 8192
@@ -54,17 +56,18 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
     def undivided_because(self) -> list[str]:
-        """Returns the parameters whose state lives in one SGLang request and cannot cross a chunk
-        boundary."""
+        """Returns the set parameters whose state cannot cross a chunk boundary."""
         return [name for name in STATEFUL if getattr(self, name) != getattr(NEUTRAL, name)]
 
-    def with_overrides(self, given: Mapping[str, Any]) -> Self:
-        """Returns these parameters with some replaced. Raises msgspec.ValidationError for a wrong
-        name or type."""
-        return msgspec.convert(msgspec.structs.asdict(self) | canonical(given), type(self))
+    def with_overrides(self, overrides: Mapping[str, Any]) -> Self:
+        """Returns these parameters with some replaced.
+
+        Raises msgspec.ValidationError for a wrong name or type.
+        """
+        return msgspec.convert(msgspec.structs.asdict(self) | canonical(overrides), type(self))
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Yields (parameter, complaint) for values that contradict each other."""
+        """Yields (parameter, reason) for each invalid or contradictory value."""
         if self.top_k == 0:
             yield "top_k", "must be -1 (off) or at least 1"
         if self.min_new_tokens > self.max_new_tokens:
@@ -77,17 +80,19 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         if sum(getattr(self, name) is not None for name in GRAMMARS) > 1:
             yield "", f"only one of {', '.join(GRAMMARS[:-1])} and {GRAMMARS[-1]} can be set"
         if ORIGIN in self.custom_params:
-            yield "custom_params", f"{ORIGIN!r} is a key of seer-sgl's own"
+            yield "custom_params", f"the key {ORIGIN!r} is reserved for seer-sgl"
 
 
 NEUTRAL = Sampling()
 
 
-def canonical(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the parameters under SGLang's names. Raises msgspec.ValidationError if the limit is
-    given under both of its names."""
-    if ALIAS not in given:
-        return dict(given)
-    if LIMIT in given:
+def canonical(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters under SGLang's names.
+
+    Raises msgspec.ValidationError if the limit is given under both of its names.
+    """
+    if ALIAS not in parameters:
+        return dict(parameters)
+    if LIMIT in parameters:
         raise msgspec.ValidationError(f"{LIMIT} and {ALIAS} are two names of one limit: give one")
-    return {LIMIT if name == ALIAS else name: value for name, value in given.items()}
+    return {LIMIT if name == ALIAS else name: value for name, value in parameters.items()}

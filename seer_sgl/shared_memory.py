@@ -1,7 +1,7 @@
-"""Shared memory that killed processes leave behind: Linux keeps it until its name is removed.
+"""Removes shared memory of killed processes, which Linux keeps until its name is removed.
 
-Only what the processes themselves had mapped is removed, and of that only the kinds that are made
-for one run of a program: a model or a pool of files that somebody keeps there stays.
+Only segments that the processes themselves had mapped are removed, and only the kinds that belong
+to one run of a program. Other files there, such as a model or a KV pool, stay.
 """
 
 import os
@@ -12,23 +12,23 @@ import psutil
 
 FOLDER = Path("/dev/shm")
 KINDS = (
-    "sem.mp-",  # Python's multiprocessing: locks,
-    "psm_",  # and blocks
+    "sem.mp-",  # locks of Python's multiprocessing
+    "psm_",  # memory blocks of Python's multiprocessing
     "torch_",  # torch's shared tensors
-    "sglang_loads_",  # what SGLang's processes report to each other of their load,
-    "sgl_shm_",  # and of images
-    "nccl-",  # NCCL's between the ranks of a machine
+    "sglang_loads_",  # load reports between SGLang's processes
+    "sgl_shm_",  # images passed between SGLang's processes
+    "nccl-",  # NCCL's buffers between the ranks of a machine
 )
 
 
 def mapped_by(processes: Iterable[psutil.Process]) -> set[Path]:
-    """The names of shared memory that these processes use now."""
+    """Returns the paths of the shared memory that these processes currently map."""
     files = {file for process in processes for file in _mapped_files(process.pid)}
     return {path for path in _names() if _inode(path) in files}
 
 
 def remove(names: Iterable[Path]) -> None:
-    """Remove the names; nobody uses what they stand for."""
+    """Removes shared memory that no process uses any more."""
     for name in names:
         name.unlink(missing_ok=True)
 
@@ -47,10 +47,13 @@ def _inode(path: Path) -> int | None:
 
 
 def _mapped_files(pid: int) -> set[int]:
-    """Inodes: a semaphore is renamed once it is mapped, and the map has its first name."""
+    """Returns the inodes that a process maps in FOLDER.
+
+    Inodes, because a semaphore is renamed after it is mapped, and the map keeps its first name.
+    """
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return set()
     # address, permissions, offset, device, inode, path
     return {int(line.split()[4]) for line in lines if f" {FOLDER}{os.sep}" in line}

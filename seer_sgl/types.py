@@ -1,7 +1,7 @@
-"""The nouns of a rollout.
+"""The data types of a rollout.
 
-Token ids and logprobs live in `array.array` ("i" and "f", 4 bytes an item): a rollout holds
-10^8 of them, and lists of Python ints would take nine times the room.
+Token ids and logprobs are stored in `array.array` ("i" and "f", 4 bytes per item). A rollout holds
+10^8 of them, and lists of Python ints would need nine times the memory.
 """
 
 from array import array
@@ -11,23 +11,23 @@ from typing import Any, Literal
 import msgspec
 
 from .errors import ChunkAborted, ChunkRecalled, EngineError, EngineUnavailable, RequestRejected
-from .sampling import Sampling as Sampling  # noqa: PLC0414 (a noun like those below)
+from .sampling import Sampling as Sampling  # noqa: PLC0414 (a data type like the ones below)
 
 FinishReason = Literal["stop", "length", "abort"]
 
 
 def token_array(ids: Any = ()) -> "array[int]":
-    """Token ids as int32. Raises TypeError or OverflowError for anything else."""
+    """Returns token ids as int32. Raises TypeError or OverflowError for other values."""
     return array("i", ids)
 
 
 def logprob_array(values: Any = ()) -> "array[float]":
-    """Logprobs as float32, the precision SGLang computes them in."""
+    """Returns logprobs as float32, the precision of SGLang's own."""
     return array("f", values)
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt, tokenized. `text` and `messages` are what it was made from, if anything."""
+    """One tokenized prompt. `text` or `messages`: the source of its ids, if there is one."""
 
     prompt_id: str
     prompt_ids: "array[int]"
@@ -46,15 +46,15 @@ class WeightSpan(msgspec.Struct, frozen=True):
 
 
 class Move(Enum):
-    """How the KV of a chunk gets to its engine."""
+    """How an engine obtains the KV of a chunk's input."""
 
-    STAY = "stay"  # it is there, or there is none yet
-    FETCH = "fetch"  # through the pool
+    STAY = "stay"  # the engine already has it, or there is none yet
+    FETCH = "fetch"  # read from the pool
     PREFILL = "prefill"  # computed again
 
 
 class RequestState(Enum):
-    """Where a request is: in the buffer, in flight on an engine, or done."""
+    """The state of a request: in the buffer, in flight on an engine, or done."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -62,7 +62,7 @@ class RequestState(Enum):
 
 
 class ChunkReply(msgspec.Struct, kw_only=True):
-    """What an engine returned for one chunk (SGLang's /generate reply, the fields we need)."""
+    """An engine's reply to one chunk: the fields we need of SGLang's /generate reply."""
 
     ids: "array[int]"
     logprobs: "array[float]"
@@ -77,12 +77,12 @@ class ChunkReply(msgspec.Struct, kw_only=True):
 
     @property
     def cached(self) -> int:
-        """Input tokens whose KV was found in a cache."""
+        """The number of input tokens whose KV was in a cache."""
         return self.cached_device + self.cached_host + self.cached_storage
 
 
 class FailureKind(Enum):
-    """Why a group has not all of its samples."""
+    """The reason why a group does not have all its samples."""
 
     REFUSED = "refused"  # engines refuse one of its requests
     LOST = "lost"  # chunks of one of its requests keep failing
@@ -90,17 +90,17 @@ class FailureKind(Enum):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """The end of a group that is not complete."""
+    """The failure of a group that ended incomplete."""
 
     kind: FailureKind
     message: str
 
 
 class Request(msgspec.Struct, kw_only=True, eq=False):
-    """One trajectory in the making."""
+    """One trajectory that is being generated."""
 
-    uid: str  # SGLang request ids start with it
-    order: int  # of submission
+    uid: str  # the prefix of its SGLang request ids
+    order: int  # the position in the order of submission
     group: "Group"
     index: int  # 0 .. n-1 within the group
     seed: int
@@ -111,18 +111,18 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     weight_spans: list[WeightSpan] = msgspec.field(default_factory=list)
     finish_reason: FinishReason | None = None
     matched: int | str | None = None
-    engines: list[str] = msgspec.field(default_factory=list)  # one entry a chunk that returned
+    engines: list[str] = msgspec.field(default_factory=list)  # one entry per chunk that returned
     attempts: int = 0  # chunks sent, failed ones included: makes SGLang request ids unique
-    failures: int = 0  # consecutive chunks that brought nothing, aborted ones left out
+    failures: int = 0  # consecutive chunks without tokens, not counting aborted ones
     aborts: int = 0  # consecutive chunks that were aborted before their first token
-    failing_since: float | None = None  # when the first of them ended, awake seconds
-    # By engine id: why its last chunk of this request brought nothing, since a chunk brought some.
+    failing_since: float | None = None  # when the first of these chunks ended, awake seconds
+    # By engine id: the error of its last chunk, if no chunk of any engine brought tokens since.
     setbacks: dict[str, Exception] = msgspec.field(default_factory=dict)
-    aborting: bool = False  # its caller asked for what there is: it ends with the chunk in flight
-    watched: bool = False  # its tokens are reported as they come
-    rid: str = ""  # of the newest chunk
-    returned_at: float | None = None  # when it came back; None while it is in flight
-    stored: bool = False  # the KV of the newest chunk is in the pool, and all before it
+    aborting: bool = False  # its caller aborted it: it ends with the chunk in flight
+    watched: bool = False  # its tokens are reported as they arrive
+    rid: str = ""  # the id of the newest chunk
+    returned_at: float | None = None  # when that chunk came back; None while it is in flight
+    stored: bool = False  # all KV up to the end of the newest chunk is in the pool
     verify_steps: int = 0
     submitted_at: float = 0.0
     started_at: float | None = None
@@ -130,31 +130,34 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def prompt_len(self) -> int:
-        """Prompt tokens."""
+        """The number of prompt tokens."""
         return len(self.group.prompt.prompt_ids)
 
     @property
     def generated(self) -> int:
-        """Response tokens so far."""
+        """The number of response tokens so far."""
         return len(self.response_ids)
 
     @property
     def total_len(self) -> int:
-        """Prompt and response tokens: the input length of the next chunk."""
+        """The number of prompt and response tokens: the input length of the next chunk."""
         return self.prompt_len + self.generated
 
     @property
     def remaining(self) -> int:
-        """Response tokens still allowed."""
+        """The number of response tokens still allowed."""
         return self.max_response_len - self.generated
 
     @property
     def refusals(self) -> list[str]:
-        """The answers of the engines that have refused the request."""
+        """The error messages of the engines that refused the request."""
         return [str(e) for e in self.setbacks.values() if isinstance(e, RequestRejected)]
 
     def append(self, reply: ChunkReply) -> None:
-        """The one place where a request grows: ids, logprobs and versions together."""
+        """Appends a reply: ids, logprobs and weight versions together, and only here.
+
+        Raises ValueError if they differ in length.
+        """
         spanned = sum(span.tokens for span in reply.weight_spans)
         if not len(reply.ids) == len(reply.logprobs) == spanned:
             raise ValueError(
@@ -172,7 +175,10 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
         self.verify_steps += reply.verify_steps
 
     def finish(self, reason: FinishReason, matched: int | str | None, now: float) -> None:
-        """Close the trajectory. A finished request never changes again."""
+        """Ends the trajectory; a finished request never changes again.
+
+        Raises ValueError if it has already finished.
+        """
         if self.state is RequestState.FINISHED:
             raise ValueError(f"request {self.uid} finished twice")
         self.state = RequestState.FINISHED
@@ -180,11 +186,12 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
 
 
 class Group(msgspec.Struct, kw_only=True, eq=False, weakref=True):
-    """One prompt, how it is sampled, and its n requests.
+    """One prompt, its sampling parameters and its n requests.
 
-    `uid` tells groups apart to which different callers gave equal ids. While a group is `growing`,
-    requests may be added; it is complete once it does not grow and all of them are finished.
-    `samples` grows as requests finish. A withdrawn group is never sent again; see `failure`.
+    `uid` is unique even if two callers use the same `group_id`. Requests may be added while a group
+    is `growing`. A group is complete when it no longer grows and all its requests are finished.
+    `samples` has one entry per finished request. A withdrawn group is never sent again; see
+    `failure`.
     """
 
     group_id: str
@@ -193,7 +200,7 @@ class Group(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     sampling: Sampling = Sampling()
     requests: list[Request] = msgspec.field(default_factory=list)
     samples: list["Sample"] = msgspec.field(default_factory=list)
-    caller: str = ""  # who waits for it: callers share the engines fairly
+    caller: str = ""  # the caller that waits for it; callers share the engines fairly
     growing: bool = False
     withdrawn: bool = False
     failure: Failure | None = None
@@ -204,7 +211,7 @@ class Group(msgspec.Struct, kw_only=True, eq=False, weakref=True):
 
     @property
     def complete(self) -> bool:
-        """Whether all trajectories are finished, and no other one will come."""
+        """Whether all trajectories are finished and no more can be added."""
         return not self.growing and all(
             request.state is RequestState.FINISHED for request in self.requests
         )
@@ -217,29 +224,29 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     engine_id: str
     rid: str
     max_new_tokens: int
-    kv_tokens: int  # what the ledger reserved for it on the engine
+    kv_tokens: int  # the tokens that the ledger reserved for it on the engine
     move: Move
     migrated: bool  # the request's previous chunk ran on another engine
-    number: int = 0  # counts the chunks that the engine was sent
-    whole: bool = False  # it must end the request, which cannot be continued by another one
+    number: int = 0  # its position among the chunks sent to the engine
+    whole: bool = False  # no other chunk can continue the request, so this one must end it
 
     @property
     def input_len(self) -> int:
-        """Tokens of the prompt and of the response so far."""
+        """The number of input tokens: prompt and response so far."""
         return self.kv_tokens - self.max_new_tokens
 
     def ended_by(self, reply: ChunkReply) -> bool:
-        """Whether a chunk that may take all tokens left ends its request with this reply."""
+        """Returns whether the reply ends the request, if the chunk has all remaining tokens."""
         full = len(reply.ids) >= self.max_new_tokens
         return reply.finish == "stop" or (reply.finish == "length" and full)
 
 
 class ChunkResult(msgspec.Struct, kw_only=True, frozen=True):
-    """How a chunk ended: a reply, or an error (then nothing is appended).
+    """The result of a chunk: a reply, or an error (then no token is appended).
 
-    A reply that leaves a whole chunk unfinished becomes an error here, before anybody counts its
-    tokens: the state they were sampled with (grammar, penalties) is gone with the call. Unless the
-    request's caller asked for what there is. `recalled`: the driver ended the chunk early.
+    A reply that leaves a whole chunk unfinished becomes an error here, before its tokens count: its
+    sampling state (grammar, penalties) ended with the call. If the caller aborted the request, the
+    reply stays. `recalled`: the driver ended the chunk early.
     """
 
     chunk: Chunk
@@ -253,9 +260,9 @@ class ChunkResult(msgspec.Struct, kw_only=True, frozen=True):
         if reply is None:
             return
         kind: type[EngineError]
-        what = "a request that cannot be continued"
+        subject = "a request that cannot be continued"
         if self.recalled and reply.finish == "abort" and not reply.ids:
-            kind, what = ChunkRecalled, "a chunk that was taken back"
+            kind, subject = ChunkRecalled, "a chunk that was taken back"
         elif not chunk.whole or chunk.ended_by(reply) or chunk.request.aborting:
             return
         elif reply.finish != "abort":
@@ -264,7 +271,7 @@ class ChunkResult(msgspec.Struct, kw_only=True, frozen=True):
             kind = ChunkRecalled if self.recalled else ChunkAborted
         tokens = f"{len(reply.ids)} of {chunk.max_new_tokens} tokens"
         error = kind(
-            f"engine {chunk.engine_id}: {what} ended ({reply.finish}) after {tokens}",
+            f"engine {chunk.engine_id}: {subject} ended ({reply.finish}) after {tokens}",
             engine_id=chunk.engine_id,
         )
         msgspec.structs.force_setattr(self, "reply", None)
@@ -272,7 +279,7 @@ class ChunkResult(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of an engine that is up (SGLang `/server_info`)."""
+    """The description of a running engine (SGLang `/server_info`)."""
 
     engine_id: str
     url: str
@@ -280,34 +287,36 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     model_path: str
     max_total_num_tokens: int  # KV capacity, tokens
     max_running_requests: int
-    max_request_len: int  # longest prompt + response it takes, tokens
+    max_request_len: int  # the longest prompt + response it accepts, tokens
     page_size: int
     radix_cache: bool  # siblings share the KV of their prompt
     weight_version: str
     deterministic: bool
     has_tokenizer: bool
-    plugin: str | None  # version of our plugin inside it; None in a stock server
+    plugin: str | None  # the version of our plugin inside it; None for a stock server
     instance: str | None = None  # a name for this start of the server
-    weights: str | None = None  # the plugin's name for what is loaded; equal weights, equal names
-    pool: str | None = None  # namespace of its pages in a KV pool; equal names share pages
+    weights: str | None = None  # the plugin's name for the loaded weights; equal if they are equal
+    pool: str | None = None  # the namespace of its pages in a KV pool; equal names share pages
     kv_bytes_per_token: int = 0  # in the pool, all ranks together
-    draft_tokens: int = 0  # KV slots a request may need beyond its tokens, for its drafts
+    draft_tokens: int = 0  # KV slots that a request may need for drafts, beyond its tokens
     pipeline_stages: int = 1  # SGLang's pp_size
-    vocab_size: int | None = None  # token ids it may return; None: it does not report it
+    vocab_size: int | None = None  # the number of token ids it may return; None: not reported
 
 
 class EngineWork(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine has computed since it started. `prefilled_tokens`: input tokens found in no
-    cache, those of a preempted request again."""
+    """An engine's work counters since its start.
+
+    `prefilled_tokens`: input tokens that were not cached; for a preempted request, again.
+    """
 
     forward_steps: int
     prefilled_tokens: int
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment of an engine's life (SGLang `/v1/loads`). `progress` changes while it works.
+    """An engine's load at one time (SGLang `/v1/loads`). `progress` changes while it works.
 
-    `requests`: running or waiting, of any user; None where SGLang does not count all of them.
+    `requests`: running plus waiting, of all clients; None if SGLang does not count all of them.
     """
 
     used_tokens: int
@@ -317,7 +326,7 @@ class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """The finished record: what training needs, and how it was made.
+    """The record of a finished request: training data, and how it was generated.
 
     `rollout_log_probs[i]` is the log probability of `response_ids[i]` under the sampling
     distribution (log-softmax of logits / temperature, before top-p and top-k). Times are seconds

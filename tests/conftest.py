@@ -1,5 +1,7 @@
-"""Order: quick tests first, then those that start engines of their own, then those that share a
-pair. So at most three servers ever run at once, and a broken unit test fails in seconds."""
+"""Sorts the tests: quick tests, then tests with their own engines, then tests with a shared pair.
+
+So at most three servers run at once, and a broken unit test fails in seconds.
+"""
 
 import logging
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from tests.logs import logged
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by cost; the order within a class of cost stays."""
+    """Sorts the tests by cost; keeps the order within a class of cost."""
 
     def cost(item: pytest.Item) -> int:
         if item.get_closest_marker("own_engines"):
@@ -23,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def empty_books() -> Iterator[None]:
-    """Fails a test in which an idle driver's scheduler had something left (Scheduler.check)."""
+    """Fails a test if an idle driver's scheduler holds leftover state (Scheduler.check)."""
     breaches: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: breaches.append(record.getMessage())  # type: ignore[method-assign]
@@ -35,6 +37,6 @@ def empty_books() -> Iterator[None]:
 
 @pytest.fixture
 def log_lines() -> Iterator[list[str]]:
-    """The messages that seer-sgl logs during the test, from level info on."""
+    """The messages that seer-sgl logs during the test, at level info and above."""
     with logged() as lines:
         yield lines

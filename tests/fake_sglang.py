@@ -1,7 +1,7 @@
 """A fake SGLang server on a real socket, for unit tests, fault injection and the driver benchmark.
 
-It is never evidence for a claim about SGLang. Its tokens depend on (seed, position) only, as
-SGLang's do under deterministic inference, so a divided run can be compared with a whole one.
+It is never evidence for a claim about SGLang. Its tokens depend on (seed, position) only, as in
+SGLang with deterministic inference. So a divided run can be compared with an undivided one.
 
 As a program (`python -m tests.fake_sglang PORT ...`) it serves until it is killed.
 """
@@ -28,32 +28,32 @@ STREAMED = 3  # tokens per event
 
 
 def token_at(seed: int, position: int) -> int:
-    """The token a request with `seed` draws at absolute `position`; never EOS."""
+    """Returns the token of a request with `seed` at the absolute `position`; never EOS."""
     mixed = (seed * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     return 1 + (mixed >> 33) % (VOCAB - 1)
 
 
 def length_of(seed: int, longest: int) -> int:
-    """How many tokens a request with `seed` generates before it says EOS."""
+    """Returns how many tokens a request with `seed` generates before EOS."""
     return 1 + (seed >> 7) % longest
 
 
 def response_of(seed: int, prompt_len: int, longest: int) -> list[int]:
-    """The whole response of an undivided, unlimited call."""
+    """Returns the whole response of an undivided, unlimited call."""
     length = length_of(seed, longest)
     return [token_at(seed, prompt_len + i) for i in range(length - 1)] + [EOS]
 
 
 @dataclass(eq=False)
 class FakeSGLang:
-    """The server's behaviour and what it has seen.
+    """The server's behaviour and the calls it has received.
 
-    `faults` are consumed one a /generate call: ok, stall, lost (the reply, on its way), reset,
-    abort (half-way), abort_late (in the last step, whose stop SGLang then does not see),
+    Each /generate call consumes one of `faults`: ok, stall, lost (the reply in transit), reset,
+    abort (half-way), abort_late (in the last step, whose stop SGLang does not check),
     abort_queued (before a token), mid_body, slow, garbage (the next shape of tests/garbage.py),
     `garbage NAME` (that shape), or a status.
     `garbled`: shapes of the replies to other calls, by path.
-    `prompt_lens` tells where a seed's response begins (seed -> prompt tokens).
+    `prompt_lens`: the position where a seed's response begins (seed -> prompt tokens).
     """
 
     longest: int = 50  # response tokens
@@ -69,30 +69,32 @@ class FakeSGLang:
     prompt_lens: dict[int, int] = field(default_factory=dict)
     seen: list[dict[str, Any]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
-    foreign_tokens: int = 0  # KV that somebody else uses
-    foreign_requests: int = 0  # of somebody else, being decoded
+    foreign_tokens: int = 0  # KV tokens of other clients
+    foreign_requests: int = 0  # running requests of other clients
     running: int = 0
     peak_running: int = 0
     steps: int = 0
-    decodes_on: bool = False  # its decode steps go on from look to look, whatever it answers
+    decodes_on: bool = False  # its decode steps advance with every poll, without any reply
     foreign_steps: int = 0
     healthy: bool = True
     api_key: str | None = None
     weight_version: str = "v1"
-    updates: dict[int, str] = field(default_factory=dict)  # after so many calls: a new version
+    updates: dict[int, str] = field(default_factory=dict)  # number of calls -> weight version then
     model_path: str = "fake"
-    startup_s: float = 20.25  # of no two starts alike
-    away: bool = False  # as if nobody listened
-    canned_tokens: int = 0  # answer every call alike, unread but for its rid, with so many tokens
+    startup_s: float = 20.25  # different for every start
+    away: bool = False  # answers control calls with 503
+    canned_tokens: int = 0  # if set: the same reply of so many tokens to every call
     called: asyncio.Event = field(default_factory=asyncio.Event)
-    stalled: asyncio.Event = field(default_factory=asyncio.Event)  # by the last of the faults
+    stalled: asyncio.Event = field(
+        default_factory=asyncio.Event
+    )  # set when the last fault is `stall`
     incremental: bool = False  # as with --incremental-streaming-output
-    _abort: dict[str, asyncio.Event] = field(default_factory=dict)  # of calls that can be aborted
+    _abort: dict[str, asyncio.Event] = field(default_factory=dict)  # by rid, of running calls
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
     _shapes: Iterator[str] = field(default_factory=lambda: itertools.cycle(GARBAGE))
 
     def app(self) -> web.Application:
-        """The aiohttp application."""
+        """Returns the aiohttp application."""
         app = web.Application(client_max_size=1 << 26)
         app.add_routes(
             [
@@ -106,7 +108,7 @@ class FakeSGLang:
         return app
 
     async def generate(self, http: web.Request) -> web.StreamResponse:
-        """One chunk."""
+        """Answers `/generate`: one chunk."""
         if self.api_key and http.headers.get("Authorization") != f"Bearer {self.api_key}":
             return web.json_response({"error": {"message": "no token"}}, status=401)
         body = await http.read()
@@ -126,7 +128,7 @@ class FakeSGLang:
             self.running -= 1
 
     def fault_of(self, call: dict[str, Any]) -> str:
-        """The fault of a call that depends on what it asks for; none in general."""
+        """Returns a fault that depends on the call's content; "" by default."""
         return ""
 
     async def _answer(
@@ -168,7 +170,7 @@ class FakeSGLang:
         return web.Response(body=body, content_type="application/json")
 
     async def _aborted_within(self, rid: str, seconds: float) -> bool:
-        """Whether /abort_request names the call before its time is over."""
+        """Returns whether /abort_request names the call within the time."""
         if not seconds:
             await asyncio.sleep(0)
             return False
@@ -182,7 +184,7 @@ class FakeSGLang:
     async def _stream(
         self, http: web.Request, reply: dict[str, Any], fault: str
     ) -> web.StreamResponse:
-        """The reply as server-sent events of STREAMED tokens; `mid_body` breaks off half-way."""
+        """Sends the reply as server-sent events of STREAMED tokens; `mid_body` ends half-way."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(http)
         meta = reply["meta_info"]
@@ -234,7 +236,7 @@ class FakeSGLang:
 
     @functools.cache  # noqa: B019 (as many as there are servers)
     def _canned(self) -> tuple[bytes, bytes]:
-        """What stands before and after the rid: the benchmark."""
+        """Returns the reply's bytes before and after the rid, for the benchmark."""
         endless = (self.longest - 1) << 7  # the seed of the longest response
         budget = {"sampling_seed": endless, "max_new_tokens": self.canned_tokens}
         call = {"rid": "RID", "input_ids": [], "sampling_params": budget}
@@ -244,7 +246,7 @@ class FakeSGLang:
         return before, after
 
     async def abort_request(self, http: web.Request) -> web.Response:
-        """Note the abort."""
+        """Records the abort."""
         rid = (await http.json())["rid"]
         self.aborted.append(rid)
         if rid in self._abort:
@@ -252,7 +254,7 @@ class FakeSGLang:
         return web.json_response({})
 
     async def server_info(self, _: web.Request) -> web.Response:
-        """The fields of SGLang 0.5.21 that the client reads, and one it does not."""
+        """Returns the fields of SGLang 0.5.21 that the client reads, and one that it ignores."""
         if self.away:
             return web.Response(status=503)
         return self._control(
@@ -280,7 +282,7 @@ class FakeSGLang:
         )
 
     async def loads(self, _: web.Request) -> web.Response:
-        """Moves only while chunks are answered, like a stuck scheduler's snapshot."""
+        """Returns a load that changes only while chunks are answered, as in a real server."""
         if self.away:
             return web.Response(status=503)
         self.foreign_steps += self.decodes_on
@@ -298,17 +300,17 @@ class FakeSGLang:
         return web.Response(body=garble(reply), content_type="application/json")
 
     async def health(self, _: web.Request) -> web.Response:
-        """200 unless the test says otherwise."""
+        """Answers `/health` with the status that the test has set."""
         return web.Response(status=200 if self.healthy else 503)
 
     def wake_stalled(self) -> None:
-        """Let stalled calls go on."""
+        """Lets stalled calls continue."""
         self._woken.set()
 
 
 @contextlib.asynccontextmanager
 async def serving(fake: FakeSGLang) -> AsyncIterator[str]:
-    """Serve on a free loopback port; yields the URL."""
+    """Serves on a free loopback port; yields the URL."""
     runner = web.AppRunner(fake.app(), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

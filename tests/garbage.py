@@ -1,6 +1,6 @@
-"""Replies of /generate that no honest server gives, and control replies that none gives.
+"""Impossible replies of /generate (`GARBAGE`) and of control calls (`CONTROL`).
 
-`GARBAGE` and `CONTROL` map a name to what becomes of a true reply, decoded; the result is the body.
+Both map a name to a function from a valid decoded reply to the body of the impossible one.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ def encoded(reply: Any) -> bytes:
 
 
 def meta(**changes: Any) -> Callable[[Reply], bytes]:
-    """Other values in `meta_info`; a function is called with what is there."""
+    """Replaces values in `meta_info`; a function is called with the old value."""
 
     def garble(reply: Reply) -> bytes:
         found = reply["meta_info"]
@@ -28,7 +28,7 @@ def meta(**changes: Any) -> Callable[[Reply], bytes]:
 
 
 def without(*keys: str) -> Callable[[Reply], bytes]:
-    """Fields of `meta_info` missing."""
+    """Removes fields of `meta_info`."""
 
     def garble(reply: Reply) -> bytes:
         kept = {key: value for key, value in reply["meta_info"].items() if key not in keys}
@@ -38,7 +38,7 @@ def without(*keys: str) -> Callable[[Reply], bytes]:
 
 
 def last_token(logprob: Any = -1.0, token: int = 5) -> Callable[[Reply], bytes]:
-    """Another token or logprob at the end."""
+    """Replaces the last token and its logprob."""
 
     def entries(found: Reply) -> list[Any]:
         return [*found["output_token_logprobs"][:-1], [logprob, token, None]]
@@ -47,7 +47,7 @@ def last_token(logprob: Any = -1.0, token: int = 5) -> Callable[[Reply], bytes]:
 
 
 def spans(*parts: tuple[int, int]) -> Callable[[Reply], bytes]:
-    """Weight versions from token to token; -1 is the number of all tokens."""
+    """Replaces the weight versions' token ranges; -1 is the number of all tokens."""
 
     def made(found: Reply) -> list[Reply]:
         count = found["completion_tokens"]
@@ -126,7 +126,7 @@ STATE: Reply = {"effective_max_running_requests_per_dp": 4}
 
 
 def states(*reports: Any) -> Callable[[Reply], bytes]:
-    """`/server_info` with other reports of the plugin, one per scheduler."""
+    """Replaces the plugin's reports in `/server_info`, one per scheduler."""
     found = [{**STATE, "seer_sgl": report} for report in reports]
     return lambda reply: encoded({**reply, "internal_states": found})
 

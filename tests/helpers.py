@@ -1,4 +1,4 @@
-"""Small makers shared by the unit tests."""
+"""Small builders that the unit tests share."""
 
 import itertools
 from array import array
@@ -34,7 +34,7 @@ def make_group(
     max_response_len: int = 100,
     sampling: Sampling = NEUTRAL,
 ) -> Group:
-    """A group of pending requests with consecutive orders."""
+    """Returns a group of pending requests with consecutive orders."""
     prompt = Prompt(prompt_id=group_id, prompt_ids=array("i", range(prompt_len)), n=n)
     group = Group(group_id=group_id, uid=group_id, prompt=prompt, sampling=sampling)
     group.requests = [
@@ -54,7 +54,7 @@ def make_group(
 def make_reply(
     tokens: int, finish: FinishReason = "length", *, version: str = "v1", first: int = 1
 ) -> ChunkReply:
-    """A reply of consecutive token ids."""
+    """Returns a reply of consecutive token ids."""
     return ChunkReply(
         ids=array("i", range(first, first + tokens)),
         logprobs=array("f", [-0.5] * tokens),
@@ -64,7 +64,7 @@ def make_reply(
 
 
 class Returns(Observer):
-    """Receives every chunk that comes back, whatever with."""
+    """Receives every chunk that comes back, with a reply or an error."""
 
     def returned(self, result: ChunkResult) -> None:
         """A chunk came back."""
@@ -79,10 +79,10 @@ class Returns(Observer):
 
 
 def made_sample(request: Request) -> Sample:
-    """The sample of a finished request."""
+    """Returns the sample of a finished request."""
     return SampleMaker("r1")(request)
 
 
 def why_given_up(group: Group) -> str | None:
-    """Why a group was given up; None if it was not."""
+    """Returns the reason why a group was given up; None if it was not."""
     return None if group.failure is None else group.failure.message

@@ -1,4 +1,4 @@
-"""Listening TCP sockets of processes: on what address, and on what network device."""
+"""Lists the listening TCP sockets of processes, with their address and network device."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Listener(NamedTuple):
-    """A listening socket. `device`: the one it is bound to, or empty."""
+    """A listening socket. `device`: the network device it is bound to, or empty."""
 
     pid: int
     ip: str
@@ -24,17 +24,17 @@ class Listener(NamedTuple):
 
     @property
     def on_loopback(self) -> bool:
-        """Whether no other machine can connect to it."""
+        """Returns whether only this machine can connect to it."""
         return self.device == "lo" or ip_address(self.ip).is_loopback
 
 
 def listeners(processes: Iterable[psutil.Process]) -> list[Listener]:
-    """All listening TCP sockets of the processes that are still there."""
+    """Returns the listening TCP sockets of all given processes that still run."""
     return [listener for process in processes for listener in _listeners(process)]
 
 
 def family(process: psutil.Process) -> list[psutil.Process]:
-    """The process and everything that it has started, and so on."""
+    """Returns the process and all its descendants."""
     return [process, *process.children(recursive=True)]
 
 

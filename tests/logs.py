@@ -1,4 +1,4 @@
-"""What seer-sgl logs, as lines."""
+"""Captures seer-sgl's log as lines."""
 
 import contextlib
 import logging
@@ -19,7 +19,7 @@ class _Lines(logging.Handler):
 
 @contextlib.contextmanager
 def logged() -> Iterator[list[str]]:
-    """The messages that are logged while the block runs, from level info on."""
+    """Yields a list that receives the messages logged in the block, at level info and above."""
     logger, lines = logging.getLogger("seer_sgl"), list[str]()
     handler, before = _Lines(lines), logger.level
     logger.addHandler(handler)

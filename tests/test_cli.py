@@ -1,4 +1,4 @@
-"""The command line without engines: every mistake is one line and exit status 2."""
+"""The command line without engines: every mistake gives one line and exit status 2."""
 
 import json
 import socket
@@ -43,7 +43,7 @@ Rollout = Callable[..., tuple[int, str]]
 def rollout(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Rollout:
-    """The command, run in the folder: its exit status and what it says."""
+    """Runs the command in the folder; returns its exit status and its output."""
     monkeypatch.chdir(folder)
 
     def call(*options: str) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""The config: every mistake is one line that names the key and where it was set."""
+"""The config: every mistake gives one line with the key and its source."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Hostile config files and values: one line and status 2, soon, whatever they are."""
+"""Hostile config files and values: each is refused quickly with one line and status 2."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def refused(path: Path, *overrides: str) -> str:
-    """The one line that a config is refused with."""
+    """Returns the one-line error message of an invalid config."""
     with pytest.raises(ConfigError) as raised:
         load(path, overrides)
     assert str(raised.value).isprintable()

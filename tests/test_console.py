@@ -1,4 +1,4 @@
-"""How the commands print what is logged."""
+"""The commands' output of log lines."""
 
 import io
 import logging

@@ -1,4 +1,4 @@
-"""The doctor: a line a check, each failure with the command that mends it, and an exit status."""
+"""The doctor: one line per check, each failure with the command that fixes it, an exit status."""
 
 import io
 import shutil
@@ -35,17 +35,17 @@ def test_a_line_a_check_and_only_missing_is_unhealthy(monkeypatch: pytest.Monkey
     healthy, lines = examined(monkeypatch, fine, wish)
     assert healthy
     assert len(lines) == 2
-    assert lines[1] == "optional mooncake  not installed; mend: pip install m"
+    assert lines[1] == "optional mooncake  not installed; fix: pip install m"
     healthy, lines = examined(monkeypatch, fine, need, wish)
     assert not healthy
-    assert lines[1] == "missing  torch     not installed; mend: make venv"
+    assert lines[1] == "missing  torch     not installed; fix: make venv"
 
 
 def test_what_is_not_installed_is_named_with_its_mend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "version", lambda _: None)
     for check in (doctor._torch(), doctor._sglang()):
         assert (check.verdict, check.found) == (Verdict.MISSING, "not installed")
-        assert check.mend
+        assert check.fix
     assert doctor._mooncake().verdict is Verdict.OPTIONAL
     monkeypatch.setattr(packages, "version", lambda _: "0.5.20")
     assert doctor._sglang().found == "0.5.20, needs 0.5.21"
@@ -58,7 +58,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The package stands in an environment, without the files of a checkout beside it."""
+    """Places the package in an environment without the files of a checkout."""
     monkeypatch.setattr(doctor, "CHECKOUT", tmp_path)
 
 
@@ -83,7 +83,7 @@ def test_an_installed_user_without_a_gpu_gets_the_pinned_versions(
 ) -> None:
     monkeypatch.setattr(doctor, "gpu_visible", lambda: False)
     monkeypatch.setattr(packages, "version", lambda _: None)
-    command = doctor._sglang().mend
+    command = doctor._sglang().fix
     assert command.startswith("pip install torch==2.13.0 && ")
     assert command.endswith("/share/seer-sgl/requirements-cpu.txt")
     assert "make" not in command
@@ -105,7 +105,7 @@ def test_doctor_and_the_package_name_the_same_versions_and_files() -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "cuda", "found", "mend"),
+    ("there", "cuda", "found", "fix"),
     [
         ([], 13, "not installed", f"pip install {CUDA13}=="),
         ([], 12, "not installed", f"pip install {CUDA12}=="),
@@ -119,22 +119,22 @@ def test_doctor_and_the_package_name_the_same_versions_and_files() -> None:
     ],
 )
 def test_the_mooncake_that_does_not_fit_torch_is_named_with_the_one_that_does(
-    monkeypatch: pytest.MonkeyPatch, there: list[str], cuda: int | None, found: str, mend: str
+    monkeypatch: pytest.MonkeyPatch, there: list[str], cuda: int | None, found: str, fix: str
 ) -> None:
     monkeypatch.setattr(packages, "version", lambda name: "1" if name in there else None)
     monkeypatch.setattr(packages, "load_store", lambda: None)
     monkeypatch.setattr(doctor, "_cuda", lambda: cuda)
     check = doctor._mooncake()
     assert found in check.found
-    assert mend in check.mend
-    assert (check.verdict is Verdict.OK) == (check.mend == "") == (mend == "")
-    removed = check.mend.partition(" && ")[0].removeprefix("pip uninstall --yes ").split()
-    assert sorted(removed) == sorted(there) or not (there and mend)
+    assert fix in check.fix
+    assert (check.verdict is Verdict.OK) == (check.fix == "") == (fix == "")
+    removed = check.fix.partition(" && ")[0].removeprefix("pip uninstall --yes ").split()
+    assert sorted(removed) == sorted(there) or not (there and fix)
 
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
-    ("library", "mend"),
+    ("library", "fix"),
     [
         ("libmlx5.so.1", "sudo apt-get install libibverbs1 ibverbs-providers"),
         ("libibverbs.so.1", "sudo apt-get install libibverbs1 ibverbs-providers"),
@@ -142,7 +142,7 @@ def test_the_mooncake_that_does_not_fit_torch_is_named_with_the_one_that_does(
     ],
 )
 def test_a_library_that_mooncake_lacks_is_mended_where_it_comes_from(
-    monkeypatch: pytest.MonkeyPatch, library: str, mend: str
+    monkeypatch: pytest.MonkeyPatch, library: str, fix: str
 ) -> None:
     def fails() -> None:
         raise ImportError(f"{library}: cannot open shared object file")
@@ -153,7 +153,7 @@ def test_a_library_that_mooncake_lacks_is_mended_where_it_comes_from(
     check = doctor._mooncake()
     assert check.verdict is Verdict.OPTIONAL
     assert check.found.startswith(f"{CUDA13} 1 cannot be loaded: {library}")
-    assert check.mend.startswith(mend)
+    assert check.fix.startswith(fix)
 
 
 def test_too_little_memory_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_ports_that_are_open_to_other_machines_are_named(monkeypatch: pytest.Mon
         Verdict.OPTIONAL,
         "no Mooncake in a local fleet: too old",
     )
-    assert "kv_pool.backend: file" in check.mend
+    assert "kv_pool.backend: file" in check.fix
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_the_plugin_is_tried_not_assumed(
 
 
 def test_this_machine_is_fit_for_the_tests() -> None:
-    """The real checks, SGLang and our hooks included."""
+    """Runs the real checks, including SGLang and our hooks."""
     output = io.StringIO()
     assert doctor.examine(Console(file=output, width=200)), output.getvalue()
     assert "loaded by SGLang" in output.getvalue()

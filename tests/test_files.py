@@ -1,4 +1,4 @@
-"""Files of lines on a disk that refuses."""
+"""Files of lines on a disk that returns errors."""
 
 import resource
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sockets that are kept within this machine, whatever address they were bound to."""
+"""Listening sockets are confined to this machine, for every address they were bound to."""
 
 import socket
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class Address(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """As psutil has them."""
+    """A connection as psutil returns it."""
 
     laddr: Address
     raddr: Address
@@ -103,5 +103,5 @@ def test_a_kernel_that_cannot_is_said_to_be_so(monkeypatch: pytest.MonkeyPatch) 
     assert loopback.refusal() is None
     monkeypatch.setattr(loopback, "DEVICE", b"none-such\0")
     assert loopback.refusal() == (
-        "Linux does not bind a socket to loopback: No such device (from 5.7 on it does)"
+        "Linux does not bind a socket to loopback: No such device (needs Linux 5.7)"
     )

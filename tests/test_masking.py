@@ -1,4 +1,4 @@
-"""What a report shows of a config: no secret, and everything else as it is."""
+"""The config in a report: without secrets, and otherwise unchanged."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Ports that are still free when a server has started, its log, and the memory it leaves."""
+"""Child processes: free ports, private logs and the shared memory that they leave behind."""
 
 import asyncio
 import mmap
@@ -110,7 +110,7 @@ async def test_a_server_killed_outright_leaves_no_shared_memory(tmp_path: Path) 
     assert any(name.name.startswith("sem.mp-") for name in left)
     os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
-    assert left <= in_shared_memory(), "nobody could remove it"
+    assert left <= in_shared_memory(), "killed processes cannot remove it"
     await process.stop()
     assert not left & in_shared_memory()
 

@@ -1,5 +1,7 @@
-"""A rollout that is stopped by signals, and one whose disk is full, on fake servers: what had
-finished is in the folder, and the process ends in an orderly way."""
+"""A rollout that is stopped by a signal or a full disk, on fake servers.
+
+The finished samples are in the folder, and the process cleans up before it ends.
+"""
 
 import asyncio
 import contextlib
@@ -43,21 +45,21 @@ class Driver:
         )
 
     async def samples(self, count: int) -> None:
-        """Wait for so many finished samples."""
+        """Waits for so many finished samples."""
         await until(lambda: len(self.lines()) >= count or self.process.poll() is not None)
 
     def lines(self) -> list[bytes]:
-        """Those of samples.jsonl, the last one perhaps incomplete."""
+        """Returns the lines of samples.jsonl; the last one may be incomplete."""
         path = self.out / "samples.jsonl"
         return path.read_bytes().splitlines(keepends=True) if path.exists() else []
 
     async def ended(self) -> tuple[int, str]:
-        """Exit status and what it printed, once it has ended."""
+        """Waits for the end of the process; returns its exit status and its output."""
         _, said = await asyncio.to_thread(self.process.communicate, timeout=DEADLINE_S)
         return self.process.returncode, (said or b"").decode()
 
     def check_results(self) -> dict[str, Any]:
-        """Whole samples, a report and a timeline; the report."""
+        """Asserts complete samples, a report and a timeline; returns the report."""
         lines = self.lines()
         assert lines
         assert all(line.endswith(b"}\n") and json.loads(line) for line in lines)
@@ -99,7 +101,7 @@ async def test_a_hang_up_is_like_sigterm(drive: Callable[..., Driver]) -> None:
 
 
 async def test_a_terminal_that_is_gone_costs_no_result(drive: Callable[..., Driver]) -> None:
-    """The kernel sends SIGHUP, and what is printed afterwards fails."""
+    """The kernel sends SIGHUP, and later writes to the terminal fail."""
     master, terminal = pty.openpty()
     driver = drive(
         stdin=terminal,
@@ -180,7 +182,7 @@ def test_a_second_signal_interrupts_work_that_blocks_the_event_loop(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of six megabytes."""
+    """A file system with six megabytes."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]

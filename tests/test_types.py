@@ -1,4 +1,4 @@
-"""A request grows in one place, and ids, logprobs and versions never disagree."""
+"""A request grows in one place, and ids, logprobs and versions always have equal lengths."""
 
 import pytest
 

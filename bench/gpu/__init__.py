@@ -1,1 +1,1 @@
-"""The benchmark for a machine with GPUs: its model, its workload, and the script that runs it."""
+"""The benchmark for a machine with GPUs: its model, its workload and its script."""

@@ -1,14 +1,14 @@
-"""What the benchmark for GPUs rolls out where there is neither a checkpoint nor a data set.
+"""Writes the inputs of the GPU benchmark for a machine without a checkpoint and a data set.
 
-`python -m bench.gpu.shapes --out out/gpu/inputs` writes two things.
+`python -m bench.gpu.shapes --out out/gpu/inputs` writes two inputs.
 
-model/: the shape of a real model (config.json of a dense Qwen2.5) without any weights or tokenizer.
-SGLang's `--load-format dummy` fills it with random numbers: a step costs what a step of that model
-costs, and the text is noise. Prompts are token ids, so nothing has to be tokenized.
+model/: the shape of a real model (config.json of a dense Qwen2.5) without weights or tokenizer.
+SGLang's `--load-format dummy` fills it with random numbers: a step costs as much as a step of that
+model, and the text is noise. Prompts are token ids, so no tokenizer is needed.
 
-trace.jsonl: one group a line, `{"group_id", "prompt_ids", "lengths"}`, as `bench.workload` and
-`seer-sgl simulate --trace` read it. The lengths are drawn from the spread that was fitted to the
-paper's Qwen2-VL-72B (configs/sim), scaled down so that a rollout takes minutes.
+trace.jsonl: one group per line, `{"group_id", "prompt_ids", "lengths"}`, the format of
+`bench.workload` and `seer-sgl simulate --trace`. The lengths are drawn from the distribution fitted
+to the paper's Qwen2-VL-72B (configs/sim), scaled down so that a rollout takes minutes.
 """
 
 import argparse
@@ -23,10 +23,10 @@ import msgspec
 from seer_sgl.sim.source import load_settings, workload_file
 from seer_sgl.sim.workload import draw
 
-SPREAD_OF = "qwen2-vl-72b"  # the paper's workload with 16 samples a prompt
-BF16 = 2  # bytes of a number
+SPREAD_OF = "qwen2-vl-72b"  # the paper's workload with 16 samples per prompt
+BF16 = 2  # bytes per number
 
-# As published by Qwen. The 1.5B has one matrix for the embedding and the output.
+# As published by Qwen. The 1.5B model shares one matrix for the embedding and the output.
 SIZES: Mapping[str, Mapping[str, Any]] = {
     "1.5b": {
         "hidden_size": 1536,
@@ -53,7 +53,7 @@ EOS, BOS = 151645, 151643
 
 
 def model_config(size: str) -> dict[str, Any]:
-    """config.json of a model of that size."""
+    """Returns the config.json of a model of that size."""
     return {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -73,7 +73,7 @@ def model_config(size: str) -> dict[str, Any]:
 
 
 def parameters(config: Mapping[str, Any]) -> int:
-    """Numbers in the weights of such a model."""
+    """Returns the number of parameters of such a model."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     kv = config["num_key_value_heads"] * (hidden // config["num_attention_heads"])
     attention = 2 * hidden * hidden + 2 * hidden * kv + hidden + 2 * kv  # q, o; k, v; biases
@@ -83,13 +83,13 @@ def parameters(config: Mapping[str, Any]) -> int:
 
 
 def kv_bytes(config: Mapping[str, Any]) -> int:
-    """Of a token, in bf16."""
+    """Returns the KV bytes per token, in bf16."""
     head = config["hidden_size"] // config["num_attention_heads"]
     return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head * BF16)
 
 
 def write_model(folder: Path, size: str) -> dict[str, Any]:
-    """Write the model's folder; its config."""
+    """Writes the model's folder. Returns its config."""
     config = model_config(size)
     generation = {"bos_token_id": BOS, "eos_token_id": EOS}
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,8 +101,8 @@ def write_model(folder: Path, size: str) -> dict[str, Any]:
 def draw_lengths(
     groups: int, n: int, mean: float, longest: int, seed: int | None
 ) -> list[list[int]]:
-    """Lengths of `n` responses a group, tokens. seed None: that of the fitted workload, a typical
-    draw."""
+    """Returns the lengths of `n` responses per group, in tokens. `seed` None: the seed of the
+    fitted workload, a typical draw."""
     fitted = load_settings(workload_file(SPREAD_OF)).workload.lengths
     spread = msgspec.structs.replace(
         fitted, mean=mean, max=longest, seed=fitted.seed if seed is None else seed
@@ -111,7 +111,7 @@ def draw_lengths(
 
 
 def write_trace(file: Path, lengths: Sequence[Sequence[int]], prompt_tokens: int) -> None:
-    """Write the trace: the lengths of each group after a prompt of its own, of random ids."""
+    """Writes the trace: for each group a prompt of random ids and the response lengths."""
     ids = random.Random(1)
     with file.open("w") as lines:
         for number, of_group in enumerate(lengths):
@@ -121,16 +121,16 @@ def write_trace(file: Path, lengths: Sequence[Sequence[int]], prompt_tokens: int
 
 
 def main() -> None:
-    """Write both; print one JSON object that says what they are."""
+    """Writes both inputs; prints one JSON object with their properties."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for model/ and trace.jsonl")
     parser.add_argument("--size", choices=SIZES, default="1.5b", help="parameters of the model")
     parser.add_argument("--groups", type=int, default=32, help="prompts")
-    parser.add_argument("--n", type=int, default=16, help="responses a prompt")
+    parser.add_argument("--n", type=int, default=16, help="responses per prompt")
     parser.add_argument("--mean", type=float, default=1500.0, help="response tokens")
     parser.add_argument("--longest", type=int, default=8192, help="response tokens")
     parser.add_argument("--prompt-tokens", type=int, default=512)
-    parser.add_argument("--seed", type=int, help="of the lengths; default: that of the workload")
+    parser.add_argument("--seed", type=int, help="seed of the lengths; default: the workload's")
     options = parser.parse_args()
     counts = (options.groups, options.n, options.prompt_tokens)
     if min(counts) < 1 or not 1 <= options.mean <= options.longest:
@@ -142,7 +142,7 @@ def main() -> None:
     except OSError as error:
         parser.error(f"--out {options.out}: {error.strerror}")
     every = [length for row in lengths for length in row]
-    found = {
+    facts = {
         "model": str(options.out / "model"),
         "parameters": parameters(config),
         "kv_bytes_per_token": kv_bytes(config),
@@ -153,7 +153,7 @@ def main() -> None:
         "mean": round(sum(every) / len(every), 1),
         "longest": max(every),
     }
-    print(json.dumps(found))
+    print(json.dumps(facts))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Facts about sampled responses: are they heavy-tailed, correlated among siblings, and right?
+"""Measures sampled responses: heavy tail of lengths, correlation among siblings, and accuracy.
 
-``python -m bench.reasoner.evaluate SAMPLES.jsonl [--json] [--check]`` reads one sample a line,
+``python -m bench.reasoner.evaluate SAMPLES.jsonl [--json] [--check]`` reads one sample per line,
 ``{"group_id": ..., "response_ids": [...], "text": ..., "finish_reason": ..., "metadata":
-{"answer": ...}}`` (other keys are ignored), prints the facts, and last one JSON object of them.
-With ``--check`` it exits with 1 if an acceptance criterion of the model fails, and names it.
+{"answer": ...}}`` (other keys are ignored). It prints the facts, and last one JSON object of them.
+With ``--check`` it names every failed acceptance criterion of the model and then exits with 1.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from bench.reasoner.reward import reward
 
-NGRAM = 8  # tokens; half a step of the task, long enough not to be shared by wording alone
+NGRAM = 8  # tokens; half a step of the task, too long to be shared by wording alone
 
-# What the shipped model has to show at temperature 1 over at least 64 held-out prompts.
+# The acceptance criteria of the shipped model, at temperature 1 over at least 64 held-out prompts.
 CRITERIA: dict[str, Callable[[dict[str, Any]], bool]] = {
     "groups >= 64": lambda facts: facts["groups"] >= 64,
     "length_p99_over_median >= 6": lambda facts: facts["length_p99_over_median"] >= 6,
@@ -55,7 +55,7 @@ def read(lines: Iterable[str]) -> list[Sample]:
 
 
 def measure(samples: Sequence[Sample]) -> dict[str, Any]:
-    """All facts of a non-empty set of samples; lengths in tokens, the end token included."""
+    """Returns all facts of a non-empty set of samples; lengths in tokens, with the end token."""
     groups: dict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
         groups[sample.group_id].append(sample)
@@ -84,7 +84,7 @@ def measure(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear interpolation between the two nearest ranks, as numpy does by default."""
+    """Returns a percentile by linear interpolation between the nearest ranks, numpy's default."""
     ordered = sorted(values)
     rank = (len(ordered) - 1) * percent / 100
     low, high = math.floor(rank), math.ceil(rank)
@@ -92,10 +92,10 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def icc(groups: Sequence[Sequence[float]]) -> float:
-    """Intraclass correlation ICC(1): the share of the variance that lies between groups.
+    """Returns the intraclass correlation ICC(1): the share of the variance between groups.
 
-    One-way analysis of variance; groups may differ in size (n0 is the effective size). NaN if
-    there are not at least two groups, one of them with two members, or no variance at all.
+    It is a one-way analysis of variance; groups may differ in size (n0 is the effective size). NaN
+    without variance, with fewer than two groups, or if no group has two members.
     """
     sizes = [len(group) for group in groups]
     total, count = sum(sizes), len(groups)
@@ -113,7 +113,7 @@ def icc(groups: Sequence[Sequence[float]]) -> float:
 
 
 def shared_ngrams(group: Sequence[Sample]) -> list[float]:
-    """For each sibling, the share of its distinct n-grams that another sibling has too."""
+    """Returns, for each sibling, the share of its distinct n-grams that another sibling has."""
     grams = [ngrams(sample.response_ids) for sample in group]
     owners: dict[tuple[int, ...], int] = defaultdict(int)
     for own in grams:
@@ -131,7 +131,7 @@ def failed_criteria(facts: dict[str, Any]) -> list[str]:
 
 
 def jsonable(value: Any) -> Any:
-    """JSON knows neither infinity nor NaN."""
+    """Returns the value for JSON, which has no infinity and no NaN: they become None."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

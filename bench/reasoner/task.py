@@ -5,12 +5,12 @@ smaller number from the larger until both are equal, and closes with ``</think> 
 Numbers are three digits, zero-padded, least significant digit first, because a subtraction with
 borrow is then local for a model that writes from left to right.
 
-Why this task: the number of subtractions is a property of the prompt and heavy-tailed (the sum of
-the partial quotients of A / B), so response lengths are too, and siblings of one prompt agree in
-length and in arithmetic while their wording differs. Some traces are hasty: once the numbers are
-small they may stop and guess, which leaves reinforcement learning something to improve.
+The prompt determines the number of subtractions, which is heavy-tailed (the sum of the partial
+quotients of A / B). Response lengths are therefore heavy-tailed too. Siblings of one prompt agree
+in length and arithmetic, but not in wording. Some traces guess once the numbers are small, which
+reinforcement learning can improve.
 
-Everything here is pure: the same ``random.Random`` state gives the same prompts and traces.
+All functions are pure: the same ``random.Random`` state gives the same prompts and traces.
 """
 
 import math
@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 LARGEST = 999  # three digits
 STEPS_MIN, STEPS_MAX = 8, 224  # subtractions; fewer than 8 would let two siblings coincide
-TAIL_SHARE = 0.1875  # 3 of 16 prompts are picked for their length
+TAIL_SHARE = 0.1875  # 3 of 16 prompts are chosen for their length
 TAIL_MIN = 40  # subtractions of the shortest tail prompt
-HASTY_BELOW = 50  # a hasty guess comes only once the larger number is at most this
-HASTY_RATE = 0.035  # and then before each subtraction with this probability
+HASTY_BELOW = 50  # a trace may guess once the larger number is at most this
+HASTY_RATE = 0.035  # probability of a guess before each such subtraction
 
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 VERDICTS = ("more", "swap", "same")  # difference > smaller, < smaller, = smaller
@@ -53,7 +53,7 @@ ANSWER = "</think> answer {g} <eos>"
 
 
 class Prompt(NamedTuple):
-    """One question; ``first`` and ``second`` in the order shown, either may be the larger."""
+    """One question; ``first`` and ``second`` are in the order shown, either may be larger."""
 
     first: int
     second: int
@@ -68,7 +68,7 @@ class Prompt(NamedTuple):
 
     @property
     def question(self) -> str:
-        """The user's turn, without the special tokens around it."""
+        """The user's turn without the special tokens around it."""
         return f"gcd {spell(self.first)} , {spell(self.second)} ?"
 
     @property
@@ -77,7 +77,7 @@ class Prompt(NamedTuple):
 
 
 def spell(number: int) -> str:
-    """120 -> "0 2 1"."""
+    """Returns the three digits, least significant first: 120 -> "0 2 1"."""
     return " ".join(f"{number:03d}"[::-1])
 
 
@@ -87,7 +87,7 @@ def unspell(digits: Sequence[str]) -> int:
 
 @cache
 def vocabulary() -> dict[str, int]:
-    """Word -> id: specials, digits, then the words of the phrases in order of appearance."""
+    """Returns word -> id: specials, digits, then the words of the phrases by first appearance."""
     texts = ("<think> gcd , ?", *OPENINGS, *STEPS, *VERDICTS, *CHECKS, *ENDINGS, *GUESSES, ANSWER)
     words = [word for text in texts for word in text.split() if not word.startswith("{")]
     return {w: i for i, w in enumerate(dict.fromkeys((*SPECIAL, *"0123456789", *words)))}
@@ -99,7 +99,7 @@ def encode(text: str) -> list[int]:
 
 
 def count_steps(first: int, second: int) -> int:
-    """Subtractions until the two numbers are equal and one remains: the sum of the quotients."""
+    """Returns the number of subtractions in Euclid's algorithm: the sum of the quotients."""
     steps, large, small = 0, max(first, second), min(first, second)
     while small:
         steps += large // small
@@ -108,13 +108,14 @@ def count_steps(first: int, second: int) -> int:
 
 
 def is_held_out(first: int, second: int) -> bool:
-    """A quarter of all pairs, chosen by a hash of the unordered pair, is never trained on."""
+    """Returns whether a pair is never trained on: a quarter of all pairs, by a hash of the
+    unordered pair."""
     pair = f"{max(first, second)},{min(first, second)}"
     return zlib.crc32(pair.encode()) % 4 == 0
 
 
 def natural_prompt(rng: random.Random, held_out: bool) -> Prompt:
-    """A divisor log-uniform in 1..60 times a uniform coprime pair."""
+    """Returns a divisor, log-uniform in 1..60, times a uniform coprime pair."""
     while True:
         divisor = int(math.exp(rng.uniform(0, math.log(60))))
         x = rng.randint(2, LARGEST // divisor)
@@ -128,7 +129,7 @@ def natural_prompt(rng: random.Random, held_out: bool) -> Prompt:
 
 @cache
 def tail_pairs(held_out: bool) -> list[list[tuple[int, int]]]:
-    """For every number of steps from 0 to STEPS_MAX, the pairs that need it, if it is a tail's."""
+    """Returns the pairs by their number of steps, 0 to STEPS_MAX; empty below TAIL_MIN."""
     pairs: list[list[tuple[int, int]]] = [[] for _ in range(STEPS_MAX + 1)]
     for a in range(2, LARGEST + 1):
         for b in range(1, a):
@@ -139,7 +140,8 @@ def tail_pairs(held_out: bool) -> list[list[tuple[int, int]]]:
 
 
 def tail_prompt(rng: random.Random, held_out: bool, low: float = 0.0, high: float = 1.0) -> Prompt:
-    """A prompt that needs many steps: log-uniform between two quantiles of TAIL_MIN..STEPS_MAX."""
+    """Returns a prompt with many steps: log-uniform between two quantiles of
+    TAIL_MIN..STEPS_MAX."""
     while True:
         quantile = rng.uniform(low, high)
         steps = round(TAIL_MIN * (STEPS_MAX / TAIL_MIN) ** quantile)
@@ -158,7 +160,7 @@ def mixed_prompt(rng: random.Random, held_out: bool) -> Prompt:
 
 
 def trace(prompt: Prompt, rng: random.Random) -> str:
-    """One chain of thought and its answer.
+    """Returns one chain of thought and its answer.
 
     Each trace draws a wording style (Dirichlet weights over the phrasings, a rate of re-checks),
     so that siblings differ in wording and length but not in arithmetic.
@@ -187,14 +189,14 @@ def trace(prompt: Prompt, rng: random.Random) -> str:
 
 
 def guess(small: int, rng: random.Random) -> int:
-    """Half the time the smaller number itself, which is sometimes right."""
+    """Returns a guess: with probability 1/2 the smaller number, which is sometimes right."""
     return small if rng.random() < 0.5 else rng.randint(1, max(2, small))
 
 
 def prompt_file(rng: random.Random, held_out: bool, count: int) -> Iterator[Prompt]:
-    """Distinct prompts, in random order within blocks of 16: three of a block are tail prompts.
+    """Yields distinct prompts, in random order within blocks of 16 with three tail prompts each.
 
-    The three come one from each third of the tail, so any prefix has the tail of the whole.
+    The three come from different thirds of the tail, so every prefix has the same tail as the file.
     """
     seen: set[tuple[int, int]] = set()
     block: list[Prompt] = []

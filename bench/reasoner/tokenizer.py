@@ -1,13 +1,13 @@
-"""The tokenizer of the task: one id for every word, which carries the space before it.
+"""The tokenizer of the task: one id per word, which includes the space before it.
 
-transformers loads whatever a Qwen2 checkpoint ships as its own Qwen2Tokenizer, a byte-level BPE
-(``MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS`` in transformers 5), so a word-level model would be
-silently replaced. Here the BPE has no merges and all words are added tokens, which survives that.
+transformers loads every Qwen2 checkpoint with its own Qwen2Tokenizer, a byte-level BPE
+(``MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS`` in transformers 5), and would silently replace a
+word-level model. This BPE has no merges and all words are added tokens, which also work there.
 Text outside the vocabulary is dropped.
 
-No post-processor adds ``<bos>``: a prompt's text, and the chat template, spell it out, so encoding
-with or without special tokens gives the same ids and nothing can double it. ``<think>`` and
-``</think>`` are ordinary words, so that decoding without special tokens keeps them.
+No post-processor adds ``<bos>``: a prompt's text and the chat template contain it. Encoding with or
+without special tokens therefore gives the same ids, and ``<bos>`` cannot appear twice. ``<think>``
+and ``</think>`` are ordinary words, so decoding without special tokens keeps them.
 """
 
 import json
@@ -25,14 +25,14 @@ from bench.reasoner import task
 
 CONTEXT_TOKENS = 8192  # prompt and response together
 
-# A user's turn is the question alone; an earlier turn of a conversation has no trained form.
+# The template uses the last message only; the model is not trained on earlier turns.
 CHAT_TEMPLATE = (
     "<bos> {{ messages[-1]['content'] | trim }}{% if add_generation_prompt %} <think>{% endif %}"
 )
 
 
 def build() -> Tokenizer:
-    """A tokenizer whose ids are those of ``task.vocabulary``."""
+    """Returns a tokenizer with the ids of ``task.vocabulary``."""
     vocab = {spaced(word): id_ for word, id_ in task.vocabulary().items()}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -51,7 +51,7 @@ def spaced(word: str) -> str:
 
 
 def save(folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json."""
+    """Writes tokenizer.json and tokenizer_config.json."""
     build().save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "Qwen2Tokenizer",

@@ -1,17 +1,17 @@
-"""Train the reasoning model from nothing on one CPU core.
+"""Trains the reasoning model from scratch on one CPU core.
 
     python -m bench.reasoner.train --out DIR [--seed 0] [--quick]
 
-Why so: a rollout backend is judged on long-tailed, prompt-dependent response lengths, and those can
-only be shown with a model that really reasons. The task (``task.py``) has them by nature, so a
-0.8 M parameter decoder learns it in well under an hour. What made the difference when it was tuned:
+The benchmark of a rollout backend needs long-tailed response lengths that depend on the prompt, so
+it needs a model that really reasons. The task (``task.py``) has such lengths, and a decoder with
+0.8 M parameters learns it in well under an hour. These choices matter:
 
 * Muon for the matrices. AdamW needs about three times the tokens for the same arithmetic.
 * The words of a phrase are random by construction, so their loss counts less than the digits'.
-* Documents alone in their rows, with few distinct row lengths: rows that mix documents make the
-  first step of a chain bad, and every new tensor shape costs oneDNN a compilation.
-* Half of the tokens come in short windows, then chains are shown whole: copying and arithmetic are
-  learned where attention is cheap, and kept up over the thousands of tokens of a long chain.
+* One document per row, with few distinct row lengths: rows that mix documents make the first step
+  of a chain bad, and oneDNN compiles once per new tensor shape.
+* Half of the tokens come in short windows, then chains are shown whole. The model learns copying
+  and arithmetic while attention is cheap, and keeps them over the thousands of tokens of a chain.
 * bfloat16 multiplications (autocast; the weights stay float32) are 1.6 times as fast.
 
 The schedule counts tokens, not seconds, so a seed gives the same model on a slower machine.
@@ -32,7 +32,7 @@ from torch import Tensor
 from bench.reasoner import task, tokenizer
 from seer_sgl.plugin.cpu.torchvision_schemas import define_missing_schemas
 
-define_missing_schemas()  # transformers imports torchvision, which fails beside a CPU torch
+define_missing_schemas()  # transformers imports torchvision, which fails with a CPU torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 
 PROMPT_COUNTS = {"held_out": 256, "train": 512}
@@ -44,15 +44,15 @@ class Plan(NamedTuple):
     total: int = 25_000_000
     batch: int = 4096
     short_window: int = 512
-    long_share: float = 0.35  # of the tokens, at the end, come from chains shown whole
-    long_crop_rate: float = 0.5  # even then, this share of long chains is cropped
+    long_share: float = 0.35  # share of the tokens, at the end, from chains shown whole
+    long_crop_rate: float = 0.5  # share of long chains that are cropped even then
     muon_rate: float = 0.015
     adam_rate: float = 0.003
     warm_up_updates: int = 60
     flat_share: float = 0.4  # of the tokens at the full rate, before it falls linearly to zero
     weight_decay: float = 0.05
-    word_weight: float = 0.3  # in the loss, of a phrase's words; a digit counts 1
-    verdict_weight: float = 2.0  # one token a step decides how the chain goes on
+    word_weight: float = 0.3  # loss weight of a phrase's words; a digit's is 1
+    verdict_weight: float = 2.0  # one token per step determines the next step
 
 
 QUICK = Plan(total=500_000)
@@ -82,7 +82,7 @@ def model_config() -> Qwen2Config:
 
 
 class Stream:
-    """An endless stream of batches; ``progress`` (0 to 1) decides on the window."""
+    """An endless stream of batches; ``progress`` (0 to 1) determines the window."""
 
     def __init__(self, plan: Plan, seed: int) -> None:
         self.plan = plan
@@ -100,19 +100,19 @@ class Stream:
         return document
 
     def cropped(self, document: Document) -> Document:
-        """The beginning, the end, or a stretch in between of a document longer than a window."""
+        """Returns the begin, the end, or a random window of a document longer than a window."""
         window = self.plan.short_window
         last = len(document.ids) - window
         if last <= 0:
             return document
         start = self.rng.choice((0, last, self.rng.randint(0, last)))
         ids, scored = (part[start : start + window] for part in document)
-        if start > 0:  # the operands of the first step are out of sight
+        if start > 0:  # the operands of the first step are outside the window
             scored[:20] = [0] * 20
         return Document(ids, scored)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield ids and scored, [rows, length] each, of about ``plan.batch`` tokens."""
+        """Yields ids and scored, [rows, length] each, of about ``plan.batch`` tokens."""
         while True:
             document = self.document()
             grain = 64 if len(document.ids) <= self.plan.short_window else 256
@@ -128,12 +128,12 @@ class Stream:
 
 
 def padded(rows: list[list[int]], length: int) -> Tensor:
-    """[rows, length], filled up with 0, which is <pad> and not scored."""
+    """Returns [rows, length], padded with 0, which is <pad> and not scored."""
     return torch.tensor([row + [0] * (length - len(row)) for row in rows])
 
 
 def optimizers(model: Qwen2ForCausalLM, plan: Plan) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the blocks, AdamW for embeddings, norms and biases."""
+    """Returns Muon for the matrices of the blocks, and AdamW for embeddings, norms and biases."""
     embedding = model.model.embed_tokens.weight
     matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
     others = [embedding, *(p for p in model.parameters() if p.ndim == 1)]
@@ -153,7 +153,7 @@ def rate_factor(plan: Plan, update: int, progress: float) -> float:
 
 
 def token_weights(plan: Plan) -> Tensor:
-    """[vocabulary]: the weight of a token in the loss."""
+    """Returns [vocabulary]: the loss weight of each token."""
     weights = dict.fromkeys(task.vocabulary(), plan.word_weight)
     weights |= dict.fromkeys("0123456789", 1.0) | dict.fromkeys(task.VERDICTS, plan.verdict_weight)
     return torch.tensor(list(weights.values()))
@@ -201,7 +201,7 @@ def train(plan: Plan, seed: int) -> Qwen2ForCausalLM:
 
 
 def save(model: Qwen2ForCausalLM, folder: Path) -> None:
-    """A Hugging Face checkpoint: config, generation config, weights and tokenizer."""
+    """Writes a Hugging Face checkpoint: config, generation config, weights and tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     model.generation_config = GenerationConfig.from_model_config(model.config)
     model.save_pretrained(folder)
@@ -209,7 +209,7 @@ def save(model: Qwen2ForCausalLM, folder: Path) -> None:
 
 
 def write_prompts(folder: Path) -> None:
-    """The same prompts whatever the seed of the training: later figures have to compare."""
+    """Writes the prompts. They do not depend on the training seed, so figures stay comparable."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, count in PROMPT_COUNTS.items():
         prompts = task.prompt_file(random.Random(name), name == "held_out", count)
@@ -224,7 +224,7 @@ def write_prompts(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train the tiny reasoning model on one CPU core.")
+    parser = argparse.ArgumentParser(description="Trains the tiny reasoning model on one CPU core.")
     parser.add_argument("--out", type=Path, required=True, help="folder for model/ and prompts/")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="a one-minute smoke run")

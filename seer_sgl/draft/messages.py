@@ -13,7 +13,7 @@ import msgspec
 
 MAX_NAME = 200  # characters of a group's name
 MAX_NUMBER = (1 << 31) - 1
-MAX_SEQUENCES = 4096  # of a group: its samples, those of earlier epochs, forks
+MAX_SEQUENCES = 4096  # of a group: its samples, samples of earlier epochs, forks
 MAX_ENTRIES = 1 << 14  # of one message
 FRAME_BYTES = 1 << 19  # of tokens and names in one message: half of the link's limit
 TOKEN_BYTES = 4

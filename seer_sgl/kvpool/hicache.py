@@ -1,4 +1,4 @@
-"""SGLang's HiCache connects engines to the pool: their flags and environment."""
+"""The HiCache flags and environment that connect SGLang engines to the pool."""
 
 import contextlib
 import json
@@ -32,8 +32,8 @@ class Pool(msgspec.Struct, frozen=True):
         """Returns the SGLang flags of one engine; none without a pool.
 
         The write policy is write_through, because the other policies do not write output tokens.
-        The prefetch policy is wait_complete, because best_effort stops a prefetch early, usually
-        before any page.
+        The prefetch policy is wait_complete, because best_effort stops a prefetch early and hit
+        no pages at all.
         """
         config = self.config
         if config.backend == "none":

@@ -1,1 +1,1 @@
-"""What a rollout did: recorded, reported, drawn."""
+"""Records a rollout, reports it as JSON and draws it."""

@@ -1,7 +1,7 @@
-"""What grouped drafting did in a run: the counters of engines and hub, read before and after it.
+"""The report on grouped drafting in a run: counters of engines and hub, read before and after it.
 
-An engine that is away when it is asked is left out; one that started again in between counts from
-there.
+The report omits an engine that does not answer. The counters of an engine that was restarted during
+the run begin at its restart.
 """
 
 import asyncio
@@ -20,45 +20,45 @@ from seer_sgl.types import EngineInfo
 logger = logging.getLogger(__name__)
 READ_TIMEOUT_S = 5.0
 SOURCES = ("prompt", "own", "here", "elsewhere")
-LASTING = frozenset({"max_s"})  # cannot be subtracted: the largest since the start
+LASTING = frozenset({"max_s"})  # not subtracted: the maximum since the engine's start
 Width = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}$")]  # a key of a JSON object
 Facts = dict[str, Any]
 T = TypeVar("T")
 
 
 class Drafting(Protocol):
-    """An engine, as far as it drafts."""
+    """The interface to an engine that drafts."""
 
     @property
     def info(self) -> EngineInfo:
-        """Which one it is."""
+        """The engine's description."""
 
     async def drafting(self) -> Facts | None:
-        """What it has counted since it started. Raises EngineError."""
+        """Returns the engine's drafting counters since its start. Raises EngineError."""
 
 
 class Reading(NamedTuple):
-    """Counters at one time: of the engines that were there, by id, and of the hub."""
+    """The counters at one time: of the engines, by id, and of the hub."""
 
     engines: dict[str, Facts]
     hub: Facts | None
 
 
 class WaitCounts(msgspec.Struct, frozen=True):
-    """`seer_sgl.draft.waits.Waits`, over the wire."""
+    """The facts of a `seer_sgl.draft.waits.Waits`, decoded."""
 
     count: int = 0
     sum_s: float = 0.0
     max_s: float = 0.0
 
     def facts(self) -> Facts:
-        """Mean and longest, null if there was none."""
+        """Returns the mean and the maximum in seconds; null without any wait."""
         mean = round(self.sum_s / self.count, 4) if self.count else None
         return {"mean": mean, "max": round(self.max_s, 4) if self.count else None}
 
 
 class ReplicaCounts(msgspec.Struct, frozen=True):
-    """What reached an engine from the hub."""
+    """The counters of an engine's messages from the hub."""
 
     received_tokens: int = 0
     refused_tokens: int = 0
@@ -67,7 +67,7 @@ class ReplicaCounts(msgspec.Struct, frozen=True):
 
 
 class EngineCounts(msgspec.Struct, frozen=True):
-    """An engine's part."""
+    """The drafting counters of an engine."""
 
     steps: dict[Width, int] = {}  # 1 is plain decoding
     verified_rows: int = 0
@@ -80,7 +80,7 @@ class EngineCounts(msgspec.Struct, frozen=True):
 
 
 class HubCounts(msgspec.Struct, frozen=True):
-    """The hub's part."""
+    """The counters of the draft hub."""
 
     groups_begun: int = 0
     tokens_in: int = 0
@@ -89,12 +89,14 @@ class HubCounts(msgspec.Struct, frozen=True):
 
 
 async def read(engines: Sequence[Drafting], drafts: DraftSink | None) -> Reading:
-    """Returns the counters of now, asked of all at once. Never raises: the counters of an engine
-    that does not answer are missing, and the reason is logged."""
+    """Returns the current counters of all engines and the hub, read concurrently.
+
+    Never raises. The counters of an engine that does not answer are missing; the reason is logged.
+    """
     if not engines:
         return Reading({}, None)
 
-    async def ask(engine: Drafting) -> Facts | None:
+    async def read_engine(engine: Drafting) -> Facts | None:
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 return await engine.drafting()
@@ -104,16 +106,18 @@ async def read(engines: Sequence[Drafting], drafts: DraftSink | None) -> Reading
             logger.warning("engine %s: its drafts were not counted: %s", name, reason)
             return None
 
-    async def ask_hub() -> Facts | None:
+    async def read_hub() -> Facts | None:
         return None if drafts is None else await drafts.facts()
 
-    hub, *counters = await asyncio.gather(ask_hub(), *map(ask, engines))
+    hub, *counters = await asyncio.gather(read_hub(), *map(read_engine, engines))
     pairs = zip(engines, counters, strict=True)
-    return Reading({engine.info.engine_id: one for engine, one in pairs if one is not None}, hub)
+    return Reading(
+        {engine.info.engine_id: facts for engine, facts in pairs if facts is not None}, hub
+    )
 
 
 def section(before: Reading, after: Reading) -> Facts | None:
-    """The report's section `drafting`; None where no engine drafts."""
+    """Returns the report's section `drafting`; None if no engine drafts."""
     if not before.engines and not after.engines:
         return None
     parts: dict[str, EngineCounts] = {}
@@ -140,31 +144,34 @@ def section(before: Reading, after: Reading) -> Facts | None:
 
 
 def counted(before: Facts | None, after: Facts, kind: type[T]) -> T | None:
-    """What was counted between the two; None where that is unknown."""
+    """Returns the difference of two readings; None if one is missing or not valid.
+
+    After a restart in between it returns the counters of `after`.
+    """
     if before is None:
         return None
-    started_again = before.get("instance") != after.get("instance")
+    restarted = before.get("instance") != after.get("instance")
     try:
-        now = msgspec.convert(after, kind)
-        if started_again:
-            return now
-        then = msgspec.convert(before, kind)
-    except msgspec.ValidationError:  # of another version
+        new = msgspec.convert(after, kind)
+        if restarted:
+            return new
+        old = msgspec.convert(before, kind)
+    except msgspec.ValidationError:  # an engine with another version of the plugin
         return None
-    return msgspec.convert(_since(msgspec.to_builtins(then), msgspec.to_builtins(now)), kind)
+    return msgspec.convert(_difference(msgspec.to_builtins(old), msgspec.to_builtins(new)), kind)
 
 
-def _since(before: Any, after: Any) -> Any:
-    """The numbers of `after`, less those of `before` in the same place."""
+def _difference(before: Any, after: Any) -> Any:
+    """Returns `after` with the numbers of `before` subtracted at the same positions."""
     if isinstance(after, dict):
         old = before if isinstance(before, dict) else {}
         return {
-            key: value if key in LASTING else _since(old.get(key), value)
+            key: value if key in LASTING else _difference(old.get(key), value)
             for key, value in after.items()
         }
     if isinstance(after, list):
-        were = before[: len(after)] if isinstance(before, list) else []
-        return [_since(was, now) for was, now in zip_longest(were, after)]
+        old_items = before[: len(after)] if isinstance(before, list) else []
+        return [_difference(old_item, item) for old_item, item in zip_longest(old_items, after)]
     if isinstance(after, int | float) and isinstance(before, int | float):
         return after - before
     return after
@@ -200,7 +207,7 @@ def _accept_length(parts: Iterable[EngineCounts]) -> float | None:
 
 
 def _by_width(parts: Iterable[EngineCounts]) -> dict[str, int]:
-    """Verifications by their width, ascending."""
+    """Returns the number of verification steps by width, ascending; width 1 is left out."""
     steps: Counter[str] = Counter()
     for part in parts:
         steps.update({width: count for width, count in part.steps.items() if count})

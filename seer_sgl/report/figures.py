@@ -1,4 +1,4 @@
-"""What all pictures but the timeline share. matplotlib is imported when something is drawn."""
+"""Helpers for all figures except the timeline. matplotlib is imported only when one is drawn."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure, inches, that needs no display."""
+    """Returns an empty figure that needs no display. Width and height in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def open_frame(axis: "Axes") -> None:
-    """Without the frame's upper and right sides."""
+    """Hides the upper and right side of an axis's frame."""
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write the picture. Raises RolloutError where that cannot be."""
+    """Writes the figure to a file. Raises RolloutError if it cannot be written."""
     with explained(path):
         figure.savefig(path, dpi=130)

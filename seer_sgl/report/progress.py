@@ -1,4 +1,4 @@
-"""Live progress: a panel in a terminal, plain lines anywhere else."""
+"""Live progress: a panel in a terminal, plain lines elsewhere."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ RATE_WINDOW_S = 10.0  # tok/s is the mean over this much of the past
 
 
 class Progress(Observer):
-    """Counts what it sees and shows it. `groups` and `requests`: how many there are in all."""
+    """Counts the events of a rollout and shows them. `groups` and `requests`: total numbers."""
 
     def __init__(self, engines: Iterable[EngineInfo], groups: int, requests: int) -> None:
         self._infos = {info.engine_id: info for info in engines}
@@ -85,7 +85,7 @@ class Progress(Observer):
 
     @contextlib.asynccontextmanager
     async def shown(self, console: Console) -> AsyncIterator[None]:
-        """Show the progress while the block runs, and one last time at its end."""
+        """Shows the progress while the block runs, and once more at its end."""
         if not console.is_terminal:
             async with _repeating(PLAIN_LINE_S, lambda: self._print_line(console)):
                 yield
@@ -100,7 +100,7 @@ class Progress(Observer):
         console.print(self.line(), soft_wrap=True, markup=False)
 
     def line(self) -> str:
-        """The state as one plain line."""
+        """Returns the progress as one plain line."""
         engines = "  ".join(
             f"{engine_id} {self._inflight[engine_id]} running, KV {self._kv(engine_id):.0%}"
             for engine_id in self._shown()
@@ -115,7 +115,7 @@ class Progress(Observer):
         )
 
     def table(self) -> Table:
-        """The state as a panel for a terminal."""
+        """Returns the progress as a panel for a terminal."""
         table = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self._requests, completed=self._requests_done, width=40)
         table.add_row("requests", bar, f"{self._requests_done}/{self._requests}", self._tail())
@@ -138,7 +138,7 @@ class Progress(Observer):
         return table
 
     def _shown(self) -> list[str]:
-        """The engines there is room for."""
+        """Returns the engines to show, MAX_ENGINES_SHOWN at most."""
         return list(self._infos)[:MAX_ENGINES_SHOWN]
 
     def _kv(self, engine_id: str) -> float:

@@ -1,6 +1,6 @@
-"""What happened in a rollout, as compact series and counters.
+"""Records a rollout as compact time series and counters.
 
-Costs a few appends a chunk; the report and the timeline are computed from it at the end.
+The cost is a few appends per chunk. The report and the timeline are computed from them at the end.
 """
 
 from array import array
@@ -26,7 +26,10 @@ from seer_sgl.types import (
 
 
 class EngineRecord:
-    """One engine's part. Series are pairs of equally long arrays; times in rollout seconds."""
+    """The record of one engine.
+
+    A time series is a pair of equally long arrays, with times in seconds since the rollout began.
+    """
 
     def __init__(self, info: EngineInfo) -> None:
         self.info = info
@@ -42,16 +45,16 @@ class EngineRecord:
         self.used_tokens = array("q")
 
     def step(self, now: float, change: int) -> None:
-        """One chunk more (+1) or less (-1) in flight from `now` on."""
+        """Records that one chunk more (+1) or less (-1) is in flight from `now` on."""
         self.inflight += change
         self.inflight_at.append(now)
         self.inflight_count.append(self.inflight)
 
 
 class Recorder(Observer):
-    """Keeps what the report and the timeline need of one rollout.
+    """Records the events of one rollout for the report and the timeline.
 
-    `groups`: all of them, complete or not; `started_at`: on the loop's clock.
+    `groups`: all groups, complete or not; `started_at`: on the loop's clock.
     """
 
     def __init__(
@@ -71,19 +74,19 @@ class Recorder(Observer):
         self.engines = {info.engine_id: EngineRecord(info) for info in engines}
         self.migrations = 0
         self.recomputed_tokens = 0  # input tokens of continuations that were computed again
-        self.reused_tokens = 0  # and those that were not
+        self.reused_tokens = 0  # input tokens of continuations that were cached
         self.fetches = 0  # chunks for which SGLang read KV from the pool
-        self.planned_fetches = 0  # chunks that were sent to read it
+        self.planned_fetches = 0  # chunks placed on an engine that should read KV from the pool
         self.moved_bytes = 0
-        self.store_s = array("d")  # from a reply to its KV being in the pool
-        self.unstored = 0  # chunks of which some KV never got there
+        self.store_s = array("d")  # seconds from a reply until its KV is in the pool
+        self.unstored = 0  # chunks whose KV did not completely reach the pool
         self.cached: Counter[str] = Counter()
         self.verify_steps = 0
         self.finish_reasons: Counter[str] = Counter()
         self.finished_at = array("d")  # in order
         self.response_lens = array("i")  # of finished requests, same order
         self.speculated_tokens = 0
-        self.drafting: dict[str, Any] | None = None  # the report's, once the run is over
+        self.drafting: dict[str, Any] | None = None  # the report's section, set after the run
 
     @override
     def sent(self, chunk: Chunk, now: float) -> None:
@@ -117,7 +120,7 @@ class Recorder(Observer):
         if reply.verify_steps:
             self.speculated_tokens += len(reply.ids)
         if chunk.input_len > chunk.request.prompt_len:
-            # SGLang always runs the last input token, whatever it has cached.
+            # SGLang always computes the last input token, even if all of them are cached.
             self.recomputed_tokens += max(0, chunk.input_len - reply.cached - 1)
             self.reused_tokens += reply.cached
 

@@ -1,4 +1,4 @@
-"""The report of a rollout: one JSON object, computed from what the recorder saw."""
+"""The report of a rollout: one JSON object, computed from the recorder's data."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,10 @@ TAIL_SHARE = 0.1  # the paper's tail: the last 10 % of requests to finish
 
 
 def tail_begin(finished_at: Sequence[float]) -> float:
-    """When only the last 10 % of the requests were left. `finished_at`: ascending seconds."""
+    """Returns the time in seconds when only the last 10 % of the requests were unfinished.
+
+    `finished_at`: ascending, seconds.
+    """
     if not finished_at:
         return 0.0
     before_tail = math.ceil(len(finished_at) * (1 - TAIL_SHARE))
@@ -19,7 +22,7 @@ def tail_begin(finished_at: Sequence[float]) -> float:
 
 
 def report(record: Recorder) -> dict[str, Any]:
-    """The report's keys (README, "The report")."""
+    """Returns the report of a rollout. Its keys are documented in README, "The report"."""
     ends = record.finished_at
     wall_s = ends[-1] if ends else 0.0
     lengths = sorted(record.response_lens)
@@ -62,7 +65,7 @@ def report(record: Recorder) -> dict[str, Any]:
 
 
 def quantile(ordered: Sequence[Number], share: float) -> Number | int:
-    """The nearest-rank quantile of an ascending sequence; 0 of an empty one."""
+    """Returns the nearest-rank quantile of an ascending sequence; 0 if it is empty."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0
 
 
@@ -90,7 +93,7 @@ def _engine(engine: EngineRecord, wall_s: float) -> dict[str, Any]:
 
 
 def _busy_s(engine: EngineRecord) -> float:
-    """Seconds in which the engine had a chunk in flight."""
+    """Returns the seconds during which the engine had a chunk in flight."""
     times, counts = engine.inflight_at, engine.inflight_count
     spans = zip(times, times[1:], counts, strict=False)
     return sum(end - begin for begin, end, count in spans if count)

@@ -1,4 +1,4 @@
-"""`timeline.png`: a lane per engine, what ran there and how full its KV cache was."""
+"""`timeline.png`: one lane per engine with its running requests and its KV cache usage."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ LANE_INCHES, MAX_INCHES = 1.15, 24.0
 
 
 def draw_timeline(record: Recorder, path: Path, title: str) -> None:
-    """Write the plot. The tail (last 10 % of requests to finish) is shaded in every lane."""
+    """Writes the plot. The tail (last 10 % of requests to finish) is shaded in every lane."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -76,7 +76,7 @@ def _lane(axis: "Axes", engine: EngineRecord, wall_s: float, most: int, crowded:
     kv_axis.plot(engine.load_at, [100 * used / capacity for used in engine.used_tokens], color=KV)
     kv_axis.set_ylim(0, 108)
     kv_axis.set_yticks([0, 50, 100], ["0", "50", "100 %"])
-    if crowded:  # the labels of one lane would run into the next
+    if crowded:  # otherwise the labels of adjacent lanes overlap
         axis.set_yticks([most])
         kv_axis.set_yticks([100], ["100 %"])
     kv_axis.tick_params(axis="y", colors=KV, labelsize=8)

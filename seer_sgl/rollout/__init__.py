@@ -1,4 +1,4 @@
-"""The asyncio side of a rollout: the loop, prompts in, samples and a report out."""
+"""The facade `Rollout` and its files: prompts, samples, lengths and history."""
 
 from .rollout import Rollout
 

@@ -1,4 +1,4 @@
-"""`seer-sgl rollout`: a rollout from files to files."""
+"""`seer-sgl rollout`: reads prompts from a file and writes samples, report and timeline."""
 
 import asyncio
 import contextlib
@@ -24,14 +24,15 @@ from .rollout import Rollout
 from .samples import SampleWriter
 
 logger = logging.getLogger(__name__)
-RESERVE_BYTES = 4 << 20  # a report of a thousand engines and the largest timeline, twice
+# Twice the size of a report with a thousand engines and the largest timeline.
+RESERVE_BYTES = 4 << 20
 
 
 async def roll_out(config: Config, out: Path, overwrite: bool, console: Console) -> None:
-    """Roll out `config.rollout.prompts` into `out`.
+    """Rolls `config.rollout.prompts` out into the folder `out`.
 
-    However it ends, the samples that had finished, their report and their timeline are there.
-    Raises SeerError, or CancelledError when interrupted.
+    It writes the finished samples, their report and their timeline, also after an error or
+    interrupt. Raises SeerError, or CancelledError when interrupted.
     """
     if config.rollout.prompts is None:
         raise ConfigError("rollout.prompts: no prompts; give --prompts or set the key")
@@ -69,7 +70,7 @@ async def roll_out(config: Config, out: Path, overwrite: bool, console: Console)
 
 
 def _reason(ended: BaseException | None) -> str | None:
-    """Why a rollout ended early, in one line; None if it is complete."""
+    """Returns the reason why a rollout ended early, in one line; None if it is complete."""
     if ended is None:
         return None
     interrupted = isinstance(ended, asyncio.CancelledError | KeyboardInterrupt)
@@ -78,9 +79,9 @@ def _reason(ended: BaseException | None) -> str | None:
 
 @contextlib.contextmanager
 def _reserve(out: Path) -> Iterator[Callable[[], None]]:
-    """Keep room on the disk for the report and the timeline until the yielded function is called.
+    """Reserves disk space for report and timeline until the yielded function is called.
 
-    Samples may fill the disk. Raises ConfigError if it is full already.
+    The samples may fill the disk. Raises ConfigError if the disk is already full.
     """
     path = out / ".reserve"
 
@@ -101,7 +102,7 @@ def _reserve(out: Path) -> Iterator[Callable[[], None]]:
 
 
 def _new_samples_file(out: Path, overwrite: bool) -> Path:
-    """Where the samples go, known to be writable before any engine starts."""
+    """Returns the path of the samples file. Raises ConfigError if it is not writable."""
     samples = out / "samples.jsonl"
     if samples.exists() and not overwrite:
         raise ConfigError(f"--out {out}: {samples} exists; use another folder or --overwrite")
@@ -119,7 +120,10 @@ def _new_samples_file(out: Path, overwrite: bool) -> Path:
 def _write_results(
     writer: SampleWriter, report: dict[str, Any], record: Recorder, out: Path
 ) -> list[str]:
-    """Write whatever can be written; why the rest cannot. Half a file is removed."""
+    """Writes all results, and returns one error per file that cannot be written.
+
+    Incomplete files are removed.
+    """
     title = (
         f"{report['samples']:,} samples, {report['response_tokens']:,} tokens, "
         f"{report['throughput_tok_s']:,.0f} tok/s"

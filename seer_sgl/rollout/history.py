@@ -1,6 +1,6 @@
-"""Responses of an earlier rollout to the same prompts, for engines to draft from.
+"""Reads responses of an earlier rollout to the same prompts, for engines to draft from.
 
-A line is a sample as in `samples.jsonl`; all but its `prompt_ids` and `response_ids` is skipped.
+A line is a sample as in `samples.jsonl`; only its `prompt_ids` and `response_ids` are read.
 """
 
 from array import array
@@ -31,16 +31,16 @@ class History:
         self._responses: dict[bytes, list[array[int]]] = {}
 
     def add(self, prompt_ids: "array[int]", response_ids: "array[int]") -> None:
-        """One response to a prompt."""
+        """Adds one response to a prompt."""
         self._responses.setdefault(prompt_ids.tobytes(), []).append(response_ids)
 
     def of(self, prompt: Prompt) -> "list[array[int]]":
-        """All responses to a prompt, in the order of their file."""
+        """Returns all responses to a prompt, in the order of the file."""
         return self._responses.get(prompt.prompt_ids.tobytes(), [])
 
 
 def read_history(path: Path) -> History:
-    """The responses in a file. Raises ConfigError with file and line."""
+    """Returns the responses in a file. Raises ConfigError with file and line."""
     history = History()
     for _, record in read_jsonl(path, KEY, _decoder, "samples"):
         history.add(token_array(record.prompt_ids), token_array(record.response_ids))

@@ -1,4 +1,4 @@
-"""Records of a JSONL file that a config key names; complaints give key, file and line."""
+"""Reads a JSONL file that a config key names. Errors name the key, the file and the line."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +15,10 @@ T = TypeVar("T")
 def read_jsonl(
     path: Path, source: str, decoder: msgspec.json.Decoder[T], what: str
 ) -> Iterator[tuple[str, T]]:
-    """The records, each with its place for complaints. `source`: what named the file; `what`: what
-    its lines hold.
+    """Yields each record with its place, for error messages.
 
-    Raises ConfigError for a file without any, or at a line that is none.
+    `source`: the config key that names the file; `what`: the content of its lines. Raises
+    ConfigError if the file is empty or a line is invalid.
     """
     empty = True
     try:
@@ -41,5 +41,5 @@ def _record(line: bytes, place: str, decoder: msgspec.json.Decoder[T]) -> T:
         raise ConfigError(f"{place}: {plain(str(error))}") from error
     except RecursionError as error:
         raise ConfigError(f"{place}: nested too deeply") from error
-    except (msgspec.DecodeError, ValueError) as error:  # no UTF-8, or a number of 5,000 digits
+    except (msgspec.DecodeError, ValueError) as error:  # not UTF-8, or a number with 5,000 digits
         raise ConfigError(f"{place}: not JSON") from error

@@ -1,8 +1,8 @@
-"""Response lengths of an earlier rollout, from a JSONL file.
+"""Reads the response lengths of an earlier rollout from a JSONL file.
 
 A line is a sample as in `samples.jsonl` (`prompt_ids` or `group_id`; `response_length`, `index`) or
-a whole group: `{"prompt_ids": [...] | "group_id": ..., "lengths": [...]}`. Everything else in it is
-skipped. Every complaint names the file, the line and the key.
+a whole group: `{"prompt_ids": [...] | "group_id": ..., "lengths": [...]}`. Other fields are
+skipped. Every error message names the file, the line and the key.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,7 +31,7 @@ class LengthRecord(msgspec.Struct, kw_only=True):
     lengths: list[Length] | None = None
 
     def samples(self) -> list[tuple[int | None, int]]:
-        """Sample index (None: the next one) and length of each response in it."""
+        """Returns the sample index (None: the next one) and the length of each response."""
         if self.lengths is not None:
             return list(enumerate(self.lengths))
         return [] if self.response_length is None else [(self.index, self.response_length)]
@@ -41,7 +41,7 @@ _decoder = msgspec.json.Decoder(LengthRecord)
 
 
 def read_lengths(path: Path) -> KnownLengths:
-    """The lengths in a file. Raises ConfigError with one line."""
+    """Returns the lengths in a file. Raises ConfigError with one line."""
     known = KnownLengths()
     for _, record in read_records(path, "scheduling.lengths"):
         _add(known, record)
@@ -49,9 +49,10 @@ def read_lengths(path: Path) -> KnownLengths:
 
 
 def read_records(path: Path, source: str) -> Iterator[tuple[str, LengthRecord]]:
-    """The lines of a file, each with its place for complaints. `source`: what named the file.
+    """Yields the records of a file, each with its place for error messages.
 
-    Raises ConfigError for a file without any, or at a line without lengths.
+    `source`: the config key that names the file. Raises ConfigError if the file is empty or a line
+    is invalid.
     """
     for place, record in read_jsonl(path, source, _decoder, "lengths"):
         _check(record, place)
@@ -59,7 +60,7 @@ def read_records(path: Path, source: str) -> Iterator[tuple[str, LengthRecord]]:
 
 
 def expect_all(known: KnownLengths, groups: Iterable[Group], source: str) -> None:
-    """Raise PromptError unless the length of every sample is known, as the oracle needs."""
+    """Raises PromptError unless `known` has the length of every sample; policy oracle needs it."""
     for group in groups:
         lengths = known.of(group)
         for request in group.requests:
@@ -76,7 +77,7 @@ def _check(record: LengthRecord, place: str) -> None:
     if (record.response_length is None) == (record.lengths is None):
         raise ConfigError(f"{place}: give exactly one of response_length and lengths")
     if record.lengths == []:
-        raise ConfigError(f"{place}: lengths: it is empty")
+        raise ConfigError(f"{place}: lengths: the list is empty")
 
 
 def _add(known: KnownLengths, record: LengthRecord) -> None:

@@ -1,4 +1,4 @@
-"""Facts from a model folder, read before any engine is up, so that mistakes cost no start-up."""
+"""Reads facts from a model folder before any engine starts, so that mistakes show early."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from seer_sgl.errors import ConfigError
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """From `config.json` (or its `text_config`). None: it has none."""
+    """Fields of a model's `config.json` or its `text_config`; None: the field is missing."""
 
     vocab_size: int | None = None
     max_position_embeddings: int | None = None
@@ -20,7 +20,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     text_config: "ModelFacts | None" = None
 
     def least_kv_bytes_per_token(self) -> int | None:
-        """Bytes of KV of one token at 8 bits a number; None for a model of another kind."""
+        """Returns the KV bytes per token at 8 bits per number; None if fields are missing."""
         heads = self.num_key_value_heads or self.num_attention_heads
         size = self.head_dim
         if size is None and self.hidden_size and self.num_attention_heads:
@@ -31,7 +31,10 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 def model_facts(path: str | None) -> ModelFacts:
-    """Facts of a model folder; empty for a hub id or no model. Raises ConfigError if broken."""
+    """Returns the facts of a model folder; empty for a hub id or no model.
+
+    Raises ConfigError if the folder's `config.json` is invalid.
+    """
     file = Path(path or "") / "config.json"
     if path is None or not file.is_file():
         return ModelFacts()

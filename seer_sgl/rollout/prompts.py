@@ -1,8 +1,8 @@
-"""Prompts in: a JSONL file or Python objects, checked and tokenized.
+"""Reads prompts from a JSONL file or Python objects, checks and tokenizes them.
 
 A line is `{"prompt": str | "messages": [...] | "prompt_ids": [...], "n"?, "id"?, "metadata"?,
-"sampling"?: {...}}`. What `sampling` leaves open is the config's.
-Every complaint names the file and the line (or the position in a Python sequence).
+"sampling"?: {...}}`. `sampling` overrides single parameters of the config's sampling.
+Every error message names the file and the line (or the position in a Python sequence).
 """
 
 import itertools
@@ -44,10 +44,10 @@ _decoder = msgspec.json.Decoder(PromptRecord)
 
 
 class PromptReader:
-    """Turns what the user gave into Prompts.
+    """Turns the user's prompts into Prompts.
 
-    `n`: samples of a prompt without an own number. `vocab_size` and `max_prompt_len` (tokens; None:
-    unknown) are what the model can take. `sampling`: what a prompt's own replaces parts of.
+    `n`: samples of a prompt without its own `n`. `vocab_size` and `max_prompt_len` (tokens; None:
+    unknown): the model's limits. `sampling`: the default, which a prompt's own overrides.
     """
 
     def __init__(
@@ -65,15 +65,21 @@ class PromptReader:
         self._sampling = sampling
 
     def read(self, path: Path, limit: int | None = None) -> list[Prompt]:
-        """The first `limit` prompts of a JSONL file. Raises PromptError before any is used."""
+        """Returns the first `limit` prompts of a JSONL file.
+
+        Raises PromptError if one is invalid.
+        """
         return self._unique(self._records(path), limit, str(path))
 
     def convert(self, prompts: Iterable[PromptLike]) -> list[Prompt]:
-        """Prompts from Python objects: Prompt, a mapping like a JSONL line, or just the text."""
-        return self._unique(self._given(prompts), None, "prompts")
+        """Returns prompts from Python objects: Prompts, mappings like a JSONL line, or texts.
+
+        Raises PromptError if one is invalid.
+        """
+        return self._unique(self._items(prompts), None, "prompts")
 
     def _records(self, path: Path) -> Iterator[tuple[str, str, PromptRecord]]:
-        """(place, default id, record) of each non-empty line."""
+        """Yields (place, default id, record) for each non-empty line."""
         try:
             with path.open("rb") as lines:
                 for number, line in enumerate(lines, 1):
@@ -83,17 +89,17 @@ class PromptReader:
         except OSError as error:
             raise PromptError(f"{path}: {error.strerror}") from error
 
-    def _given(
+    def _items(
         self, prompts: Iterable[PromptLike]
     ) -> Iterator[tuple[str, str, PromptRecord | Prompt]]:
-        for number, given in enumerate(prompts):
+        for number, item in enumerate(prompts):
             place = f"prompts[{number}]"
-            if isinstance(given, str):
-                yield place, str(number), PromptRecord(prompt=given)
-            elif isinstance(given, Prompt):
-                yield place, str(number), given
+            if isinstance(item, str):
+                yield place, str(number), PromptRecord(prompt=item)
+            elif isinstance(item, Prompt):
+                yield place, str(number), item
             else:
-                yield place, str(number), _record(given, place)
+                yield place, str(number), _record(item, place)
 
     def _unique(
         self,
@@ -107,7 +113,7 @@ class PromptReader:
             prompt = self._prompt(record, default_id, place)
             if prompt.prompt_id in places:
                 first = places[prompt.prompt_id]
-                raise PromptError(f"{place}: id {prompt.prompt_id!r} was used at {first} already")
+                raise PromptError(f"{place}: id {prompt.prompt_id!r} is already used at {first}")
             places[prompt.prompt_id] = place
             prompts.append(prompt)
         if not prompts:
@@ -146,13 +152,13 @@ class PromptReader:
             raise PromptError(f"{place}: token id {wrong[0]} is outside the vocabulary{of}")
         if self._max_prompt_len is not None and len(ids) > self._max_prompt_len:
             raise PromptError(
-                f"{place}: {len(ids)} prompt tokens; the engines take {self._max_prompt_len} "
+                f"{place}: {len(ids)} prompt tokens; the engines accept {self._max_prompt_len} "
                 "and at least one response token"
             )
         return prompt
 
     def _own_sampling(self, record: PromptRecord, place: str) -> Sampling | None:
-        """The rollout's sampling with what the prompt gives of its own; None if it gives none."""
+        """Returns the config's sampling with the prompt's overrides; None without overrides."""
         if record.sampling is None:
             return None
         if "n" in record.sampling:
@@ -170,13 +176,15 @@ class PromptReader:
             return
         if not isinstance(sampling, Sampling):
             raise PromptError(f"{place}: sampling: expected Sampling")
-        found = itertools.chain(impossible(msgspec.structs.asdict(sampling)), sampling.problems())
-        for key, why in found:
+        problems = itertools.chain(
+            impossible(msgspec.structs.asdict(sampling)), sampling.problems()
+        )
+        for key, why in problems:
             raise PromptError(f"{place}: {f'sampling.{key}'.rstrip('.')}: {why}")
 
     def _ids(self, record: PromptRecord, place: str) -> "array[int]":
-        given = [record.prompt, record.messages, record.prompt_ids]
-        if sum(part is not None for part in given) != 1:
+        forms = [record.prompt, record.messages, record.prompt_ids]
+        if sum(form is not None for form in forms) != 1:
             raise PromptError(f"{place}: give exactly one of prompt, messages and prompt_ids")
         if record.prompt_ids is not None:
             return token_array(record.prompt_ids)
@@ -196,9 +204,9 @@ class PromptReader:
             raise PromptError(f"{place}: {error}") from error
 
 
-def _record(given: PromptRecord | Mapping[str, Any], place: str) -> PromptRecord:
+def _record(item: PromptRecord | Mapping[str, Any], place: str) -> PromptRecord:
     try:
-        fields = msgspec.structs.asdict(given) if isinstance(given, PromptRecord) else dict(given)
+        fields = msgspec.structs.asdict(item) if isinstance(item, PromptRecord) else dict(item)
         return msgspec.convert(fields, PromptRecord)
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
         raise PromptError(f"{place}: {plain(str(error))}") from error
@@ -213,5 +221,5 @@ def _decode_line(line: bytes, place: str) -> PromptRecord:
         raise PromptError(f"{place}: not UTF-8") from error
     except RecursionError as error:
         raise PromptError(f"{place}: nested too deeply") from error
-    except ValueError as error:  # a number of 5,000 digits
+    except ValueError as error:  # a number with 5,000 digits
         raise PromptError(f"{place}: {error}") from error

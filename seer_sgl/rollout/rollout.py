@@ -1,4 +1,4 @@
-"""`Rollout`: engines up, groups out, engines down.
+"""`Rollout`: starts engines, rolls groups out, stops the engines.
 
 async with Rollout(config) as rollout:
     async for group in rollout.run(prompts):
@@ -41,14 +41,15 @@ clock = time.monotonic
 
 
 class Rollout:
-    """A fleet of engines and the driver of it. The constructor reads the files that the config
-    names: lengths, history, the model's own config and its tokenizer.
+    """A fleet of engines and its driver.
 
-    config: a Config, a mapping of the same shape, or a YAML file. `log_dir`: where local engines
-    write their logs. `placement` replaces the choice of engines (experiments). `fleet`: engines
-    that are up already (engine/fleet.py), one open Rollout at a time; they are not stopped.
-    The steps of the start-up and warnings are logged under `seer_sgl`.
-    Raises InputError for what cannot work, EngineStartError when an engine does not come up.
+    The constructor reads the files that the config names: lengths, history, the model's own config
+    and its tokenizer. The start-up steps and warnings are logged under `seer_sgl`.
+
+    config: a Config, a mapping of the same shape, or a YAML file. `log_dir`: the folder for the
+    logs of local engines. `placement` replaces the policy's choice of engines (experiments).
+    `fleet`: running engines (engine/fleet.py) for one open Rollout at a time; they keep running.
+    Raises InputError for an unusable input, EngineStartError if an engine does not become ready.
     """
 
     def __init__(
@@ -118,22 +119,25 @@ class Rollout:
 
     @property
     def driver(self) -> Driver:
-        """What drives the fleet. Raises RolloutError before the rollout is open."""
+        """The driver of the fleet. Raises RolloutError before the rollout is open."""
         return self._opened.driver
 
     @property
     def engines(self) -> list[EngineInfo]:
-        """The engines' descriptions. Raises RolloutError before the rollout is open."""
+        """The descriptions of the engines. Raises RolloutError before the rollout is open."""
         return self.driver.engines
 
     def report(self) -> dict[str, Any]:
-        """The report of the current or latest run (README, "The report")."""
+        """Returns the report of the current or latest run (README, "The report").
+
+        Raises RolloutError before the first run.
+        """
         if self.recorder is None:
-            raise RolloutError("nothing was rolled out yet")
+            raise RolloutError("no run was started yet")
         return report(self.recorder)
 
     def read_prompts(self, path: Path | str) -> list[Prompt]:
-        """The prompts of a JSONL file, checked; works before the engines are up.
+        """Returns the prompts of a JSONL file, checked. The engines need not be up.
 
         Raises PromptError with file and line.
         """
@@ -147,12 +151,12 @@ class Rollout:
         observers: Sequence[Observer] = (),
         limits: KnownLengths | None = None,
     ) -> AsyncGenerator[Group, None]:
-        """Roll the prompts out and yield each group once all its samples are there.
+        """Rolls the prompts out and yields each group once it has all its samples.
 
         prompts: Prompt objects, mappings like a line of a prompts file, or texts. `limits`: the
-        most tokens that single responses may have (to replay a trace). Leaving the loop early
-        aborts what is in flight. Raises PromptError before anything is sent, and RolloutError
-        after all other groups if some had to be given up.
+        maximum tokens of single responses (to replay a trace). Leaving the loop early aborts the
+        chunks in flight. Raises PromptError before the first chunk is sent. Raises RolloutError
+        after all other groups if some groups were given up.
         """
         fleet, driver, length_limits = self._opened.fleet, self.driver, self.driver.limits
         prompts = self._reader(length_limits.longest_prompt).convert(prompts)
@@ -223,14 +227,14 @@ class Rollout:
             )
 
     def _check_own_sampling(self, infos: Sequence[EngineInfo]) -> None:
-        """Raise ConfigError for what the engines cannot serve of the config's own sampling."""
+        """Raises ConfigError if the engines cannot serve the config's own sampling."""
         for key, why in unservable(
             self.config.sampling, infos, tokenizer=self._tokenizer is not None
         ):
             raise ConfigError(f"sampling.{key}: {why}")
 
     def _check_sampling(self, prompts: Sequence[Prompt]) -> None:
-        """Raise PromptError for what the engines cannot serve; warn of what is not divided."""
+        """Raises PromptError if the engines cannot serve a prompt; logs undivided sampling."""
         undivided: dict[str, None] = {}
         for prompt in prompts:
             if prompt.sampling is None:
@@ -261,7 +265,7 @@ class Rollout:
         return groups
 
     def _max_prompt_len(self) -> int | None:
-        """What the model's context leaves for a prompt, as far as it is known without engines."""
+        """Returns the longest prompt in tokens, from config and model; None if unknown."""
         if self.config.engines.launch == "external":
             return None
         flags = self.config.engines.flags()
@@ -282,7 +286,7 @@ async def _drafted(fleet: Fleet) -> draft_report.Reading:
 
 
 class _Open(NamedTuple):
-    """What a rollout has while it is open."""
+    """The resources of an open rollout."""
 
     fleet: Fleet
     driver: Driver

@@ -1,4 +1,4 @@
-"""Samples become lines of `samples.jsonl`."""
+"""Writes samples to `samples.jsonl`."""
 
 from array import array
 from pathlib import Path
@@ -23,9 +23,9 @@ _encoder = msgspec.json.Encoder(enc_hook=_array_to_list)
 
 
 class SampleWriter(Observer):
-    """Writes a line to the file `path` for every finished request (LineFile).
+    """Writes one line per finished request to the file `path` (LineFile).
 
-    Raises RolloutError when the disk refuses, or for metadata from Python that has no form in JSON.
+    Raises RolloutError if the file cannot be written, or if a prompt's metadata has no JSON form.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,6 +42,6 @@ class SampleWriter(Observer):
             self._lines.append(line + b"\n")
 
     def close(self) -> None:
-        """End the file; it is empty if nothing had finished."""
+        """Closes the file; it is empty if no request has finished."""
         with explained(self._lines.path):
             self._lines.close()

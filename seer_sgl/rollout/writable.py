@@ -1,15 +1,15 @@
-"""Whether what comes with a prompt can become JSON again, checked before anything is rolled out."""
+"""Checks before a rollout that the data of a prompt can be written as JSON."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-MAX_DEPTH = 200  # levels; msgspec's own limit is how deep the Python stack is at the moment
+MAX_DEPTH = 200  # levels; msgspec's own limit depends on the current depth of the Python stack
 
 
 class _Foreign(Exception):
-    """What has no form in JSON is its user's own business: it comes back with the samples."""
+    """An object without a JSON form. It is allowed: it is returned with the samples as it is."""
 
 
 def _refuse(_: object) -> None:
@@ -20,7 +20,7 @@ _encoder = msgspec.json.Encoder(enc_hook=_refuse)
 
 
 def unwritable(value: Any) -> str | None:
-    """Why a value can be neither sent nor written; None if it can."""
+    """Returns the reason why a value can be neither sent nor written; None if it can."""
     if _deep(value):
         return f"nested deeper than {MAX_DEPTH} levels"
     try:
@@ -35,7 +35,7 @@ def unwritable(value: Any) -> str | None:
 
 
 def _deep(value: Any) -> bool:
-    """Whether containers lie deeper in each other than MAX_DEPTH; for ever, if one is in itself."""
+    """Returns whether containers are nested deeper than MAX_DEPTH, or one contains itself."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = list({id(item): item for outer in level for item in _within(outer)}.values())
@@ -45,7 +45,7 @@ def _deep(value: Any) -> bool:
 
 
 def _within(value: Any) -> Iterable[Any]:
-    """The containers in a container."""
+    """Returns the containers that a container directly contains."""
     if isinstance(value, Mapping):
         value = value.values()
     elif not isinstance(value, list | tuple | set | frozenset):

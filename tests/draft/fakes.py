@@ -1,10 +1,10 @@
-"""A Drafter that only remembers, for tests of what feeds it."""
+"""A Drafter that only records tokens, for tests of its callers."""
 
 from collections.abc import Sequence
 
 
 class FakeDrafter:
-    """The tokens of each (group, sequence), appended as the real one would take them."""
+    """The tokens of each (group, sequence), appended as in the real Drafter."""
 
     def __init__(self) -> None:
         self.groups: dict[str, dict[int, list[int]]] = {}
@@ -38,12 +38,12 @@ class FakeDrafter:
 
     @property
     def tokens(self) -> int:
-        """Of all groups, prompts included."""
+        """Tokens of all groups, prompts included."""
         texts = [text for group in self.groups.values() for text in group.values()]
         return sum(map(len, [*self.prompts.values(), *texts]))
 
     def step(self, slot: int, tokens: Sequence[int]) -> None:
-        """A decode step of one row: its tokens go into the index, if that still has the group."""
+        """Does a decode step of one row: adds its tokens if the group is still open."""
         group, sequence = self.slots[slot]
         if slot not in self.dead:
             self.groups[group][sequence].extend(tokens)

@@ -1,4 +1,4 @@
-"""Acceptance: what the index promises, corrected by what the target kept."""
+"""Acceptance: the index's probabilities, corrected by the target's accepted tokens."""
 
 import numpy as np
 import pytest
@@ -9,9 +9,9 @@ from seer_sgl.draft.tree import Accepted
 
 
 def drafts(rows: list[list[tuple[int, float]]], match: int = 6) -> Drafts:
-    """Rows of (parent, probability of the path)."""
+    """Returns drafts from rows of (parent, probability of the path)."""
     width = max(len(row) for row in rows)
-    made = Drafts(
+    result = Drafts(
         np.zeros((len(rows), width), np.int32),
         np.full((len(rows), width), -1, np.int32),
         np.zeros((len(rows), width), np.float32),
@@ -21,8 +21,8 @@ def drafts(rows: list[list[tuple[int, float]]], match: int = 6) -> Drafts:
     )
     for i, row in enumerate(rows):
         for k, (parent, prob) in enumerate(row):
-            made.parents[i, k], made.probs[i, k] = parent, prob
-    return made
+            result.parents[i, k], result.probs[i, k] = parent, prob
+    return result
 
 
 def accepted(*paths: list[int], width: int = 9) -> Accepted:
@@ -50,7 +50,7 @@ def test_a_class_that_keeps_less_than_it_promises_is_expected_to_keep_less() -> 
         acceptance.observe(drafts([CHAIN]), accepted([0]), 9)
     first, second, _ = acceptance.expected(drafts([CHAIN]))[0]
     assert first < 0.05
-    assert second == pytest.approx(first * 0.75), "never tried: its own share is still believed"
+    assert second == pytest.approx(first * 0.75), "never tried: its own share has no correction yet"
     assert acceptance.expected(drafts([CHAIN], match=1))[0][0] == pytest.approx(0.8)
 
 

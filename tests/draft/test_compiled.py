@@ -1,4 +1,4 @@
-"""Kernels compile where nothing can be cached."""
+"""Kernels compile even if no cache is writable."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ SOURCE = "def double(number):\n    return 2 * number\n"
 
 
 def test_a_kernel_without_a_place_for_its_cache_is_compiled_all_the_same() -> None:
-    """numba finds no cache directory for a function that comes from no file."""
+    """numba finds no cache directory for a function without a file."""
     names: dict[str, Any] = {}
     exec(SOURCE, names)
     assert kernel("int64(int64)")(names["double"])(21) == 42

@@ -1,4 +1,4 @@
-"""The index against brute force on small alphabets; and drafts have the structure promised."""
+"""The index equals brute force on small alphabets, and drafts have the promised structure."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ PROMPTS = st.lists(st.integers(0, 2), max_size=6)
 def draft(
     drafter: Drafter, slots: list[int], new: list[list[int]], budget: int = 8, paths: int = 1
 ) -> Drafts:
-    """A step of the drafter in which every row has the same budget."""
+    """Does a step of the drafter in which every row has the same budget."""
     return drafter.step(
         np.array(slots, np.int64),
         np.array([token for tokens in new for token in tokens], np.int32),
@@ -31,14 +31,14 @@ def draft(
 
 
 def followers(prompt: list[int], texts: Texts, context: list[int]) -> Counter[int]:
-    """What has followed the context, and how often; the prompt is one text that all go on from."""
-    found: Counter[int] = Counter()
+    """Returns how often each token followed the context; all texts continue the one prompt."""
+    followed: Counter[int] = Counter()
     size = len(context)
     for whole, first in [(prompt, 0), *((prompt + text, len(prompt)) for text in texts.values())]:
         for end in range(max(size, first), len(whole)):
             if whole[end - size : end] == context:
-                found[whole[end]] += 1
-    return found
+                followed[whole[end]] += 1
+    return followed
 
 
 def longest_context(prompt: list[int], texts: Texts, number: int) -> list[int]:
@@ -72,7 +72,7 @@ def test_the_context_is_the_longest_suffix_that_has_been_continued(
 def test_the_likeliest_token_after_any_context_is_the_most_frequent(
     prompt: list[int], appends: list[tuple[int, list[int]]]
 ) -> None:
-    """As long as no text is longer than COUNTED_SUFFIXES, all counts are exact."""
+    """All counts are exact if no text is longer than COUNTED_SUFFIXES."""
     drafter = Drafter()
     drafter.open("g", prompt)
     texts: Texts = {number: [] for number in range(4)}
@@ -90,13 +90,13 @@ def test_the_likeliest_token_after_any_context_is_the_most_frequent(
 
 
 def index(drafter: Drafter) -> automaton.Index:
-    """The arrays of the drafter's only group, for reading."""
+    """Returns the arrays of the drafter's only group, for reading."""
     (group,) = drafter._indexes.values()
     return group.view(drafter._groups.rows[group.number])
 
 
 def contexts(drafter: Drafter, prompt: list[int], texts: Texts) -> Iterator[tuple[list[int], int]]:
-    """Every context of the texts with its state, found from the empty one by the edges."""
+    """Returns every context of the texts with its state, along edges from the empty context."""
     states, edges, _, _ = index(drafter)
     wholes = [prompt + text for text in texts.values()]
     seen = {tuple(w[i:j]) for w in wholes for i in range(len(w)) for j in range(i + 1, len(w) + 1)}

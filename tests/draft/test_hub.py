@@ -1,4 +1,4 @@
-"""The hub: every token once, in order, to whoever lacks it; and nothing anybody says harms it."""
+"""The hub sends each peer every token that it lacks, once and in order; no message harms it."""
 
 from array import array
 from typing import Any
@@ -33,8 +33,8 @@ def delta(group: str, sequence: int, position: int, *tokens: int) -> Delta:
     return Delta(group, sequence, position, array("i", tokens).tobytes())
 
 
-def said(*deltas: Delta) -> Deltas:
-    return Deltas(list(deltas))
+def deltas(*parts: Delta) -> Deltas:
+    return Deltas(list(parts))
 
 
 def taken(hub: Hub, peer: str) -> list[ToReplica]:
@@ -55,29 +55,29 @@ def opened(**groups: dict[int, int]) -> Open:
 
 @pytest.fixture
 def hub() -> Hub:
-    made = Hub(PLENTY)
+    result = Hub(PLENTY)
     for peer in ("a", "b"):
-        made.receive(peer, opened(g={}))
-    return made
+        result.receive(peer, opened(g={}))
+    return result
 
 
 def test_what_one_engine_decodes_goes_to_those_that_serve_the_group(hub: Hub) -> None:
     hub.receive("c", opened(other={}))
-    hub.receive("a", said(delta("g", 0, 0, 1, 2), delta("g", 1, 0, 7)))
-    hub.receive("a", said(delta("g", 0, 2, 3)))
-    assert taken(hub, "b") == [said(delta("g", 0, 0, 1, 2, 3), delta("g", 1, 0, 7))]
+    hub.receive("a", deltas(delta("g", 0, 0, 1, 2), delta("g", 1, 0, 7)))
+    hub.receive("a", deltas(delta("g", 0, 2, 3)))
+    assert taken(hub, "b") == [deltas(delta("g", 0, 0, 1, 2, 3), delta("g", 1, 0, 7))]
     assert taken(hub, "a") == taken(hub, "c") == []
-    hub.receive("b", said(delta("g", 1, 1, 8)))
-    assert taken(hub, "a") == [said(delta("g", 1, 1, 8))]
+    hub.receive("b", deltas(delta("g", 1, 1, 8)))
+    assert taken(hub, "a") == [deltas(delta("g", 1, 1, 8))]
     assert taken(hub, "b") == []
 
 
 def test_duplicates_and_overlaps_change_nothing(hub: Hub) -> None:
     for message in (
-        said(delta("g", 0, 0, 1, 2, 3)),
-        said(delta("g", 0, 0, 1, 2, 3)),
-        said(delta("g", 0, 1, 9, 9)),
-        said(delta("g", 0, 2, 9, 4)),
+        deltas(delta("g", 0, 0, 1, 2, 3)),
+        deltas(delta("g", 0, 0, 1, 2, 3)),
+        deltas(delta("g", 0, 1, 9, 9)),
+        deltas(delta("g", 0, 2, 9, 4)),
     ):
         hub.receive("a", message)
     assert of(hub, "g") == {0: [1, 2, 3, 4]}
@@ -86,9 +86,9 @@ def test_duplicates_and_overlaps_change_nothing(hub: Hub) -> None:
 
 @pytest.mark.parametrize("group", ["g", "unheard of"])
 def test_a_gap_is_never_filled_but_asked_about(hub: Hub, group: str) -> None:
-    hub.receive("a", said(delta("g", 0, 0, 1)))
+    hub.receive("a", deltas(delta("g", 0, 0, 1)))
     taken(hub, "b")
-    hub.receive("a", said(delta(group, 0, 3, 4), delta(group, 1, 5, 4)))
+    hub.receive("a", deltas(delta(group, 0, 3, 4), delta(group, 1, 5, 4)))
     have = {0: 1 if group == "g" else 0, 1: 0}
     assert taken(hub, "a") == [Want({group: have})]
     assert of(hub, "g") == {0: [1]}
@@ -99,7 +99,7 @@ def test_who_comes_late_gets_what_it_lacks_in_messages_of_bounded_size(hub: Hub)
     long = array("i", range(FRAME_BYTES))
     for part in batched(pieces("g", 0, long, 0)):
         hub.receive("a", part)
-    hub.receive("a", said(delta("g", 1, 0, 5, 6)))
+    hub.receive("a", deltas(delta("g", 1, 0, 5, 6)))
     hub.receive("late", opened(g={1: 1, 0: 100}))
     messages = taken(hub, "late")
     assert len(messages) == 4
@@ -119,44 +119,44 @@ def test_a_hub_that_starts_again_asks_for_what_it_lacks() -> None:
     assert taken(hub, "a") == [Want({"g": {0: 0, 1: 0}})]
     hub.receive("b", opened(g={0: 1}))
     assert taken(hub, "b") == [Want({"g": {0: 0}})]
-    hub.receive("a", said(delta("g", 0, 0, 1, 2, 3)))
+    hub.receive("a", deltas(delta("g", 0, 0, 1, 2, 3)))
     hub.receive("b", opened(g={0: 1}))
-    assert taken(hub, "b") == [said(delta("g", 0, 1, 2, 3))]
+    assert taken(hub, "b") == [deltas(delta("g", 0, 1, 2, 3))]
 
 
 def test_who_left_a_group_hears_no_more_of_it(hub: Hub) -> None:
-    hub.receive("a", said(delta("g", 0, 0, 1)))
+    hub.receive("a", deltas(delta("g", 0, 0, 1)))
     hub.receive("b", Leave(["g", "unknown"]))
-    hub.receive("a", said(delta("g", 0, 1, 2)))
+    hub.receive("a", deltas(delta("g", 0, 1, 2)))
     assert taken(hub, "b") == []
     hub.receive("b", opened(g={}))
-    assert taken(hub, "b") == [said(delta("g", 0, 0, 1, 2))]
+    assert taken(hub, "b") == [deltas(delta("g", 0, 0, 1, 2))]
 
 
 def test_what_a_dead_engine_told_stays(hub: Hub) -> None:
-    hub.receive("a", said(delta("g", 0, 0, 1)))
+    hub.receive("a", deltas(delta("g", 0, 0, 1)))
     hub.left("a")
     hub.left("a")
     assert not hub.pending("a")
     assert taken(hub, "a") == []
-    assert taken(hub, "b") == [said(delta("g", 0, 0, 1))]
+    assert taken(hub, "b") == [deltas(delta("g", 0, 0, 1))]
 
 
 def test_a_finished_group_is_forgotten_and_stays_so(hub: Hub) -> None:
-    hub.receive("a", said(delta("g", 0, 0, 1)))
+    hub.receive("a", deltas(delta("g", 0, 0, 1)))
     hub.done("g")
     assert hub.tokens == 0
     assert "g" not in hub
-    hub.receive("a", said(delta("g", 0, 0, 1, 2), delta("g", 0, 9, 1)))
-    assert "g" not in hub, "late tokens of it are nobody's"
+    hub.receive("a", deltas(delta("g", 0, 0, 1, 2), delta("g", 0, 9, 1)))
+    assert "g" not in hub, "its late tokens are dropped"
     assert taken(hub, "a") == taken(hub, "b") == [Done(["g"])]
     hub.receive("late", opened(g={0: 1}))
     assert taken(hub, "late") == [Done(["g"])]
 
 
 def test_a_client_of_the_hub_may_say_done_and_bring_history(hub: Hub) -> None:
-    hub.receive("driver", said(delta("g", 8, 0, 1, 2)))
-    assert taken(hub, "a") == [said(delta("g", 8, 0, 1, 2))]
+    hub.receive("driver", deltas(delta("g", 8, 0, 1, 2)))
+    assert taken(hub, "a") == [deltas(delta("g", 8, 0, 1, 2))]
     hub.receive("driver", Done(["g"]))
     assert Done(["g"]) in taken(hub, "a")
     assert taken(hub, "driver") == []
@@ -175,7 +175,7 @@ def test_history_is_a_sequence_like_any_other(hub: Hub) -> None:
     hub.load(name, 8, array("i", [4, 5]))
     assert of(hub, name) == {8: [4, 5]}
     hub.receive("a", Open({wire_name(name): {}}))
-    assert taken(hub, "a") == [said(delta(wire_name(name), 8, 0, 4, 5))]
+    assert taken(hub, "a") == [deltas(delta(wire_name(name), 8, 0, 4, 5))]
     hub.done(name)
     assert name not in hub
 
@@ -185,12 +185,12 @@ def test_the_groups_used_longest_ago_make_room() -> None:
     hub.receive("a", opened(g0={}))
     for i in range(4):
         hub.load(f"g{i}", 0, array("i", range(10)))
-    hub.receive("b", said(delta("g0", 0, 10, 1)))  # used again, and one token too much
+    hub.receive("b", deltas(delta("g0", 0, 10, 1)))  # used again, and one token over the limit
     assert [name for name in ("g0", "g1", "g2", "g3") if name in hub] == ["g0", "g2", "g3"]
-    assert taken(hub, "a") == [said(delta("g0", 0, 0, *range(10), 1))]
+    assert taken(hub, "a") == [deltas(delta("g0", 0, 0, *range(10), 1))]
     hub.load("g4", 0, array("i", range(1000)))
-    assert hub.of("g4") == {}, "what can never fit is refused"
-    assert "g0" in hub, "and pushes nobody out"
+    assert hub.of("g4") == {}, "a sequence that can never fit is refused"
+    assert "g0" in hub, "and displaces no other group"
     assert hub.refused == 1
     assert hub.tokens <= hub.max_tokens
 
@@ -199,7 +199,7 @@ def test_groups_nobody_serves_go_first() -> None:
     hub = Hub(4 * (LOG_TOKENS + 1))
     hub.receive("a", opened(g0={}, g3={}))
     for i in range(4):
-        hub.receive("b", said(delta(f"g{i}", 0, 0, 1)))
+        hub.receive("b", deltas(delta(f"g{i}", 0, 0, 1)))
     hub.receive("a", Leave(["g3"]))
     for name in ("g4", "g5", "g6"):
         hub.load(name, 0, array("i", [1]))
@@ -216,18 +216,18 @@ def test_an_engine_is_asked_about_a_group_that_it_was_forgotten_to_serve() -> No
     hub.receive("b", opened(other={}))
     for peer in ("a", "b"):
         hub.receive(peer, opened(g={}))
-    hub.receive("a", said(delta("g", 0, 0, 1)))
+    hub.receive("a", deltas(delta("g", 0, 0, 1)))
     hub.receive("evil", opened(x0={}, x1={}))
     for name in ("x0", "x1"):
-        hub.receive("evil", said(delta(name, 0, 0, *range(200))))
+        hub.receive("evil", deltas(delta(name, 0, 0, *range(200))))
     assert "g" not in hub
-    hub.receive("a", said(delta("g", 0, 1, 2)))
-    hub.receive("b", said(delta("g", 1, 0, 7)))
+    hub.receive("a", deltas(delta("g", 0, 1, 2)))
+    hub.receive("b", deltas(delta("g", 1, 0, 7)))
     assert taken(hub, "a") == [Want({"g": {0: 0}})]
     hub.receive("a", opened(g={0: 2}))
-    hub.receive("a", said(delta("g", 0, 0, 1, 2)))
+    hub.receive("a", deltas(delta("g", 0, 0, 1, 2)))
     hub.receive("b", opened(g={1: 1}))
-    assert taken(hub, "b") == [said(delta("g", 0, 0, 1, 2))], "it need not be asked any more"
+    assert taken(hub, "b") == [deltas(delta("g", 0, 0, 1, 2))], "it needs no request any more"
 
 
 def test_asking_pushes_nobody_out_that_is_served() -> None:
@@ -254,11 +254,11 @@ def test_asking_pushes_nobody_out_that_is_served() -> None:
     ],
 )
 def test_nonsense_does_no_harm(hub: Hub, message: ToHub) -> None:
-    hub.receive("a", said(delta("g", 0, 0, 1, 2)))
+    hub.receive("a", deltas(delta("g", 0, 0, 1, 2)))
     hub.receive("evil", message)
     hub.receive("evil", message)
     assert of(hub, "g") == {0: [1, 2]}
-    assert taken(hub, "b") == [said(delta("g", 0, 0, 1, 2))]
+    assert taken(hub, "b") == [deltas(delta("g", 0, 0, 1, 2))]
     assert len(taken(hub, "evil")) <= 1
     hub.left("evil")
     assert len(hub._groups) == 1
@@ -270,9 +270,9 @@ def test_more_sequences_or_groups_than_there_may_be_are_refused(
     monkeypatch.setattr(hub_module, "MAX_SEQUENCES", 3)
     monkeypatch.setattr(hub_module, "MAX_GROUPS", 5)
     monkeypatch.setattr(hub_module, "MAX_WANTS", 2)
-    hub.receive("evil", said(*(delta("g", i, 0, 1) for i in range(9))))
+    hub.receive("evil", deltas(*(delta("g", i, 0, 1) for i in range(9))))
     assert sorted(hub.of("g")) == [0, 1, 2]
-    hub.receive("evil", said(*(delta("g", i, 7, 1) for i in range(9))))
+    hub.receive("evil", deltas(*(delta("g", i, 7, 1) for i in range(9))))
     assert taken(hub, "evil") == [Want({"g": {0: 1, 1: 1}})]
     hub.receive("evil", Open({f"h{i}": {} for i in range(9)}))
     assert len(hub._groups) == 5

@@ -1,4 +1,4 @@
-"""The draft policy: wide where drafts are good and steps cheap, plain where they are not."""
+"""The draft policy: wide if drafts are good and steps cheap, plain otherwise."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ WIDTHS = (1, 2, 3, 5, 9)
 
 
 def policy(per_node: float) -> DraftPolicy:
-    """A step takes 1 ms, and `per_node` ms more for each token verified."""
+    """Returns a policy whose step takes 1 ms, and `per_node` ms more per verified token."""
     times = {(b, w): 1e-3 * (1 + per_node * b * w) for b in (1, 64) for w in WIDTHS}
     return DraftPolicy(WIDTHS, StepTimes(times), Acceptance(8))
 

@@ -1,4 +1,4 @@
-"""The replica: an index that is always right, bounds on everything."""
+"""The replica keeps the index correct and everything within its limits."""
 
 import itertools
 from array import array
@@ -39,7 +39,7 @@ def delta(group: str, sequence: int, position: int, *tokens: int) -> Delta:
 
 
 class Engine:
-    """A replica, its Drafter, and what it sends."""
+    """A replica, its Drafter, and the messages that it sends."""
 
     def __init__(
         self,
@@ -66,23 +66,23 @@ class Engine:
         self.replica.grown(slot, list(tokens))
 
     def pass_time(self, seconds: float = 0.1) -> list[ToHub]:
-        """What it sends when so much time has passed."""
+        """Advances the clock and returns the messages sent."""
         self.now += seconds
         self.replica.drain(self.now)
         sent, self.sent[:] = list(self.sent), []
         return sent
 
-    def hear(self, *messages: ToReplica) -> None:
+    def receive(self, *messages: ToReplica) -> None:
         for message in messages:
             self.replica.received(message)
         self.replica.drain(self.now)
 
     def index(self, group: str = "g") -> list[list[int]]:
-        """The sequences of a group in the Drafter."""
+        """Returns the sequences of a group in the Drafter."""
         return sorted(self.drafter.groups[group].values())
 
     def check(self) -> None:
-        """The Drafter has what the replica believes it has, within its bound."""
+        """Asserts that the Drafter has the tokens of the replica's logs, within the limit."""
         held = self.replica._held
         for group in held.groups.values():
             for log in group.index:
@@ -112,8 +112,8 @@ def test_what_others_decoded_goes_into_the_index() -> None:
     engine = Engine()
     slot = engine.replica.begin("g", 0, PROMPT, [9])
     sibling = engine.replica.begin("g", 2, PROMPT, [4])
-    engine.hear(Deltas([delta("g", 1, 0, 5, 6), delta("unknown", 0, 0, 1)]))
-    engine.hear(Deltas([delta("g", 1, 1, 6, 7), delta("g", 1, 0, 5)]))
+    engine.receive(Deltas([delta("g", 1, 0, 5, 6), delta("unknown", 0, 0, 1)]))
+    engine.receive(Deltas([delta("g", 1, 1, 6, 7), delta("g", 1, 0, 5)]))
     assert engine.index() == [[4], [5, 6, 7], [9]]
     sources = [engine.replica.source(slot, i) for i in (-1, 0, 1, 2)]
     assert sources == ["prompt", "own", "here", "elsewhere"]
@@ -144,7 +144,7 @@ def test_a_call_goes_on_where_the_last_one_ended() -> None:
 def test_a_call_that_went_another_way_is_a_sequence_of_its_own(response: list[int]) -> None:
     engine = Engine()
     engine.replica.begin("g", 0, PROMPT, [])
-    engine.hear(Deltas([delta("g", 3, 0, 5, 6, 7)]))
+    engine.receive(Deltas([delta("g", 3, 0, 5, 6, 7)]))
     engine.pass_time()
     slot = engine.replica.begin("g", 3, PROMPT, response)
     engine.decode(slot, 8)
@@ -167,14 +167,14 @@ def test_a_running_call_is_not_touched_by_what_a_lost_engine_had_gone_further() 
     slot = engine.replica.begin("g", 3, PROMPT, [5])
     engine.decode(slot, 6)
     engine.pass_time()
-    engine.hear(Deltas([delta("g", 3, 1, 7, 8)]))
+    engine.receive(Deltas([delta("g", 3, 1, 7, 8)]))
     engine.decode(slot, 9)
     assert engine.drafter.groups["g"][0] == [5, 6, 9]
     deltas = engine.pass_time(1.0)[0]
     assert isinstance(deltas, Deltas)
     assert deltas.deltas[0].tokens == array("i", [5, 6, 9]).tobytes()
     assert deltas.deltas[0].sequence % SEQUENCES == 3
-    engine.hear(Deltas([delta("g", 3, 0, 5, 7, 8)]))
+    engine.receive(Deltas([delta("g", 3, 0, 5, 7, 8)]))
     assert engine.index() == [[5, 6, 9], [5, 7, 8]]
     engine.check()
 
@@ -205,7 +205,7 @@ def test_a_group_that_is_done_is_closed_even_while_it_runs() -> None:
     engine = Engine()
     slot = engine.replica.begin("g", 0, PROMPT, [])
     engine.pass_time()
-    engine.hear(Done(["g", "unknown"]))
+    engine.receive(Done(["g", "unknown"]))
     engine.decode(slot, 5)
     engine.replica.end(slot)
     assert not engine.drafter.groups
@@ -221,12 +221,12 @@ def test_the_idle_group_used_longest_ago_makes_room() -> None:
         engine.pass_time()
         if name != "b":
             engine.replica.end(slot)
-    engine.hear(Deltas([delta("c", 1, 0, *range(10))]))
+    engine.receive(Deltas([delta("c", 1, 0, *range(10))]))
     assert sorted(engine.drafter.groups) == ["b", "c"]
     assert engine.sent == [Leave(["a"])]
-    engine.hear(Deltas([delta("b", 1, 0, *range(20))]))
+    engine.receive(Deltas([delta("b", 1, 0, *range(20))]))
     assert sorted(engine.drafter.groups) == ["b"]
-    engine.hear(Deltas([delta("b", 2, 0, *range(20))]))
+    engine.receive(Deltas([delta("b", 2, 0, *range(20))]))
     assert engine.replica.facts()["refused_tokens"] == 20
     assert engine.replica.facts()["tokens"] == 27
     engine.check()
@@ -240,12 +240,12 @@ def test_when_all_run_the_group_with_most_tokens_for_a_sequence_stops_drafting()
     assert sorted(engine.drafter.groups) == ["alone", "crowd"]
     engine.check()
     engine.decode(crowd[0], *range(3))
-    assert sorted(engine.drafter.groups) == ["crowd"], "at once, not when time has passed"
+    assert sorted(engine.drafter.groups) == ["crowd"], "at once, not at the next housekeeping"
     engine.decode(alone, 1)
     engine.replica.end(alone)
     engine.check()
     again = engine.replica.begin("alone", 0, PROMPT, list(range(10)))
-    assert sorted(engine.drafter.groups) == ["crowd"], "it is the dearest still"
+    assert sorted(engine.drafter.groups) == ["crowd"], "it still has the most tokens per sequence"
     engine.replica.end(again)
     engine.check()
 
@@ -254,7 +254,7 @@ operations = st.lists(
     st.one_of(
         st.tuples(st.just("begin"), st.integers(0, 5), st.integers(0, 3), st.integers(0, 30)),
         st.tuples(st.just("decode"), st.integers(0, 9), st.integers(1, 6)),
-        st.tuples(st.just("hear"), st.integers(0, 5), st.integers(4, 6), st.integers(1, 30)),
+        st.tuples(st.just("receive"), st.integers(0, 5), st.integers(4, 6), st.integers(1, 30)),
         st.tuples(st.just("end"), st.integers(0, 9)),
         st.tuples(st.just("pass")),
     ),
@@ -276,9 +276,9 @@ def test_the_tokens_here_stay_bounded_whatever_happens(
             slots.append(engine.replica.begin(f"g{group}", sequence, PROMPT, response))
         elif what == "decode" and slots:
             engine.decode(slots[numbers[0] % len(slots)], *range(numbers[1]))
-        elif what == "hear":
+        elif what == "receive":
             group, sequence, tokens = numbers
-            engine.hear(Deltas([delta(f"g{group}", sequence, 0, *range(tokens))]))
+            engine.receive(Deltas([delta(f"g{group}", sequence, 0, *range(tokens))]))
         elif what == "end" and slots and not all_run:
             engine.replica.end(slots.pop(numbers[0] % len(slots)))
         elif what == "pass":
@@ -287,7 +287,7 @@ def test_the_tokens_here_stay_bounded_whatever_happens(
 
 
 def test_the_memory_of_a_real_index_stays_bounded_while_all_groups_run() -> None:
-    """`draft.memory` is counted as INDEX_BYTES a token: more than rows in use take."""
+    """`draft.memory` counts INDEX_BYTES per token: more than the rows in use need."""
     drafter, random, most = Drafter(), Random(0), 20_000
     replica = Replica(drafter, None, max_tokens=most, scope="fleet", clock=lambda: 0.0)
     prompt = [random.randrange(1000) for _ in range(100)]
@@ -304,7 +304,7 @@ def test_the_memory_of_a_real_index_stays_bounded_while_all_groups_run() -> None
             assert drafter.tokens == replica.facts()["tokens"] <= most
         assert drafter.nbytes <= INDEX_BYTES * most
         closed = 8 - replica.facts()["groups"]
-    assert closed > 0, "it came to the limit"
+    assert closed > 0, "the limit was reached"
 
 
 def test_the_work_of_one_step_is_bounded() -> None:
@@ -346,7 +346,7 @@ def test_a_message_waits_until_its_last_token_is_in_the_index() -> None:
 def test_nonsense_never_reaches_the_index(bad: Delta) -> None:
     engine = Engine()
     engine.replica.begin("g", 0, PROMPT, [])
-    engine.hear(Deltas([bad]))
+    engine.receive(Deltas([bad]))
     assert engine.index() == [[]]
     engine.check()
 
@@ -375,12 +375,12 @@ def test_an_engine_that_shares_nothing_still_takes_history_and_done() -> None:
     slot = engine.replica.begin("g", 0, PROMPT, [])
     engine.decode(slot, 5)
     assert engine.pass_time() == [Open({"g": {}})]
-    engine.hear(Deltas([delta("g", 8, 0, 6, 7)]), Want({"g": {0: 0}}))
+    engine.receive(Deltas([delta("g", 8, 0, 6, 7)]), Want({"g": {0: 0}}))
     assert engine.index() == [[5], [6, 7]]
     engine.decode(slot, 6)
     engine.replica.connected()
     assert engine.pass_time() == [Open({"g": {8: 2}})]
-    engine.hear(Done(["g"]))
+    engine.receive(Done(["g"]))
     assert not engine.drafter.groups
 
 
@@ -396,7 +396,7 @@ def test_a_request_of_its_own_sees_no_sibling() -> None:
     again = engine.replica.begin("g", 0, PROMPT, [5])
     assert len(engine.drafter.groups) == 2
     assert engine.replica.source(again, 0) == "own"
-    engine.hear(Done(["g"]))
+    engine.receive(Done(["g"]))
     engine.replica.end(again)
     assert not engine.drafter.groups
 

@@ -1,4 +1,4 @@
-"""The replica's traffic heals itself: whatever is lost, doubled or overtaken is asked for again."""
+"""Replica and hub recover from messages that are lost, duplicated or reordered."""
 
 import itertools
 
@@ -18,10 +18,10 @@ def test_a_gap_is_asked_about_and_not_too_often() -> None:
     engine.replica.begin("g", 0, PROMPT, [])
     engine.pass_time()
     engine.pass_time(1.0)
-    engine.hear(Deltas([delta("g", 1, 3, 5)]))
+    engine.receive(Deltas([delta("g", 1, 3, 5)]))
     assert engine.index() == [[]]
     assert engine.pass_time() == [Open({"g": {0: 0}})]
-    engine.hear(Deltas([delta("g", 1, 4, 5)]))
+    engine.receive(Deltas([delta("g", 1, 4, 5)]))
     assert engine.pass_time() == []
 
 
@@ -30,7 +30,7 @@ def test_what_other_engines_decoded_is_not_sent_unless_the_hub_lacks_it() -> Non
     slot = engine.replica.begin("g", 0, PROMPT, [5, 6])
     engine.decode(slot, 7)
     assert engine.pass_time() == [Deltas([delta("g", 0, 2, 7)]), Open({"g": {0: 3}})]
-    engine.hear(Want({"g": {0: 1, 8: 0}, "unknown": {0: 0}}))
+    engine.receive(Want({"g": {0: 1, 8: 0}, "unknown": {0: 0}}))
     assert engine.sent == [Deltas([delta("g", 0, 1, 6, 7)])]
 
 
@@ -52,10 +52,10 @@ def test_who_is_asked_about_a_group_says_again_that_it_is_served() -> None:
     engine.pass_time()
     engine.pass_time(2.0)
     for _ in range(3):
-        engine.hear(Want({"g": {0: 1}, "unknown": {0: 1}}))
+        engine.receive(Want({"g": {0: 1}, "unknown": {0: 1}}))
     assert engine.pass_time() == [Open({"g": {0: 1}})]
-    engine.hear(Want({"g": {0: 1}}))
-    assert engine.pass_time() == [], "not all the time"
+    engine.receive(Want({"g": {0: 1}}))
+    assert engine.pass_time() == [], "but not repeatedly"
 
 
 def test_after_a_reconnect_everything_that_is_served_is_told_again() -> None:
@@ -68,7 +68,7 @@ def test_after_a_reconnect_everything_that_is_served_is_told_again() -> None:
 
 
 class Network:
-    """Engines and a hub, between them frames that may be lost, doubled and overtaken."""
+    """Engines and a hub; frames between them may be lost, duplicated and reordered."""
 
     def __init__(self, engines: int) -> None:
         self.engines = [Engine() for _ in range(engines)]
@@ -98,7 +98,7 @@ class Network:
             self.engines[engine].replica.end(slot)
 
     def flow(self, seconds: float) -> None:
-        """Time passes; what is sent is under way."""
+        """Advances the clock and puts the sent messages into the queues."""
         for number, engine in enumerate(self.engines):
             self.up += [(number, message) for message in engine.pass_time(seconds)]
             while (message := self.hub.take(str(number))) is not None:
@@ -106,13 +106,13 @@ class Network:
             engine.check()
 
     def step(self, seconds: float) -> None:
-        """Every call that runs decodes a token, and what is due is sent."""
+        """Decodes a token per running call, and sends the due messages."""
         for group, sequence in list(self.live):
             self.decode(group, sequence, 1)
         self.flow(seconds)
 
     def deliver(self, which: int, fate: str) -> None:
-        """One frame arrives, twice, or never; any of those under way."""
+        """Delivers one queued frame once or twice, or drops it."""
         count = len(self.up) + len(self.down)
         if not count:
             return
@@ -126,10 +126,10 @@ class Network:
         if isinstance(message, Open | Leave | Done) or queue is self.up:
             self.hub.receive(str(number), message)  # type: ignore[arg-type]
         else:
-            self.engines[number].hear(message)
+            self.engines[number].receive(message)
 
     def rush(self, fates: list[str]) -> None:
-        """Everything under way is on its way, these fates first."""
+        """Delivers all queued frames, with these fates first."""
         for fate in fates:
             self.deliver(0, fate)
             self.deliver(-1, fate)
@@ -137,7 +137,7 @@ class Network:
             self.deliver(0, "arrives")
 
     def restart(self) -> None:
-        """The hub dies with all it knew, and the sockets with it."""
+        """Replaces the hub by an empty one, and drops all queued frames."""
         self.hub = Hub(PLENTY)
         self.up.clear()
         self.down.clear()
@@ -145,7 +145,7 @@ class Network:
             engine.replica.connected()
 
     def heal(self) -> None:
-        """Everything arrives, in order, for a while."""
+        """Delivers all frames in order until every replica has resynchronized."""
         for _ in range(4 * int(RESYNC_S)):
             self.flow(0.5)
             while self.up or self.down:

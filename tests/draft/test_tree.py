@@ -1,4 +1,4 @@
-"""Trees are laid out and accepted as a plain reading of their links says."""
+"""Layouts and accepted paths equal a simple implementation that follows the links."""
 
 import random
 
@@ -15,7 +15,7 @@ Tree = list[tuple[int, int]]  # (parent or -1, token), a parent before its child
 
 @st.composite
 def trees(draw: st.DrawFn) -> Tree:
-    """Up to 9 nodes over 3 tokens; no node has two children with the same token."""
+    """Draws up to 9 nodes over 3 tokens; no node has two children with the same token."""
     size = draw(st.integers(0, 9))
     tree: Tree = []
     for _ in range(size):
@@ -26,7 +26,7 @@ def trees(draw: st.DrawFn) -> Tree:
 
 
 def as_drafts(rows: list[Tree]) -> Drafts:
-    """The trees as a drafter returns them; rubbish where they end."""
+    """Returns the trees as a drafter does, with garbage after their end."""
     shape = (len(rows), max(map(len, rows), default=0))
     tokens, parents = np.full(shape, 77, np.int32), np.full(shape, 55, np.int32)
     for row, tree in enumerate(rows):
@@ -38,7 +38,7 @@ def as_drafts(rows: list[Tree]) -> Drafts:
 
 
 def ancestors(tree: Tree, node: int) -> list[int]:
-    """Numbers in the layout of a node and all above it; node -1 is the root."""
+    """Returns the layout numbers of a node and its ancestors; node -1 is the root."""
     return [node + 1, *(ancestors(tree, tree[node][0]) if node >= 0 else [])]
 
 

@@ -1,4 +1,4 @@
-"""What the draft hub hears of a rollout, and the history that comes from an earlier one."""
+"""The messages a rollout sends to the draft hub, and the history of an earlier rollout."""
 
 import json
 from array import array
@@ -17,7 +17,7 @@ from seer_sgl.types import Chunk, Group, Move
 from tests.helpers import LEFT, make_group
 from tests.report.test_report import info
 
-IDS = list(range(10))  # of make_group's prompts
+IDS = list(range(10))  # the ids of make_group's prompts
 
 
 class FakeHub:

@@ -1,5 +1,8 @@
-"""What a driver does for its callers, on fake servers with real sockets: runs side by side, groups
-that grow, aborts, pauses, new weights, engines that come and go, tokens as they come."""
+"""The driver's calls on fake servers with real sockets.
+
+Concurrent runs, growing groups, aborts, pauses, new weights, engines that join and leave, and
+streamed tokens.
+"""
 
 import asyncio
 import contextlib
@@ -43,7 +46,7 @@ LIMIT = 60
 
 
 class Stage:
-    """Fake servers, a driver over the first `joined` of them, and what its events say."""
+    """Fake servers and a driver of the first `joined` of them."""
 
     def __init__(self, driver: Driver, engines: list[HttpEngine]) -> None:
         self.driver = driver
@@ -92,7 +95,7 @@ async def staged(
 
 
 class Events(Observer):
-    """What happened, in order."""
+    """Records the events of a run in order."""
 
     def __init__(self) -> None:
         self.kinds: list[str] = []
@@ -110,7 +113,7 @@ class Events(Observer):
         assert result.reply is not None
         request = result.chunk.request
         tail = request.response_ids[request.generated - len(result.reply.ids) :]
-        assert tail == result.reply.ids, "it has grown already"
+        assert tail == result.reply.ids, "the request has already grown"
         self.kinds.append("grown")
 
     @override
@@ -145,7 +148,7 @@ class Events(Observer):
 
 
 def whole(sample: Sample, limit: int = LIMIT) -> list[int]:
-    """What an undivided call would have given it."""
+    """Returns the response of an undivided call."""
     return response_of(sample.seed, len(sample.prompt_ids), 50)[:limit]
 
 
@@ -173,7 +176,7 @@ async def test_two_runs_share_the_engines_equally_while_both_have_work() -> None
     tokens: Counter[str] = Counter()
 
     class Shares(Observer):
-        """Counts the tokens of callers while both have work."""
+        """Counts the tokens per caller while both have work."""
 
         @override
         def grown(self, result: ChunkResult) -> None:
@@ -183,7 +186,7 @@ async def test_two_runs_share_the_engines_equally_while_both_have_work() -> None
     fake = FakeSGLang(max_running_requests=8, delay_s=0.002)
     async with staged(fake) as stage:
         runs: list[Run] = []
-        for name in ("first", "second"):  # the first has all slots when the second comes
+        for name in ("first", "second"):  # the first has all slots when the second starts
             groups = stage.groups(24, run_id=name)
             runs.append(stage.driver.submit(groups, [Shares()], caller=name))
             await until(lambda: tokens.total() > 100)
@@ -303,7 +306,7 @@ async def test_a_pause_keeps_tokens_and_sends_nothing_until_it_is_over() -> None
         assert sum(len(fake.seen) for fake in fakes) == seen
         stage.driver.resume()
         check(await all_of(run))
-    assert len(events.errors) < 8, "half a chunk is kept, if it has a token"
+    assert len(events.errors) < 8, "a partial chunk is kept if it has a token"
     assert all(isinstance(error, ChunkRecalled) for error in events.errors)
 
 
@@ -362,7 +365,7 @@ async def test_a_fleet_of_two_becomes_three_and_then_one() -> None:
             await driver.remove_engine("e0")
         assert driver._scheduler.check() == []
     assert [kind for kind in events.kinds if " " in kind] == ["joined e2", "left e0", "left e1"]
-    assert len(events.errors) < 8, "what they had begun was kept, if there was a token"
+    assert len(events.errors) < 8, "partial chunks are kept if they have a token"
     assert all(isinstance(error, ChunkRecalled) for error in events.errors)
 
 

@@ -1,5 +1,7 @@
-"""The loop on fake servers with real sockets: every request ends exactly once, with the tokens of
-an undivided run, within the bounds of its engines."""
+"""The loop on fake servers with real sockets.
+
+Every request ends exactly once, with the tokens of an undivided run, within its engines' limits.
+"""
 
 import contextlib
 import json
@@ -28,7 +30,7 @@ PROMPTS: list[dict[str, Any]] = [
 
 @contextlib.asynccontextmanager
 async def rolling(*fakes: FakeSGLang, **sections: dict[str, Any]) -> AsyncIterator[Rollout]:
-    """A Rollout over fake engines that share their knowledge of where responses begin."""
+    """Opens a Rollout of fake engines that share where responses begin (`prompt_lens`)."""
     async with contextlib.AsyncExitStack() as stack:
         prompt_lens: dict[int, int] = {}
         urls = []
@@ -45,7 +47,7 @@ async def rolling(*fakes: FakeSGLang, **sections: dict[str, Any]) -> AsyncIterat
 
 
 def check(groups: list[Group], longest: int = 50, limit: int = 60) -> None:
-    """Every prompt has its n samples exactly once, as an undivided engine would give them."""
+    """Asserts that every prompt has its n samples exactly once, equal to an undivided engine's."""
     assert sorted(group.group_id for group in groups) == sorted(p["id"] for p in PROMPTS)
     for group in groups:
         assert [sample.index for sample in group.samples] == [0, 1, 2, 3]
@@ -87,7 +89,7 @@ async def test_a_policy_changes_when_and_where_but_no_token(policy: str, tmp_pat
         lengths.write_text("\n".join(lines))
         scheduling["lengths"] = str(lengths)
     whole, pinned = policy in UNDIVIDED, policy.startswith("group_")
-    delay_s = 0.3 if whole else 0.03  # whole requests come all at once, parts in many waves
+    delay_s = 0.3 if whole else 0.03  # whole requests run in one wave, chunks in many
     fakes = [FakeSGLang(max_running_requests=2, delay_s=delay_s) for _ in range(2)]
     async with rolling(*fakes, scheduling=scheduling) as rollout:
         check(await all_groups(rollout))
@@ -108,7 +110,7 @@ async def test_the_oracle_without_a_length_of_every_sample_is_refused(tmp_path: 
 
 
 class FirstWave(Returns):
-    """Counts the chunks that are sent before one comes back."""
+    """Counts the chunks that are sent before the first one comes back."""
 
     def __init__(self) -> None:
         self.chunks = 0
@@ -136,7 +138,7 @@ async def test_what_others_use_on_an_engine_is_not_promised_and_their_leaving_is
         fake.foreign_tokens = 0
         await until(lambda: feedback.usable == 200)
         check(await all_groups(rollout, alone))
-    # What fits later depends on how many of ours a report happens to see.
+    # Later admissions depend on how many of our requests a load report includes.
     assert 2 * crowded.chunks < alone.chunks
 
 
@@ -252,7 +254,7 @@ async def test_responses_cut_by_the_context_are_logged(caplog: pytest.LogCapture
         groups = await all_groups(rollout)
     lengths = [len(s.prompt_ids) + s.response_length for group in groups for s in group.samples]
     assert len(lengths) == 16
-    assert max(lengths) == 50, "as much as the context holds, and no more"
+    assert max(lengths) == 50, "exactly as much as the context holds"
     (warning,) = caplog.messages
     assert "4 of 4 prompts leave less than max_new_tokens = 60" in warning
 
@@ -277,7 +279,7 @@ async def test_bad_prompts_send_nothing() -> None:
 
 
 async def test_the_ids_of_rollouts_are_random_enough_for_a_whole_cluster() -> None:
-    """Two drivers that begin in the same second share engines and a pool: 64 random bits."""
+    """Drivers that start in the same second may share engines and a pool: 64 random bits."""
     random_parts = []
     async with rolling(FakeSGLang()) as rollout:
         for _ in range(2):

@@ -1,5 +1,5 @@
-"""The loop and the monitor when engines fail or a run is left early: nothing is lost, nothing
-stays behind."""
+"""The loop and the monitor when engines fail or a caller leaves early: no sample is lost, and no
+state is left over."""
 
 import asyncio
 import contextlib
@@ -96,7 +96,7 @@ async def test_an_engine_that_garbles_what_it_says_of_itself_is_left_alone_until
         before = len(bad.seen)
         bad.garbled = {}
         check(await all_groups(rollout))
-    assert len(bad.seen) > before, "it is used again"
+    assert len(bad.seen) > before, "the engine is used again"
 
 
 async def test_an_engine_that_aborts_for_ever_does_not_hold_a_group_for_ever(
@@ -116,7 +116,7 @@ async def test_an_engine_that_dies_for_good_is_survived(monkeypatch: pytest.Monk
     dying = FakeSGLang(faults=deque(["ok"] * 3 + ["reset"] * 1000), healthy=False)
     async with rolling(dying, FakeSGLang(delay_s=0.01)) as rollout:
         check(await all_groups(rollout))
-    assert len(dying.seen) > 3, "it was sent chunks that it lost"
+    assert len(dying.seen) > 3, "the engine received chunks and lost them"
 
 
 async def test_a_stuck_engine_loses_its_chunks_to_the_other(
@@ -128,11 +128,11 @@ async def test_a_stuck_engine_loses_its_chunks_to_the_other(
     async with rolling(stuck, FakeSGLang(), engines=engines) as rollout:
         check(await all_groups(rollout))
         assert rollout.report()["lost_chunks"] >= 1
-    assert stuck.aborted, "what was taken away is aborted on the engine"
+    assert stuck.aborted, "chunks taken back are aborted on the engine"
 
 
 class Poisoned(FakeSGLang):
-    """Fails at one prompt, whatever else it serves."""
+    """Fails on one prompt and serves all others."""
 
     def fault_of(self, call: dict[str, Any]) -> str:
         return "500" if call["input_ids"] == [5] * 11 else ""
@@ -141,7 +141,7 @@ class Poisoned(FakeSGLang):
 async def test_a_request_that_always_fails_gives_up_its_group_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each of its failures takes the engine out before the monitor looks."""
+    """Each failure takes the engine out before the monitor polls it."""
     monkeypatch.setattr(monitor, "POLL_S", 0.02)
     monkeypatch.setattr(monitor, "READMISSION_MOST_S", 0.04)
     prompts = [*PROMPTS, *({"prompt_ids": [6] * 9, "id": f"q{i}"} for i in range(60))]
@@ -154,7 +154,7 @@ async def test_a_request_that_always_fails_gives_up_its_group_and_no_other(
 
 
 class Picky(FakeSGLang):
-    """Refuses one prompt, as SGLang does where its context is too short."""
+    """Refuses one prompt, as SGLang does if its context is too short."""
 
     def fault_of(self, call: dict[str, Any]) -> str:
         return "400" if call["input_ids"][:11] == [5] * 11 and len(call["input_ids"]) == 11 else ""
@@ -226,7 +226,7 @@ async def test_a_driver_that_was_stopped_gives_no_engine_up(
             return await super().loads(http)
 
     class Stopper(Returns):
-        """Keeps the whole process from running for a while, as SIGSTOP does."""
+        """Blocks the whole process for a while, as SIGSTOP does."""
 
         stops = 3
 
@@ -316,7 +316,7 @@ async def test_a_run_closed_before_its_chunks_started_leaves_nothing_reserved() 
     async with rolling(FakeSGLang()) as rollout:
         for turns in range(6):
             first = asyncio.ensure_future(anext(rollout.run(PROMPTS)))
-            for _ in range(turns):  # let the loop come a little further each time
+            for _ in range(turns):  # the loop runs one turn further in each case
                 await asyncio.sleep(0)
             first.cancel()
             await asyncio.wait({first})
@@ -345,7 +345,7 @@ def test_the_stall_clock_wants_work_and_no_movement() -> None:
     assert not clock.stalled(0.0, 1, ("a",))
     assert not clock.stalled(9.0, 1, ("a",))
     assert clock.stalled(10.0, 1, ("a",))
-    assert not clock.stalled(11.0, 1, ("b",)), "it moved"
-    assert not clock.stalled(30.0, 0, ("b",)), "nothing to do"
+    assert not clock.stalled(11.0, 1, ("b",)), "it made progress"
+    assert not clock.stalled(30.0, 0, ("b",)), "it has no work"
     assert not clock.stalled(39.0, 1, ("b",)), "idle time does not count"
     assert clock.stalled(40.0, 1, ("b",))

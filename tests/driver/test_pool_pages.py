@@ -29,7 +29,7 @@ def releaser(pool: str | None = "p") -> tuple[PageReleaser, FakeLink]:
     return PageReleaser(link, engines), link
 
 
-def say(group: Group, index: int, *ids: int) -> None:
+def respond(group: Group, index: int, *ids: int) -> None:
     group.requests[index].response_ids = array("i", ids)
     group.requests[index].engines = ["a"]
 
@@ -39,7 +39,7 @@ def finish(pages: PageReleaser, group: Group, index: int) -> None:
     pages.finished(group.requests[index], made_sample(group.requests[index]))
 
 
-def goes_on(pages: PageReleaser, group: Group, index: int) -> None:
+def continues(pages: PageReleaser, group: Group, index: int) -> None:
     chunk = Chunk(
         request=group.requests[index],
         engine_id="a",
@@ -55,9 +55,9 @@ def goes_on(pages: PageReleaser, group: Group, index: int) -> None:
 def test_what_a_sibling_shares_stays_and_the_rest_goes_at_once() -> None:
     pages, link = releaser()
     group = make_group(n=3, prompt_len=10)
-    say(group, 0, 1, 2, 3, 4, 5)
-    say(group, 1, 1, 2, 9)
-    say(group, 2, 1, 8)
+    respond(group, 0, 1, 2, 3, 4, 5)
+    respond(group, 1, 1, 2, 9)
+    respond(group, 2, 1, 8)
     finish(pages, group, 0)
     assert link.forgotten == [("i", "g.0", 12)]
 
@@ -65,23 +65,23 @@ def test_what_a_sibling_shares_stays_and_the_rest_goes_at_once() -> None:
 def test_nothing_goes_while_a_sibling_may_still_begin_alike() -> None:
     pages, link = releaser()
     group = make_group(n=2, prompt_len=10)
-    say(group, 0, 1, 2, 3)
+    respond(group, 0, 1, 2, 3)
     finish(pages, group, 0)
-    assert not link.forgotten, "its sibling has said nothing yet"
-    say(group, 1, 1, 2)
-    goes_on(pages, group, 1)
-    assert not link.forgotten, "nor anything else than it did"
-    say(group, 1, 1, 2, 7)
-    goes_on(pages, group, 1)
-    goes_on(pages, group, 1)
+    assert not link.forgotten, "its sibling has no tokens yet"
+    respond(group, 1, 1, 2)
+    continues(pages, group, 1)
+    assert not link.forgotten, "its sibling's tokens are still the same"
+    respond(group, 1, 1, 2, 7)
+    continues(pages, group, 1)
+    continues(pages, group, 1)
     assert link.forgotten == [("i", "g.0", 12)]
 
 
 def test_the_last_of_a_group_leaves_its_prompt() -> None:
     pages, link = releaser()
     group = make_group(n=2, prompt_len=10)
-    say(group, 0, 1, 2, 3)
-    say(group, 1, 1, 2, 3)
+    respond(group, 0, 1, 2, 3)
+    respond(group, 1, 1, 2, 3)
     finish(pages, group, 0)
     assert not link.forgotten
     finish(pages, group, 1)
@@ -91,19 +91,19 @@ def test_the_last_of_a_group_leaves_its_prompt() -> None:
 def test_a_group_that_was_given_up_leaves_its_prompt_only() -> None:
     pages, link = releaser()
     group = make_group(n=3, prompt_len=10)
-    say(group, 0, 1, 2)
-    say(group, 1, 1, 2, 3)
+    respond(group, 0, 1, 2)
+    respond(group, 1, 1, 2, 3)
     finish(pages, group, 0)
     pages.closed(group, LEFT)
     assert link.forgotten == [("i", "g.0", 10), ("i", "g.1", 10)]
-    goes_on(pages, group, 1)
+    continues(pages, group, 1)
     assert len(link.forgotten) == 2
 
 
 def test_engines_without_a_pool_are_told_nothing() -> None:
     pages, link = releaser(pool=None)
     group = make_group(n=1)
-    say(group, 0, 1)
+    respond(group, 0, 1)
     finish(pages, group, 0)
     assert not link.forgotten
 

@@ -1,4 +1,4 @@
-"""A reply that was lost on the way is noticed by the engine's own count, and by nothing less."""
+"""A lost reply is detected from the engine's own request count, without false alarms."""
 
 import asyncio
 from collections import deque
@@ -25,7 +25,7 @@ def slot(inflight: int = 4) -> EngineSlot:
 
 
 def loads(requests: int | None = 3, prefilled_tokens: int = 0) -> Iterator[EngineLoad]:
-    """Looks at an engine that decodes so many requests."""
+    """Yields the loads of an engine that decodes so many requests."""
     for step in range(1000):
         yield EngineLoad(
             used_tokens=0,
@@ -47,10 +47,10 @@ def test_an_engine_that_decodes_fewer_requests_than_it_was_sent_is_short_after_s
     "looks",
     [
         loads(4),
-        loads(9),  # five of them are others' requests
+        loads(9),  # including five requests of other clients
         loads(None),
-        loads(3, prefilled_tokens=1),  # what is being prefilled is not counted
-        [EngineLoad(used_tokens=0, progress=(), requests=3)] * 100,  # an old snapshot, or stuck
+        loads(3, prefilled_tokens=1),  # SGLang does not count a request in prefill
+        [EngineLoad(used_tokens=0, progress=(), requests=3)] * 100,  # old snapshot or stuck engine
     ],
     ids=["all", "others", "unknown", "prefill", "old"],
 )

@@ -1,4 +1,4 @@
-"""String stops across a chunk boundary equal those of an undivided call."""
+"""Stop strings across a chunk boundary end a response where an undivided call would."""
 
 from collections.abc import Sequence
 
@@ -25,9 +25,9 @@ def reply_of(ids: Sequence[int], versions: Sequence[WeightSpan] | None = None) -
 
 
 def engine_call(stops: Sequence[str], before: Sequence[int], ids: Sequence[int]) -> int | None:
-    """How many tokens SGLang emits before one of its own windows holds a stop; None: no stop.
+    """Returns how many tokens SGLang emits until one of its windows has a stop; None: no stop.
 
-    `before` is what the same call generated already (Req._check_str_based_finish).
+    `before`: the tokens that the same call generated before (Req._check_str_based_finish).
     """
     window = max(map(len, stops)) + 1
     for count in range(1, len(ids) + 1):

@@ -36,7 +36,7 @@ class OwnTokenizer(PreTrainedTokenizer):
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model folder whose tokenizer is a Python class of its own."""
+    """A model folder whose tokenizer has its own Python class."""
     modules = str(tmp_path / "modules")
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", modules)
     monkeypatch.syspath_prepend(modules)

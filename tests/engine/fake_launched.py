@@ -1,7 +1,7 @@
-"""Stands in for the server module in tests of the launcher: `--mode` says how it behaves.
+"""Replaces the server module in tests of the launcher. `--mode` selects its behaviour.
 
-serve: comes up with our plugin; stock: comes up without; die: prints a reason and ends; hang:
-never listens. A child process is started first, to see that it goes with its parent.
+serve: becomes ready with our plugin; stock: becomes ready without it; die: prints a reason and
+ends; hang: never listens. It first starts a child process, which must end with its parent.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--mode")
     flags, _ = parser.parse_known_args()
-    print("loading weights", flush=True)  # before what takes long to import
+    print("loading weights", flush=True)  # before the slow imports
     from tests.fake_sglang import FakeSGLang
 
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -1,4 +1,4 @@
-"""The HTTP client against a fake server on a real socket: what it sends, reads and survives."""
+"""The HTTP client against a fake server on a real socket: requests, replies and failures."""
 
 import asyncio
 import contextlib
@@ -113,7 +113,7 @@ async def test_a_garbled_description_is_refused_whoever_asks_for_it(shape: str) 
 
 
 class Canned(HttpEngine):
-    """An engine whose every call has the same reply."""
+    """An engine that returns the same reply to every call."""
 
     def __init__(self, info: EngineInfo) -> None:
         super().__init__(info, cast(Any, None))
@@ -165,7 +165,7 @@ VALUES = st.recursive(
 def test_whatever_a_server_replies_its_callers_see_one_kind_of_error(
     state: dict[str, Any], other: dict[str, Any], cuts: list[tuple[int, bytes]]
 ) -> None:
-    """One body that is a true reply to every call, but for what was changed in it."""
+    """The body is a valid reply to every call, except for the changes made to it."""
     report = {"version": "1", "missing": [], **state}
     states = [{"effective_max_running_requests_per_dp": 4, "seer_sgl": report}]
     true = {"meta_info": TRUE_REPLY, "loads": [{}], **INFO, "internal_states": states}
@@ -335,7 +335,9 @@ async def test_what_an_engine_runs_is_known_where_sglang_counts_all_of_it() -> N
         assert (await engine.load()).requests == 3
         engine._info = msgspec.structs.replace(engine.info, pipeline_stages=2)
         assert (await engine.load()).requests is None
-    assert wire.LoadEntry(num_running_reqs=3).requests is None, "a server without a count of them"
+    assert wire.LoadEntry(num_running_reqs=3).requests is None, (
+        "the server does not report waiting requests"
+    )
     busy = wire.LoadEntry(num_running_reqs=3, num_waiting_reqs=2)
     assert busy.requests == 5
     assert busy.progress == wire.LoadEntry(num_running_reqs=3, num_waiting_reqs=9).progress
@@ -400,7 +402,7 @@ async def test_an_engine_that_was_started_again_must_have_the_weights_of_before(
     fake = FakeSGLang(plugin=plugin)
     async with joined(fake) as engine:
         fake.weight_version = "v2"
-        assert await engine.problem() is None, "updated where it stood"
+        assert await engine.problem() is None, "updated without a restart"
         await generate(engine)
         start_again(fake)
         fake.weight_version = "v1"
@@ -455,7 +457,7 @@ async def test_a_stream_of_an_engine_started_again_unnoticed_yields_no_tokens(
         assert len(streamed) > 1
         fake.weight_version = "v2"
         await engine.generate(chunk_of(request), streamed.append)
-        assert engine.info.weight_version == "v2", "updated in place"
+        assert engine.info.weight_version == "v2", "updated without a restart"
         streamed.clear()
         start_again(fake)
         fake.weight_version = "v0"

@@ -1,4 +1,4 @@
-"""The launcher with stand-in server processes: parallel start, limits, reasons, nothing left."""
+"""The launcher with fake server processes: parallel start, limits, reasons and clean-up."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ def config(model: Path, mode: str, **engines: Any) -> FleetConfig:
 
 
 def owned() -> list[int]:
-    """Processes that carry our mark, children included."""
+    """Returns the processes with our environment mark, children included."""
     found = []
     for candidate in psutil.process_iter():
         try:
@@ -134,7 +134,7 @@ async def test_a_fleet_grows_and_shrinks_while_its_engines_run(model: Path, tmp_
         assert len(owned()) == 2
         assert not first & set(owned()) or cores[0] == cores[-1]
         added = await opened.start_engine()
-        assert added.info.engine_id == "e3", "an id is never given twice"
+        assert added.info.engine_id == "e3", "an id is never reused"
         assert (await added.load()).used_tokens == 0
         assert ids(opened) == ["e1", "e3"]
         assert [len(os.sched_getaffinity(pid)) for pid in owned()] == [1] * 4
@@ -196,7 +196,7 @@ async def test_engines_that_draft_have_a_hub_beside_them(model: Path, tmp_path: 
         await opened.start_engine()
         after = await opened.drafts.facts()
         assert after is not None
-        assert after["instance"] == before["instance"], "the hub of the fleet"
+        assert after["instance"] == before["instance"], "it is the same hub"
 
 
 async def test_a_fleet_with_other_engines_leaves_the_first_as_it_was(
@@ -235,7 +235,7 @@ async def test_a_local_fleet_joins_no_server(model: Path, tmp_path: Path) -> Non
 
 @contextlib.asynccontextmanager
 async def pooled_server(instance: str) -> AsyncIterator[str]:
-    """A server that runs already, with our plugin and a KV pool."""
+    """Runs a server with our plugin and a KV pool."""
     pool = {"namespace": "n", "kv_bytes_per_token": 8}
     plugin = {"version": "1", "missing": [], "instance": instance, "pool": pool}
     async with serving(FakeSGLang(plugin=plugin)) as url:

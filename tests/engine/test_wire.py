@@ -1,4 +1,4 @@
-"""SGLang's JSON: what is tolerated and what is not."""
+"""SGLang's JSON: which deviations are tolerated and which are not."""
 
 from typing import Any
 
@@ -71,14 +71,14 @@ def test_fewer_logprobs_than_tokens_is_an_error_except_after_an_abort() -> None:
     with pytest.raises(Unreadable, match="2 token logprobs for 3 tokens"):
         decode(completion_tokens=3)
     aborted = decode(completion_tokens=3, finish_reason=ABORT)
-    assert list(aborted.ids) == [7], "the last token was not looked at for a stop"
+    assert list(aborted.ids) == [7], "SGLang has not checked the last token for a stop"
     speculated = decode(finish_reason=ABORT, spec_verify_ct=2)
-    assert not speculated.ids, "nor a whole step, however long"
+    assert not speculated.ids, "nor the whole last step of any length"
 
 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_of_an_aborted_reply_all_before_the_last_step_is_kept(steps: int) -> None:
-    count = 90  # of which the last flush brought 40, and 50 came with another request's abort
+    count = 90  # 40 from the last flush, and 50 that came with another request's abort
     meta: dict[str, Any] = {
         "finish_reason": ABORT,
         "output_token_logprobs": [[-1.0, n, None] for n in range(count)],
@@ -103,7 +103,7 @@ def test_an_abort_in_the_queue_brings_no_tokens() -> None:
 
 
 def test_what_is_true_is_not_refused() -> None:
-    assert len(decode(2).ids) == 2, "all that was asked for"
+    assert len(decode(2).ids) == 2, "all requested tokens"
     assert len(decode(9).ids) == 2, "SGLang's own cap"
     assert decode(finish_reason={"type": "stop", "matched": 8}).matched == 8
     assert decode(finish_reason={"type": "stop", "matched": "a string"}).matched == "a string"
@@ -205,7 +205,7 @@ def test_every_sampling_parameter_travels_so_that_no_server_default_applies() ->
     assert params["top_k"] == -1
     assert params["stop"] == ["x"]
     assert params["stop_token_ids"] == [3]
-    assert params["max_new_tokens"] == params["min_new_tokens"] == 8, "those of the call"
+    assert params["max_new_tokens"] == params["min_new_tokens"] == 8, "the limits of this call"
     assert "custom_params" not in params
     assert "json_schema" not in params
 

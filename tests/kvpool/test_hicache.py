@@ -1,4 +1,4 @@
-"""What an engine is started with for each kind of pool."""
+"""The flags and environment of an engine for each kind of pool."""
 
 import json
 from pathlib import Path
@@ -80,12 +80,12 @@ async def test_a_pool_has_a_namespace_of_its_own_or_the_one_it_was_given(tmp_pat
 async def test_a_file_pool_makes_its_folder_and_tells_the_engines(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "pages"
     config = KvPoolConfig(backend="file", directory=str(folder))
-    for _ in range(2):  # the second time it is there
+    for _ in range(2):  # the second time the folder exists
         async with open_pool(config, tmp_path / "logs") as pool:
             assert folder.is_dir()
             assert pool.environment() == {FILE_DIRECTORY: str(folder), NAMESPACE: pool.namespace}
             assert pool.master is None
-    assert folder.is_dir(), "what is stored outlives the pool"
+    assert folder.is_dir(), "the stored pages outlive the pool"
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from tests.logs import logged
 DEADLINE_S = 300.0
 
 # A client in a process of its own, because Mooncake's threads do not end. It ends with status 0
-# once it reads what it wrote: when nodes have died, not before that is noticed and made good.
+# once it reads its own data: after the death of nodes, only when they are replaced.
 SET_UP = """
 import os, sys, time
 from mooncake.store import MooncakeDistributedStore
@@ -47,16 +47,16 @@ while True:
     time.sleep(0.1)
 os._exit(0)
 """
-# 512 objects of 64 KB, where memory has room for 256 at most. A slow SSD misses some of the others.
+# 512 objects of 64 KB; memory has room for at most 256. A slow SSD misses some of the others.
 OVERFLOW = """
 values = [bytes([number % 256]) * (1 << 16) for number in range(512)]
 for number, value in enumerate(values):
-    while client.put(str(number), value) != 0:  # full until something was written to the SSD
+    while client.put(str(number), value) != 0:  # full until objects were written to the SSD
         time.sleep(0.1)
     time.sleep(0.01)
-found = [client.get(str(number)) for number in range(512)]
-wrong = [read for read, value in zip(found, values) if read not in (b"", value)]
-os._exit(0 if not wrong and sum(map(bool, found)) > 256 else 1)
+reads = [client.get(str(number)) for number in range(512)]
+wrong = [read for read, value in zip(reads, values) if read not in (b"", value)]
+os._exit(0 if not wrong and sum(map(bool, reads)) > 256 else 1)
 """
 
 
@@ -96,23 +96,23 @@ def lives(process: psutil.Process) -> bool:
 
 
 def started() -> set[psutil.Process]:
-    """What this process has started, and what that has."""
+    """Returns all living descendants of this process."""
     return set(filter(lives, psutil.Process().children(recursive=True)))
 
 
 def nodes(kind: str) -> set[psutil.Process]:
-    """Our processes of a kind: store, master (which starts Mooncake's) or mooncake_master."""
-    found = set()
+    """Returns our processes of a kind: store, master (our wrapper) or mooncake_master."""
+    matching = set()
     for process in started():
         with contextlib.suppress(psutil.Error):  # it ended just now
             command = process.cmdline()
             if kind in (*command[3:4], *(Path(part).name for part in command[:1])):
-                found.add(process)
-    return found
+                matching.add(process)
+    return matching
 
 
 class Opened:
-    """Where an open Mooncake is, and what was logged since it was opened."""
+    """The address of an open Mooncake, and the log lines since its start."""
 
     def __init__(self, lines: list[str]) -> None:
         self.address = ""
@@ -121,7 +121,7 @@ class Opened:
 
 @asynccontextmanager
 async def opened(log_dir: Path, **keys: Any) -> AsyncIterator[Opened]:
-    """An open Mooncake, of which nothing may be left afterwards."""
+    """Opens a Mooncake and asserts that no process of it is left afterwards."""
     before, during = started(), set[psutil.Process]()
     try:
         with logged() as lines:
@@ -147,19 +147,19 @@ async def test_master_and_stores_listen_on_loopback_only_and_end_with_the_block(
     async with opened(tmp_path, stores=2, **keys) as pool:
         assert pool.lines == [f"KV pool: Mooncake master at {pool.address}, 2 x 16mb"]
         (master,) = nodes("mooncake_master")
-        assert pool.address in {f"{found.ip}:{found.port}" for found in listeners([master])}
+        assert pool.address in {f"{each.ip}:{each.port}" for each in listeners([master])}
         assert await stores_and_finds(pool.address)
         by_process = {store: listeners([store]) for store in nodes("store")}
-        assert [len(found) >= 2 for found in by_process.values()] == [True, True]
-        for found in (listeners([master]), *by_process.values()):
-            assert [each for each in found if not each.on_loopback] == []
+        assert [len(ports) >= 2 for ports in by_process.values()] == [True, True]
+        for ports in (listeners([master]), *by_process.values()):
+            assert [each for each in ports if not each.on_loopback] == []
 
 
 async def test_ports_that_are_to_be_open_are_and_a_warning_is_logged(tmp_path: Path) -> None:
     async with opened(tmp_path, open_ports=True) as pool:
         assert pool.lines[0] == mooncake.OPEN_PORTS
         (store,) = nodes("store")
-        assert not all(found.on_loopback for found in listeners([store]))
+        assert not all(each.on_loopback for each in listeners([store]))
 
 
 async def test_a_kernel_that_cannot_keep_ports_on_loopback_is_said_to_be_one(
@@ -188,16 +188,16 @@ async def test_a_killed_store_is_started_again_and_the_others_go_on(tmp_path: Pa
         stores = nodes("store")
         (victim,) = (s for s in stores if str(log) in {file.path for file in s.open_files()})
         victim.kill()
-        await until(lambda: "store0 is started again" in pool.lines[-1])
-        # Its log is begun anew.
+        await until(lambda: "store0 is being restarted" in pool.lines[-1])
+        # Its log starts again.
         await until(lambda: bool(nodes("store") - before) and "segment mounted" in log.read_text())
         assert [line.partition(":")[2] for line in pool.lines[1:]] == [
-            f" store0 is started again: its process ended with status -9; its log: {log}"
+            f" store0 is being restarted: its process ended with status -9; its log: {log}"
         ]
         assert {process for process in before if lives(process)} == before - {victim}
         (again,) = nodes("store") - before
         assert len(listeners([again])) >= 2
-        assert all(found.on_loopback for found in listeners([again]))
+        assert all(each.on_loopback for each in listeners([again]))
 
 
 @pytest.mark.parametrize("kind", ["master", "mooncake_master"])
@@ -208,7 +208,7 @@ async def test_a_killed_master_is_started_again_and_the_stores_join_it(
         stores, (victim,) = nodes("store"), nodes(kind)
         victim.kill()
         await until(lambda: bool(nodes(kind) - {victim}))
-        assert "master is started again" in pool.lines[-1]
+        assert "master is being restarted" in pool.lines[-1]
         assert await stores_and_finds(pool.address)
         assert nodes("store") == stores
 
@@ -221,7 +221,7 @@ async def test_a_mooncake_that_runs_already_is_joined_and_nothing_started(tmp_pa
             assert address == pool.address
             assert started() == before
         assert pool.lines == lines
-        assert await stores_and_finds(pool.address), "and is left as it was"
+        assert await stores_and_finds(pool.address), "and the running one stays unchanged"
 
 
 async def test_something_that_is_no_mooncake_is_refused_by_the_keys_name(tmp_path: Path) -> None:
@@ -298,4 +298,4 @@ async def test_what_memory_cannot_hold_is_read_from_the_ssd(tmp_path: Path, ssd:
     async with opened(tmp_path / "logs", **keys) as it:
         assert not abandoned.exists()
         assert await client_says(OVERFLOW, it.address) is ssd
-    assert not list((tmp_path / "ssd").glob("*")), "what it wrote is gone"
+    assert not list((tmp_path / "ssd").glob("*")), "its files are removed"

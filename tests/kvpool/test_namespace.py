@@ -1,4 +1,4 @@
-"""Names of KV: equal only where the bytes are interchangeable."""
+"""Names of KV are equal only if the bytes are interchangeable."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which Mooncake fits which CUDA, and where its libraries are looked for."""
+"""The Mooncake package for each CUDA version, and the search for its libraries."""
 
 import ctypes
 import importlib
@@ -16,7 +16,7 @@ from seer_sgl.kvpool import packages
         (13, "mooncake-transfer-engine-cuda13"),
         (12, "mooncake-transfer-engine"),
         (None, "mooncake-transfer-engine-non-cuda"),
-        (14, "mooncake-transfer-engine-non-cuda"),  # one that Mooncake is not built for
+        (14, "mooncake-transfer-engine-non-cuda"),  # a version that Mooncake is not built for
     ],
 )
 def test_each_cuda_has_one_package(cuda: int | None, name: str) -> None:
@@ -30,7 +30,7 @@ def test_each_cuda_has_one_package(cuda: int | None, name: str) -> None:
 def test_the_libcudart_that_came_as_a_package_is_loaded_before_mooncake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mooncake for CUDA is linked to it, and no folder of the linker has it."""
+    """Mooncake for CUDA is linked to it, and the linker does not find it."""
     about = tmp_path / "nvidia_cuda_runtime-13.0.96.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(

@@ -1,4 +1,4 @@
-"""Folders on an SSD: those of the living are left alone, those of the dead removed."""
+"""SSD folders of living owners are kept, and folders of ended owners are removed."""
 
 import signal
 import subprocess
@@ -19,7 +19,7 @@ with ssd_folder(Path(sys.argv[1])) as folder:
 
 
 def own(parent: Path) -> tuple["subprocess.Popen[str]", Path]:
-    """A process with a folder in `parent`."""
+    """Starts a process with a folder in `parent`. Returns both."""
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(parent)], stdout=subprocess.PIPE, text=True
     )
@@ -41,7 +41,7 @@ def test_folders_of_killed_owners_are_removed_and_those_of_living_ones_kept(
         (killed, lost), (_, kept) = owners
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-        assert (lost / "bucket").exists(), "nobody could remove it"
+        assert (lost / "bucket").exists(), "no process was there to remove it"
         with ssd_folder(tmp_path) as mine:
             assert {mine, kept} == set(tmp_path.iterdir())
             assert (kept / "bucket").exists()
@@ -63,11 +63,11 @@ def test_a_store_node_that_outlives_its_driver_keeps_its_folder(tmp_path: Path) 
 
 
 def test_what_others_have_in_the_folder_is_left_alone(tmp_path: Path) -> None:
-    theirs = [tmp_path / "data", tmp_path / f"{PREFIX}notes", tmp_path / "file"]
-    for folder in theirs[:2]:
+    others = [tmp_path / "data", tmp_path / f"{PREFIX}notes", tmp_path / "file"]
+    for folder in others[:2]:
         folder.mkdir()
         (folder / "file").touch()
-    theirs[2].touch()
+    others[2].touch()
     with ssd_folder(tmp_path):
-        assert all(path.exists() for path in theirs)
-    assert set(tmp_path.iterdir()) == set(theirs)
+        assert all(path.exists() for path in others)
+    assert set(tmp_path.iterdir()) == set(others)

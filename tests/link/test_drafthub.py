@@ -1,5 +1,7 @@
-"""Drafting over the link, on real sockets: what one engine decodes reaches another, whoever else
-connects, stops reading or says nonsense."""
+"""Drafting over the link, on real sockets.
+
+The tokens of one engine reach the others, even if a peer connects, stops reading or sends garbage.
+"""
 
 import json
 from array import array
@@ -37,7 +39,7 @@ def reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Engine:
-    """An engine's scheduler process: a replica on a link, whose steps are taken by the test."""
+    """An engine's scheduler process: a replica on a link. The test runs its steps."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -61,7 +63,7 @@ class Engine:
 
 
 async def while_stepping(engines: list[Engine], condition: Callable[[], object]) -> None:
-    """Let the engines work until something is so."""
+    """Runs the engines' steps until a condition is true."""
 
     def step() -> object:
         for engine in engines:
@@ -72,7 +74,7 @@ async def while_stepping(engines: list[Engine], condition: Callable[[], object])
 
 
 async def all_have(engines: list[Engine], *sequences: list[int]) -> None:
-    """Let the engines work until each has these sequences of group g."""
+    """Runs the engines' steps until each has these sequences of group g."""
     await while_stepping(
         engines, lambda: all(engine.index("g") == sorted(sequences) for engine in engines)
     )
@@ -111,7 +113,7 @@ def hub_of(server: LinkServer) -> DraftHub:
 
 @asynccontextmanager
 async def raw(server: LinkServer, instance: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-    """A socket that has said hello, and on which anything can be said."""
+    """Opens a socket that has sent its hello and can send any bytes."""
     headers = {"Authorization": f"Bearer {server.token}"}
     async with (
         aiohttp.ClientSession(headers=headers) as session,
@@ -238,7 +240,7 @@ async def test_a_reader_that_stops_holds_up_nobody_and_no_memory(
             lacking -= sum(delta.position == 0 for delta in message.deltas)
 
     async with raw(server, "slow") as slow, raw(server, "fast") as fast:
-        # The system must not take for it what it does not read.
+        # A small buffer, so that the kernel does not accept frames for a peer that does not read.
         slow.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_RCVBUF, 1 << 16)
         for socket in (slow, fast):
             await socket.send_bytes(messages.encode(Open({"g": {}})))
@@ -246,7 +248,7 @@ async def test_a_reader_that_stops_holds_up_nobody_and_no_memory(
         for sequence in range(frames_long):
             driver.load("g", sequence, response)
         await read(fast)
-        assert taken["slow"] < frames_long / 2, "the rest is in nobody's queue"
+        assert taken["slow"] < frames_long / 2, "the other frames are in no queue"
         await read(slow)
 
 

@@ -1,4 +1,4 @@
-"""A draft hub apart from the driver: started, stopped and started again, drafting goes on."""
+"""A draft hub in its own process: drafting continues after the hub is restarted."""
 
 import asyncio
 import os
@@ -81,7 +81,7 @@ def hubs() -> list[psutil.Process]:
 async def test_a_hub_that_is_started_ends_with_its_block_and_is_on_loopback(tmp_path: Path) -> None:
     async with start_hub(DraftConfig(memory="1mb"), tmp_path, "secret") as url:
         (process,) = hubs()
-        assert "secret" not in " ".join(process.cmdline()), "command lines are for everybody"
+        assert "secret" not in " ".join(process.cmdline()), "every user can read command lines"
         assert [each.on_loopback for each in listeners([process])] == [True]
         async with engine(url, "secret", "one") as one, engine(url, "secret", "two") as two:
             one.decode(one.replica.begin("g", 0, [1], []), 5)
@@ -104,7 +104,7 @@ async def test_a_hub_that_dies_is_started_again_and_what_is_decoded_is_shared_ag
             two.decode(slot, 7)
             await all_have([one, two], [5], [6, 7])
         assert log_lines == [
-            "draft hub is started again: its process ended with status -9; its log: "
+            "draft hub is being restarted: its process ended with status -9; its log: "
             f"{tmp_path / 'drafthub.log'}"
         ]
     assert not hubs()

@@ -37,7 +37,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 class Engine(Link):
-    """An engine's end that can be ended, and that tells whether it is connected."""
+    """An engine's end of the link, with flags for its connection and its end."""
 
     def __init__(self, url: str, token: str, hello: Hello) -> None:
         self.received: list[messages.ToEngine] = []
@@ -65,7 +65,7 @@ class Engine(Link):
 async def engine(
     server: LinkServer, instance: str = "one", rank: int = 0, ranks: int = 1
 ) -> AsyncIterator[Engine]:
-    """A scheduler process of an engine, whose driver may not be there yet."""
+    """Opens the link of an engine's scheduler process; the driver may start later."""
     made = Engine(server.url, server.token, Hello(messages.PROTOCOL, instance, rank, ranks))
     try:
         yield made
@@ -74,9 +74,11 @@ async def engine(
         await until(made.over.is_set)
 
 
-class Heard:
-    """What a server passed on. Frames of one engine arrive in order, so that its rates tell that
-    all before them has been dealt with."""
+class Received:
+    """Records the frames that a server passes on.
+
+    Frames of one engine arrive in order, so its rates show that all earlier frames were processed.
+    """
 
     def __init__(self, server: LinkServer) -> None:
         self.stored: list[tuple[str, bool]] = []
@@ -85,7 +87,7 @@ class Heard:
         server.on_rates = self.rates.append
 
     async def all_of(self, sender: Link) -> list[tuple[str, bool]]:
-        """What was passed on once everything `sender` was given has been dealt with."""
+        """Returns the passed-on frames after all frames of `sender` were processed."""
         count = len(self.rates)
         sender.send(RATES)
         await self.rates_of(count + 1)
@@ -102,13 +104,13 @@ async def server() -> AsyncIterator[LinkServer]:
 
 
 @pytest.fixture
-def heard(server: LinkServer) -> Heard:
-    return Heard(server)
+def received(server: LinkServer) -> Received:
+    return Received(server)
 
 
 @asynccontextmanager
 async def raw_socket(server: LinkServer) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-    """A socket that is let in, and on which anything can be said."""
+    """Opens a socket that is authorized and can send any bytes."""
     headers = {"Authorization": f"Bearer {server.token}"}
     async with (
         aiohttp.ClientSession(headers=headers) as session,
@@ -118,14 +120,14 @@ async def raw_socket(server: LinkServer) -> AsyncIterator[aiohttp.ClientWebSocke
 
 
 async def closed(socket: aiohttp.ClientWebSocketResponse) -> bool:
-    """Whether the server's next word is that it closes."""
+    """Returns whether the server's next message closes the socket."""
     message = await socket.receive(DEADLINE_S)
     return message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
 
 
 @asynccontextmanager
 async def serving(handler: Callable[[web.Request], object], port: int) -> AsyncIterator[str]:
-    """The handler as /link on a port of loopback; what is connected is cut off at the end."""
+    """Serves the handler as /link on a loopback port; the end cuts open connections."""
     app = web.Application()
     app.router.add_get("/link", handler)  # type: ignore[arg-type]
     runner = web.AppRunner(app, shutdown_timeout=0.01)
@@ -139,18 +141,20 @@ async def serving(handler: Callable[[web.Request], object], port: int) -> AsyncI
 
 @pytest.fixture
 def absent() -> tuple[LinkServer, int]:
-    """A driver that is not up yet, and the port where it will be."""
+    """A driver that is not up yet, and its future port."""
     driver, port = LinkServer(), free_port()
     driver.url = f"http://127.0.0.1:{port}/link"
     return driver, port
 
 
-async def test_what_an_engine_says_is_passed_on_in_order(server: LinkServer, heard: Heard) -> None:
+async def test_what_an_engine_says_is_passed_on_in_order(
+    server: LinkServer, received: Received
+) -> None:
     async with engine(server) as one:
         for rid, whole in (("g.0.c1/", True), ("g.1.c1/", False)):
             one.send(Stored(rid, whole))
-        assert await heard.all_of(one) == [("g.0.c1/", True), ("g.1.c1/", False)]
-        assert heard.rates == [RATES]
+        assert await received.all_of(one) == [("g.0.c1/", True), ("g.1.c1/", False)]
+        assert received.rates == [RATES]
 
 
 async def test_an_engine_is_linked_while_all_its_ranks_are(server: LinkServer) -> None:
@@ -175,29 +179,29 @@ async def test_an_engine_that_has_left_is_forgotten(server: LinkServer) -> None:
 
 @pytest.mark.parametrize("parts", [(True, True), (True, False), (False, True)])
 async def test_a_call_is_stored_once_every_rank_has_stored_its_part(
-    server: LinkServer, heard: Heard, parts: tuple[bool, bool]
+    server: LinkServer, received: Received, parts: tuple[bool, bool]
 ) -> None:
     async with engine(server, rank=0, ranks=2) as first, engine(server, rank=1, ranks=2) as second:
         first.send(Stored("g.0.c1/", parts[0]))
         first.send(Stored("g.0.c1/", parts[0]))
-        assert await heard.all_of(first) == [], "twice the same rank is not both"
+        assert await received.all_of(first) == [], "one rank twice does not count as two ranks"
         second.send(Stored("g.1.c1/", True))
-        assert await heard.all_of(second) == [], "nor are the ranks of different calls"
+        assert await received.all_of(second) == [], "reports of different calls do not add up"
         second.send(Stored("g.0.c1/", parts[1]))
-        assert await heard.all_of(second) == [("g.0.c1/", all(parts))]
+        assert await received.all_of(second) == [("g.0.c1/", all(parts))]
 
 
 async def test_calls_that_some_ranks_never_report_do_not_pile_up(
-    server: LinkServer, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    server: LinkServer, received: Received, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver_side, "MAX_PARTIAL", 2)
     async with engine(server, rank=0, ranks=2) as first, engine(server, rank=1, ranks=2) as second:
         for rid in ("oldest", "older", "newest"):
             first.send(Stored(rid, True))
-        await heard.all_of(first)
+        await received.all_of(first)
         for rid in ("newest", "older", "oldest"):
             second.send(Stored(rid, True))
-        assert await heard.all_of(second) == [("newest", True), ("older", True)]
+        assert await received.all_of(second) == [("newest", True), ("older", True)]
 
 
 @pytest.mark.parametrize("scheme", ["", "Bearer ", "Bearer {}x", "{}", "Basic {}"])
@@ -210,7 +214,7 @@ async def test_without_the_token_nobody_gets_in(server: LinkServer, scheme: str)
 
 
 async def test_an_engine_with_a_wrong_token_is_never_heard(
-    server: LinkServer, heard: Heard
+    server: LinkServer, received: Received
 ) -> None:
     refused = 0
 
@@ -227,26 +231,28 @@ async def test_an_engine_with_a_wrong_token_is_never_heard(
             wrong.send(Stored("wrong", True))
             await until(lambda: refused >= 3)
             right.send(Stored("right", True))
-            assert await heard.all_of(right) == [("right", True)]
+            assert await received.all_of(right) == [("right", True)]
             assert server.linked("one")
 
 
-async def test_another_protocol_is_refused(server: LinkServer, heard: Heard) -> None:
+async def test_another_protocol_is_refused(server: LinkServer, received: Received) -> None:
     async with raw_socket(server) as socket:
         await socket.send_bytes(messages.encode(Hello(messages.PROTOCOL + 1, "new", 0, 1)))
         await socket.send_bytes(messages.encode(Stored("g.0.c1/", True)))
         assert await closed(socket)
     assert not server.linked("new")
-    assert heard.stored == []
+    assert received.stored == []
 
 
-async def test_who_has_not_said_hello_is_not_believed(server: LinkServer, heard: Heard) -> None:
+async def test_who_has_not_said_hello_is_not_believed(
+    server: LinkServer, received: Received
+) -> None:
     async with raw_socket(server) as socket:
         await socket.send_bytes(messages.encode(Stored("before", True)))
         await socket.send_bytes(messages.encode(Hello(messages.PROTOCOL, "one", 0, 1)))
         await socket.send_bytes(messages.encode(Stored("after", True)))
-        await until(lambda: heard.stored)
-    assert heard.stored == [("after", True)]
+        await until(lambda: received.stored)
+    assert received.stored == [("after", True)]
 
 
 @pytest.mark.parametrize(
@@ -263,21 +269,23 @@ async def test_who_has_not_said_hello_is_not_believed(server: LinkServer, heard:
     ],
 )
 async def test_rates_that_nothing_can_have_are_ignored(
-    server: LinkServer, heard: Heard, rates: Rates
+    server: LinkServer, received: Received, rates: Rates
 ) -> None:
     async with engine(server) as one:
         one.send(rates)
         one.send(Stored("g.0.c1/", True))
-        assert await heard.all_of(one) == [("g.0.c1/", True)], "the link stays up"
-    assert heard.rates == [RATES]
+        assert await received.all_of(one) == [("g.0.c1/", True)], "the link stays up"
+    assert received.rates == [RATES]
 
 
-async def test_rates_before_the_hello_are_not_believed(server: LinkServer, heard: Heard) -> None:
+async def test_rates_before_the_hello_are_not_believed(
+    server: LinkServer, received: Received
+) -> None:
     async with raw_socket(server) as socket:
         for frame in (Rates(7, 1.0, 0, 0.0), Hello(messages.PROTOCOL, "one", 0, 1), RATES):
             await socket.send_bytes(messages.encode(frame))
-        await heard.rates_of(1)
-    assert heard.rates == [RATES]
+        await received.rates_of(1)
+    assert received.rates == [RATES]
 
 
 async def test_a_second_hello_ends_its_connection_and_names_no_other_engine(
@@ -293,10 +301,10 @@ async def test_a_second_hello_ends_its_connection_and_names_no_other_engine(
 
 @pytest.mark.parametrize(("rank", "ranks"), [(2, 2), (-1, 1), (0, 0), (0, -1), (1, 3)])
 async def test_a_rank_that_cannot_be_is_refused(
-    server: LinkServer, heard: Heard, rank: int, ranks: int
+    server: LinkServer, received: Received, rank: int, ranks: int
 ) -> None:
     async with engine(server, rank=0, ranks=2) as first, raw_socket(server) as odd:
-        await heard.all_of(first)
+        await received.all_of(first)
         await odd.send_bytes(messages.encode(Hello(messages.PROTOCOL, "one", rank, ranks)))
         assert await closed(odd)
         async with engine(server, rank=1, ranks=2):
@@ -305,7 +313,7 @@ async def test_a_rank_that_cannot_be_is_refused(
 
 @pytest.mark.parametrize("garbage", [b"", b"\xc1", b"\x81\xa4type\xa4what"])
 async def test_an_unreadable_frame_costs_its_socket_only(
-    server: LinkServer, heard: Heard, garbage: bytes
+    server: LinkServer, received: Received, garbage: bytes
 ) -> None:
     async with engine(server) as one, raw_socket(server) as socket:
         await socket.send_bytes(messages.encode(Hello(messages.PROTOCOL, "odd", 0, 1)))
@@ -314,7 +322,7 @@ async def test_an_unreadable_frame_costs_its_socket_only(
         assert await closed(socket)
         await until(lambda: not server.linked("odd"))
         one.send(Stored("g.0.c1/", True))
-        assert await heard.all_of(one) == [("g.0.c1/", True)]
+        assert await received.all_of(one) == [("g.0.c1/", True)]
 
 
 async def test_forget_reaches_every_rank_of_its_engine_and_no_other(server: LinkServer) -> None:
@@ -334,17 +342,17 @@ async def test_forget_reaches_every_rank_of_its_engine_and_no_other(server: Link
 
 
 async def test_an_engine_that_starts_again_takes_over_from_its_dead_socket(
-    server: LinkServer, heard: Heard
+    server: LinkServer, received: Received
 ) -> None:
     hello = Hello(messages.PROTOCOL, "one", 0, 1)
     async with raw_socket(server) as dead, raw_socket(server) as alive:
         for count, socket in enumerate((dead, alive), 1):
             for frame in (hello, RATES):
                 await socket.send_bytes(messages.encode(frame))
-            await heard.rates_of(count)
+            await received.rates_of(count)
         await dead.close()
         await alive.send_bytes(messages.encode(RATES))
-        await heard.rates_of(3)
+        await received.rates_of(3)
         assert server.linked("one")
         server.forget("one", "g.0", 0)
         message = await alive.receive(DEADLINE_S)
@@ -370,16 +378,16 @@ async def test_what_is_said_while_the_driver_is_away_arrives_when_it_is_there(
     absent: tuple[LinkServer, int],
 ) -> None:
     driver, port = absent
-    heard = Heard(driver)
+    received = Received(driver)
     async with engine(driver) as one:
         one.send(Stored("early", True))
         async with serving(driver.serve, port):
-            assert await heard.all_of(one) == [("early", True)]
+            assert await received.all_of(one) == [("early", True)]
         await until(lambda: not one.talks)
         one.send(Stored("between", True))
         one.send(Stored("the two", True))
         async with serving(driver.serve, port):
-            assert (await heard.all_of(one))[1:] == [("between", True), ("the two", True)]
+            assert (await received.all_of(one))[1:] == [("between", True), ("the two", True)]
             assert driver.linked("one")
 
 
@@ -388,20 +396,20 @@ async def test_only_the_newest_frames_wait_for_the_driver(
 ) -> None:
     monkeypatch.setattr(engine_side, "MAX_WAITING", 3)
     driver, port = absent
-    heard = Heard(driver)
+    received = Received(driver)
     async with engine(driver) as one:
         for i in range(6):
             one.send(Stored(f"g.{i}.c1/", True))
         async with serving(driver.serve, port):
-            await until(lambda: len(heard.stored) == 3)
-    assert [rid for rid, _ in heard.stored] == ["g.3.c1/", "g.4.c1/", "g.5.c1/"]
+            await until(lambda: len(received.stored) == 3)
+    assert [rid for rid, _ in received.stored] == ["g.3.c1/", "g.4.c1/", "g.5.c1/"]
 
 
 async def test_what_could_not_be_sent_arrives_after_the_reconnect(
     absent: tuple[LinkServer, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver, port = absent
-    heard = Heard(driver)
+    received = Received(driver)
     stock, breaks = aiohttp.ClientWebSocketResponse.send_bytes, 0
 
     async def breaks_once(
@@ -419,4 +427,4 @@ async def test_what_could_not_be_sent_arrives_after_the_reconnect(
         one.send(Stored("g.0.c1/", True))
         async with serving(driver.serve, port):
             await until(lambda: breaks and driver.linked("one"))
-            await until(lambda: heard.stored)
+            await until(lambda: received.stored)

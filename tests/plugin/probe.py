@@ -1,5 +1,7 @@
-"""Programs that run against SGLang's own code, each in a process of its own, because the CPU
-engine's switches must be set before SGLang is imported."""
+"""Runs test programs against SGLang's own code, each in a process of its own.
+
+The CPU engine's switches must be set before SGLang is imported.
+"""
 
 import json
 import subprocess
@@ -10,7 +12,7 @@ from seer_sgl.engine.launch.process import engine_environment
 
 
 def run_probe(*arguments: str) -> Any:
-    """Run Python with `arguments` until it ends well; the JSON in its last line, None without."""
+    """Runs Python with `arguments`. Returns the JSON in its last line; None without output."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *arguments],
         env=engine_environment(1),

@@ -1,6 +1,6 @@
-"""SGLang's sources, read without importing them: where a dotted name is defined.
+"""Finds the definition of a dotted name in SGLang's sources, without importing them.
 
-Of a package that is installed, or of a wheel.
+The sources are those of an installed package or of a wheel.
 """
 
 import ast
@@ -15,7 +15,7 @@ Read = Callable[[str], str | None]  # a path within the package's parent -> text
 
 
 class Place(NamedTuple):
-    """A definition and the module it stands in. `node` is None if it is not SGLang's own."""
+    """A definition and its module. `node` is None if it is not SGLang's own."""
 
     module: str
     node: ast.AST | None
@@ -30,7 +30,7 @@ class Sources:
 
     @classmethod
     def installed(cls) -> "Sources":
-        """Returns those of the installed package."""
+        """Returns the sources of the installed package."""
         spec = importlib.util.find_spec(PACKAGE)
         assert spec is not None, "SGLang is not installed"
         assert spec.origin is not None
@@ -38,7 +38,7 @@ class Sources:
 
     @classmethod
     def folder(cls, parent: Path) -> "Sources":
-        """Returns those of the package in `parent`."""
+        """Returns the sources of the package in `parent`."""
 
         def read(path: str) -> str | None:
             file = parent / path
@@ -48,7 +48,7 @@ class Sources:
 
     @classmethod
     def wheel(cls, file: Path) -> "Sources":
-        """Returns those of the package in a wheel."""
+        """Returns the sources of the package in a wheel."""
         archive = zipfile.ZipFile(file)
         names = set(archive.namelist())
         return cls(lambda path: archive.read(path).decode() if path in names else None)
@@ -88,7 +88,7 @@ class Sources:
         return place
 
     def _member(self, place: Place, name: str, seen: frozenset[str]) -> Place | None:
-        """Returns what `name` is in a module or class."""
+        """Returns the definition of `name` in a module or class."""
         inside = place.node.body if isinstance(place.node, ast.Module | ast.ClassDef) else []
         for node in _statements(inside):
             if isinstance(node, ast.ImportFrom | ast.Import):
@@ -153,7 +153,7 @@ class Sources:
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a body, also those under a condition."""
+    """Yields the statements of a body, also statements under a condition."""
     for node in body:
         yield node
         for inner in ("body", "orelse", "finalbody"):
@@ -165,7 +165,7 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _defined(node: ast.stmt) -> set[str]:
-    """The names that a statement defines."""
+    """Returns the names that a statement defines."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {node.name}
     if isinstance(node, ast.Assign):
@@ -177,7 +177,7 @@ def _defined(node: ast.stmt) -> set[str]:
 
 
 def _set_on_self(node: ast.ClassDef) -> dict[str, ast.Attribute]:
-    """The attributes that a class's own methods set on `self`, by name."""
+    """Returns the attributes that a class's own methods set on `self`, by name."""
     return {
         one.attr: one
         for one in ast.walk(node)

@@ -1,6 +1,6 @@
-"""Random responses with random stop conditions, through SGLang's own `Req` (`test_stops.py`).
+"""Runs random responses with random stop conditions through SGLang's `Req` (`test_stops.py`).
 
-A program of its own, because the CPU engine's switches must be set before SGLang is imported:
+It is a program of its own, because the CPU engine's switches must be set before SGLang is imported:
 `python -m tests.plugin.stop_cases COUNT` prints one JSON object of counts.
 """
 
@@ -20,11 +20,11 @@ from seer_sgl.types import ChunkReply, WeightSpan, logprob_array, token_array
 from tests.e2e.conftest import MODEL
 
 Update = Callable[[Any, int], None]
-WORDS = 6  # different tokens in a response: every condition is met soon and often
+WORDS = 6  # different tokens in a response: few, so that conditions match often
 
 
 class End(NamedTuple):
-    """How a response ended: its tokens, why, and what matched; `None` while it goes on."""
+    """The end of a response: its tokens, finish reason and match; `None` while it runs."""
 
     ids: list[int]
     finish: str | None
@@ -32,7 +32,7 @@ class End(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What a model would sample, where it may stop, and how speculation cuts it into runs."""
+    """The tokens a model would sample, the stop conditions, and the runs of speculation."""
 
     tokens: list[int]
     runs: list[int]
@@ -60,7 +60,7 @@ def draw(choice: random.Random, words: Sequence[int], eos: int, text: Callable[[
 
 
 class Engine:
-    """One call after the other on SGLang's own request, without a model."""
+    """Runs calls on SGLang's own request, without a model."""
 
     def __init__(self, tokenizer: Any, update: Update) -> None:
         self._tokenizer = tokenizer
@@ -69,7 +69,7 @@ class Engine:
     def call(
         self, tokens: Sequence[int], runs: Sequence[int], sampling: dict[str, Any], budget: int
     ) -> End:
-        """What a call returns whose model samples `tokens`, in `runs` that may overshoot."""
+        """Returns the end of a call whose model samples `tokens`, in `runs` that may overshoot."""
         from sglang.srt.managers.schedule_batch import Req
         from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -85,7 +85,9 @@ class Engine:
                 break
             req.output_ids.extend(run)
             self._update(req, len(run))
-            assert list(req.output_ids) == list(tokens[: taken + len(run)]), "the run is whole"
+            assert list(req.output_ids) == list(tokens[: taken + len(run)]), (
+                "the run must stay undivided"
+            )
             taken += size
         reason = None if req.finished_reason is None else req.finished_reason.to_json()
         ids = list(req.output_ids_through_stop)
@@ -93,7 +95,7 @@ class Engine:
 
 
 def divided(engine: Engine, case: Case, chunk: int, tokenizer: Tokenizer) -> End:
-    """The response in chunks of `chunk` tokens, stop strings searched across their boundaries."""
+    """Runs the response in chunks of `chunk` tokens, with stop strings across boundaries."""
     recheck = StopRecheck(case.sampling["stop"], tokenizer.stop_len, tokenizer.decode)
     response: list[int] = []
     while True:
@@ -114,20 +116,23 @@ def divided(engine: Engine, case: Case, chunk: int, tokenizer: Tokenizer) -> End
 
 
 def main(count: int) -> None:
-    """Compare, case by case, and count what happened."""
+    """Compares runs with plain decoding, case by case, and prints counts of the outcomes."""
     cpu.prepare()
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.utils.hf_transformers.tokenizer import get_tokenizer
 
-    theirs = get_tokenizer(str(MODEL))
-    ours = Tokenizer(theirs)
-    stock = Engine(theirs, Req.update_finish_state)
-    hooked = Engine(theirs, lambda req, n: look_after_every_token(Req.update_finish_state, req, n))
+    sgl_tokenizer = get_tokenizer(str(MODEL))
+    tokenizer = Tokenizer(sgl_tokenizer)
+    stock = Engine(sgl_tokenizer, Req.update_finish_state)
+    hooked = Engine(
+        sgl_tokenizer, lambda req, n: look_after_every_token(Req.update_finish_state, req, n)
+    )
     choice = random.Random(0)
-    words = [i for i in range(len(theirs)) if i not in theirs.all_special_ids][:WORDS]
+    special = sgl_tokenizer.all_special_ids
+    words = [i for i in range(len(sgl_tokenizer)) if i not in special][:WORDS]
     seen: Counter[str] = Counter()
     for number in range(count):
-        case = draw(choice, words, theirs.eos_token_id, ours.decode)
+        case = draw(choice, words, sgl_tokenizer.eos_token_id, tokenizer.decode)
         plain = stock.call(case.tokens, [1] * len(case.tokens), case.sampling, case.longest)
         runs = hooked.call(case.tokens, case.runs, case.sampling, case.longest)
         assert runs == plain, (number, case, plain, runs)
@@ -136,9 +141,9 @@ def main(count: int) -> None:
         seen[f"{plain.finish} {type(plain.matched).__name__}"] += 1
         if "stop_regex" in case.sampling:
             continue  # such requests are not divided
-        parts = divided(hooked, case, choice.randint(1, 9), ours)
-        wanted = plain._replace(matched=None) if plain.finish == "length" else plain
-        assert parts._replace(matched=parts.matched if parts.finish == "stop" else None) == wanted
+        parts = divided(hooked, case, choice.randint(1, 9), tokenizer)
+        expected = plain._replace(matched=None) if plain.finish == "length" else plain
+        assert parts._replace(matched=parts.matched if parts.finish == "stop" else None) == expected
         seen["divided"] += 1
     print(json.dumps(seen))
 

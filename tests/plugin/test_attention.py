@@ -1,6 +1,6 @@
-"""Our attention gives the stock result, and leaves what it does not cover to the stock version.
+"""Our attention gives the stock result, and calls the stock version for other layers.
 
-Runs against SGLang's own `TorchNativeAttnBackend`, in a process of its own, because the CPU
+It runs against SGLang's own `TorchNativeAttnBackend`, in a process of its own, because the CPU
 engine's switches must be set before SGLang is imported.
 """
 
@@ -29,9 +29,9 @@ def compare(hook, stock, tokens, *lengths, **options):
     rows = torch.randperm(8)[: len(lengths[0])]
     common = (k_cache, v_cache, req_to_token, rows, *lengths)
     options = {"scaling": SIZE**-0.5, "enable_gqa": True} | options
-    ours = hook(counted, backend, query, torch.zeros_like(query), *common, **options)
-    theirs = stock(backend, query, torch.zeros_like(query), *common, **options)
-    return (ours - theirs).abs().max().item()
+    hooked = hook(counted, backend, query, torch.zeros_like(query), *common, **options)
+    expected = stock(backend, query, torch.zeros_like(query), *common, **options)
+    return (hooked - expected).abs().max().item()
 
 def extend(prefix, new, **options):
     prefix, new = torch.tensor(prefix), torch.tensor(new)
@@ -48,7 +48,7 @@ figures = {
     "prompts": extend([0, 0, 0], [5, 1, 130]),
     "continuations": extend([300, 7, 0, 511], [40, 1, 16, 1]),
     "decode": decode([1, 2, 77, 512]),
-    "ours": len(stock_calls),
+    "stock calls": len(stock_calls),
     "not causal": extend([64], [64], causal=False),
     "window": extend([20], [30], sliding_window_size=8),
     "decode window": decode([50, 3], sliding_window_size=8),
@@ -63,6 +63,6 @@ def test_attention_equals_stock_and_leaves_other_layers_to_it() -> None:
     assert figures["prompts"] < 1e-6
     assert figures["continuations"] < 1e-5
     assert figures["decode"] < 1e-5
-    assert figures["ours"] == 0, "none of these needs the stock version"
+    assert figures["stock calls"] == 0, "none of these layers needs the stock version"
     assert figures["not causal"] == figures["window"] == figures["decode window"] == 0.0
     assert figures["stock"] == 3

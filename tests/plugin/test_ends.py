@@ -1,4 +1,4 @@
-"""Where the last step of an aborted request began, as its reply reports it."""
+"""A reply reports where the last step of an aborted request began."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,9 +8,9 @@ from seer_sgl.plugin.ends import step_ends
 
 from .probe import run_probe
 
-# Through SGLang's own classes, in a process of its own (see test_attention.py): the hook, what the
-# scheduler sends of two requests, and what the tokenizer manager makes of it. The first request is
-# aborted in a step of five tokens; the second one is flushed beside it and aborted later.
+# Runs the hook, the scheduler's output of two requests and the tokenizer manager with SGLang's own
+# classes, in a process of its own (see test_attention.py). The first request is aborted in a step
+# of five tokens; the second one is flushed beside it and aborted later.
 PROBE = """
 import json
 from array import array

@@ -11,7 +11,7 @@ from seer_sgl.plugin.cpu import kernels
 
 
 def murmur3_32(data: bytes) -> int:
-    """The published algorithm, seed 0, for whole 4-byte blocks and a tail."""
+    """Returns the hash by the published algorithm, seed 0, for 4-byte blocks and a tail."""
 
     def scramble(k: int) -> int:
         k = k * 0xCC9E2D51 & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""Seeded draws are those of the distribution, and of the row alone.
+"""Seeded draws have the right distribution and depend on their own row alone.
 
 Runs against SGLang's own sampler, in a process of its own, because the CPU engine's switches must
 be set before SGLang is imported.
@@ -47,7 +47,7 @@ kinds, columns, draws = json.loads(sys.argv[1])
 torch.manual_seed(3)
 logits = 2.0 * torch.randn(columns)
 logits[7] = logits[3]  # a tie
-ours = partial(noise.draw_by_column, stock)
+hooked = partial(noise.draw_by_column, stock)
 
 def arguments(rows, seeds):
     probs = torch.stack([torch.softmax(logits / kinds[row][0], 0) for row in range(len(kinds))])
@@ -59,7 +59,7 @@ def arguments(rows, seeds):
 
 def draw(function, rows, seeds):
     probs, top_ks, top_ps, min_ps, _, seeds, positions = arguments(rows, seeds)
-    needed = function is ours and bool((min_ps > 0).any())
+    needed = function is hooked and bool((min_ps > 0).any())
     return function(probs, top_ks, top_ps, min_ps, needed, seeds, positions)
 
 def counts(rows, tokens):
@@ -68,13 +68,13 @@ def counts(rows, tokens):
 
 answer = {"logits": logits.tolist()}
 
-# All kinds in turn, thousands of rows in a batch.
+# All kinds in turn, thousands of rows per batch.
 rows = torch.arange(draws * len(kinds)) % len(kinds)
 seeds = torch.arange(len(rows)) * 7919 + 11
-mixed = torch.cat([draw(ours, *part) for part in zip(rows.split(7000), seeds.split(7000))])
+mixed = torch.cat([draw(hooked, *part) for part in zip(rows.split(7000), seeds.split(7000))])
 answer["mixed"] = counts(rows, mixed)
 
-# The same rows without their neighbours: each kind by itself, and the first as SGLang draws it.
+# The same rows without their neighbours: each kind alone, and the first by SGLang's own function.
 small = rows[:7000]
 same = []
 for kind in range(len(kinds)):
@@ -82,7 +82,7 @@ for kind in range(len(kinds)):
     probs, *filters, positions = arguments(small, seeds[:7000])
     filters = [value[at] if torch.is_tensor(value) else value for value in filters]
     filters[3] = kinds[kind][3] > 0
-    single = ours(probs[at], *filters, positions[at])
+    single = hooked(probs[at], *filters, positions[at])
     same.append(bool((single == mixed[:7000][at]).all()))
 answer["as_alone"] = same
 at = small == 0
@@ -100,9 +100,9 @@ def kept(function):
     _, ranked, tokens, weights = function(
         tail, everything, ones, zeros, False, some, some, return_filtered_probs=True)
     return int((ranked > 0).sum())
-answer["tail"] = {"all": int((tail > 0).sum()), "ours": kept(ours), "stock": kept(stock)}
+answer["tail"] = {"all": int((tail > 0).sum()), "hooked": kept(hooked), "stock": kept(stock)}
 
-# What SGLang returns of the support.
+# The support that SGLang returns.
 probs, top_ks, top_ps, min_ps, _, seeds, positions = arguments(torch.tensor([3, 4]), some[:2])
 def support(function):
     tokens, ranked, order, weights = function(
@@ -110,7 +110,7 @@ def support(function):
     assert (weights == probs.gather(1, tokens.view(-1, 1).long()).view(-1)).all()
     return [str(tokens.dtype), ranked.tolist(), order.dtype == torch.int32,
             [set(row[value > 0].tolist()) for row, value in zip(order, ranked)]]
-answer["support_equal"] = support(ours) == support(stock)
+answer["support_equal"] = support(hooked) == support(stock)
 
 seen = []
 def noted(*args, **kwargs):
@@ -127,14 +127,14 @@ print(json.dumps(answer))
 
 @pytest.fixture(scope="module")
 def answer() -> dict[str, Any]:
-    found: dict[str, Any] = run_probe("-c", PROBE, json.dumps([KINDS, COLUMNS, DRAWS]))
-    return found
+    result: dict[str, Any] = run_probe("-c", PROBE, json.dumps([KINDS, COLUMNS, DRAWS]))
+    return result
 
 
 def distribution(
     logits: NDArray[np.float64], temperature: float, top_p: float, top_k: int, min_p: float
 ) -> NDArray[np.float64]:
-    """What a kind is sampled from, one token after the other."""
+    """Returns the distribution of a kind, filtered token by token."""
     shares = np.exp(logits / temperature)
     shares /= shares.sum()
     kept = np.zeros_like(shares)
@@ -168,12 +168,12 @@ def test_a_row_without_filters_draws_what_sglang_draws_when_none_has_any(
     answer: dict[str, Any],
 ) -> None:
     assert answer["as_unfiltered"]
-    assert not answer["stock_as_unfiltered"], "nothing to mend any more"
+    assert not answer["stock_as_unfiltered"], "the hook is no longer needed"
 
 
 def test_a_row_without_top_p_loses_no_token_to_rounding(answer: dict[str, Any]) -> None:
     tail = answer["tail"]
-    assert tail["ours"] == tail["all"] > tail["stock"]
+    assert tail["hooked"] == tail["all"] > tail["stock"]
 
 
 def test_the_support_sglang_can_return_is_its_own(answer: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Penalties count every token, the newest included, and those of before a retraction.
+"""Penalties count every token, including the newest and those before a retraction.
 
 SGLang's penalizers run in a process of their own, because the CPU engine's switches must be set
 before SGLang is imported.
@@ -47,9 +47,9 @@ def orchestrator():
 class Batch:
     device = "cpu"
 
-def penalized(made):
+def penalized(penalizers):
     logits = torch.linspace(-2, 2, 16).repeat(3, 1)
-    made.apply(logits)
+    penalizers.apply(logits)
     return logits
 
 batch = Batch()
@@ -71,24 +71,26 @@ def test_a_retracted_request_is_penalized_for_what_it_had_written() -> None:
 
 
 class BatchedPresencePenalizer:
-    """SGLang's, as far as the hooks see it."""
+    """The members of SGLang's penalizer that the hooks read."""
 
     def __init__(self, *, prepared: bool) -> None:
         self.is_prepared = lambda: prepared
 
 
 class BatchedMinNewTokensPenalizer(BatchedPresencePenalizer):
-    """Counts tokens, whichever they are."""
+    """Counts tokens, independent of their ids."""
 
 
 def batch(*, by_token: bool = True, decodes: bool = True) -> Any:
-    found = {
+    penalizers = {
         BatchedPresencePenalizer: BatchedPresencePenalizer(prepared=by_token),
         BatchedMinNewTokensPenalizer: BatchedMinNewTokensPenalizer(prepared=True),
     }
     return SimpleNamespace(
         forward_mode=SimpleNamespace(is_decode=lambda: decodes),
-        sampling_info=SimpleNamespace(penalizer_orchestrator=SimpleNamespace(penalizers=found)),
+        sampling_info=SimpleNamespace(
+            penalizer_orchestrator=SimpleNamespace(penalizers=penalizers)
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which hooks are in place, and what the plugin reports of itself. Without SGLang."""
+"""The check for missing hooks, and the plugin's report. Without SGLang."""
 
 import functools
 import sys
@@ -23,7 +23,7 @@ def watch() -> None:
 
 
 def wrapped(function: Callable[[], None], hook: Callable[[], None]) -> Callable[[], None]:
-    """What HookRegistry puts in the place of a function."""
+    """Returns the wrapper that HookRegistry installs instead of a function."""
 
     @functools.wraps(function)
     def wrapper() -> None:
@@ -51,18 +51,18 @@ def test_a_hook_is_missing_unless_its_own_wrapper_is_there(
     if function is not None:
         module.function = function
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    made = Plugin(on_cpu=False)
-    made.hooks = [Hook("fake_sglang_module.function", watch, "before", "A test needs it.")]
-    assert made.missing() == missing
+    loaded = Plugin(on_cpu=False)
+    loaded.hooks = [Hook("fake_sglang_module.function", watch, "before", "A test needs it.")]
+    assert loaded.missing() == missing
 
 
 def test_a_scheduler_reports_the_plugin_without_weights_a_pool_or_drafting() -> None:
-    made = Plugin(on_cpu=False)
-    made.hooks = [Hook("no_such_module.function", watch, "before", "A test needs it.")]
+    loaded = Plugin(on_cpu=False)
+    loaded.hooks = [Hook("no_such_module.function", watch, "before", "A test needs it.")]
     config = SimpleNamespace(vocab_size=100)
     scheduler: Any = SimpleNamespace(model_config=config, forward_ct=3)
     state = SimpleNamespace(internal_state={"of others": 1})
-    assert made.add_report(state, scheduler) is state
+    assert loaded.add_report(state, scheduler) is state
     report = state.internal_state.pop(REPORT)
     assert state.internal_state == {"of others": 1}
     assert report["missing"] == ["no_such_module.function"]

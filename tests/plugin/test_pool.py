@@ -1,5 +1,4 @@
-"""The hooks that name a layout, pass on to the rank what happens, and write copies. Without
-SGLang."""
+"""The hooks that name a layout, pass events to the rank, and write copies. Without SGLang."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,7 +17,7 @@ LAYOUT = KvLayout(dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
 
 
 class FakeRank:
-    """A PoolRank that notes what the hooks pass on."""
+    """A PoolRank that records the calls of the hooks."""
 
     layout = LAYOUT
     kv_bytes_per_token = 100
@@ -31,7 +30,7 @@ class FakeRank:
 
 
 class FakeClock:
-    """Stands in for `time`: it moves when a test moves it."""
+    """Replaces `time`: a test advances it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -42,9 +41,9 @@ class FakeClock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    made = FakeClock()
-    monkeypatch.setattr(pool, "time", made)
-    return made
+    fake = FakeClock()
+    monkeypatch.setattr(pool, "time", fake)
+    return fake
 
 
 @pytest.fixture
@@ -54,8 +53,8 @@ def rank() -> FakeRank:
 
 @pytest.fixture
 def attached(rank: FakeRank) -> PoolPart:
-    made: Any = rank
-    return PoolPart(made)
+    fake: Any = rank
+    return PoolPart(fake)
 
 
 def test_each_hook_has_a_target_of_its_own() -> None:
@@ -158,7 +157,7 @@ def test_a_scheduler_does_not_sleep_while_kv_is_on_its_way(
 
 
 class Copies:
-    """A MooncakeStore that notes how pages were put."""
+    """A MooncakeStore that records how pages were put."""
 
     def __init__(self, extra: dict[str, Any] | None, *, multi_buffer: bool = False) -> None:
         self.storage_config = SimpleNamespace(extra_config=extra)

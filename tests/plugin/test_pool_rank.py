@@ -1,4 +1,4 @@
-"""A rank's part in the KV pool: what it acknowledges, and what it removes.
+"""The KV pool on one rank: its acknowledgements and its removal of pages.
 
 Without SGLang: page names are the prefixes of a string of tokens, the pool is a set of them.
 """
@@ -28,7 +28,7 @@ DEADLINE_S = 30.0
 def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.002)
 
 
@@ -43,27 +43,27 @@ class FakeMooncake:
         self.store = self
         self.present: set[str] = set()
         self.removed: list[str] = []
-        self.asked = 0
-        self.away = 0  # how many questions it does not answer
+        self.queries = 0
+        self.away = 0  # number of queries that fail
 
     def _tag_keys(self, keys: list[str]) -> list[str]:
         return [self.prefix + key for key in keys]
 
     def batch_exists(self, pages: list[str]) -> int:
-        self.asked += 1
+        self.queries += 1
         if self.away > 0:
             self.away -= 1
-            raise ConnectionError("the master is away")
+            raise ConnectionError("the master is down")
         return next((i for i, page in enumerate(pages) if page not in self.present), len(pages))
 
     def batch_remove(self, names: list[str], force: bool = False) -> list[int]:
-        assert force, "or what was read lately stays"
+        assert force, "without force, recently read pages stay"
         self.removed += names
         return [0] * len(names)
 
 
 class Wire:
-    """Stands for the link: what the rank sent, and how to speak to it."""
+    """A fake link: records what the rank sent, and passes messages to it."""
 
     def __init__(self, url: str, token: str, hello: Hello) -> None:
         self.address, self.hello = (url, token), hello
@@ -81,7 +81,7 @@ def pages_of(key: str, prior_hash: None, page_size: int) -> list[str]:
 
 
 def controller(backend: Any, **ranks: int) -> Any:
-    """A HiCacheController of one rank, as far as a PoolRank looks at it."""
+    """Returns the parts of a HiCacheController that a PoolRank reads."""
     sizes = {"tp_size": 1, "pp_size": 1, "tp_rank": 0, "pp_rank": 0} | ranks
     host = SimpleNamespace(size_per_token=100)
     return SimpleNamespace(page_size=PAGE, mem_pool_host=host, storage_backend=backend, **sizes)
@@ -100,7 +100,7 @@ def without_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Rank:
-    """A PoolRank, its backend and what it sent."""
+    """A PoolRank, its backend and the messages that it sent."""
 
     def __init__(self) -> None:
         self.backend = FakeMooncake()
@@ -114,18 +114,18 @@ class Rank:
 
     @property
     def removed(self) -> list[str]:
-        """Pages without what Mooncake's key adds to them."""
+        """The removed pages, without the suffix of Mooncake's keys."""
         return [name.removesuffix("__k") for name in self.backend.removed]
 
     def run(self, rid: str, tokens: str, *, written: bool = True) -> None:
-        """A call ended with these tokens, and was written."""
+        """Ends a call with these tokens, and reports them written."""
         self.pool_rank.finished(rid, tokens)
         if written:
             self.backend.present |= set(pages_of(tokens, None, PAGE))
             self.pool_rank.written(tokens)
 
     def settle(self) -> None:
-        """Everything that it received so far has been dealt with."""
+        """Waits until all earlier events are processed."""
         self.run("settle.c1/", "##")
         until(lambda: Stored("settle.c1/", True) in self.sent)
         self.sent.remove(Stored("settle.c1/", True))
@@ -133,14 +133,14 @@ class Rank:
 
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
-    """A rank that never gives up."""
+    """Returns a rank whose wait for pages has no limit."""
     monkeypatch.setattr(pool_rank, "LONGEST_WAIT_S", math.inf)
     return Rank()
 
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Rank:
-    """A rank that looks into the pool only when it is notified of a write, and never gives up."""
+    """Returns a rank that queries the pool only after a write, and waits without limit."""
     monkeypatch.setattr(pool_rank, "FIRST_CHECK_S", NEVER_S)
     monkeypatch.setattr(pool_rank, "LONGEST_WAIT_S", math.inf)
     return Rank()
@@ -198,8 +198,8 @@ def test_a_rank_introduces_itself() -> None:
 
 
 def test_kv_is_counted_over_all_ranks() -> None:
-    made = PoolRank(controller(FakeMooncake(), tp_size=4, pp_size=2), LAYOUT)
-    assert made.kv_bytes_per_token == 800
+    first = PoolRank(controller(FakeMooncake(), tp_size=4, pp_size=2), LAYOUT)
+    assert first.kv_bytes_per_token == 800
 
 
 def test_without_a_driver_pages_are_looked_after_all_the_same(
@@ -216,7 +216,7 @@ def test_without_a_driver_pages_are_looked_after_all_the_same(
 
 def test_the_pool_is_asked_again_until_everything_is_there(rank: Rank) -> None:
     rank.run("r.c1/", "abcd", written=False)
-    until(lambda: rank.backend.asked >= 2)
+    until(lambda: rank.backend.queries >= 2)
     rank.backend.present |= {"ab", "abcd"}
     until(lambda: rank.sent)
     assert rank.sent == [Stored("r.c1/", True)]
@@ -244,7 +244,7 @@ def test_looks_count_not_the_clock(rank: Rank, monkeypatch: pytest.MonkeyPatch) 
     rank.run("r.c1/", "abcd", written=False)
     until(lambda: rank.sent)
     assert rank.sent == [Stored("r.c1/", False)]
-    assert rank.backend.asked == 3, "after 10, 20 and 40 ms or whenever it gets to it"
+    assert rank.backend.queries == 3, "after 10, 20 and 40 ms, or later"
 
 
 def test_a_pool_that_is_away_for_a_while_ends_no_acknowledgement(rank: Rank) -> None:
@@ -332,7 +332,7 @@ def test_the_oldest_page_names_are_given_up_beyond_the_limit() -> None:
     assert names.take("b", 0) == ["b1"]
     names.put("d", [f"d{i}" for i in range(9)])
     assert names.take("c", 0) == []
-    assert len(names.take("d", 0)) == 9, "the newest stays however long it is"
+    assert len(names.take("d", 0)) == 9, "the newest stays, regardless of its length"
 
 
 @pytest.mark.parametrize(
@@ -366,15 +366,15 @@ def test_pages_are_removed_from_a_folder_and_others_stay(tmp_path: Path) -> None
 
 
 def test_removing_nothing_asks_nobody() -> None:
-    asked: list[list[str]] = []
-    store = SimpleNamespace(batch_remove=lambda names, _: asked.append(names))
+    removed: list[list[str]] = []
+    store = SimpleNamespace(batch_remove=lambda names, _: removed.append(names))
     backend = SimpleNamespace(
         store=store, _tag_keys=list, is_mla_backend=False, mha_suffix="0", mla_suffix=""
     )
     remove_pages(backend, [])
-    assert asked == []
+    assert removed == []
     remove_pages(backend, ["p"])
-    assert asked == [["p_0_k", "p_0_v"]]
+    assert removed == [["p_0_k", "p_0_v"]]
 
 
 def test_a_backend_we_do_not_know_is_left_alone() -> None:

@@ -1,4 +1,4 @@
-"""Where the ranks of a server meet: on loopback, and only if all of them are on this machine."""
+"""The ranks of a server meet on loopback if all of them are on this machine."""
 
 import threading
 from datetime import timedelta
@@ -28,5 +28,5 @@ def test_ranks_meet_at_a_store_that_listens_on_loopback_whatever_the_host() -> N
     second.join()
     met[1].set("key", "value")
     assert met[0].get("key") == b"value"
-    (found,) = [each for each in listeners([psutil.Process()]) if each.port == port]
-    assert found.ip == "127.0.0.1"
+    (listener,) = [each for each in listeners([psutil.Process()]) if each.port == port]
+    assert listener.ip == "127.0.0.1"

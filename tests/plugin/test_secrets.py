@@ -1,4 +1,4 @@
-"""What SGLang shows of its arguments."""
+"""SGLang shows its arguments with masked keys."""
 
 from seer_sgl.plugin.secrets import mask
 

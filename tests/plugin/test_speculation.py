@@ -1,5 +1,8 @@
-"""The speculative worker's parts that need no server: tokens on their way to the index, the ranks'
-agreement, the attention mask, the CPU's stand-ins for SGLang's operators."""
+"""The parts of the speculative worker that need no server.
+
+These are the tokens for the index, the ranks' agreement, the attention mask, and the CPU's
+stand-ins for SGLang's operators.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +34,7 @@ def request(rid: str, output: list[int], **origin: Any) -> Any:
 
 
 class Engine:
-    """Rows over a real index; `step` is what a decode step brings them."""
+    """Rows over a real index; `step` passes them the tokens of a decode step."""
 
     def __init__(self) -> None:
         self.drafter = Drafter()
@@ -39,7 +42,7 @@ class Engine:
         self.rows = BatchRows(self.drafter, replica)
 
     def step(self, reqs: list[Any], totals: list[int], runs: list[list[int]]) -> list[int]:
-        """The tokens that reach the index. runs: what the last step brought each row."""
+        """Returns the tokens that reach the index. runs: the last step's tokens per row."""
         lens = np.array([len(run) for run in runs])
         padded = np.zeros((len(runs), 9), np.int32)
         for i, run in enumerate(runs):
@@ -64,10 +67,10 @@ def test_with_overlap_the_last_steps_tokens_are_not_booked_yet_and_without_they_
 def test_steps_without_drafting_are_made_up_for() -> None:
     engine, req = Engine(), request("a", [7])
     engine.step([req], [4], [[7]])
-    req.output_ids += [8, 9, 10, 11]  # two steps that nobody looked at, and the last one
+    req.output_ids += [8, 9, 10, 11]  # two skipped steps, and the last one
     assert engine.step([req], [8], [[10, 11]]) == [8, 9, 10, 11]
     req.output_ids += [12, 13]
-    assert engine.step([req], [11], [[14]]) == [12, 13, 14], "the last one not booked yet"
+    assert engine.step([req], [11], [[14]]) == [12, 13, 14], "the last token is not booked yet"
 
 
 def test_tokens_that_were_taken_back_start_the_row_again() -> None:
@@ -75,7 +78,7 @@ def test_tokens_that_were_taken_back_start_the_row_again() -> None:
     engine.step([req], [6], [[9]])
     req.output_ids = [7, 5]
     assert engine.step([req], [5], [[5]]) == []
-    assert engine.drafter.length("g", 1) == 2, "what was written stays; the row goes its own way"
+    assert engine.drafter.length("g", 1) == 2, "the written tokens stay; the row forks"
 
 
 def test_rows_come_and_go_with_the_batch() -> None:

@@ -1,4 +1,4 @@
-"""What the plugin uses of SGLang is there, by SGLang's sources: nothing is imported."""
+"""SGLang's sources define every name that the plugin uses; nothing is imported."""
 
 import zipfile
 from pathlib import Path

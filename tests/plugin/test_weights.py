@@ -1,5 +1,4 @@
-"""Which weights an engine serves, and under which name a request looks for KV and leaves it.
-Without SGLang."""
+"""The name of an engine's weights, and the key of a request's KV. Without SGLang."""
 
 import hashlib
 import sys
@@ -18,7 +17,7 @@ from seer_sgl.plugin.weights import Weights
 
 @pytest.fixture(autouse=True)
 def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SGLang's hash of a tensor, and which ones its own check leaves out."""
+    """Installs fakes of SGLang's tensor hash and of its list of skipped tensors."""
 
     def tensor_hash(tensor: torch.Tensor) -> int:
         content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -33,18 +32,18 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def model() -> Any:
-    """A small one, whose parameters are all different."""
-    made: Any = torch.nn.Module()
-    made.layer = torch.nn.Linear(6, 4)
-    made.scale = torch.nn.Parameter(torch.tensor(2.0))
-    made.empty = torch.nn.Parameter(torch.zeros(0, 3))
-    made.turned = torch.nn.Parameter(torch.zeros(3, 5).t())
-    made.register_buffer("bias_of_experts", torch.zeros(3))
-    made.register_buffer("cos_sin_cache", torch.zeros(8), persistent=False)
+    """Returns a small model whose parameters are all different."""
+    module: Any = torch.nn.Module()
+    module.layer = torch.nn.Linear(6, 4)
+    module.scale = torch.nn.Parameter(torch.tensor(2.0))
+    module.empty = torch.nn.Parameter(torch.zeros(0, 3))
+    module.turned = torch.nn.Parameter(torch.zeros(3, 5).t())
+    module.register_buffer("bias_of_experts", torch.zeros(3))
+    module.register_buffer("cos_sin_cache", torch.zeros(8), persistent=False)
     with torch.no_grad():
-        made.layer.weight.copy_(torch.arange(24.0).reshape(4, 6))
-        made.layer.bias.zero_()
-    return made
+        module.layer.weight.copy_(torch.arange(24.0).reshape(4, 6))
+        module.layer.bias.zero_()
+    return module
 
 
 def poke(tensor: torch.Tensor) -> None:
@@ -52,39 +51,41 @@ def poke(tensor: torch.Tensor) -> None:
         tensor.view(-1)[tensor.numel() // 2] += 1
 
 
-def widen(made: Any) -> None:
-    made.scale = torch.nn.Parameter(made.scale.double())
+def widen(module: Any) -> None:
+    module.scale = torch.nn.Parameter(module.scale.double())
 
 
-def reshape(made: Any) -> None:
-    made.layer.weight = torch.nn.Parameter(made.layer.weight.detach().reshape(6, 4))
+def reshape(module: Any) -> None:
+    module.layer.weight = torch.nn.Parameter(module.layer.weight.detach().reshape(6, 4))
 
 
 CHANGES: dict[str, Callable[[Any], None]] = {
-    "a parameter": lambda made: poke(made.layer.weight),
-    "a number": lambda made: poke(made.scale),
-    "a tensor that is not contiguous": lambda made: poke(made.turned.data.t()),
-    "a buffer": lambda made: poke(made.bias_of_experts),
+    "a parameter": lambda module: poke(module.layer.weight),
+    "a number": lambda module: poke(module.scale),
+    "a tensor that is not contiguous": lambda module: poke(module.turned.data.t()),
+    "a buffer": lambda module: poke(module.bias_of_experts),
     "a type": widen,
     "a shape": reshape,
-    "a name": lambda made: made.register_parameter("other", made.__dict__["_parameters"]["scale"]),
+    "a name": lambda module: module.register_parameter(
+        "other", module.__dict__["_parameters"]["scale"]
+    ),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_anywhere_in_a_model_changes_its_digest(change: str) -> None:
-    made = model()
-    before = weights.digest(made)
-    CHANGES[change](made)
+    module = model()
+    before = weights.digest(module)
+    CHANGES[change](module)
     if change == "a name":
-        del made.scale
-    assert weights.digest(made) != before
+        del module.scale
+    assert weights.digest(module) != before
 
 
 def test_equal_models_have_equal_digests_whatever_their_caches_have_grown_to() -> None:
-    made, other = model(), model()
+    module, other = model(), model()
     other.cos_sin_cache = torch.ones(16)
-    assert weights.digest(made) == weights.digest(other)
+    assert weights.digest(module) == weights.digest(other)
 
 
 def test_a_large_tensor_is_read_whole_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +98,7 @@ def test_a_large_tensor_is_read_whole_in_parts(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Scheduler:
-    """One rank of an engine: its model, its queues, and what its cache was asked to do."""
+    """One rank of an engine: its model, its queues, and the calls of its cache."""
 
     def __init__(self, plugin: Weights) -> None:
         self.plugin = plugin
@@ -130,7 +131,7 @@ class Scheduler:
         self.advanced.append(req)
 
     def update(self, *, other: bool = True) -> None:
-        """An update in place."""
+        """Changes the weights in place."""
         if other:
             poke(self.model.layer.weight)
         assert self.plugin.weights_touched("done", self.weight_updater, "request") == "done"
@@ -153,22 +154,22 @@ ATTACHED: Any = "a pool's rank"
 
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The first of two ranks, attached to a pool, its weights just loaded."""
+    """Returns the first of two ranks, attached to a pool, with loaded weights."""
     return loaded(monkeypatch, PoolPart(ATTACHED))
 
 
 def loaded(monkeypatch: pytest.MonkeyPatch, pool: PoolPart) -> Any:
-    """The first of two ranks, its weights just loaded."""
+    """Returns the first of two ranks with loaded weights."""
 
     def all_gather_object(ranks: list[Any], here: Any, group: str) -> None:
         assert (len(ranks), group) == (2, "group")
-        ranks[:] = [here, made.other_rank]
+        ranks[:] = [here, first.other_rank]
 
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group: 2)
-    made: Any = Scheduler(Weights(pool))
+    first: Any = Scheduler(Weights(pool))
     monkeypatch.setattr(torch.distributed, "all_gather_object", all_gather_object)
-    assert made.plugin.weights_loaded("done", made) == "done"
-    return made
+    assert first.plugin.weights_loaded("done", first) == "done"
+    return first
 
 
 def queued(scheduler: Any, *requests: Request) -> None:
@@ -236,7 +237,7 @@ def test_a_request_that_is_taken_out_of_a_batch_begins_anew(scheduler: Any) -> N
     queued(scheduler, running, private)
     assert running.extra_key == f"{scheduler.plugin.name}|mine"
     assert not running.skip_radix_cache_insert
-    assert private.skip_radix_cache_insert, "SGLang's own wish"
+    assert private.skip_radix_cache_insert, "SGLang itself set it"
 
 
 def test_the_same_weights_again_change_nothing(scheduler: Any) -> None:
@@ -277,7 +278,7 @@ def test_weights_that_are_not_all_there_are_nobody_elses_and_not_read(
 
 
 def stash(scheduler: Any, req: Request) -> list[Any]:
-    """What SGLang itself stashes."""
+    """Returns the requests that SGLang itself stashes."""
     stock: list[Any] = []
     scheduler.plugin.stash_chunk(lambda _, req: stock.append(req), scheduler, req)
     return stock

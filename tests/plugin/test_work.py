@@ -1,4 +1,4 @@
-"""What an engine counts of its work."""
+"""The counters of an engine's work."""
 
 from types import SimpleNamespace
 from typing import Any

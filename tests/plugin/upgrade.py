@@ -1,9 +1,9 @@
-"""What an upgrade of SGLang would break: `python -m tests.plugin.upgrade`.
+"""Lists the names that an upgrade of SGLang would break: `python -m tests.plugin.upgrade`.
 
-Reads the sources of the installed SGLang and of the newest one on the package index, which is
-downloaded and not installed, and looks up every name that the plugin uses: targets of hooks,
-imports, and members of objects (seer_sgl/plugin/sglang_types.py). Exit status 1 if the installed
-one lacks any; what the newest one lacks or changes is information.
+It reads the sources of the installed SGLang and of the newest one on the package index, which is
+downloaded but not installed. It looks up every name that the plugin uses: targets of hooks,
+imports, and members of objects (seer_sgl/plugin/sglang_types.py). The exit status is 1 if the
+installed version lacks a name; the list of the newest version is information.
 """
 
 import ast
@@ -30,17 +30,17 @@ def targets() -> list[str]:
 
 def imports() -> list[str]:
     """Returns the names that the plugin imports from SGLang."""
-    found = set()
+    names = set()
     for file in PLUGIN.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{PACKAGE}."):
-                found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return sorted(found)
+                names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return sorted(names)
 
 
 def members() -> Iterator[tuple[str, Sequence[str]]]:
     """Yields each member of SGLang's objects that the plugin uses, with the classes that may
-    define it: those that the docstring of its Protocol names."""
+    define it. The docstring of its Protocol names these classes."""
     for protocol in protocols():
         classes = [
             word for word in (protocol.__doc__ or "").split() if word.startswith(f"{PACKAGE}.")
@@ -56,10 +56,10 @@ def protocols() -> list[type]:
 
 
 def missing(sources: Sources) -> Iterator[str]:
-    """Yields a line per name that a version of SGLang does not have."""
+    """Yields one line per name that a version of SGLang lacks."""
     names = {"hook": targets(), "import": imports()}
-    wanted = [(kind, *name.rpartition(".")[::2]) for kind, each in names.items() for name in each]
-    for kind, owner, name in wanted:
+    used = [(kind, *name.rpartition(".")[::2]) for kind, each in names.items() for name in each]
+    for kind, owner, name in used:
         if sources.find(f"{owner}.{name}") is None:
             yield f"{kind} {name} of {owner}{_if_gone(sources, owner)}"
     for name, classes in members():
@@ -72,7 +72,7 @@ def _if_gone(sources: Sources, owner: str) -> str:
 
 
 def changed(before: Sources, after: Sources) -> Iterator[str]:
-    """Yields lines per hooked or called function whose parameters differ between two versions."""
+    """Yields the signatures of hooked or called functions that differ between two versions."""
     called = [f"{owner}.{name}" for name, classes in members() for owner in classes]
     for name in (*targets(), *imports(), *called):
         old, new = before.signature(name), after.signature(name)
@@ -81,13 +81,16 @@ def changed(before: Sources, after: Sources) -> Iterator[str]:
 
 
 def newest(folder: Path) -> Path | None:
-    """Downloads the newest wheel into `folder`, without what it depends on."""
+    """Downloads the newest wheel into `folder`, without its dependencies.
+
+    Returns its path; None if the download fails.
+    """
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--python-version", "3.12"]
     command += ["--platform", "manylinux_2_34_x86_64", "--dest", str(folder)]
     done = subprocess.run([*command, PACKAGE], capture_output=True, text=True, check=False)
     if done.returncode:
-        print(f"no wheel of SGLang to be had: {done.stderr.strip().splitlines()[-1:]}")
+        print(f"the wheel of SGLang cannot be downloaded: {done.stderr.strip().splitlines()[-1:]}")
     return next(iter(folder.glob("*.whl")), None)
 
 

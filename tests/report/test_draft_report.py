@@ -1,4 +1,4 @@
-"""What is said of drafting: a difference of counters, whoever was away or started again."""
+"""The report on drafting: differences of counters, also with unreachable or restarted engines."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from .test_report import info
 
 
 def engine(rows: int, instance: str = "i", **changes: Any) -> dict[str, Any]:
-    """An engine that has verified so many rows of width 3, two tokens each, one draft each."""
+    """The counters of an engine that verified `rows` rows: width 3, two tokens, one draft each."""
     return {
         "instance": instance,
         "draft_tokens": 40,
@@ -96,7 +96,7 @@ def test_without_drafting_there_is_no_section() -> None:
 
 
 DEEP: Any = []
-for _ in range(900):  # levels; what JSON may have at most
+for _ in range(900):  # levels: close to the JSON decoder's limit
     DEEP = [DEEP]
 
 

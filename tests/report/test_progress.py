@@ -1,4 +1,4 @@
-"""Live progress: what is shown in a terminal and what is printed elsewhere."""
+"""Live progress: the panel in a terminal and the lines elsewhere."""
 
 import asyncio
 import io

@@ -1,4 +1,4 @@
-"""The report's figures on a rollout small enough to work out by hand; the plot is drawn."""
+"""The report's figures on a rollout small enough to compute by hand; the plot is drawn."""
 
 import json
 from pathlib import Path
@@ -80,7 +80,7 @@ def record() -> Recorder:
 
 def test_figures(record: Recorder) -> None:
     said = report(record)
-    assert record.reused_tokens == 12, "of continuations"
+    assert record.reused_tokens == 12, "cached input tokens of continuations"
     expected = {
         "rollout_id": "r1",
         "seed": 7,

@@ -1,4 +1,4 @@
-"""Lengths of an earlier rollout: what is read, and what is refused in one line."""
+"""Lengths of an earlier rollout: valid files are read, invalid ones refused in one line."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from seer_sgl.scheduling.lengths import prompt_hash
 from seer_sgl.types import Group, token_array
 from tests.helpers import make_group
 
-IDS = list(range(10))  # of make_group's prompts
+IDS = list(range(10))  # the ids of make_group's prompts
 
 
 def written(path: Path, *lines: dict[str, Any] | str) -> Path:
@@ -69,7 +69,7 @@ def test_prompts_are_told_apart_by_their_tokens() -> None:
         ({"group_id": "g"}, "give exactly one of response_length and lengths"),
         ({"group_id": "g", "response_length": 3, "lengths": [3]}, "give exactly one of"),
         ({"group_id": "g", "response_length": -1}, "response_length: expected int >= 0"),
-        ({"group_id": "g", "lengths": []}, "lengths: it is empty"),
+        ({"group_id": "g", "lengths": []}, "lengths: the list is empty"),
         ({"group_id": "g", "lengths": [1, "x"]}, "lengths[1]: expected int, got str"),
         ({"prompt_ids": [1 << 40], "lengths": [1]}, "prompt_ids[0]: expected int <= "),
         ("{", "not JSON"),

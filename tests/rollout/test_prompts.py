@@ -1,4 +1,4 @@
-"""Prompts in: what is accepted, and that each mistake is named with its file and line."""
+"""Reading prompts: valid ones are accepted; each error names the file and the line."""
 
 import json
 from array import array
@@ -78,9 +78,9 @@ def test_limit_takes_the_first_prompts(tmp_path: Path) -> None:
         ('{"prompt_ids": [1, 50]}', "token id 50 is outside the vocabulary of 50"),
         ('{"prompt_ids": [-1]}', "expected int >= 0"),
         ('{"prompt_ids": [1.5]}', "expected int"),
-        ('{"prompt_ids": [1,2,3,4,5,6,7,8,9]}', "9 prompt tokens; the engines take 8"),
+        ('{"prompt_ids": [1,2,3,4,5,6,7,8,9]}', "9 prompt tokens; the engines accept 8"),
         ('{"prompt": "a", "n": 0}', "expected int >= 1"),
-        ('{"prompt": "x", "id": "first"}', "id 'first' was used at"),
+        ('{"prompt": "x", "id": "first"}', "id 'first' is already used at"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
@@ -125,7 +125,7 @@ def test_python_objects() -> None:
 
 
 DEEP = 100_000
-LATE = MAX_DEPTH + 50  # msgspec reads it here; written deeper in the stack it would be lost
+LATE = MAX_DEPTH + 50  # msgspec can read this depth here, but not write it deeper in the stack
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,10 @@ def test_a_prompts_own_sampling_replaces_parts_of_the_rollouts(tmp_path: Path) -
         ('{"min_new_tokens": 101}', "sampling.min_new_tokens: exceeds max_new_tokens"),
         ('{"stop": ""}', "sampling.stop: an empty stop string"),
         ('{"regex": "a", "ebnf": "b"}', "sampling: only one of json_schema, regex, ebnf and"),
-        ('{"custom_params": {"seer_sgl": 1}}', "sampling.custom_params: 'seer_sgl' is a key of"),
+        (
+            '{"custom_params": {"seer_sgl": 1}}',
+            "sampling.custom_params: the key 'seer_sgl' is reserved",
+        ),
         (
             '{"max_response_len": 5, "max_new_tokens": 5}',
             "sampling: max_new_tokens and max_response_len are two names of one limit: give one",

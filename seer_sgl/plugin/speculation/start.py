@@ -40,9 +40,9 @@ def planner(
     from sglang.srt.runtime_context import get_parallel
 
     times = profile.step_seconds(runner, shapes, widths(stride))
-    draft_settings = drafting.settings()
-    if draft_settings is None:
-        draft_settings = contract.DraftSettings("engine", stride - 1, 4, DEFAULT_MEMORY)
+    settings = drafting.settings() or contract.DraftSettings(
+        "engine", stride - 1, 4, DEFAULT_MEMORY
+    )
     vocab_size = runner.model_config.vocab_size
     if vocab_size > MAX_TOKEN + 1:
         raise ValueError(f"draft.scope: {vocab_size} tokens, the index takes {MAX_TOKEN + 1}")
@@ -50,10 +50,10 @@ def planner(
     rank = parallel.pp_rank * parallel.tp_size + parallel.tp_rank
     ranks = parallel.tp_size * parallel.pp_size
     drafter = Drafter()
-    replica = drafting.join(drafter, draft_settings, rank, ranks, vocab_size)
+    replica = drafting.join(drafter, settings, rank, ranks, vocab_size)
     if replica is None:
         return None
-    paths = draft_settings.paths if verifies_trees() else 1
+    paths = settings.paths if verifies_trees() else 1
     result = Planner(drafter, replica, widths(stride), paths, StepTimes(times))
     reserve = get_alloc_reserve_per_decode()
     forward = [[batch, width, 1e3 * s] for (batch, width), s in times.items()]
