@@ -53,7 +53,7 @@ class BenchReport:
         self._config = config
         self._out = out
         self._failures = failures
-        self.measurements: list[Measurement] = []
+        self.rolled: list[Measurement] = []
         self.commit = _commit()  # read at the start: the checkout may change during the run
         self.soak: list[SoakRow] = []
         self.engine: EngineConfig | None = None  # step times of the servers
@@ -61,11 +61,11 @@ class BenchReport:
     @property
     def rows(self) -> list[Row]:
         """The figures of every rollout."""
-        return [measurement.row for measurement in self.measurements]
+        return [measurement.row for measurement in self.rolled]
 
     def add(self, measurement: Measurement) -> None:
         """Adds a rollout and appends its figures to rounds.jsonl."""
-        self.measurements.append(measurement)
+        self.rolled.append(measurement)
         path = self._out / "rounds.jsonl"
         with explained(path), io.FileIO(path, "a") as file:
             append_whole(file, msgspec.json.encode(measurement.row) + b"\n")
@@ -89,13 +89,12 @@ class BenchReport:
         }
         self._write(report)
         latest = {
-            (measurement.row.arm, measurement.row.seed): measurement
-            for measurement in self.measurements
+            (measurement.row.arm, measurement.row.seed): measurement for measurement in self.rolled
         }
         report["predicted"] = predict(self._config, self.engine, latest)
         self._write(report)
         draw_arms(report, self._out / "arms.png")
-        draw_lanes(self.measurements, self._out / "lanes.png")
+        draw_lanes(self.rolled, self._out / "lanes.png")
         if self.soak:
             draw_soak(self.soak, self._out / "soak.png")
         return report

@@ -1,4 +1,4 @@
-"""Arms: what each leaves out of the config, and nothing else."""
+"""The config of each arm: it leaves out the other techniques and changes nothing else."""
 
 import pytest
 
@@ -101,18 +101,18 @@ def test_options_of_the_command_line() -> None:
 
 def test_engines_that_run_already() -> None:
     urls = ["http://a:1,http://b:2", "ngram=http://c:3"]
-    asked = overrides_from({"engines": urls, "workload": "x"})
-    config = load_bench(ready_config(gpu=False), [*asked, *UNPOOLED])
+    overrides = overrides_from({"engines": urls, "workload": "x"})
+    config = load_bench(ready_config(gpu=False), [*overrides, *UNPOOLED])
     assert config.engines.launch == "external"
     assert config.bench.urls == {"plain": ["http://a:1", "http://b:2"], "ngram": ["http://c:3"]}
     assert config.bench.workload == "x"
-    assert config.sampling.ignore_eos, "responses are as long as the trace says"
+    assert config.sampling.ignore_eos, "responses have the trace's lengths"
     assert {arm.kind for arm in runnable(config)} == {"plain", "ngram"}
     servers = servers_config(EVERY["greedy_ngram"], config)
     assert servers.engines.urls == ["http://c:3"]
 
 
 def test_an_unknown_kind_of_servers_is_refused() -> None:
-    asked = overrides_from({"engines": ["fast=http://a:1"]})
+    overrides = overrides_from({"engines": ["fast=http://a:1"]})
     with pytest.raises(ConfigError, match=r"bench\.urls"):
-        load_bench(ready_config(gpu=False), [*asked, *UNPOOLED])
+        load_bench(ready_config(gpu=False), [*overrides, *UNPOOLED])

@@ -1,4 +1,4 @@
-"""What becomes of the findings of a benchmark."""
+"""The output of a benchmark, also after failures."""
 
 import io
 import json

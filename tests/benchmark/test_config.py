@@ -1,4 +1,4 @@
-"""What `seer-sgl bench` refuses, which arms it leaves out, and whose servers it takes."""
+"""The config errors of `seer-sgl bench`, the arms that it skips, and the servers that it uses."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,8 +29,8 @@ SHARED = ["engines.link=h:1", "kv_pool.namespace=run", "kv_pool.master=h:2", "dr
 
 
 def external(*engines: str, arms: str | None = None, overrides: Any = ()) -> BenchConfig:
-    asked = overrides_from({"engines": engines, "arms": arms})
-    return load_bench(ready_config(gpu=False), [*asked, *overrides])
+    options = overrides_from({"engines": engines, "arms": arms})
+    return load_bench(ready_config(gpu=False), [*options, *overrides])
 
 
 def plain_arms(config: BenchConfig) -> set[str]:
@@ -121,7 +121,9 @@ def test_two_configs_at_once_are_refused() -> None:
 def test_the_ready_config_finds_its_files_from_any_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert load_ready(gpu=False).model.path == "bench/reasoner/model", "as written, where it does"
+    assert load_ready(gpu=False).model.path == "bench/reasoner/model", (
+        "a path that exists is kept as written"
+    )
     monkeypatch.chdir(tmp_path)
     config = load_ready(gpu=False)
     assert (Path(config.model.path or "") / "config.json").exists()
@@ -139,7 +141,7 @@ def test_an_installed_seer_sgl_has_no_model_for_it(
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
+    ("configured", "served"),
     [
         ("org/Model", "org/Model"),
         ("org/Model", "/data/Model"),
@@ -149,14 +151,14 @@ def test_an_installed_seer_sgl_has_no_model_for_it(
         ("gpt2", "/cache/models--gpt2/snapshots/0a1b"),
     ],
 )
-def test_a_model_goes_by_several_names(ours: str, theirs: str) -> None:
-    fleets._check_kind(EVERY["divided"], fleet(theirs), of_model(ours))
+def test_a_model_goes_by_several_names(configured: str, served: str) -> None:
+    fleets._check_kind(EVERY["divided"], fleet(served), of_model(configured))
 
 
-@pytest.mark.parametrize("theirs", ["org/Other", "/cache/models--org--Other/snapshots/0a1b"])
-def test_servers_of_another_model_are_refused(theirs: str) -> None:
+@pytest.mark.parametrize("served", ["org/Other", "/cache/models--org--Other/snapshots/0a1b"])
+def test_servers_of_another_model_are_refused(served: str) -> None:
     with pytest.raises(ConfigError, match=r"model\.path: org/Model, but http://a:1 runs .*Other"):
-        fleets._check_kind(EVERY["divided"], fleet(theirs), of_model("org/Model"))
+        fleets._check_kind(EVERY["divided"], fleet(served), of_model("org/Model"))
 
 
 def test_servers_of_a_kind_are_named_once() -> None:

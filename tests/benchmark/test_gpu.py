@@ -1,4 +1,4 @@
-"""The benchmark for GPUs, as far as it goes without one: inputs, config, first checks."""
+"""The parts of the GPU benchmark that need no GPU: inputs, config, first checks."""
 
 import json
 import os
@@ -27,9 +27,9 @@ BASH = shutil.which("bash") or "/bin/bash"
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inputs")
     command = [sys.executable, "-m", "bench.gpu.shapes", "--out", str(folder)]
-    told = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
-    assert told["model"] == str(folder / "model")
-    assert told["samples"] == 512
+    facts = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
+    assert facts["model"] == str(folder / "model")
+    assert facts["samples"] == 512
     return folder
 
 
@@ -104,7 +104,7 @@ def test_without_a_gpu_the_script_says_so_in_one_line(tmp_path: Path) -> None:
 
 
 def _prompts(config: BenchConfig) -> Path:
-    """The trace's prompts as a prompts file."""
+    """Writes the trace's prompts as a prompts file."""
     trace = Path(config.bench.workload or "")
     prompts = trace.with_name("prompts.jsonl")
     lines = [json.loads(line)["prompt_ids"] for line in trace.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Which rounds are drawn, and that the pictures are."""
+"""The choice of the rounds to draw; the pictures are written."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def rolled(arm: str, number: int, speed: float, **changed: Any) -> Measurement:
 
 
 def rounds(*speeds: float, first: int = 0, seed: int = 1) -> list[Measurement]:
-    """Seer's tokens a second in each round, where the baseline has 100."""
+    """Returns rounds with Seer at these tokens per second and the baseline at 100."""
     return [
         rolled(arm, number, speed, seed=seed)
         for number, ours in enumerate(speeds, first)

@@ -1,4 +1,4 @@
-"""The simulation beside a benchmark."""
+"""The simulation of a benchmark."""
 
 from array import array
 from types import SimpleNamespace
@@ -38,7 +38,7 @@ ENGINE = EngineConfig(
 
 
 def rolled(arm: str, **changed: Any) -> Measurement:
-    """Two groups of four: one long, one short."""
+    """Returns a measurement of two groups of four: one long, one short."""
     prompts = [
         Prompt(prompt_id=name, prompt_ids=array("i", [number] * 10), n=4)
         for number, name in enumerate("ab")
@@ -51,14 +51,14 @@ def rolled(arm: str, **changed: Any) -> Measurement:
 def test_every_arm_is_simulated_on_the_lengths_that_came_out() -> None:
     config = load_bench(ready_config(gpu=False))
     cases = {(arm, 1): rolled(arm, wall_s=2.0) for arm in (BASELINE, "router", "context", SEER)}
-    found = predict(config, ENGINE, cases)["arms"]
-    assert list(found) == [BASELINE, "context", SEER], "nobody simulates the router"
-    pinned, divided, drafted = (found[arm]["predicted_wall_s"] for arm in found)
+    report = predict(config, ENGINE, cases)["arms"]
+    assert list(report) == [BASELINE, "context", SEER], "the simulator has no router"
+    pinned, divided, drafted = (report[arm]["predicted_wall_s"] for arm in report)
     assert pinned > divided > drafted > 0
     # The pinned engine decodes four rows: overhead, rows, and their KV, 511 tokens each on average.
     step_s = 1e-3 + 4 * 150e-6 + 4 * 511 * 1536 / 5e9
     assert pinned == pytest.approx(1003 * step_s, rel=0.02)
-    assert found[BASELINE]["error"] == pytest.approx(pinned / 2.0 - 1, abs=1e-3)
+    assert report[BASELINE]["error"] == pytest.approx(pinned / 2.0 - 1, abs=1e-3)
 
 
 def test_without_step_times_nothing_is_predicted() -> None:
@@ -73,7 +73,7 @@ def test_the_report_says_how_much_the_simulated_engine_sets_aside() -> None:
 
 
 class Servers:
-    """A runner whose servers are up, or fail to come up with an error by arm."""
+    """A runner whose servers run, or fail to start with an error per arm."""
 
     kv_bytes = 1536.0
     api_key = None
@@ -109,9 +109,9 @@ async def test_step_times_of_servers_that_come_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "seer_sgl")
-    found = await constants(monkeypatch, Servers())
-    assert found is not None
-    assert found.draft_overhead_us == pytest.approx(50)
+    engine = await constants(monkeypatch, Servers())
+    assert engine is not None
+    assert engine.draft_overhead_us == pytest.approx(50)
     assert caplog.messages == ["measuring step times"]
 
 

@@ -1,4 +1,4 @@
-"""Which arm runs when, and what happens to one that fails."""
+"""The order of the arms; later rounds skip an arm that fails."""
 
 import asyncio
 from pathlib import Path
@@ -21,7 +21,7 @@ ARMS = [EVERY[name] for name in ("group_round_robin", "divided", "oracle")]
 
 
 class Rolls:
-    """Instead of rollouts on servers. `broken`: the arm that fails from a round on."""
+    """Replaces rollouts on servers. `broken`: the arm that fails from a round on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, broken: tuple[str, int] = ("", 0)) -> None:
         self.measured: list[tuple[int, int, str]] = []
@@ -34,8 +34,8 @@ class Rolls:
     async def _servers(self, arm: Any) -> Any:
         return arm.kind
 
-    async def _roll(self, arm: str, _: Any, config: Any, work: Any, **asked: Any) -> Measurement:
-        number = asked["number"]
+    async def _roll(self, arm: str, _: Any, config: Any, work: Any, **named: Any) -> Measurement:
+        number = named["number"]
         if number >= 0 and arm == self._broken[0] and number >= self._broken[1]:
             raise EngineStartError("it broke")
         if number < 0:
@@ -44,11 +44,11 @@ class Rolls:
             self.measured.append((number, work.seed, arm))
             self.lengths.append(config.scheduling.lengths)
         samples = sum(prompt.n for prompt in work.prompts)
-        made = row(arm, number, seed=work.seed, samples=samples)
-        return Measurement(made, Recorder("r", 0, [], [], 0.0), {}, {("g", 0): 7}, work.prompts)
+        figures = row(arm, number, seed=work.seed, samples=samples)
+        return Measurement(figures, Recorder("r", 0, [], [], 0.0), {}, {("g", 0): 7}, work.prompts)
 
 
-def made(tmp_path: Path, *overrides: str) -> Runner:
+def new_runner(tmp_path: Path, *overrides: str) -> Runner:
     config = load_bench(ready_config(gpu=False), ["bench.rounds=4", *overrides])
     return Runner(config, ARMS, tmp_path)
 
@@ -57,7 +57,7 @@ async def test_rounds_take_the_seeds_in_turn_and_the_arms_there_and_back(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rolls = Rolls(monkeypatch)
-    async for _ in made(tmp_path).rounds():
+    async for _ in new_runner(tmp_path).rounds():
         pass
     there = [arm.name for arm in ARMS]
     seeds = [9, 1, 8, 9]
@@ -70,9 +70,9 @@ async def test_servers_are_warm_and_lengths_known_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     rolls = Rolls(monkeypatch)
-    async for _ in made(tmp_path).rounds():
+    async for _ in new_runner(tmp_path).rounds():
         pass
-    # Plain servers are warmed once and give each seed's reference; those with a pool follow.
+    # Plain servers are warmed once and give each seed's reference; servers with a pool follow.
     assert rolls.unmeasured.count("group_round_robin") == 1 + 3
     assert rolls.unmeasured.count("oracle") == 1
     assert "divided" not in rolls.unmeasured, "it runs on the same servers"
@@ -87,7 +87,7 @@ async def test_an_arm_that_fails_is_left_out_and_the_others_go_on(
 ) -> None:
     caplog.set_level("INFO", "seer_sgl")
     rolls = Rolls(monkeypatch, broken=("oracle", 1))
-    runner = made(tmp_path)
+    runner = new_runner(tmp_path)
     async for _ in runner.rounds():
         pass
     assert runner.failures == [ArmFailure("oracle", 1, "it broke")]
@@ -105,5 +105,5 @@ async def test_when_no_arm_is_left_the_benchmark_says_why(
     Rolls(monkeypatch)
     monkeypatch.setattr(module, "roll", broken)
     with pytest.raises(RolloutError, match="nothing works"):
-        async for _ in made(tmp_path).rounds():
+        async for _ in new_runner(tmp_path).rounds():
             pass

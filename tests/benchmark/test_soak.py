@@ -1,4 +1,4 @@
-"""What the soak says of memory, hits and drift."""
+"""The soak's figures for memory, KV hits and drift."""
 
 import subprocess
 import sys
@@ -78,10 +78,10 @@ def test_servers_and_their_children_are_told_from_others() -> None:
             process.stdout.readline()
         now = process_tree()
         server, other = (process.pid for process in processes)
-        (found,) = now.servers
-        assert SERVER_MODULE in found.command
-        assert found.processes[0].pid == server
-        assert len(found.processes) == 2
+        (sglang,) = now.servers
+        assert SERVER_MODULE in sglang.command
+        assert sglang.processes[0].pid == server
+        assert len(sglang.processes) == 2
         assert other in {process.pid for process in now.others}
     finally:
         for process in processes:

@@ -1,4 +1,4 @@
-"""From rollouts to figures."""
+"""The summary of rollouts."""
 
 from typing import Any
 
@@ -83,9 +83,11 @@ def test_an_arm_without_its_baseline_has_no_ratio() -> None:
 
 def test_idle_time_of_each_engine() -> None:
     rows = [row("seer", 0, idle=[0.0, 0.2]), row("seer", 1, idle=[0.4, 0.1])]
-    found = summarize(rows)["seer"]
-    assert found["idle_by_engine"] == [0.3, 0.05], "the most idle one, whichever that is, first"
-    assert found["idle_share"] == pytest.approx((0.1 + 0.25) / 2)
+    report = summarize(rows)["seer"]
+    assert report["idle_by_engine"] == [0.3, 0.05], (
+        "the most idle engine of each rollout comes first"
+    )
+    assert report["idle_share"] == pytest.approx((0.1 + 0.25) / 2)
     routed = summarize([row("router", 0, idle=None)])["router"]
     assert (routed["idle_by_engine"], routed["idle_share"]) == ([], None)
 
@@ -108,9 +110,9 @@ def test_every_seed_counts_once() -> None:
 
 
 def test_whole_requests_have_no_continuations_to_recompute() -> None:
-    found = summarize([row("group_round_robin", 0), row("divided", 0, recomputed_tokens=7)])
-    assert found["group_round_robin"]["recomputed_tokens"] is None
-    assert found["divided"]["recomputed_tokens"] == 7
+    report = summarize([row("group_round_robin", 0), row("divided", 0, recomputed_tokens=7)])
+    assert report["group_round_robin"]["recomputed_tokens"] is None
+    assert report["divided"]["recomputed_tokens"] == 7
 
 
 def test_every_seed_alone() -> None:

@@ -1,4 +1,4 @@
-"""What a seed rolls out."""
+"""The workload of a seed."""
 
 import json
 from pathlib import Path

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from seer_sgl import Rollout
 from seer_sgl.driver.observer import Observer
 from seer_sgl.types import Chunk, ChunkResult, Move, Request, Sample
@@ -14,28 +16,28 @@ Samples = dict[tuple[str, int], Sample]
 
 
 class Migrations(Returns):
-    """How many input tokens of each chunk that moved were computed again, and why."""
+    """The recomputed input tokens of each chunk that moved, and the reasons."""
 
     def __init__(self) -> None:
         self.recomputed: list[int] = []
-        self.recomputed_after_fetch: list[int] = []  # of those whose KV was said to be there
+        self.recomputed_after_fetch: list[int] = []  # of chunks with stored KV
         # rids of chunks that moved without KV although no chunk of their request had lost any.
         self.left_kv_behind: list[str] = []
-        self._incomplete: set[str] = set()  # uids of requests some of whose KV is not in the pool
+        self._incomplete: set[str] = set()  # uids of requests with KV missing from the pool
 
+    @override
     def sent(self, chunk: Chunk, now: float) -> None:
-        """A chunk went to its engine."""
         without_kv = chunk.migrated and chunk.move is not Move.FETCH
         if without_kv and chunk.request.uid not in self._incomplete:
             self.left_kv_behind.append(chunk.rid)
 
+    @override
     def stored(self, request: Request, whole: bool, now: float) -> None:
-        """An engine reported how much of the newest chunk's KV has reached the pool."""
         if not whole:
             self._incomplete.add(request.uid)
 
+    @override
     def returned(self, result: ChunkResult) -> None:
-        """A chunk came back."""
         if result.reply is None:
             self._incomplete.add(result.chunk.request.uid)
         elif result.chunk.migrated:
@@ -48,7 +50,7 @@ class Migrations(Returns):
 async def roll(
     config: dict[str, Any], prompts: int, observers: Sequence[Observer] = (), **options: Any
 ) -> tuple[Samples, Any]:
-    """All samples of the first held-out prompts, and the report."""
+    """Returns all samples of the first held-out prompts, and the report."""
     config["rollout"]["max_prompts"] = prompts
     async with Rollout(config, **options) as rollout:
         ready = rollout.read_prompts(HELD_OUT)
@@ -57,17 +59,18 @@ async def roll(
 
 
 def accepted_drafts(report: Any) -> int:
-    """Tokens that came from drafts. How many is the policy's choice, by the times it measures."""
+    """Returns the accepted draft tokens. Their number depends on the times that the policy
+    measures."""
     return sum(report["drafting"]["accepted_by_position"])
 
 
 def by_key(samples: Sequence[Sample]) -> Samples:
-    """Samples by group and index."""
+    """Returns the samples by group and index."""
     return {(sample.group_id, sample.index): sample for sample in samples}
 
 
 def assert_identical(whole: Samples, parts: Samples) -> None:
-    """Same tokens, same end, same text; logprobs within the tolerance."""
+    """Asserts equal tokens, ends and texts, and logprobs within the tolerance."""
     assert whole.keys() == parts.keys()
     worst = 0.0
     for key, undivided in whole.items():

@@ -30,7 +30,7 @@ KV_TOKENS = 10_240
 START_TIMEOUT_S = 300.0
 SEER_SGL = [sys.executable, "-m", "seer_sgl"]
 
-# A program started in the background of a script inherits that SIGINT is ignored; ours must not.
+# A program that a script starts in the background inherits an ignored SIGINT; ours must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SERVER_FLAGS = [
@@ -49,7 +49,7 @@ SERVER_FLAGS = [
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a driver does without after seconds comes late on a busy machine, not never."""
+    """Increases the driver's time limits, because a busy machine is slow."""
     for module, name in (
         (rollout_drafting, "READ_TIMEOUT_S"),
         (hub, "FACTS_TIMEOUT_S"),
@@ -61,7 +61,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def engine_urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """URLs of two servers; they are gone at the end whatever happens."""
+    """Yields the URLs of two servers and always stops them at the end."""
     logs = tmp_path_factory.mktemp("engines")
     urls = two_urls()
     with servers(urls, [SERVER_FLAGS] * 2, logs, cores=two_cores()):
@@ -69,13 +69,13 @@ def engine_urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]
 
 
 def two_cores() -> list[set[int]]:
-    """A core for each of two servers, if there are two."""
+    """Returns a core for each of two servers; the same core twice if there is only one."""
     usable = sorted(os.sched_getaffinity(0))
     return [{usable[i % len(usable)]} for i in range(2)]
 
 
 def two_urls() -> list[str]:
-    """Where two servers can listen."""
+    """Returns free URLs for two servers."""
     return [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
 
 
@@ -87,8 +87,8 @@ def servers(
     environment: Mapping[str, str] | None = None,
     cores: Sequence[set[int]] = (),
 ) -> Iterator[None]:
-    """Engines at `urls`, each as its user would start it in a terminal of its own; gone at the
-    end. `flags` and `cores`: of each."""
+    """Starts engines at `urls`, each like a user in a separate terminal, and stops them at the end.
+    `flags` and `cores`: per engine."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for i, (url, own) in enumerate(zip(urls, flags, strict=True)):
@@ -117,7 +117,7 @@ def servers(
 
 @contextlib.contextmanager
 def draft_hub(address: str) -> Iterator[None]:
-    """`seer-sgl drafthub` at host:port, with the token of the environment; gone at the end."""
+    """Runs `seer-sgl drafthub` at host:port with the environment's token; stops it at the end."""
     host, _, port = address.rpartition(":")
     command = [*SEER_SGL, "drafthub", "--host", host, "--port", port]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
@@ -130,7 +130,7 @@ def draft_hub(address: str) -> Iterator[None]:
 
 
 def wait_for(processes: list[subprocess.Popen[bytes]], urls: Sequence[str], logs: Path) -> None:
-    """Return once every server answers."""
+    """Waits until every server answers."""
     deadline = time.monotonic() + START_TIMEOUT_S
     for process, url in zip(processes, urls, strict=True):
         while not _answers(url):
@@ -148,7 +148,7 @@ def _answers(url: str) -> bool:
 
 
 def external(urls: list[str], **sections: dict[str, Any]) -> dict[str, Any]:
-    """A config over running servers."""
+    """Returns a config for running servers."""
     return {
         "model": {"path": str(MODEL)},
         "engines": {"launch": "external", "urls": urls},

@@ -1,4 +1,4 @@
-"""A draft hub in a process of its own, a bad way to it, and a bad neighbour."""
+"""A draft hub in a separate process, an unreliable connection to it, and a hostile client."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ Socket = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
 
 class HubProcess:
-    """`seer-sgl drafthub` on a port, started and ended as often as one likes."""
+    """`seer-sgl drafthub` on a port; it can be started and ended many times."""
 
     def __init__(self, port: int, memory: str, token: str) -> None:
         self.address = f"127.0.0.1:{port}"
@@ -31,11 +31,11 @@ class HubProcess:
 
     @property
     def running(self) -> bool:
-        """Whether there is a process of it."""
+        """Whether its process runs."""
         return self._process is not None
 
     async def start(self) -> None:
-        """Returns once it listens."""
+        """Starts the process and waits until it listens."""
         command = [*SEER_SGL, "drafthub", "--port", str(self._port), "--memory", self._memory]
         self._process = await asyncio.create_subprocess_exec(
             *command,
@@ -47,7 +47,7 @@ class HubProcess:
         assert line.decode() == f"draft hub ready on {self.address}\n"
 
     async def end(self, number: signal.Signals = signal.SIGKILL) -> int:
-        """Its exit status, once it is gone."""
+        """Ends the process with a signal. Returns its exit status."""
         assert self._process is not None
         self._process.send_signal(number)
         await self._process.communicate()
@@ -56,7 +56,7 @@ class HubProcess:
         return status
 
     async def facts(self) -> dict[str, Any]:
-        """What it tells of itself, and its resident bytes."""
+        """Returns the hub's own report, and its resident bytes as `rss`."""
         assert self._process is not None
         headers = {"Authorization": f"Bearer {self._token}"}
         async with (
@@ -69,7 +69,7 @@ class HubProcess:
 
 @contextlib.asynccontextmanager
 async def hub_process(port: int, memory: str, token: str) -> AsyncIterator[HubProcess]:
-    """A HubProcess that runs; gone at the end."""
+    """Yields a running HubProcess and ends it at the end."""
     process = HubProcess(port, memory, token)
     try:
         await process.start()
@@ -80,10 +80,10 @@ async def hub_process(port: int, memory: str, token: str) -> AsyncIterator[HubPr
 
 
 class Relay:
-    """Between a hub and all who link to it: drops, doubles and swaps frames, both ways.
+    """A relay between a hub and its clients that drops, doubles and swaps frames both ways.
 
-    A WebSocket itself does none of it, but engines decline to queue for a slow link, connections
-    break, and nothing on either side may rely on order.
+    A WebSocket itself has none of these faults. But engines do not queue frames for a slow link,
+    connections break, and no side may rely on order.
     """
 
     def __init__(self, hub: str, seed: int) -> None:
@@ -93,7 +93,7 @@ class Relay:
         self.faults = dict.fromkeys(("dropped", "doubled", "swapped"), 0)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """One who links to the hub; refused while there is none."""
+        """Serves one client of the hub; returns status 502 while there is no hub."""
         headers = {"Authorization": request.headers.get("Authorization", "")}
         async with aiohttp.ClientSession(headers=headers) as session:
             try:
@@ -119,7 +119,7 @@ class Relay:
             return near
 
     async def facts(self, request: web.Request) -> web.StreamResponse:
-        """What the hub says of itself."""
+        """Returns the hub's own report; status 502 while there is no hub."""
         headers = {"Authorization": request.headers.get("Authorization", "")}
         try:
             async with (
@@ -132,7 +132,7 @@ class Relay:
             return web.Response(status=502)
 
     async def _carry(self, source: Socket, target: Socket) -> None:
-        held: list[bytes] = []  # comes after the next one
+        held: list[bytes] = []  # sent after the next frame
         async for message in source:
             if message.type is not WSMsgType.BINARY:
                 continue
@@ -149,7 +149,7 @@ class Relay:
 
 @contextlib.asynccontextmanager
 async def relay(port: int, hub: str, seed: int) -> AsyncIterator[Relay]:
-    """A Relay that listens on a port."""
+    """Yields a Relay that listens on a port."""
     between = Relay(hub, seed)
     app = web.Application()
     app.router.add_get(PATH, between.serve)
@@ -173,9 +173,9 @@ GARBAGE = [
 
 
 async def attack(address: str, token: str, victims: Iterable[str]) -> None:
-    """All a bad neighbour can do to a hub, without its token and with it.
+    """Attacks a hub without its token, and with it.
 
-    victims: groups that are being rolled out.
+    `victims`: groups that are being rolled out.
     """
     url = f"http://{address}{PATH}"
     for headers in ({}, {"Authorization": "Bearer wrong"}):
@@ -190,13 +190,13 @@ async def attack(address: str, token: str, victims: Iterable[str]) -> None:
         for message in [*absurd(), *poison(victims), *flood()]:
             await socket.send_bytes(messages.encode(message))
         await socket.send_bytes(GARBAGE[0])
-        while not socket.closed:  # all before it was read
+        while not socket.closed:  # the hub has then read all earlier messages
             await socket.receive()
 
 
 @contextlib.asynccontextmanager
 async def stranger(url: str, token: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-    """A socket that has the token and has said hello."""
+    """Yields a socket with the token, after the hello message."""
     headers = {"Authorization": f"Bearer {token}"}
     async with (
         aiohttp.ClientSession(headers=headers) as session,
@@ -209,7 +209,7 @@ async def stranger(url: str, token: str) -> AsyncIterator[aiohttp.ClientWebSocke
 
 
 def absurd() -> list[messages.ToDriver]:
-    """Messages that are well formed and claim what cannot be."""
+    """Returns well-formed messages with impossible contents."""
     return [
         Open({"absurd": dict.fromkeys(range(4096), MAX_NUMBER)}),
         Deltas([Delta("absurd", 0, MAX_NUMBER, b"abcd")]),
@@ -220,16 +220,16 @@ def absurd() -> list[messages.ToDriver]:
 
 
 def poison(victims: Iterable[str]) -> list[messages.ToDriver]:
-    """Tokens nobody decoded, some of which do not exist, as those of sequences that are."""
+    """Returns false tokens for existing sequences; some are outside the vocabulary."""
     tokens = array("i", [*range(40), 1 << 30, -1]).tobytes()
     parts = [Delta(name, n, at, tokens) for name in victims for n in (0, 1, 99) for at in (0, 7)]
     return [Deltas(parts)] if parts else []
 
 
 def flood() -> list[messages.ToDriver]:
-    """Far more groups than a hub remembers."""
+    """Returns messages for far more groups than a hub stores."""
     names = [f"flood {n}" for n in range(2 * MAX_ENTRIES)]
     batches = [names[:MAX_ENTRIES], names[MAX_ENTRIES:]]
     opened = [Open({f"{name} {i}": {} for name in batch}) for batch in batches for i in range(3)]
-    told = [Deltas([Delta(name, 0, 0, bytes(20)) for name in batch]) for batch in batches]
-    return [*opened, *told]
+    deltas = [Deltas([Delta(name, 0, 0, bytes(20)) for name in batch]) for batch in batches]
+    return [*opened, *deltas]

@@ -1,4 +1,4 @@
-"""`seer-sgl bench` against real servers that run already, as a user's fleet does."""
+"""`seer-sgl bench` against real servers that already run, like a user's fleet."""
 
 import json
 import subprocess
@@ -28,17 +28,17 @@ def test_every_arm_has_the_same_samples(engine_urls: list[str], tmp_path: Path) 
     ]
     ran = bench(tmp_path / "out", *options)
     assert ran.returncode == 0, ran.stderr
-    assert "without seer: kv_pool.backend is none" in ran.stderr
+    assert "skipping arm seer: kv_pool.backend is none" in ran.stderr
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert list(report["arms"]) == ARMS
     for name, arm in report["arms"].items():
         assert arm["identical_share"] == 1.0, name
         assert arm["rounds"] == 2
         assert arm["throughput_tok_s"] > 0
-        assert arm["forward_steps"] > 0, "engines with the plugin tell"
+        assert arm["forward_steps"] > 0, "engines with the plugin report it"
         assert arm["prefilled_tokens"] >= 3 * PROMPT_TOKENS
     for row in report["rounds"]:
-        # All of it, and what of it is a continuation's, but for the last token of its input.
+        # All prefilled tokens, and the part of continuations without the last input token.
         assert row["prefilled_tokens"] > row["recomputed_tokens"]
     assert report["arms"]["group_round_robin"]["speedup"] == 1.0
     assert report["arms"]["divided"]["chunks"] > report["arms"]["group_round_robin"]["chunks"] == 12

@@ -1,4 +1,4 @@
-"""`seer-sgl rollout` with servers of its own: results, and that nothing is lost or left behind."""
+"""`seer-sgl rollout` with its own servers: results, no lost samples and no leftover processes."""
 
 import json
 import os
@@ -40,19 +40,19 @@ def start(out: Path, *options: str) -> "subprocess.Popen[str]":
 
 
 def servers_of(driver: int) -> list[psutil.Process]:
-    """The server processes that a driver owns, by the mark it gave them."""
-    found = []
+    """Returns the server processes of a driver, by the PARENT_PID in their environment."""
+    servers = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(PARENT_PID) == str(driver):
-                found.append(process)
+                servers.append(process)
         except psutil.Error:
             continue
-    return found
+    return servers
 
 
 def assert_nothing_left(driver: int) -> None:
-    deadline = time.monotonic() + 120  # a server watches its parent only once torch is imported
+    deadline = time.monotonic() + 120  # a server watches its parent only after the import of torch
     while (left := servers_of(driver)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not left
@@ -74,8 +74,8 @@ def wait_for_samples(driver: "subprocess.Popen[str]", out: Path, count: int) -> 
 def test_a_rollout_writes_samples_report_and_timeline(tmp_path: Path) -> None:
     out = tmp_path / "out"
     driver = start(out)
-    _, said = driver.communicate(timeout=WAIT_S)
-    assert driver.returncode == 0, said
+    _, output = driver.communicate(timeout=WAIT_S)
+    assert driver.returncode == 0, output
     report = json.loads((out / "report.json").read_text())
     samples = samples_in(out)
     assert report["groups"] == 4
@@ -97,8 +97,8 @@ def test_a_rollout_writes_samples_report_and_timeline(tmp_path: Path) -> None:
     )
     assert (out / "timeline.png").read_bytes()[:4] == b"\x89PNG"
     assert (out / "engines" / "e1.log").stat().st_size > 0
-    assert "groups 4/4" in said, "plain progress lines when the output is not a terminal"
-    assert "\x1b[" not in said
+    assert "groups 4/4" in output, "plain progress lines when the output is not a terminal"
+    assert "\x1b[" not in output
     assert_nothing_left(driver.pid)
 
 
@@ -112,10 +112,10 @@ def test_interrupted_it_keeps_what_had_finished_and_leaves_nothing_running(
     )
     wait_for_samples(driver, out, 5)
     driver.send_signal(number)
-    _, said = driver.communicate(timeout=WAIT_S)
-    assert driver.returncode == 130, said
-    assert said.splitlines()[-1] == "seer-sgl: interrupted"
-    assert "Traceback" not in said
+    _, output = driver.communicate(timeout=WAIT_S)
+    assert driver.returncode == 130, output
+    assert output.splitlines()[-1] == "seer-sgl: interrupted"
+    assert "Traceback" not in output
     samples = samples_in(out)
     report = json.loads((out / "report.json").read_text())
     assert 5 <= len(samples) == report["samples"] < 32 * 8
@@ -133,10 +133,10 @@ def test_a_killed_engine_costs_no_sample_and_a_killed_driver_leaves_no_engine(
     mains = [p for p in servers_of(driver.pid) if p.ppid() == driver.pid]
     assert len(mains) == 2
     shared = shared_memory.mapped_by(servers_of(driver.pid))
-    assert len(shared) >= 2, "SGLang's own, of each engine"
+    assert len(shared) >= 2, "SGLang's own segment of each engine"
     os.killpg(mains[1].pid, signal.SIGKILL)
-    _, said = driver.communicate(timeout=WAIT_S)
-    assert driver.returncode == 0, said
+    _, output = driver.communicate(timeout=WAIT_S)
+    assert driver.returncode == 0, output
     assert not [name for name in shared if name.exists()]
     samples = samples_in(out)
     assert len({(s["group_id"], s["index"]) for s in samples}) == len(samples) == 32
@@ -155,9 +155,9 @@ def test_a_killed_engine_costs_no_sample_and_a_killed_driver_leaves_no_engine(
 
 def test_an_engine_that_dies_at_start_is_explained_by_its_log(tmp_path: Path) -> None:
     driver = start(tmp_path / "out", "--set", "engines.sglang.attention-backend=nonsense")
-    _, said = driver.communicate(timeout=WAIT_S)
+    _, output = driver.communicate(timeout=WAIT_S)
     assert driver.returncode == 1
-    last = said[said.index("seer-sgl: ") :]
+    last = output[output.index("seer-sgl: ") :]
     assert "ended with status" in last.splitlines()[0]
     assert "nonsense" in last, "the end of the engine's own log"
     assert "Traceback (most recent call last):\n  File" not in last

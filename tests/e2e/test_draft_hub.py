@@ -1,5 +1,5 @@
-"""Drafts from siblings elsewhere, on two real servers whose hub dies, comes back, is far away over
-bad lines and has enemies: it costs drafts and never a token."""
+"""Drafts from siblings on another engine, on two real servers. The hub dies and restarts, has an
+unreliable connection, and is attacked: this costs drafts but never a token."""
 
 import asyncio
 import random
@@ -12,6 +12,7 @@ import msgspec
 import psutil
 import pytest
 import yaml
+from typing_extensions import override
 
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
@@ -31,21 +32,21 @@ pytestmark = pytest.mark.own_engines
 TOKEN = "a secret of this test"
 SAMPLING = {"max_response_len": 600}
 SCHEDULING = {"chunk_tokens": 128}
-PROMPTS = 8  # a run of some 200 chunks
+PROMPTS = 8  # a run of about 200 chunks
 LONELY_PROMPTS = 3
 MEMORY = "2mb"
 HUB_TOKENS = (2 << 20) // 4
-HUB_BYTES = 256 << 20  # of memory, all of its process
+HUB_BYTES = 256 << 20  # memory limit of the whole hub process
 ABORTS, PAUSE_S, MANY = 200, 0.05, 20
-STRIDE = 17  # tokens of a step at most: 16 drafts and one more
+STRIDE = 17  # most tokens per step: 16 drafts and one more
 KILL_AFTER, RESTART_AFTER = 30, 70  # chunks
-LINKS = 3  # of two engines and the driver
+LINKS = 3  # two engines and the driver
 POLL_S = 0.02
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Samples:
-    """All samples of one engine that does not draft, undivided."""
+    """Returns all samples of one engine without drafts, undivided."""
     plain = local(1, scheduling={"divide": False}, sampling=SAMPLING)
     samples, report = asyncio.run(roll(plain, PROMPTS, log_dir=tmp_path_factory.mktemp("plain")))
     assert report["drafting"] is None
@@ -55,9 +56,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Samples:
 
 @pytest.fixture(scope="module")
 def fleet(whole: Samples, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """The config of two engines that run and look for a hub; there is none there yet.
+    """Yields the config of two running engines that connect to a hub, which does not run yet.
 
-    Named after `whole`, so that no more than two servers run at once.
+    It takes `whole` as an argument, so that at most two servers run at once.
     """
     urls, folder = two_urls(), tmp_path_factory.mktemp("fleet")
     config = {
@@ -91,10 +92,10 @@ async def test_without_their_hub_engines_draft_from_what_they_have(
 
 
 class Aborts(Returns):
-    """Aborts chunks from outside at random moments, and counts what becomes of them."""
+    """Aborts chunks from outside at random times, and counts their kept and redrawn tokens."""
 
     def __init__(self, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.kept = 0  # tokens of aborted chunks that an engine with drafts had brought
+        self.kept = 0  # kept tokens of aborted chunks of an engine with drafts
         self.redrawn: list[int] = []  # tokens of each aborted chunk that were not kept
         self._urls = urls
         self._inflight: dict[str, Chunk] = {}  # by rid
@@ -110,16 +111,16 @@ class Aborts(Returns):
 
         monkeypatch.setattr(wire, "decode_generate", counted)
 
+    @override
     def sent(self, chunk: Chunk, now: float) -> None:
-        """A chunk is on its way."""
         self._inflight[chunk.rid] = chunk
 
+    @override
     def returned(self, result: ChunkResult) -> None:
-        """A chunk came back."""
         del self._inflight[result.chunk.rid]
 
     async def abort(self, times: int, seed: int) -> None:
-        """So often a chunk in flight, drawn with `seed`; then no more."""
+        """Aborts up to `times` random chunks in flight, drawn with `seed`."""
         draw = random.Random(seed)
         async with aiohttp.ClientSession() as session:
             for _ in range(times):
@@ -145,15 +146,15 @@ async def test_aborts_from_outside_cost_a_step_each_and_change_no_token(
     groups = {group for group, _ in samples}
     assert_identical({key: one for key, one in whole.items() if key[0] in groups}, samples)
     assert len([redrawn for redrawn in aborts.redrawn if redrawn]) > MANY
-    assert max(aborts.redrawn) <= STRIDE, "no more than a step"
+    assert max(aborts.redrawn) <= STRIDE, "at most the tokens of one step"
     assert aborts.kept > MANY
     assert report["lost_chunks"] == 0
     drawn = sum(engine["response_tokens"] for engine in report["engines"])
-    assert drawn == report["response_tokens"], "nothing that was kept was drawn again"
+    assert drawn == report["response_tokens"], "kept tokens are not drawn again"
 
 
 class Gate(Returns):
-    """Counts chunks, knows their groups, and lets none go out while it is shut."""
+    """Counts chunks, stores their groups, and blocks new chunks while it is shut."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, shut_after: int) -> None:
         self.returns = 0
@@ -169,38 +170,38 @@ class Gate(Returns):
 
         monkeypatch.setattr(HttpEngine, "generate", gated)
 
+    @override
     def sent(self, chunk: Chunk, now: float) -> None:
-        """A chunk is on its way, or waits at the gate."""
         self.groups[chunk.request.group.uid] = None
 
+    @override
     def returned(self, result: ChunkResult) -> None:
-        """A chunk came back."""
         self.returns += 1
         if self.returns == self._shut_after:
             self._open.clear()
 
     @property
     def shut(self) -> bool:
-        """Whether chunks wait."""
+        """Whether the gate is shut."""
         return not self._open.is_set()
 
     def open(self) -> None:
-        """Let them go."""
+        """Opens the gate."""
         self._open.set()
 
 
 def children() -> set[int]:
-    """All processes below this one."""
+    """Returns the pids of all child processes of this process."""
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 async def all_groups(run: AsyncIterator[Group]) -> list[Group]:
-    """To the end."""
+    """Returns all groups of a run, after its end."""
     return [group async for group in run]
 
 
 async def received(rollout: Rollout) -> int:
-    """Tokens that the engines have had from the hub since they started."""
+    """Returns the tokens that the engines have received from the hub since their start."""
     facts = [await engine.drafting() for engine in rollout._opened.fleet.engines]
     return sum(one["replica"]["received_tokens"] for one in facts if one is not None)
 
@@ -254,5 +255,5 @@ async def test_whatever_becomes_of_the_hub_no_token_changes(
     assert flooded["groups_begun"] > MAX_GROUPS >= flooded["groups"]
     assert max(flooded["tokens"], second["tokens"]) <= HUB_TOKENS
     assert max(flooded["rss"], second["rss"]) < HUB_BYTES
-    assert drafting["hub"]["tokens_in"] >= flooded["tokens_in"], "of the one that started again"
+    assert drafting["hub"]["tokens_in"] >= flooded["tokens_in"], "the restarted hub"
     assert children() == before

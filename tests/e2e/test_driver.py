@@ -1,5 +1,5 @@
-"""One driver on real engines: a pool, drafts, every chunk on another engine, and as many ways to
-sample as groups. What a plain engine makes of undivided requests is the reference for all tests."""
+"""One driver on real engines: a pool, drafts, every chunk on another engine, and a different
+sampling per group. The reference of all tests is a plain engine with undivided requests."""
 
 import asyncio
 import contextlib
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from typing_extensions import override
 
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
@@ -51,7 +52,7 @@ WORDS = (47, 12)  # tokens that the model often writes
 
 
 def kinds() -> list[dict[str, Any]]:
-    """As many ways to sample as groups, no two alike."""
+    """Returns a different sampling for each group."""
     tokenizer = load_tokenizer(str(MODEL))
     assert tokenizer is not None
     word, other = (tokenizer.decode([token]).strip() for token in WORDS)
@@ -79,7 +80,7 @@ def kinds() -> list[dict[str, Any]]:
 
 
 def prompts() -> list[dict[str, Any]]:
-    """Prompts with a sampling of their own and one or two samples each."""
+    """Returns prompts with their own sampling and one or two samples each."""
     lines = HELD_OUT.read_text().splitlines()
     return [
         {
@@ -94,7 +95,7 @@ def prompts() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of an engine without drafts and pool."""
+    """Yields the URL of an engine without drafts and pool."""
     [url, _] = two_urls()
     with servers([url], [SERVER_FLAGS], tmp_path_factory.mktemp("plain"), cores=two_cores()[:1]):
         yield url
@@ -102,7 +103,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def reference(plain: str) -> Samples:
-    """Undivided, on a plain engine."""
+    """Returns the undivided samples of a plain engine."""
 
     async def roll() -> Samples:
         async with Rollout(external([plain], scheduling={"divide": False})) as rollout:
@@ -114,7 +115,7 @@ def reference(plain: str) -> Samples:
 
 @pytest.fixture(scope="module")
 def fleet(reference: Samples, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """The config of two drafting engines with a pool; one of them streams incrementally."""
+    """Yields the config of two drafting engines with a pool; one of them streams incrementally."""
     folder = tmp_path_factory.mktemp("fleet")
 
     @contextlib.contextmanager
@@ -155,12 +156,12 @@ def fleet(reference: Samples, tmp_path_factory: pytest.TempPathFactory) -> Itera
 async def opened(config: dict[str, Any], **options: Any) -> AsyncIterator[Rollout]:
     async with Rollout(config, **options) as rollout:
         yield rollout
-        assert rollout.driver._scheduler.check() == [], "the books of an idle driver are empty"
+        assert rollout.driver._scheduler.check() == [], "an idle driver has no leftovers"
 
 
 def groups_for(rollout: Rollout, run_id: str, shift: int = 0) -> list[Group]:
-    """The groups of `prompts()`, as Rollout makes them in its first run; with `shift`, each sampled
-    like another one."""
+    """Returns the groups of `prompts()`, as in the first run of a Rollout; with `shift`, each group
+    has the sampling of another one."""
     maker, limits = GroupMaker(run_id, SEED), rollout.driver.limits
     ready = rollout._reader(limits.longest_prompt).convert(prompts())
     made = []
@@ -200,7 +201,7 @@ async def test_as_many_ways_to_sample_as_groups_and_none_changes_a_token(
 
 
 class Aborter(Observer):
-    """Aborts a random request now and then, and pauses the driver twice."""
+    """Aborts random requests at random times, and pauses the driver twice."""
 
     def __init__(self, driver: Driver, seed: int) -> None:
         self.run: Run | None = None
@@ -210,8 +211,8 @@ class Aborter(Observer):
         self._random = random.Random(seed)
         self._pausing: asyncio.Task[None] | None = None
 
+    @override
     def grown(self, result: ChunkResult) -> None:
-        """Sometimes something happens."""
         assert result.reply is not None
         assert self.run is not None
         self.drawn[result.chunk.request.uid] += len(result.reply.ids)
@@ -245,7 +246,7 @@ async def test_aborts_keep_a_beginning_of_the_calm_runs_tokens(
         looks = 0
         while any(await used_tokens(engines)):
             looks += 1
-            assert looks < 20, "KV of what was aborted is free within a look or two"
+            assert looks < 20, "the KV of aborted requests is free after one or two polls"
             await asyncio.sleep(0.5)
     assert aborter.pauses == 2
     found = by_key(samples)
@@ -263,7 +264,7 @@ async def test_aborts_keep_a_beginning_of_the_calm_runs_tokens(
         if sample.finish_reason != "abort":
             assert sample.response_length == calm.response_length
     kept = sum(sample.response_length for sample in samples)
-    assert aborter.drawn.total() == kept, "what was returned was returned once"
+    assert aborter.drawn.total() == kept, "every token is returned once"
 
 
 class Moves(Observer):
@@ -273,13 +274,16 @@ class Moves(Observer):
         self.tokens: Counter[str] = Counter()
         self.events: list[str] = []
 
+    @override
     def grown(self, result: ChunkResult) -> None:
         assert result.reply is not None
         self.tokens[result.chunk.engine_id] += len(result.reply.ids)
 
+    @override
     def joined(self, info: EngineInfo, now: float) -> None:
         self.events.append(f"joined {info.engine_id}")
 
+    @override
     def left(self, engine_id: str, now: float) -> None:
         self.events.append(f"left {engine_id}")
 
@@ -307,14 +311,14 @@ async def test_a_fleet_of_two_becomes_three_and_then_one_and_no_token_changes(
 
 
 class Streams(Observer):
-    """Keeps the tokens of watched requests as they come."""
+    """Stores the streamed tokens of watched requests."""
 
     def __init__(self) -> None:
         self.ids: dict[str, array[int]] = {}
         self.events = 0
 
+    @override
     def streamed(self, request: Request, ids: "array[int]", logprobs: "array[float]") -> None:
-        """New tokens have come."""
         self.events += 1
         self.ids.setdefault(request.uid, array("i")).extend(ids)
 
@@ -341,4 +345,4 @@ async def test_two_callers_with_equal_ids_one_watches_and_one_leaves_half_way(
     assert streams.ids.keys() == watched.keys()
     for uid, ids in streams.ids.items():
         assert ids == watched[uid].response_ids
-    assert streams.events > 3 * len(watched), "tokens came bit by bit"
+    assert streams.events > 3 * len(watched), "tokens arrive in several parts"

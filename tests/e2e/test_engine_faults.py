@@ -1,5 +1,5 @@
-"""What the loop relies on when something goes wrong, on real SGLang servers: requests that cannot
-be continued begin again, refusals look like refusals, and the count of requests is complete."""
+"""Faults on real SGLang servers: a request that cannot be continued restarts, a refusal is
+recognised as one, and an engine's request count is complete."""
 
 import asyncio
 import re
@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
+from typing_extensions import override
 
 from seer_sgl.driver import monitor
 from seer_sgl.engine.client import REFUSALS
@@ -20,32 +21,34 @@ from tests.helpers import Returns
 
 pytestmark = pytest.mark.shared_engines
 
-# As a text of this model: a space and a word is a token. A response that was continued would have
-# begun its digits anew in the middle.
+# In this model's text, a space and a word are one token. A continued response would restart its
+# digits in the middle.
 DIGITS = "( [0-9]){400} ok"
 SAMPLES = 8
 
 
 class Sent(Returns):
-    """Notes when all requests are in flight, and what came back without effect."""
+    """Sets `all` when all requests are in flight, and stores the errors of failed chunks."""
 
     def __init__(self) -> None:
         self.all = asyncio.Event()
         self.errors: list[str] = []
         self._sent = 0
 
+    @override
     def sent(self, chunk: Chunk, now: float) -> None:
         self._sent += 1
         if self._sent == SAMPLES:
             self.all.set()
 
+    @override
     def returned(self, result: ChunkResult) -> None:
         if result.error is not None:
             self.errors.append(str(result.error))
 
 
 async def abort_all(urls: list[str], sent: Sent) -> None:
-    """Abort everything on every server, some steps after the last request was sent."""
+    """Aborts all requests on every server, some steps after the last request was sent."""
     async with aiohttp.ClientSession() as session:
         await sent.all.wait()
         for url in urls:
@@ -57,7 +60,7 @@ async def abort_all(urls: list[str], sent: Sent) -> None:
 
 
 async def steps(session: aiohttp.ClientSession, url: str) -> float:
-    """Decode steps that a server has counted."""
+    """Returns the decode steps that a server has counted."""
     async with session.get(f"{url}/v1/loads") as reply:
         loads = msgspec.json.decode(await reply.read(), type=Loads).loads
     return sum(load.decode_moments[0] for load in loads if load.decode_moments)
@@ -124,12 +127,15 @@ class Counts(Returns):
         self.seen: Counter[tuple[int | None, int]] = Counter()
         self._inflight: Counter[str] = Counter()
 
+    @override
     def sent(self, chunk: Chunk, now: float) -> None:
         self._inflight[chunk.engine_id] += 1
 
+    @override
     def returned(self, result: ChunkResult) -> None:
         self._inflight[result.chunk.engine_id] -= 1
 
+    @override
     def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
         self.seen[load.requests, self._inflight[engine_id]] += 1
 
@@ -145,4 +151,5 @@ async def test_an_engine_counts_all_requests_that_it_has_and_none_is_taken_back(
     assert len(samples) == 16
     assert report["lost_chunks"] == 0
     assert all(requests is not None for requests, _ in counts.seen)
-    assert sum(looks for (requests, ours), looks in counts.seen.items() if requests == ours > 0) > 9
+    equal = (n for (requests, sent), n in counts.seen.items() if requests == sent > 0)
+    assert sum(equal) > 9

@@ -1,7 +1,7 @@
 """Divided equals undivided, token for token, on real SGLang servers.
 
 Seeded, temperature 1, deterministic inference, float32. Every chunk is forced onto the other
-server, which has to recompute what was generated elsewhere.
+server, which has to recompute the KV of all earlier chunks.
 """
 
 from typing import Any
@@ -20,7 +20,8 @@ LONGEST = 1500  # tokens; the ledger lets six such requests run at once
 async def both_ways(
     urls: list[str], prompts: int, chunk_tokens: int, sampling: dict[str, Any]
 ) -> tuple[Samples, Samples, Any]:
-    """(undivided on the first server, divided over both with every chunk elsewhere, report)."""
+    """Returns (samples undivided on the first server, samples divided over both servers with every
+    chunk on the other one, report of the latter)."""
     sampling = {"max_response_len": LONGEST, **sampling}
     whole, plain = await roll(
         external(urls[:1], sampling=sampling, scheduling={"divide": False}), prompts
@@ -56,8 +57,8 @@ async def test_string_stops_that_span_chunks_end_where_they_should(engine_urls: 
     assert len(stopped) >= 16
     for sample in stopped:
         assert str(sample.matched) not in (sample.text or "")
-    # Some stops really began in one chunk and ended in the next: a token of this model is a
-    # word, and fewer of them lie after the boundary than the stop has.
+    # Some stops begin in one chunk and end in the next: a token of this model is a word, and fewer
+    # words lie after the boundary than the stop has.
     assert any(
         0 < sample.response_length % chunk_tokens < len(str(sample.matched).split())
         for sample in stopped

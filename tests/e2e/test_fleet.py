@@ -18,7 +18,7 @@ TOKENS = 8
 
 
 async def generate(engine: HttpEngine) -> list[int]:
-    """Greedy tokens after a fixed prompt."""
+    """Returns greedy tokens after a fixed prompt."""
     sampling = {"max_new_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
     body = {"input_ids": [3, 4, 5], "sampling_params": sampling}
     async with (
@@ -30,7 +30,7 @@ async def generate(engine: HttpEngine) -> list[int]:
 
 
 def servers() -> list[psutil.Process]:
-    """All processes below this one, the servers' own children too."""
+    """Returns all child processes of this process, including the servers' own children."""
     return [each for child in psutil.Process().children() for each in family(child)]
 
 
@@ -43,12 +43,12 @@ async def test_an_engine_joins_a_running_fleet_serves_and_leaves(tmp_path: Path)
         assert [engine.info.engine_id for engine in fleet.engines] == ["e0", "e1"]
         instances = [engine.info.instance or "" for engine in fleet.engines]
         await until(lambda: all(map(fleet.link.linked, instances)))
-        made = await generate(added)
-        assert len(made) == TOKENS
-        assert made == await generate(first)
+        tokens = await generate(added)
+        assert len(tokens) == TOKENS
+        assert tokens == await generate(first)
         await fleet.stop_engine("e1")
         assert fleet.engines == [first]
         assert set(servers()) == set(alone), "the draft hub and the first engine's"
         await until(lambda: not fleet.link.linked(added.info.instance or ""))
-        assert await generate(first) == made
+        assert await generate(first) == tokens
     assert set(servers()) == set(before)

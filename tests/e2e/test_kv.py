@@ -1,4 +1,4 @@
-"""The KV ledger on real servers: the cache is used and nothing is ever retracted."""
+"""The KV ledger on real servers: the cache is used and no request is retracted."""
 
 import pytest
 

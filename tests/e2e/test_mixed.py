@@ -1,6 +1,6 @@
-"""Requests of all kinds in one batch: each draws what it draws alone on a plain engine.
+"""Requests of all kinds in one batch: each draws the same tokens as alone on a plain engine.
 
-Seeded, deterministic inference, float32. Neighbours arrive and leave all the time, so that hardly
+Seeded, deterministic inference, float32. Requests join and leave all the time, so that hardly any
 two steps have the same batch.
 """
 
@@ -44,11 +44,11 @@ class Call(NamedTuple):
     """A request of one kind."""
 
     body: dict[str, Any]
-    delay_s: float  # after the first
+    delay_s: float  # after the first request
 
 
 class Drawn(NamedTuple):
-    """What a request drew."""
+    """The result of a request."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -58,12 +58,12 @@ class Drawn(NamedTuple):
 
 
 def calls() -> list[Call]:
-    """Every kind for every prompt, each with a seed of its own."""
+    """Returns every kind for every prompt, each with its own seed."""
     tokenizer = load_tokenizer(str(MODEL))
     assert tokenizer is not None
     with HELD_OUT.open() as lines:
         prompts = [tokenizer.encode(json.loads(line)["prompt"]) for line in lines][:PROMPTS]
-    made = []
+    requests = []
     for group, ids in enumerate(prompts):
         for sample, kind in enumerate(KINDS):
             origin = {"group": f"g{group}", "sample": sample, "prompt_len": len(ids)}
@@ -74,8 +74,8 @@ def calls() -> list[Call]:
                 "custom_params": {"seer_sgl": origin},
             }
             body = {"input_ids": list(ids), "sampling_params": sampling, "return_logprob": True}
-            made.append(Call(body, 0.02 * (sample % 5)))
-    return made
+            requests.append(Call(body, 0.02 * (sample % 5)))
+    return requests
 
 
 async def draw(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Drawn:
@@ -100,7 +100,7 @@ def clients() -> aiohttp.ClientSession:
 
 
 async def alone(urls: Sequence[str], wanted: Sequence[Call]) -> list[Drawn]:
-    """One request at a time on each of the engines."""
+    """Runs one request at a time on each engine. Returns the results in order."""
     found: dict[int, Drawn] = {}
     waiting = list(enumerate(wanted))
 
@@ -115,7 +115,7 @@ async def alone(urls: Sequence[str], wanted: Sequence[Call]) -> list[Drawn]:
 
 
 async def together(url: str, wanted: Sequence[Call]) -> list[Drawn]:
-    """All requests at once on one engine; batches of three requests and more, on average."""
+    """Runs all requests at once on one engine. Asserts a mean batch of more than three requests."""
 
     async def late(call: Call) -> Drawn:
         await asyncio.sleep(call.delay_s)
@@ -130,14 +130,14 @@ async def together(url: str, wanted: Sequence[Call]) -> list[Drawn]:
 
 
 async def steps(session: aiohttp.ClientSession, url: str) -> int:
-    """Forward passes of an engine since it started."""
+    """Returns the forward passes of an engine since its start."""
     async with session.get(f"{url}/server_info") as reply:
         state = (await reply.json())["internal_states"][0]
     return int(state["seer_sgl"]["work"]["forward_steps"])
 
 
 def assert_as_alone(single: list[Drawn], mixed: list[Drawn]) -> None:
-    """Same tokens, same end, and logprobs within the tolerance."""
+    """Asserts equal tokens and ends, and logprobs within the tolerance."""
     for call, one, other in zip(calls(), single, mixed, strict=True):
         assert one.tokens == other.tokens, call.body["sampling_params"]
         assert one.finish == other.finish, call.body["sampling_params"]
@@ -146,7 +146,7 @@ def assert_as_alone(single: list[Drawn], mixed: list[Drawn]) -> None:
 
 @pytest.fixture(scope="module")
 def single(engine_urls: list[str]) -> list[Drawn]:
-    """What each request draws alone on a plain engine."""
+    """Returns the result of each request alone on a plain engine."""
     found = asyncio.run(alone(engine_urls, calls()))
     assert {drawn.finish["type"] for drawn in found} == {"stop", "length"}
     return found
@@ -166,7 +166,7 @@ async def test_a_request_draws_the_same_beside_others_that_are_drafted_for(
     with servers([url], [[*SERVER_FLAGS, *DRAFTS]], tmp_path):
         mixed = await together(url, calls())
     assert_as_alone(single, mixed)
-    # A prefill brings one token, a step one more than drafts were accepted.
+    # A prefill yields one token; a step yields the accepted drafts and one more token.
     accepted = sum(len(drawn.tokens) - 1 - drawn.verifications for drawn in mixed)
     assert accepted > 50
 
@@ -175,7 +175,7 @@ async def test_a_request_draws_the_same_beside_others_that_are_drafted_for(
 async def test_a_request_draws_the_same_when_it_is_retracted(
     single: list[Drawn], tmp_path: Path
 ) -> None:
-    """SGLang retracts requests at every tenth step here, though there is room."""
+    """Here SGLang retracts requests at every tenth step, although there is room."""
     url, often = (
         two_urls()[0],
         {"SGLANG_TEST_RETRACT": "true", "SGLANG_TEST_RETRACT_INTERVAL": "10"},

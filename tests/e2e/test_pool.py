@@ -33,7 +33,7 @@ SGLANG: dict[str, FlagValue] = {
 
 
 def local(count: int, **sections: dict[str, Any]) -> dict[str, Any]:
-    """A config that starts its own servers, one core each."""
+    """Returns a config that starts its own servers, one core each."""
     return {
         "model": {"path": str(MODEL)},
         "engines": {"count": count, "cores": "auto", "sglang": SGLANG},
@@ -49,7 +49,7 @@ def pooled(backend: str, **keys: Any) -> dict[str, Any]:
 
 
 def pages_in(backend: str, folder: Path) -> int:
-    """Objects in the pool: page parts, and what each engine puts there to warm up."""
+    """Returns the number of objects in the pool: page parts, and the engines' warm-up objects."""
     if backend == "file":
         return len(list(folder.glob("*.bin")))
     for process in psutil.Process().children():
@@ -57,14 +57,14 @@ def pages_in(backend: str, folder: Path) -> int:
         if "seer_sgl.kvpool.node" in line and "master" in line:
             port = json.loads(line[-1])["metrics_port"]
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics/summary") as reply:
-                found = re.search(r"Keys: (\d+)", reply.read().decode())
-            assert found is not None
-            return int(found[1])
+                keys = re.search(r"Keys: (\d+)", reply.read().decode())
+            assert keys is not None
+            return int(keys[1])
     raise AssertionError("no master")
 
 
 async def assert_empties(backend: str, folder: Path) -> None:
-    """All groups are complete: soon nothing of them is left (their prompts are below a page)."""
+    """Waits until the pool has no KV of the complete groups (their prompts are below a page)."""
     for _ in range(240):
         if (left := pages_in(backend, folder)) <= WARM_UP_OBJECTS:
             return
@@ -73,24 +73,24 @@ async def assert_empties(backend: str, folder: Path) -> None:
 
 
 def assert_on_loopback(at_least: int) -> None:
-    """No process of this one's fleet has a port that another machine could reach."""
-    found = listeners(family(psutil.Process()))
-    assert [listener for listener in found if not listener.on_loopback] == []
-    assert len(found) >= at_least, found
+    """Asserts that no port of this process and its children is reachable from another machine."""
+    ports = listeners(family(psutil.Process()))
+    assert [listener for listener in ports if not listener.on_loopback] == []
+    assert len(ports) >= at_least, ports
 
 
 def assert_private(folder: Path, logs: int) -> None:
-    """The logs are for their owner, and no key is in them."""
-    found = list(folder.glob("*.log"))
-    assert len(found) == logs
-    for log in found:
+    """Asserts that only their owner can read the logs, and that they do not contain the key."""
+    files = list(folder.glob("*.log"))
+    assert len(files) == logs
+    for log in files:
         assert log.stat().st_mode & 0o777 == 0o600
         assert KEY not in log.read_text()
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Samples:
-    """All samples of one engine without a pool, undivided."""
+    """Returns all samples of one engine without a pool, undivided."""
     plain = local(1, scheduling={"divide": False})
     samples, report = asyncio.run(roll(plain, 8, log_dir=tmp_path_factory.mktemp("plain")))
     assert report["chunks"] == report["samples"] == 64
@@ -101,7 +101,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Samples:
 async def test_every_chunk_moves_with_the_kv_that_the_pool_has_and_no_token_changes(
     backend: str, whole: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "STORE_PATIENCE_S", 300.0)  # however slow the machine is
+    monkeypatch.setattr(scheduler, "STORE_PATIENCE_S", 300.0)  # also enough on a slow machine
     seen = Migrations()
     config = local(2, kv_pool=pooled(backend, directory=str(tmp_path / "pages")))
     config["engines"]["api_key"] = KEY
@@ -116,8 +116,8 @@ async def test_every_chunk_moves_with_the_kv_that_the_pool_has_and_no_token_chan
     parts = by_key([sample for group in groups for sample in group.samples])
     assert_identical(whole, parts)
     assert len(seen.recomputed) == report["migrations"] >= 200
-    # An engine that is held up for seconds reports that KV is missing which comes later: on a busy
-    # machine not every move can fetch. None leaves KV behind that was not reported missing.
+    # An engine that is blocked for seconds reports KV as missing that arrives later, so on a busy
+    # machine not every move can fetch. A move leaves no KV behind that was not reported missing.
     assert not seen.left_kv_behind
     assert report["fetches"] >= 0.5 * report["migrations"]
     within_a_page = [tokens <= PAGE + 1 for tokens in seen.recomputed_after_fetch]

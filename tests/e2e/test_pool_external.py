@@ -1,5 +1,5 @@
-"""Servers that were started on their own, two ranks each, and a Mooncake that runs already: KV
-moves between them as between local ones, and a move waits for both ranks."""
+"""External servers with two ranks each, and a running Mooncake: KV moves between them as between
+local servers, and a move waits for both ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.own_engines
 
 TOKEN = "a secret of this test"
 PROMPTS = 2
-# SGLang's own: the cores of each rank.
+# SGLang's own variable: the cores of each rank.
 RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(min(core)) for core in two_cores())}
 
 
@@ -70,9 +70,9 @@ async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere
             whole, plain = await roll(undivided, PROMPTS)
     assert plain["chunks"] == plain["samples"] == 8 * PROMPTS
     assert_identical(whole, parts)
-    assert accepted_drafts(report) > 100, "both ranks verify what the first one drafts"
-    # Two engines of two ranks on two cores, which a busy machine holds up for seconds: then they
-    # report that KV is missing which comes later. None leaves KV behind that was not so reported.
+    assert accepted_drafts(report) > 100, "both ranks verify the drafts of the first one"
+    # Two engines of two ranks share two cores. A busy machine blocks them for seconds, and they
+    # report KV as missing that arrives later. A move leaves no other KV behind.
     assert not seen.left_kv_behind
     assert report["fetches"] >= 0.2 * report["migrations"] > 4
     within_a_page = [tokens <= PAGE + 1 for tokens in seen.recomputed_after_fetch]

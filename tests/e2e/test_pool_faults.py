@@ -1,4 +1,4 @@
-"""What dies while KV moves costs time, never a sample and never a token."""
+"""A process that dies while KV moves costs time, but never a sample or a token."""
 
 import asyncio
 import contextlib
@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from typing_extensions import override
 
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
@@ -28,13 +29,12 @@ pytestmark = [pytest.mark.own_engines, pytest.mark.timeout(1800)]
 
 PROMPTS = 4
 SHORT = {"max_response_len": 1000}
-AFTER_CHUNKS = 40  # of a run of some 150: KV is in the pool, and much is left to do
+AFTER_CHUNKS = 40  # of about 150: KV is in the pool, and most of the run is left
 
 
 class Strike(Returns):
-    """Does something terrible once, after so many chunks; with `engine`, while it has one to lose.
-
-    A chunk is lost for certain if it was sent just before.
+    """Calls `deed` once, after AFTER_CHUNKS chunks; with `engine`, right after a chunk was sent to
+    that engine, so that the engine certainly loses a chunk.
     """
 
     def __init__(self, deed: Callable[[], None], engine: str | None = None) -> None:
@@ -43,12 +43,12 @@ class Strike(Returns):
         self._returned = 0
         self.struck = False
 
+    @override
     def returned(self, result: ChunkResult) -> None:
-        """A chunk came back."""
         self._returned += 1
 
+    @override
     def sent(self, chunk: Chunk, now: float) -> None:
-        """A chunk went to its engine."""
         here = self._engine in (None, chunk.engine_id)
         if here and not self.struck and self._returned >= AFTER_CHUNKS:
             self.struck = True
@@ -56,9 +56,9 @@ class Strike(Returns):
 
 
 def kill(*words: str) -> None:
-    """SIGKILL for the process group of our own child whose command line has all the words."""
+    """Sends SIGKILL to the process group of the child whose command line has all the words."""
     for process in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):  # it ended just now
+        with contextlib.suppress(psutil.Error):  # it has just ended
             if all(word in process.cmdline() for word in words):
                 os.killpg(process.pid, signal.SIGKILL)
                 return
@@ -67,7 +67,7 @@ def kill(*words: str) -> None:
 
 @contextlib.contextmanager
 def pool_client(master: str) -> Iterator[Any]:
-    """A client of Mooncake that brings no memory of its own. Raises ConnectionError."""
+    """Yields a Mooncake client that contributes no memory. Raises ConnectionError."""
     from mooncake.store import MooncakeDistributedStore
 
     client = MooncakeDistributedStore()
@@ -82,7 +82,7 @@ def pool_client(master: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def filled(master: str) -> Iterator[None]:
-    """The pool is full to the brim of rubbish that cannot be evicted."""
+    """Fills the pool with objects that cannot be evicted, and removes them at the end."""
     from mooncake.store import ReplicateConfig
 
     rubbish: list[str] = []
@@ -91,7 +91,7 @@ def filled(master: str) -> Iterator[None]:
     pinned.with_hard_pin = True
 
     def fill(size: int) -> int:
-        """Put objects until that fails several times in a row; how many."""
+        """Puts objects until that fails several times in a row. Returns their number."""
         before, failures = len(rubbish), 0
         while failures < 5:
             name = next(names)
@@ -108,14 +108,14 @@ def filled(master: str) -> Iterator[None]:
             fill(size)
         assert len(rubbish) > 16
         yield
-        # Since then what the engines put there to warm up, 4 KB each, may have been evicted.
+        # Since then the engines' warm-up objects, 4 KB each, may have been evicted.
         late = fill(1 << 12)
         client.batch_remove(rubbish, True)
-    assert late <= WARM_UP_OBJECTS, "it is still full"
+    assert late <= WARM_UP_OBJECTS, "the pool is still full"
 
 
 def takes_pages(master: str) -> bool:
-    """Whether the Mooncake behind `master` stores something."""
+    """Returns whether the Mooncake behind `master` stores objects."""
     with contextlib.suppress(ConnectionError), pool_client(master) as client:
         return bool(client.put("rubbish", b"rubbish") == 0)
     return False

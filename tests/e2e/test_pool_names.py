@@ -28,7 +28,7 @@ STORE_S = 60
 
 
 class Server:
-    """A server process and what it answers."""
+    """A server process and a client for it."""
 
     def __init__(self, process: OwnedProcess, url: str, session: aiohttp.ClientSession) -> None:
         self.process = process
@@ -40,19 +40,20 @@ class Server:
             return json.loads(await reply.text()) if path == "/generate" else reply.status
 
     async def update_weights(self, update: dict[str, str]) -> int:
-        """SGLang asserts that it can flush its cache, which it cannot while KV is being stored."""
+        """Updates the weights after a flush. SGLang asserts that it can flush its cache, which
+        needs all stores of KV to be complete."""
         assert await self.call("/flush_cache?timeout=30") == 200
         status: int = await self.call("/update_weights_from_disk", update)
         return status
 
     async def generate(self, prompt: Sequence[int] = PROMPT) -> tuple[list[int], dict[str, int]]:
-        """40 seeded tokens after a prompt, and where its KV was found."""
+        """Returns 40 seeded tokens after a prompt, and its cached tokens by tier."""
         meta = await self.answer(prompt)
         found = meta["cached_tokens_details"] or {"device": 0, "host": 0, "storage": 0}
         return [token[1] for token in meta["output_token_logprobs"]], found
 
     async def answer(self, prompt: Sequence[int]) -> dict[str, Any]:
-        """What SGLang reports of 40 seeded tokens after a prompt."""
+        """Returns SGLang's `meta_info` of 40 seeded tokens after a prompt."""
         sampling = {"max_new_tokens": 40, "ignore_eos": True, "sampling_seed": 5}
         body = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
         meta: dict[str, Any] = (await self.call("/generate", body))["meta_info"]
@@ -61,8 +62,8 @@ class Server:
     async def generate_through(
         self, update: dict[str, Any], mode: str, prompt: Sequence[int], after: int
     ) -> tuple[list[int], list[dict[str, Any]]]:
-        """200 tokens, the weights updated while it runs: once there are `after` tokens. Also the
-        spans of the weights' versions."""
+        """Generates 200 tokens and updates the weights after `after` tokens. Returns the tokens and
+        the spans of weight versions."""
         sampling = {"max_new_tokens": 200, "ignore_eos": True, "sampling_seed": 6}
         body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
         updated, last = False, {}
@@ -78,19 +79,20 @@ class Server:
         return last["output_ids"], last["meta_info"]["weight_versions"]
 
     async def update_paused(self, update: dict[str, Any], mode: str) -> None:
-        """SGLang cannot flush its cache while requests run."""
+        """Updates the weights in a pause, without a flush: SGLang cannot flush its cache while
+        requests run."""
         assert await self.call("/pause_generation", {"mode": mode}) == 200
         kept = update | {"flush_cache": False}
         assert await self.call("/update_weights_from_disk", kept) == 200
         assert await self.call("/continue_generation") == 200
 
     async def used_tokens(self) -> int:
-        """Tokens of running requests and of what is cached of others."""
+        """Returns the tokens in use, of running requests and in the cache."""
         async with self._session.get(f"{self._url}/v1/loads") as reply:
             return int((await reply.json())["loads"][0]["num_used_tokens"])
 
     async def weights(self) -> str:
-        """Their name in the plugin's report."""
+        """Returns the name of the weights in the plugin's report."""
         async with self._session.get(f"{self._url}/server_info") as reply:
             return str((await reply.json())["internal_states"][0]["seer_sgl"]["weights"])
 
@@ -130,7 +132,7 @@ async def start(
 
 
 def other_checkpoint(folder: Path) -> Path:
-    """The reasoner fine-tuned in the middle: its file keeps its size and both its ends."""
+    """Writes the reasoner with one changed layer: the file keeps its size and both its ends."""
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(MODEL, folder)
@@ -146,7 +148,7 @@ def other_checkpoint(folder: Path) -> Path:
 
 
 async def stored(server: Server) -> None:
-    """Wait until the KV of PROMPT is found in the pool after the server forgot its own."""
+    """Waits until the KV of PROMPT is found in the pool after a flush of the server's cache."""
     async with asyncio.timeout(STORE_S):
         while True:
             await asyncio.sleep(0.2)
@@ -206,7 +208,7 @@ async def test_kv_is_read_under_its_own_weights_and_layout_only(tmp_path: Path) 
             assert await server.update_weights({"model_path": str(MODEL)}) == 200
             back, found = await server.generate()
             assert back == before
-            assert found["storage"] == FULL_PAGES, "without a name, but the weights of before"
+            assert found["storage"] == FULL_PAGES, "the earlier weights, without a version name"
 
             for mode in ("in_place", "retract"):
                 await check_update_of_running(server, other_layout, fresh, changed, mode)
@@ -218,12 +220,12 @@ async def test_kv_is_read_under_its_own_weights_and_layout_only(tmp_path: Path) 
 async def check_update_of_running(
     server: Server, old: Server, new: Server, changed: Path, mode: str
 ) -> None:
-    """A request that runs while the weights are updated in place leaves no KV of both under the
-    name of either. `server` has the weights of `old`, and has them again afterwards."""
+    """Checks that a request that runs during a weight update leaves no mixed KV under either name.
+    `server` has the weights of `old`, and has them again afterwards."""
     prompt = [len(mode), *PROMPT]
     update = {"model_path": str(changed), "weight_version": f"new, {mode}"}
     response, spans = await server.generate_through(update, mode, prompt, 40)
-    assert len(spans) == 2, "it ran under both"
+    assert len(spans) == 2, "the request ran under both weights"
     text = [*prompt, *response]
     assert await server.weights() == await new.weights()
     assert (await server.generate(text))[0] == (await new.generate(text))[0]
@@ -240,7 +242,7 @@ async def check_update_of_running(
 async def check_update_in_a_long_prompt(
     server: Server, old: Server, new: Server, changed: Path
 ) -> None:
-    """The same in the middle of a prompt that is prefilled in chunks."""
+    """Checks the same for an update during a chunked prefill of a long prompt."""
     prompt = [3 + (5 * i * i + i) % 60 for i in range(6000)]
     call = asyncio.create_task(server.answer(prompt))
     async with asyncio.timeout(STORE_S):
@@ -252,7 +254,7 @@ async def check_update_in_a_long_prompt(
     await server.update_paused(update, "in_place")
     async with asyncio.timeout(STORE_S):
         (span,) = (await call)["weight_versions"]
-    assert span["version"] == update["weight_version"], "before its first token"
+    assert span["version"] == update["weight_version"], "the update came before the first token"
     assert (await server.generate(prompt))[0] == (await new.generate(prompt))[0]
     back = {"model_path": str(MODEL), "weight_version": "old, in a prompt"}
     assert await server.update_weights(back) == 200

@@ -1,4 +1,4 @@
-"""The shipped model, sampled through SGLang, is worth rolling out."""
+"""The shipped model, sampled through SGLang, meets its acceptance criteria."""
 
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ async def test_chat_messages_and_token_ids_give_the_samples_of_the_text(
     ]
     ways = []
     for prompt in prompts:
-        async with Rollout(config) as rollout:  # anew: a second run would draw other seeds
+        async with Rollout(config) as rollout:  # a new one: a second run would draw other seeds
             (group,) = [g async for g in rollout.run([prompt | {"id": "same", "n": 4}])]
             ways.append([list(sample.response_ids) for sample in group.samples])
     assert ways[0] == ways[1] == ways[2]

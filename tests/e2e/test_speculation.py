@@ -1,7 +1,7 @@
 """Speculation changes no token: drafting engines against a plain, undivided one.
 
-Chains and trees, pages of 1 and of 16 tokens, every chunk forced onto the other engine, and with a
-pool, its KV through a real Mooncake. And it ends no response elsewhere, whatever it stops at.
+Chains and trees, pages of 1 and of 16 tokens, every chunk forced onto the other engine, also with
+its KV through a real Mooncake. Responses end at the same token for every kind of stop.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ KINDS: Mapping[str, dict[str, Any]] = {
     "top-p": T1 | {"top_p": 0.9},
     "top-k": T1 | {"top_k": 8},
 }
-ENOUGH = 500  # accepted drafts, of some 13,000 tokens
+ENOUGH = 500  # accepted drafts, of about 13,000 tokens
 SGLANG = {
     "dtype": "float32",
     "max-total-tokens": 16384,
@@ -51,7 +51,7 @@ SGLANG = {
 
 
 def config(urls: list[str], sampling: dict[str, Any], **sections: Any) -> dict[str, Any]:
-    """A rollout over servers that run already."""
+    """Returns the config of a rollout on running servers."""
     return {
         "model": {"path": str(MODEL)},
         "engines": {"launch": "external", "urls": urls, **sections.pop("engines", {})},
@@ -63,7 +63,7 @@ def config(urls: list[str], sampling: dict[str, Any], **sections: Any) -> dict[s
 
 
 class Reference(NamedTuple):
-    """What a plain engine makes of undivided requests, by kind of sampling."""
+    """The undivided samples of a plain engine, by kind of sampling."""
 
     sampling: Mapping[str, dict[str, Any]]
     samples: Mapping[str, Samples]
@@ -72,7 +72,7 @@ class Reference(NamedTuple):
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """The reference for KINDS and for every kind of stop."""
+    """Returns the reference for KINDS and for every kind of stop."""
     url, folder = two_urls()[:1], tmp_path_factory.mktemp("plain")
     samples: dict[str, Samples] = {}
 
@@ -93,7 +93,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 
 def kinds_of_stop(samples: Iterable[Sample]) -> dict[str, dict[str, Any]]:
-    """Two ways to stop, one of which the responses often reach right after the other."""
+    """Returns kinds of stop whose two stops the responses often reach one after the other."""
     pairs: Counter[tuple[int, int]] = Counter()
     for sample in samples:
         ids = list(sample.response_ids)
@@ -118,7 +118,7 @@ def kinds_of_stop(samples: Iterable[Sample]) -> dict[str, dict[str, Any]]:
 def drafting(
     folder: Path, environment: pytest.MonkeyPatch, pool: dict[str, Any]
 ) -> Iterator[tuple[list[str], dict[str, Any]]]:
-    """One engine that drafts chains and one that drafts trees: URLs, and a rollout's sections."""
+    """Starts one engine that drafts chains and one that drafts trees: URLs, and config sections."""
     environment.setenv("SEER_SGL_LINK_TOKEN", TOKEN)
     urls, hub = two_urls(), f"127.0.0.1:{free_port()}"
     sections: dict[str, Any] = {
@@ -140,7 +140,7 @@ def drafting(
 def pair(
     reference: Reference, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[list[str], dict[str, Any]]]:
-    """Drafting engines without a pool, once the reference's engine is gone."""
+    """Yields drafting engines without a pool, after the reference's engine has ended."""
     folder = tmp_path_factory.mktemp("pair")
     with pytest.MonkeyPatch.context() as own, drafting(folder, own, {}) as running:
         yield running
@@ -152,7 +152,7 @@ async def every_chunk_elsewhere(
     running: tuple[list[str], dict[str, Any]],
     placement: AlwaysElsewhere,
 ) -> list[Any]:
-    """The reference again, every chunk forced onto the other engine; reports."""
+    """Repeats the reference with every chunk forced onto the other engine. Returns the reports."""
     urls, sections = running
     reports = []
     for kind in kinds:

@@ -33,15 +33,15 @@ NGRAM = ["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "
 
 
 class Places(NamedTuple):
-    """Where sampled tokens lie in their distributions."""
+    """The positions of sampled tokens in their distributions."""
 
     found: list[float]
-    unsure: list[float]  # of those whose likeliest token had less than SURE
-    steps: int  # that it took
+    unsure: list[float]  # positions where the likeliest token has less than SURE
+    steps: int  # decode steps
 
 
 async def places(url: str, calls: int, rng: random.Random) -> Places:
-    """Ask for `calls` responses, eight to a prompt, all at once."""
+    """Returns the places of `calls` responses, eight per prompt, all requested at once."""
     tokenizer = load_tokenizer(str(MODEL))
     assert tokenizer is not None
     with HELD_OUT.open() as lines:
@@ -57,7 +57,7 @@ async def places(url: str, calls: int, rng: random.Random) -> Places:
             body = {
                 "input_ids": list(ids[group]),
                 "sampling_params": {
-                    "temperature": 1.5,  # at 1 the model is too sure of itself
+                    "temperature": 1.5,  # at 1 the distributions are too peaked
                     "max_new_tokens": 400,
                     "ignore_eos": True,
                     "custom_params": {"seer_sgl": origin},
@@ -84,7 +84,7 @@ async def places(url: str, calls: int, rng: random.Random) -> Places:
 
 
 def unlikely(found: list[float]) -> float:
-    """The probability that places so uneven are the work of chance."""
+    """Returns the p-value of a chi-square test that the places are uniform."""
     counts, _ = np.histogram(found, BINS, (0.0, 1.0))
     return float(chisquare(counts).pvalue)
 

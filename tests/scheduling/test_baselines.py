@@ -1,4 +1,4 @@
-"""The systems Seer is compared with: whole groups, pinned, all sent at once."""
+"""The baselines: whole groups, pinned to an engine, all sent at once."""
 
 import gc
 from weakref import WeakKeyDictionary

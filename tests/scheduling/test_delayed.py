@@ -1,4 +1,4 @@
-"""What waits for its KV to be stored, how long, and what ends the wait."""
+"""Requests that wait for their KV to be stored: the length and the end of the wait."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_a_request_that_left_and_came_back_waits_until_its_new_time() -> None:
 
 
 class WaitsForKV:
-    """Requests that have run once move only with their KV, as long as they may wait for it."""
+    """Moves requests that have run once only with their KV, while they may wait for it."""
 
     def __init__(self) -> None:
         self.offers: list[tuple[int, bool]] = []  # (index, may_wait)
@@ -49,9 +49,9 @@ def placement() -> WaitsForKV:
 
 @pytest.fixture
 def scheduler(placement: WaitsForKV) -> Scheduler:
-    made = Scheduler(10, placement=placement)
-    made.add_engine(EngineSlot("e0", None, 10))
-    return made
+    scheduler = Scheduler(10, placement=placement)
+    scheduler.add_engine(EngineSlot("e0", None, 10))
+    return scheduler
 
 
 def started(scheduler: Scheduler, now: float = 0.0) -> Chunk:
@@ -63,7 +63,7 @@ def started(scheduler: Scheduler, now: float = 0.0) -> Chunk:
 def parked(
     scheduler: Scheduler, group_id: str = "g", *, n: int = 1, now: float = 50.0
 ) -> tuple[Group, Chunk]:
-    """A group whose first request has run its first chunk and now waits, and that chunk."""
+    """Returns a group whose first request waits after its first chunk, and that chunk."""
     group = make_group(group_id, n=n)
     scheduler.submit(group)
     chunk = started(scheduler)

@@ -1,4 +1,4 @@
-"""The indexed fleet decides what a look at every engine would decide."""
+"""The engine index gives the same decisions as a scan of all engines."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.helpers import make_group, make_reply
 def rule(
     request: Request, total_len: int, fleet: EngineIndex, limit: int
 ) -> tuple[Any, Any] | None:
-    """The published rule word for word: (engine, its cached tokens), looking at all of them."""
+    """Returns (engine, its cached tokens) by the published rule, with a scan of all engines."""
     last = request.engines[-1] if request.engines else None
 
     def cached(slot: EngineSlot) -> int:

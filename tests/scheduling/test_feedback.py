@@ -1,4 +1,4 @@
-"""The ledger listens to its engine: it gives way at once, comes back slowly, and never stops."""
+"""The ledger follows its engine's reports: it backs off at once and recovers slowly."""
 
 import pytest
 from hypothesis import given
@@ -38,7 +38,7 @@ def test_experience_alone_never_forbids_more_than_seven_eighths() -> None:
 def test_an_eighth_comes_back_in_a_minute_of_quiet_and_not_sooner() -> None:
     feedback = KVFeedback(CAPACITY)
     feedback.retracted()
-    feedback.reported(0, 0)  # tells nothing yet: the retraction belongs to it
+    feedback.reported(0, 0)  # no recovery yet: the retraction belongs to this report
     reports = round((1 - BACK_OFF) / RECOVERY)
     assert reports == 128, "at one report every half second"
     for _ in range(reports):
@@ -96,7 +96,9 @@ def test_the_ledger_promises_no_more_than_is_usable_but_always_one_chunk() -> No
     assert not ledger.admits("h", 10, 11)
     with pytest.raises(ValueError, match="do not fit"):
         ledger.reserve("h", 10, 11)
-    assert all(ledger.reported(400) for _ in range(5)), "the others have left, so we may be told"
+    assert all(ledger.reported(400) for _ in range(5)), (
+        "the other clients have left, so there is more room"
+    )
     assert ledger.admits("h", 10, 11)
 
 

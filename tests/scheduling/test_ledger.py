@@ -80,7 +80,7 @@ def test_any_sequence_stays_within_capacity_and_ends_at_zero(
     ledger = KVLedger(capacity, page_size, draft_tokens=draft_tokens)
     held: list[tuple[str, int, int]] = []
     for step in steps:
-        if isinstance(step, int):  # release one of those held
+        if isinstance(step, int):  # release one reservation
             if held:
                 ledger.release(*held.pop(step % len(held)))
         else:
@@ -90,12 +90,12 @@ def test_any_sequence_stays_within_capacity_and_ends_at_zero(
                 ledger.reserve(*chunk)
                 held.append(chunk)
         assert 0 <= ledger.used <= capacity
-        # Never less than the tokens really needed with the prompt shared once.
+        # Never less than the tokens that are needed if the prompt counts once.
         groups = {group for group, _, _ in held}
         needed = sum(PROMPT_LEN[g] // page_size * page_size for g in groups) + sum(
             total - prompt // page_size * page_size for _, prompt, total in held
         )
-        if len(held) > 1:  # one that runs alone may do without room for its drafts
+        if len(held) > 1:  # a chunk that runs alone needs no room for its drafts
             needed += draft_tokens * len(held)
         assert ledger.used >= needed
         if held and ledger.room > max(PROMPT_LEN.values()):

@@ -1,4 +1,4 @@
-"""What the policies are for, on toy engines: heavy-tailed rollouts end sooner, with less tail."""
+"""The effect of the policies on toy engines: heavy-tailed rollouts end sooner, with less tail."""
 
 from functools import cache
 from typing import Any
@@ -39,7 +39,7 @@ def test_context_cuts_the_tail_and_lengths_of_earlier_rollouts_cut_it_further(
 def test_groups_are_dispatched_in_the_order_of_their_known_lengths() -> None:
     lengths = [[10, 10], [90, 90], [50, 50], [70, 70]]
     one: dict[str, Any] = {"engines": 1, "max_inflight": 1, "chunk_tokens": 1000}
-    found = roll("seer", lengths, known=known_from(lengths), **one)
-    assert [group.group_id for group in found.order] == ["g1", "g3", "g2", "g0"]
+    outcome = roll("seer", lengths, known=known_from(lengths), **one)
+    assert [group.group_id for group in outcome.order] == ["g1", "g3", "g2", "g0"]
     unknown = roll("seer", lengths, **one)
     assert [group.group_id for group in unknown.order] == ["g0", "g1", "g2", "g3"]

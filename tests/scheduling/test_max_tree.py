@@ -1,4 +1,4 @@
-"""The tree finds what a walk along the sequence finds."""
+"""The tree finds the same item as a linear search."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,5 +16,5 @@ def test_it_agrees_with_a_walk(puts: list[tuple[int, int]], least: int) -> None:
         tree.put(index, value)
         plain[index] = value
         assert tree.largest == max(plain)
-        found = next((i for i, item in enumerate(plain) if item >= least), None)
-        assert tree.first(least) == found
+        expected = next((i for i, item in enumerate(plain) if item >= least), None)
+        assert tree.first(least) == expected

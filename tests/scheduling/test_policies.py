@@ -1,4 +1,4 @@
-"""Who goes next: probes, groups by estimate, the oracle; and that nobody waits beyond the bound."""
+"""The order of requests: probes, groups by estimate, the oracle, and the bound on waiting."""
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +24,7 @@ def pushed(policy: Policy, *groups: Group) -> None:
 
 
 def taken(policy: Policy, count: int = 1000) -> list[str]:
-    """The uids of the next requests, in order."""
+    """Returns the uids of the next requests, in order."""
     uids: list[str] = []
     while len(uids) < count and (seen := policy.peek()) is not None:
         assert policy.peek() is seen, "looking changes nothing"
@@ -119,7 +119,7 @@ def test_a_request_that_outgrew_its_siblings_goes_before_groups_with_an_estimate
     policy.push(grow(short.requests[1], 19))
     policy.push(grow(short.requests[2], 20))
     policy.push(grow(short.requests[3], 30))
-    assert taken(policy, 1) == ["s.3"], "the longest of those that outgrew theirs"
+    assert taken(policy, 1) == ["s.3"], "the longest request past its estimate"
     policy.push(grow(short.requests[3], 5))
     end(policy, long.requests[2], 90)
     assert taken(policy) == ["s.3", "s.2", "l.1", "s.1"]
@@ -252,7 +252,7 @@ def test_no_ready_request_waits_longer_than_the_bound(
     guard_every: int, steps: list[tuple[str, int]]
 ) -> None:
     policy = ContextAware(guard_every=guard_every)
-    due: dict[Request, int] = {}  # when each ready request must have been taken, in takes
+    due: dict[Request, int] = {}  # the pick by which each ready request must be taken
     flying: list[Request] = []
     takes = names = 0
 
@@ -281,7 +281,7 @@ def test_no_ready_request_waits_longer_than_the_bound(
 
 
 def test_without_the_guard_a_group_can_wait_for_as_long_as_longer_ones_come_back() -> None:
-    """The bound above is the guard's doing: the order alone starves a short group."""
+    """The guard gives the bound above: without it, the order starves a short group."""
     for guard_every, starves in ((UNGUARDED, True), (GUARD_EVERY, False)):
         policy = ContextAware(guard_every=guard_every)
         short, long = make_group("s", n=2), make_group("l", n=4)

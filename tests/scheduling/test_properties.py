@@ -1,7 +1,7 @@
-"""Whatever happens: every request ends exactly once, the ledger keeps its promises, nobody starves.
+"""Invariants: every request ends exactly once, the ledger never over-promises, no request starves.
 
-One script of completions, failures, retractions, reports of foreign load, engines that come and go,
-new groups and withdrawals, for every policy.
+One script per policy: completions, failures, retractions, reports of foreign load, engines that
+join and leave, new groups and withdrawals.
 """
 
 from collections import Counter
@@ -51,7 +51,7 @@ EVENTS = st.lists(
 
 @dataclass
 class World:
-    """A scheduler, what is in flight, and what has been counted."""
+    """A scheduler, its chunks in flight, and counts of events."""
 
     scheduler: Scheduler
     whole: bool
@@ -175,7 +175,7 @@ class World:
             self.end(event, pick)
 
     def finish(self) -> None:
-        """From now on everything goes well, and nothing is added."""
+        """Completes all requests without failures or new groups."""
         for group in self.groups:
             self.scheduler.complete_group(group)
         for slot in self.scheduler.engines:
@@ -204,14 +204,14 @@ def strategy(policy: str) -> Strategy:
 def test_every_request_ends_exactly_once_and_every_promise_is_taken_back(
     policy: str, events: list[tuple[str, int]], chunk_tokens: int, continues: bool
 ) -> None:
-    made = strategy(policy)
+    chosen = strategy(policy)
     scheduler = Scheduler(
         chunk_tokens,
-        divide=not made.whole,
-        make_policy=made.make_policy,
-        placement=made.placement,
+        divide=not chosen.whole,
+        make_policy=chosen.make_policy,
+        placement=chosen.placement,
     )
-    world = World(scheduler, made.whole, NEUTRAL if continues else UNDIVIDABLE)
+    world = World(scheduler, chosen.whole, NEUTRAL if continues else UNDIVIDABLE)
     world.join()
     world.join()
     world.submit(4)

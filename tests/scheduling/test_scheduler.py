@@ -1,4 +1,4 @@
-"""The scheduler: order, placement, division, and that every request ends exactly once."""
+"""The scheduler: order, placement, division; every request ends exactly once."""
 
 import pytest
 from hypothesis import given, settings
@@ -399,7 +399,9 @@ def test_aborts_before_the_first_token_are_no_failures_of_the_request() -> None:
     for attempt in range(2 * MAX_CONSECUTIVE_ABORTS - 1):
         chunk = take(scheduler)
         if attempt == MAX_CONSECUTIVE_ABORTS - 1:
-            returned(scheduler, chunk, make_reply(1, "abort"))  # one token, and all begins anew
+            returned(
+                scheduler, chunk, make_reply(1, "abort")
+            )  # one token, and the request restarts
             continue
         scheduler.looked(1000.0)
         scheduler.complete(ChunkResult(chunk=chunk, now=0.0, reply=make_reply(0, "abort")))
@@ -537,7 +539,7 @@ def test_room_that_strangers_take_is_not_promised_until_they_leave() -> None:
     scheduler = one_engine(chunk_tokens=40, capacity=200)
     assert not scheduler.loaded("e0", load(200))
     scheduler.submit(make_group(n=4))
-    take(scheduler)  # the first chunk starts whatever the engine says
+    take(scheduler)  # the first chunk starts regardless of the engine's report
     assert scheduler.next_assignment(0.0) is None
     while scheduler.next_assignment(0.0) is None:
         assert scheduler.loaded("e0", load(50)), "there is more room: worth another look"
@@ -579,11 +581,11 @@ def test_an_idle_schedulers_books_are_empty_and_what_is_left_is_named() -> None:
     group = make_group("left", n=2)
     scheduler.submit(group)
     chunk = take(scheduler)
-    found = scheduler.check()
-    assert [line for line in found if "has 1 chunks in flight" in line]
-    assert [line for line in found if "KV tokens of e0 are promised" in line]
-    assert [line for line in found if "2 requests are left, such as left.0" in line]
-    assert "1 callers are left" in found
+    breaches = scheduler.check()
+    assert [line for line in breaches if "has 1 chunks in flight" in line]
+    assert [line for line in breaches if "KV tokens of e0 are promised" in line]
+    assert [line for line in breaches if "2 requests are left, such as left.0" in line]
+    assert "1 callers are left" in breaches
     returned(scheduler, chunk, make_reply(chunk.max_new_tokens, "stop"))
     scheduler.withdraw(group, LEFT)
     assert scheduler.check() == []

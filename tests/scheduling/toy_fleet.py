@@ -1,7 +1,7 @@
-"""Engines in a few lines, to see what an order of dispatch does to the length of a rollout.
+"""A minimal fleet, to measure the effect of the dispatch order on the time of a rollout.
 
-An engine with n chunks takes `1 + n / WIDTH` units of time a token, for all of them at once;
-prefill and moves are free. Enough for comparisons between policies, not for predictions.
+An engine with n chunks takes `1 + n / WIDTH` units of time per token, for all chunks at once.
+Prefill and moves are free. This is enough to compare policies, not to predict times.
 """
 
 import heapq
@@ -25,18 +25,18 @@ PROMPT_LEN = 4
 
 @dataclass
 class Outcome:
-    """`tail`: the time after 90 % of the requests had finished."""
+    """The result of a rollout. `tail`: the time after 90 % of the requests have finished."""
 
     makespan: float
     tail: float
-    order: list[Group] = field(default_factory=list)  # of first dispatches
+    order: list[Group] = field(default_factory=list)  # by first dispatch
 
 
 class ToyEngine:
     def __init__(self) -> None:
-        self.tokens = 0.0  # that each chunk in flight has got since the beginning
-        self.at = 0.0  # time of that
-        self.running: list[tuple[float, int, Chunk]] = []  # ends when `tokens` is so high
+        self.tokens = 0.0  # tokens that each chunk in flight has received since the start
+        self.at = 0.0  # the time of `tokens`
+        self.running: list[tuple[float, int, Chunk]] = []  # by the value of `tokens` at their end
 
     def advance(self, now: float) -> None:
         self.tokens += (now - self.at) / self.step
@@ -52,7 +52,7 @@ class ToyEngine:
 
 
 def heavy_tailed(groups: int, n: int, *, longest: int, seed: int) -> list[list[int]]:
-    """Lengths of n samples a prompt: some prompts are ten times as long as others."""
+    """Returns lengths of n samples per prompt; some prompts are ten times as long as others."""
     dice = random.Random(seed)
     medians = [dice.lognormvariate(0, 1.0) * longest / 12 for _ in range(groups)]
     return [
@@ -72,7 +72,7 @@ def roll(
     longest: int = 1000,
     known: KnownLengths | None = None,
 ) -> Outcome:
-    """Roll groups of these response lengths out."""
+    """Rolls out groups of these response lengths."""
     strategy = make_strategy(policy, CacheAware(), known)
     scheduler = Scheduler(
         chunk_tokens,
@@ -115,8 +115,8 @@ def roll(
 
 
 def toy_groups(lengths: list[list[int]], longest: int) -> list[Group]:
-    """Groups whose prompts carry the lengths of their responses as metadata."""
-    made = []
+    """Returns groups whose prompts have the lengths of their responses as metadata."""
+    groups = []
     for number, group_lengths in enumerate(lengths):
         group = make_group(f"g{number}", n=len(group_lengths), max_response_len=longest)
         group.prompt = Prompt(
@@ -125,12 +125,12 @@ def toy_groups(lengths: list[list[int]], longest: int) -> list[Group]:
             n=len(group_lengths),
             metadata=group_lengths,
         )
-        made.append(group)
-    return made
+        groups.append(group)
+    return groups
 
 
 def known_from(lengths: list[list[int]]) -> KnownLengths:
-    """What an earlier rollout of the same prompts would tell."""
+    """Returns the lengths of an earlier rollout of the same prompts."""
     known = KnownLengths()
     for group, group_lengths in zip(toy_groups(lengths, 1), lengths, strict=True):
         for index, length in enumerate(group_lengths):

@@ -22,15 +22,15 @@ SMALL = {
 
 
 def small(*overrides: str) -> SimConfig:
-    """16 groups of 8 on four engines, with changes."""
+    """Returns a config of 16 groups of 8 on four engines, with changes."""
     return load_settings(overrides=overrides, known=SMALL)
 
 
 def rolled(config: SimConfig, responses: Sequence[Responses] | None = None) -> Recorder:
-    """The record of one simulated rollout."""
+    """Returns the record of one simulated rollout."""
     return run.simulate(responses or sample(config.workload), config)
 
 
 def figures(config: SimConfig) -> dict[str, Any]:
-    """Its report."""
+    """Returns the report of one simulated rollout."""
     return report(rolled(config))

@@ -1,7 +1,7 @@
-"""An engine that takes every decode step one by one, to check the event-driven one against.
+"""A step-by-step engine, the reference for the event-driven one.
 
-The same model of SGLang (batch.py) written down as plainly as possible: a list of sequences, sums
-taken anew before every step, no speculation.
+It is the same model of SGLang (batch.py) in its simplest form: a list of sequences, sums computed
+again before every step, no speculation.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, Move, Weig
 
 
 class Sequence:
-    """A chunk, and how many of its tokens are there."""
+    """A chunk, and the number of its tokens so far."""
 
     def __init__(self, chunk: Chunk, tokens: int) -> None:
         request = chunk.request
@@ -47,7 +47,7 @@ class StepwiseEngine:
         self.step = StepTime(config.engine)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self.idle: dict[str, int] = {}  # KV without a user, oldest first
+        self.idle: dict[str, int] = {}  # KV that no sequence uses, oldest first
         self.full, self.ratio = False, rules.INIT_NEW_TOKEN_RATIO
         self.link_free_at = 0.0
         self.arrived = asyncio.Event()
@@ -86,7 +86,7 @@ class StepwiseEngine:
         return None
 
     def held(self) -> int:
-        """KV in use: own parts, and every prompt once."""
+        """KV tokens in use: own parts, and every prompt once."""
         prompts = {s.group: s.prompt_len for s in self.running}
         return sum(s.length - s.prompt_len for s in self.running) + sum(prompts.values())
 
@@ -118,7 +118,7 @@ class StepwiseEngine:
             self.evict()
 
     def prefill(self) -> float:
-        """Admit what fits; its seconds."""
+        """Admits the chunks that fit. Returns the seconds of the prefill."""
         clip, cost = self.config.engine.reserve_tokens, 0
         admitted: list[Sequence] = []
         may = sum(min(s.max_new - s.out, clip) for s in self.running)
@@ -145,7 +145,7 @@ class StepwiseEngine:
         return self.step.prefill(cost) if admitted else 0.0
 
     def retract(self) -> None:
-        """Take sequences out until the next step fits."""
+        """Retracts sequences until the next step fits."""
         before = len(self.running)
         while len(self.running) > 1:
             if self.held() + len(self.running) <= self.config.engine.kv_tokens:
@@ -160,6 +160,6 @@ class StepwiseEngine:
             self.ratio, self.full = min(1.0, written / (allowed + 1)), False
 
     def evict(self) -> None:
-        """Oldest idle KV goes where the running ones need the room."""
+        """Evicts the oldest idle KV until the running sequences fit."""
         while self.idle and self.held() + sum(self.idle.values()) > self.config.engine.kv_tokens:
             del self.idle[next(iter(self.idle))]

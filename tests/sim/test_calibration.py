@@ -1,4 +1,4 @@
-"""The workloads reproduce the baseline that the paper published, within 10 %."""
+"""The workloads reproduce the paper's baseline within 10 %."""
 
 import pytest
 
@@ -17,9 +17,9 @@ FIGURES = {
 @pytest.mark.parametrize("workload", FIGURES)
 def test_the_baseline_is_the_published_one(workload: str) -> None:
     case = SimRequest(workload=workload).open()
-    found = residuals(case.config, case.alone(BASELINE))
-    assert set(found) == FIGURES[workload]
-    assert {name: off for name, off in found.items() if abs(off) > TOLERANCE} == {}
+    errors = residuals(case.config, case.alone(BASELINE))
+    assert set(errors) == FIGURES[workload]
+    assert {name: error for name, error in errors.items() if abs(error) > TOLERANCE} == {}
 
 
 def test_every_workload_can_be_calibrated() -> None:

@@ -1,4 +1,4 @@
-"""Virtual time: nothing waits, the order is that of real time, and a standstill is an error."""
+"""Virtual time: no real waits, the same order as in real time, and a standstill is an error."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ def test_hours_pass_at_once_and_timers_keep_their_order() -> None:
             tasks.create_task(after("now", 0.0))
         return seen
 
-    # pytest's timeout ends it if they really pass.
+    # pytest's timeout fails the test if the time really passes.
     assert run_virtually(work()) == [("now", 0.0), ("early", 3600.0), ("late", 7200.0)]
 
 

@@ -1,4 +1,4 @@
-"""Whatever is simulated: every request ends exactly once, with its tokens, and no KV is left."""
+"""Invariants: every request ends exactly once, with its tokens, and no KV is left."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -105,7 +105,7 @@ def test_equal_settings_give_equal_rollouts() -> None:
 
 
 def test_a_simulation_that_cannot_go_on_says_so() -> None:
-    # load_settings would have refused it
+    # load_settings would reject it
     config = with_values(SimConfig(), {"engine.kv_tokens": 300})
     with pytest.raises(SimulationError, match="stands still"):
         run.simulate([Responses("g", token_array([1]), [500])], config)

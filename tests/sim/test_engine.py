@@ -1,4 +1,4 @@
-"""The event-driven engine does what a plain step-by-step one does (stepwise.py)."""
+"""The event-driven engine equals the step-by-step one (stepwise.py)."""
 
 import pytest
 

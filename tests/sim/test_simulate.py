@@ -1,4 +1,4 @@
-"""`seer-sgl simulate` as a user calls it: answers in JSON, mistakes in one line with status 2."""
+"""The command `seer-sgl simulate`: JSON results; every user error is one line with status 2."""
 
 import json
 import sys
@@ -26,32 +26,32 @@ KEYS = {  # the command's contract
 SMALL = ("--set", "engine.count=4", "--set", "engine.kv_tokens=60000")
 
 
-class Said(NamedTuple):
-    """How a command ended."""
+class CommandResult(NamedTuple):
+    """The exit status and output of a command."""
 
     status: int
     out: str
     err: str
 
 
-Simulate = Callable[..., Said]
+Simulate = Callable[..., CommandResult]
 
 
 @pytest.fixture
 def simulate(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Simulate:
-    """The command, run in the folder."""
+    """Returns a function that runs the command in the folder."""
     monkeypatch.chdir(folder)
 
-    def call(*options: str) -> Said:
+    def call(*options: str) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["seer-sgl", "simulate", *options])
         status = 0
         try:
             main()
         except SystemExit as ended:
             status = int(ended.code or 0)
-        return Said(status, *capsys.readouterr())
+        return CommandResult(status, *capsys.readouterr())
 
     return call
 
@@ -64,7 +64,7 @@ def answer(simulate: Simulate, *options: str) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A trace of 12 groups of 4, as `seer-sgl rollout` writes it, and traces with mistakes."""
+    """Writes a trace of 12 groups of 4, in the format of `seer-sgl rollout`, and invalid traces."""
     lines = [
         {
             "group_id": f"g{group}",
@@ -85,17 +85,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_one_policy_is_one_object_with_the_agreed_keys(simulate: Simulate) -> None:
-    found = answer(simulate, "--trace", "samples.jsonl", "--policy", "seer", *SMALL)
-    assert set(found) >= KEYS
-    assert (found["workload"], found["policy"]) == ("samples.jsonl", "seer")
+    report = answer(simulate, "--trace", "samples.jsonl", "--policy", "seer", *SMALL)
+    assert set(report) >= KEYS
+    assert (report["workload"], report["policy"]) == ("samples.jsonl", "seer")
     tokens = sum(20 + 37 * group * group + 11 * index for group in range(12) for index in range(4))
-    assert found["throughput_tok_s"] * found["wall_s"] == pytest.approx(tokens, rel=1e-3)
-    assert 0 < found["tail_s"] < found["wall_s"]
+    assert report["throughput_tok_s"] * report["wall_s"] == pytest.approx(tokens, rel=1e-3)
+    assert 0 < report["tail_s"] < report["wall_s"]
 
 
 def test_without_a_policy_all_are_compared(simulate: Simulate) -> None:
-    found = answer(simulate, "--trace", "samples.jsonl", "--config", "two.yaml")
-    rows = {row["policy"]: row for row in found["policies"]}
+    report = answer(simulate, "--trace", "samples.jsonl", "--config", "two.yaml")
+    rows = {row["policy"]: row for row in report["policies"]}
     assert list(rows) == list(VARIANTS)
     assert rows["group_round_robin"]["ratio_to_baseline"] == 1.0
     assert rows["oracle"]["ratio_to_oracle"] == 1.0
@@ -108,10 +108,10 @@ def test_without_a_policy_all_are_compared(simulate: Simulate) -> None:
 
 def test_a_sweep_shows_every_value_and_the_best(simulate: Simulate) -> None:
     sweep = "--trace", "samples.jsonl", "--sweep", "chunk_tokens=64,512", *SMALL
-    found = answer(simulate, *sweep)
-    assert found["key"] == "scheduling.chunk_tokens"
-    assert [point["value"] for point in found["points"]] == [64, 512]
-    for point in found["points"]:
+    report = answer(simulate, *sweep)
+    assert report["key"] == "scheduling.chunk_tokens"
+    assert [point["value"] for point in report["points"]] == [64, 512]
+    for point in report["points"]:
         alone = answer(
             simulate,
             *("--trace", "samples.jsonl", "--policy", "seer", *SMALL),

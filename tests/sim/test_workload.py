@@ -1,4 +1,4 @@
-"""Sampled workloads have the figures they are asked for; traces are read as they are."""
+"""Sampled workloads match their configured figures; traces are read unchanged."""
 
 import json
 from pathlib import Path
