@@ -95,7 +95,8 @@ def _install_command() -> str:
     if gpu_visible():
         overrides = str(REQUIREMENTS["gpu-overrides"])
         return _with_uv(["uv", *install, "--override", overrides, "seer-sgl[sglang]"])
-    pinned = ["uv", *install, "--no-deps", "-r", "-"]
+    # Compiled at once: the first engines would compile it while they start, for minutes.
+    pinned = ["uv", *install, "--compile-bytecode", "--no-deps", "-r", "-"]
     return f"pip install {TORCH} && {_with_uv(pinned, 'seer-sgl requirements cpu | ')}"
 
 

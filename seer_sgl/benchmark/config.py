@@ -1,6 +1,5 @@
 """The config of a benchmark: the config of its rollout, the arms to compare and the rounds."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from seer_sgl.config import (
 )
 from seer_sgl.config.contradictions import contradictions
 from seer_sgl.config.masking import without_userinfo
+from seer_sgl.config.ready import CONFIGS, own_files
 from seer_sgl.errors import ConfigError
 from seer_sgl.sim.config import PoolConfig, SpeculationConfig
 
@@ -87,19 +87,7 @@ def load_ready(gpu: bool, overrides: Sequence[str] = ()) -> BenchConfig:
     """Returns the config that ships with seer-sgl for this kind of machine. It works in any working
     directory."""
     path = ready_config(gpu)
-    return load_bench(path, [*_own_files(path), *overrides])
-
-
-def _own_files(path: Path) -> Iterator[str]:
-    """Yields overrides that resolve the file names of a shipped config in its checkout."""
-    tree, _ = read_tree(path)
-    for key in ("model.path", "rollout.prompts", "bench.workload"):
-        section, _, name = key.partition(".")
-        file = tree.get(section, {}).get(name)
-        if file is not None and not Path(file).exists():
-            resolved = path.parents[1] / file
-            if resolved.exists():
-                yield f"{key}={json.dumps(str(resolved))}"
+    return load_bench(path, [*own_files(path), *overrides])
 
 
 def _contradictions(config: BenchConfig) -> Iterator[tuple[str, str]]:
@@ -185,12 +173,5 @@ def _joined(engines: str) -> list[str]:
 
 
 def ready_config(gpu: bool) -> Path:
-    """Returns the path of the checkout's config for this kind of machine. Raises ConfigError if
-    seer-sgl is an installed package."""
-    name = "bench-gpu.yaml" if gpu else "bench-cpu.yaml"
-    path = Path(__file__).resolve().parents[2] / "configs" / name
-    if not path.exists():
-        raise ConfigError(
-            "bench: no benchmark model in an installed seer-sgl; give --config with your own model"
-        )
-    return path
+    """Returns the config that ships with seer-sgl for this kind of machine."""
+    return CONFIGS / ("bench-gpu.yaml" if gpu else "bench-cpu.yaml")

@@ -36,10 +36,11 @@ def ready_config(name: str) -> Path:
 
 
 def own_files(path: Path) -> Iterator[str]:
-    """Yields overrides that name the files of a ready config by their absolute paths."""
+    """Yields overrides that name the files of a ready config by their absolute paths, unless they
+    are found from the working folder, as in a checkout."""
     tree, _ = read_tree(path)
     for key in FILES:
         section, _, name = key.partition(".")
         file = tree.get(section, {}).get(name)
-        if file is not None and (ROOT / file).exists():
+        if file is not None and not Path(file).exists() and (ROOT / file).exists():
             yield f"{key}={json.dumps(str(ROOT / file))}"
