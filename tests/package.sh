@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # `make test-package`: the wheel, as a user would install it, in an empty environment and folder.
-# Needs python3 and the uv of the checkout's .venv; leaves nothing behind.
+# For machines without a GPU. Needs python3 and the uv of the checkout's .venv; leaves nothing behind.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${SEER_PYTHON:-python3}
@@ -31,12 +31,12 @@ if "$bin/seer-sgl" doctor >doctor.txt; then
     echo "the doctor misses nothing without SGLang"
     exit 1
 fi
-grep -q 'torch .*mend: pip install torch' doctor.txt
+grep -q 'torch .*fix: pip install torch' doctor.txt
 
 step "install SGLang, by the doctor's commands"
 "$bin/pip" install --quiet --disable-pip-version-check torch==2.13.0
 "$bin/seer-sgl" requirements cpu |
-    "$uv" pip install --quiet --python "$bin/python" --no-deps -r -
+    "$uv" pip install --quiet --python "$bin/python" --compile-bytecode --no-deps -r -
 "$bin/seer-sgl" doctor
 
 step "a rollout"

@@ -85,22 +85,9 @@ def _words(info: Any) -> str:
 
 def _number(info: Any) -> str:
     name = "integer" if isinstance(info, msgspec.inspect.IntType) else "number"
-    low = (
-        f"> {info.gt:g}"
-        if info.gt is not None
-        else f">= {info.ge:g}"
-        if info.ge is not None
-        else ""
-    )
-    high = (
-        f"< {info.lt:g}"
-        if info.lt is not None
-        else f"<= {info.le:g}"
-        if info.le is not None
-        else ""
-    )
-    bounds = ", ".join(bound for bound in (low, high) if bound)
-    return f"{name} {bounds}".strip()
+    limits = {">": info.gt, ">=": info.ge, "<": info.lt, "<=": info.le}
+    shown = [f"{sign} {limit:g}" for sign, limit in limits.items() if limit is not None]
+    return " ".join([name, ", ".join(one for one in shown if "e+" not in one)]).strip()
 
 
 def _default(field: Any) -> str:
