@@ -9,9 +9,11 @@ import json
 import os
 import pty
 import resource
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -39,7 +41,7 @@ class Driver:
                 *("--prompts", str(prompts), "--out", str(out)),
                 *("--set", f"engines={{launch: external, urls: ['{url}']}}"),
                 *("--set", "scheduling.chunk_tokens=16"),
-                *("--set", "sampling.max_response_len=400"),
+                *("--set", "sampling.max_response_len=4000"),
             ],
             **{"stderr": subprocess.PIPE, **options},
         )
@@ -70,7 +72,7 @@ class Driver:
 
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
-    async with serving(FakeSGLang(delay_s=0.4, longest=400)) as address:
+    async with serving(FakeSGLang(delay_s=0.4, longest=4000)) as address:
         yield address
 
 
@@ -111,10 +113,11 @@ async def test_a_terminal_that_is_gone_costs_no_result(drive: Callable[..., Driv
         preexec_fn=lambda: _take_terminal(0),
     )
     os.close(terminal)
-    reader = asyncio.create_task(asyncio.to_thread(_drain, master))
+    gone = threading.Event()
+    reader = asyncio.create_task(asyncio.to_thread(_drain, master, gone))
     await driver.samples(5)
-    reader.cancel()
-    os.close(master)
+    gone.set()
+    await reader
     status, _ = await driver.ended()
     assert status == 130
     driver.check_results()
@@ -127,10 +130,13 @@ def _take_terminal(descriptor: int) -> None:
     fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
 
 
-def _drain(descriptor: int) -> None:
-    with contextlib.suppress(OSError):
-        while os.read(descriptor, 4096):
-            pass
+def _drain(descriptor: int, gone: threading.Event) -> None:
+    """Reads what a terminal shows until it is gone. A descriptor that is closed while another
+    thread reads it stays open until that read returns."""
+    while not gone.is_set():
+        if select.select([descriptor], [], [], 0.05)[0]:
+            os.read(descriptor, 4096)
+    os.close(descriptor)
 
 
 @pytest.mark.long
