@@ -133,7 +133,9 @@ def master_of(lines: list[str]) -> str:
 
 
 def restarted(lines: list[str], node: str) -> bool:
-    return any(line.startswith(f"KV pool: {node}") and "started again" in line for line in lines)
+    return any(
+        line.startswith(f"KV pool: {node}") and "is being restarted" in line for line in lines
+    )
 
 
 async def until(done: Callable[[], bool]) -> None:
