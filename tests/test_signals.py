@@ -43,7 +43,7 @@ class Driver:
                 *("--set", "scheduling.chunk_tokens=16"),
                 *("--set", "sampling.max_response_len=4000"),
             ],
-            **{"stderr": subprocess.PIPE, **options},
+            **{"stderr": subprocess.PIPE, "preexec_fn": _hang_ups, **options},
         )
 
     async def samples(self, count: int) -> None:
@@ -123,10 +123,16 @@ async def test_a_terminal_that_is_gone_costs_no_result(drive: Callable[..., Driv
     driver.check_results()
 
 
+def _hang_ups() -> None:
+    """Makes SIGHUP end a process again: tests that run under `nohup` pass on that it is ignored."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def _take_terminal(descriptor: int) -> None:
     import fcntl
     import termios
 
+    _hang_ups()
     fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
 
 
