@@ -101,6 +101,7 @@ class FakeSGLang:
                 web.post("/generate", self.generate),
                 web.post("/abort_request", self.abort_request),
                 web.get("/server_info", self.server_info),
+                web.get("/model_info", self.model_info),
                 web.get("/v1/loads", self.loads),
                 web.get("/health", self.health),
             ]
@@ -267,7 +268,7 @@ class FakeSGLang:
                 "page_size": self.page_size,
                 "disable_radix_cache": False,
                 "dp_size": 1,
-                "weight_version": self.weight_version,
+                "weight_version": "default",  # what it was started with
                 "enable_deterministic_inference": True,
                 "skip_tokenizer_init": not self.has_tokenizer,
                 "internal_states": [
@@ -280,6 +281,13 @@ class FakeSGLang:
                 "unread": 1,
             },
         )
+
+    async def model_info(self, _: web.Request) -> web.Response:
+        """Returns the weights of now, and one field that the client ignores."""
+        if self.away:
+            return web.Response(status=503)
+        served = {"model_path": self.model_path, "weight_version": self.weight_version}
+        return self._control("/model_info", {**served, "is_generation": True})
 
     async def loads(self, _: web.Request) -> web.Response:
         """Returns a load that changes only while chunks are answered, as in a real server."""

@@ -144,8 +144,15 @@ CONTROL: dict[str, dict[str, Callable[[Reply], bytes]]] = {
         "a huge number": raw(b'{"loads":[{"num_used_tokens":1e400}]}'),
         "endless": top(x="x" * (5 << 20)),
     },
-    "/server_info": {
+    "/model_info": {
         "bad UTF-8": lambda reply: encoded(reply).replace(b'"v1"', b'"\xff"'),
+        "deep": nested(b'{"x":', b"}"),
+        "no version": raw(b'{"model_path": "fake"}'),
+        "a number as version": top(weight_version=1),
+        "endless": top(x="x" * (5 << 20)),
+    },
+    "/server_info": {
+        "bad UTF-8": lambda reply: encoded(reply).replace(b'"0.5.21"', b'"\xff"'),
         "deep": nested(b'{"x":', b"}"),
         "no schedulers": top(internal_states=[]),
         "no KV": top(max_total_num_tokens=0),

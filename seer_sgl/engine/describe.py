@@ -23,28 +23,39 @@ MAX_MESSAGE = 500  # characters of a server's explanation
 
 
 async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> EngineInfo:
-    """Returns the description of a server from its `/server_info`.
+    """Returns the description of a server from its `/server_info` and `/model_info`.
+
+    SGLang's `/server_info` keeps the weights that the server was started with; `/model_info` has
+    those of the latest update.
 
     Raises EngineUnavailable if it does not answer like SGLang (yet), and EngineStartError if its
     configuration is not supported.
     """
+    info = described(await _get(session, engine_id, url, "/server_info"), engine_id, url)
+    body = await _get(session, engine_id, url, "/model_info")
+    model = decode_control(body, wire.ModelInfo, f"engine {engine_id} ({url}): /model_info")
+    return msgspec.structs.replace(
+        info, model_path=model.model_path, weight_version=model.weight_version
+    )
+
+
+async def _get(session: aiohttp.ClientSession, engine_id: str, url: str, path: str) -> bytes:
     name = f"engine {engine_id} ({url})"
     try:
         timeout = aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_S)
-        async with session.get(f"{url}/server_info", timeout=timeout) as response:
+        async with session.get(url + path, timeout=timeout) as response:
             body = await read_body(response, REPLY_BYTES)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         reason = str(error) or type(error).__name__
         raise EngineUnavailable(f"{name}: {reason}", engine_id=engine_id) from error
     if response.status != 200:
-        raise EngineUnavailable(
-            f"{name}: HTTP {response.status} on /server_info{explanation(body)}"
-        )
-    return described(body, engine_id, url)
+        raise EngineUnavailable(f"{name}: HTTP {response.status} on {path}{explanation(body)}")
+    return body
 
 
 def described(body: bytes, engine_id: str, url: str) -> EngineInfo:
-    """Returns the description in the body of a `/server_info`. Raises like `describe`."""
+    """Returns the description in the body of a `/server_info`, with the weights that the server was
+    started with. Raises like `describe`."""
     name = f"engine {engine_id} ({url})"
     info = decode_control(body, wire.ServerInfo, f"{name}: not a supported SGLang server")
     if info.dp_size != 1:

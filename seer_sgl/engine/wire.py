@@ -129,6 +129,13 @@ class InternalState(msgspec.Struct):
         return None if startup_s is None else f"started in {startup_s} s"
 
 
+class ModelInfo(msgspec.Struct):
+    """`/model_info`."""
+
+    model_path: str
+    weight_version: str
+
+
 class ServerInfo(msgspec.Struct):
     """`/server_info`."""
 

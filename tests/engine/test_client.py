@@ -101,11 +101,14 @@ async def test_a_garbled_load_makes_an_engine_unavailable(shape: str) -> None:
             await engine.load()
 
 
-@pytest.mark.parametrize("shape", CONTROL["/server_info"])
-async def test_a_garbled_description_is_refused_whoever_asks_for_it(shape: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [(path, shape) for path in ("/server_info", "/model_info") for shape in CONTROL[path]],
+)
+async def test_a_garbled_description_is_refused_whoever_asks_for_it(path: str, shape: str) -> None:
     fake = FakeSGLang()
     async with joined(fake) as engine:
-        fake.garbled = {"/server_info": shape}
+        fake.garbled = {path: shape}
         assert "engine e0" in (await engine.problem() or "")
         async with open_session() as session:
             with pytest.raises(EngineUnavailable, match="engine e0"):
