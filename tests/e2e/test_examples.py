@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import MODEL, ROOT
+from .conftest import HELD_OUT, MODEL, ROOT
 
 
 def run(script: str, *arguments: str) -> list[str]:
@@ -32,7 +32,9 @@ def test_a_toy_rl_loop_samples_from_new_weights_at_every_step() -> None:
 @pytest.mark.shared_engines
 def test_servers_that_run_already_answer_and_go_on(engine_urls: list[str]) -> None:
     for _ in range(2):
-        lines = run("running_servers", *engine_urls, "--tokenizer", str(MODEL))
+        lines = run(
+            "running_servers", *engine_urls, "--tokenizer", str(MODEL), "--prompts", str(HELD_OUT)
+        )
         assert len(lines) == 4
         assert lines[-1].startswith("12 samples, ")
 
