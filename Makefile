@@ -1,5 +1,5 @@
-# make rollout | test | test-long | test-index | check | bench | microbench: each target sets up
-# .venv if it is missing or stale.
+# make rollout | test | test-long | test-package | test-index | check | docs | bench | microbench:
+# each target sets up .venv if it is missing or stale.
 # Needs python3 >= 3.11 with its venv module, and make. SEER_PYTHON selects another interpreter.
 
 SEER_PYTHON ?= python3
@@ -16,7 +16,7 @@ RDMA_PACKAGES := libibverbs1 $(if $(GPU),ibverbs-providers)
 HAS_RDMA := $(SEER_PYTHON) -c 'import ctypes, sys; list(map(ctypes.CDLL, sys.argv[1:]))' \
 	$(RDMA_LIBRARIES) 2>/dev/null
 
-.PHONY: venv rollout test test-long test-index check bench microbench clean
+.PHONY: venv rollout test test-long test-package test-index check docs bench microbench clean
 
 venv: $(READY)
 
@@ -33,7 +33,7 @@ ifeq ($(GPU),)
 else
 	$(BIN)/pip install --quiet --disable-pip-version-check $(UV)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode \
-		--override $(OVERRIDES) -e ".[sglang,router,dev]"
+		--override $(OVERRIDES) -e ".[sglang,plots,router,dev]"
 endif
 	@$(HAS_RDMA) || { test "$$(id -u)" = 0 && apt-get -qq update && \
 		apt-get -qq install --yes --no-install-recommends $(RDMA_PACKAGES) >/dev/null; } || \
@@ -49,20 +49,29 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# The pages of docs/ as a site in out/docs. Fails at a link that leads nowhere.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # The profile `ci` runs the same examples every time; plain pytest draws new ones.
-test: check
+test: check docs
 	$(BIN)/python -m pytest --hypothesis-profile=ci --durations=12 -m "not long"
 
 # Slow tests: wider variants of the tests above.
 test-long: $(READY)
 	$(BIN)/python -m pytest --hypothesis-profile=ci --durations=12 -m long
 
+# The wheel in an empty environment and folder: installed as the doctor says, and a rollout.
+test-package: $(READY)
+	tests/package.sh
+
 # Checks that the package index has wheels for all packages that `make venv` installs on a machine
 # with a GPU; only metadata is downloaded. SGLang's wheels need glibc 2.34 or later. Also reports
 # what an upgrade to the newest SGLang would break: its wheel is downloaded, not installed.
 test-index: $(READY)
 	$(BIN)/uv pip compile --quiet --python-platform x86_64-manylinux_2_34 --python-version 3.12 \
-		--only-binary :all: --override $(OVERRIDES) --extra sglang --extra router --extra dev \
+		--only-binary :all: --override $(OVERRIDES) --extra sglang --extra plots --extra router \
+		--extra dev \
 		pyproject.toml >/dev/null
 	@echo "the GPU extras resolve to wheels"
 	$(BIN)/python -m tests.plugin.upgrade

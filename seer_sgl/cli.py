@@ -1,25 +1,16 @@
 """The command line: `seer-sgl rollout | simulate | bench | engine | drafthub | doctor`."""
 
-import asyncio
 import json
-import signal
 import sys
-import time
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import click
-import uvloop
-from rich.console import Console
 
-from .config import load
-from .console import LEVELS, complain, log_to, open_console
+from .console import INTERRUPTED, LEVELS, complain, log_to, open_console
 from .errors import ConfigError, SeerError
-from .processes import stopping_signals
 
-UNNOTICED_S = 1.0  # after a signal; an event loop that is not blocked reacts much sooner
-INTERRUPTED = 130  # the exit status that a shell reports after Ctrl-C
+# What a command needs is imported in it: `--help` has nothing to wait for.
 # Every rollout of a benchmark logs the same warnings.
 REPEATED = ("seer_sgl.rollout", "seer_sgl.driver")
 
@@ -39,7 +30,8 @@ def cli() -> None:
 
 
 @cli.command()
-@click.option("--config", type=click.Path(path_type=Path), help="YAML config (configs/).")
+@click.option("--config", type=click.Path(path_type=Path), help="YAML config.")
+@click.option("--ready", metavar="NAME", help="A config that comes with seer-sgl, e.g. cpu-seer.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="JSONL; default rollout.prompts.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any config key.")
@@ -48,6 +40,7 @@ def cli() -> None:
 def rollout(
     *,
     config: Path | None,
+    ready: str | None,
     prompts: Path | None,
     out: Path,
     overrides: tuple[str, ...],
@@ -55,14 +48,18 @@ def rollout(
     log_level: str,
 ) -> None:
     """Roll prompts out; write samples.jsonl, report.json and timeline.png into OUT."""
+    from .config import load, load_ready
     from .rollout.command import roll_out
+    from .running import run
 
     if prompts is not None:
         overrides = (*overrides, f"rollout.prompts={json.dumps(str(prompts))}")
+    if ready is not None and config is not None:
+        raise ConfigError(f"--ready {ready}: not together with --config")
     console = open_console()
     with log_to(console, log_level):
-        settings = load(config, overrides)
-        _run(roll_out(settings, out, overwrite, console))
+        settings = load(config, overrides) if ready is None else load_ready(ready, overrides)
+        run(roll_out(settings, out, overwrite, console))
 
 
 @cli.command()
@@ -111,6 +108,7 @@ def bench(
     """Compare plain SGLang with seer-sgl, technique by technique, on the same work."""
     from .benchmark.command import bench as run_bench
     from .benchmark.config import load_bench, load_ready, overrides_from
+    from .running import run
 
     if gpu and config is not None:
         raise ConfigError("--gpu: it uses configs/bench-gpu.yaml; not together with --config")
@@ -118,7 +116,7 @@ def bench(
     with log_to(console, log_level, once=REPEATED):
         changes = [*overrides_from(options), *overrides]
         settings = load_ready(gpu, changes) if config is None else load_bench(config, changes)
-        _run(run_bench(settings, out, console))
+        run(run_bench(settings, out, console))
 
 
 @cli.command(
@@ -140,6 +138,8 @@ def engine(flags: tuple[str, ...]) -> None:
 @log_level
 def drafthub(host: str, port: str, memory: str, log_level: str) -> None:
     """Serve the draft hub of a fleet; the token is in SEER_SGL_LINK_TOKEN."""
+    import uvloop
+
     from .link.hubserver import serve_hub
 
     with log_to(open_console(), log_level):
@@ -147,8 +147,19 @@ def drafthub(host: str, port: str, memory: str, log_level: str) -> None:
 
 
 @cli.command()
+@click.argument("machine", type=click.Choice(["cpu", "gpu-overrides"]))
+def requirements(machine: str) -> None:
+    """Print the pinned packages of MACHINE, a requirements file for `uv pip install`."""
+    from .config.ready import REQUIREMENTS
+
+    click.echo(REQUIREMENTS[machine].read_text(), nl=False)
+
+
+@cli.command()
 def doctor() -> None:
     """Check this machine: one line per check, and the command that fixes each failure."""
+    from rich.console import Console
+
     from .doctor import examine
 
     sys.exit(0 if examine(Console(highlight=False)) else 1)
@@ -167,52 +178,3 @@ def main() -> None:
     except (KeyboardInterrupt, click.exceptions.Abort):  # click turns the first into the second
         complain("interrupted")
         sys.exit(INTERRUPTED)
-
-
-def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Runs a coroutine on uvloop until it ends or a signal cancels it.
-
-    The first of Ctrl-C, SIGTERM and SIGHUP cancels the work, which cleans up in bounded time. Later
-    signals have no effect while the event loop responds. If the work blocks the event loop (for
-    example a tokenizer download), a later signal raises KeyboardInterrupt.
-
-    A signal that was ignored from the start stays ignored (`nohup`).
-    """
-    stopped_at: float | None = None
-    noticed = False
-    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = []
-
-    def cancel(task: "asyncio.Task[None]") -> None:
-        nonlocal noticed
-        noticed = True
-        task.cancel()
-
-    def stop(*_: object) -> None:
-        nonlocal stopped_at
-        if stopped_at is None:
-            stopped_at = time.monotonic()
-            for loop, task in running:
-                loop.call_soon_threadsafe(cancel, task)
-        elif running and not noticed and time.monotonic() - stopped_at > UNNOTICED_S:
-            raise KeyboardInterrupt
-
-    async def cancellable() -> None:
-        task: asyncio.Task[None] | None = asyncio.current_task()
-        assert task is not None
-        running.append((asyncio.get_running_loop(), task))
-        if stopped_at is not None:
-            task.cancel()
-        await work
-
-    before = {number: signal.signal(number, stop) for number in stopping_signals()}
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        try:
-            runner.run(cancellable())
-        except asyncio.CancelledError:  # for a KeyboardInterrupt click prints its own line
-            complain("interrupted")
-            sys.exit(INTERRUPTED)
-        finally:
-            running.clear()
-            for number, handler in before.items():
-                # At exit Python restores the system's handlers, and a late signal would kill it.
-                signal.signal(number, handler if stopped_at is None else signal.SIG_IGN)

@@ -5,14 +5,17 @@ import io
 import logging
 import sys
 from collections.abc import Iterator
-from typing import TextIO, cast
+from typing import TYPE_CHECKING, TextIO, cast
 
-from rich.console import Console
 from typing_extensions import override
 
 from .errors import SeerError
 
+if TYPE_CHECKING:  # rich is imported when something is printed
+    from rich.console import Console
+
 LEVELS = ("debug", "info", "warning", "error")
+INTERRUPTED = 130  # the exit status that a shell reports after Ctrl-C
 WIDE = 200  # columns of a table that goes to a file
 
 
@@ -45,8 +48,10 @@ class _StandardError(io.TextIOBase):
         return self._stream.fileno()
 
 
-def open_console(wide: bool = False) -> Console:
+def open_console(wide: bool = False) -> "Console":
     """Returns a console on standard error. `wide`: use WIDE columns if it is not a terminal."""
+    from rich.console import Console
+
     console = Console(file=cast(TextIO, _StandardError()), highlight=False)
     if wide and not console.is_terminal:
         console.width = WIDE
@@ -61,7 +66,7 @@ def complain(line: str) -> None:
 class _ConsoleHandler(logging.Handler):
     """Prints log records as lines, between the refreshes of a live display."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: "Console") -> None:
         super().__init__()
         self._console = console
 
@@ -92,7 +97,7 @@ class _Once(logging.Filter):
 
 
 @contextlib.contextmanager
-def log_to(console: Console, level: str, once: tuple[str, ...] = ()) -> Iterator[None]:
+def log_to(console: "Console", level: str, once: tuple[str, ...] = ()) -> Iterator[None]:
     """Prints seer-sgl's log from `level` (LEVELS) on while the block runs.
 
     `once`: names of loggers that may repeat lines; each distinct line is printed once. An error

@@ -7,8 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +16,7 @@ import psutil
 from rich.console import Console
 
 from . import loopback
+from .config.ready import REQUIREMENTS
 from .engine.launch.process import engine_environment, gpu_visible
 from .kvpool import packages
 
@@ -92,21 +92,22 @@ def _install_command() -> str:
     if _in_checkout():
         return "make venv"
     install = ["pip", "install", "--python", sys.executable]
-    files = Path(sysconfig.get_path("data")) / "share" / "seer-sgl"
     if gpu_visible():
-        overrides = str(files / "requirements-gpu-overrides.txt")
-        return _uv(*install, "--override", overrides, "seer-sgl[sglang]")
-    pinned = str(files / "requirements-cpu.txt")
-    return f"pip install {TORCH} && {_uv(*install, '--no-deps', '-r', pinned)}"
+        overrides = str(REQUIREMENTS["gpu-overrides"])
+        return _with_uv(["uv", *install, "--override", overrides, "seer-sgl[sglang]"])
+    # Compiled at once: the first engines would compile it while they start, for minutes.
+    pinned = ["uv", *install, "--compile-bytecode", "--no-deps", "-r", "-"]
+    return f"pip install {TORCH} && {_with_uv(pinned, 'seer-sgl requirements cpu | ')}"
 
 
 def _in_checkout() -> bool:
     return all((CHECKOUT / name).is_file() for name in ("Makefile", "requirements-cpu.txt"))
 
 
-def _uv(*arguments: str) -> str:
-    command = shlex.join(["uv", *arguments])
-    return command if shutil.which("uv") else f"pip install uv && {command}"
+def _with_uv(command: Sequence[str], source: str = "") -> str:
+    """Returns a command line of uv, behind uv's own installation where it is missing."""
+    line = source + shlex.join(command)
+    return line if shutil.which("uv") else f"pip install uv && {line}"
 
 
 def _python() -> Check:

@@ -30,26 +30,47 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """
 
     max_new_tokens: Positive = 8192
+    """Most tokens of a response, over all of its chunks; `max_response_len` is another name."""
     min_new_tokens: Natural = 0
+    """No stop before so many tokens."""
     temperature: Annotated[float, msgspec.Meta(ge=0.0)] = 1.0
+    """0: greedy."""
     top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
+    """Keep the most likely tokens up to this probability."""
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=LARGEST_ID)] = -1
+    """Keep the k most likely tokens; -1: all."""
     min_p: Fraction = 0.0
+    """Keep tokens with at least this share of the most likely token's probability."""
     stop: str | list[str] = []
+    """Stop strings."""
     stop_token_ids: list[TokenId] = []
+    """Tokens that end a response."""
     stop_regex: str | list[str] = []
+    """Regular expressions that end a response; requests run undivided."""
     ignore_eos: bool = False
+    """Go on behind the model's end token."""
     skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
     no_stop_trim: bool = False
+    """Keep the stop string in the text."""
     logit_bias: dict[str, float] = {}
+    """Added to logits, by token id."""
     frequency_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
+    """Penalty per occurrence of a token; requests run undivided."""
     presence_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
+    """Penalty for tokens that occurred; requests run undivided."""
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0.0, le=2.0)] = 1.0
+    """Divides the logits of tokens that occurred; requests run undivided."""
     json_schema: str | None = None
+    """Grammar; requests run undivided. Likewise the next three."""
     regex: str | None = None
+    """Grammar."""
     ebnf: str | None = None
+    """Grammar."""
     structural_tag: str | None = None
+    """Grammar."""
     custom_params: dict[str, Any] = {}
+    """Passed on to SGLang's custom logit processors."""
 
     def stops(self) -> list[str]:
         """Returns the stop strings as a list."""

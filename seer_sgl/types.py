@@ -334,22 +334,42 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rollout_id: str
+    """The rollout that made it."""
     group_id: str
+    """The prompt's id."""
     index: int
+    """Which of the n samples of its prompt it is."""
     prompt_ids: "array[int]"
+    """Token ids of the prompt."""
     response_ids: "array[int]"
+    """Token ids of the response."""
     response_length: int
+    """Their number."""
     rollout_log_probs: "array[float]"
+    """Log probability of each response token, before top-p and top-k."""
     finish_reason: FinishReason
+    """`stop`, `length`, or `abort` (asked for by the caller)."""
     matched: int | str | None
-    weight_version: str  # of the last token
+    """The stop string or token that ended it."""
+    weight_version: str
+    """Version of the weights that generated its last token."""
     weight_spans: list[WeightSpan]
+    """Runs of tokens by weight version: more than one if the weights changed on the way."""
     text: str | None
+    """The response as text; null without a tokenizer."""
     seed: int
+    """The request's seed."""
     chunks: int
+    """Chunks that it took."""
     engines: list[str]
+    """Engines that ran them, in order."""
     accept_length: float | None
+    """Mean tokens per verification; null without speculative decoding."""
     submitted_at: float
+    """Seconds since the start of the rollout."""
     started_at: float
+    """When its first chunk was sent, seconds."""
     finished_at: float
+    """When it finished, seconds."""
     metadata: Any = None
+    """The prompt's `metadata`, unchanged."""

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from seer_sgl import doctor, loopback
+from seer_sgl.config.ready import REQUIREMENTS
 from seer_sgl.doctor import Check, Verdict
 from seer_sgl.kvpool import packages
 
@@ -74,7 +75,7 @@ def test_an_installed_user_with_a_gpu_gets_uv_with_the_override(
     bootstrap, _, command = doctor._install_command().partition(" && ")
     assert bootstrap == "pip install uv"
     assert command.startswith(f"uv pip install --python {sys.executable} --override /")
-    assert command.endswith("/share/seer-sgl/requirements-gpu-overrides.txt 'seer-sgl[sglang]'")
+    assert command.endswith("/ready/requirements-gpu-overrides.txt 'seer-sgl[sglang]'")
 
 
 @pytest.mark.usefixtures("outside")
@@ -85,7 +86,8 @@ def test_an_installed_user_without_a_gpu_gets_the_pinned_versions(
     monkeypatch.setattr(packages, "version", lambda _: None)
     command = doctor._sglang().fix
     assert command.startswith("pip install torch==2.13.0 && ")
-    assert command.endswith("/share/seer-sgl/requirements-cpu.txt")
+    assert "seer-sgl requirements cpu | uv pip install" in command
+    assert command.endswith("--no-deps -r -")
     assert "make" not in command
 
 
@@ -93,15 +95,14 @@ def test_doctor_and_the_package_name_the_same_versions_and_files() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     cuda13 = f"{CUDA13}=={packages.VERSION}"
     extra = project["project"]["optional-dependencies"]["sglang"]
-    assert extra == [f"sglang=={doctor.SGLANG_VERSION}", cuda13]
+    assert extra[:2] == [f"sglang=={doctor.SGLANG_VERSION}", cuda13]
     assert packages.fitting(doctor.SGLANG_CUDA) == CUDA13
     pinned = (ROOT / "requirements-cpu.txt").read_text()
     assert f"{CPU}=={packages.VERSION}\n" in pinned
     assert f"sglang=={doctor.SGLANG_VERSION}\n" in pinned
     assert doctor.TORCH in (ROOT / "Makefile").read_text()
-    shipped = project["tool"]["setuptools"]["data-files"]["share/seer-sgl"]
-    assert shipped == ["requirements-cpu.txt", "requirements-gpu-overrides.txt"]
-    assert all((ROOT / name).is_file() for name in shipped)
+    for shipped in REQUIREMENTS.values():
+        assert shipped.read_text() == (ROOT / shipped.name).read_text()
 
 
 @pytest.mark.parametrize(

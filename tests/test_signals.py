@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from seer_sgl import cli
+from seer_sgl import running
 from tests.fake_sglang import FakeSGLang, serving
 
 from .link.test_link import until
@@ -174,7 +174,7 @@ async def test_an_impatient_user_disturbs_no_cleaning_up(
 def test_a_second_signal_interrupts_work_that_blocks_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cli, "UNNOTICED_S", 0.0)
+    monkeypatch.setattr(running, "UNNOTICED_S", 0.0)
     signals = [signal.SIGTERM, signal.SIGINT]
     before = [signal.getsignal(number) for number in signals]
 
@@ -186,7 +186,7 @@ def test_a_second_signal_interrupts_work_that_blocks_the_event_loop(
 
     try:
         with pytest.raises(KeyboardInterrupt):
-            cli._run(read_a_large_file())
+            running.run(read_a_large_file())
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)

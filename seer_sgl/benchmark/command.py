@@ -21,6 +21,7 @@ from seer_sgl.config.masking import masked
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.files import append_whole, explained
 from seer_sgl.kvpool.packages import BUILT_FOR
+from seer_sgl.report.figures import can_draw
 from seer_sgl.sim.config import EngineConfig
 
 from .arms import EVERY, SEER
@@ -93,10 +94,11 @@ class BenchReport:
         }
         report["predicted"] = predict(self._config, self.engine, latest)
         self._write(report)
-        draw_arms(report, self._out / "arms.png")
-        draw_lanes(self.rolled, self._out / "lanes.png")
-        if self.soak:
-            draw_soak(self.soak, self._out / "soak.png")
+        if can_draw():
+            draw_arms(report, self._out / "arms.png")
+            draw_lanes(self.rolled, self._out / "lanes.png")
+            if self.soak:
+                draw_soak(self.soak, self._out / "soak.png")
         return report
 
     def _write(self, report: dict[str, Any]) -> None:

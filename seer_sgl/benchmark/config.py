@@ -1,6 +1,5 @@
 """The config of a benchmark: the config of its rollout, the arms to compare and the rounds."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from seer_sgl.config import (
 )
 from seer_sgl.config.contradictions import contradictions
 from seer_sgl.config.masking import without_userinfo
+from seer_sgl.config.ready import CONFIGS, own_files
 from seer_sgl.errors import ConfigError
 from seer_sgl.sim.config import PoolConfig, SpeculationConfig
 
@@ -32,28 +32,37 @@ class BenchSection(Section, frozen=True):
     """The arms, rounds and seeds. A seed draws the prompts of a workload and all its samples."""
 
     arms: list[str] = msgspec.field(default_factory=lambda: [*ARMS, *GREEDY])
+    """The arms to compare."""
     rounds: Positive = 5
+    """Rollouts per arm."""
     seeds: Annotated[list[Natural], msgspec.Meta(min_length=1)] = msgspec.field(
         default_factory=lambda: [1, 2, 3]
     )
-    # JSONL samples of an earlier rollout: prompts, and lengths that are imposed on every arm.
-    # None: rollout.prompts with the lengths that the model generates.
+    """A seed draws `rollout.max_prompts` prompts and all samples; rounds take the seeds in turn."""
     workload: str | None = None
-    # Run the servers of all arms at once. False: one kind at a time, restarted each round, for
-    # GPUs that cannot hold all of them.
+    """JSONL samples of an earlier rollout: its prompts, and its lengths, which are imposed on every
+    arm. Default: `rollout.prompts` with the lengths that the model generates."""
     together: bool = True
-    # For servers that already run (engines.launch: external): their URLs by kind.
+    """Run the servers of all arms at once. False: one kind at a time, restarted each round, for
+    machines that cannot hold all of them."""
     urls: dict[Kind, list[str]] = msgspec.field(default_factory=dict)
-    greedy_prompts: Positive = 64  # of greedy arms, with one response each: all would be equal
-    soak: Natural = 0  # consecutive rollouts at the end, with a weight update after each
-    # Parameters of the simulation that are not measured on the servers.
-    reserve_tokens: Natural | None = None  # SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION of the servers
+    """Servers that already run, by kind: `{plain: [...], pool: [...], drafting: [...], ngram:
+    [...]}`."""
+    greedy_prompts: Positive = 64
+    """Prompts of the greedy arms, with one response each."""
+    soak: Natural = 0
+    """Rollouts of `seer` in a row at the end, with a weight update after each (own servers only).
+    """
+    reserve_tokens: Natural | None = None
+    """Of the simulation: `SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION` of the servers."""
     pool: PoolConfig = msgspec.field(default_factory=PoolConfig)
+    """Of the simulation: the KV pool."""
     speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)
-    # Flags of SGLang's own n-gram speculation (a greedy arm).
+    """Of the simulation: speculative decoding."""
     ngram: dict[str, FlagValue] = msgspec.field(
         default_factory=lambda: {"speculative-num-draft-tokens": 8}
     )
+    """Flags of SGLang's own n-gram speculation (a greedy arm)."""
 
 
 class BenchConfig(Config, frozen=True):
@@ -78,19 +87,7 @@ def load_ready(gpu: bool, overrides: Sequence[str] = ()) -> BenchConfig:
     """Returns the config that ships with seer-sgl for this kind of machine. It works in any working
     directory."""
     path = ready_config(gpu)
-    return load_bench(path, [*_own_files(path), *overrides])
-
-
-def _own_files(path: Path) -> Iterator[str]:
-    """Yields overrides that resolve the file names of a shipped config in its checkout."""
-    tree, _ = read_tree(path)
-    for key in ("model.path", "rollout.prompts", "bench.workload"):
-        section, _, name = key.partition(".")
-        file = tree.get(section, {}).get(name)
-        if file is not None and not Path(file).exists():
-            resolved = path.parents[1] / file
-            if resolved.exists():
-                yield f"{key}={json.dumps(str(resolved))}"
+    return load_bench(path, [*own_files(path), *overrides])
 
 
 def _contradictions(config: BenchConfig) -> Iterator[tuple[str, str]]:
@@ -176,12 +173,5 @@ def _joined(engines: str) -> list[str]:
 
 
 def ready_config(gpu: bool) -> Path:
-    """Returns the path of the checkout's config for this kind of machine. Raises ConfigError if
-    seer-sgl is an installed package."""
-    name = "bench-gpu.yaml" if gpu else "bench-cpu.yaml"
-    path = Path(__file__).resolve().parents[2] / "configs" / name
-    if not path.exists():
-        raise ConfigError(
-            "bench: no benchmark model in an installed seer-sgl; give --config with your own model"
-        )
-    return path
+    """Returns the config that ships with seer-sgl for this kind of machine."""
+    return CONFIGS / ("bench-gpu.yaml" if gpu else "bench-cpu.yaml")

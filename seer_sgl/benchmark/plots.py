@@ -112,7 +112,10 @@ def _lane(axis: "Axes", record: Recorder, engine: EngineRecord) -> None:
 
 
 def draw_arms(report: Mapping[str, Any], path: Path) -> None:
-    """Draws throughput and tail of every arm as multiples of the baseline's; marks: the paper."""
+    """Draws throughput and tail of every arm as multiples of the baseline's in the same round.
+
+    A bar is the median over all rounds; a mark is the paper's value.
+    """
     arms = {
         name: arm
         for name, arm in report["arms"].items()
@@ -133,7 +136,8 @@ def draw_arms(report: Mapping[str, Any], path: Path) -> None:
                 axis.hlines(arm["paper"][key], place - 0.42, place + 0.42, color=PAPER, lw=2.2)
     left.plot([], [], color=PAPER, lw=2.2, label="the paper, Qwen2-VL-72B")
     figure.legend(frameon=False, loc="outside upper right", fontsize=9)
-    figure.suptitle("Medians; whiskers: least and greatest round", x=0.01, ha="left", fontsize=11)
+    title = "Medians over all rounds; whiskers: least and greatest round"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     save(figure, path)
 
 

@@ -1,8 +1,7 @@
 """Summarises rollouts: medians with their range, ratios within a round. Pure."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -34,9 +33,9 @@ Figures = dict[str, Any]
 
 
 def summarize(rows: Sequence[Row]) -> dict[str, Figures]:
-    """Returns the report's `arms`. Each arm has the median of every figure, over the rounds of a
-    seed and then over the seeds; `range` has the least and greatest value of all rounds. Ratios
-    compare rollouts of the same round, so of the same work."""
+    """Returns the report's `arms`. Each arm has the median of every figure over all its rounds;
+    `range` has the least and the greatest value. For `speedup`, `tail_cut` and `gain`, each value
+    is the ratio within one round (`ratios`)."""
     return {name: _arm(EVERY[name], rows) for name in EVERY if _of(name, rows)}
 
 
@@ -44,6 +43,22 @@ def by_seed(rows: Sequence[Row]) -> dict[str, dict[str, Figures]]:
     """Returns the same figures for each seed separately."""
     seeds = sorted({row.seed for row in rows})
     return {str(seed): summarize([row for row in rows if row.seed == seed]) for seed in seeds}
+
+
+def ratios(
+    rows: Sequence[Row], arm: str, over: str, figure: str = "throughput_tok_s"
+) -> dict[int, float]:
+    """Returns the figure of an arm divided by the same figure of the arm `over`, by round.
+
+    All arms of a round have the same work, so the ratio of throughputs is the gain. Rounds without
+    the figure of both arms are left out, and rounds where the divisor is 0.
+    """
+    others = {row.round: getattr(row, figure) for row in _of(over, rows)}
+    return {
+        row.round: float(value / others[row.round])
+        for row in _of(arm, rows)
+        if (value := getattr(row, figure)) is not None and others.get(row.round)
+    }
 
 
 def doubts(rows: Sequence[Row], imposed: bool) -> list[str]:
@@ -64,67 +79,48 @@ def doubts(rows: Sequence[Row], imposed: bool) -> list[str]:
 
 def _arm(arm: Arm, rows: Sequence[Row]) -> Figures:
     own = _of(arm.name, rows)
+    values = _values(arm, rows)
     figures: Figures = {"says": arm.description, "rounds": len(own), "over": arm.compared_with}
-    ranges: dict[str, list[float]] = {}
-
-    def put(name: str, figure: Callable[[Row], float | None]) -> None:
-        values = [(row.seed, value) for row in own if (value := figure(row)) is not None]
-        figures[name] = _median_of_seeds(values)
-        if values:
-            every = [value for _, value in values]
-            ranges[name] = [_rounded(min(every)), _rounded(max(every))]
-
-    for name in FIGURES:
-        put(name, attrgetter(name))
+    figures |= {name: _median(found) for name, found in values.items()}
     if arm.undivided:  # nothing is continued
         figures["recomputed_tokens"] = None
-    put("idle_share", lambda row: None if row.idle is None else statistics.mean(row.idle))
-    reference = _by_round(arm.reference, rows)
-    put("speedup", lambda row: _ratio(row, reference, "throughput_tok_s"))
-    put("tail_cut", lambda row: _cut(_ratio(row, reference, "tail_s")))
-    if arm.compared_with is not None:
-        before = _by_round(arm.compared_with, rows)
-        put("gain", lambda row: _ratio(row, before, "throughput_tok_s"))
     figures["identical_share"] = min(row.identical_share for row in own)
-    figures["idle_by_engine"] = _ranked([(row.seed, row.idle) for row in own if row.idle])
+    figures["idle_by_engine"] = _ranked([row.idle for row in own if row.idle])
     figures["paper"] = None if arm.paper is None else msgspec.to_builtins(arm.paper)
-    figures["range"] = ranges
+    figures["range"] = {
+        name: [_rounded(min(found)), _rounded(max(found))]
+        for name, found in values.items()
+        if found
+    }
     return figures
 
 
-def _median_of_seeds(values: Sequence[tuple[int, float]]) -> float | None:
-    """Returns the median over the seeds of each seed's median. `values`: (seed, value). Each seed
-    counts once, independent of its number of rounds."""
-    seeds: dict[int, list[float]] = {}
-    for seed, value in values:
-        seeds.setdefault(seed, []).append(value)
-    if not seeds:
-        return None
-    return _rounded(statistics.median(statistics.median(each) for each in seeds.values()))
+def _values(arm: Arm, rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Returns the values of each figure, one per round that has it."""
+    own = _of(arm.name, rows)
+    values: dict[str, list[float]] = {
+        name: [value for row in own if (value := getattr(row, name)) is not None]
+        for name in FIGURES
+    }
+    values["idle_share"] = [statistics.mean(row.idle) for row in own if row.idle is not None]
+    values["speedup"] = [*ratios(rows, arm.name, arm.reference).values()]
+    tails = ratios(rows, arm.name, arm.reference, "tail_s")
+    values["tail_cut"] = [1 - ratio for ratio in tails.values()]
+    if arm.compared_with is not None:
+        values["gain"] = [*ratios(rows, arm.name, arm.compared_with).values()]
+    return values
 
 
-def _ranked(idle: Sequence[tuple[int, list[float]]]) -> list[float | None]:
+def _ranked(idle: Sequence[list[float]]) -> list[float | None]:
     """Returns the median idle share of a rollout's most idle engine, of its second, and so on.
     Engines are ranked per rollout, because the most idle engine depends on the work."""
-    ordered = [(seed, sorted(shares, reverse=True)) for seed, shares in idle]
-    places = range(min((len(shares) for _, shares in ordered), default=0))
-    return [_median_of_seeds([(seed, shares[i]) for seed, shares in ordered]) for i in places]
+    ordered = [sorted(shares, reverse=True) for shares in idle]
+    places = range(min((len(shares) for shares in ordered), default=0))
+    return [_median([shares[place] for shares in ordered]) for place in places]
 
 
-def _ratio(row: Row, others: Mapping[int, Row], figure: str) -> float | None:
-    """Returns the row's figure over the other's in the same round; None if there is no other."""
-    other = others.get(row.round)
-    if other is None or not getattr(other, figure):
-        return None
-    return float(getattr(row, figure) / getattr(other, figure))
-
-
-def _cut(ratio: float | None) -> float | None:
-    return None if ratio is None else 1 - ratio
-
-
-def _by_round(name: str, rows: Sequence[Row]) -> Mapping[int, Row]:
-    return {row.round: row for row in _of(name, rows)}
+def _median(values: Sequence[float]) -> float | None:
+    return _rounded(statistics.median(values)) if values else None
 
 
 def _of(name: str, rows: Sequence[Row]) -> list[Row]:

@@ -6,6 +6,8 @@ from typing import Any
 import yaml
 from rich.table import Table
 
+from seer_sgl.sampling import canonical
+
 from .arms import BASELINE
 
 Figures = dict[str, Any]
@@ -98,8 +100,9 @@ def markdown(report: dict[str, Any]) -> str:
 
 
 MEDIANS = (
-    "Figures are medians over the rounds of a seed, then over the seeds, so that each seed counts "
-    "once. Brackets show the least and the greatest value of all rounds."
+    "Figures are medians over all rounds; brackets show the least and the greatest value of any "
+    "round. `x baseline`, `x ... of` and `tail cut` are ratios within one round, and their median "
+    "is taken over all rounds."
 )
 NOTES = (
     f"`x baseline`, `tail cut`: against {BASELINE} (greedy arms: `greedy`) in the same round. "
@@ -123,7 +126,7 @@ def _environment(report: dict[str, Any]) -> str:
     machine, config = report["environment"], report["config"]
     packages = ", ".join(f"{name} {v}" for name, v in machine["packages"].items() if v)
     gpus = ", ".join(machine["gpus"]) or "no GPU"
-    sampling, rollout = config["sampling"], config["rollout"]
+    sampling, rollout = canonical(config["sampling"]), config["rollout"]
     source = config["bench"]["workload"] or rollout["prompts"]
     return (
         f"{machine['date']}, commit {machine['commit'] or 'unknown'}; {machine['cpu']}, "

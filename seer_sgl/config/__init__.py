@@ -11,6 +11,7 @@ from seer_sgl.types import Sampling
 
 from .contradictions import contradictions
 from .reading import convert, place_of, plain, read_tree
+from .ready import own_files, ready_config
 from .tree import (
     UNDIVIDED,
     Config,
@@ -46,6 +47,7 @@ __all__ = [
     "Section",
     "convert",
     "load",
+    "load_ready",
     "parse",
     "place_of",
     "plain",
@@ -60,6 +62,14 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     Raises ConfigError with one line that names the key and the place where it was set.
     """
     return parse(*read_tree(path, overrides))
+
+
+def load_ready(name: str, overrides: Sequence[str] = ()) -> Config:
+    """Returns a config that comes with seer-sgl, such as `cpu-seer`, under `key.path=value`
+    overrides. Its model and prompts are found from any folder. Raises ConfigError.
+    """
+    path = ready_config(name)
+    return load(path, [*own_files(path), *overrides])
 
 
 def parse(tree: Mapping[str, Any], where: Mapping[str, str] | None = None) -> Config:

@@ -44,9 +44,12 @@ class ModelConfig(Section, frozen=True):
     """The model in Hugging Face layout. `tokenizer_path` defaults to `path`."""
 
     path: str | None = None
+    """Model folder in Hugging Face layout, or a hub id."""
     tokenizer_path: str | None = None
-    # Run Python code that ships with the model, here and on the engines.
+    """Tokenizer, if it is not in `path`."""
     trust_remote_code: bool = False
+    """Run Python code that ships with the model: of its tokenizer in the driver, and on engines
+    that are started with this config."""
 
 
 Cores = list[list[Natural]] | Literal["auto"] | None
@@ -56,22 +59,32 @@ class EnginesConfig(Section, frozen=True):
     """The SGLang servers: started here (`local`) or already running (`external`, by `urls`)."""
 
     launch: Literal["local", "external"] = "local"
+    """`local` starts servers on this machine; `external` joins servers that already run."""
     count: Processes = 1
-    # CPU cores to pin each local engine to; auto: one core per engine, in turn.
+    """Local servers."""
     cores: Cores = None
-    sglang: dict[str, FlagValue] = {}  # SGLang's own server flags, passed through unchanged
-    environment: dict[str, str] = {}  # environment variables of local engines
+    """CPU cores to pin each local engine to, one list per engine; `auto`: one core per engine, in
+    turn."""
+    sglang: dict[str, FlagValue] = {}
+    """SGLang's own server flags, passed through unchanged: `{tp-size: 8, mem-fraction-static:
+    0.85}`. Reports mask flags named after a key, token, password or secret."""
+    environment: dict[str, str] = {}
+    """Environment variables of local engines. Reports mask their values."""
     urls: list[str] = []
-    # host:port where the driver listens for the plugins of external engines.
+    """Addresses of external engines."""
     link: str | None = None
-    # Default: free ports.
+    """host:port where the driver listens for the plugins of external engines; the token is in
+    `SEER_SGL_LINK_TOKEN`."""
     base_port: Annotated[int, msgspec.Meta(ge=1024, le=LAST_PORT)] | None = None
+    """Port of the first local engine; the others follow. Default: free ports."""
     start_timeout_s: Seconds = 600.0
-    stall_timeout_s: Seconds = (
-        120.0  # an engine with work but without progress for this long is stuck
-    )
-    recovery_timeout_s: Seconds = 60.0  # how long a rollout waits while no engine answers
+    """Seconds that an engine may take to start."""
+    stall_timeout_s: Seconds = 120.0
+    """An engine that has work and makes no progress for this long loses its chunks."""
+    recovery_timeout_s: Seconds = 60.0
+    """Seconds that a rollout waits while no engine serves."""
     api_key: str | None = None
+    """Bearer token of the engines. Default: `SEER_SGL_API_KEY`."""
 
     def flags(self) -> dict[str, FlagValue]:
         """Returns the user's own SGLang flags, spelled as on a command line."""
@@ -79,29 +92,39 @@ class EnginesConfig(Section, frozen=True):
 
 
 class KvPoolConfig(Section, frozen=True):
-    """The global KV pool (paper section 1). It stores the KV of a chunk for the next engine.
-
-    `mooncake` starts a local Mooncake, or joins the one at `master`; `file` is a folder that all
-    engines can access; `none`: a chunk on another engine is prefilled again.
-    """
+    """The global KV pool (paper section 1). It stores the KV of a chunk for the next engine."""
 
     backend: Literal["none", "mooncake", "file"] = "none"
-    page_size: Positive = 64  # tokens; only full pages are shared
-    host_ratio: Annotated[float, msgspec.Meta(gt=1.0)] = 2.0  # host KV tokens per device KV token
-    memory: str = "4gb"  # per local store node
-    stores: Processes = 1  # local store nodes
-    replicas: Processes = 1  # copies of a page, each on another store node
+    """`mooncake` starts a local Mooncake or joins the one at `master`; `file` uses a folder that
+    all engines can access; `none`: a chunk that moves is prefilled again."""
+    page_size: Positive = 64
+    """Tokens of a page; only full pages are shared."""
+    host_ratio: Annotated[float, msgspec.Meta(gt=1.0)] = 2.0
+    """Host KV tokens per device KV token (SGLang's `hicache-ratio`)."""
+    memory: str = "4gb"
+    """Memory of a local store node."""
+    stores: Processes = 1
+    """Local store nodes."""
+    replicas: Processes = 1
+    """Copies of a page, each on another store node."""
     protocol: Literal["tcp", "rdma"] = "tcp"
+    """Mooncake's transport."""
     device: str = ""  # RDMA devices, under Mooncake's names
+    """RDMA devices, under Mooncake's names."""
     open_ports: bool = False  # Mooncake's transfer ports accept connections from other machines
-    master: str | None = None  # host:port of a Mooncake that already runs
-    # For external engines: a name that no run with other weights uses in that pool.
+    """Leave Mooncake's ports of a local fleet open to other machines, where Linux cannot keep them
+    on loopback."""
+    master: str | None = None
+    """host:port of a Mooncake master that already runs. Default: started here."""
     namespace: str | None = None
-    ssd_path: str | None = (
-        None  # folder where local store nodes write pages that memory cannot hold
-    )
-    ssd_size: str = "64gb"  # limit per store node there; the oldest pages are removed first
-    directory: str | None = None  # folder of the file backend
+    """For external engines: a name for the pages of this run. Runs of one name share the pages of
+    equal weights. Default: drawn."""
+    ssd_path: str | None = None
+    """Folder where local store nodes write pages that memory cannot hold."""
+    ssd_size: str = "64gb"
+    """Limit per store node there; the oldest pages are removed first."""
+    directory: str | None = None
+    """Folder of the file backend."""
 
     def memory_bytes(self) -> int:
         """Returns `memory` in bytes. Raises ValueError if it is not a size."""
@@ -121,21 +144,25 @@ def _size(text: str) -> int:
 
 
 class DraftConfig(Section, frozen=True):
-    """Grouped speculative decoding (paper section 3). `scope`: the source of an engine's drafts.
-
-    `fleet`: all responses of the group, on any engine; `engine`: the responses that the engine
-    decodes itself; `request`: the request's own response.
-    """
+    """Grouped speculative decoding (paper section 3)."""
 
     scope: Literal["none", "request", "engine", "fleet"] = "none"
-    max_draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=64)] = 16  # per request and step
-    # The most continuations of a token: 1 drafts chains. If SGLang's attention backend can verify
-    # chains only, chains are drafted.
+    """Source of an engine's drafts. `fleet`: all responses of the group, on any engine; `engine`:
+    the responses that it decodes itself; `request`: the request's own response; `none`: no
+    speculative decoding."""
+    max_draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=64)] = 16
+    """Draft tokens per request and step."""
     paths: Annotated[int, msgspec.Meta(ge=1, le=8)] = 4
-    # host:port of a `seer-sgl drafthub`; default: a hub that is started with local engines.
+    """The most continuations of a token; 1 drafts chains. If SGLang's attention backend can verify
+    chains only, chains are drafted."""
     hub: str | None = None
-    history: str | None = None  # JSONL samples of an earlier rollout of these prompts
-    memory: str = "1gb"  # for tokens, on the hub and on each engine
+    """host:port of a `seer-sgl drafthub`; the token is in `SEER_SGL_LINK_TOKEN`. Default: a hub
+    that is started with local engines. External engines with scope `fleet` need it."""
+    history: str | None = None
+    """`samples.jsonl` of an earlier rollout of these prompts, to draft from."""
+    memory: str = "1gb"
+    """Memory for tokens: on the hub (4 bytes per token) and on each engine (100). Groups that no
+    engine runs are removed first, the longest unused first."""
 
     def memory_bytes(self) -> int:
         """Returns `memory` in bytes. Raises ValueError if it is not a size."""
@@ -151,23 +178,39 @@ class SchedulingConfig(Section, frozen=True):
     """How requests are divided, ordered and admitted (paper sections 1 and 2)."""
 
     policy: PolicyName = "seer"
-    # JSONL of an earlier rollout: the prior of `seer`, the true lengths of `oracle`.
+    """The order of requests, and their placement ([policies](concepts.md#policy)). `group_*` and
+    `request_*` are baselines."""
     lengths: str | None = None
+    """JSONL with the lengths of an earlier rollout of these prompts: its `samples.jsonl`, or lines
+    `{"prompt_ids" or "group_id", "lengths": [...]}`. The prior of `seer`, the true lengths of
+    `oracle`."""
     chunk_tokens: Positive = 8192
+    """Token budget of a chunk. With a KV pool, which makes moves cheap, 2048 is better
+    ([simulated](simulator.md))."""
     divide: bool = True
-    kv_ledger: bool = True  # False admits by count only: the baseline that retracts
+    """False: send requests undivided, for comparison."""
+    kv_ledger: bool = True
+    """False: admit by count only, for comparison; SGLang then preempts requests."""
     max_inflight_per_engine: Positive | None = None  # default: the engine's max_running_requests
-    max_spread: Natural | None = None  # largest spread of chunks in flight that counts as balanced
-    fetch_gap_tokens: Natural = 512  # a larger cache gap is fetched from the pool, not prefilled
+    """Most chunks in flight per engine. Default: the engine's `max_running_requests`."""
+    max_spread: Natural | None = None
+    """Engines whose chunks in flight differ by no more count as balanced. Default: an eighth of
+    what the busiest engine runs, at most 32."""
+    fetch_gap_tokens: Natural = 512
+    """A larger gap in the cache is fetched from the pool; a smaller one is prefilled."""
 
 
 class RolloutConfig(Section, frozen=True):
-    """The prompts and seed of a rollout. `seed` None: a random seed, which the report contains."""
+    """The prompts and the seed of a rollout."""
 
     prompts: str | None = None
+    """Prompts file ([format](python.md))."""
     n_samples_per_prompt: Samples = 8
+    """Samples per prompt."""
     max_prompts: Positive | None = None
+    """Use only the first lines of the file."""
     seed: Natural | None = None
+    """Seed that every request is seeded from. Default: drawn; the report contains it."""
 
 
 class FleetConfig(NamedTuple):

@@ -1,5 +1,7 @@
 """Helpers for all figures except the timeline. matplotlib is imported only when one is drawn."""
 
+import importlib.util
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,6 +10,16 @@ from seer_sgl.files import explained
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
+
+
+def can_draw() -> bool:
+    """Returns whether matplotlib is installed; if not, logs how to install it."""
+    found = importlib.util.find_spec("matplotlib") is not None
+    if not found:
+        logger.warning("no pictures without matplotlib: pip install 'seer-sgl[plots]'")
+    return found
 
 
 def new_figure(width: float, height: float) -> "Figure":

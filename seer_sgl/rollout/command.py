@@ -16,6 +16,7 @@ from rich.console import Console
 from seer_sgl.config import Config
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.files import explained
+from seer_sgl.report.figures import can_draw
 from seer_sgl.report.progress import Progress
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.timeline import draw_timeline
@@ -64,7 +65,7 @@ async def roll_out(config: Config, out: Path, overwrite: bool, console: Console)
                     for problem in unwritten:
                         logger.warning("%s", problem)
                     if not unwritten:
-                        logger.info("wrote %s, report.json and timeline.png", samples)
+                        logger.info("wrote %s and the report beside it", samples)
             if unwritten:
                 raise RolloutError(unwritten[0])
 
@@ -135,15 +136,15 @@ def _write_results(
     def write_timeline(path: Path) -> None:
         draw_timeline(record, path, title)
 
+    files = {out / "report.json": write_report}
+    if can_draw():
+        files[out / "timeline.png"] = write_timeline
     unwritten = []
     try:
         writer.close()
     except RolloutError as error:
         unwritten.append(str(error))
-    for path, write in (
-        (out / "report.json", write_report),
-        (out / "timeline.png", write_timeline),
-    ):
+    for path, write in files.items():
         try:
             with explained(path):
                 write(path)

@@ -128,7 +128,7 @@ class Rollout:
         return self.driver.engines
 
     def report(self) -> dict[str, Any]:
-        """Returns the report of the current or latest run (README, "The report").
+        """Returns the report of the current or latest run (docs/report.md).
 
         Raises RolloutError before the first run.
         """

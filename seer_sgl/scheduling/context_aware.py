@@ -2,7 +2,7 @@
 
 The first request of a group is its probe. A probe that ends early moves the rest of its group to
 the back. Until a request of a group ends, the group's estimate is the maximum response length. The
-paper leaves two cases open; the rules here were measured (README, Simulator):
+paper leaves two cases open; the rules here were measured (docs/simulator.md):
 
 - All groups without a known length are equal: among their requests, the one with the fewest tokens
   goes first. This keeps a request that may turn out to be the longest from falling behind.

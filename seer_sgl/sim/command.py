@@ -10,6 +10,7 @@ from rich.console import Console
 
 from seer_sgl.errors import ConfigError
 from seer_sgl.files import explained
+from seer_sgl.report.figures import can_draw
 
 from .opening import SimRequest
 from .plots import draw_policies, draw_sweeps
@@ -45,14 +46,16 @@ def run_simulation(
         answer = _swept(key, points)
         if out is not None:
             _write(answer, out)
-            draw_sweeps({key: points}, out / "sweep.png")
+            if can_draw():
+                draw_sweeps({key: points}, out / "sweep.png")
     else:
         scenario = sim_request.open()
         answer = _compared(scenario, policy, None if as_json else console)
         if out is not None:
             _write(answer, out)
-            draw_policies(scenario, out)
-            draw_sweeps(dict(_usual_sweeps(sim_request, scenario)), out / "sweeps.png")
+            if can_draw():
+                draw_policies(scenario, out)
+                draw_sweeps(dict(_usual_sweeps(sim_request, scenario)), out / "sweeps.png")
     if as_json:
         print(json.dumps(answer))
 

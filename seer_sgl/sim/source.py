@@ -1,35 +1,28 @@
 """The settings of a simulation, read from a named workload or a YAML file of the same shape."""
 
-import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from seer_sgl.config import convert, read_tree
+from seer_sgl.config.ready import CONFIGS
 from seer_sgl.errors import ConfigError
 
 from .config import MOST_REQUESTS, SimConfig, page_size
 
-# In a checkout; a wheel puts the same files under the environment's data folder.
-CHECKOUT = Path(__file__).resolve().parents[2] / "configs" / "sim"
-
-
-def folder() -> Path:
-    """Returns the folder of the workload files."""
-    installed = Path(sysconfig.get_path("data")) / "share" / "seer-sgl" / "sim"
-    return CHECKOUT if CHECKOUT.is_dir() else installed
+WORKLOADS = CONFIGS / "sim"
 
 
 def workload_names() -> list[str]:
     """Returns the names of all workloads."""
-    return sorted(path.stem for path in folder().glob("*.yaml"))
+    return sorted(path.stem for path in WORKLOADS.glob("*.yaml"))
 
 
 def workload_file(name: str) -> Path:
     """Returns the file of a workload. Raises ConfigError if the name is unknown."""
     if name not in workload_names():
         raise ConfigError(f"--workload {name}: unknown; known: {', '.join(workload_names())}")
-    return folder() / f"{name}.yaml"
+    return WORKLOADS / f"{name}.yaml"
 
 
 def load_settings(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from seer_sgl.benchmark import plots
 from seer_sgl.benchmark.measure import Measurement
 from seer_sgl.benchmark.plots import draw_arms, draw_lanes, draw_soak, lanes_title, typical_pair
 from seer_sgl.benchmark.summary import summarize
@@ -102,6 +103,18 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     soaked = [soak_row(number, kv_hit_share=None if number else 0.5) for number in range(3)]
     draw_soak(soaked, tmp_path / "soak.png")
     assert {path.name for path in tmp_path.iterdir()} == {"lanes.png", "arms.png", "soak.png"}
+
+
+def test_bars_are_the_medians_over_all_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    monkeypatch.setattr(plots, "save", lambda figure, _: drawn.append(figure))
+    speeds = [*rounds(300.0, 320.0, seed=1), *rounds(100.0, first=2, seed=2)]
+    draw_arms({"arms": summarize([one.row for one in speeds])}, tmp_path / "arms.png")
+    (figure,) = drawn
+    heights = [bar.get_height() for bar in figure.axes[0].patches]
+    assert heights == [1.0, 3.0], "the baseline, and seer with 3.0, 3.2 and 1.0"
 
 
 def test_without_a_pair_there_is_no_picture_of_lanes(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from seer_sgl.benchmark.measure import Row
-from seer_sgl.benchmark.summary import by_seed, doubts, summarize
+from seer_sgl.benchmark.summary import by_seed, doubts, ratios, summarize
 from seer_sgl.benchmark.tables import markdown
 
 
@@ -99,14 +99,28 @@ def test_other_samples_than_the_references_are_told_first() -> None:
     assert doubt.startswith("divided: only 50.0% of the samples")
 
 
-def test_every_seed_counts_once() -> None:
+def test_a_ratio_is_the_median_over_the_rounds_of_all_seeds() -> None:
     rows = []
     for number, (seed, speed) in enumerate([(1, 300.0), (1, 320.0), (2, 100.0), (3, 120.0)]):
         rows.append(row("group_round_robin", number, seed=seed, throughput_tok_s=100.0))
         rows.append(row("seer", number, seed=seed, throughput_tok_s=speed))
     seer = summarize(rows)["seer"]
-    assert seer["speedup"] == 1.2, "of 3.1, 1.0 and 1.2"
+    assert seer["speedup"] == 2.1, "of 3.0, 3.2, 1.0 and 1.2"
+    assert seer["throughput_tok_s"] == 210.0
     assert seer["range"]["speedup"] == [1.0, 3.2]
+
+
+def test_ratios_by_round() -> None:
+    rows = [
+        row("seer", 0, throughput_tok_s=100.0, accept_length=2.0),
+        row("seer", 1, throughput_tok_s=100.0, accept_length=3.0),
+        row("seer", 2, throughput_tok_s=100.0),
+        row("context", 2, throughput_tok_s=0.0, accept_length=1.0),
+        row("context", 1, throughput_tok_s=80.0, accept_length=1.5),
+    ]
+    assert ratios(rows, "seer", "context") == {1: 1.25}, "round 0 has no divisor, round 2 a zero"
+    assert ratios(rows, "seer", "context", "accept_length") == {1: 2.0}
+    assert ratios(rows, "seer", "oracle") == {}
 
 
 def test_whole_requests_have_no_continuations_to_recompute() -> None:
@@ -162,4 +176,5 @@ def test_the_page_has_every_arm_and_the_papers_figures() -> None:
     assert "| seer | 1 | 168 (168 to 168) | 2.10 (2.10 to 2.10) | 2.04 |" in page
     assert "| group_round_robin | 1 | 80 (80 to 80) | 1.00 (1.00 to 1.00) | 1.00 |" in page
     assert "no GPU" in page
+    assert "their median is taken over all rounds" in page
     assert "torch" not in page

@@ -1,0 +1,144 @@
+"""The pictures take their numbers from the report, and are drawn the same every time."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pytest
+from PIL import Image
+
+from bench.draw import (
+    ARMS_REPORT,
+    SEEDS_REPORT,
+    TECHNIQUES,
+    Box,
+    Ratio,
+    Round,
+    SeedGain,
+    Technique,
+    draw_all,
+    idle_shares,
+    place_labels,
+    ratios,
+    read_rounds,
+    seed_gains,
+    steps,
+)
+from seer_sgl.report.style import PNG_PIXELS, RUNNING, idle_to_full, save, styled_figure
+
+NAMES = ("architecture", "chunk", "waterfall", "gain")
+
+
+def row(arm: str, seed: int, number: int, wall_s: float, idle: list[float] | None = None) -> Round:
+    return Round(arm, seed, number, wall_s, idle)
+
+
+# Seed 1 in rounds 0 and 2, seed 2 in round 1.
+ROUNDS = [
+    row("group_round_robin", 1, 0, 60.0, [0.5, 0.0]),
+    row("request_round_robin", 1, 0, 40.0),
+    row("seer", 1, 0, 20.0),
+    row("group_round_robin", 2, 1, 30.0, [0.0, 0.8]),
+    row("request_round_robin", 2, 1, 24.0),
+    row("seer", 2, 1, 12.0),
+    row("group_round_robin", 1, 2, 50.0, [0.1, 0.0]),
+    row("request_round_robin", 1, 2, 50.0),
+    row("seer", 1, 2, 40.0),
+]
+
+
+def test_a_ratio_is_that_of_the_wall_times_in_the_same_round() -> None:
+    assert ratios(ROUNDS, "seer") == [Ratio(1, 0, 3.0), Ratio(2, 1, 2.5), Ratio(1, 2, 1.25)]
+    assert ratios(ROUNDS, "seer", "request_round_robin") == [
+        Ratio(1, 0, 2.0),
+        Ratio(2, 1, 2.0),
+        Ratio(1, 2, 1.25),
+    ]
+
+
+def test_a_round_without_the_baseline_has_no_ratio() -> None:
+    assert ratios([*ROUNDS, row("seer", 3, 3, 10.0)], "seer") == ratios(ROUNDS, "seer")
+
+
+def test_the_median_is_over_all_rounds_of_all_seeds() -> None:
+    techniques = [
+        Technique(arm, arm) for arm in ("group_round_robin", "request_round_robin", "seer")
+    ]
+    assert [step.median for step in steps(ROUNDS, techniques)] == [1.0, 1.25, 2.5]
+
+
+def test_idle_is_the_mean_of_the_pinned_engines_and_orders_the_seeds() -> None:
+    assert list(idle_shares(ROUNDS).items()) == [(2, 0.4), (1, pytest.approx(0.15))]
+
+
+def test_the_gain_of_a_seed_is_the_mean_of_its_rounds() -> None:
+    assert seed_gains(ROUNDS) == [
+        SeedGain(2, 0.4, over_pinned=2.5, over_single=2.0),
+        SeedGain(1, 0.15, over_pinned=2.125, over_single=1.625),
+    ]
+
+
+def test_rounds_are_read_from_a_report_that_has_more(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    rows: list[dict[str, Any]] = [
+        {"arm": "seer", "seed": 1, "round": 0, "wall_s": 2.5, "idle": [0.5], "tail_s": 1.0},
+        {"arm": "router", "seed": 1, "round": 0, "wall_s": 3, "idle": None},
+    ]
+    path.write_text(json.dumps({"arms": {}, "rounds": rows}))
+    assert read_rounds(path) == [row("seer", 1, 0, 2.5, [0.5]), row("router", 1, 0, 3.0)]
+
+
+def test_the_committed_reports_have_every_technique_and_twelve_seeds() -> None:
+    found = steps(read_rounds(ARMS_REPORT))
+    assert [len(step.ratios) for step in found] == [6] * len(TECHNIQUES)
+    assert [len(seed_gains(read_rounds(path))) for path in (ARMS_REPORT, SEEDS_REPORT)] == [3, 12]
+
+
+def test_a_label_stands_where_it_covers_nothing() -> None:
+    points = [(0.0, 0.0), (0.0, 0.0), (500.0, 0.0)]
+    obstacles = [Box(505.0, -5.0, 520.0, 5.0)]
+    right, left, other_left = place_labels(points, [30.0] * 3, obstacles, height=12.0)
+    assert right == (10.0, -6.0)
+    assert left == (-40.0, -6.0)
+    assert other_left == (460.0, -6.0)
+
+
+def test_every_picture_is_written_as_svg_and_png_with_the_numbers_of_the_reports(
+    tmp_path: Path,
+) -> None:
+    written = {path.name: path for path in draw_all(tmp_path / "pictures")}
+    assert set(written) == {f"{name}.{suffix}" for name in NAMES for suffix in ("svg", "png")}
+    for name in NAMES:
+        assert "<svg" in written[f"{name}.svg"].read_text()[:1000]
+        with Image.open(written[f"{name}.png"]) as picture:
+            assert abs(picture.width - PNG_PIXELS) <= 1
+        assert written[f"{name}.png"].stat().st_size < 150_000
+    bars, dots = words(written["waterfall.svg"]), words(written["gain.svg"])
+    assert bars >= {f"{step.median:.2f}" for step in steps(read_rounds(ARMS_REPORT))}
+    for gain in seed_gains(read_rounds(SEEDS_REPORT)):
+        assert any(word.endswith(f"{gain.seed}: {gain.over_pinned:.2f}") for word in dots)
+
+
+def words(svg: Path) -> set[str]:
+    """The texts in an SVG: matplotlib draws type as paths, each with its text in a comment."""
+    return set(re.findall(r"<!-- (.*?) -->", svg.read_text()))
+
+
+def test_the_same_figure_gives_the_same_bytes_and_leaves_matplotlib_alone(tmp_path: Path) -> None:
+    before = dict(mpl.rcParams)
+    for name in "ab":
+        with styled_figure(4, 3) as figure:
+            figure.subplots().bar([1, 2], [3, 4], **RUNNING)
+            save(figure, tmp_path / name)
+    for suffix in ("svg", "png"):
+        first, second = (tmp_path / f"{name}.{suffix}" for name in "ab")
+        assert first.read_bytes() == second.read_bytes()
+    assert dict(mpl.rcParams) == before
+
+
+def test_idle_is_white_and_full_is_darkest() -> None:
+    shades = [sum(idle_to_full()(share)[:3]) for share in (0.0, 0.3, 0.6, 1.0)]
+    assert shades[0] == 3.0
+    assert shades == sorted(shades, reverse=True)

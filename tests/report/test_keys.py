@@ -1,0 +1,43 @@
+"""The keys that docs/report.md explains are those of a report."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from seer_sgl.report.draft_report import Reading, section
+from seer_sgl.report.keys import KEYS
+from tests.driver.test_loop import PROMPTS, rolling
+from tests.fake_sglang import FakeSGLang
+
+from .test_draft_report import engine, hub
+
+OPEN = ("finish_reasons", "drafting.verified_steps")  # objects with keys of their own
+
+
+def paths(value: Any, path: str = "") -> Iterator[str]:
+    """Yields the paths of a report's keys: of all that is neither an object nor a list of them."""
+    if path in OPEN:
+        yield f"{path}.*"
+    elif isinstance(value, dict):
+        if path in KEYS:
+            yield path
+        for key, inner in value.items():
+            yield from paths(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        yield f"{path}[]"
+        for inner in value[:1]:
+            if isinstance(inner, dict):
+                yield from paths(inner, f"{path}[]")
+    else:
+        yield path
+
+
+async def test_every_key_of_the_report_is_explained_and_no_other() -> None:
+    async with rolling(FakeSGLang()) as rollout:
+        async for _ in rollout.run(PROMPTS):
+            pass
+        report = rollout.report()
+    before = Reading({"e0": engine(0)}, hub(0))
+    drafting = section(before, Reading({"e0": engine(3)}, hub(3)))
+    assert drafting is not None
+    seen = set(paths({**report, "drafting": drafting, "error": None}))
+    assert seen == set(KEYS)
