@@ -30,11 +30,8 @@ MUTED: Final = "#4b5563"  # type of less weight
 OURS_LIGHT: Final = "#d9e8f6"  # grounds behind type, and marks of second rank
 PLAIN_LIGHT: Final = "#eceef1"
 PAPER_LIGHT: Final = "#f6c9a8"
-TAIL: Final = "#f2cf5b"  # the time spent on the last 10 % of the requests
 
-# A request that waits in an engine's queue is not running, and looks different from one that is.
 RUNNING: Final[Mapping[str, Any]] = {"facecolor": OURS, "edgecolor": "none"}
-QUEUED: Final[Mapping[str, Any]] = {"facecolor": "white", "edgecolor": OURS, "hatch": "////"}
 
 # Points. A picture is shown at two thirds of its size or less, so nothing is smaller than SMALL.
 SMALL: Final = 11
