@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from seer_sgl.benchmark import summary
+from seer_sgl.benchmark.measure import Row
 from seer_sgl.report.style import (
     INK,
     MUTED,
@@ -51,20 +53,10 @@ PAPER_IDLE, PAPER_GAIN = 0.37, 2.04  # the paper, Qwen2-VL-72B: idle baseline, t
 DASHES = (0, (4, 3))
 
 
-class Round(msgspec.Struct, frozen=True):
-    """One rollout of one arm: a row of `rounds` in a report. `idle`: a share per engine."""
-
-    arm: str
-    seed: int
-    round: int
-    wall_s: float
-    idle: list[float] | None = None
-
-
 class Report(msgspec.Struct, frozen=True):
     """The part of a benchmark's report that is drawn."""
 
-    rounds: list[Round]
+    rounds: list[Row]
 
 
 class Ratio(NamedTuple):
@@ -128,31 +120,28 @@ TECHNIQUES = (
 )
 
 
-def read_rounds(path: Path) -> list[Round]:
+def read_rounds(path: Path) -> list[Row]:
     """Returns the rounds of a `report.json`."""
     return msgspec.json.decode(path.read_bytes(), type=Report).rounds
 
 
-def ratios(rounds: Iterable[Round], arm: str, over: str = PINNED) -> list[Ratio]:
+def ratios(rounds: Sequence[Row], arm: str, over: str = PINNED) -> list[Ratio]:
     """Returns the wall time of `over` divided by that of `arm`, for each round that has both.
 
     All arms of a round produce the same tokens, so this is the ratio of their throughputs.
     """
-    wall = {(row.arm, row.seed, row.round): row.wall_s for row in rounds}
-    return [
-        Ratio(seed, number, wall[over, seed, number] / seconds)
-        for (name, seed, number), seconds in wall.items()
-        if name == arm and (over, seed, number) in wall
-    ]
+    seeds = {row.round: row.seed for row in rounds}
+    values = summary.ratios(rounds, over, arm, "wall_s")
+    return [Ratio(seeds[number], number, value) for number, value in values.items()]
 
 
-def steps(rounds: Sequence[Round], techniques: Sequence[Technique] = TECHNIQUES) -> list[Step]:
+def steps(rounds: Sequence[Row], techniques: Sequence[Technique] = TECHNIQUES) -> list[Step]:
     """Returns the ratios of each technique to pinned groups; the median is over all rounds."""
     measured = ((technique, ratios(rounds, technique.arm)) for technique in techniques)
     return [Step(each, found, median(one.value for one in found)) for each, found in measured]
 
 
-def idle_shares(rounds: Iterable[Round]) -> dict[int, float]:
+def idle_shares(rounds: Iterable[Row]) -> dict[int, float]:
     """Returns by seed how long pinned engines idle (mean of engines and rounds), longest first."""
     shares: dict[int, list[float]] = {}
     for row in rounds:
@@ -162,7 +151,7 @@ def idle_shares(rounds: Iterable[Round]) -> dict[int, float]:
     return dict(sorted(means.items(), key=lambda item: -item[1]))
 
 
-def seed_gains(rounds: Sequence[Round]) -> list[SeedGain]:
+def seed_gains(rounds: Sequence[Row]) -> list[SeedGain]:
     """Returns the gain of each seed (mean over its rounds), longest idle first."""
 
     def mean(seed: int, over: str) -> float:
@@ -203,7 +192,7 @@ def place_labels(
 # From here on: drawing.
 
 
-def draw_waterfall(rounds: Sequence[Round], path: Path) -> list[Path]:
+def draw_waterfall(rounds: Sequence[Row], path: Path) -> list[Path]:
     """Bars: medians and the paper's values. Marks: every round, a shape and a lane per seed."""
     found, idle = steps(rounds), idle_shares(rounds)
     gain = {step.technique.arm: step.median for step in found}
@@ -285,7 +274,7 @@ def _legends(figure: "Figure", idle_by_shape: Mapping[str, str]) -> None:
         )
 
 
-def draw_gain(rounds: Sequence[Round], path: Path) -> list[Path]:
+def draw_gain(rounds: Sequence[Row], path: Path) -> list[Path]:
     """A dot per seed over pinned groups, a lighter one over single requests in turn."""
     gains = seed_gains(rounds)
     at = [100 * gain.idle for gain in gains]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import msgspec
 import pytest
 from PIL import Image
 
@@ -15,7 +16,6 @@ from bench.draw import (
     TECHNIQUES,
     Box,
     Ratio,
-    Round,
     SeedGain,
     Technique,
     draw_all,
@@ -26,13 +26,15 @@ from bench.draw import (
     seed_gains,
     steps,
 )
+from seer_sgl.benchmark.measure import Row
 from seer_sgl.report.style import PNG_PIXELS, RUNNING, idle_to_full, save, styled_figure
+from tests.benchmark.test_summary import row as full_row
 
 NAMES = ("architecture", "chunk", "waterfall", "gain")
 
 
-def row(arm: str, seed: int, number: int, wall_s: float, idle: list[float] | None = None) -> Round:
-    return Round(arm, seed, number, wall_s, idle)
+def row(arm: str, seed: int, number: int, wall_s: float, idle: list[float] | None = None) -> Row:
+    return full_row(arm, number, seed=seed, wall_s=wall_s, idle=idle)
 
 
 # Seed 1 in rounds 0 and 2, seed 2 in round 1.
@@ -83,8 +85,8 @@ def test_the_gain_of_a_seed_is_the_mean_of_its_rounds() -> None:
 def test_rounds_are_read_from_a_report_that_has_more(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     rows: list[dict[str, Any]] = [
-        {"arm": "seer", "seed": 1, "round": 0, "wall_s": 2.5, "idle": [0.5], "tail_s": 1.0},
-        {"arm": "router", "seed": 1, "round": 0, "wall_s": 3, "idle": None},
+        msgspec.to_builtins(row("seer", 1, 0, 2.5, [0.5])) | {"later": 1.0},
+        msgspec.to_builtins(row("router", 1, 0, 3)),
     ]
     path.write_text(json.dumps({"arms": {}, "rounds": rows}))
     assert read_rounds(path) == [row("seer", 1, 0, 2.5, [0.5]), row("router", 1, 0, 3.0)]
