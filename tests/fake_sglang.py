@@ -71,6 +71,7 @@ class FakeSGLang:
     aborted: list[str] = field(default_factory=list)
     foreign_tokens: int = 0  # KV tokens of other clients
     foreign_requests: int = 0  # running requests of other clients
+    queued_requests: int = 0
     running: int = 0
     peak_running: int = 0
     steps: int = 0
@@ -296,7 +297,7 @@ class FakeSGLang:
         self.foreign_steps += self.decodes_on
         entry = {
             "num_running_reqs": self.running + self.foreign_requests,
-            "num_waiting_reqs": 0,
+            "num_waiting_reqs": self.queued_requests,
             "num_used_tokens": 10 * self.running + self.foreign_tokens,
             "decode_moments": [float(self.steps + self.foreign_steps)],
         }

@@ -52,6 +52,8 @@ class RoutedEngine(HttpEngine):
         return EngineLoad(
             used_tokens=sum(load.used_tokens for load in loads),
             progress=tuple(load.progress for load in loads),
+            running=sum(load.running for load in loads),
+            queued=sum(load.queued for load in loads),
         )
 
     @override

@@ -6,7 +6,7 @@ a stuck engine by its progress instead (driver/monitor.py).
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import aiohttp
@@ -39,6 +39,8 @@ from .stream import Refused, StreamedReply, events
 OnTokens = Callable[[ChunkReply], None]  # receives the new tokens of a chunk
 # Interval between two checks of a serving engine's weights; a trainer may update them at any time.
 LOOK_EVERY_S = 10.0
+
+MOST = 1 << 53  # a count above it is not one; the recorder's series hold eight bytes per number
 
 HEALTH_TIMEOUT_S = 30.0  # SGLang itself gives a silent scheduler 20 s
 ABORT_TIMEOUT_S = 2.0
@@ -183,8 +185,10 @@ class HttpEngine:
         # With pipeline stages SGLang counts the running requests of one micro-batch.
         counted = len(requests) == len(loads) and self._info.pipeline_stages == 1
         return EngineLoad(
-            used_tokens=sum(max(0, load.num_used_tokens) for load in loads),
+            used_tokens=_total(load.num_used_tokens for load in loads),
             progress=tuple(load.progress for load in loads),
+            running=_total(load.num_running_reqs for load in loads),
+            queued=_total(load.num_waiting_reqs or 0 for load in loads),
             requests=sum(requests) if counted else None,
             prefilled_tokens=sum(load.total_prefill_uncached_tokens for load in loads),
         )
@@ -289,3 +293,8 @@ class HttpEngine:
         kind = RequestRejected if refused else EngineUnavailable
         why = f"{self._name}: HTTP {status}{explanation(reply)}"
         return kind(why, engine_id=self._info.engine_id, status=status)
+
+
+def _total(counts: Iterable[int]) -> int:
+    """Returns the sum of what a server's ranks count; impossible counts are brought into range."""
+    return min(sum(max(0, count) for count in counts), MOST)

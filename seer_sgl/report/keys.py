@@ -85,6 +85,8 @@ KEYS: Mapping[str, str] = {
     "engines[].idle_share": "share of `wall_s` without a chunk in flight",
     "engines[].mean_inflight": "mean chunks in flight",
     "engines[].max_inflight": "most chunks in flight",
+    "engines[].mean_running": "mean requests in its batch, those of other clients included",
+    "engines[].mean_queued": "mean requests in its queue, new or preempted",
     "error": (
         "in `report.json` only: the reason why the rollout ended early; null when it is complete"
     ),

@@ -41,8 +41,10 @@ class EngineRecord:
         self.inflight = 0
         self.inflight_at = array("d")
         self.inflight_count = array("i")
-        self.load_at = array("d")
+        self.load_at = array("d")  # the three series below; the engine counts all its clients
         self.used_tokens = array("q")
+        self.running = array("q")
+        self.queued = array("q")  # requests that wait inside the engine
 
     def step(self, now: float, change: int) -> None:
         """Records that one chunk more (+1) or less (-1) is in flight from `now` on."""
@@ -152,3 +154,5 @@ class Recorder(Observer):
         engine = self.engines[engine_id]
         engine.load_at.append(now - self.started_at)
         engine.used_tokens.append(load.used_tokens)
+        engine.running.append(load.running)
+        engine.queued.append(load.queued)

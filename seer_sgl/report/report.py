@@ -89,7 +89,14 @@ def _engine(engine: EngineRecord, wall_s: float) -> dict[str, Any]:
         "idle_share": round(1 - _busy_s(engine) / wall_s, 4) if wall_s else 0.0,
         "mean_inflight": round(_mean_inflight(engine, wall_s), 2),
         "max_inflight": max(engine.inflight_count, default=0),
+        "mean_running": _mean(engine.running),
+        "mean_queued": _mean(engine.queued),
     }
+
+
+def _mean(counts: Sequence[int]) -> float:
+    """Returns the mean over all polls, which are equally far apart."""
+    return round(sum(counts) / len(counts), 2) if counts else 0.0
 
 
 def _busy_s(engine: EngineRecord) -> float:

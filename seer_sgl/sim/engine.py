@@ -93,10 +93,12 @@ class SimulatedEngine(Engine):
 
     @override
     async def load(self) -> EngineLoad:
-        now = self._loop.time()
-        busy = len(self._batch.running) + self._batch.waiting > 0
+        now, running, queued = self._loop.time(), len(self._batch.running), self._batch.waiting
         return EngineLoad(
-            used_tokens=int(self._batch.held(now)), progress=(now,) if busy else ("idle",)
+            used_tokens=int(self._batch.held(now)),
+            progress=(now,) if running + queued else ("idle",),
+            running=running,
+            queued=queued,
         )
 
     @override

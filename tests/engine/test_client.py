@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seer_sgl.engine import client, wire
-from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine.client import MOST, HttpEngine
 from seer_sgl.engine.describe import describe, described
 from seer_sgl.engine.session import PROBES, open_session, probing_socket
 from seer_sgl.errors import BadReply, EngineStartError, EngineUnavailable, RequestRejected
@@ -349,6 +349,19 @@ async def test_what_an_engine_runs_is_known_where_sglang_counts_all_of_it() -> N
 async def test_a_slow_reply_is_waited_for() -> None:
     async with joined(FakeSGLang(faults=deque(["slow"]))) as engine:
         assert (await engine.generate(chunk_of(make_group(n=1).requests[0]))).ids
+
+
+async def test_running_and_queued_requests_are_counted_apart() -> None:
+    async with joined(FakeSGLang(foreign_requests=3, queued_requests=2)) as engine:
+        load = await engine.load()
+        assert (load.running, load.queued, load.requests) == (3, 2, 5)
+
+
+@pytest.mark.parametrize(("count", "read"), [(-1, 0), (1 << 70, MOST)])
+async def test_impossible_counts_stay_in_the_range_of_a_recorder(count: int, read: int) -> None:
+    async with joined(FakeSGLang(foreign_requests=count, queued_requests=count)) as engine:
+        load = await engine.load()
+        assert (load.running, load.queued) == (read, read)
 
 
 async def test_load_and_health() -> None:

@@ -74,7 +74,8 @@ def record() -> Recorder:
     long.finish("length", None, 104.0)
     record.finished(long, made_sample(long))
     record.closed(group, None)
-    record.loaded("b", EngineLoad(used_tokens=50, progress=()), 103.0)
+    record.loaded("b", EngineLoad(used_tokens=50, progress=(), running=2, queued=1), 103.0)
+    record.loaded("b", EngineLoad(used_tokens=40, progress=(), running=1), 103.5)
     return record
 
 
@@ -104,6 +105,8 @@ def test_figures(record: Recorder) -> None:
     assert (a["chunks"], b["chunks"]) == (2, 1)
     assert (a["max_inflight"], a["mean_inflight"]) == (2, 0.75)
     assert b["kv_peak"] == 0.25
+    assert (b["mean_running"], b["mean_queued"]) == (1.5, 0.5)
+    assert (a["mean_running"], a["mean_queued"]) == (0.0, 0.0), "never polled"
     json.dumps(said)
 
 
