@@ -20,6 +20,7 @@ from typing import Any
 import aiohttp
 
 from seer_sgl import Rollout
+from seer_sgl.report.style import OURS, PAPER_LIGHT, PLAIN, headline, save, styled_figure
 
 from .elsewhere import AlwaysElsewhere
 
@@ -30,7 +31,7 @@ PAGE = 16
 MIN_STEPS, MAX_STEPS = 60, 130  # of the prompts: responses of about 1,000 to 3,000 tokens
 STORE_S = 0.3  # longer than the slowest measured acknowledgement
 REASONER = Path(__file__).parent / "reasoner"
-PICTURE = Path(__file__).parent / "pictures" / "kv_pool.png"
+PICTURE = Path(__file__).parent / "pictures" / "kv_pool"
 
 
 def config(arm: str, chunk_tokens: int, folder: Path) -> dict[str, Any]:
@@ -150,36 +151,44 @@ def crossover(contexts: dict[str, Any], arm: str) -> int | None:
 
 
 def draw(figures: dict[str, Any], path: Path) -> None:
-    """Draws the two comparisons side by side."""
-    from matplotlib.figure import Figure
-
-    colors = {"none": "#888888", "file": "#e0a030", "mooncake": "#4c78a8"}
+    """Draws the two comparisons side by side. `path`: without a suffix."""
+    colours = {"none": PLAIN, "file": PAPER_LIGHT, "mooncake": OURS}
     labels = {"none": "no pool: computed again", "file": "files", "mooncake": "Mooncake"}
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
-    for arm in ARMS:
-        by_length = figures["contexts"][arm]
-        milliseconds = [by_length[context]["ms"] for context in CONTEXTS]
-        left.plot(CONTEXTS, milliseconds, "o-", color=colors[arm], label=labels[arm])
-    left.set(xscale="log", yscale="log", xlabel="tokens of the sequence", ylabel="ms")
-    left.set_title("first token on another engine", loc="left")
-    left.set_xticks(CONTEXTS, [str(context) for context in CONTEXTS], rotation=45)
-    left.minorticks_off()
-    left.legend(frameon=False)
-    for place, key, title in (
-        (middle, "wall_s", "seconds, every chunk moved"),
-        (right, "recomputed_tokens", "tokens computed again"),
-    ):
-        for offset, arm in enumerate(ARMS):
-            heights = [figures["chunks"][str(chunk)][arm][key] for chunk in CHUNKS]
-            places = [number + 0.27 * (offset - 1) for number in range(len(CHUNKS))]
-            place.bar(places, heights, 0.25, color=colors[arm])
-        place.set_xticks(range(len(CHUNKS)), [str(chunk) for chunk in CHUNKS])
-        place.set_xlabel("chunk_tokens")
-        place.set_title(title, loc="left")
-    for place in (left, middle, right):
-        place.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    with styled_figure(13, 5.4) as figure:
+        headline(figure, finding(figures), "Two engines with one CPU core each, a small model.")
+        left, middle, right = figure.subplots(1, 3)
+        for arm in ARMS:
+            by_length = figures["contexts"][arm]
+            milliseconds = [by_length[context]["ms"] for context in CONTEXTS]
+            left.plot(CONTEXTS, milliseconds, "o-", color=colours[arm], label=labels[arm], lw=2)
+        left.set(xscale="log", yscale="log", xlabel="tokens of the sequence", ylabel="ms")
+        left.set_title("First token on another engine")
+        left.set_xticks(CONTEXTS, [str(context) for context in CONTEXTS], rotation=45)
+        left.minorticks_off()
+        for axis, key, title in (
+            (middle, "wall_s", "Seconds, every chunk moves"),
+            (right, "recomputed_tokens", "Tokens computed again"),
+        ):
+            for offset, arm in enumerate(ARMS):
+                heights = [figures["chunks"][str(chunk)][arm][key] for chunk in CHUNKS]
+                places = [number + 0.27 * (offset - 1) for number in range(len(CHUNKS))]
+                axis.bar(places, heights, 0.25, color=colours[arm])
+            axis.set_xticks(range(len(CHUNKS)), [str(chunk) for chunk in CHUNKS])
+            axis.set_xlabel("tokens per chunk")
+            axis.set_title(title)
+        handles, names = left.get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=3)
+        save(figure, path)
+
+
+def finding(figures: dict[str, Any]) -> str:
+    """Returns the picture's title."""
+    longest = max(CONTEXTS)
+    again, moved = (figures["contexts"][arm][longest]["ms"] for arm in ("none", "mooncake"))
+    return (
+        f"A sequence of {longest:,} tokens moves to another engine in {moved:.0f} ms; "
+        f"computing it again takes {again:.0f} ms"
+    )
 
 
 async def measure(rounds: int, prompts: int, log: Any) -> dict[str, Any]:

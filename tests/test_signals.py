@@ -220,6 +220,7 @@ async def test_a_full_disk_leaves_whole_lines_a_report_and_a_timeline(
         "report.json",
         "samples.jsonl",
         "timeline.png",
+        "timeline.svg",
     ]
 
 

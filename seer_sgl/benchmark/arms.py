@@ -20,10 +20,11 @@ class Paper(msgspec.Struct, frozen=True):
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to roll out. `compared_with`: the arm that its gain is measured against. Except for
-    greedy arms, it adds one technique to that arm."""
+    """One way to roll out. `label`: its name in a picture, in lines. `compared_with`: the arm that
+    its gain is measured against. Except for greedy arms, it adds one technique to that arm."""
 
     name: str
+    label: str
     description: str
     policy: str
     pool: bool = False
@@ -52,6 +53,9 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
         return "greedy" if self.greedy else BASELINE
 
 
+SEER_IN_PAPER = Paper(2.04, 0.053)
+
+
 def _by_name(*arms: Arm) -> dict[str, Arm]:
     return {arm.name: arm for arm in arms}
 
@@ -59,34 +63,40 @@ def _by_name(*arms: Arm) -> dict[str, Arm]:
 ARMS = _by_name(
     Arm(
         name=BASELINE,
+        label="plain SGLang,\ngroups pinned to engines",
         description="plain SGLang, whole groups pinned in turn, all sent at once",
         policy=BASELINE,
         paper=Paper(1.0, 1.0),
     ),
     Arm(
         name="router",
+        label="plain SGLang behind\nits own router",
         description="plain SGLang behind sglang_router, cache_aware, all sent at once",
         policy=BASELINE,
         router=True,
     ),
     Arm(
         name="group_least_loaded",
+        label="plain SGLang, groups to\nthe least loaded engine",
         description="plain SGLang, whole groups pinned to the least loaded",
         policy="group_least_loaded",
     ),
     Arm(
         name="request_round_robin",
+        label="plain SGLang,\nsingle requests in turn",
         description="plain SGLang, single requests in turn, all sent at once",
         policy="request_round_robin",
     ),
     Arm(
         name="divided",
+        label="divided rollout,\nwithout KV pool",
         description="divided rollout under a KV ledger",
         policy="fcfs",
         compared_with="request_round_robin",
     ),
     Arm(
         name="kv_pool",
+        label="+ KV pool",
         description="+ global KV pool",
         policy="fcfs",
         pool=True,
@@ -95,6 +105,7 @@ ARMS = _by_name(
     ),
     Arm(
         name="context",
+        label="+ context-aware order",
         description="+ context-aware scheduling",
         policy="seer",
         pool=True,
@@ -103,15 +114,17 @@ ARMS = _by_name(
     ),
     Arm(
         name=SEER,
+        label="+ grouped speculation:\nseer-sgl",
         description="+ grouped speculative decoding",
         policy="seer",
         pool=True,
         drafts=True,
         compared_with="context",
-        paper=Paper(2.04, 0.053),
+        paper=SEER_IN_PAPER,
     ),
     Arm(
         name="oracle",
+        label="context-aware order,\nlengths known",
         description="as context, with the true lengths known",
         policy="oracle",
         pool=True,
@@ -123,12 +136,14 @@ ARMS = _by_name(
 GREEDY = _by_name(
     Arm(
         name="greedy",
+        label="greedy, plain SGLang",
         description="greedy, one sample per prompt: as group_round_robin",
         policy=BASELINE,
         greedy=True,
     ),
     Arm(
         name="greedy_ngram",
+        label="greedy, SGLang's NGRAM",
         description="greedy, one sample per prompt: the same with SGLang's n-gram speculation",
         policy=BASELINE,
         ngram=True,
@@ -137,6 +152,7 @@ GREEDY = _by_name(
     ),
     Arm(
         name="greedy_seer",
+        label="greedy, seer-sgl",
         description="greedy, one sample per prompt, so without siblings: as seer",
         policy="seer",
         pool=True,

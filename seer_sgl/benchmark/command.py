@@ -21,14 +21,15 @@ from seer_sgl.config.masking import masked
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.files import append_whole, explained
 from seer_sgl.kvpool.packages import BUILT_FOR
-from seer_sgl.report.figures import can_draw
+from seer_sgl.report.style import can_draw
 from seer_sgl.sim.config import EngineConfig
 
 from .arms import EVERY, SEER
 from .config import BenchConfig
 from .fleets import runnable
 from .measure import Measurement, Row
-from .plots import draw_arms, draw_lanes, draw_soak
+from .pair import typical_pair
+from .plots import draw_arms, draw_pair, draw_soak
 from .prediction import measure_constants, predict
 from .runner import ArmFailure, Runner
 from .soak import SoakRow, drift, soak
@@ -94,11 +95,16 @@ class BenchReport:
         }
         report["predicted"] = predict(self._config, self.engine, latest)
         self._write(report)
+        pair = typical_pair(self.rolled)
+        if pair is not None:
+            with explained(self._out / "lanes.json"):
+                (self._out / "lanes.json").write_bytes(msgspec.json.encode(pair) + b"\n")
         if can_draw():
-            draw_arms(report, self._out / "arms.png")
-            draw_lanes(self.rolled, self._out / "lanes.png")
+            draw_arms(self.rows, self._out / "arms")
+            if pair is not None:
+                draw_pair(pair, self._out / "lanes")
             if self.soak:
-                draw_soak(self.soak, self._out / "soak.png")
+                draw_soak(self.soak, self._out / "soak")
         return report
 
     def _write(self, report: dict[str, Any]) -> None:

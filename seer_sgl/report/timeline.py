@@ -1,94 +1,103 @@
-"""`timeline.png`: one lane per engine with its running requests and its KV cache usage."""
+"""The timeline of a rollout: the requests and the KV cache of each engine, unfinished requests."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .recorder import EngineRecord, Recorder
-from .report import tail_begin
+from .lanes import MAX_LANES, Lanes, draw_lane, draw_map, map_of, shade_tail
+from .recorder import Recorder
+from .style import HATCH, KV, MUTED, OURS, PLAIN_LIGHT, TAIL, headline, save, styled_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-RUNNING, KV, TAIL, LEFT = "#4c78a8", "#e45756", "#f2cf5b", "#54585d"
-LANE_INCHES, MAX_INCHES = 1.15, 24.0
+WIDTH = 11.0  # inches
+LANE_HEIGHT, MAP_HEIGHT, OTHER_HEIGHT = 1.5, 2.6, 2.6
 
 
-def draw_timeline(record: Recorder, path: Path, title: str) -> None:
-    """Writes the plot. The tail (last 10 % of requests to finish) is shaded in every lane."""
-    import matplotlib as mpl
+def draw_timeline(record: Recorder, path: Path) -> list[Path]:
+    """Writes the picture as SVG and PNG and returns both paths. `path`: without a suffix.
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
+    Up to MAX_LANES engines are lanes; more are the rows of two maps.
+    """
+    lanes = Lanes.of(record)
+    few = len(lanes.engines) <= MAX_LANES
+    height = OTHER_HEIGHT + (LANE_HEIGHT * len(lanes.engines) if few else 2 * MAP_HEIGHT)
+    with styled_figure(WIDTH, height) as figure:
+        headline(figure, finding(record, lanes), details(record, lanes))
+        panels = len(lanes.engines) if few else 2
+        axes: list[Axes] = [*figure.subplots(panels + 1, 1, sharex=True, squeeze=False)[:, 0]]
+        if few:
+            _draw_lanes(axes[:panels], lanes)
+            _legend(figure)
+        else:
+            _draw_maps(figure, axes[:panels], lanes)
+        _draw_unfinished(axes[-1], record, lanes)
+        axes[-1].set_xlim(0, lanes.wall_s or 1)
+        axes[-1].set_xlabel("seconds since the rollout began")
+        return save(figure, path)
+
+
+def finding(record: Recorder, lanes: Lanes) -> str:
+    """Returns the picture's title."""
+    requests = f"{len(record.finished_at):,} samples in {lanes.wall_s:,.1f} s"
+    return f"{requests}; the last 10 % of them took {lanes.tail_s:,.1f} s"
+
+
+def details(record: Recorder, lanes: Lanes) -> str:
+    """Returns the line below the title."""
+    tokens = sum(record.response_lens)
+    rate = tokens / lanes.wall_s if lanes.wall_s else 0.0
+    return f"{tokens:,} tokens, {rate:,.0f} tokens per second"
+
+
+def _draw_lanes(axes: "list[Axes]", lanes: Lanes) -> None:
+    for axis, lane in zip(axes, lanes.engines, strict=True):
+        draw_lane(axis, lanes, lane, OURS)
+        shade_tail(axis, lanes)
+        axis.set_ylim(0, 1.08 * lanes.most)
+        kv_axis = axis.twinx()
+        cell_s = lanes.wall_s / len(lane.kv)
+        middles = [(place + 0.5) * cell_s for place in range(len(lane.kv))]
+        kv_axis.plot(middles, [100 * share for share in lane.kv], color=KV, lw=1.6)
+        kv_axis.set_ylim(0, 108)
+        kv_axis.set_yticks([0, 50, 100], ["0", "50", "100 %"])
+        kv_axis.tick_params(axis="y", colors=KV)
+        kv_axis.spines["right"].set_visible(True)
+
+
+def _legend(figure: "Figure") -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    ends = record.finished_at
-    wall_s = ends[-1] if ends else 0.0
-    begin = tail_begin(ends)
-    lanes = len(record.engines)
-    height = min(MAX_INCHES, 2.6 + LANE_INCHES * lanes)
-    figure, axes = plt.subplots(
-        lanes + 1,
-        1,
-        sharex=True,
-        squeeze=False,
-        figsize=(11, height),
-        layout="constrained",
-        height_ratios=[1.0] * lanes + [0.9],
-    )
-    most = max((max(e.inflight_count, default=1) for e in record.engines.values()), default=1)
-    for axis, engine in zip(axes[:, 0], record.engines.values(), strict=False):
-        _lane(axis, engine, wall_s, most, crowded=height == MAX_INCHES)
-    _left(axes[-1, 0], record, wall_s)
-    for axis in axes[:, 0]:
-        axis.axvspan(begin, wall_s, color=TAIL, alpha=0.28, lw=0, zorder=0)
-        axis.set_xlim(0, wall_s or 1)
-        for side in ("top", "right"):
-            axis.spines[side].set_visible(False)
-    share = (wall_s - begin) / wall_s if wall_s else 0.0
-    figure.suptitle(title, x=0.008, ha="left", fontsize=11)
     figure.legend(
         handles=[
-            Patch(color=RUNNING, alpha=0.75, label="running requests"),
+            Patch(color=OURS, label="running requests"),
+            Patch(facecolor="white", edgecolor=OURS, hatch=HATCH, lw=0, label="queued requests"),
             Line2D([], [], color=KV, label="KV cache in use"),
-            Patch(color=TAIL, alpha=0.4, label=f"tail: last 10 % of requests, {share:.0%} of time"),
+            Patch(color=TAIL, label="tail: last 10 % of the requests"),
         ],
-        loc="outside upper right",
-        ncols=3,
-        fontsize=9,
-        frameon=False,
+        loc="outside lower center",
+        ncols=4,
     )
-    axes[-1, 0].set_xlabel("seconds since the rollout began")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
-def _lane(axis: "Axes", engine: EngineRecord, wall_s: float, most: int, crowded: bool) -> None:
-    last = max(wall_s, engine.inflight_at[-1] if engine.inflight_at else 0.0)
-    times = [0.0, *engine.inflight_at, last]
-    counts = [0, *engine.inflight_count, engine.inflight]
-    axis.fill_between(times, counts, step="post", color=RUNNING, alpha=0.75, lw=0)
-    axis.set_ylim(0, most * 1.08)
-    axis.set_ylabel(engine.info.engine_id, rotation=0, ha="right", va="center", fontweight="bold")
-    axis.tick_params(axis="y", colors=RUNNING, labelsize=8)
-    kv_axis = axis.twinx()
-    capacity = engine.info.max_total_num_tokens
-    kv_axis.plot(engine.load_at, [100 * used / capacity for used in engine.used_tokens], color=KV)
-    kv_axis.set_ylim(0, 108)
-    kv_axis.set_yticks([0, 50, 100], ["0", "50", "100 %"])
-    if crowded:  # otherwise the labels of adjacent lanes overlap
-        axis.set_yticks([most])
-        kv_axis.set_yticks([100], ["100 %"])
-    kv_axis.tick_params(axis="y", colors=KV, labelsize=8)
-    for side in ("top", "left"):
-        kv_axis.spines[side].set_visible(False)
+def _draw_maps(figure: "Figure", axes: "list[Axes]", lanes: Lanes) -> None:
+    running, cache = axes
+    image = draw_map(running, lanes, lanes.most_running)
+    figure.colorbar(image, ax=running, label="running", pad=0.01, format="%d")
+    running.set_title("Running requests; hatched: others are queued")
+    shares = [[100 * share for share in lane.kv] for lane in lanes.engines]
+    image = map_of(cache, shares, lanes.wall_s, 100)
+    figure.colorbar(image, ax=cache, label="%", pad=0.01)
+    cache.set_title("KV cache in use")
 
 
-def _left(axis: "Axes", record: Recorder, wall_s: float) -> None:
-    total = record.requests
-    left = [total - done for done in range(len(record.finished_at) + 1)]
-    axis.step([0.0, *record.finished_at], left, where="post", color=LEFT)
-    axis.fill_between([0.0, *record.finished_at], left, step="post", color=LEFT, alpha=0.15, lw=0)
-    axis.set_ylim(0, (total or 1) * 1.08)
-    axis.set_ylabel("requests\nunfinished", fontsize=8, rotation=0, ha="right", va="center")
-    axis.tick_params(axis="y", labelsize=8)
+def _draw_unfinished(axis: "Axes", record: Recorder, lanes: Lanes) -> None:
+    ends = [0.0, *record.finished_at]
+    left = [record.requests - done for done in range(len(ends))]
+    axis.fill_between(ends, left, step="post", color=PLAIN_LIGHT, lw=0)
+    axis.step(ends, left, where="post", color=MUTED)
+    shade_tail(axis, lanes)
+    axis.set_ylim(0, 1.08 * (record.requests or 1))
+    axis.set_title("Unfinished requests")

@@ -16,9 +16,9 @@ from rich.console import Console
 from seer_sgl.config import Config
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.files import explained
-from seer_sgl.report.figures import can_draw
 from seer_sgl.report.progress import Progress
 from seer_sgl.report.recorder import Recorder
+from seer_sgl.report.style import can_draw
 from seer_sgl.report.timeline import draw_timeline
 
 from .rollout import Rollout
@@ -125,20 +125,16 @@ def _write_results(
 
     Incomplete files are removed.
     """
-    title = (
-        f"{report['samples']:,} samples, {report['response_tokens']:,} tokens, "
-        f"{report['throughput_tok_s']:,.0f} tok/s"
-    )
 
     def write_report(path: Path) -> None:
         path.write_text(json.dumps(report, indent=2) + "\n")
 
     def write_timeline(path: Path) -> None:
-        draw_timeline(record, path, title)
+        draw_timeline(record, path)
 
     files = {out / "report.json": write_report}
     if can_draw():
-        files[out / "timeline.png"] = write_timeline
+        files[out / "timeline"] = write_timeline  # a PNG and an SVG
     unwritten = []
     try:
         writer.close()

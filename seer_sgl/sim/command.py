@@ -10,7 +10,7 @@ from rich.console import Console
 
 from seer_sgl.errors import ConfigError
 from seer_sgl.files import explained
-from seer_sgl.report.figures import can_draw
+from seer_sgl.report.style import can_draw
 
 from .opening import SimRequest
 from .plots import draw_policies, draw_sweeps
@@ -47,7 +47,7 @@ def run_simulation(
         if out is not None:
             _write(answer, out)
             if can_draw():
-                draw_sweeps({key: points}, out / "sweep.png")
+                draw_sweeps({key: points}, out / "sweep")
     else:
         scenario = sim_request.open()
         answer = _compared(scenario, policy, None if as_json else console)
@@ -55,7 +55,7 @@ def run_simulation(
             _write(answer, out)
             if can_draw():
                 draw_policies(scenario, out)
-                draw_sweeps(dict(_usual_sweeps(sim_request, scenario)), out / "sweeps.png")
+                draw_sweeps(dict(_usual_sweeps(sim_request, scenario)), out / "sweeps")
     if as_json:
         print(json.dumps(answer))
 

@@ -2,169 +2,160 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from seer_sgl.report.figures import new_figure, open_frame, save
-from seer_sgl.report.recorder import EngineRecord, Recorder
-from seer_sgl.report.report import tail_begin
+from seer_sgl.report.bars import BAR_HEIGHT, Bar, draw_bars, paper_legend
+from seer_sgl.report.lanes import Lanes, draw_map
+from seer_sgl.report.style import (
+    DASHES,
+    INK,
+    MUTED,
+    OURS,
+    OURS_DARK,
+    PAPER,
+    PLAIN,
+    headline,
+    save,
+    styled_figure,
+)
 
 from .outcome import Outcome
 from .sweep import Point
-from .variants import BASELINE, ORACLE, Scenario
+from .variants import BASELINE, LABELS, ORACLE, Scenario
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
+DIVIDED = "#7fb0dc"
 COLOURS = {
-    BASELINE: "#9a9a9a",
-    "group_least_loaded": "#c7b299",
-    "request_round_robin": "#eeca3b",
-    "fcfs": "#72b7b2",
-    "seer": "#4c78a8",
-    ORACLE: "#54a24b",
-    "seer+sd": "#b279a2",
+    BASELINE: PLAIN,
+    "request_round_robin": PLAIN,
+    "fcfs": DIVIDED,
+    "seer": OURS,
+    ORACLE: OURS,
+    "seer+sd": OURS_DARK,
 }
-PAPER, TAIL = "#e45756", "#b8860b"
-CELLS = 600  # time cells of a lane
+DRAWN = tuple(COLOURS)  # group_least_loaded hides behind the baseline
+DASHED = ("request_round_robin", ORACLE)
 
 
 def draw_policies(scenario: Scenario, folder: Path) -> None:
-    """Writes lanes.png, tail.png and ablation.png of a scenario."""
-    save(_lanes(scenario), folder / "lanes.png")
-    save(_tail(scenario), folder / "tail.png")
-    save(_ablation(scenario), folder / "ablation.png")
+    """Writes the pictures lanes, tail and ablation of a scenario."""
+    draw_lanes(scenario, folder / "lanes")
+    draw_tail(scenario, folder / "tail")
+    draw_ablation(scenario, folder / "ablation")
 
 
-def draw_sweeps(sweeps: Mapping[str, Sequence[Point]], path: Path) -> None:
+def draw_lanes(scenario: Scenario, path: Path) -> list[Path]:
+    """Draws what runs on each engine over time: pinned groups above, seer-sgl below."""
+    plain, ours = (Lanes.of(scenario.record(name)) for name in (BASELINE, "seer"))
+    full = max(plain.most_running, ours.most_running)
+    with styled_figure(11, 8.0) as figure:
+        headline(
+            figure,
+            f"The same requests in {ours.wall_s:,.0f} s instead of {plain.wall_s:,.0f} s",
+            f"Simulated: {scenario.name}. White: the engine is idle. Hatched: requests are queued."
+            "\nDashed line: 90 % of the requests are finished; line: all of them.",
+        )
+        panels = figure.subplots(2, 1, sharex=True)
+        for axis, lanes, name in zip(
+            panels,
+            (plain, ours),
+            ("Plain SGLang, whole groups pinned to engines", "seer-sgl without speculation"),
+            strict=True,
+        ):
+            image = draw_map(axis, lanes, full)
+            axis.set_title(
+                f"{name}: {lanes.wall_s:,.0f} s, {lanes.tail_s:,.0f} s of it for the last 10 %"
+            )
+            axis.set_xlim(0, max(plain.wall_s, ours.wall_s))
+        panels[-1].set_xlabel("seconds since the rollout began")
+        figure.colorbar(image, ax=panels, label="running requests", pad=0.01, format="%d")
+        return save(figure, path)
+
+
+def draw_tail(scenario: Scenario, path: Path) -> list[Path]:
+    """Draws the unfinished requests over time, one line per policy."""
+    with styled_figure(11, 6.0) as figure:
+        before, after = (scenario.alone(name).tail_s for name in (BASELINE, "seer"))
+        headline(
+            figure,
+            f"The last 10 % of the requests take {after:,.0f} s instead of {before:,.0f} s",
+            f"Simulated: {scenario.name}. Pinned groups, and context-aware order.",
+        )
+        axis = figure.subplots()
+        for name in DRAWN:
+            ends = scenario.record(name).finished_at
+            left = [100 * (1 - done / len(ends)) for done in range(len(ends) + 1)]
+            axis.step(
+                [0.0, *ends],
+                left,
+                where="post",
+                color=COLOURS[name],
+                ls=DASHES if name in DASHED else "-",
+                label=_words(name),
+                lw=2.2,
+            )
+        axis.axhline(10, color=PAPER, lw=1.4, ls=":")
+        axis.annotate("the last 10 %", (0, 10), (8, 4), textcoords="offset points", color=PAPER)
+        axis.set_xlim(0)
+        axis.set_ylim(0, 100)
+        axis.set_xlabel("seconds since the rollout began")
+        axis.set_ylabel("unfinished requests, %")
+        axis.legend()
+        return save(figure, path)
+
+
+def draw_ablation(scenario: Scenario, path: Path) -> list[Path]:
+    """Draws throughput and tail of every policy, with the paper's figures as marks."""
+    rows = [scenario.outcome(name) for name in DRAWN]
+    names = [LABELS[name] for name in DRAWN]
+    paper, tail_s = scenario.config.paper.rows, rows[0].tail_s
+    speeds, tails = [], []
+    for row in rows:
+        published = paper.get(row.policy)
+        colour = COLOURS[row.policy]
+        tail = row.tail_s / tail_s if tail_s else 0.0
+        speed = row.ratio_to_baseline or 0.0
+        speeds.append(Bar(speed, colour, paper=published.throughput if published else None))
+        tails.append(Bar(tail, colour, paper=published.tail if published else None))
+    with styled_figure(12, 2.0 + BAR_HEIGHT * len(rows)) as figure:
+        headline(figure, _finding(rows), f"Simulated: {scenario.name}.")
+        left, right = figure.subplots(1, 2, sharey=True)
+        draw_bars(left, names, speeds, "throughput, multiples of pinned groups")
+        draw_bars(right, names, tails, "tail, multiples of pinned groups")
+        if paper:
+            paper_legend(figure, "the paper")
+        return save(figure, path)
+
+
+def _finding(rows: Sequence[Outcome]) -> str:
+    best = max(rows, key=lambda row: row.ratio_to_baseline or 0.0)
+    return f"Up to {best.ratio_to_baseline or 0.0:.2f} times the throughput of pinned groups"
+
+
+def draw_sweeps(sweeps: Mapping[str, Sequence[Point]], path: Path) -> list[Path]:
     """Draws one panel per key: throughput and tail over its values, as multiples of the
     baseline's."""
-    figure = new_figure(3.9 * len(sweeps), 3.4)
-    panels = figure.subplots(1, len(sweeps), squeeze=False)[0]
-    for axis, (key, points) in zip(panels, sweeps.items(), strict=True):
-        _sweep(axis, key, points)
-    panels[0].legend(frameon=False, fontsize=8)
-    figure.suptitle(f"{points[0].outcome.workload}, {points[0].outcome.policy}", x=0.01, ha="left")
-    save(figure, path)
-
-
-def _lanes(scenario: Scenario) -> "Figure":
-    """Draws the number of requests on each engine over time: baseline above, seer below."""
-    records = {name: scenario.record(name) for name in (BASELINE, "seer")}
-    wall_s = max(record.finished_at[-1] for record in records.values())
-    lanes = {name: _running(record, wall_s) for name, record in records.items()}
-    most = max(float(np.quantile(grid, 0.995)) for grid in lanes.values())
-    figure = new_figure(10, 6.2)
-    panels = figure.subplots(2, 1, sharex=True)
-    for axis, (name, grid) in zip(panels, lanes.items(), strict=True):
-        extent = (0.0, wall_s, len(grid) + 0.5, 0.5)
-        image = axis.imshow(
-            np.where(grid > 0, grid, np.nan),
-            aspect="auto",
-            cmap="viridis_r",
-            vmin=0,
-            vmax=most,
-            extent=extent,
-            interpolation="nearest",
+    width = max(8.0, 4.4 * len(sweeps))
+    with styled_figure(width, 5.0) as figure:
+        first = next(iter(sweeps.values()))[0].outcome
+        headline(
+            figure,
+            f"{_words(first.policy)}, over {', '.join(sweeps)}",
+            f"Simulated: {first.workload}.",
         )
-        ends = records[name].finished_at
-        begin, end = tail_begin(ends), ends[-1]
-        axis.axvline(begin, color=PAPER, lw=1.4, ls="--")
-        axis.axvline(end, color=PAPER, lw=1.4)
-        axis.set_ylabel("engine")
-        axis.set_title(
-            f"{name}: {end:,.0f} s, of which {end - begin:,.0f} s for the last 10 % of requests",
-            loc="left",
-            fontsize=10,
-        )
-    panels[-1].set_xlabel("seconds    (red: tail begins, rollout ends; white: engine idle)")
-    figure.colorbar(image, ax=panels, label="requests on the engine", pad=0.01)
-    figure.suptitle(scenario.name, x=0.01, ha="left", fontweight="bold")
-    return figure
+        panels = figure.subplots(1, len(sweeps), squeeze=False)[0]
+        for axis, (key, points) in zip(panels, sweeps.items(), strict=True):
+            values = [str(point.value) for point in points]
+            gains = [point.outcome.ratio_to_baseline or 0.0 for point in points]
+            tails = [point.outcome.tail_s / point.outcome.wall_s for point in points]
+            axis.plot(
+                values, gains, "o-", color=OURS, label="throughput, multiples of pinned groups"
+            )
+            axis.plot(values, tails, "^-", color=MUTED, label="tail, share of the time")
+            axis.set_ylim(0)
+            axis.set_xlabel(key, color=INK)
+        handles, names = panels[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=2)
+        return save(figure, path)
 
 
-def _running(
-    record: Recorder, wall_s: float
-) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
-    """Returns the requests in flight, engines x time cells."""
-    middles = (np.arange(CELLS) + 0.5) * wall_s / CELLS
-    return np.array([_at(engine, middles) for engine in record.engines.values()])
-
-
-def _at(engine: EngineRecord, times: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> list[int]:
-    counts = [0, *engine.inflight_count]
-    return [counts[i] for i in np.searchsorted(np.array(engine.inflight_at), times, side="right")]
-
-
-def _tail(scenario: Scenario) -> "Figure":
-    """Draws the unfinished requests over time, one line per policy."""
-    figure = new_figure(7.2, 4.0)
-    axis = figure.subplots()
-    for name, colour in COLOURS.items():
-        if name == "group_least_loaded":  # hides behind the baseline
-            continue
-        ends = scenario.record(name).finished_at
-        left = 100 * (1 - np.arange(1, len(ends) + 1) / len(ends))
-        axis.step(ends, left, where="post", color=colour, label=name, lw=1.8)
-    axis.axhline(10, color=TAIL, lw=1, ls=":")
-    axis.annotate("the last 10 %", (0, 10.8), color=TAIL, fontsize=9)
-    axis.set_xlim(0)
-    axis.set_ylim(0, 100)
-    axis.set_xlabel("seconds since the rollout began")
-    axis.set_ylabel("unfinished requests, %")
-    axis.set_title(scenario.name, loc="left", fontweight="bold", fontsize=11)
-    axis.legend(frameon=False)
-    open_frame(axis)
-    return figure
-
-
-def _ablation(scenario: Scenario) -> "Figure":
-    """Draws throughput and tail of every policy, with the paper's figures as marks."""
-    rows = [scenario.outcome(name) for name in COLOURS if name != "group_least_loaded"]
-    baseline = rows[0]
-    paper = scenario.config.paper.rows
-    figure = new_figure(9.6, 3.8)
-    left, right = figure.subplots(1, 2)
-    throughputs = [row.ratio_to_baseline or 0.0 for row in rows]
-    tails = [row.tail_s / baseline.tail_s if baseline.tail_s else 0.0 for row in rows]
-    _bars(left, rows, throughputs, "throughput, x baseline")
-    _bars(right, rows, tails, "tail, x baseline")
-    for place, row in enumerate(rows):
-        published = paper.get(row.policy)
-        if published and published.throughput is not None:
-            _mark(left, place, published.throughput)
-        if published and published.tail is not None:
-            _mark(right, place, published.tail)
-    if paper:
-        left.plot([], [], color=PAPER, lw=2.2, label="paper")
-        left.legend(frameon=False, loc="upper left")
-    figure.suptitle(scenario.name, x=0.01, ha="left", fontweight="bold")
-    return figure
-
-
-def _bars(axis: "Axes", rows: Sequence[Outcome], heights: Sequence[float], label: str) -> None:
-    names = [row.policy.replace("_", "\n") for row in rows]
-    bars = axis.bar(names, heights, color=[COLOURS[row.policy] for row in rows], width=0.66)
-    axis.bar_label(bars, fmt="%.2f", fontsize=9, padding=2)
-    axis.set_ylabel(label)
-    axis.tick_params(axis="x", labelsize=8.5)
-    axis.set_ylim(0, 1.15 * max(*heights, 1e-9))
-    open_frame(axis)
-
-
-def _mark(axis: "Axes", place: int, height: float) -> None:
-    axis.hlines(height, place - 0.42, place + 0.42, color=PAPER, lw=2.2)
-
-
-def _sweep(axis: "Axes", key: str, points: Sequence[Point]) -> None:
-    values = [str(point.value) for point in points]
-    gains = [point.outcome.ratio_to_baseline or 0.0 for point in points]
-    tails = [point.outcome.tail_s / point.outcome.wall_s for point in points]
-    axis.plot(values, gains, "o-", color=COLOURS["seer"], label="throughput, x baseline")
-    axis.plot(values, tails, "^-", color=TAIL, label="tail, share of the time")
-    axis.set_ylim(0)
-    axis.set_xlabel(key)
-    axis.tick_params(axis="x", labelsize=8)
-    open_frame(axis)
+def _words(name: str) -> str:
+    return LABELS[name].replace("\n", " ")

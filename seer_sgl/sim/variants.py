@@ -42,6 +42,16 @@ DESCRIPTIONS = {
     "seer+sd": "seer with grouped speculative decoding",
 }
 
+LABELS = {  # names in a picture, in lines
+    BASELINE: "plain SGLang,\ngroups pinned to engines",
+    "group_least_loaded": "plain SGLang, groups to\nthe least loaded engine",
+    "request_round_robin": "plain SGLang,\nsingle requests in turn",
+    "fcfs": "divided rollout",
+    "seer": "context-aware order",
+    ORACLE: "context-aware order,\nlengths known",
+    "seer+sd": "context-aware order,\ngrouped speculation",
+}
+
 
 class Scenario:
     """A workload with its settings; runs each of its variants once."""

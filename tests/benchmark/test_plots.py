@@ -3,13 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from seer_sgl.benchmark import plots
 from seer_sgl.benchmark.measure import Measurement
-from seer_sgl.benchmark.plots import draw_arms, draw_lanes, draw_soak, lanes_title, typical_pair
-from seer_sgl.benchmark.summary import summarize
+from seer_sgl.benchmark.pair import Pair, typical_pair
+from seer_sgl.benchmark.plots import draw_arms, draw_pair, draw_soak
 from seer_sgl.report.recorder import Recorder
+from seer_sgl.types import EngineLoad
 from tests.helpers import make_group
 from tests.report.test_report import info
 
@@ -19,9 +21,10 @@ from .test_summary import row
 
 def rolled(arm: str, number: int, speed: float, **changed: Any) -> Measurement:
     record = Recorder("r", 1, [info("a"), info("b")], [make_group(n=2)], started_at=0.0)
-    for engine in record.engines.values():
-        engine.step(0.0, +1)
-        engine.step(2.0, -1)
+    for engine_id in record.engines:
+        for at in (0.5, 1.0, 1.5):
+            load = EngineLoad(used_tokens=20, progress=(), running=2, queued=1)
+            record.loaded(engine_id, load, at)
     record.finished_at.extend([1.0, 2.0])
     return Measurement(row(arm, number, throughput_tok_s=speed, **changed), record, {}, {}, [])
 
@@ -38,11 +41,7 @@ def rounds(*speeds: float, first: int = 0, seed: int = 1) -> list[Measurement]:
 def chosen(some: list[Measurement]) -> tuple[int, int] | None:
     """Seed and round."""
     pair = typical_pair(some)
-    if pair is None:
-        return None
-    assert [one.row.arm for one in pair] == ["group_round_robin", "seer"]
-    (key,) = {(one.row.seed, one.row.round) for one in pair}
-    return key
+    return None if pair is None else (pair.seed, pair.round)
 
 
 @pytest.mark.parametrize(
@@ -75,34 +74,44 @@ def test_arms_in_reverse_are_as_good() -> None:
     assert chosen(rounds(150.0, 120.0, 300.0)[::-1]) == (1, 0)
 
 
-def test_the_title_says_what_was_chosen_from_what() -> None:
-    pair = typical_pair(rounds(212.0))
+def paired(some: list[Measurement]) -> Pair:
+    pair = typical_pair(some)
     assert pair is not None
-    same = "the same 2 requests, the same tokens"
-    assert lanes_title(pair, [0]) == f"seed 1, round 0 (x 2.12): {same}"
-    assert lanes_title(pair, [0, 2]).startswith(
-        "seed 1, round 0 (x 2.12, the lower median of rounds 0 and 2): "
+    return pair
+
+
+def test_a_pair_names_the_rounds_that_it_was_chosen_from() -> None:
+    assert paired(rounds(212.0)).details == "Seed 1, round 0: 2.12x."
+    assert paired(rounds(212.0, 300.0)).details == (
+        "Seed 1, round 0: 2.12x, the lower median of rounds 0 and 1."
     )
-    assert "the median of rounds 0, 2 and 4)" in lanes_title(pair, [0, 2, 4])
+    assert paired(rounds(212.0, 300.0, 100.0)).details.endswith("the median of rounds 0, 1 and 2.")
 
 
 def test_other_tokens_are_not_called_the_same() -> None:
-    some = [
-        rolled("group_round_robin", 0, 100.0),
-        rolled("seer", 0, 200.0, identical_share=0.99),
-    ]
-    pair = typical_pair(some)
-    assert pair is not None
-    assert lanes_title(pair, [0]).endswith("the same 2 requests")
+    base = rolled("group_round_robin", 0, 100.0)
+    same, others = (rolled("seer", 0, 200.0, identical_share=share) for share in (1.0, 0.99))
+    assert paired([base, same]).finding == "The same 2 requests and tokens in 2 s instead of 2 s"
+    assert paired([base, others]).finding == "The same 2 requests in 2 s instead of 2 s"
+
+
+def test_a_pair_has_what_each_engine_ran_and_queued() -> None:
+    pair = paired(rounds(150.0))
+    assert [lane.engine_id for lane in pair.seer.engines] == ["a", "b"]
+    assert set(pair.baseline.engines[0].running) == {2.0}
+    assert set(pair.baseline.engines[0].queued) == {1.0}
+    again = msgspec.json.decode(msgspec.json.encode(pair), type=Pair)
+    assert again == pair, "as lanes.json has it"
 
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:
-    draw_lanes(rounds(150.0, 120.0), tmp_path / "lanes.png")
+    draw_pair(paired(rounds(150.0, 120.0)), tmp_path / "lanes")
     rows = [one.row for one in rounds(150.0, 120.0)]
-    draw_arms({"arms": summarize(rows)}, tmp_path / "arms.png")
+    draw_arms(rows, tmp_path / "arms")
     soaked = [soak_row(number, kv_hit_share=None if number else 0.5) for number in range(3)]
-    draw_soak(soaked, tmp_path / "soak.png")
-    assert {path.name for path in tmp_path.iterdir()} == {"lanes.png", "arms.png", "soak.png"}
+    draw_soak(soaked, tmp_path / "soak")
+    names = (f"{name}.{suffix}" for name in ("lanes", "arms", "soak") for suffix in ("png", "svg"))
+    assert {path.name for path in tmp_path.iterdir()} == set(names)
 
 
 def test_bars_are_the_medians_over_all_rounds(
@@ -111,12 +120,9 @@ def test_bars_are_the_medians_over_all_rounds(
     drawn = []
     monkeypatch.setattr(plots, "save", lambda figure, _: drawn.append(figure))
     speeds = [*rounds(300.0, 320.0, seed=1), *rounds(100.0, first=2, seed=2)]
-    draw_arms({"arms": summarize([one.row for one in speeds])}, tmp_path / "arms.png")
+    draw_arms([one.row for one in speeds], tmp_path / "arms")
     (figure,) = drawn
-    heights = [bar.get_height() for bar in figure.axes[0].patches]
-    assert heights == [1.0, 3.0], "the baseline, and seer with 3.0, 3.2 and 1.0"
-
-
-def test_without_a_pair_there_is_no_picture_of_lanes(tmp_path: Path) -> None:
-    draw_lanes([rolled("seer", 0, 100.0)], tmp_path / "lanes.png")
-    assert not list(tmp_path.iterdir())
+    throughput = figure.axes[0]
+    widths = [bar.get_width() for bar in throughput.patches]
+    assert widths == [1.0, 3.0], "the baseline, and seer"
+    assert list(throughput.lines[-1].get_xdata()) == [3.0, 3.2, 1.0], "every round is a dot"

@@ -1,7 +1,7 @@
 """What the pages take from the report.json of a benchmark, so that no number is copied by hand.
 
 A block of a page stands between `<!-- from FOLDER: NAME -->` and `<!-- end -->`; BLOCKS has the
-names. `python -m tests.docs.figures` writes report.md and arms.png of every committed benchmark.
+names. `python -m tests.docs.figures` writes report.md and the pictures of all committed benchmarks.
 """
 
 import json
@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from seer_sgl.benchmark.plots import draw_arms
+import msgspec
+
+from seer_sgl.benchmark.pair import Pair
+from seer_sgl.benchmark.plots import draw_arms, draw_pair
 from seer_sgl.benchmark.summary import by_seed, summarize
 from seer_sgl.benchmark.tables import markdown
 
@@ -77,4 +80,7 @@ def result_pages(root: Path) -> Iterator[tuple[Path, str]]:
 if __name__ == "__main__":
     for path, page in result_pages(ROOT):
         path.write_text(page, encoding="utf-8")
-        draw_arms(read(path.parent), path.with_name("arms.png"))
+        draw_arms(rounds_of(read(path.parent)), path.with_name("arms"))
+        lanes = path.with_name("lanes.json")
+        if lanes.exists():
+            draw_pair(msgspec.json.decode(lanes.read_bytes(), type=Pair), path.with_name("lanes"))

@@ -121,13 +121,18 @@ def test_a_sweep_shows_every_value_and_the_best(simulate: Simulate) -> None:
     assert "scheduling.chunk_tokens" in simulate(*sweep).out
 
 
+def pictures(*names: str) -> set[str]:
+    return {f"{name}.{suffix}" for name in names for suffix in ("svg", "png")}
+
+
 def test_out_has_json_and_pictures(simulate: Simulate, folder: Path) -> None:
     options = "--trace", "samples.jsonl", *SMALL, "--sweep", "engine.count=2,4"
     assert simulate(*options, "--out", "swept").status == 0
     assert simulate("--trace", "samples.jsonl", *SMALL, "--out", "out").status == 0
     drawn = {path.name for path in (folder / "out").iterdir()}
-    assert drawn == {"report.json", "lanes.png", "tail.png", "ablation.png", "sweeps.png"}
-    assert {path.name for path in (folder / "swept").iterdir()} == {"report.json", "sweep.png"}
+    assert drawn == {"report.json", *pictures("lanes", "tail", "ablation", "sweeps")}
+    swept = {path.name for path in (folder / "swept").iterdir()}
+    assert swept == {"report.json", *pictures("sweep")}
     report = json.loads((folder / "out" / "report.json").read_text())
     assert [row["policy"] for row in report["policies"]] == list(VARIANTS)
     assert all((folder / "out" / name).stat().st_size > 5000 for name in drawn - {"report.json"})

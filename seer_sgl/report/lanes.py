@@ -1,0 +1,178 @@
+"""Running and queued requests of each engine over time: sampled from a record, and drawn.
+
+A few engines are lanes: running requests solid, queued ones hatched on top of them. Many engines
+are rows of a map from white (idle) to dark (full), hatched while requests are queued.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from .recorder import EngineRecord, Recorder
+from .report import tail_begin
+from .style import DASHES, HATCH, INK, MUTED, PAPER, TAIL, idle_to_full
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
+
+CELLS = 600  # time cells of a lane
+MAX_LANES = 6  # more engines are drawn as a map
+GAP_POLLS = 3.0  # an engine that has not answered for so many polls is drawn as idle
+
+Series = NDArray[np.float64]
+
+
+class Lane(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine: requests of all clients and the share of its KV capacity in use, by cell."""
+
+    engine_id: str
+    running: list[float]
+    queued: list[float]
+    kv: list[float]
+
+
+class Lanes(msgspec.Struct, frozen=True, kw_only=True):
+    """The engines of one rollout over time, in equally long cells from 0 to `wall_s` (seconds)."""
+
+    wall_s: float
+    tail_at: float
+    engines: list[Lane]
+
+    @classmethod
+    def of(cls, record: Recorder, cells: int = CELLS) -> Self:
+        """Returns the lanes of a recorded rollout."""
+        wall_s = record.finished_at[-1] if record.finished_at else 0.0
+        middles = (np.arange(cells) + 0.5) * wall_s / cells
+        return cls(
+            wall_s=wall_s,
+            tail_at=tail_begin(record.finished_at),
+            engines=[_lane(engine, middles) for engine in record.engines.values()],
+        )
+
+    @property
+    def tail_s(self) -> float:
+        """Seconds spent on the last 10 % of the requests."""
+        return self.wall_s - self.tail_at
+
+    @property
+    def most(self) -> float:
+        """The most requests on an engine at one time, running or queued; at least 1."""
+        return max((float(sum(at)) for lane in self.engines for at in _both(lane)), default=1) or 1
+
+    @property
+    def most_running(self) -> float:
+        """The most requests that ran on an engine at one time; at least 1."""
+        return max((max(lane.running, default=0.0) for lane in self.engines), default=1) or 1
+
+
+def _both(lane: Lane) -> Iterator[tuple[float, float]]:
+    return zip(lane.running, lane.queued, strict=True)
+
+
+def _lane(engine: EngineRecord, times: Series) -> Lane:
+    kv = nearest(engine.load_at, engine.used_tokens, times) / engine.info.max_total_num_tokens
+    return Lane(
+        engine_id=engine.info.engine_id,
+        running=nearest(engine.load_at, engine.running, times).tolist(),
+        queued=nearest(engine.load_at, engine.queued, times).tolist(),
+        kv=kv.round(4).tolist(),
+    )
+
+
+def nearest(polled_at: Sequence[float], values: Sequence[float], times: Series) -> Series:
+    """Returns the value of the poll nearest to each of the ascending `times`.
+
+    It is 0 where no poll is near, because the engine did not answer.
+    """
+    if not len(polled_at):
+        return np.zeros(len(times))
+    at = np.asarray(polled_at, dtype=np.float64)
+    after = np.searchsorted(at, times).clip(0, len(at) - 1)
+    before = (after - 1).clip(0)
+    chosen = np.where(times - at[before] <= at[after] - times, before, after)
+    reach = GAP_POLLS * float(np.median(np.diff(at))) if len(at) > 1 else np.inf
+    found = np.asarray(values, dtype=np.float64)[chosen]
+    return np.where(np.abs(at[chosen] - times) <= reach, found, 0.0)
+
+
+def draw_lane(axis: "Axes", lanes: Lanes, lane: Lane, colour: str) -> None:
+    """Draws one engine: running requests solid, queued ones hatched on top."""
+    edges = np.linspace(0.0, lanes.wall_s, len(lane.running) + 1)
+    running, queued = np.array(lane.running), np.array(lane.queued)
+    axis.stairs(running, edges, fill=True, color=colour)
+    if queued.any():
+        axis.stairs(
+            running + queued,
+            edges,
+            baseline=running,
+            fill=True,
+            facecolor="white",
+            edgecolor=colour,
+            hatch=HATCH,
+            lw=0,
+        )
+    axis.set_ylabel(lane.engine_id, rotation=0, ha="right", va="center", color=INK)
+
+
+def shade_tail(axis: "Axes", lanes: Lanes) -> None:
+    """Shades the tail and marks the end of the rollout."""
+    axis.axvspan(lanes.tail_at, lanes.wall_s, color=TAIL, lw=0, zorder=0)
+    axis.axvline(lanes.wall_s, color=MUTED, lw=1.4)
+
+
+def draw_map(axis: "Axes", lanes: Lanes, full: float) -> "AxesImage":
+    """Draws one row per engine. `full`: the running requests that are drawn darkest."""
+    image = map_of(axis, [lane.running for lane in lanes.engines], lanes.wall_s, full, log=True)
+    axis.axvline(lanes.tail_at, color=PAPER, lw=1.6, ls=DASHES)
+    axis.axvline(lanes.wall_s, color=PAPER, lw=1.6)
+    for row, lane in enumerate(lanes.engines, 1):
+        spans = spans_above_zero(lane.queued, lanes.wall_s)
+        if spans:
+            axis.broken_barh(
+                spans, (row - 0.5, 1), facecolor="none", edgecolor="white", hatch=HATCH, lw=0
+            )
+    return image
+
+
+def map_of(
+    axis: "Axes",
+    rows: Sequence[Sequence[float]],
+    wall_s: float,
+    full: float,
+    *,
+    log: bool = False,
+) -> "AxesImage":
+    """Draws one row of cells per engine, from white (0) to dark (`full`).
+
+    `log`: a scale from 1 on. A few long requests fill an engine as well as many short ones.
+    """
+    from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.ticker import MaxNLocator
+
+    image = axis.imshow(
+        np.where(np.array(rows) > 0, rows, np.nan),
+        aspect="auto",
+        cmap=idle_to_full(),
+        norm=LogNorm(1, max(full, 2)) if log else Normalize(0, full),
+        extent=(0.0, wall_s or 1.0, len(rows) + 0.5, 0.5),
+        interpolation="nearest",
+    )
+    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_ylabel("engine")
+    return image
+
+
+def spans_above_zero(values: Sequence[float], wall_s: float) -> list[tuple[float, float]]:
+    """Returns the begin and the length in seconds of each run of cells with a value above 0."""
+    above = np.concatenate(([False], np.array(values) > 0, [False])).astype(int)
+    steps = np.diff(above)
+    begins, ends = np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)
+    cell_s = wall_s / len(values) if values else 0.0
+    return [
+        (float(begin * cell_s), float((end - begin) * cell_s))
+        for begin, end in zip(begins, ends, strict=True)
+    ]
