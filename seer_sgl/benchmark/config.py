@@ -42,7 +42,7 @@ class BenchSection(Section, frozen=True):
     workload: str | None = None
     """JSONL samples of an earlier rollout: its prompts, and its lengths, which are imposed on every
     arm. Default: `rollout.prompts` with the lengths that the model generates."""
-    together: bool = True
+    colocate_servers: bool = True
     """Run the servers of all arms at once. False: one kind at a time, restarted each round, for
     machines that cannot hold all of them."""
     urls: dict[Kind, list[str]] = msgspec.field(default_factory=dict)

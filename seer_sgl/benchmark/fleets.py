@@ -32,7 +32,7 @@ class Fleets:
         ConfigError if servers that already run do not match the arm."""
         if arm.kind not in self._open:
             joined = self._config.engines.launch == "external"
-            if joined or not self._config.bench.together:
+            if joined or not self._config.bench.colocate_servers:
                 await self.close()  # engines.link is one port, so one kind can run at a time
             config = servers_config(arm, self._config)
             fleet = await self._stack.enter_async_context(

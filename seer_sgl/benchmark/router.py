@@ -36,14 +36,14 @@ class RoutedEngine(HttpEngine):
     def __init__(self, url: str, fleet: Fleet, session: aiohttp.ClientSession) -> None:
         first = fleet.engines[0].info
         infos = [engine.info for engine in fleet.engines]
-        together = msgspec.structs.replace(
+        combined = msgspec.structs.replace(
             first,
             engine_id=ROUTER,
             url=url,
             max_total_num_tokens=sum(info.max_total_num_tokens for info in infos),
             max_running_requests=sum(info.max_running_requests for info in infos),
         )
-        super().__init__(together, session)
+        super().__init__(combined, session)
         self.servers = fleet.engines
 
     @override

@@ -80,7 +80,11 @@ def doubts(rows: Sequence[Row], imposed: bool) -> list[str]:
 def _arm(arm: Arm, rows: Sequence[Row]) -> Figures:
     own = _of(arm.name, rows)
     values = _values(arm, rows)
-    figures: Figures = {"says": arm.description, "rounds": len(own), "over": arm.compared_with}
+    figures: Figures = {
+        "description": arm.description,
+        "rounds": len(own),
+        "compared_with": arm.compared_with,
+    }
     figures |= {name: _median(found) for name, found in values.items()}
     if arm.undivided:  # nothing is continued
         figures["recomputed_tokens"] = None

@@ -40,7 +40,7 @@ MAIN: Sequence[Column] = (
     ("x baseline", _spread("speedup", ".2f")),
     ("paper", _paper("throughput", ".2f")),
     ("x", _spread("gain", ".2f")),
-    ("of", lambda arm: arm["over"] or ""),
+    ("of", lambda arm: arm["compared_with"] or ""),
     ("total s", _spread("wall_s", ".1f")),
     ("tail s", _spread("tail_s", ".1f")),
     ("tail cut", _spread("tail_cut", ".0%")),
@@ -162,7 +162,7 @@ def _bullets(lines: Sequence[str]) -> str:
 
 
 def _descriptions(arms: dict[str, Figures]) -> str:
-    return _bullets([f"`{name}`: {arm['says']}" for name, arm in arms.items()])
+    return _bullets([f"`{name}`: {arm['description']}" for name, arm in arms.items()])
 
 
 def _table(arms: dict[str, Figures], columns: Sequence[Column]) -> str:
