@@ -107,7 +107,7 @@ def bench(
 ) -> None:
     """Compare plain SGLang with seer-sgl, technique by technique, on the same work."""
     from .benchmark.command import bench as run_bench
-    from .benchmark.config import load_bench, load_ready, overrides_from
+    from .benchmark.config import load_bench, load_ready_bench, overrides_from
     from .running import run
 
     if gpu and config is not None:
@@ -115,7 +115,7 @@ def bench(
     console = open_console(wide=True)
     with log_to(console, log_level, once=REPEATED):
         changes = [*overrides_from(options), *overrides]
-        settings = load_ready(gpu, changes) if config is None else load_bench(config, changes)
+        settings = load_ready_bench(gpu, changes) if config is None else load_bench(config, changes)
         run(run_bench(settings, out, console))
 
 

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from seer_sgl.benchmark.config import load_bench, ready_config
+from seer_sgl.benchmark.config import load_ready_bench
 from seer_sgl.config import load
 from seer_sgl.config.masking import MASK, is_secret, masked, without_userinfo
 from seer_sgl.errors import ConfigError
@@ -53,8 +53,7 @@ HIDDEN = [
 
 def test_a_report_shows_no_secret_and_all_the_rest() -> None:
     kept = ["engines.sglang.max-total-tokens=9", "sampling.stop_token_ids=[7]"]
-    path = ready_config(gpu=False)
-    config = msgspec.to_builtins(load_bench(path, [*HIDDEN, *kept]))
+    config = msgspec.to_builtins(load_ready_bench(gpu=False, overrides=[*HIDDEN, *kept]))
     shown = masked(config)
     text = json.dumps(shown)
     assert [
@@ -64,7 +63,7 @@ def test_a_report_shows_no_secret_and_all_the_rest() -> None:
     assert json.loads(shown["engines"]["sglang"]["extra"])["a"] == [{"secret_key": MASK}]
     assert shown["engines"]["sglang"]["max-total-tokens"] == 9
     assert shown["sampling"] == config["sampling"]
-    plain = msgspec.to_builtins(load_bench(path, kept))
+    plain = msgspec.to_builtins(load_ready_bench(gpu=False, overrides=kept))
     plain["engines"]["environment"] = {}
     assert masked(plain) == plain
 

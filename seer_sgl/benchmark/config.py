@@ -83,10 +83,11 @@ def load_bench(path: Path | None, overrides: Sequence[str] = ()) -> BenchConfig:
     return config
 
 
-def load_ready(gpu: bool, overrides: Sequence[str] = ()) -> BenchConfig:
-    """Returns the config that ships with seer-sgl for this kind of machine. It works in any working
-    directory."""
-    path = ready_config(gpu)
+def load_ready_bench(gpu: bool, overrides: Sequence[str] = ()) -> BenchConfig:
+    """Returns the benchmark's config that comes with seer-sgl for this kind of machine, under
+    `key.path=value` overrides. Its files are found from any folder. Raises ConfigError.
+    """
+    path = CONFIGS / ("bench-gpu.yaml" if gpu else "bench-cpu.yaml")
     return load_bench(path, [*own_files(path), *overrides])
 
 
@@ -170,8 +171,3 @@ def _joined(engines: str) -> list[str]:
     kind, urls = _kind_and_urls(engines)
     external = ["engines.launch=external", "engines.cores=null", "engines.environment={}"]
     return [*external, f"bench.urls.{kind}=[{urls}]", f"engines.urls=[{urls}]"]
-
-
-def ready_config(gpu: bool) -> Path:
-    """Returns the config that ships with seer-sgl for this kind of machine."""
-    return CONFIGS / ("bench-gpu.yaml" if gpu else "bench-cpu.yaml")

@@ -3,7 +3,7 @@
 import pytest
 
 from seer_sgl.benchmark.arms import ARMS, BASELINE, EVERY, GREEDY, SEER
-from seer_sgl.benchmark.config import BenchConfig, load_bench, overrides_from, ready_config
+from seer_sgl.benchmark.config import BenchConfig, load_ready_bench, overrides_from
 from seer_sgl.benchmark.derive import arm_config, servers_config
 from seer_sgl.benchmark.fleets import runnable
 from seer_sgl.errors import ConfigError
@@ -13,7 +13,7 @@ UNPOOLED = ["kv_pool.backend=none", "draft.scope=none"]
 
 @pytest.fixture(scope="module")
 def base() -> BenchConfig:
-    return load_bench(ready_config(gpu=False))
+    return load_ready_bench(gpu=False)
 
 
 def test_the_last_arm_is_the_config_itself(base: BenchConfig) -> None:
@@ -84,15 +84,15 @@ def test_arms_of_a_kind_ask_for_the_same_servers(base: BenchConfig) -> None:
 )
 def test_a_wrong_config_is_one_line_with_its_key(override: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as error:
-        load_bench(ready_config(gpu=False), [override])
+        load_ready_bench(gpu=False, overrides=[override])
     assert complaint in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_options_of_the_command_line() -> None:
-    config = load_bench(
-        ready_config(gpu=False),
-        overrides_from({"engines": ["4"], "arms": "seer,oracle", "rounds": 7}),
+    config = load_ready_bench(
+        gpu=False,
+        overrides=overrides_from({"engines": ["4"], "arms": "seer,oracle", "rounds": 7}),
     )
     assert config.engines.count == 4
     assert config.bench.arms == ["seer", "oracle"]
@@ -102,7 +102,7 @@ def test_options_of_the_command_line() -> None:
 def test_engines_that_run_already() -> None:
     urls = ["http://a:1,http://b:2", "ngram=http://c:3"]
     overrides = overrides_from({"engines": urls, "workload": "x"})
-    config = load_bench(ready_config(gpu=False), [*overrides, *UNPOOLED])
+    config = load_ready_bench(gpu=False, overrides=[*overrides, *UNPOOLED])
     assert config.engines.launch == "external"
     assert config.bench.urls == {"plain": ["http://a:1", "http://b:2"], "ngram": ["http://c:3"]}
     assert config.bench.workload == "x"
@@ -115,4 +115,4 @@ def test_engines_that_run_already() -> None:
 def test_an_unknown_kind_of_servers_is_refused() -> None:
     overrides = overrides_from({"engines": ["fast=http://a:1"]})
     with pytest.raises(ConfigError, match=r"bench\.urls"):
-        load_bench(ready_config(gpu=False), [*overrides, *UNPOOLED])
+        load_ready_bench(gpu=False, overrides=[*overrides, *UNPOOLED])

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from seer_sgl.benchmark import command
-from seer_sgl.benchmark.config import load_bench, ready_config
+from seer_sgl.benchmark.config import load_ready_bench
 from seer_sgl.benchmark.measure import Measurement
 from seer_sgl.benchmark.runner import ArmFailure, Runner
 from seer_sgl.errors import RolloutError
@@ -36,7 +36,7 @@ async def test_an_arm_that_failed_is_in_the_report_and_in_the_end(
     monkeypatch.setattr(command, "measure_constants", no_constants)
     monkeypatch.setattr(Runner, "once", never)
     overrides = ["engines.api_key=secret", "bench.arms=[divided, seer]"]
-    config = load_bench(ready_config(gpu=False), overrides)
+    config = load_ready_bench(gpu=False, overrides=overrides)
     console = Console(file=io.StringIO())
     with pytest.raises(RolloutError, match="arms failed: seer"):
         await command.bench(config, tmp_path / "out", console)

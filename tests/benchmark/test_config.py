@@ -10,13 +10,7 @@ from click.testing import CliRunner
 
 from seer_sgl.benchmark import fleets
 from seer_sgl.benchmark.arms import EVERY
-from seer_sgl.benchmark.config import (
-    BenchConfig,
-    load_bench,
-    load_ready,
-    overrides_from,
-    ready_config,
-)
+from seer_sgl.benchmark.config import BenchConfig, load_ready_bench, overrides_from
 from seer_sgl.benchmark.derive import arm_config
 from seer_sgl.benchmark.fleets import runnable
 from seer_sgl.cli import cli
@@ -29,7 +23,7 @@ SHARED = ["engines.link=h:1", "kv_pool.namespace=run", "kv_pool.master=h:2", "dr
 
 def external(*engines: str, arms: str | None = None, overrides: Any = ()) -> BenchConfig:
     options = overrides_from({"engines": engines, "arms": arms})
-    return load_bench(ready_config(gpu=False), [*options, *overrides])
+    return load_ready_bench(gpu=False, overrides=[*options, *overrides])
 
 
 def plain_arms(config: BenchConfig) -> set[str]:
@@ -94,20 +88,20 @@ def test_what_is_wrong_whatever_the_arm_is_refused_at_once(
 
 def test_own_servers_are_started_for_all_techniques_or_none() -> None:
     with pytest.raises(ConfigError, match=r"kv_pool\.memory: 'much' is not a size"):
-        load_bench(ready_config(gpu=False), ["kv_pool.memory=much", "bench.arms=[divided]"])
+        load_ready_bench(gpu=False, overrides=["kv_pool.memory=much", "bench.arms=[divided]"])
 
 
 def test_an_arm_is_there_once() -> None:
     with pytest.raises(ConfigError, match=r"bench\.arms: 'divided' is listed twice"):
-        load_bench(ready_config(gpu=False), overrides_from({"arms": "divided,seer,divided"}))
+        load_ready_bench(gpu=False, overrides=overrides_from({"arms": "divided,seer,divided"}))
 
 
 def test_lengths_are_imposed_only_where_nothing_ends_before() -> None:
     workload = ["bench.workload=x.jsonl"]
     with pytest.raises(ConfigError, match=r"sampling\.ignore_eos: bench.workload needs true"):
-        load_bench(ready_config(gpu=False), workload)
-    load_bench(ready_config(gpu=False), [*workload, "sampling.ignore_eos=true"])
-    load_bench(ready_config(gpu=False), overrides_from({"workload": "x.jsonl"}))
+        load_ready_bench(gpu=False, overrides=workload)
+    load_ready_bench(gpu=False, overrides=[*workload, "sampling.ignore_eos=true"])
+    load_ready_bench(gpu=False, overrides=overrides_from({"workload": "x.jsonl"}))
 
 
 def test_two_configs_at_once_are_refused() -> None:
@@ -120,14 +114,14 @@ def test_two_configs_at_once_are_refused() -> None:
 def test_the_ready_config_finds_its_files_from_any_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert load_ready(gpu=False).model.path == "bench/reasoner/model", (
+    assert load_ready_bench(gpu=False).model.path == "bench/reasoner/model", (
         "a path that exists is kept as written"
     )
     monkeypatch.chdir(tmp_path)
-    config = load_ready(gpu=False)
+    config = load_ready_bench(gpu=False)
     assert (Path(config.model.path or "") / "config.json").exists()
     assert Path(config.rollout.prompts or "").is_file()
-    mine = load_ready(gpu=False, overrides=["model.path=mine"])
+    mine = load_ready_bench(gpu=False, overrides=["model.path=mine"])
     assert mine.model.path == "mine"
 
 
@@ -162,7 +156,7 @@ def test_servers_of_a_kind_are_named_once() -> None:
 
 
 def test_a_limit_of_chunks_in_flight_is_for_those_who_divide() -> None:
-    base = load_bench(ready_config(gpu=False), ["scheduling.max_inflight_per_engine=4"])
+    base = load_ready_bench(gpu=False, overrides=["scheduling.max_inflight_per_engine=4"])
     limits = {
         name: arm_config(EVERY[name], base, 1, None).scheduling.max_inflight_per_engine
         for name in ("group_round_robin", "request_round_robin", "divided", "seer")
@@ -178,5 +172,5 @@ def fleet(model_path: str) -> Any:
 
 
 def of_model(path: str) -> BenchConfig:
-    config = load_bench(ready_config(gpu=False))
+    config = load_ready_bench(gpu=False)
     return msgspec.structs.replace(config, model=type(config.model)(path=path))

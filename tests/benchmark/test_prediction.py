@@ -9,7 +9,7 @@ import pytest
 
 from seer_sgl.benchmark import prediction
 from seer_sgl.benchmark.arms import BASELINE, EVERY, SEER, Arm
-from seer_sgl.benchmark.config import load_bench, ready_config
+from seer_sgl.benchmark.config import load_ready_bench
 from seer_sgl.benchmark.constants import draft_overhead_us, fitted_step
 from seer_sgl.benchmark.measure import Measurement
 from seer_sgl.benchmark.prediction import measure_constants, predict
@@ -49,7 +49,7 @@ def rolled(arm: str, **changed: Any) -> Measurement:
 
 
 def test_every_arm_is_simulated_on_the_lengths_that_came_out() -> None:
-    config = load_bench(ready_config(gpu=False))
+    config = load_ready_bench(gpu=False)
     cases = {(arm, 1): rolled(arm, wall_s=2.0) for arm in (BASELINE, "router", "context", SEER)}
     report = predict(config, ENGINE, cases)["arms"]
     assert list(report) == [BASELINE, "context", SEER], "the simulator has no router"
@@ -62,11 +62,11 @@ def test_every_arm_is_simulated_on_the_lengths_that_came_out() -> None:
 
 
 def test_without_step_times_nothing_is_predicted() -> None:
-    assert predict(load_bench(ready_config(gpu=False)), None, {}) == {}
+    assert predict(load_ready_bench(gpu=False), None, {}) == {}
 
 
 def test_the_report_says_how_much_the_simulated_engine_sets_aside() -> None:
-    config = load_bench(ready_config(gpu=False), ["bench.reserve_tokens=77"])
+    config = load_ready_bench(gpu=False, overrides=["bench.reserve_tokens=77"])
     assert predict(config, ENGINE, {})["engine"]["reserve_tokens"] == 77
     config = with_values(config, {"bench.reserve_tokens": None})
     assert predict(config, ENGINE, {})["engine"] == msgspec.to_builtins(ENGINE)

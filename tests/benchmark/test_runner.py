@@ -8,7 +8,7 @@ import pytest
 
 from seer_sgl.benchmark import runner as module
 from seer_sgl.benchmark.arms import EVERY
-from seer_sgl.benchmark.config import load_bench, ready_config
+from seer_sgl.benchmark.config import load_ready_bench
 from seer_sgl.benchmark.fleets import Fleets
 from seer_sgl.benchmark.measure import Measurement
 from seer_sgl.benchmark.runner import ArmFailure, Runner
@@ -49,7 +49,7 @@ class Rolls:
 
 
 def new_runner(tmp_path: Path, *overrides: str) -> Runner:
-    config = load_bench(ready_config(gpu=False), ["bench.rounds=4", *overrides])
+    config = load_ready_bench(gpu=False, overrides=["bench.rounds=4", *overrides])
     return Runner(config, ARMS, tmp_path)
 
 

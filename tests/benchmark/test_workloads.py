@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from seer_sgl.benchmark.config import BenchConfig, load_bench, ready_config
+from seer_sgl.benchmark.config import BenchConfig, load_ready_bench
 from seer_sgl.benchmark.workloads import Source
 from seer_sgl.errors import ConfigError
 from tests.helpers import make_group
 
 
 def config(*overrides: str) -> BenchConfig:
-    return load_bench(ready_config(gpu=False), overrides)
+    return load_ready_bench(gpu=False, overrides=overrides)
 
 
 def imposing(trace: Path, *overrides: str) -> BenchConfig:
