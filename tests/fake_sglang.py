@@ -256,20 +256,18 @@ class FakeSGLang:
         return web.json_response({})
 
     async def server_info(self, _: web.Request) -> web.Response:
-        """Returns the fields of SGLang 0.5.21 that the client reads, and one that it ignores."""
+        """Returns the fields of SGLang 0.5.21 that the client reads, and others that it ignores."""
         if self.away:
             return web.Response(status=503)
         return self._control(
             "/server_info",
             {
                 "version": "0.5.21",
-                "model_path": self.model_path,
                 "max_total_num_tokens": self.max_total_num_tokens,
                 "max_req_input_len": self.max_request_len or self.max_total_num_tokens - 6,
                 "page_size": self.page_size,
                 "disable_radix_cache": False,
                 "dp_size": 1,
-                "weight_version": "default",  # what it was started with
                 "enable_deterministic_inference": True,
                 "skip_tokenizer_init": not self.has_tokenizer,
                 "internal_states": [
@@ -279,7 +277,9 @@ class FakeSGLang:
                         "startup_time": {"scheduler_e2e": self.startup_s},
                     }
                 ],
-                "unread": 1,
+                # The weights of its start, which no update changes.
+                "model_path": "the first",
+                "weight_version": "default",
             },
         )
 

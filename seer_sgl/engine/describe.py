@@ -1,4 +1,4 @@
-"""Reads and checks a server's `/server_info`, and compares two descriptions of one engine."""
+"""Reads and checks the description of a server, and compares two descriptions of one engine."""
 
 from typing import TypeVar
 
@@ -25,18 +25,15 @@ MAX_MESSAGE = 500  # characters of a server's explanation
 async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> EngineInfo:
     """Returns the description of a server from its `/server_info` and `/model_info`.
 
-    SGLang's `/server_info` keeps the weights that the server was started with; `/model_info` has
-    those of the latest update.
-
     Raises EngineUnavailable if it does not answer like SGLang (yet), and EngineStartError if its
     configuration is not supported.
     """
-    info = described(await _get(session, engine_id, url, "/server_info"), engine_id, url)
+    name = f"engine {engine_id} ({url})"
+    body = await _get(session, engine_id, url, "/server_info")
+    server = decode_control(body, wire.ServerInfo, f"{name}: not a supported SGLang server")
     body = await _get(session, engine_id, url, "/model_info")
-    model = decode_control(body, wire.ModelInfo, f"engine {engine_id} ({url}): /model_info")
-    return msgspec.structs.replace(
-        info, model_path=model.model_path, weight_version=model.weight_version
-    )
+    model = decode_control(body, wire.ModelInfo, f"{name}: /model_info")
+    return described(server, model, engine_id, url)
 
 
 async def _get(session: aiohttp.ClientSession, engine_id: str, url: str, path: str) -> bytes:
@@ -53,16 +50,18 @@ async def _get(session: aiohttp.ClientSession, engine_id: str, url: str, path: s
     return body
 
 
-def described(body: bytes, engine_id: str, url: str) -> EngineInfo:
-    """Returns the description in the body of a `/server_info`, with the weights that the server was
-    started with. Raises like `describe`."""
+def described(
+    server: wire.ServerInfo, model: wire.ModelInfo, engine_id: str, url: str
+) -> EngineInfo:
+    """Returns the description in a server's replies. Raises like `describe`."""
     name = f"engine {engine_id} ({url})"
-    info = decode_control(body, wire.ServerInfo, f"{name}: not a supported SGLang server")
-    if info.dp_size != 1:
-        raise EngineStartError(f"{name}: dp_size {info.dp_size}; start one server per rank instead")
-    state = info.internal_states[0]
+    if server.dp_size != 1:
+        raise EngineStartError(
+            f"{name}: dp_size {server.dp_size}; start one server per rank instead"
+        )
+    state = server.internal_states[0]
     plugin = state.seer_sgl
-    reports = [state.seer_sgl for state in info.internal_states]
+    reports = [state.seer_sgl for state in server.internal_states]
     problem = contract.problem([report.missing if report else None for report in reports])
     if plugin is not None and problem is not None:  # a stock server needs no plugin
         raise EngineStartError(f"{name}: {problem}")
@@ -74,16 +73,16 @@ def described(body: bytes, engine_id: str, url: str) -> EngineInfo:
     return EngineInfo(
         engine_id=engine_id,
         url=url,
-        sglang_version=info.version,
-        model_path=info.model_path,
-        max_total_num_tokens=info.max_total_num_tokens,
+        sglang_version=server.version,
+        model_path=model.model_path,
+        max_total_num_tokens=server.max_total_num_tokens,
         max_running_requests=state.effective_max_running_requests_per_dp,
-        max_request_len=info.max_req_input_len,
-        page_size=info.page_size,
-        radix_cache=not info.disable_radix_cache,
-        weight_version=info.weight_version,
-        deterministic=info.enable_deterministic_inference,
-        has_tokenizer=not info.skip_tokenizer_init,
+        max_request_len=server.max_req_input_len,
+        page_size=server.page_size,
+        radix_cache=not server.disable_radix_cache,
+        weight_version=model.weight_version,
+        deterministic=server.enable_deterministic_inference,
+        has_tokenizer=not server.skip_tokenizer_init,
         plugin=plugin.version if plugin else None,
         instance=plugin.instance if plugin else state.start(),
         weights=plugin.weights if plugin else None,
@@ -91,7 +90,7 @@ def described(body: bytes, engine_id: str, url: str) -> EngineInfo:
         pool=pool.namespace if pool else None,
         kv_bytes_per_token=pool.kv_bytes_per_token if pool else 0,
         draft_tokens=draft.draft_tokens,
-        pipeline_stages=info.pp_size,
+        pipeline_stages=server.pp_size,
     )
 
 

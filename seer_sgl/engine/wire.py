@@ -130,23 +130,21 @@ class InternalState(msgspec.Struct):
 
 
 class ModelInfo(msgspec.Struct):
-    """`/model_info`."""
+    """`/model_info`: the weights of the latest update."""
 
     model_path: str
     weight_version: str
 
 
 class ServerInfo(msgspec.Struct):
-    """`/server_info`."""
+    """`/server_info`, without its weights: SGLang keeps those that the server was started with."""
 
     version: str
-    model_path: str
     max_total_num_tokens: Positive
     max_req_input_len: Positive
     page_size: Positive
     disable_radix_cache: bool
     dp_size: int
-    weight_version: str
     enable_deterministic_inference: bool
     skip_tokenizer_init: bool
     internal_states: Annotated[list[InternalState], msgspec.Meta(min_length=1)]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from seer_sgl.engine import client, wire
 from seer_sgl.engine.client import MOST, HttpEngine
-from seer_sgl.engine.describe import describe, described
+from seer_sgl.engine.describe import decode_control, describe, described
 from seer_sgl.engine.session import PROBES, open_session, probing_socket
 from seer_sgl.errors import BadReply, EngineStartError, EngineUnavailable, RequestRejected
 from seer_sgl.types import Chunk, ChunkReply, EngineInfo, Move, Request, Sampling
@@ -115,6 +115,13 @@ async def test_a_garbled_description_is_refused_whoever_asks_for_it(path: str, s
                 await describe(session, "e0", engine.info.url)
 
 
+def description(body: bytes) -> EngineInfo:
+    """Returns the description in a body that answers `/server_info` and `/model_info`."""
+    server = decode_control(body, wire.ServerInfo, "/server_info")
+    model = decode_control(body, wire.ModelInfo, "/model_info")
+    return described(server, model, "e0", "u")
+
+
 class Canned(HttpEngine):
     """An engine that returns the same reply to every call."""
 
@@ -127,7 +134,7 @@ class Canned(HttpEngine):
 
     async def _keep_up(self) -> None:
         with contextlib.suppress(EngineUnavailable, EngineStartError):
-            described(self.reply, "e0", "u")
+            description(self.reply)
 
 
 INFO = {
@@ -172,13 +179,13 @@ def test_whatever_a_server_replies_its_callers_see_one_kind_of_error(
     report = {"version": "1", "missing": [], **state}
     states = [{"effective_max_running_requests_per_dp": 4, "seer_sgl": report}]
     true = {"meta_info": TRUE_REPLY, "loads": [{}], **INFO, "internal_states": states}
-    engine = Canned(described(msgspec.json.encode(true | {"internal_states": [STATE]}), "e0", "u"))
+    engine = Canned(description(msgspec.json.encode(true | {"internal_states": [STATE]})))
     body = bytearray(msgspec.json.encode(true | other))
     for at, new in cuts:
         body[at : at + len(new)] = new
     engine.reply = bytes(body)
     with contextlib.suppress(EngineUnavailable, EngineStartError):
-        assert described(engine.reply, "e0", "u").draft_tokens >= 0
+        assert description(engine.reply).draft_tokens >= 0
     chunk = chunk_of(make_group(n=1).requests[0])
 
     async def ask_all() -> None:
