@@ -28,7 +28,8 @@ from .build_scheduler import build_scheduler, new_slot
 from .checks import LengthLimits, differences
 from .draft_groups import DraftKeeper, Responses
 from .engine import Engine, EngineFleet
-from .loop import Clock, RolloutLoop
+from .flights import Clock
+from .loop import RolloutLoop
 from .monitor import Monitor
 from .observer import Observer
 from .pool_pages import PageReleaser

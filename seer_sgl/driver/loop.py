@@ -1,27 +1,18 @@
 """The asyncio loop: sends the chunks the scheduler assigns, and returns the engines' replies to it.
 
-The loop decides nothing. It runs one task per chunk in flight; all other work happens between two
-awaits.
+The loop decides nothing. The chunks in flight are tasks of their own (flights.py); all other work
+happens between two awaits.
 """
 
 import asyncio
-import contextlib
-import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from seer_sgl.errors import (
-    ChunkInterrupted,
-    ChunkRecalled,
-    EngineError,
-    EngineUnavailable,
-    RolloutError,
-)
+from seer_sgl.errors import ChunkInterrupted, EngineUnavailable, RolloutError
 from seer_sgl.scheduling.engine_index import EngineSlot
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import (
     Chunk,
-    ChunkReply,
     ChunkResult,
     EngineLoad,
     Failure,
@@ -32,31 +23,15 @@ from seer_sgl.types import (
 )
 
 from .engine import Engine
+from .flights import Clock, Flights
 from .observer import Observer
 from .run import Run
 from .samples import SampleMaker
 from .stop_strings import Amend
-from .watch import Watch
 
 logger = logging.getLogger(__name__)
 BREACH = "the driver is idle"  # prefix of the log message about leftover scheduler state
 SETTLE_S = 3.0  # a little longer than an abort may take
-# How long an engine has to return the tokens of a recalled chunk; then the driver drops the chunk.
-RECALL_S = 5.0
-Clock = Callable[[], float]
-ChunkTask = asyncio.Task[ChunkReply | EngineError]
-
-
-class Flight:
-    """A chunk in flight. `taken_back`: why the driver no longer expects a reply."""
-
-    def __init__(self, run: Run, chunk: Chunk, task: ChunkTask, watch: Watch | None) -> None:
-        self.run = run
-        self.chunk = chunk
-        self.task = task
-        self.watch = watch
-        self.recalled = False  # the engine was requested to end it early
-        self.taken_back: EngineError | None = None
 
 
 class RolloutLoop:
@@ -69,17 +44,14 @@ class RolloutLoop:
     def __init__(self, scheduler: Scheduler, clock: Clock, amend: Amend) -> None:
         self._scheduler = scheduler
         self._clock = clock
-        self._amend = amend
         self.engines: dict[str, Engine] = {}  # by id
         self._results: asyncio.Queue[ChunkResult | None] = asyncio.Queue()
-        self._inflight: dict[str, Flight] = {}  # by request uid, in the order of sending
+        self._flights = Flights(self.engines, clock, amend, self._results.put_nowait)
         self._runs: dict[str, Run] = {}  # by group uid, while the group is unfinished
         self._open: dict[Run, None] = {}  # the runs in `_runs`, each once
         self._pauses = 0  # pauses without a resume yet
         self._error: RolloutError | None = None  # the reason why the driver ended
         self._held = False  # until all engines serve the same weights
-        self._landed = asyncio.Event()  # a chunk has ended
-        self._recalls: set[asyncio.Task[None]] = set()
 
     def add_engine(self, slot: EngineSlot, engine: Engine) -> None:
         """Adds an engine. Raises ValueError if its id is already in use."""
@@ -158,8 +130,8 @@ class RolloutLoop:
             return
         if self._scheduler.abort(request, self._clock()):
             self._finished(run, request)
-        elif request.uid in self._inflight:
-            self._recall(self._inflight[request.uid], "the request was aborted")
+        elif (flight := self._flights.of(request)) is not None:
+            self._flights.recall(flight, "the request was aborted")
 
     def close(self, run: Run) -> None:
         """Gives up the run's unfinished groups and aborts their chunks in flight."""
@@ -173,8 +145,7 @@ class RolloutLoop:
     def fail(self, error: RolloutError) -> None:
         """Ends every run with an error, so that no caller waits for ever."""
         self._error = error
-        self._inflight.clear()
-        self._landed.set()
+        self._flights.abandon()
         for run in self._open:
             run.fail(error)
 
@@ -186,7 +157,7 @@ class RolloutLoop:
     @property
     def stands_still(self) -> bool:
         """Whether callers wait although no chunk is in flight and no retry is due."""
-        return bool(self._runs) and not self._inflight and self._scheduler.wake_at is None
+        return bool(self._runs) and not self._flights and self._scheduler.wake_at is None
 
     async def pause(self) -> None:
         """Stops dispatching, and returns when no chunk is in flight.
@@ -195,7 +166,7 @@ class RolloutLoop:
         Raises RolloutError if the driver ends meanwhile.
         """
         self._pauses += 1
-        await self._until_landed(lambda _: True, "the driver is paused")
+        await self._until_landed(lambda _: True, "the driver is paused", restart=True)
 
     def resume(self) -> None:
         """Ends one pause. The loop dispatches again after the last one."""
@@ -215,7 +186,7 @@ class RolloutLoop:
         """Gives up all runs, and waits until their chunks are aborted (SETTLE_S at most)."""
         for run in list(self._open):
             self.close(run)
-        tasks = [flight.task for flight in self._inflight.values()]
+        tasks = [flight.task for flight in self._flights]
         if tasks:
             await asyncio.wait(tasks, timeout=SETTLE_S)
 
@@ -226,21 +197,18 @@ class RolloutLoop:
 
     def interrupt(self, engine_id: str, why: str) -> None:
         """Takes every chunk back from an engine and sends it again, elsewhere if possible."""
-        for flight in self._inflight.values():
-            if flight.chunk.engine_id == engine_id:
-                self._take_back(flight, ChunkInterrupted(why, engine_id=engine_id))
+        for flight in self._flights.on(engine_id):
+            flight.take_back(ChunkInterrupted(why, engine_id=engine_id))
 
     def lost_one(self, engine_id: str) -> None:
         """Sends a chunk again that the engine has lost (monitor.py).
 
         It is most likely the oldest one, provided that later chunks have overtaken it.
         """
-        for flight in self._inflight.values():  # in the order of sending
-            if flight.chunk.engine_id == engine_id:
-                if self._scheduler.overtaken(flight.chunk):
-                    why = f"engine {engine_id}: the reply was lost"
-                    self._take_back(flight, ChunkInterrupted(why, engine_id=engine_id))
-                return
+        oldest = next(self._flights.on(engine_id), None)
+        if oldest is not None and self._scheduler.overtaken(oldest.chunk):
+            why = f"engine {engine_id}: the reply was lost"
+            oldest.take_back(ChunkInterrupted(why, engine_id=engine_id))
 
     def loaded(self, engine_id: str, load: EngineLoad) -> None:
         """Records the load that an engine reported (monitor.py)."""
@@ -295,46 +263,15 @@ class RolloutLoop:
             return
         while (chunk := self._scheduler.next_assignment(self._clock())) is not None:
             run = self._runs[chunk.request.group.uid]
-            watch = Watch(chunk, run, self._amend) if chunk.request.watched else None
-            task = tasks.create_task(self._serve(chunk, watch))
-            flight = self._inflight[chunk.request.uid] = Flight(run, chunk, task, watch)
-            task.add_done_callback(functools.partial(self._served, flight))
+            self._flights.send(tasks, run, chunk)
             for observer in run.observers:
                 observer.sent(chunk, self._clock())
-
-    async def _serve(self, chunk: Chunk, watch: Watch | None) -> ChunkReply | EngineError:
-        on_tokens = None if watch is None else watch.received
-        try:
-            reply = await self.engines[chunk.engine_id].generate(chunk, on_tokens)
-        except EngineError as error:
-            return error
-        return self._amend(chunk.request, reply) if watch is None else watch.ended(reply)
-
-    def _served(self, flight: Flight, task: ChunkTask) -> None:
-        """Queues exactly one result for a finished task, even if the task never started."""
-        outcome: ChunkReply | EngineError
-        if task.cancelled():
-            if flight.taken_back is None:  # the loop itself is being cancelled
-                return
-            outcome = flight.taken_back
-        elif task.exception() is not None:  # a defect of the driver; it ends the loop
-            return
-        else:
-            outcome = task.result()
-        chunk, now = flight.chunk, self._clock()
-        if isinstance(outcome, EngineError):
-            kept = flight.watch.kept if flight.watch is not None else None
-            result = ChunkResult(chunk=chunk, now=now, reply=kept, error=outcome)
-        else:
-            recalled = flight.recalled
-            result = ChunkResult(chunk=chunk, now=now, reply=outcome, recalled=recalled)
-        self._results.put_nowait(result)
 
     def _take(self, result: ChunkResult | None) -> None:
         if result is None:
             return
         request, group = result.chunk.request, result.chunk.request.group
-        run = self._inflight.pop(request.uid).run
+        run = self._flights.land(request)
         aborted = result.reply is not None and not result.reply.ids
         if aborted or isinstance(result.error, EngineUnavailable):
             self._scheduler.set_available(result.chunk.engine_id, False)
@@ -351,7 +288,6 @@ class RolloutLoop:
             self._finished(run, request)
         elif group.uid in run.unfinished and group.withdrawn:
             self._leave(run, group)
-        self._landed.set()
         self._check()
 
     def _finished(self, run: Run, request: Request) -> None:
@@ -372,9 +308,9 @@ class RolloutLoop:
         if not run.unfinished:
             self._open.pop(run, None)
         for request in group.requests:
-            flight = self._inflight.get(request.uid)
+            flight = self._flights.of(request)
             if flight is not None:
-                self._take_back(flight, ChunkInterrupted("the group was given up"))
+                flight.take_back(ChunkInterrupted("the group was given up"))
         for observer in run.observers:
             observer.closed(group, group.failure)
         run.over(group)
@@ -382,46 +318,15 @@ class RolloutLoop:
 
     def _check(self) -> None:
         """Logs an error if the driver is idle and the scheduler still holds state: a defect."""
-        if self._runs or self._inflight or self._error is not None:
+        if self._runs or self._flights or self._error is not None:
             return
         for breach in self._scheduler.check():
             logger.error("%s, but %s", BREACH, breach)
 
-    def _take_back(self, flight: Flight, error: EngineError) -> None:
-        """Cancels a chunk's task; `error` becomes its result."""
-        if flight.taken_back is None:
-            flight.taken_back = error
-            flight.task.cancel()
-
-    def _recall(self, flight: Flight, why: str) -> None:
-        """Requests the engine to end a chunk early with the tokens it has so far.
-
-        A chunk that could not keep its tokens runs on, unless its request is being aborted or the
-        loop is paused.
-        """
-        keeps = not flight.chunk.whole or flight.chunk.request.aborting or self._pauses > 0
-        if flight.recalled or flight.task.done() or not keeps:
-            return
-        flight.recalled = True
-        task = asyncio.create_task(self._end_early(flight, why))
-        self._recalls.add(task)
-        task.add_done_callback(self._recalls.discard)
-
-    async def _end_early(self, flight: Flight, why: str) -> None:
-        engine_id = flight.chunk.engine_id
-        with contextlib.suppress(EngineError):
-            await self.engines[engine_id].abort(flight.chunk)
-        await asyncio.wait({flight.task}, timeout=RECALL_S)
-        if not flight.task.done():
-            self._take_back(flight, ChunkRecalled(why, engine_id=engine_id))
-
-    async def _until_landed(self, wanted: Callable[[Chunk], bool], why: str) -> None:
-        """Recalls the chunks in flight that are `wanted`, and waits until they are back."""
-        while flights := [each for each in self._inflight.values() if wanted(each.chunk)]:
-            for flight in flights:
-                self._recall(flight, why)
-            self._landed.clear()
-            await self._landed.wait()
+    async def _until_landed(
+        self, wanted: Callable[[Chunk], bool], why: str, *, restart: bool = False
+    ) -> None:
+        await self._flights.until_landed(wanted, why, restart=restart)
         if self._error is not None:
             raise self._error
 

@@ -15,7 +15,7 @@ import pytest
 from typing_extensions import override
 
 from seer_sgl.config import SchedulingConfig
-from seer_sgl.driver import loop, monitor
+from seer_sgl.driver import flights, monitor
 from seer_sgl.driver.driver import Driver, Settings
 from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.driver.observer import Observer
@@ -281,7 +281,7 @@ async def test_requests_that_wait_are_aborted_at_once_and_finished_ones_stay() -
 async def test_an_abort_of_a_deaf_engine_ends_without_the_chunks_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loop, "RECALL_S", 0.05)
+    monkeypatch.setattr(flights, "RECALL_S", 0.05)
     fake = FakeSGLang(faults=deque(["ok", "stall"]), longest=1 << 20)
     async with staged(fake) as stage:
         (group,) = stage.groups(1, n=1)
