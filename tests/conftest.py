@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from seer_sgl.driver import loop
+from seer_sgl.driver import open_runs
 from tests.logs import logged
 
 
@@ -29,10 +29,10 @@ def empty_books() -> Iterator[None]:
     breaches: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: breaches.append(record.getMessage())  # type: ignore[method-assign]
-    loop.logger.addHandler(handler)
+    open_runs.logger.addHandler(handler)
     yield
-    loop.logger.removeHandler(handler)
-    assert not [breach for breach in breaches if breach.startswith(loop.BREACH)]
+    open_runs.logger.removeHandler(handler)
+    assert not [breach for breach in breaches if breach.startswith(open_runs.BREACH)]
 
 
 @pytest.fixture

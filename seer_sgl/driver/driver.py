@@ -150,7 +150,7 @@ class Driver:
             raise ConfigError("sampling.stop: stop strings need a tokenizer: set model.path")
         caller = f"run {next(self._numbers)}" if caller is None else caller
         maker = SampleMaker(rollout_id, started_at, self._settings.tokenizer)
-        return self._loop.submit(groups, maker, [*self._own_observers(), *observers], caller)
+        return self._loop.runs.submit(groups, maker, [*self._own_observers(), *observers], caller)
 
     async def pause(self) -> None:
         """Stops dispatching, and returns when no chunk is in flight.

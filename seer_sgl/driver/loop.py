@@ -6,31 +6,19 @@ happens between two awaits.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 
 from seer_sgl.errors import ChunkInterrupted, EngineUnavailable, RolloutError
 from seer_sgl.scheduling.engine_index import EngineSlot
 from seer_sgl.scheduling.scheduler import Scheduler
-from seer_sgl.types import (
-    Chunk,
-    ChunkResult,
-    EngineLoad,
-    Failure,
-    FailureKind,
-    Group,
-    Request,
-    RequestState,
-)
+from seer_sgl.types import Chunk, ChunkResult, EngineLoad, RequestState
 
 from .engine import Engine
 from .flights import Clock, Flights
-from .observer import Observer
-from .run import Run
-from .samples import SampleMaker
+from .open_runs import OpenRuns
 from .stop_strings import Amend
 
 logger = logging.getLogger(__name__)
-BREACH = "the driver is idle"  # prefix of the log message about leftover scheduler state
 SETTLE_S = 3.0  # a little longer than an abort may take
 
 
@@ -47,8 +35,7 @@ class RolloutLoop:
         self.engines: dict[str, Engine] = {}  # by id
         self._results: asyncio.Queue[ChunkResult | None] = asyncio.Queue()
         self._flights = Flights(self.engines, clock, amend, self._results.put_nowait)
-        self._runs: dict[str, Run] = {}  # by group uid, while the group is unfinished
-        self._open: dict[Run, None] = {}  # the runs in `_runs`, each once
+        self.runs = OpenRuns(scheduler, self._flights, clock, self._wake)
         self._pauses = 0  # pauses without a resume yet
         self._error: RolloutError | None = None  # the reason why the driver ended
         self._held = False  # until all engines serve the same weights
@@ -57,7 +44,7 @@ class RolloutLoop:
         """Adds an engine. Raises ValueError if its id is already in use."""
         self._scheduler.add_engine(slot)
         self.engines[slot.engine_id] = engine
-        for observer in self._observers():
+        for observer in self.runs.observers:
             observer.joined(engine.info, self._clock())
         self._wake()
 
@@ -75,89 +62,28 @@ class RolloutLoop:
             return
         del self.engines[engine_id]
         self._scheduler.remove_engine(engine_id)
-        for observer in self._observers():
+        for observer in self.runs.observers:
             observer.left(engine_id, self._clock())
 
     def leaving(self, engine_id: str) -> bool:
         """Returns whether an engine has left the fleet or is leaving it."""
         return engine_id not in self.engines or self._scheduler.leaving(engine_id)
 
-    def submit(
-        self,
-        groups: Sequence[Group],
-        make_sample: SampleMaker,
-        observers: Sequence[Observer],
-        caller: str = "",
-    ) -> Run:
-        """Starts the rollout of the groups.
-
-        Raises ValueError if the uid of a group or a request is already in use; then nothing has
-        changed.
-        """
-        seen: set[str] = set()
-        for group in groups:
-            if group.uid in self._runs or group.uid in seen:
-                raise ValueError(f"group {group.group_id!r} is being rolled out already")
-            seen.add(group.uid)
-        self._scheduler.check_new(request for group in groups for request in group.requests)
-        run = Run(self, make_sample, observers)
-        for group in groups:
-            group.caller = caller
-            self._runs[group.uid] = run
-            run.unfinished[group.uid] = group
-            self._open[run] = None
-            self._scheduler.submit(group)
-            if group.complete:  # it has no requests
-                self._leave(run, group)
-        self._wake()
-        return run
-
-    def grow(self, run: Run, group: Group, requests: Sequence[Request]) -> None:
-        """Adds requests to a growing group. Raises ValueError if the group no longer grows."""
-        self._scheduler.grow(group, requests)
-        self._wake()
-
-    def complete_group(self, run: Run, group: Group) -> None:
-        """Marks a growing group as complete: no more requests follow."""
-        self._scheduler.complete_group(group)
-        if group.uid in run.unfinished and _has_all_samples(group):
-            self._leave(run, group)
-
-    def abort(self, request: Request) -> None:
-        """Ends a request with the tokens it has."""
-        run = self._runs.get(request.group.uid)
-        if run is None or request.state is RequestState.FINISHED:
-            return
-        if self._scheduler.abort(request, self._clock()):
-            self._finished(run, request)
-        elif (flight := self._flights.of(request)) is not None:
-            self._flights.recall(flight, "the request was aborted")
-
-    def close(self, run: Run) -> None:
-        """Gives up the run's unfinished groups and aborts their chunks in flight."""
-        failure = Failure(FailureKind.LEFT, "its caller left")
-        for group in list(run.unfinished.values()):
-            self._scheduler.withdraw(group, failure)
-            self._leave(run, group)
-        run.observers = ()
-        self._wake()
-
     def fail(self, error: RolloutError) -> None:
         """Ends every run with an error, so that no caller waits for ever."""
         self._error = error
         self._flights.abandon()
-        for run in self._open:
-            run.fail(error)
+        self.runs.fail(error)
 
     @property
     def idle(self) -> bool:
         """Whether no caller waits, or dispatch is paused or on hold."""
-        return not self._runs or self._pauses > 0 or self._held
+        return not self.runs.by_group or self._pauses > 0 or self._held
 
     @property
     def stands_still(self) -> bool:
         """Whether callers wait although no chunk is in flight and no retry is due."""
-        return bool(self._runs) and not self._flights and self._scheduler.wake_at is None
+        return bool(self.runs.by_group) and not self._flights and self._scheduler.wake_at is None
 
     async def pause(self) -> None:
         """Stops dispatching, and returns when no chunk is in flight.
@@ -184,8 +110,7 @@ class RolloutLoop:
 
     async def settle(self) -> None:
         """Gives up all runs, and waits until their chunks are aborted (SETTLE_S at most)."""
-        for run in list(self._open):
-            self.close(run)
+        self.runs.close_all()
         tasks = [flight.task for flight in self._flights]
         if tasks:
             await asyncio.wait(tasks, timeout=SETTLE_S)
@@ -214,7 +139,7 @@ class RolloutLoop:
         """Records the load that an engine reported (monitor.py)."""
         if self._scheduler.loaded(engine_id, load):
             self._wake()
-        for observer in self._observers():
+        for observer in self.runs.observers:
             observer.loaded(engine_id, load, self._clock())
 
     def looked(self, seconds: float) -> None:
@@ -224,7 +149,7 @@ class RolloutLoop:
     def stored(self, rid: str, whole: bool) -> None:
         """Records that the KV of a chunk has reached the pool (link/server.py)."""
         request = self._scheduler.stored(rid, whole)
-        run = self._runs.get(request.group.uid) if request is not None else None
+        run = self.runs.by_group.get(request.group.uid) if request is not None else None
         if request is None or run is None:
             return
         for observer in run.observers:
@@ -255,14 +180,11 @@ class RolloutLoop:
         """Makes `run` check for work although no chunk came back."""
         self._results.put_nowait(None)
 
-    def _observers(self) -> Iterable[Observer]:
-        return [observer for run in self._open for observer in run.observers]
-
     def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
         if self._pauses or self._held:
             return
         while (chunk := self._scheduler.next_assignment(self._clock())) is not None:
-            run = self._runs[chunk.request.group.uid]
+            run = self.runs.by_group[chunk.request.group.uid]
             self._flights.send(tasks, run, chunk)
             for observer in run.observers:
                 observer.sent(chunk, self._clock())
@@ -285,43 +207,10 @@ class RolloutLoop:
         if result.error is not None:
             logger.debug("chunk %s was lost: %s", result.chunk.rid, result.error)
         if finished and group.uid in run.unfinished:
-            self._finished(run, request)
+            self.runs.finished(run, request)
         elif group.uid in run.unfinished and group.withdrawn:
-            self._leave(run, group)
-        self._check()
-
-    def _finished(self, run: Run, request: Request) -> None:
-        """Makes the sample of a finished request, and closes its group after the last one."""
-        group = request.group
-        sample = run.make_sample(request)
-        group.samples.append(sample)
-        for observer in run.observers:
-            observer.finished(request, sample)
-        if _has_all_samples(group):
-            self._leave(run, group)
-
-    def _leave(self, run: Run, group: Group) -> None:
-        """Closes a group that is complete or given up, and takes back its chunks in flight."""
-        if group.uid not in self._runs:  # an observer's call has already closed it
-            return
-        del self._runs[group.uid], run.unfinished[group.uid]
-        if not run.unfinished:
-            self._open.pop(run, None)
-        for request in group.requests:
-            flight = self._flights.of(request)
-            if flight is not None:
-                flight.take_back(ChunkInterrupted("the group was given up"))
-        for observer in run.observers:
-            observer.closed(group, group.failure)
-        run.over(group)
-        self._check()
-
-    def _check(self) -> None:
-        """Logs an error if the driver is idle and the scheduler still holds state: a defect."""
-        if self._runs or self._flights or self._error is not None:
-            return
-        for breach in self._scheduler.check():
-            logger.error("%s, but %s", BREACH, breach)
+            self.runs.leave(run, group)
+        self.runs.check()
 
     async def _until_landed(
         self, wanted: Callable[[Chunk], bool], why: str, *, restart: bool = False
@@ -329,7 +218,3 @@ class RolloutLoop:
         await self._flights.until_landed(wanted, why, restart=restart)
         if self._error is not None:
             raise self._error
-
-
-def _has_all_samples(group: Group) -> bool:
-    return group.complete and len(group.samples) == len(group.requests)

@@ -12,7 +12,7 @@ from .samples import SampleMaker
 
 
 class RunControl(Protocol):
-    """A run's interface to the driver's loop."""
+    """A run's interface to the driver."""
 
     def grow(self, run: "Run", group: Group, requests: Sequence[Request]) -> None:
         """Adds requests to a growing group."""
@@ -76,10 +76,10 @@ class Run:
         self._control.close(self)
 
     def over(self, group: Group) -> None:
-        """Queues a group that is complete or given up (called by loop.py)."""
+        """Queues a group that is complete or given up (open_runs.py)."""
         self._over.put_nowait(group)
 
     def fail(self, error: RolloutError) -> None:
-        """Ends the iteration with an error, because the driver has ended (called by loop.py)."""
+        """Ends the iteration with an error, because the driver has ended (open_runs.py)."""
         self._error = error
         self._over.put_nowait(error)

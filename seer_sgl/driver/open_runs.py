@@ -1,0 +1,149 @@
+"""The open runs: accepts groups, and closes each one when it is complete or given up."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from typing_extensions import override
+
+from seer_sgl.errors import ChunkInterrupted, RolloutError
+from seer_sgl.scheduling.scheduler import Scheduler
+from seer_sgl.types import Failure, FailureKind, Group, Request, RequestState
+
+from .flights import Clock, Flights
+from .observer import Observer
+from .run import Run, RunControl
+from .samples import SampleMaker
+
+logger = logging.getLogger(__name__)
+BREACH = "the driver is idle"  # prefix of the log message about leftover scheduler state
+
+
+class OpenRuns(RunControl):
+    """The runs that have unfinished groups.
+
+    `wake` makes the loop check the scheduler for work.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, flights: Flights, clock: Clock, wake: Callable[[], None]
+    ) -> None:
+        self._scheduler = scheduler
+        self._flights = flights
+        self._clock = clock
+        self._wake = wake
+        self.by_group: dict[str, Run] = {}  # by group uid, while the group is unfinished
+        self._open: dict[Run, None] = {}  # the runs in `by_group`, each once
+        self._failed = False
+
+    @property
+    def observers(self) -> list[Observer]:
+        """The observers of all runs."""
+        return [observer for run in self._open for observer in run.observers]
+
+    def submit(
+        self,
+        groups: Sequence[Group],
+        make_sample: SampleMaker,
+        observers: Sequence[Observer],
+        caller: str = "",
+    ) -> Run:
+        """Starts the rollout of the groups.
+
+        Raises ValueError if the uid of a group or a request is already in use; then nothing has
+        changed.
+        """
+        seen: set[str] = set()
+        for group in groups:
+            if group.uid in self.by_group or group.uid in seen:
+                raise ValueError(f"group {group.group_id!r} is being rolled out already")
+            seen.add(group.uid)
+        self._scheduler.check_new(request for group in groups for request in group.requests)
+        run = Run(self, make_sample, observers)
+        for group in groups:
+            group.caller = caller
+            self.by_group[group.uid] = run
+            run.unfinished[group.uid] = group
+            self._open[run] = None
+            self._scheduler.submit(group)
+            if group.complete:  # it has no requests
+                self.leave(run, group)
+        self._wake()
+        return run
+
+    @override
+    def grow(self, run: Run, group: Group, requests: Sequence[Request]) -> None:
+        self._scheduler.grow(group, requests)
+        self._wake()
+
+    @override
+    def complete_group(self, run: Run, group: Group) -> None:
+        self._scheduler.complete_group(group)
+        if group.uid in run.unfinished and _has_all_samples(group):
+            self.leave(run, group)
+
+    @override
+    def abort(self, request: Request) -> None:
+        run = self.by_group.get(request.group.uid)
+        if run is None or request.state is RequestState.FINISHED:
+            return
+        if self._scheduler.abort(request, self._clock()):
+            self.finished(run, request)
+        elif (flight := self._flights.of(request)) is not None:
+            self._flights.recall(flight, "the request was aborted")
+
+    @override
+    def close(self, run: Run) -> None:
+        failure = Failure(FailureKind.LEFT, "its caller left")
+        for group in list(run.unfinished.values()):
+            self._scheduler.withdraw(group, failure)
+            self.leave(run, group)
+        run.observers = ()
+        self._wake()
+
+    def close_all(self) -> None:
+        """Closes every run."""
+        for run in list(self._open):
+            self.close(run)
+
+    def fail(self, error: RolloutError) -> None:
+        """Ends every run with an error, because the driver has ended."""
+        self._failed = True
+        for run in self._open:
+            run.fail(error)
+
+    def finished(self, run: Run, request: Request) -> None:
+        """Makes the sample of a finished request, and closes its group after the last one."""
+        group = request.group
+        sample = run.make_sample(request)
+        group.samples.append(sample)
+        for observer in run.observers:
+            observer.finished(request, sample)
+        if _has_all_samples(group):
+            self.leave(run, group)
+
+    def leave(self, run: Run, group: Group) -> None:
+        """Closes a group that is complete or given up, and takes back its chunks in flight."""
+        if group.uid not in self.by_group:  # an observer's call has already closed it
+            return
+        del self.by_group[group.uid], run.unfinished[group.uid]
+        if not run.unfinished:
+            self._open.pop(run, None)
+        for request in group.requests:
+            flight = self._flights.of(request)
+            if flight is not None:
+                flight.take_back(ChunkInterrupted("the group was given up"))
+        for observer in run.observers:
+            observer.closed(group, group.failure)
+        run.over(group)
+        self.check()
+
+    def check(self) -> None:
+        """Logs an error if the driver is idle and the scheduler still holds state: a defect."""
+        if self.by_group or self._flights or self._failed:
+            return
+        for breach in self._scheduler.check():
+            logger.error("%s, but %s", BREACH, breach)
+
+
+def _has_all_samples(group: Group) -> bool:
+    return group.complete and len(group.samples) == len(group.requests)
