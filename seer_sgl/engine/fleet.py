@@ -202,6 +202,9 @@ async def _open_hub(
         if draft.hub is not None:
             url, token = link_url(draft.hub), _hub_token()
         elif draft.scope != "none" and config.engines.launch == "local":
+            # Scopes `engine` and `request` need it too, although their engines share no tokens: it
+            # passes the end of each group on (and `draft.history`). Without it, an engine keeps
+            # the tokens of finished groups until `draft.memory` is full.
             url = await stack.enter_async_context(start_hub(draft, log_dir, token))
         else:
             yield None
