@@ -8,6 +8,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from typing_extensions import override
+
 from seer_sgl.errors import ChunkInterrupted, EngineUnavailable, RolloutError
 from seer_sgl.scheduling.engine_index import EngineSlot
 from seer_sgl.scheduling.scheduler import Scheduler
@@ -15,6 +17,7 @@ from seer_sgl.types import Chunk, ChunkResult, EngineLoad, RequestState
 
 from .engine import Engine
 from .flights import Clock, Flights
+from .monitor import EngineControl
 from .open_runs import OpenRuns
 from .stop_strings import Amend
 
@@ -22,7 +25,7 @@ logger = logging.getLogger(__name__)
 SETTLE_S = 3.0  # a little longer than an abort may take
 
 
-class RolloutLoop:
+class RolloutLoop(EngineControl):
     """Drives a Scheduler against engines until it is cancelled.
 
     `amend` may shorten a reply before it is recorded (stop strings across chunks). `clock`:
@@ -76,8 +79,8 @@ class RolloutLoop:
         self.runs.fail(error)
 
     @property
+    @override
     def idle(self) -> bool:
-        """Whether no caller waits, or dispatch is paused or on hold."""
         return not self.runs.by_group or self._pauses > 0 or self._held
 
     @property
@@ -115,35 +118,33 @@ class RolloutLoop:
         if tasks:
             await asyncio.wait(tasks, timeout=SETTLE_S)
 
+    @override
     def set_available(self, engine_id: str, available: bool) -> None:
-        """Marks an engine as available or out (monitor.py)."""
         self._scheduler.set_available(engine_id, available)
         self._wake()
 
+    @override
     def interrupt(self, engine_id: str, why: str) -> None:
-        """Takes every chunk back from an engine and sends it again, elsewhere if possible."""
         for flight in self._flights.on(engine_id):
             flight.take_back(ChunkInterrupted(why, engine_id=engine_id))
 
+    @override
     def lost_one(self, engine_id: str) -> None:
-        """Sends a chunk again that the engine has lost (monitor.py).
-
-        It is most likely the oldest one, provided that later chunks have overtaken it.
-        """
+        # It is most likely the oldest one, provided that later chunks have overtaken it.
         oldest = next(self._flights.on(engine_id), None)
         if oldest is not None and self._scheduler.overtaken(oldest.chunk):
             why = f"engine {engine_id}: the reply was lost"
             oldest.take_back(ChunkInterrupted(why, engine_id=engine_id))
 
+    @override
     def loaded(self, engine_id: str, load: EngineLoad) -> None:
-        """Records the load that an engine reported (monitor.py)."""
         if self._scheduler.loaded(engine_id, load):
             self._wake()
         for observer in self.runs.observers:
             observer.loaded(engine_id, load, self._clock())
 
+    @override
     def looked(self, seconds: float) -> None:
-        """Advances the scheduler's time by `seconds`, counted in polls (monitor.py)."""
         self._scheduler.looked(seconds)
 
     def stored(self, rid: str, whole: bool) -> None:

@@ -29,13 +29,13 @@ class EngineControl(Protocol):
         """Whether no caller waits, or dispatch is paused or on hold."""
 
     def set_available(self, engine_id: str, available: bool) -> None:
-        """Stops or resumes sending chunks to an engine."""
+        """Marks an engine as available or out: chunks go to available engines only."""
 
     def interrupt(self, engine_id: str, why: str) -> None:
-        """Takes every chunk back from an engine."""
+        """Takes every chunk back from an engine and sends it again, elsewhere if possible."""
 
     def lost_one(self, engine_id: str) -> None:
-        """Takes back the chunk that an engine has lost, if the loop can identify it."""
+        """Sends the chunk again that an engine has lost, if the loop can identify it."""
 
     def loaded(self, engine_id: str, load: EngineLoad) -> None:
         """Records the load that an engine reported."""
