@@ -5,6 +5,7 @@ Token ids and logprobs are stored in `array.array` ("i" and "f", 4 bytes per ite
 """
 
 from array import array
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, Literal
 
@@ -79,6 +80,11 @@ class ChunkReply(msgspec.Struct, kw_only=True):
     def cached(self) -> int:
         """The number of input tokens whose KV was in a cache."""
         return self.cached_device + self.cached_host + self.cached_storage
+
+
+# Receives the tokens of a chunk as the engine produces them: each token once, in a reply that holds
+# the new tokens only. They are final.
+OnTokens = Callable[[ChunkReply], None]
 
 
 class FailureKind(Enum):

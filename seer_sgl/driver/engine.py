@@ -1,15 +1,11 @@
 """The interfaces that the driver requires of engines, plugin link and fleet."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from seer_sgl.link.hub import DraftSink
 from seer_sgl.link.server import OnRates, OnStored
-from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad
-
-# Receives the tokens of a chunk as the engine produces them: each token once, in a reply that holds
-# the new tokens only. They are final.
-OnTokens = Callable[[ChunkReply], None]
+from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, OnTokens
 
 
 class Engine(Protocol):

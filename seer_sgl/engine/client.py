@@ -20,7 +20,7 @@ from seer_sgl.errors import (
     RequestRejected,
 )
 from seer_sgl.link import contract
-from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, EngineWork
+from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, EngineWork, OnTokens
 
 from . import wire
 from .describe import (
@@ -36,7 +36,6 @@ from .describe import (
 from .session import LateBody, read_body
 from .stream import Refused, StreamedReply, events
 
-OnTokens = Callable[[ChunkReply], None]  # receives the new tokens of a chunk
 # Interval between two checks of a serving engine's weights; a trainer may update them at any time.
 LOOK_EVERY_S = 10.0
 

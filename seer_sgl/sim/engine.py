@@ -6,7 +6,7 @@ from typing import Self
 
 from typing_extensions import override
 
-from seer_sgl.driver.engine import Engine, OnTokens
+from seer_sgl.driver.engine import Engine
 from seer_sgl.errors import ChunkRecalled
 from seer_sgl.link.server import OnRates, OnStored
 from seer_sgl.types import (
@@ -15,6 +15,7 @@ from seer_sgl.types import (
     EngineInfo,
     EngineLoad,
     Move,
+    OnTokens,
     Request,
     RequestState,
     WeightSpan,
