@@ -62,7 +62,7 @@ class LocalLauncher(Launcher):
         process = await start_server(
             self._pool.flags()
             | draft_flags.flags(self._config.draft)
-            | server_flags(self._config, slot, port),
+            | slot_flags(self._config, slot, port),
             self._log_dir / f"{engine_id}.log",
             cores,
             self._environment,
@@ -88,8 +88,8 @@ class LocalLauncher(Launcher):
         await asyncio.gather(*map(self.stop, list(self._slots)))
 
 
-def server_flags(config: FleetConfig, slot: int, port: int) -> dict[str, FlagValue]:
-    """Returns the flags of one server. The user's flags take precedence over our defaults."""
+def slot_flags(config: FleetConfig, slot: int, port: int) -> dict[str, FlagValue]:
+    """Returns the flags of the server in a slot. The user's flags override our defaults."""
     own = config.engines.flags()
     # The port for ranks that SGLang itself picks may be taken by an outgoing connection first.
     flags = model_flags(config.model) | {"port": port, "nccl-port": free_port()}
