@@ -46,7 +46,8 @@ async def _get(session: aiohttp.ClientSession, engine_id: str, url: str, path: s
         reason = str(error) or type(error).__name__
         raise EngineUnavailable(f"{name}: {reason}", engine_id=engine_id) from error
     if response.status != 200:
-        raise EngineUnavailable(f"{name}: HTTP {response.status} on {path}{explanation(body)}")
+        why = f"{name}: HTTP {response.status} on {path}{explanation(body)}"
+        raise EngineUnavailable(why, engine_id=engine_id, status=response.status)
     return body
 
 
