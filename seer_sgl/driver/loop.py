@@ -129,7 +129,7 @@ class RolloutLoop(EngineControl):
             flight.take_back(ChunkInterrupted(why, engine_id=engine_id))
 
     @override
-    def lost_one(self, engine_id: str) -> None:
+    def resend_lost(self, engine_id: str) -> None:
         # It is most likely the oldest one, provided that later chunks have overtaken it.
         oldest = next(self._flights.on(engine_id), None)
         if oldest is not None and self._scheduler.overtaken(oldest.chunk):
@@ -144,8 +144,8 @@ class RolloutLoop(EngineControl):
             observer.loaded(engine_id, load, self._clock())
 
     @override
-    def looked(self, seconds: float) -> None:
-        self._scheduler.looked(seconds)
+    def elapsed(self, seconds: float) -> None:
+        self._scheduler.elapsed(seconds)
 
     def stored(self, rid: str, whole: bool) -> None:
         """Records that the KV of a chunk has reached the pool (link/server.py)."""

@@ -34,13 +34,13 @@ class EngineControl(Protocol):
     def interrupt(self, engine_id: str, why: str) -> None:
         """Takes every chunk back from an engine and sends it again, elsewhere if possible."""
 
-    def lost_one(self, engine_id: str) -> None:
+    def resend_lost(self, engine_id: str) -> None:
         """Sends the chunk again that an engine has lost, if the loop can identify it."""
 
     def loaded(self, engine_id: str, load: EngineLoad) -> None:
         """Records the load that an engine reported."""
 
-    def looked(self, seconds: float) -> None:
+    def elapsed(self, seconds: float) -> None:
         """Advances the time by `seconds`, counted in polls."""
 
 
@@ -144,8 +144,8 @@ class Monitor:
         while True:
             await asyncio.sleep(self._poll_s)
             self._awake_s += self._poll_s
-            self._control.looked(self._poll_s)
-            self._expect_life()
+            self._control.elapsed(self._poll_s)
+            self._require_serving()
 
     async def _watch(self, slot: EngineSlot, engine: Engine) -> None:
         stall, readmission = StallClock(self._stall_timeout_s), Readmission(self._poll_s)
@@ -164,7 +164,7 @@ class Monitor:
                 self._control.loaded(slot.engine_id, load)
                 progress = load.progress
                 if shortfall.seen(slot, load):
-                    self._control.lost_one(slot.engine_id)
+                    self._control.resend_lost(slot.engine_id)
             if slot.inflight and before != progress and None not in (before, progress):
                 self._alive_at = self._awake_s  # it may be out, but its chunks make progress
             mark = () if progress is None else (slot.completed, *progress)
@@ -195,7 +195,7 @@ class Monitor:
             f"{self.weight_version}"
         )
 
-    def _expect_life(self) -> None:
+    def _require_serving(self) -> None:
         """Raises RolloutError if no engine has served for too long.
 
         An engine serves if a chunk brings tokens, or if it stays available from one poll to the

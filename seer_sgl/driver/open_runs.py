@@ -134,7 +134,7 @@ class OpenRuns(RunControl):
                 flight.take_back(ChunkInterrupted("the group was given up"))
         for observer in run.observers:
             observer.closed(group, group.failure)
-        run.over(group)
+        run.ended(group)
         self.check()
 
     def check(self) -> None:

@@ -40,18 +40,18 @@ class Run:
         self.make_sample = make_sample
         self.unfinished: dict[str, Group] = {}  # by uid
         self._control = control
-        self._over: asyncio.Queue[Group | RolloutError] = asyncio.Queue()
+        self._ended: asyncio.Queue[Group | RolloutError] = asyncio.Queue()
         self._error: RolloutError | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Group:
-        if self._over.empty() and self._error is not None:
+        if self._ended.empty() and self._error is not None:
             raise self._error
-        if self._over.empty() and not self.unfinished:
+        if self._ended.empty() and not self.unfinished:
             raise StopAsyncIteration
-        group = await self._over.get()
+        group = await self._ended.get()
         if isinstance(group, RolloutError):
             raise group
         return group
@@ -75,11 +75,11 @@ class Run:
         """Gives up the unfinished groups and aborts their chunks in flight."""
         self._control.close(self)
 
-    def over(self, group: Group) -> None:
+    def ended(self, group: Group) -> None:
         """Queues a group that is complete or given up (open_runs.py)."""
-        self._over.put_nowait(group)
+        self._ended.put_nowait(group)
 
     def fail(self, error: RolloutError) -> None:
         """Ends the iteration with an error, because the driver has ended (open_runs.py)."""
         self._error = error
-        self._over.put_nowait(error)
+        self._ended.put_nowait(error)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from seer_sgl.scheduling.placement import EngineSlot
 from seer_sgl.types import EngineLoad
 
-QUIET_LOOKS = 10  # consecutive polls, 5 s: longer than a reply is in transit
+QUIET_POLLS = 10  # consecutive polls, 5 s: longer than a reply is in transit
 
 
 class _Quiet(NamedTuple):
@@ -30,15 +30,15 @@ class Shortfall:
     def __init__(self) -> None:
         self._quiet: _Quiet | None = None
         self._load: EngineLoad | None = None
-        self._looks = 0
+        self._polls = 0
 
     def seen(self, slot: EngineSlot, load: EngineLoad) -> bool:
-        """Returns whether the engine lacked a chunk for QUIET_LOOKS consecutive quiet polls."""
+        """Returns whether the engine lacked a chunk for QUIET_POLLS consecutive quiet polls."""
         quiet = _Quiet(slot.started, slot.completed, load.prefilled_tokens)
         short = load.requests is not None and load.requests < slot.inflight
         if not short or quiet != self._quiet:
-            self._looks = 0
+            self._polls = 0
         elif self._load is not None and load.progress != self._load.progress:
-            self._looks += 1
+            self._polls += 1
         self._quiet, self._load = quiet, load
-        return self._looks >= QUIET_LOOKS
+        return self._polls >= QUIET_POLLS

@@ -37,9 +37,11 @@ from .session import LateBody, read_body
 from .stream import Refused, StreamedReply, events
 
 # Interval between two checks of a serving engine's weights; a trainer may update them at any time.
-LOOK_EVERY_S = 10.0
+REFRESH_EVERY_S = 10.0
 
-MOST = 1 << 53  # a count above it is not one; the recorder's series hold eight bytes per number
+MAX_COUNT = (
+    1 << 53
+)  # a count above it is not one; the recorder's series hold eight bytes per number
 
 HEALTH_TIMEOUT_S = 30.0  # SGLang itself gives a silent scheduler 20 s
 ABORT_TIMEOUT_S = 2.0
@@ -71,7 +73,7 @@ class HttpEngine:
         exit_reason: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._info = info
-        self._look_at = 0.0  # the event loop's time
+        self._refresh_at = 0.0  # the event loop's time
         self._exit_reason = exit_reason
         self._session = session
 
@@ -95,7 +97,7 @@ class HttpEngine:
         Raises EngineUnavailable if the server gives none, and StartedAgain if another server
         answers at the URL. A server can restart between two polls without being missed.
         """
-        self._look_at = asyncio.get_running_loop().time() + LOOK_EVERY_S
+        self._refresh_at = asyncio.get_running_loop().time() + REFRESH_EVERY_S
         try:
             current = await describe(self._session, self._info.engine_id, self._info.url)
         except EngineStartError as error:
@@ -173,10 +175,10 @@ class HttpEngine:
     async def load(self) -> EngineLoad:
         """Returns `/v1/loads`, summed over data-parallel ranks. Raises EngineUnavailable.
 
-        Every LOOK_EVERY_S it also refreshes the weight version in `info`. A server that comes back
-        later is compared with it.
+        Every REFRESH_EVERY_S it also refreshes the weight version in `info`. A server that comes
+        back later is compared with it.
         """
-        if asyncio.get_running_loop().time() >= self._look_at:
+        if asyncio.get_running_loop().time() >= self._refresh_at:
             await self._keep_up()
         body = await self._control("/v1/loads", CONTROL_TIMEOUT_S)
         loads = decode_control(body, wire.Loads, f"{self._name}: /v1/loads").loads
@@ -296,4 +298,4 @@ class HttpEngine:
 
 def _total(counts: Iterable[int]) -> int:
     """Returns the sum of what a server's ranks count; impossible counts are brought into range."""
-    return min(sum(max(0, count) for count in counts), MOST)
+    return min(sum(max(0, count) for count in counts), MAX_COUNT)

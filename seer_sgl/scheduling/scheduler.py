@@ -109,9 +109,9 @@ class Scheduler:
         self._fleet.changed(slot)
         return more
 
-    def looked(self, seconds: float) -> None:
+    def elapsed(self, seconds: float) -> None:
         """Adds elapsed time, as the monitor measures it; `patience_s` is compared with it."""
-        self._setbacks.looked(seconds)
+        self._setbacks.elapsed(seconds)
 
     def submit(self, group: Group) -> None:
         """Makes all requests of the group ready; while it is growing, more may follow."""

@@ -31,7 +31,7 @@ class Setbacks:
         self._patience_s = patience_s
         self._awake_s = 0.0
 
-    def looked(self, seconds: float) -> None:
+    def elapsed(self, seconds: float) -> None:
         """Adds elapsed time, without the time in which this process was stopped."""
         self._awake_s += seconds
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from seer_sgl.driver import monitor
-from seer_sgl.driver.shortfall import QUIET_LOOKS, Shortfall
+from seer_sgl.driver.shortfall import QUIET_POLLS, Shortfall
 from seer_sgl.scheduling.placement import EngineSlot
 from seer_sgl.types import EngineLoad
 from tests.fake_sglang import FakeSGLang
@@ -40,7 +40,7 @@ def test_an_engine_that_decodes_fewer_requests_than_it_was_sent_is_short_after_s
 ):
     shortfall, engine = Shortfall(), slot()
     seen = [shortfall.seen(engine, load) for load, _ in zip(loads(), range(20), strict=False)]
-    assert seen == [False] * QUIET_LOOKS + [True] * (20 - QUIET_LOOKS)
+    assert seen == [False] * QUIET_POLLS + [True] * (20 - QUIET_POLLS)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_an_engine_that_may_have_all_its_chunks_is_not_short(looks: Any) -> None
 def test_a_chunk_on_its_way_to_or_from_the_engine_is_not_missed(field: str) -> None:
     shortfall, engine = Shortfall(), slot()
     for number, load in enumerate(loads()):
-        if number % QUIET_LOOKS == 0:
+        if number % QUIET_POLLS == 0:
             setattr(engine, field, getattr(engine, field) + 1)
         assert not shortfall.seen(engine, load)
 
@@ -72,7 +72,7 @@ def test_one_look_at_all_requests_begins_the_count_anew() -> None:
     shortfall, engine = Shortfall(), slot()
     for number, load in enumerate(loads()):
         full = msgspec.structs.replace(load, requests=4)
-        assert not shortfall.seen(engine, load if number % QUIET_LOOKS else full)
+        assert not shortfall.seen(engine, load if number % QUIET_POLLS else full)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"frequency_penalty": 0.5}])
@@ -98,7 +98,7 @@ async def test_a_chunk_that_all_others_overtake_is_left_where_it_runs(
         (engine,) = rollout.driver._scheduler.engines
         await until(lambda: engine.completed > 16 and engine.inflight == 1)
         looks = slow.foreign_steps
-        await until(lambda: slow.foreign_steps > looks + 3 * QUIET_LOOKS)
+        await until(lambda: slow.foreign_steps > looks + 3 * QUIET_POLLS)
         assert not rolled.done()
         slow.wake_stalled()
         check(await rolled)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seer_sgl.engine import client, wire
-from seer_sgl.engine.client import MOST, HttpEngine
+from seer_sgl.engine.client import MAX_COUNT, HttpEngine
 from seer_sgl.engine.describe import decode_control, describe, described
 from seer_sgl.engine.session import PROBES, open_session, probing_socket
 from seer_sgl.errors import BadReply, EngineStartError, EngineUnavailable, RequestRejected
@@ -364,7 +364,7 @@ async def test_running_and_queued_requests_are_counted_apart() -> None:
         assert (load.running, load.queued, load.requests) == (3, 2, 5)
 
 
-@pytest.mark.parametrize(("count", "read"), [(-1, 0), (1 << 70, MOST)])
+@pytest.mark.parametrize(("count", "read"), [(-1, 0), (1 << 70, MAX_COUNT)])
 async def test_impossible_counts_stay_in_the_range_of_a_recorder(count: int, read: int) -> None:
     async with joined(FakeSGLang(foreign_requests=count, queued_requests=count)) as engine:
         load = await engine.load()
@@ -439,7 +439,7 @@ async def test_an_engine_that_was_started_again_must_have_the_weights_of_before(
 async def test_an_update_counts_from_the_first_sign_of_it(
     plugin: dict[str, Any] | None, shown_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(client, "REFRESH_EVERY_S", 0.0)
     fake = FakeSGLang(plugin=plugin)
     async with joined(fake) as engine:
         fake.weight_version = "v2"
@@ -453,7 +453,7 @@ async def test_an_update_counts_from_the_first_sign_of_it(
 async def test_an_engine_started_again_unnoticed_is_unavailable_until_it_is_compared(
     plugin: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(client, "REFRESH_EVERY_S", 0.0)
     fake = FakeSGLang(plugin=plugin)
     async with joined(fake) as engine:
         await generate(engine)
@@ -492,7 +492,7 @@ async def test_a_stream_of_an_engine_started_again_unnoticed_yields_no_tokens(
 async def test_weights_updated_without_a_name_are_missed_in_an_engine_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(client, "REFRESH_EVERY_S", 0.0)
     fake = FakeSGLang(plugin=pooled("first", weights="w1"))
     async with joined(fake) as engine:
         fake.plugin = pooled("first", weights="w2")
@@ -508,7 +508,7 @@ async def test_weights_updated_without_a_name_are_missed_in_an_engine_started_ag
 async def test_a_living_engine_may_be_updated_from_another_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(client, "REFRESH_EVERY_S", 0.0)
     fake = FakeSGLang()
     async with joined(fake) as engine:
         fake.model_path = "step-1"

@@ -162,7 +162,7 @@ class World:
             "aborted": lambda: self.abort(requests[pick % len(requests)]),
             "new weights": self.scheduler.forget_kv,
             "withdraw": lambda: self.scheduler.withdraw(group, LEFT),
-            "look": lambda: self.scheduler.looked(30.0),
+            "look": lambda: self.scheduler.elapsed(30.0),
             "wait": lambda: None,
             "stored": lambda: self.scheduler.stored(
                 requests[pick % len(requests)].rid, bool(pick % 3)

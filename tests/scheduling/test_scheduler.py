@@ -296,7 +296,7 @@ def test_a_refused_request_without_another_engine_is_given_up_when_patience_ends
         if why_given_up(group) is None:
             assert scheduler.wake_at == now + REFUSED_PAUSE_S
         now += REFUSED_PAUSE_S
-        scheduler.looked(5.0 / (MAX_CONSECUTIVE_FAILURES - 1))
+        scheduler.elapsed(5.0 / (MAX_CONSECUTIVE_FAILURES - 1))
     assert why_given_up(group) == "5 chunks in a row failed; last error: HTTP 400, time 4"
     assert scheduler.wake_at is None
 
@@ -344,7 +344,7 @@ def test_failures_on_one_engine_alone_give_no_group_up_while_another_one_is_ther
     for _ in range(2 * MAX_CONSECUTIVE_FAILURES):
         assert chunk.engine_id == "e0"
         failed(scheduler, chunk, EngineUnavailable("HTTP 405"))
-        scheduler.looked(5.0)
+        scheduler.elapsed(5.0)
         assert mine.failure is None
         chunk = take(scheduler)
     scheduler.set_available("e1", False)
@@ -376,7 +376,7 @@ def test_an_outage_shorter_than_our_patience_costs_no_group() -> None:
     for _ in range(6):
         failed(scheduler, take(scheduler), EngineUnavailable("503"))
         assert why_given_up(group) is None
-        scheduler.looked(0.9)
+        scheduler.elapsed(0.9)
     failed(scheduler, take(scheduler), EngineUnavailable("503"))
     assert why_given_up(group) == "7 chunks in a row failed; last error: 503"
 
@@ -403,7 +403,7 @@ def test_aborts_before_the_first_token_are_no_failures_of_the_request() -> None:
                 scheduler, chunk, make_reply(1, "abort")
             )  # one token, and the request restarts
             continue
-        scheduler.looked(1000.0)
+        scheduler.elapsed(1000.0)
         scheduler.complete(ChunkResult(chunk=chunk, now=0.0, reply=make_reply(0, "abort")))
         assert why_given_up(group) is None
     chunk = take(scheduler)
@@ -418,7 +418,7 @@ def test_aborts_of_a_request_that_cannot_be_continued_are_no_failures_either() -
     group = make_group(n=1, sampling=UNDIVIDABLE)
     scheduler.submit(group)
     for _ in range(2 * MAX_CONSECUTIVE_FAILURES):
-        scheduler.looked(1000.0)
+        scheduler.elapsed(1000.0)
         returned(scheduler, take(scheduler), make_reply(4, "abort"))
     assert why_given_up(group) is None
     assert group.requests[0].generated == 0
