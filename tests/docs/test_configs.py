@@ -9,9 +9,10 @@ import pytest
 from seer_sgl import Rollout, load_ready
 from seer_sgl.benchmark.config import load_ready as load_bench
 from seer_sgl.config import Config
+from seer_sgl.errors import ConfigError
 from seer_sgl.sampling import ALIAS
 
-from .blocks import PAGES
+from .blocks import PAGES, blocks
 from .configs import PageConfig, configs
 from .links import FENCE
 from .pages import ROOT
@@ -55,3 +56,12 @@ def test_overrides_that_a_page_names_are_valid(page: Path, monkeypatch: pytest.M
             load_bench(True, [override])
         else:
             load_ready("cpu", [override])
+
+
+def test_a_mistake_is_reported_in_the_words_of_the_page() -> None:
+    page = blocks(ROOT / "docs" / "getting-started.md")
+    (shown,) = [block.code.strip() for block in page if block.language == "text"]
+    override = shown.removeprefix("seer-sgl: --set ").partition(":")[0]
+    with pytest.raises(ConfigError) as raised:
+        load_ready("cpu", [override])
+    assert f"seer-sgl: {raised.value}" == shown
