@@ -20,9 +20,10 @@ def links(page: Path) -> Iterator[str]:
 def anchors(page: Path) -> set[str]:
     """Returns the anchors of a page's headings, as code hosts and mkdocs derive them."""
     text = FENCE.sub("", page.read_text(encoding="utf-8"))
-    return {_slug(heading) for heading in HEADING.findall(text)}
+    return {slug(heading) for heading in HEADING.findall(text)}
 
 
-def _slug(heading: str) -> str:
+def slug(heading: str) -> str:
+    """Returns the anchor of a heading."""
     words = re.sub(r"[^\w\s-]", "", heading.lower())
     return re.sub(r"\s+", "-", words.strip())

@@ -14,11 +14,13 @@ import pytest
 
 from seer_sgl import shared_memory
 from seer_sgl.processes import PARENT_PID
+from tests.docs.printed import not_printed
 from tests.e2e.conftest import HELD_OUT, MODEL, ROOT, SEER_SGL
 
 pytestmark = pytest.mark.own_engines
 
 WAIT_S = 400.0
+POOL = "KV pool: Mooncake master at 127.0.0.1:P, 1 x 256mb"  # of rollouts with a pool
 SMALL = [
     "--config",
     "configs/cpu.yaml",
@@ -99,6 +101,8 @@ def test_a_rollout_writes_samples_report_and_timeline(tmp_path: Path) -> None:
     assert (out / "engines" / "e1.log").stat().st_size > 0
     assert "groups 4/4" in output, "plain progress lines when the output is not a terminal"
     assert "\x1b[" not in output
+    log = [line.replace(str(tmp_path / "out"), "out/first") for line in output.splitlines()]
+    assert not_printed(log) == [POOL], "getting-started.md and README.md show these lines"
     assert_nothing_left(driver.pid)
 
 

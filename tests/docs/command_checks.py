@@ -1,0 +1,187 @@
+"""A check per program that the pages call: its options, files and config keys exist. Nothing that a
+command would do is done."""
+
+import argparse
+import importlib.util
+import runpy
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import pytest
+
+from seer_sgl import load_ready
+from seer_sgl.benchmark import config as benchmark
+from seer_sgl.cli import cli
+from seer_sgl.config import load
+from seer_sgl.engine.launch.process import engine_environment
+from seer_sgl.link import contract
+from seer_sgl.sim.opening import SimRequest
+from seer_sgl.sim.sweep import parse_sweep
+from seer_sgl.sim.variants import check_variant
+
+from .pages import ROOT
+
+Arguments = Sequence[str]
+SECRETS = (contract.API_KEY, contract.LINK_TOKEN)
+FLAGS = """
+import argparse
+from seer_sgl.plugin import cpu
+cpu.prepare()
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+print(*parser._option_string_actions)
+"""
+
+
+class Parsed(Exception):
+    """The arguments of a script are valid; the script goes no further."""
+
+
+def sglang_flags() -> set[str]:
+    """Returns the flags of SGLang's server. In a process of its own: the import takes seconds, and
+    changes what other tests see of torch."""
+    command = [sys.executable, "-c", FLAGS]
+    environment = engine_environment(None)
+    listed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return set(listed.stdout.split())
+
+
+def seer_sgl(arguments: Arguments) -> None:
+    """Checks `seer-sgl COMMAND ...`. A command without values is a name in a sentence."""
+    name, *rest = arguments
+    command = cli.commands[name]
+    if name == "engine":
+        return  # its flags are SGLang's
+    if all(word.startswith("-") for word in rest):
+        known = {option for each in command.params for option in each.opts}
+        assert {*rest} <= {*known, "--help"}
+        return
+    options = command.make_context(name, list(rest)).params
+    if name in COMMANDS:
+        COMMANDS[name](**options)
+
+
+def engine_flags(arguments: Arguments) -> set[str]:
+    """Returns SGLang's flags on a command line of `seer-sgl engine`, and checks its `--fleet`."""
+    flags = {word for word in arguments if word.startswith("--")}
+    if "--fleet" in flags and arguments[-1] != "--fleet":
+        config = load(Path(arguments[arguments.index("--fleet") + 1]))
+        assert config.engines.launch == "external"
+    return flags - {"--fleet", "--help"}
+
+
+def _rollout(config: Path | None, ready: str | None, overrides: Arguments, **_: Any) -> None:
+    if ready is None:
+        load(config, overrides)
+    else:
+        load_ready(ready, overrides)
+
+
+def _simulate(policy: str | None, sweep: str | None, **options: Any) -> None:
+    inputs = ("workload", "trace", "config", "overrides")
+    SimRequest(**{key: options[key] for key in inputs}).open()
+    if policy is not None:
+        check_variant(policy)
+    if sweep is not None:
+        parse_sweep(sweep)
+
+
+def _bench(config: Path | None, gpu: bool, overrides: Arguments, **options: Any) -> None:
+    given = {key: options[key] for key in ("workload", "engines", "arms", "rounds")}
+    changes = [*benchmark.overrides_from(given), *overrides]
+    if config is None:
+        benchmark.load_ready(gpu, changes)
+    else:
+        benchmark.load_bench(config, changes)
+
+
+def _drafthub(memory: str, **_: Any) -> None:
+    load_ready("cpu-seer", [f"draft.memory={memory}"])
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "rollout": _rollout,
+    "simulate": _simulate,
+    "bench": _bench,
+    "drafthub": _drafthub,
+}
+
+
+def make(arguments: Arguments) -> None:
+    """Checks `make TARGET`, in a dry run."""
+    subprocess.run(["make", "--dry-run", *arguments], cwd=ROOT, capture_output=True, check=True)
+
+
+def python(arguments: Arguments) -> None:
+    """Checks `python -m MODULE ...`: parses the arguments as the module would."""
+    option, module, *rest = arguments
+    assert option == "-m"
+    if module == "pytest":
+        pytest_files(rest)
+        return
+    assert importlib.util.find_spec(module) is not None
+    if rest:
+        _parse_only(module, rest)
+
+
+def _parse_only(module: str, arguments: Arguments) -> None:
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_only(*options: Any) -> NoReturn:
+        parse(*options)
+        raise Parsed
+
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # another test has imported the module
+        patch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+        patch.setattr(sys, "argv", [module, *arguments])
+        with pytest.raises((Parsed, SystemExit)) as ended:
+            runpy.run_module(module, run_name="__main__")
+    assert not isinstance(ended.value, SystemExit) or ended.value.code == 0  # --help
+
+
+def pytest_files(arguments: Arguments) -> None:
+    """Checks `pytest FILE`, `pytest FILE::test`."""
+    for name in (word for word in arguments if ".py" in word):
+        file, _, test = name.partition("::")
+        assert f"def {test}" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def gpu_kit(arguments: Arguments) -> None:
+    """Checks `bench/gpu/run.sh ...`: its options are those of `seer-sgl bench`."""
+    if arguments:
+        seer_sgl(["bench", "--gpu", *arguments])
+
+
+def export(arguments: Arguments) -> None:
+    """Checks `export NAME=...`: the program reads that variable."""
+    for each in arguments:
+        assert each.partition("=")[0] in SECRETS
+
+
+def installer(arguments: Arguments) -> None:
+    """Checks `pip install` and `uv pip install`: the extras exist."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for word in arguments:
+        package, _, extra = word.rstrip("]").partition("[")
+        assert package != "seer-sgl" or f"\n{extra or 'name'} = " in project
+
+
+CHECKS: dict[str, Callable[[Arguments], None]] = {
+    "seer-sgl": seer_sgl,
+    "make": make,
+    "python": python,
+    ".venv/bin/python": python,
+    "pytest": pytest_files,
+    "bench/gpu/run.sh": gpu_kit,
+    "export": export,
+    "pip": installer,
+    "uv": installer,
+    "curl": click.echo,  # test_blocks.py sends the request
+}

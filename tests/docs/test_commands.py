@@ -1,0 +1,62 @@
+"""Every command line of the pages can be typed: its options, files and config keys exist."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from .blocks import PAGES, blocks
+from .command_checks import CHECKS, engine_flags, sglang_flags
+from .commands import Command, commands
+from .configs import configs
+from .pages import ROOT
+
+# Names of a page that stand for something else.
+STAND_INS = {
+    "COMMAND": "rollout",
+    "FILE": "fleet.yaml",
+    "H": "10.0.0.9",
+    "N": "7701",
+    "WORKLOAD": "moonlight",
+    "bench.NAME": "bench.scheduler",
+    "scheduling.policy=shortest_prompt": "scheduling.policy=seer",  # exists after the steps there
+    "shortest_prompt": "seer",
+}
+TRACE = '{"group_id": "g", "prompt_ids": [1, 2, 3], "lengths": [100, 200]}\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of a reader: the checkout's files, and those that the pages describe."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("bench", "configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "samples.jsonl").write_text(TRACE)
+    for config in configs():
+        (tmp_path / config.file).write_text(config.text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", commands(), ids=str)
+def test_a_command_line_of_a_page_is_valid(command: Command, folder: Path) -> None:
+    program, *arguments = (STAND_INS.get(word, word) for word in command.words)
+    if command.page == "benchmark.md":  # its mine.yaml is another one
+        shutil.copy(ROOT / "configs" / "bench-cpu.yaml", folder / "mine.yaml")
+    CHECKS[program](arguments)
+
+
+def test_flags_of_engines_are_flags_of_sglang(folder: Path) -> None:
+    used: set[str] = set()
+    for command in commands():
+        if command.words[:2] == ("seer-sgl", "engine"):
+            arguments = [STAND_INS.get(word, word) for word in command.words[2:]]
+            used |= engine_flags(arguments)
+    for config in configs():
+        used |= {f"--{flag}" for flag in config.load().engines.sglang}
+    assert used - sglang_flags() == set()
+
+
+def test_every_block_has_a_language() -> None:
+    languages = {block.language for page in PAGES for block in blocks(page)}
+    assert languages == {"bash", "bibtex", "python", "text", "yaml"}

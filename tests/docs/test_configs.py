@@ -1,0 +1,67 @@
+"""The YAML of the pages is valid, and the config keys that the pages name exist."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from seer_sgl import Rollout, load_ready
+from seer_sgl.benchmark.config import load_ready as load_bench
+from seer_sgl.config import Config
+from seer_sgl.errors import ConfigError
+from seer_sgl.sampling import ALIAS
+
+from .blocks import PAGES, blocks
+from .configs import PageConfig, configs
+from .links import FENCE
+from .pages import ROOT
+
+KEY = re.compile(r"`([a-z_]+)\.([a-z_]+)\b(?![/(])[^`]*`")
+OVERRIDE = re.compile(r"`--set ([a-z][\w.-]*=[^`]+)`")
+
+
+def prose(page: Path) -> str:
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("config", configs(), ids=lambda config: config.place)
+def test_a_config_of_a_page_is_valid(config: PageConfig) -> None:
+    assert config.load().model.path is not None
+
+
+def test_the_ready_config_that_a_page_explains_is_that_config() -> None:
+    (shown,) = [config for config in configs() if config.place.endswith("#the-config-line-by-line")]
+    assert shown.load() == load_ready("cpu")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_config_keys_that_a_page_names_exist(page: Path) -> None:
+    known = {
+        section.name: {field.name for field in msgspec.structs.fields(section.type)}
+        for section in msgspec.structs.fields(Config)
+    }
+    known["rollout"] |= {*dir(Rollout)}  # the object `rollout`
+    known["sampling"].add(ALIAS)
+    for section_name, key in KEY.findall(prose(page)):
+        if section_name in known and key != "py":
+            assert key in known[section_name], f"{section_name}.{key}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_overrides_that_a_page_names_are_valid(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for override in OVERRIDE.findall(prose(page)):
+        if page.parent.name == "gpu":
+            load_bench(True, [override])
+        else:
+            load_ready("cpu", [override])
+
+
+def test_a_mistake_is_reported_in_the_words_of_the_page() -> None:
+    page = blocks(ROOT / "docs" / "getting-started.md")
+    (shown,) = [block.code.strip() for block in page if block.language == "text"]
+    override = shown.removeprefix("seer-sgl: --set ").partition(":")[0]
+    with pytest.raises(ConfigError) as raised:
+        load_ready("cpu", [override])
+    assert f"seer-sgl: {raised.value}" == shown

@@ -1,0 +1,98 @@
+"""The Python code of the pages does what its page states. Code that needs servers runs in
+tests/e2e/test_docs.py."""
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from types import SimpleNamespace
+
+import pytest
+
+from seer_sgl.driver.observer import Observer
+from seer_sgl.link.contract import LINK_TOKEN
+from seer_sgl.processes import free_port
+from seer_sgl.scheduling.strategy import Strategy
+from tests.e2e.conftest import draft_hub
+from tests.e2e.test_docs import ON_SERVERS
+from tests.helpers import make_group
+from tests.plugin.sources import Sources
+
+from .blocks import scripts
+from .commands import commands
+from .pages import ROOT
+from .scripts import run, script
+
+POLICY = "development.md#how-do-i-add-a-policy"
+BRANCH = "development.md#how-do-i-add-a-policy-2"
+HOOK = "development.md#how-do-i-add-a-hook"
+LOGGING = "python.md#logging"
+MESSAGES = """
+for name in ("seer_sgl.engine", "another.library"):
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING):
+        logging.getLogger(name).log(level, "message")
+"""
+
+
+def test_a_test_runs_all_python_code_of_the_pages() -> None:
+    assert {each.name for each in scripts()} == {POLICY, BRANCH, HOOK, LOGGING, *ON_SERVERS}
+
+
+def test_the_policy_that_a_page_adds_orders_requests_by_their_prompts() -> None:
+    names = run(POLICY, {"__package__": "seer_sgl.scheduling"})
+    placement = object()
+    branch = script(BRANCH).code.replace("return ", "strategy = ")
+    context = {"name": "shortest_prompt", "cache_aware": placement, "Strategy": Strategy, **names}
+    exec(branch, context)
+    strategy = context["strategy"]
+    assert isinstance(strategy, Strategy)
+    assert strategy.placement is placement
+    policy = strategy.make_policy()
+    for group in (make_group("long", prompt_len=9), make_group("short", prompt_len=2)):
+        for request in group.requests:
+            policy.push(request)
+    assert [policy.pop().uid for _ in range(4)] == ["short.0", "short.1", "long.0", "long.1"]
+
+
+def test_the_hook_that_a_page_adds_acts_at_a_place_of_sglang() -> None:
+    part = run(HOOK, {"__package__": "seer_sgl.plugin"})["Steps"]()
+    (hook,) = part.hooks()
+    assert Sources.installed().find(hook.target) is not None
+    for _ in range(2):
+        hook.function(SimpleNamespace(), SimpleNamespace())
+    assert part._count == 2
+
+
+def test_the_logging_of_a_page_shows_the_steps_of_seer_sgl_alone() -> None:
+    command = [sys.executable, "-c", script(LOGGING).code + MESSAGES]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stderr.splitlines() == [
+        "INFO:seer_sgl.engine:message",
+        "WARNING:seer_sgl.engine:message",
+        "WARNING:another.library:message",
+    ]
+
+
+def test_the_events_that_a_page_lists_are_those_of_an_observer() -> None:
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    table = page.partition("| event | arguments | when |")[2].partition("\n\n")[0]
+    listed = {
+        name.strip("`")
+        for row in table.splitlines()[2:]
+        for name in row.split("|")[1].replace(" ", "").split(",")
+    }
+    assert listed == {name for name in vars(Observer) if not name.startswith("_")}
+
+
+def test_the_counters_of_a_hub_are_where_a_page_asks_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (curl,) = [command.words for command in commands() if command.words[0] == "curl"]
+    _, _, header, url = curl
+    address = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv(LINK_TOKEN, "a secret of this test")
+    name, _, value = os.path.expandvars(header).partition(": ")
+    asked = urllib.request.Request(url.replace("10.0.0.9:7701", address), headers={name: value})
+    with draft_hub(address), urllib.request.urlopen(asked) as reply:
+        assert json.loads(reply.read())["groups"] == 0
