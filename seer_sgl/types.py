@@ -234,7 +234,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     move: Move
     migrated: bool  # the request's previous chunk ran on another engine
     number: int = 0  # its position among the chunks sent to the engine
-    whole: bool = False  # no other chunk can continue the request, so this one must end it
+    undivided: bool = False  # no other chunk can continue the request, so this one must end it
 
     @property
     def input_len(self) -> int:
@@ -250,7 +250,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class ChunkResult(msgspec.Struct, kw_only=True, frozen=True):
     """The result of a chunk: a reply, or an error (then no token is appended).
 
-    A reply that leaves a whole chunk unfinished becomes an error here, before its tokens count: its
+    A reply that leaves an undivided request unfinished becomes an error here, before its tokens count: its
     sampling state (grammar, penalties) ended with the call. If the caller aborted the request, the
     reply stays. `recalled`: the driver ended the chunk early.
     """
@@ -269,7 +269,7 @@ class ChunkResult(msgspec.Struct, kw_only=True, frozen=True):
         subject = "a request that cannot be continued"
         if self.recalled and reply.finish == "abort" and not reply.ids:
             kind, subject = ChunkRecalled, "a chunk that was taken back"
-        elif not chunk.whole or chunk.ended_by(reply) or chunk.request.aborting:
+        elif not chunk.undivided or chunk.ended_by(reply) or chunk.request.aborting:
             return
         elif reply.finish != "abort":
             kind = EngineUnavailable

@@ -30,7 +30,7 @@ def build_scheduler(
     strategy = make_strategy(scheduling.policy, cache_aware, known)
     return Scheduler(
         scheduling.chunk_tokens,
-        divide=scheduling.divide and not strategy.whole,
+        divide=scheduling.divide and not strategy.undivided,
         patience_s=patience_s,
         make_policy=strategy.make_policy,
         placement=placement or strategy.placement,

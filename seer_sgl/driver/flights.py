@@ -96,7 +96,7 @@ class Flights:
         A chunk that could not keep its tokens runs on, unless its request is being aborted.
         restart: such a chunk also ends, and begins again later.
         """
-        keeps = not flight.chunk.whole or flight.chunk.request.aborting
+        keeps = not flight.chunk.undivided or flight.chunk.request.aborting
         if flight.recalled or flight.task.done() or not (keeps or restart):
             return
         flight.recalled = True

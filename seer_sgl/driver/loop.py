@@ -147,14 +147,14 @@ class RolloutLoop(EngineControl):
     def elapsed(self, seconds: float) -> None:
         self._scheduler.elapsed(seconds)
 
-    def stored(self, rid: str, whole: bool) -> None:
+    def stored(self, rid: str, complete: bool) -> None:
         """Records that the KV of a chunk has reached the pool (link/server.py)."""
-        request = self._scheduler.stored(rid, whole)
+        request = self._scheduler.stored(rid, complete)
         run = self.runs.by_group.get(request.group.uid) if request is not None else None
         if request is None or run is None:
             return
         for observer in run.observers:
-            observer.stored(request, whole, self._clock())
+            observer.stored(request, complete, self._clock())
         self._wake()
 
     async def run(self) -> None:

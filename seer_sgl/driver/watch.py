@@ -24,7 +24,7 @@ class Watch:
 
     def received(self, new: ChunkReply) -> None:
         """Adds the next tokens of the chunk, and reports them."""
-        if self._chunk.whole or (self.kept is not None and self.kept.finish == "stop"):
+        if self._chunk.undivided or (self.kept is not None and self.kept.finish == "stop"):
             return
         so_far = new if self.kept is None else joined(self.kept, new)
         self.kept = self._amend(self._chunk.request, so_far)
@@ -34,7 +34,7 @@ class Watch:
         """Returns the whole reply as it is to be recorded, and reports its remaining tokens."""
         chunk = self._chunk
         amended = self._amend(chunk.request, reply)
-        if not chunk.whole or chunk.ended_by(amended) or chunk.request.aborting:
+        if not chunk.undivided or chunk.ended_by(amended) or chunk.request.aborting:
             self._report(amended)
         return amended
 

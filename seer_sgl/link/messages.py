@@ -8,7 +8,7 @@ import msgspec
 
 from seer_sgl.draft import messages as draft
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_FRAME_BYTES = 1 << 20
 
 
@@ -24,11 +24,11 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
 class Stored(msgspec.Struct, tag="stored", frozen=True):
     """This rank's part of the KV of a finished /generate call is in the pool.
 
-    `whole` False: a part of it is missing and will not be stored.
+    `complete` False: a part of it is missing and will not be stored.
     """
 
     rid: str
-    whole: bool
+    complete: bool
 
 
 class Rates(msgspec.Struct, tag="rates", frozen=True):

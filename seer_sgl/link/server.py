@@ -179,7 +179,7 @@ class LinkServer:
                 self._partial.popitem(last=False)
             return
         del self._partial[frame.rid]
-        self.on_stored(frame.rid, all(part.whole for part in parts.values()))
+        self.on_stored(frame.rid, all(part.complete for part in parts.values()))
 
     def forget(self, instance: str, uid: str, keep: int) -> None:
         """Notifies every rank of an engine that a request's KV beyond `keep` tokens is free."""

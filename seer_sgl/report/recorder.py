@@ -127,8 +127,8 @@ class Recorder(Observer):
             self.reused_tokens += reply.cached
 
     @override
-    def stored(self, request: Request, whole: bool, now: float) -> None:
-        if whole:
+    def stored(self, request: Request, complete: bool, now: float) -> None:
+        if complete:
             # An acknowledgement may overtake the reply.
             returned_at = now if request.returned_at is None else request.returned_at
             self.store_s.append(now - returned_at)

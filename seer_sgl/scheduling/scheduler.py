@@ -170,8 +170,8 @@ class Scheduler:
             if self._parking.leave(request):
                 self._policy.push(request)
 
-    def stored(self, rid: str, whole: bool) -> Request | None:
-        """Records that the KV of chunk `rid` is in the pool; `whole` False: a part is permanently
+    def stored(self, rid: str, complete: bool) -> Request | None:
+        """Records that the KV of chunk `rid` is in the pool; `complete` False: a part is permanently
         missing.
 
         Returns the request whose newest chunk this is; None if there is no such request.
@@ -179,12 +179,12 @@ class Scheduler:
         request = self._live.get(rid.rpartition(".")[0])
         if request is None:
             return None
-        if whole:
+        if complete:
             self._no_wait.discard(request.uid)  # late but complete: waiting pays again
         if rid != request.rid:
             return None
-        request.stored = whole
-        if not whole:
+        request.stored = complete
+        if not complete:
             self._no_wait.add(request.uid)  # the KV will never be complete
         if self._parking.leave(request):
             self._policy.push(request)
@@ -312,7 +312,7 @@ class Scheduler:
             move=move,
             migrated=bool(request.engines) and request.engines[-1] != slot.engine_id,
             number=slot.started,
-            whole=not request.group.continues,
+            undivided=not request.group.continues,
         )
 
     def _grow(self, reply: ChunkReply, chunk: Chunk, now: float) -> None:

@@ -16,7 +16,7 @@ class Strategy(NamedTuple):
 
     make_policy: Callable[[], Policy]
     placement: Placement
-    whole: bool = False
+    undivided: bool = False
 
 
 def make_strategy(
@@ -42,4 +42,4 @@ def make_strategy(
         "group_least_loaded": PinnedGroups(least_requests),
         "request_round_robin": SingleRequests(RoundRobin()),
     }
-    return Strategy(FirstComeFirstServed, placements[name], whole=True)
+    return Strategy(FirstComeFirstServed, placements[name], undivided=True)

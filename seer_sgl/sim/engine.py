@@ -172,8 +172,8 @@ class SimulatedFleet:
     def forget(self, instance: str, uid: str, keep: int) -> None:
         """Does nothing: a simulated pool has unlimited space."""
 
-    def _stored(self, rid: str, whole: bool) -> None:
-        self.on_stored(rid, whole)
+    def _stored(self, rid: str, complete: bool) -> None:
+        self.on_stored(rid, complete)
 
 
 def references(request: Request) -> int:

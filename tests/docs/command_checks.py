@@ -96,7 +96,7 @@ def _bench(config: Path | None, gpu: bool, overrides: Arguments, **options: Any)
     given = {key: options[key] for key in ("workload", "engines", "arms", "rounds")}
     changes = [*benchmark.overrides_from(given), *overrides]
     if config is None:
-        benchmark.load_ready(gpu, changes)
+        benchmark.load_ready_bench(gpu, changes)
     else:
         benchmark.load_bench(config, changes)
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from seer_sgl import Rollout, load_ready
-from seer_sgl.benchmark.config import load_ready as load_bench
+from seer_sgl.benchmark.config import load_ready_bench as load_bench
 from seer_sgl.config import Config
 from seer_sgl.errors import ConfigError
 from seer_sgl.sampling import ALIAS

@@ -32,8 +32,8 @@ class Migrations(Returns):
             self.left_kv_behind.append(chunk.rid)
 
     @override
-    def stored(self, request: Request, whole: bool, now: float) -> None:
-        if not whole:
+    def stored(self, request: Request, complete: bool, now: float) -> None:
+        if not complete:
             self._incomplete.add(request.uid)
 
     @override

@@ -83,7 +83,7 @@ class Received:
     def __init__(self, server: LinkServer) -> None:
         self.stored: list[tuple[str, bool]] = []
         self.rates: list[Rates] = []
-        server.on_stored = lambda rid, whole: self.stored.append((rid, whole))
+        server.on_stored = lambda rid, complete: self.stored.append((rid, complete))
         server.on_rates = self.rates.append
 
     async def all_of(self, sender: Link) -> list[tuple[str, bool]]:
@@ -151,8 +151,8 @@ async def test_what_an_engine_says_is_passed_on_in_order(
     server: LinkServer, received: Received
 ) -> None:
     async with engine(server) as one:
-        for rid, whole in (("g.0.c1/", True), ("g.1.c1/", False)):
-            one.send(Stored(rid, whole))
+        for rid, complete in (("g.0.c1/", True), ("g.1.c1/", False)):
+            one.send(Stored(rid, complete))
         assert await received.all_of(one) == [("g.0.c1/", True), ("g.1.c1/", False)]
         assert received.rates == [RATES]
 

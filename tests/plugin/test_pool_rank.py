@@ -226,7 +226,7 @@ def test_calls_with_the_same_kv_are_both_acknowledged(rank: Rank) -> None:
     rank.run("r.c1/", "abcd", written=False)
     rank.run("s.c1/", "abcd")
     until(lambda: len(rank.sent) == 2)
-    assert {frame.rid for frame in rank.sent if frame.whole} == {"r.c1/", "s.c1/"}
+    assert {frame.rid for frame in rank.sent if frame.complete} == {"r.c1/", "s.c1/"}
 
 
 def test_what_is_not_there_in_time_will_never_be_whole(
@@ -252,7 +252,7 @@ def test_a_pool_that_is_away_for_a_while_ends_no_acknowledgement(rank: Rank) -> 
     rank.run("r.c1/", "ab")
     rank.run("s.c1/", "xy")
     until(lambda: len(rank.sent) == 2)
-    assert sorted(frame.rid for frame in rank.sent if frame.whole) == ["r.c1/", "s.c1/"]
+    assert sorted(frame.rid for frame in rank.sent if frame.complete) == ["r.c1/", "s.c1/"]
 
 
 def test_a_pool_that_stays_away_is_reported_to_the_driver(

@@ -16,7 +16,7 @@ from tests.helpers import LEFT, make_group, make_reply
 
 def baseline(name: str, engines: int = 3) -> Scheduler:
     strategy = make_strategy(name, CacheAware())
-    assert strategy.whole
+    assert strategy.undivided
     scheduler = Scheduler(
         10,
         divide=False,

@@ -54,7 +54,7 @@ class World:
     """A scheduler, its chunks in flight, and counts of events."""
 
     scheduler: Scheduler
-    whole: bool
+    undivided: bool
     sampling: Sampling = NEUTRAL
     now: float = 0.0
     groups: list[Group] = field(default_factory=list)
@@ -68,7 +68,7 @@ class World:
     def join(self) -> None:
         number, self.joined = self.joined, self.joined + 1
         slot = EngineSlot(f"e{number}", KVLedger(CAPACITY, 1 + 15 * (number % 2)), 4, "pool")
-        if self.whole:
+        if self.undivided:
             slot = EngineSlot(f"e{number}", None, UNLIMITED)
         self.scheduler.add_engine(slot)
 
@@ -207,11 +207,11 @@ def test_every_request_ends_exactly_once_and_every_promise_is_taken_back(
     chosen = strategy(policy)
     scheduler = Scheduler(
         chunk_tokens,
-        divide=not chosen.whole,
+        divide=not chosen.undivided,
         make_policy=chosen.make_policy,
         placement=chosen.placement,
     )
-    world = World(scheduler, chosen.whole, NEUTRAL if continues else UNDIVIDABLE)
+    world = World(scheduler, chosen.undivided, NEUTRAL if continues else UNDIVIDABLE)
     world.join()
     world.join()
     world.submit(4)
@@ -244,7 +244,7 @@ def test_no_ready_request_sees_more_dispatches_than_the_bound(
     scheduler = Scheduler(
         7, make_policy=lambda: ContextAware(guard_every=guard_every), patience_s=1e9
     )
-    world = World(scheduler, whole=False, callers=1)
+    world = World(scheduler, undivided=False, callers=1)
     world.join()
     for n in (4, 4, 4, 4):
         world.submit(n)

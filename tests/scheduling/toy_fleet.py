@@ -76,14 +76,14 @@ def roll(
     strategy = make_strategy(policy, CacheAware(), known)
     scheduler = Scheduler(
         chunk_tokens,
-        divide=not strategy.whole,
+        divide=not strategy.undivided,
         make_policy=strategy.make_policy,
         placement=strategy.placement,
     )
     toys = {f"e{i}": ToyEngine() for i in range(engines)}
     for engine_id in toys:
-        ledger = None if strategy.whole else KVLedger(capacity)
-        most = UNLIMITED if strategy.whole else max_inflight
+        ledger = None if strategy.undivided else KVLedger(capacity)
+        most = UNLIMITED if strategy.undivided else max_inflight
         scheduler.add_engine(EngineSlot(engine_id, ledger, most))
     groups = toy_groups(lengths, longest)
     for group in groups:
