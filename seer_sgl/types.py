@@ -250,9 +250,9 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class ChunkResult(msgspec.Struct, kw_only=True, frozen=True):
     """The result of a chunk: a reply, or an error (then no token is appended).
 
-    A reply that leaves an undivided request unfinished becomes an error here, before its tokens count: its
-    sampling state (grammar, penalties) ended with the call. If the caller aborted the request, the
-    reply stays. `recalled`: the driver ended the chunk early.
+    A reply that leaves an undivided request unfinished becomes an error here, before its tokens
+    count: its sampling state (grammar, penalties) ended with the call. If the caller aborted the
+    request, the reply stays. `recalled`: the driver ended the chunk early.
     """
 
     chunk: Chunk

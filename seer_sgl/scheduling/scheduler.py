@@ -171,8 +171,7 @@ class Scheduler:
                 self._policy.push(request)
 
     def stored(self, rid: str, complete: bool) -> Request | None:
-        """Records that the KV of chunk `rid` is in the pool; `complete` False: a part is permanently
-        missing.
+        """Records that the KV of chunk `rid` is in the pool, or that a part is permanently missing.
 
         Returns the request whose newest chunk this is; None if there is no such request.
         """
