@@ -51,6 +51,7 @@ async def _roll_out(
     clock = asyncio.get_running_loop().time
     async with Driver.over(fleet, driver_settings(config, known), clock) as driver:
         run = driver.submit(groups, [recorder, *observers])
+        failure: Exception | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 watch = tasks.create_task(_stand_still(driver))
@@ -58,7 +59,10 @@ async def _roll_out(
                     pass
                 watch.cancel()
         except* SimulationError as failures:
-            raise failures.exceptions[0] from None
+            failure = failures.exceptions[0]
+        # Python before 3.11.4 wraps what is raised inside `except*` into a group (gh-103590).
+        if failure is not None:
+            raise failure
     return recorder
 
 

@@ -51,6 +51,7 @@ async def all_ready(
                 seconds = time.monotonic() - began
                 logger.info("engine %s not ready after %.0f s%s", start.engine_id, seconds, line)
 
+    failure: Exception | None = None
     try:
         async with asyncio.TaskGroup() as group:
             reminder = group.create_task(remind())
@@ -58,7 +59,10 @@ async def all_ready(
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             reminder.cancel()
     except* (EngineStartError, ConfigError) as failures:
-        raise failures.exceptions[0] from None
+        failure = failures.exceptions[0]
+    # Python before 3.11.4 wraps what is raised inside `except*` into a group (gh-103590).
+    if failure is not None:
+        raise failure
     return [task.result() for task in tasks]
 
 
