@@ -1,5 +1,6 @@
 """Converts between text and token ids with the model's own tokenizer."""
 
+import logging
 from array import array
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> "Tokenizer | N
     `trust_remote_code`: whether the tokenizer's own Python code may run. Raises ConfigError if the
     tokenizer cannot be loaded.
     """
+    # A driver needs no torch, and transformers warns about its absence on standard error.
+    logging.getLogger("transformers").addFilter(_is_not_about_torch)
     from transformers import AutoTokenizer
 
     folder = Path(path)
@@ -34,6 +37,10 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> "Tokenizer | N
             ) from error
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(f"no tokenizer in {path}: {reason}") from error
+
+
+def _is_not_about_torch(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("PyTorch was not found")
 
 
 class Tokenizer:
