@@ -1,5 +1,5 @@
-# make rollout | test | test-long | test-package | test-index | check | docs | bench | microbench:
-# each target sets up .venv if it is missing or stale.
+# make rollout | test | test-long | test-package | test-lowest | test-index | check | docs | bench |
+# microbench: each target sets up .venv if it is missing or stale.
 # Needs python3 >= 3.11 with its venv module, and make. SEER_PYTHON selects another interpreter.
 
 SEER_PYTHON ?= python3
@@ -16,7 +16,7 @@ RDMA_PACKAGES := libibverbs1 $(if $(GPU),ibverbs-providers)
 HAS_RDMA := $(SEER_PYTHON) -c 'import ctypes, sys; list(map(ctypes.CDLL, sys.argv[1:]))' \
 	$(RDMA_LIBRARIES) 2>/dev/null
 
-.PHONY: venv rollout test test-long test-package test-index check docs bench microbench clean
+.PHONY: venv rollout test test-long test-package test-lowest test-index check docs bench microbench clean
 
 venv: $(READY)
 
@@ -61,9 +61,14 @@ test: check docs
 test-long: $(READY)
 	$(BIN)/python -m pytest --hypothesis-profile=ci --durations=12 -m long
 
-# The wheel in an empty environment and folder: installed as the doctor says, and a rollout.
+# Quick tests in the unpacked source distribution; then the wheel in an empty environment and
+# folder: installed as the doctor says, and a rollout.
 test-package: $(READY)
 	tests/package.sh
+
+# Tests without engines, with the lowest versions that pyproject.toml allows. Downloads them once.
+test-lowest: $(READY)
+	tests/lowest.sh
 
 # Checks that the package index has wheels for all packages that `make venv` installs on a machine
 # with a GPU; only metadata is downloaded. SGLang's wheels need glibc 2.34 or later. Also reports
