@@ -13,10 +13,19 @@ step() { echo "package: $*"; }
 step "build"
 "$uv" build --quiet --out-dir "$work/dist" "$root"
 wheel=("$work"/dist/seer_sgl-*.whl)
-tar -xzf "$work"/dist/seer_sgl-*.tar.gz -C "$work"
-for needed in Makefile tests/e2e/conftest.py bench/reasoner/task.py configs/cpu.yaml; do
-    test -f "$work"/seer_sgl-*/"$needed" || { echo "the sdist lacks $needed"; exit 1; }
-done
+
+step "quick tests in the unpacked source distribution"
+mkdir "$work/source"
+tar -xzf "$work"/dist/seer_sgl-*.tar.gz -C "$work/source" --strip-components=1
+(
+    cd "$work/source"
+    test -f Makefile && test -f tests/e2e/conftest.py
+    export PYTHONPATH=$PWD
+    "$root/.venv/bin/python" -c 'import os, seer_sgl; assert seer_sgl.__file__.startswith(os.getcwd())'
+    "$root/.venv/bin/python" -m pytest --hypothesis-profile=ci -m "not long" \
+        tests/{bench,docs,report,scheduling} tests/benchmark/test_{config,reasoner_task,summary}.py \
+        tests/test_{config,config_bounds,console,ready}.py
+)
 
 step "install the wheel alone"
 "$python" -m venv "$work/env"
