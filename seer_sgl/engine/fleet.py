@@ -24,7 +24,7 @@ from .client import HttpEngine
 from .launch.external import ExternalLauncher
 from .launch.launcher import EngineStart, Launcher
 from .launch.local import LocalLauncher
-from .launch.process import api_key, require_model
+from .launch.process import api_key, require_model, require_sglang
 from .launch.ready import all_ready
 from .session import open_session
 
@@ -170,6 +170,7 @@ async def _open_launcher(
     if config.engines.launch == "external":
         yield ExternalLauncher()
         return
+    require_sglang()
     require_model(config.model.path or "")
     async with open_pool(config.kv_pool, log_dir) as pool:
         logger.info("starting %d SGLang engine(s), logs in %s", config.engines.count, log_dir)

@@ -18,6 +18,7 @@ from seer_sgl.engine import fleet
 from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.engine.launch import process, ready
 from seer_sgl.engine.launch.process import require_model
+from seer_sgl.engine.launch.standalone import exec_engine
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.link import contract
 from seer_sgl.link.server import LinkServer
@@ -289,6 +290,17 @@ async def test_a_link_that_cannot_be_is_named_before_any_engine_is_asked(
         with pytest.raises(ConfigError, match=r"engines\.link: port \d+: Address already in use"):
             async with open_fleet(config, tmp_path):
                 pass
+
+
+async def test_a_missing_sglang_is_one_line_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"^SGLang is not installed; `seer-sgl doctor` prints"):
+        async with open_fleet(parse({"model": {"path": str(tmp_path)}}).fleet, tmp_path):
+            pass
+    with pytest.raises(ConfigError, match=r"^SGLang is not installed"):
+        exec_engine(["--help"])
 
 
 def test_a_model_path_that_does_not_exist_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Starts an SGLang server process: checks its model, builds its environment and command line."""
 
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,12 @@ def gpu_visible() -> bool:
 def api_key(config: EnginesConfig) -> str | None:
     """Returns the bearer token of the servers, from the config or the environment."""
     return config.api_key or os.environ.get(API_KEY)
+
+
+def require_sglang() -> None:
+    """Raises ConfigError if SGLang is not installed in this environment."""
+    if importlib.util.find_spec("sglang") is None:
+        raise ConfigError("SGLang is not installed; `seer-sgl doctor` prints the command for it")
 
 
 def require_model(path: str) -> None:

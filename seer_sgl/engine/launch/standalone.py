@@ -24,6 +24,7 @@ from .process import (
     gpu_visible,
     model_flags,
     require_model,
+    require_sglang,
     server_flags,
 )
 
@@ -38,9 +39,10 @@ def exec_engine(arguments: list[str]) -> NoReturn:
 
     `arguments`: SGLang's own flags, passed through unchanged. `--fleet CONFIG` applies that
     config's model, flags, API key, KV pool and link.
-    Raises ConfigError for a missing model, a port in use, a host without a token, or an unusable
-    pool or link.
+    Raises ConfigError for a missing SGLang or model, a port in use, a host without a token, or an
+    unusable pool or link.
     """
+    require_sglang()
     flags, fleet = _without_fleet(arguments)
     # Defaults come first: SGLang uses the last value of a repeated flag.
     defaults = [] if gpu_visible() else server_flags(cpu_flags())
