@@ -216,10 +216,12 @@ def _cuda() -> int | None:
 
     None for a CPU build or a machine without a GPU.
     """
+    if not gpu_visible():
+        return None
     try:
         import torch
     except (ImportError, OSError):
-        return SGLANG_CUDA if gpu_visible() else None
+        return SGLANG_CUDA
     return int(torch.version.cuda.partition(".")[0]) if torch.version.cuda else None
 
 

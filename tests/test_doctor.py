@@ -5,6 +5,7 @@ import shutil
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -103,6 +104,15 @@ def test_doctor_and_the_package_name_the_same_versions_and_files() -> None:
     assert doctor.TORCH in (ROOT / "Makefile").read_text()
     for shipped in REQUIREMENTS.values():
         assert shipped.read_text() == (ROOT / shipped.name).read_text()
+
+
+def test_without_a_gpu_mooncake_needs_no_cuda_whatever_torch_is_built_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(cuda="13.0")))
+    for gpu, cuda in ((False, None), (True, 13)):
+        monkeypatch.setattr(doctor, "gpu_visible", lambda gpu=gpu: gpu)
+        assert doctor._cuda() == cuda
 
 
 @pytest.mark.parametrize(
