@@ -6,10 +6,6 @@ SEER_PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 UV := uv==0.13.8
-# PyPI's torch is a CUDA build; PyTorch's own index has the CPU build. pip goes on without that index
-# if it cannot be reached.
-TORCH := torch==2.13.0
-TORCH_INDEX := --retries 1 --extra-index-url https://download.pytorch.org/whl/cpu
 GPU := $(wildcard /proc/driver/nvidia/version /dev/kfd)
 OVERRIDES := requirements-gpu-overrides.txt
 
@@ -30,8 +26,7 @@ $(READY): requirements-cpu.txt $(OVERRIDES) pyproject.toml Makefile
 	rm -rf .venv
 	$(SEER_PYTHON) -m venv .venv
 ifeq ($(GPU),)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(TORCH_INDEX) $(TORCH)
-	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH) $(UV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0 $(UV)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --compile-bytecode \
 		-r requirements-cpu.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .

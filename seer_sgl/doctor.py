@@ -23,9 +23,6 @@ from .kvpool import packages
 SGLANG_VERSION = "0.5.21"
 SGLANG_CUDA = 13  # the CUDA version that SGLANG_VERSION is built for
 TORCH = "torch==2.13.0"  # the version that SGLANG_VERSION requires
-# PyPI's torch for Linux is a CUDA build with gigabytes of CUDA libraries; PyTorch's own index has
-# the CPU build, and pip prefers it: 2.13.0+cpu counts as newer than 2.13.0.
-TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 CHECKOUT = Path(__file__).resolve().parents[1]
 ENGINE_MEMORY_GB = 2.0  # one CPU server, imports included
 PLUGIN_TIMEOUT_S = 180.0
@@ -100,8 +97,7 @@ def _install_command() -> str:
         return _with_uv(["uv", *install, "--override", overrides, "seer-sgl[sglang]"])
     # Compiled at once: the first engines would compile it while they start, for minutes.
     pinned = ["uv", *install, "--compile-bytecode", "--no-deps", "-r", "-"]
-    torch = f"pip install --extra-index-url {TORCH_INDEX} {TORCH}"
-    return f"{torch} && {_with_uv(pinned, 'seer-sgl requirements cpu | ')}"
+    return f"pip install {TORCH} && {_with_uv(pinned, 'seer-sgl requirements cpu | ')}"
 
 
 def _in_checkout() -> bool:
