@@ -195,7 +195,7 @@ def _mooncake() -> Check:
     installed, cuda = packages.installed(), _cuda()
     install = f"pip install {packages.fitting(cuda)}=={packages.VERSION}"
     if not installed:
-        found = "not installed: KV is recomputed when a request changes engines"
+        found = "not installed: `kv_pool.backend: auto` uses files instead"
         return Check("mooncake", Verdict.OPTIONAL, found, install)
     found = ", ".join(f"{name} {version}" for name, version in installed.items())
     reinstall = f"pip uninstall --yes {' '.join(installed)} && {install}"

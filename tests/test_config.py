@@ -115,7 +115,18 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
             r":1: engines\.base_port: 2 ports from 65535 exceed",
         ),
         ("5: 1", r":1: 5: unknown key"),
-        ("kv_pool: {backend: file}", r":1: kv_pool\.directory: backend: file needs a folder"),
+        (
+            f"{EXTERNAL}, link: 'a:1'}}\nkv_pool: {{backend: file, namespace: x}}",
+            r":2: kv_pool\.directory: backend: file needs a folder",
+        ),
+        (
+            f"{EXTERNAL}, link: 'a:1'}}\nkv_pool: {{backend: auto, namespace: x}}",
+            r":2: kv_pool\.backend: auto is only for launch: local",
+        ),
+        (
+            "kv_pool: {backend: auto, master: 'h:1'}",
+            r":1: kv_pool\.master: only for backend: mooncake",
+        ),
         (
             "kv_pool: {backend: mooncake, memory: lots}",
             r":1: kv_pool\.memory: 'lots' is not a size",

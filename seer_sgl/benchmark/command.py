@@ -17,9 +17,11 @@ import msgspec
 import psutil
 from rich.console import Console
 
+from seer_sgl.config import with_values
 from seer_sgl.config.masking import masked
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.files import append_whole, explained
+from seer_sgl.kvpool.backend import resolved
 from seer_sgl.kvpool.packages import BUILT_FOR
 from seer_sgl.report.style import can_draw
 from seer_sgl.sim.config import EngineConfig
@@ -118,6 +120,7 @@ async def bench(config: BenchConfig, out: Path, console: Console) -> None:
 
     Raises SeerError, also if an arm failed, and CancelledError if interrupted.
     """
+    config = with_values(config, {"kv_pool": resolved(config.kv_pool)})
     arms = runnable(config)
     _make_folder(out)
     runner = Runner(config, arms, out)

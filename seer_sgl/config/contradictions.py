@@ -106,12 +106,12 @@ def _wrong_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[Complain
     for flag, key in POOL_FLAGS.items():
         if flag in flags:
             yield f"engines.sglang.{flag}", f"the KV pool sets it; use {key}"
+    if pool.backend == "auto" and pool.master is not None:
+        yield "kv_pool.master", "only for backend: mooncake"
     yield from (_wrong_files if pool.backend == "file" else _wrong_mooncake)(pool)
 
 
 def _wrong_files(pool: KvPoolConfig) -> Iterator[Complaint]:
-    if not pool.directory:
-        yield "kv_pool.directory", "backend: file needs a folder that every engine can access"
     if pool.ssd_path is not None:
         yield "kv_pool.ssd_path", "only for backend: mooncake"
     if pool.open_ports:
@@ -139,6 +139,8 @@ def _wrong_mooncake(pool: KvPoolConfig) -> Iterator[Complaint]:
 
 def _wrong_shared_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[Complaint]:
     """Yields missing settings of engines that are started separately from the driver."""
+    if pool.backend == "auto":
+        yield "kv_pool.backend", "auto is only for launch: local; name the pool of these engines"
     if pool.open_ports:
         yield "kv_pool.open_ports", "only for launch: local; here each engine's --host decides"
     if engines.link is None:
@@ -147,6 +149,8 @@ def _wrong_shared_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[C
         yield "kv_pool.namespace", "external engines need a new name for each training run"
     if pool.backend == "mooncake" and pool.master is None:
         yield "kv_pool.master", "external engines need a Mooncake that already runs"
+    if pool.backend == "file" and not pool.directory:
+        yield "kv_pool.directory", "backend: file needs a folder that every engine can access"
 
 
 def _wrong_draft(draft: DraftConfig, engines: EnginesConfig) -> Iterator[Complaint]:

@@ -94,9 +94,10 @@ class EnginesConfig(Section, frozen=True):
 class KvPoolConfig(Section, frozen=True):
     """The global KV pool (paper section 1). It stores the KV of a chunk for the next engine."""
 
-    backend: Literal["none", "mooncake", "file"] = "none"
+    backend: Literal["none", "auto", "mooncake", "file"] = "none"
     """`mooncake` starts a local Mooncake or joins the one at `master`; `file` uses a folder that
-    all engines can access; `none`: a chunk that moves is prefilled again."""
+    all engines can access; `auto`, for local engines: `mooncake` where it can run, else `file`;
+    `none`: a chunk that moves is prefilled again."""
     page_size: Positive = 64
     """Tokens of a page; only full pages are shared."""
     host_ratio: Annotated[float, msgspec.Meta(gt=1.0)] = 2.0
@@ -124,7 +125,8 @@ class KvPoolConfig(Section, frozen=True):
     ssd_size: str = "64gb"
     """Limit per store node there; the oldest pages are removed first."""
     directory: str | None = None
-    """Folder of the file backend."""
+    """Folder of the file backend. Default for local engines: a temporary folder beside their
+    logs."""
 
     def memory_bytes(self) -> int:
         """Returns `memory` in bytes. Raises ValueError if it is not a size."""

@@ -13,6 +13,7 @@ import msgspec
 
 from seer_sgl.config import EnginesConfig, FleetConfig
 from seer_sgl.errors import ConfigError, EngineStartError
+from seer_sgl.kvpool.backend import resolved
 from seer_sgl.kvpool.hicache import open_pool
 from seer_sgl.link.contract import HUB_URL, LINK_TOKEN, LINK_URL
 from seer_sgl.link.hub import DraftSink, HubClient, start_hub
@@ -145,6 +146,7 @@ async def open_fleet(config: FleetConfig, log_dir: Path) -> AsyncIterator[Fleet]
     It logs the steps of the start-up. Raises EngineStartError, HubError, PoolError or
     ConfigError; then no process is left running.
     """
+    config = config._replace(kv_pool=resolved(config.kv_pool))
     async with contextlib.AsyncExitStack() as stack:
         link = await stack.enter_async_context(_open_link(config))
         hub = await stack.enter_async_context(_open_hub(config, log_dir, link.token))

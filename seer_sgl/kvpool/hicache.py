@@ -3,18 +3,19 @@
 import contextlib
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from seer_sgl.config import FlagValue, KvPoolConfig
+from seer_sgl.config import FlagValue, KvPoolConfig, with_values
 from seer_sgl.errors import ConfigError
 from seer_sgl.processes import free_port, own_address
 
 from .mooncake import open_mooncake, port_environment
 from .node import P2P
+from .temporary import temporary_folder
 
 FILE_DIRECTORY = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"  # SGLang's own
 NAMESPACE = "SEER_SGL_POOL_NAMESPACE"  # keeps the fleets that share a pool apart
@@ -77,17 +78,25 @@ async def open_pool(config: KvPoolConfig, log_dir: Path) -> AsyncIterator[Pool]:
     Raises ConfigError if the pool cannot be used as configured, PoolError if it does not start.
     """
     namespace = config.namespace or secrets.token_hex(4)
-    if config.backend != "mooncake":
-        _make(config.directory)
+    if config.backend == "none":
         yield Pool(config, None, namespace)
-        return
-    async with open_mooncake(config, log_dir) as master:
-        yield Pool(config, master, namespace)
+    elif config.backend == "file":
+        with _folder(config, log_dir) as directory:
+            yield Pool(with_values(config, {"directory": directory}), None, namespace)
+    else:
+        async with open_mooncake(config, log_dir) as master:
+            yield Pool(config, master, namespace)
 
 
-def _make(directory: str | None) -> None:
-    try:
-        if directory is not None:
-            Path(directory).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"kv_pool.directory: {directory}: {error.strerror}") from error
+@contextlib.contextmanager
+def _folder(config: KvPoolConfig, log_dir: Path) -> Iterator[str]:
+    """Yields the folder of the file backend; without a configured one, one for this block."""
+    path = Path(config.directory or log_dir)
+    with contextlib.ExitStack() as stack:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if config.directory is None:
+                path = stack.enter_context(temporary_folder(path.resolve()))
+        except OSError as error:
+            raise ConfigError(f"kv_pool.directory: {path}: {error.strerror}") from error
+        yield str(path)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import logging
 import os
@@ -19,8 +18,8 @@ from seer_sgl.kept_processes import KeptProcess, kept_alive
 from seer_sgl.processes import free_port
 
 from .node import P2P
-from .packages import load_store
-from .ssd import ssd_folder
+from .packages import load_problem
+from .temporary import temporary_folder
 
 logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
@@ -66,7 +65,7 @@ def _ssd(config: KvPoolConfig) -> Iterator[Path | None]:
         return
     with contextlib.ExitStack() as stack:
         try:
-            folder = stack.enter_context(ssd_folder(Path(config.ssd_path)))
+            folder = stack.enter_context(temporary_folder(Path(config.ssd_path)))
         except OSError as error:
             raise ConfigError(f"kv_pool.ssd_path: {config.ssd_path}: {error.strerror}") from error
         yield folder
@@ -176,14 +175,8 @@ def _ssd_environment(config: KvPoolConfig) -> dict[str, str]:
 
 
 def _require_mooncake() -> None:
-    if importlib.util.find_spec("mooncake") is None:
-        raise ConfigError("kv_pool.backend: mooncake is not installed (see `seer-sgl doctor`)")
-    try:
-        load_store()
-    except (ImportError, OSError) as error:
-        raise ConfigError(
-            f"kv_pool.backend: mooncake cannot be loaded: {error} (see `seer-sgl doctor`)"
-        ) from error
+    if problem := load_problem():
+        raise ConfigError(f"kv_pool.backend: mooncake {problem} (see `seer-sgl doctor`)")
 
 
 async def _answers(address: str) -> bool:

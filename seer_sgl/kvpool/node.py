@@ -22,7 +22,7 @@ from seer_sgl import loopback
 from seer_sgl.processes import end_with_parent
 
 from .packages import load_store
-from .ssd import hold
+from .temporary import hold
 
 P2P = "P2PHANDSHAKE"  # clients find each other through the master: no metadata server
 

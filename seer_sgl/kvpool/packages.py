@@ -6,6 +6,7 @@ They install the same files under the same import name, `mooncake`: only one may
 import ctypes
 import importlib
 import importlib.metadata
+import importlib.util
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,17 @@ def load_store() -> Any:
     for library in _packaged_cudart():
         ctypes.CDLL(str(library))
     return importlib.import_module("mooncake.store")
+
+
+def load_problem() -> str | None:
+    """Returns the reason why Mooncake's client library cannot be used; None if it loads."""
+    if importlib.util.find_spec("mooncake") is None:
+        return "is not installed"
+    try:
+        load_store()
+    except (ImportError, OSError) as error:
+        return f"cannot be loaded: {error}"
+    return None
 
 
 def _packaged_cudart() -> Iterator[Path]:

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from seer_sgl.config import UNDIVIDED, Config, load, parse
+from seer_sgl.config import UNDIVIDED, Config, load, parse, with_values
 from seer_sgl.driver.checks import LengthLimits, check_engines, check_pool, mismatches, unservable
 from seer_sgl.driver.driver import Driver, Settings
 from seer_sgl.driver.groups import GroupMaker, derived_seed
@@ -23,6 +23,7 @@ from seer_sgl.driver.tokenizer import load_tokenizer
 from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.engine.launch.process import require_model
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
+from seer_sgl.kvpool.backend import resolved
 from seer_sgl.report import draft_report
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import report
@@ -62,7 +63,10 @@ class Rollout:
     ) -> None:
         if isinstance(config, str | Path):
             config = load(Path(config))
-        self.config = config if isinstance(config, Config) else parse(config)
+        config = config if isinstance(config, Config) else parse(config)
+        if fleet is None:
+            config = with_values(config, {"kv_pool": resolved(config.kv_pool)})
+        self.config = config
         self._log_dir = Path(log_dir)
         self._placement = placement
         self._given = fleet

@@ -88,6 +88,15 @@ async def test_a_file_pool_makes_its_folder_and_tells_the_engines(tmp_path: Path
     assert folder.is_dir(), "the stored pages outlive the pool"
 
 
+async def test_a_file_pool_without_a_folder_has_one_until_it_is_closed(tmp_path: Path) -> None:
+    async with open_pool(KvPoolConfig(backend="file"), tmp_path / "logs") as pool:
+        folder = Path(pool.environment()[FILE_DIRECTORY])
+        assert folder.is_absolute()
+        assert folder.parent == tmp_path / "logs"
+        (folder / "page.bin").touch()
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("keys", "confined"),
     [({}, True), ({"open_ports": True}, False), ({"backend": "file", "directory": "/x"}, False)],

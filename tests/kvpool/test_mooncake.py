@@ -19,7 +19,7 @@ from seer_sgl.config import KvPoolConfig
 from seer_sgl.errors import ConfigError, PoolError
 from seer_sgl.kvpool import mooncake
 from seer_sgl.kvpool.mooncake import open_mooncake
-from seer_sgl.kvpool.ssd import LOCK, PREFIX
+from seer_sgl.kvpool.temporary import LOCK, PREFIX
 from seer_sgl.processes import free_port
 from tests.listening import listeners
 from tests.logs import logged

@@ -1,17 +1,17 @@
-"""SSD folders of living owners are kept, and folders of ended owners are removed."""
+"""Temporary folders of living owners are kept, and folders of ended owners are removed."""
 
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from seer_sgl.kvpool.ssd import PREFIX, hold, ssd_folder
+from seer_sgl.kvpool.temporary import PREFIX, hold, temporary_folder
 
 OWNER = """
 import sys, time
 from pathlib import Path
-from seer_sgl.kvpool.ssd import ssd_folder
-with ssd_folder(Path(sys.argv[1])) as folder:
+from seer_sgl.kvpool.temporary import temporary_folder
+with temporary_folder(Path(sys.argv[1])) as folder:
     (folder / "bucket").write_bytes(b"kv")
     print(folder, flush=True)
     time.sleep(600)
@@ -28,7 +28,7 @@ def own(parent: Path) -> tuple["subprocess.Popen[str]", Path]:
 
 
 def test_a_folder_goes_with_the_block_that_made_it(tmp_path: Path) -> None:
-    with ssd_folder(tmp_path / "deep" / "ssd") as folder:
+    with temporary_folder(tmp_path / "deep" / "ssd") as folder:
         (folder / "bucket").write_bytes(b"kv")
     assert not list((tmp_path / "deep" / "ssd").iterdir())
 
@@ -42,7 +42,7 @@ def test_folders_of_killed_owners_are_removed_and_those_of_living_ones_kept(
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         assert (lost / "bucket").exists(), "no process was there to remove it"
-        with ssd_folder(tmp_path) as mine:
+        with temporary_folder(tmp_path) as mine:
             assert {mine, kept} == set(tmp_path.iterdir())
             assert (kept / "bucket").exists()
     finally:
@@ -56,9 +56,9 @@ def test_a_store_node_that_outlives_its_driver_keeps_its_folder(tmp_path: Path) 
     with hold(folder):  # as the store node does
         driver.kill()
         driver.communicate()
-        with ssd_folder(tmp_path):
+        with temporary_folder(tmp_path):
             assert folder.exists()
-    with ssd_folder(tmp_path):
+    with temporary_folder(tmp_path):
         assert not folder.exists()
 
 
@@ -68,6 +68,6 @@ def test_what_others_have_in_the_folder_is_left_alone(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "file").touch()
     others[2].touch()
-    with ssd_folder(tmp_path):
+    with temporary_folder(tmp_path):
         assert all(path.exists() for path in others)
     assert set(tmp_path.iterdir()) == set(others)

@@ -1,4 +1,4 @@
-"""A temporary folder on an SSD that is removed even if its owner is killed.
+"""A temporary folder for KV on a disk, which is removed even if its owner is killed.
 
 The owner and its store nodes hold a lock on a file in the folder. Linux releases the lock when the
 last of them has ended. The next owner removes all folders whose lock is free.
@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-PREFIX = "seer-sgl-ssd-"
+PREFIX = "seer-sgl-kv-"
 LOCK = "owner.lock"
 
 
 @contextlib.contextmanager
-def ssd_folder(parent: Path) -> Iterator[Path]:
+def temporary_folder(parent: Path) -> Iterator[Path]:
     """Yields a folder of this process in `parent`, removed at the end of the block.
 
     Folders of ended processes are removed first. Raises OSError if the folder cannot be created.

@@ -1,0 +1,106 @@
+"""`kv_pool.backend: auto`: Mooncake where it can run, files elsewhere, and one line about it."""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from seer_sgl import Rollout, loopback
+from seer_sgl.config import KvPoolConfig, parse
+from seer_sgl.engine import fleet
+from seer_sgl.kvpool import backend, packages
+from seer_sgl.kvpool.backend import resolved
+
+AUTO = KvPoolConfig(backend="auto", page_size=16)
+REPAIR = "(`seer-sgl doctor` names the repair)"
+
+
+@pytest.fixture
+def unloadable(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The reason why Mooncake cannot be loaded in this test."""
+    why = "cannot be loaded: libibverbs.so.1: cannot open shared object file"
+    monkeypatch.setattr(backend, "load_problem", lambda: why)
+    return why
+
+
+@pytest.fixture
+def loadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "load_problem", lambda: None)
+    monkeypatch.setattr(loopback, "refusal", lambda: None)
+
+
+@pytest.mark.usefixtures("loadable")
+def test_auto_is_mooncake_where_it_loads(log_lines: list[str]) -> None:
+    assert resolved(AUTO) == KvPoolConfig(backend="mooncake", page_size=16)
+    assert not log_lines
+
+
+def test_auto_is_files_where_mooncake_cannot_be_loaded(
+    unloadable: str, log_lines: list[str]
+) -> None:
+    assert resolved(AUTO) == KvPoolConfig(backend="file", page_size=16)
+    assert log_lines == [
+        f"kv_pool.backend: auto: Mooncake {unloadable}; files serve as the KV pool instead {REPAIR}"
+    ]
+
+
+def test_auto_is_files_where_mooncake_would_open_ports(
+    monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+) -> None:
+    monkeypatch.setattr(backend, "load_problem", lambda: None)
+    monkeypatch.setattr(loopback, "refusal", lambda: "an old kernel")
+    assert resolved(AUTO).backend == "file"
+    assert "Mooncake cannot stay on loopback: an old kernel; files" in log_lines[0]
+    opened = KvPoolConfig(backend="auto", open_ports=True)
+    assert resolved(opened).backend == "mooncake", "its user leaves the ports to a firewall"
+
+
+def test_a_named_backend_is_kept_and_logs_nothing(unloadable: str, log_lines: list[str]) -> None:
+    for name in ("none", "mooncake", "file"):
+        config = parse({"kv_pool": {"backend": name}, "model": {"path": "m"}}).kv_pool
+        assert resolved(config) is config
+    assert not log_lines
+
+
+@pytest.mark.usefixtures("unloadable")
+def test_keys_of_mooncake_are_dropped_with_it() -> None:
+    tree = {"backend": "auto", "ssd_path": "/ssd", "open_ports": True}
+    config = resolved(parse({"kv_pool": tree, "model": {"path": "m"}}).kv_pool)
+    assert config == KvPoolConfig(backend="file"), "a valid config of its own"
+
+
+def test_a_package_without_its_system_library_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mooncake.store", None)  # its import raises ImportError
+    problem = packages.load_problem()
+    assert problem is not None
+    assert problem.startswith(("cannot be loaded: ", "is not installed"))
+
+
+@pytest.mark.usefixtures("unloadable")
+async def test_a_rollout_and_its_fleet_see_the_same_backend_and_warn_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+) -> None:
+    opened = []
+
+    class Refused(Exception):
+        pass
+
+    @contextlib.asynccontextmanager
+    async def open_nothing(config: KvPoolConfig, log_dir: Path):  # type: ignore[no-untyped-def]
+        opened.append(config)
+        raise Refused
+        yield
+
+    monkeypatch.setattr(fleet, "open_pool", open_nothing)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 64}))
+    monkeypatch.setattr("seer_sgl.rollout.rollout.load_tokenizer", lambda *_: None)
+    config = {"model": {"path": str(tmp_path)}, "kv_pool": {"backend": "auto"}}
+    rollout = Rollout(config, log_dir=tmp_path)
+    assert rollout.config.kv_pool.backend == "file"
+    with pytest.raises(Refused):
+        async with rollout:
+            pass
+    assert [config.backend for config in opened] == ["file"]
+    assert len(log_lines) == 1
