@@ -1,159 +1,120 @@
-"""Live progress: a panel in a terminal, plain lines elsewhere."""
+"""Live progress: a panel in a terminal, plain lines elsewhere.
+
+Both show what each technique brings: the accept length (drafts), what moved between engines (the
+KV pool) and the tail (scheduling). They fit into 80 to 100 columns.
+"""
 
 import asyncio
 import contextlib
-import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
-from typing_extensions import override
 
-from seer_sgl.driver.observer import Observer
-from seer_sgl.types import (
-    Chunk,
-    ChunkResult,
-    EngineInfo,
-    EngineLoad,
-    Failure,
-    Group,
-    Request,
-    Sample,
-)
+from .counts import RATE_WINDOW_S, EngineCounts, LiveCounts
 
 REFRESH_S = 0.5
 PLAIN_LINE_S = 5.0
 MAX_ENGINES_SHOWN = 8
-RATE_WINDOW_S = 10.0  # tok/s is the mean over this much of the past
+ENGINES_PER_LINE = 2
+BAR_WIDTH = 26
+INDENT = " " * 10  # of the engines, below the time
 
 
-class Progress(Observer):
-    """Counts the events of a rollout and shows them. `groups` and `requests`: total numbers."""
-
-    def __init__(self, engines: Iterable[EngineInfo], groups: int, requests: int) -> None:
-        self._infos = {info.engine_id: info for info in engines}
-        self._groups, self._requests = groups, requests
-        self._groups_done = 0
-        self._requests_done = 0
-        self._tokens = 0
-        self._inflight = dict.fromkeys(self._infos, 0)
-        self._used = dict.fromkeys(self._infos, 0)
-        self._chunks = dict.fromkeys(self._infos, 0)
-        self._recent: deque[tuple[float, int]] = deque()
-        self._began = time.monotonic()
-        self._tail_since: float | None = None
-
-    @override
-    def sent(self, chunk: Chunk, now: float) -> None:
-        self._inflight[chunk.engine_id] += 1
-
-    @override
-    def lost(self, result: ChunkResult) -> None:
-        self._inflight[result.chunk.engine_id] -= 1
-
-    @override
-    def grown(self, result: ChunkResult) -> None:
-        engine_id = result.chunk.engine_id
-        self._inflight[engine_id] -= 1
-        self._chunks[engine_id] += 1
-        if result.reply is not None:
-            self._tokens += len(result.reply.ids)
-            self._recent.append((time.monotonic(), len(result.reply.ids)))
-
-    @override
-    def closed(self, group: Group, failure: Failure | None) -> None:
-        self._groups_done += failure is None
-
-    @override
-    def finished(self, request: Request, sample: Sample) -> None:
-        self._requests_done += 1
-        if self._tail_since is None and self._requests_done >= 0.9 * self._requests:
-            self._tail_since = time.monotonic()
-
-    @override
-    def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
-        self._used[engine_id] = load.used_tokens
-
-    @override
-    def joined(self, info: EngineInfo, now: float) -> None:
-        self._infos[info.engine_id] = info
-        for counts in (self._inflight, self._used, self._chunks):
-            counts[info.engine_id] = 0
+class Progress(LiveCounts):
+    """Counts the events of a rollout and shows them."""
 
     @contextlib.asynccontextmanager
     async def shown(self, console: Console) -> AsyncIterator[None]:
         """Shows the progress while the block runs, and once more at its end."""
         if not console.is_terminal:
-            async with _repeating(PLAIN_LINE_S, lambda: self._print_line(console)):
+            async with _repeating(PLAIN_LINE_S, lambda: _print(console, self.lines())):
                 yield
-            self._print_line(console)
+            _print(console, self.lines(ended=True))
             return
         with Live(self.table(), console=console, refresh_per_second=4) as live:
             async with _repeating(REFRESH_S, lambda: live.update(self.table())):
                 yield
-            live.update(self.table())
+            live.update(self.table(ended=True))
 
-    def _print_line(self, console: Console) -> None:
-        console.print(self.line(), soft_wrap=True, markup=False)
+    def lines(self, ended: bool = False) -> Iterator[str]:
+        """Yields the progress as plain lines. `ended`: without what the engines do now."""
+        facts = [
+            f"{self.elapsed_s:6.1f} s",
+            f"groups {self.groups_done}/{self.groups}",
+            f"requests {self.requests_done}/{self.requests}",
+            f"{self.rate():.0f} tok/s",
+        ]
+        if self.drafts:
+            facts.append(f"accept {_or_dash(self.accept_length)}")
+        if self.pooled:
+            facts.append(f"moved {self.migrations}, {decimal(self.moved_bytes)}")
+        yield "  ".join([*facts, f"tail {self._tail('-')}"])
+        if ended:
+            return
+        engines = [f"{name} {_doing(engine)}" for name, engine in self._shown()]
+        if self._hidden():
+            running = sum(engine.running for engine in self.engines.values())
+            engines.append(f"and {self._hidden()} more, {running} running in all")
+        for first in range(0, len(engines), ENGINES_PER_LINE):
+            yield INDENT + "   ".join(engines[first : first + ENGINES_PER_LINE])
 
-    def line(self) -> str:
-        """Returns the progress as one plain line."""
-        engines = "  ".join(
-            f"{engine_id} {self._inflight[engine_id]} running, KV {self._kv(engine_id):.0%}"
-            for engine_id in self._shown()
-        )
-        if hidden := len(self._infos) - len(self._shown()):
-            engines += f"  and {hidden} more, {sum(self._inflight.values())} running in all"
-        return (
-            f"{time.monotonic() - self._began:6.1f} s  "
-            f"groups {self._groups_done}/{self._groups}  "
-            f"requests {self._requests_done}/{self._requests}  "
-            f"{self._rate():.0f} tok/s  {self._tail()}  {engines}"
-        )
-
-    def table(self) -> Table:
-        """Returns the progress as a panel for a terminal."""
+    def table(self, ended: bool = False) -> Table:
+        """Returns the progress as a panel. `ended`: without what the engines do now."""
         table = Table.grid(padding=(0, 2))
-        bar = ProgressBar(total=self._requests, completed=self._requests_done, width=40)
-        table.add_row("requests", bar, f"{self._requests_done}/{self._requests}", self._tail())
         table.add_row(
-            "groups",
-            f"{self._groups_done}/{self._groups}",
-            f"{self._rate():.0f} tok/s",
-            f"{self._tokens} tokens in {time.monotonic() - self._began:.0f} s",
+            "requests",
+            ProgressBar(total=self.requests, completed=self.requests_done, width=BAR_WIDTH),
+            f"{self.requests_done}/{self.requests}, groups {self.groups_done}/{self.groups}, "
+            f"{self.elapsed_s:.0f} s",
         )
-        for engine_id in self._shown():
-            kv = self._kv(engine_id)
-            table.add_row(
-                engine_id,
-                ProgressBar(total=1.0, completed=min(kv, 1.0), width=40),
-                f"KV {kv:.0%}",
-                f"{self._inflight[engine_id]} running, {self._chunks[engine_id]} chunks done",
-            )
-        if hidden := len(self._infos) - len(self._shown()):
-            table.add_row("", f"and {hidden} more engines")
+        table.add_row(
+            "speed", f"{self.rate():,.0f} tok/s in {RATE_WINDOW_S:g} s", f"{self.tokens:,} tokens"
+        )
+        if self.drafts:
+            length = f"accept length {_or_dash(self.accept_length)}"
+            table.add_row("drafts", length, "tokens per verification")
+        if self.pooled:
+            moved = f"{decimal(self.moved_bytes)} of KV read from the pool"
+            table.add_row("moved", f"{self.migrations} migrations", moved)
+        table.add_row("tail", self._tail("not reached"), "the last 10 % of the requests")
+        for name, engine in self._shown():
+            share = engine.kv_peak if ended else engine.kv_share
+            bar = ProgressBar(total=1.0, completed=min(share, 1.0), width=BAR_WIDTH)
+            table.add_row(name, bar, _done(engine) if ended else _doing(engine))
+        if self._hidden():
+            table.add_row("", f"and {self._hidden()} more engines")
         return table
 
-    def _shown(self) -> list[str]:
+    def _shown(self) -> list[tuple[str, EngineCounts]]:
         """Returns the engines to show, MAX_ENGINES_SHOWN at most."""
-        return list(self._infos)[:MAX_ENGINES_SHOWN]
+        return list(self.engines.items())[:MAX_ENGINES_SHOWN]
 
-    def _kv(self, engine_id: str) -> float:
-        return self._used[engine_id] / self._infos[engine_id].max_total_num_tokens
+    def _hidden(self) -> int:
+        return len(self.engines) - len(self._shown())
 
-    def _rate(self) -> float:
-        now = time.monotonic()
-        while self._recent and self._recent[0][0] < now - RATE_WINDOW_S:
-            self._recent.popleft()
-        return sum(tokens for _, tokens in self._recent) / min(RATE_WINDOW_S, now - self._began)
+    def _tail(self, otherwise: str) -> str:
+        return otherwise if self.tail_s is None else f"{self.tail_s:.1f} s"
 
-    def _tail(self) -> str:
-        if self._tail_since is None:
-            return "tail not reached"
-        return f"tail {time.monotonic() - self._tail_since:.1f} s"
+
+def _doing(engine: EngineCounts) -> str:
+    return f"{engine.running} running, {engine.queued} queued, KV {engine.kv_share:.0%}"
+
+
+def _done(engine: EngineCounts) -> str:
+    return f"{engine.chunks} chunks, KV at most {engine.kv_peak:.0%}"
+
+
+def _or_dash(number: float | None) -> str:
+    return "-" if number is None else f"{number:.2f}"
+
+
+def _print(console: Console, lines: Iterator[str]) -> None:
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
 
 
 @contextlib.asynccontextmanager

@@ -2,52 +2,97 @@
 
 import asyncio
 import io
+from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from seer_sgl.report import progress
 from seer_sgl.report.progress import Progress
-from seer_sgl.types import Chunk, ChunkResult, EngineLoad, Move
+from seer_sgl.types import ChunkResult, EngineLoad
 from tests.helpers import made_sample, make_group, make_reply
 
-from .test_report import info
+from .test_report import chunk_on, info
+
+DRAFTING = {"draft_tokens": 17, "pool": "seer-x", "kv_bytes_per_token": 1000}
 
 
-def half_done() -> Progress:
-    """Two engines; one of two groups of one request is complete, the other is running."""
-    shown = Progress([info("a"), info("b")], groups=2, requests=2)
+def half_done(**facts: Any) -> Progress:
+    """Two engines; one of two groups of one request is complete, the other waits in b's queue.
+
+    `facts`: of the engines.
+    """
+    infos = [msgspec.structs.replace(info(name), **facts) for name in "ab"]
+    shown = Progress(infos, groups=2, requests=2)
     requests = [make_group(name, n=1).requests[0] for name in ("x", "y")]
     chunks = [
-        Chunk(
-            request=request,
-            engine_id=engine_id,
-            rid="r/",
-            max_new_tokens=10,
-            kv_tokens=20,
-            move=Move.STAY,
-            migrated=False,
-        )
+        chunk_on(engine_id, request, migrated=engine_id == "a")
         for request, engine_id in zip(requests, "ab", strict=True)
     ]
     for chunk in chunks:
         shown.sent(chunk, 0.0)
-    shown.grown(ChunkResult(chunk=chunks[0], now=1.0, reply=make_reply(10)))
+    reply = msgspec.structs.replace(make_reply(10), verify_steps=4, cached_storage=5)
+    shown.grown(ChunkResult(chunk=chunks[0], now=1.0, reply=reply))
     requests[0].finish("stop", None, 1.0)
     shown.finished(requests[0], made_sample(requests[0]))
     shown.closed(requests[0].group, None)
-    shown.loaded("b", EngineLoad(used_tokens=100, progress=()), 1.0)
+    shown.loaded("b", EngineLoad(used_tokens=100, progress=(), running=3, queued=2), 1.0)
     return shown
 
 
-def test_a_plain_line_has_groups_requests_rate_tail_and_engines() -> None:
-    line = half_done().line()
-    assert "groups 1/2" in line
-    assert "requests 1/2" in line
-    assert "tok/s" in line
-    assert "tail not reached" in line
-    assert "a 0 running, KV 0%" in line
-    assert "b 1 running, KV 50%" in line
+def text_of(shown: Progress, *, ended: bool = False) -> str:
+    """Returns the panel as text, in 80 columns."""
+    console = Console(file=io.StringIO(), width=80)
+    with console.capture() as captured:
+        console.print(shown.table(ended))
+    return captured.get()
+
+
+def test_the_plain_lines_have_groups_requests_rate_tail_and_engines() -> None:
+    counts, engines = half_done().lines()
+    assert "groups 1/2  requests 1/2" in counts
+    assert "tok/s" in counts
+    assert counts.endswith("tail -")
+    assert "accept" not in counts, "no engine drafts"
+    assert "moved" not in counts, "there is no pool"
+    assert "a 0 running, 0 queued, KV 0%" in engines
+    assert "b 3 running, 2 queued, KV 50%" in engines
+
+
+def test_with_all_of_seer_they_show_what_drafts_and_the_pool_bring() -> None:
+    counts, engines = half_done(**DRAFTING).lines()
+    assert "accept 2.50  moved 1, 5.0 kB  tail -" in counts
+    assert max(map(len, (counts, engines))) <= 100
+    assert len(list(half_done(**DRAFTING).lines(ended=True))) == 1
+
+
+def test_before_the_first_verification_the_accept_length_is_a_dash() -> None:
+    infos = [msgspec.structs.replace(info("a"), **DRAFTING)]
+    assert "accept -  moved 0, 0 bytes" in next(Progress(infos, 1, 1).lines())
+
+
+def test_the_panel_has_a_row_per_technique_and_engine_in_80_columns() -> None:
+    rows = text_of(half_done(**DRAFTING)).splitlines()
+    assert [row.split()[0] for row in rows] == [
+        *("requests", "speed", "drafts", "moved", "tail", "a", "b")
+    ]
+    text = "\n".join(rows)
+    assert "1/2, groups 1/2" in text
+    assert "accept length 2.50" in text
+    assert "1 migrations" in text
+    assert "5.0 kB of KV read from the pool" in text
+    assert "3 running, 2 queued, KV 50%" in text
+    assert [row.split()[0] for row in text_of(half_done()).splitlines()] == [
+        *("requests", "speed", "tail", "a", "b")
+    ]
+
+
+def test_at_the_end_the_panel_has_totals_of_the_engines() -> None:
+    text = text_of(half_done(), ended=True)
+    assert "1 chunks, KV at most 0%" in text
+    assert "0 chunks, KV at most 50%" in text
+    assert "running" not in text
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -65,17 +110,22 @@ async def test_shown_while_it_runs_and_once_more_at_the_end(
     assert "1/2" in text
     if not terminal:
         assert len(text.splitlines()) >= 2
-        assert all("groups 1/2" in line for line in text.splitlines())
+        assert text.splitlines()[0].count("groups 1/2") == 1
+        assert "b 3 running, 2 queued" in text
+        assert "groups 1/2" in text.splitlines()[-1], "the end has no engines"
     else:
-        assert "running, 1 chunks done" in text
+        assert "3 running, 2 queued" in text
+        assert "1 chunks, KV at most" in text
 
 
 def test_of_a_large_fleet_only_the_first_engines_are_shown() -> None:
     shown = Progress([info(f"e{i}") for i in range(64)], groups=1, requests=1)
-    assert "e7 0 running" in shown.line()
-    assert "e8" not in shown.line()
-    assert "and 56 more, 0 running in all" in shown.line()
-    assert shown.table().row_count == 2 + 8 + 1
+    text = "\n".join(shown.lines())
+    assert "e7 0 running" in text
+    assert "e8" not in text
+    assert "and 56 more, 0 running in all" in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert shown.table().row_count == 3 + 8 + 1
 
 
 def test_the_tail_clock_starts_with_the_last_tenth() -> None:
@@ -83,4 +133,4 @@ def test_the_tail_clock_starts_with_the_last_tenth() -> None:
     last = make_group("z", n=1).requests[0]
     last.finish("stop", None, 2.0)
     shown.finished(last, made_sample(last))
-    assert "tail 0." in shown.line()
+    assert "tail 0." in next(shown.lines())

@@ -1,0 +1,137 @@
+"""The counts of a rollout while it runs, for the live progress."""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from typing_extensions import override
+
+from seer_sgl.driver.observer import Observer
+from seer_sgl.types import (
+    ChunkResult,
+    EngineInfo,
+    EngineLoad,
+    Failure,
+    Group,
+    Request,
+    Sample,
+)
+
+from .report import TAIL_SHARE
+
+RATE_WINDOW_S = 10.0  # tok/s is the mean over this much of the past
+
+
+class EngineCounts:
+    """The counts of one engine. `load`: its last report; None before the first."""
+
+    def __init__(self, info: EngineInfo) -> None:
+        self.info = info
+        self.load: EngineLoad | None = None
+        self.chunks = 0
+        self.peak_tokens = 0
+
+    @property
+    def kv_share(self) -> float:
+        """The share of its KV capacity in use."""
+        return 0.0 if self.load is None else self.load.used_tokens / self.info.max_total_num_tokens
+
+    @property
+    def kv_peak(self) -> float:
+        """The largest share of its KV capacity in use so far."""
+        return self.peak_tokens / self.info.max_total_num_tokens
+
+    @property
+    def running(self) -> int:
+        """Requests in its batch, of all its clients."""
+        return 0 if self.load is None else self.load.running
+
+    @property
+    def queued(self) -> int:
+        """Requests in its queue, of all its clients."""
+        return 0 if self.load is None else self.load.queued
+
+
+class LiveCounts(Observer):
+    """Counts the events of a rollout, as the report does. `groups`, `requests`: total numbers."""
+
+    def __init__(self, engines: Iterable[EngineInfo], groups: int, requests: int) -> None:
+        self.engines = {info.engine_id: EngineCounts(info) for info in engines}
+        self.groups, self.requests = groups, requests
+        self.groups_done = 0
+        self.requests_done = 0
+        self.tokens = 0
+        self.migrations = 0
+        self.moved_bytes = 0
+        self._verify_steps = 0
+        self._speculated_tokens = 0
+        self._recent: deque[tuple[float, int]] = deque()
+        self._began = time.monotonic()
+        self._tail_since: float | None = None
+
+    @override
+    def grown(self, result: ChunkResult) -> None:
+        chunk, reply = result.chunk, result.reply
+        if reply is None:
+            return
+        engine = self.engines[chunk.engine_id]
+        engine.chunks += 1
+        self.tokens += len(reply.ids)
+        self.migrations += chunk.migrated
+        self.moved_bytes += reply.cached_storage * engine.info.kv_bytes_per_token
+        self._verify_steps += reply.verify_steps
+        if reply.verify_steps:
+            self._speculated_tokens += len(reply.ids)
+        self._recent.append((time.monotonic(), len(reply.ids)))
+
+    @override
+    def closed(self, group: Group, failure: Failure | None) -> None:
+        self.groups_done += failure is None
+
+    @override
+    def finished(self, request: Request, sample: Sample) -> None:
+        self.requests_done += 1
+        if self._tail_since is None and self.requests_done >= (1 - TAIL_SHARE) * self.requests:
+            self._tail_since = time.monotonic()
+
+    @override
+    def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
+        engine = self.engines[engine_id]
+        engine.load = load
+        engine.peak_tokens = max(engine.peak_tokens, load.used_tokens)
+
+    @override
+    def joined(self, info: EngineInfo, now: float) -> None:
+        self.engines.setdefault(info.engine_id, EngineCounts(info))
+
+    @property
+    def drafts(self) -> bool:
+        """Whether an engine drafts."""
+        return any(engine.info.draft_tokens for engine in self.engines.values())
+
+    @property
+    def pooled(self) -> bool:
+        """Whether an engine shares a KV pool."""
+        return any(engine.info.pool is not None for engine in self.engines.values())
+
+    @property
+    def accept_length(self) -> float | None:
+        """Generated tokens per verification so far; None before the first verification."""
+        return self._speculated_tokens / self._verify_steps if self._verify_steps else None
+
+    @property
+    def tail_s(self) -> float | None:
+        """Seconds since only the last 10 % of the requests are unfinished; None before."""
+        return None if self._tail_since is None else time.monotonic() - self._tail_since
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start of the count."""
+        return time.monotonic() - self._began
+
+    def rate(self) -> float:
+        """Returns the tokens per second, as a mean of the last RATE_WINDOW_S."""
+        now = time.monotonic()
+        while self._recent and self._recent[0][0] < now - RATE_WINDOW_S:
+            self._recent.popleft()
+        return sum(tokens for _, tokens in self._recent) / min(RATE_WINDOW_S, now - self._began)
