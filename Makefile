@@ -40,8 +40,10 @@ endif
 		echo "Mooncake needs system libraries: sudo apt-get install $(RDMA_PACKAGES)"
 	touch $(READY)
 
+# All of Seer, then the same rollout on plain SGLang; `make rollout COMPARE=` leaves that out.
+COMPARE ?= --compare
 rollout: $(READY)
-	$(BIN)/seer-sgl rollout --config configs/cpu.yaml --out out --overwrite
+	$(BIN)/seer-sgl rollout --config configs/cpu-seer.yaml --out out --overwrite $(COMPARE)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

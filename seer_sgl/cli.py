@@ -1,6 +1,7 @@
 """The command line: `seer-sgl rollout | simulate | bench | engine | drafthub | doctor`."""
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import click
 from .console import INTERRUPTED, LEVELS, complain, log_to, open_console
 from .errors import ConfigError, SeerError
 
+logger = logging.getLogger(__name__)
 # What a command needs is imported in it: `--help` has nothing to wait for.
 # Every rollout of a benchmark logs the same warnings.
+NEXT = "next: your own prompts with --prompts FILE; from your trainer: docs/python.md"
 REPEATED = ("seer_sgl.rollout", "seer_sgl.driver")
 
 log_level = click.option(
@@ -36,6 +39,7 @@ def cli() -> None:
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any config key.")
 @click.option("--overwrite", is_flag=True, help="Replace the samples of an earlier rollout.")
+@click.option("--compare", is_flag=True, help="Then roll the same out on plain SGLang.")
 @log_level
 def rollout(
     *,
@@ -45,9 +49,11 @@ def rollout(
     out: Path,
     overrides: tuple[str, ...],
     overwrite: bool,
+    compare: bool,
     log_level: str,
 ) -> None:
     """Roll prompts out; write samples.jsonl, report.json and timeline.png into OUT."""
+    from .benchmark.comparison import roll_out_and_compare
     from .config import load, load_ready
     from .rollout.command import roll_out
     from .running import run
@@ -59,7 +65,9 @@ def rollout(
     console = open_console()
     with log_to(console, log_level):
         settings = load(config, overrides) if ready is None else load_ready(ready, overrides)
-        run(roll_out(settings, out, overwrite, console))
+        command = roll_out_and_compare if compare else roll_out
+        run(command(settings, out, overwrite, console))
+        logger.info("%s", NEXT)
 
 
 @cli.command()

@@ -15,7 +15,7 @@ from .processes import stopping_signals
 UNNOTICED_S = 1.0  # after a signal; an event loop that is not blocked reacts much sooner
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
+def run(work: Coroutine[Any, Any, object]) -> None:
     """Runs a coroutine on uvloop until it ends or a signal cancels it.
 
     The first of Ctrl-C, SIGTERM and SIGHUP cancels the work, which cleans up in bounded time. Later

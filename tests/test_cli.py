@@ -88,6 +88,7 @@ LOCAL = ["--set", "model.path=model"]
             "seer-sgl: draft.history: p.jsonl:1: object missing required field response_ids",
         ),
         ([*GOOD, "--set", "sampling.stop=x"], "sampling.stop: stop strings need a tokenizer"),
+        ([*GOOD, "--compare"], "seer-sgl: --compare: it starts plain SGLang itself, which needs"),
         ([*GOOD, "--out", "p.jsonl"], "seer-sgl: --out p.jsonl: File exists"),
         ([*GOOD, "--out", "odd", "--overwrite"], "seer-sgl: --out odd: Is a directory"),
         (

@@ -10,6 +10,7 @@ import msgspec
 import psutil
 
 from seer_sgl.config import Config
+from seer_sgl.driver.observer import Observer
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet
 from seer_sgl.errors import RolloutError
@@ -87,6 +88,7 @@ async def roll(
     *,
     number: int,
     reference: Digests | None,
+    observers: Sequence[Observer] = (),
 ) -> Measurement:
     """Rolls `work` out in round `number`, on engines with flushed caches.
 
@@ -102,7 +104,7 @@ async def roll(
     lengths: dict[SampleKey, int] = {}
     async with Rollout(config, fleet=fleet) as rollout:
         cpu.start()
-        async for group in rollout.run(work.prompts, limits=work.limits):
+        async for group in rollout.run(work.prompts, observers, work.limits):
             for sample in group.samples:
                 key = (sample.group_id, sample.index)
                 digests[key] = digest(sample.response_ids.tobytes())

@@ -7,19 +7,21 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from seer_sgl.config import Config
+from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.files import explained
 from seer_sgl.report.progress import Progress
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.style import can_draw
 from seer_sgl.report.timeline import draw_timeline
+from seer_sgl.types import Prompt
 
 from .rollout import Rollout
 from .samples import SampleWriter
@@ -27,9 +29,23 @@ from .samples import SampleWriter
 logger = logging.getLogger(__name__)
 # Twice the size of a report with a thousand engines and the largest timeline.
 RESERVE_BYTES = 4 << 20
+COMPARISON = "comparison.json"  # of `rollout --compare`
 
 
-async def roll_out(config: Config, out: Path, overwrite: bool, console: Console) -> None:
+class RolledOut(NamedTuple):
+    """A complete rollout: its prompts and its report."""
+
+    prompts: list[Prompt]
+    report: dict[str, Any]
+
+
+async def roll_out(
+    config: Config,
+    out: Path,
+    overwrite: bool,
+    console: Console,
+    observers: Sequence[Observer] = (),
+) -> RolledOut:
     """Rolls `config.rollout.prompts` out into the folder `out`.
 
     It writes the finished samples, their report and their timeline, also after an error or
@@ -47,11 +63,12 @@ async def roll_out(config: Config, out: Path, overwrite: bool, console: Console)
         async with rollout:
             progress = Progress(rollout.engines, len(prompts), requests)
             writer = SampleWriter(samples)
+            (out / COMPARISON).unlink(missing_ok=True)  # of the samples before
             ended: BaseException | None = None
             unwritten: list[str] = []
             try:
                 async with progress.shown(console):
-                    async for _ in rollout.run(prompts, [writer, progress]):
+                    async for _ in rollout.run(prompts, [writer, progress, *observers]):
                         pass
             except BaseException as error:
                 ended = error
@@ -68,6 +85,7 @@ async def roll_out(config: Config, out: Path, overwrite: bool, console: Console)
                         logger.info("wrote %s and the report beside it", samples)
             if unwritten:
                 raise RolloutError(unwritten[0])
+            return RolledOut(prompts, rollout.report())
 
 
 def _reason(ended: BaseException | None) -> str | None:

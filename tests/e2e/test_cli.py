@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,16 @@ SMALL = [
 ]
 
 
-def start(out: Path, *options: str) -> "subprocess.Popen[str]":
+COMPARED = [
+    *("--config", "configs/cpu-seer.yaml", "--compare"),
+    *("--set", "rollout.max_prompts=2", "--set", "rollout.n_samples_per_prompt=3"),
+    *("--set", "sampling.max_response_len=600"),
+]
+
+
+def start(out: Path, *options: str, config: Sequence[str] = SMALL) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [*SEER_SGL, "rollout", *SMALL, "--out", str(out), *options],
+        [*SEER_SGL, "rollout", *config, "--out", str(out), *options],
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
@@ -103,6 +111,26 @@ def test_a_rollout_writes_samples_report_and_timeline(tmp_path: Path) -> None:
     assert "\x1b[" not in output
     log = [line.replace(str(tmp_path / "out"), "out/first") for line in output.splitlines()]
     assert not_printed(log) == [POOL], "getting-started.md and README.md show these lines"
+    assert_nothing_left(driver.pid)
+
+
+def test_compared_with_plain_sglang_all_samples_are_identical(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    driver = start(out, config=COMPARED)
+    _, output = driver.communicate(timeout=WAIT_S)
+    assert driver.returncode == 0, output
+    comparison = json.loads((out / "comparison.json").read_text())
+    assert comparison["identical"] == comparison["samples"] == len(samples_in(out)) == 6
+    report = json.loads((out / "report.json").read_text())
+    assert comparison["seed"] == report["seed"]
+    for name in ("seer_sgl", "plain"):
+        assert comparison[name]["samples"] == 6
+        assert comparison[name]["response_tokens"] == report["response_tokens"]
+    assert comparison["seer_sgl"]["accept_length"] == report["accept_length"] > 1
+    assert comparison["plain"]["accept_length"] is None
+    assert comparison["plain"]["chunks"] == 6, "undivided"
+    assert "as fast, all 6 samples identical" in output
+    assert output.splitlines()[-1].startswith("next: ")
     assert_nothing_left(driver.pid)
 
 
