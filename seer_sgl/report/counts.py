@@ -129,9 +129,14 @@ class LiveCounts(Observer):
         """Seconds since the start of the count."""
         return time.monotonic() - self._began
 
-    def rate(self) -> float:
-        """Returns the tokens per second, as a mean of the last RATE_WINDOW_S."""
+    def rate(self) -> float | None:
+        """Returns the tokens per second, as a mean of the last RATE_WINDOW_S.
+
+        Tokens count when their chunk returns. None if no chunk returned in that time.
+        """
         now = time.monotonic()
         while self._recent and self._recent[0][0] < now - RATE_WINDOW_S:
             self._recent.popleft()
+        if not self._recent:
+            return None
         return sum(tokens for _, tokens in self._recent) / min(RATE_WINDOW_S, now - self._began)

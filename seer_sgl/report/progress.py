@@ -46,7 +46,7 @@ class Progress(LiveCounts):
             f"{self.elapsed_s:6.1f} s",
             f"groups {self.groups_done}/{self.groups}",
             f"requests {self.requests_done}/{self.requests}",
-            f"{self.rate():.0f} tok/s",
+            f"{_or_dash(self.rate(), '.0f')} tok/s",
         ]
         if self.drafts:
             facts.append(f"accept {_or_dash(self.accept_length)}")
@@ -71,9 +71,8 @@ class Progress(LiveCounts):
             f"{self.requests_done}/{self.requests}, groups {self.groups_done}/{self.groups}, "
             f"{self.elapsed_s:.0f} s",
         )
-        table.add_row(
-            "speed", f"{self.rate():,.0f} tok/s in {RATE_WINDOW_S:g} s", f"{self.tokens:,} tokens"
-        )
+        rate = f"{_or_dash(self.rate(), ',.0f')} tok/s over {RATE_WINDOW_S:g} s"
+        table.add_row("speed", rate, f"{self.tokens:,} tokens returned")
         if self.drafts:
             length = f"accept length {_or_dash(self.accept_length)}"
             table.add_row("drafts", length, "tokens per verification")
@@ -108,8 +107,8 @@ def _done(engine: EngineCounts) -> str:
     return f"{engine.chunks} chunks, KV at most {engine.kv_peak:.0%}"
 
 
-def _or_dash(number: float | None) -> str:
-    return "-" if number is None else f"{number:.2f}"
+def _or_dash(number: float | None, form: str = ".2f") -> str:
+    return "-" if number is None else format(number, form)
 
 
 def _print(console: Console, lines: Iterator[str]) -> None:

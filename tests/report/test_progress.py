@@ -118,6 +118,12 @@ async def test_shown_while_it_runs_and_once_more_at_the_end(
         assert "1 chunks, KV at most" in text
 
 
+def test_while_no_chunk_returns_the_rate_is_unknown() -> None:
+    shown = Progress([info("a")], groups=1, requests=1)
+    assert "- tok/s" in next(shown.lines())
+    assert "- tok/s over 10 s" in text_of(shown)
+
+
 def test_of_a_large_fleet_only_the_first_engines_are_shown() -> None:
     shown = Progress([info(f"e{i}") for i in range(64)], groups=1, requests=1)
     text = "\n".join(shown.lines())
