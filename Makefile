@@ -37,7 +37,7 @@ else
 endif
 	@$(HAS_RDMA) || { test "$$(id -u)" = 0 && apt-get -qq update && \
 		apt-get -qq install --yes --no-install-recommends $(RDMA_PACKAGES) >/dev/null; } || \
-		echo "Mooncake needs system libraries: sudo apt-get install $(RDMA_PACKAGES)"
+		echo "Mooncake needs system libraries, otherwise cpu-seer's KV pool uses files: sudo apt-get install $(RDMA_PACKAGES)"
 	touch $(READY)
 
 # All of Seer, then the same rollout on plain SGLang; `make rollout COMPARE=` leaves that out.

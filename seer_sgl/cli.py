@@ -14,7 +14,7 @@ from .errors import ConfigError, SeerError
 logger = logging.getLogger(__name__)
 # What a command needs is imported in it: `--help` has nothing to wait for.
 # Every rollout of a benchmark logs the same warnings.
-NEXT = "next: your own prompts with --prompts FILE; from your trainer: docs/python.md"
+NEXT = "next: your own prompts with --prompts FILE, or from your trainer as in docs/python.md"
 REPEATED = ("seer_sgl.rollout", "seer_sgl.driver")
 
 log_level = click.option(
@@ -39,7 +39,7 @@ def cli() -> None:
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any config key.")
 @click.option("--overwrite", is_flag=True, help="Replace the samples of an earlier rollout.")
-@click.option("--compare", is_flag=True, help="Then roll the same out on plain SGLang.")
+@click.option("--compare", is_flag=True, help="Compare with plain SGLang, afterwards.")
 @log_level
 def rollout(
     *,
