@@ -23,7 +23,7 @@ def resolved(config: KvPoolConfig) -> KvPoolConfig:
     if problem is None:
         return with_values(config, {"backend": "mooncake"})
     logger.warning(
-        "kv_pool.backend: auto: Mooncake %s; files serve as the KV pool instead "
+        "kv_pool.backend: auto: %s; files serve as the KV pool instead "
         "(`seer-sgl doctor` names the repair)",
         problem,
     )
@@ -35,4 +35,4 @@ def _port_problem(config: KvPoolConfig) -> str | None:
     if config.open_ports:
         return None
     why = loopback.refusal()
-    return None if why is None else f"cannot stay on loopback: {why}"
+    return None if why is None else f"mooncake cannot stay on loopback: {why}"

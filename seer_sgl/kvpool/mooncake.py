@@ -176,7 +176,7 @@ def _ssd_environment(config: KvPoolConfig) -> dict[str, str]:
 
 def _require_mooncake() -> None:
     if problem := load_problem():
-        raise ConfigError(f"kv_pool.backend: mooncake {problem} (see `seer-sgl doctor`)")
+        raise ConfigError(f"kv_pool.backend: {problem} (see `seer-sgl doctor`)")
 
 
 async def _answers(address: str) -> bool:

@@ -72,11 +72,11 @@ def load_store() -> Any:
 def load_problem() -> str | None:
     """Returns the reason why Mooncake's client library cannot be used; None if it loads."""
     if importlib.util.find_spec("mooncake") is None:
-        return "is not installed"
+        return "mooncake is not installed"
     try:
         load_store()
     except (ImportError, OSError) as error:
-        return f"cannot be loaded: {error}"
+        return f"mooncake cannot be loaded: {error}"
     return None
 
 

@@ -20,7 +20,7 @@ REPAIR = "(`seer-sgl doctor` names the repair)"
 @pytest.fixture
 def unloadable(monkeypatch: pytest.MonkeyPatch) -> str:
     """The reason why Mooncake cannot be loaded in this test."""
-    why = "cannot be loaded: libibverbs.so.1: cannot open shared object file"
+    why = "mooncake cannot be loaded: libibverbs.so.1: cannot open shared object file"
     monkeypatch.setattr(backend, "load_problem", lambda: why)
     return why
 
@@ -42,7 +42,7 @@ def test_auto_is_files_where_mooncake_cannot_be_loaded(
 ) -> None:
     assert resolved(AUTO) == KvPoolConfig(backend="file", page_size=16)
     assert log_lines == [
-        f"kv_pool.backend: auto: Mooncake {unloadable}; files serve as the KV pool instead {REPAIR}"
+        f"kv_pool.backend: auto: {unloadable}; files serve as the KV pool instead {REPAIR}"
     ]
 
 
@@ -52,7 +52,7 @@ def test_auto_is_files_where_mooncake_would_open_ports(
     monkeypatch.setattr(backend, "load_problem", lambda: None)
     monkeypatch.setattr(loopback, "refusal", lambda: "an old kernel")
     assert resolved(AUTO).backend == "file"
-    assert "Mooncake cannot stay on loopback: an old kernel; files" in log_lines[0]
+    assert "mooncake cannot stay on loopback: an old kernel; files" in log_lines[0]
     opened = KvPoolConfig(backend="auto", open_ports=True)
     assert resolved(opened).backend == "mooncake", "its user leaves the ports to a firewall"
 
@@ -75,7 +75,7 @@ def test_a_package_without_its_system_library_is_a_problem(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "mooncake.store", None)  # its import raises ImportError
     problem = packages.load_problem()
     assert problem is not None
-    assert problem.startswith(("cannot be loaded: ", "is not installed"))
+    assert problem.startswith(("mooncake cannot be loaded: ", "mooncake is not installed"))
 
 
 @pytest.mark.usefixtures("unloadable")
