@@ -1,4 +1,4 @@
-"""The lines of `seer-sgl rollout` that the pages show, compared with what the command prints."""
+"""The lines of `rollout --compare` that the pages show, compared with what the command prints."""
 
 import re
 from collections.abc import Sequence
@@ -13,10 +13,13 @@ VARIABLE = re.compile(r"(\.\.\.|\d[\d.]*|\b[A-Z]\b)")
 
 
 def shown() -> list[str]:
-    """Returns the lines of getting-started.md, and the summary of the landing page."""
+    """Returns the lines of getting-started.md, and the last lines on the landing page."""
     section = STARTED.read_text(encoding="utf-8").partition(TABLE)[2].partition("\n#")[0]
     landing = [
-        block.code.strip() for block in blocks(ROOT / "README.md") if block.language == "text"
+        line
+        for block in blocks(ROOT / "README.md")
+        if block.language == "text"
+        for line in block.code.splitlines()
     ]
     return [*ROW.findall(section), *landing]
 

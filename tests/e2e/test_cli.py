@@ -21,7 +21,11 @@ from tests.e2e.conftest import HELD_OUT, MODEL, ROOT, SEER_SGL
 pytestmark = pytest.mark.own_engines
 
 WAIT_S = 400.0
-POOL = "KV pool: Mooncake master at 127.0.0.1:P, 1 x 256mb"  # of rollouts with a pool
+# Lines of the pages that a rollout may not print: where Mooncake does not load, or in under 5 s.
+SOMETIMES = {
+    "KV pool: Mooncake master at 127.0.0.1:P, 1 x 256mb",
+    "e0 K running, Q queued, KV U%   e1 ...",
+}
 SMALL = [
     "--config",
     "configs/cpu.yaml",
@@ -109,8 +113,6 @@ def test_a_rollout_writes_samples_report_and_timeline(tmp_path: Path) -> None:
     assert (out / "engines" / "e1.log").stat().st_size > 0
     assert "groups 4/4" in output, "plain progress lines when the output is not a terminal"
     assert "\x1b[" not in output
-    log = [line.replace(str(tmp_path / "out"), "out/first") for line in output.splitlines()]
-    assert not_printed(log) == [POOL], "getting-started.md and README.md show these lines"
     assert_nothing_left(driver.pid)
 
 
@@ -130,7 +132,10 @@ def test_compared_with_plain_sglang_all_samples_are_identical(tmp_path: Path) ->
     assert comparison["plain"]["accept_length"] is None
     assert comparison["plain"]["chunks"] == 6, "undivided"
     assert "as fast, all 6 samples identical" in output
-    assert output.splitlines()[-1].startswith("next: ")
+    log = [line.replace(str(out), "out/first") for line in output.splitlines()]
+    assert log[-1].startswith("next: ")
+    missing = set(not_printed(log)) - SOMETIMES
+    assert not missing, "getting-started.md and README.md show these lines"
     assert_nothing_left(driver.pid)
 
 
