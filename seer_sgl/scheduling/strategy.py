@@ -11,8 +11,8 @@ from .policy import FirstComeFirstServed, LongestRemaining, Policy
 
 
 class Strategy(NamedTuple):
-    """A policy per caller and a placement. `whole`: requests are undivided and all sent at once, so
-    there is no ledger and no limit of chunks in flight."""
+    """A policy per caller and a placement. `undivided`: whole requests are sent, all at once,
+    without ledger and without a limit of chunks in flight."""
 
     make_policy: Callable[[], Policy]
     placement: Placement
