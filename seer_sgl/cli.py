@@ -1,4 +1,4 @@
-"""The command line: `seer-sgl rollout | simulate | bench | engine | drafthub | doctor`."""
+"""The command line: the commands of `seer-sgl`, and how their errors end the process."""
 
 import json
 import logging
@@ -34,9 +34,15 @@ def cli() -> None:
 
 @cli.command()
 @click.option("--config", type=click.Path(path_type=Path), help="YAML config.")
-@click.option("--ready", metavar="NAME", help="A config that comes with seer-sgl, e.g. cpu-seer.")
+@click.option("--ready", metavar="NAME", help="Instead, one of: cpu, cpu-pool, cpu-seer.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="JSONL; default rollout.prompts.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("out"),
+    show_default=True,
+    help="Folder for the results.",
+)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any config key.")
 @click.option("--overwrite", is_flag=True, help="Replace the samples of an earlier rollout.")
 @click.option("--compare", is_flag=True, help="Compare with plain SGLang, afterwards.")
@@ -52,7 +58,10 @@ def rollout(
     compare: bool,
     log_level: str,
 ) -> None:
-    """Roll prompts out; write samples.jsonl, report.json and timeline.png into OUT."""
+    """Roll prompts out on SGLang engines.
+
+    Writes samples.jsonl, report.json and timeline.png into OUT.
+    """
     from .benchmark.comparison import roll_out_and_compare
     from .config import load, load_ready
     from .rollout.command import roll_out
@@ -83,7 +92,10 @@ def rollout(
 def simulate(
     *, policy: str | None, sweep: str | None, as_json: bool, log_level: str, **options: Any
 ) -> None:
-    """Predict a rollout without any engine: the real scheduler in virtual time."""
+    """Predict a rollout without any engine.
+
+    Runs the real scheduler in virtual time.
+    """
     from .sim.command import run_simulation
     from .sim.opening import SimRequest
 
@@ -93,9 +105,13 @@ def simulate(
 
 
 @cli.command()
-@click.option("--config", type=click.Path(path_type=Path), help="YAML config (configs/bench-*).")
+@click.option("--config", type=click.Path(path_type=Path), help="YAML; default bench-cpu.yaml.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("out/bench"), show_default=True
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("out/bench"),
+    show_default=True,
+    help="Folder for the results.",
 )
 @click.option("--workload", help="JSONL samples of an earlier rollout: prompts and lengths.")
 @click.option("--engines", multiple=True, metavar="N|[KIND=]URLS", help="Start N, or join URLS.")
@@ -113,7 +129,10 @@ def bench(
     log_level: str,
     **options: Any,
 ) -> None:
-    """Compare plain SGLang with seer-sgl, technique by technique, on the same work."""
+    """Compare plain SGLang with seer-sgl.
+
+    All arms, technique by technique, do the same work.
+    """
     from .benchmark.command import bench as run_bench
     from .benchmark.config import load_bench, load_ready_bench, overrides_from
     from .running import run
@@ -133,19 +152,25 @@ def bench(
 )
 @click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 def engine(flags: tuple[str, ...]) -> None:
-    """Start stock SGLang with the seer-sgl plugin; FLAGS are SGLang's own."""
+    """Start stock SGLang with the plugin.
+
+    FLAGS are SGLang's own.
+    """
     from .engine.launch.standalone import exec_engine
 
     exec_engine(list(flags))
 
 
 @cli.command()
-@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", required=True, help="As in draft.hub of drivers and engines.")
-@click.option("--memory", default="1gb", show_default=True, help="For the tokens of all groups.")
+@click.option("--memory", default="1gb", show_default=True, help="Limit for tokens.")
 @log_level
 def drafthub(host: str, port: str, memory: str, log_level: str) -> None:
-    """Serve the draft hub of a fleet; the token is in SEER_SGL_LINK_TOKEN."""
+    """Serve the draft hub of a fleet.
+
+    The token is in SEER_SGL_LINK_TOKEN.
+    """
     import uvloop
 
     from .link.hubserver import serve_hub
@@ -157,7 +182,11 @@ def drafthub(host: str, port: str, memory: str, log_level: str) -> None:
 @cli.command()
 @click.argument("machine", type=click.Choice(["cpu", "gpu-overrides"]))
 def requirements(machine: str) -> None:
-    """Print the pinned packages of MACHINE, a requirements file for `uv pip install`."""
+    """Print a requirements file for uv.
+
+    cpu: the pinned packages of a machine without a GPU. gpu-overrides: what `uv pip install
+    --override` needs on a machine with one.
+    """
     from .config.ready import REQUIREMENTS
 
     click.echo(REQUIREMENTS[machine].read_text(), nl=False)
@@ -165,7 +194,10 @@ def requirements(machine: str) -> None:
 
 @cli.command()
 def doctor() -> None:
-    """Check this machine: one line per check, and the command that fixes each failure."""
+    """Check this machine.
+
+    Prints one line per check, and the command that fixes each failure.
+    """
     from rich.console import Console
 
     from .doctor import examine

@@ -99,7 +99,7 @@ LOCAL = ["--set", "model.path=model"]
         ([*LOCAL, "--prompts", "long.jsonl"], "seer-sgl: long.jsonl:1: 200 prompt tokens; the"),
         (
             [*GOOD, "--set", "engines.launch=local", "--set", "engines.urls=[]"],
-            "seer-sgl: model.path: launch: local needs a model",
+            "seer-sgl: model.path: missing; engines.launch: local needs a model",
         ),
         (
             [*GOOD, "--set", "engines={}", "--set", "model.path=nowhere/at/all"],

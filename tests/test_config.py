@@ -55,7 +55,7 @@ def test_token_ids_may_be_keys(tmp_path: Path) -> None:
 def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None:
     path = tmp_path / "empty.yaml"
     path.write_text("")
-    with pytest.raises(ConfigError, match=r"model\.path: launch: local needs a model"):
+    with pytest.raises(ConfigError, match=r"model\.path: missing; engines\.launch: local"):
         load(path)
     assert load(path, ["model.path=x"]).model.path == "x"
 

@@ -49,7 +49,7 @@ def contradictions(config: Config) -> Iterator[Complaint]:
     for name, why in config.sampling.problems():
         yield f"sampling.{name}".rstrip("."), why
     if engines.launch == "local" and config.model.path is None:
-        yield "model.path", "launch: local needs a model"
+        yield "model.path", "missing; engines.launch: local needs a model"
 
 
 def _wrong_external(engines: EnginesConfig) -> Iterator[Complaint]:

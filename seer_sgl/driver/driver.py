@@ -203,7 +203,7 @@ class Driver:
         try:
             return engine_id, (await self._loop.engines[engine_id].refresh()).weight_version
         except EngineError as error:
-            logger.warning("engine %s is out: %s", engine_id, error)
+            logger.warning("engine %s is out of service: %s", engine_id, error)
             if not self._loop.leaving(engine_id):
                 self._loop.set_available(engine_id, False)
             return engine_id, None

@@ -52,7 +52,7 @@ class Setbacks:
             request.failures += 1
         if request.failing_since is None:
             request.failing_since = self._awake_s
-        last = error or EngineUnavailable("the engine aborted it without a token")
+        last = error or EngineUnavailable("the engine aborted the chunk before its first token")
         request.setbacks[slot.engine_id] = last
         if not isinstance(error, ChunkInterrupted):
             slot.trouble = str(last)

@@ -34,7 +34,9 @@ def parse_sweep(text: str) -> tuple[str, list[object]]:
     if "." not in key:
         key = _full(key, text)
     if key in COMPARED:
-        raise ConfigError(f"--sweep {text}: that is what --policy compares")
+        raise ConfigError(
+            f"--sweep {text}: every policy sets this key; compare policies with --policy"
+        )
     try:
         parsed = [loader.load(value)[1] for value in values.split(",")]
         json.dumps(parsed, allow_nan=False)

@@ -409,7 +409,10 @@ def test_aborts_before_the_first_token_are_no_failures_of_the_request() -> None:
     chunk = take(scheduler)
     scheduler.complete(ChunkResult(chunk=chunk, now=0.0, reply=make_reply(0, "abort")))
     lost = f"{MAX_CONSECUTIVE_ABORTS} chunks in a row failed"
-    assert why_given_up(group) == f"{lost}; last error: the engine aborted it without a token"
+    assert (
+        why_given_up(group)
+        == f"{lost}; last error: the engine aborted the chunk before its first token"
+    )
 
 
 def test_aborts_of_a_request_that_cannot_be_continued_are_no_failures_either() -> None:

@@ -150,7 +150,7 @@ def test_out_has_json_and_pictures(simulate: Simulate, folder: Path) -> None:
         (["--trace", "bare.jsonl"], "--trace: bare.jsonl:1: give exactly one of response_length"),
         (
             ["--trace", "samples.jsonl", "--sweep", "scheduling.policy=seer,oracle"],
-            "that is what --policy compares",
+            "every policy sets this key; compare policies with --policy",
         ),
         (
             ["--trace", "samples.jsonl", "--sweep", "chunk_tokens=2024-01-01"],

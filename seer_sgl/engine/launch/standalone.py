@@ -123,7 +123,7 @@ def _check(flags: list[str], has_api_key: bool) -> None:
         raise ConfigError("engine: --model-path is missing")
     host = _value(flags, "--host") or LOOPBACK[0]
     if host not in LOOPBACK and not has_api_key and _value(flags, "--api-key") is None:
-        raise ConfigError(f"engine: --host {host} listens beyond loopback: add --api-key")
+        raise ConfigError(f"engine: --host {host} listens beyond loopback: set {API_KEY}")
     port = _value(flags, "--port") or str(SGLANG_DEFAULT_PORT)
     if not port.isdigit():
         raise ConfigError(f"engine: --port {port} is not a number")
