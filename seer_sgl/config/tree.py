@@ -206,7 +206,7 @@ class RolloutConfig(Section, frozen=True):
     """The prompts and the seed of a rollout."""
 
     prompts: str | None = None
-    """Prompts file ([format](python.md))."""
+    """Prompts file ([format](getting-started.md#your-own-prompts))."""
     n_samples_per_prompt: Samples = 8
     """Samples per prompt."""
     max_prompts: Positive | None = None

@@ -10,7 +10,7 @@ from .sources import field_docs
 HEAD = """\
 # The report and the samples
 
-What a rollout writes, key by key: for those who read `report.json`, `Rollout.report()` or `samples.jsonl`.
+What a rollout writes, key by key: for readers of `report.json`, `Rollout.report()` or `samples.jsonl`.
 """
 REPORT = """\
 ## The report
