@@ -5,7 +5,7 @@
 #
 # Needs the NVIDIA driver, python3 (3.11 or newer) with its venv module and headers, a C compiler,
 # nvcc (the CUDA toolkit, or CUDA_HOME), make, and a package index. Paths are relative to the
-# checkout. README.md beside it says more.
+# checkout. Details: README.md beside it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
