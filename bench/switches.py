@@ -1,9 +1,10 @@
 """Simulates the gain of each change from the published settings.
 
 `python -m bench.switches --json` rolls out the three workloads under `seer`, first by the paper's
-rules: chunks of 8,192 tokens (about 8,000 in the paper), engines balanced within 32 chunks in flight, requests of equal groups in
-order of submission. Then it adds one change at a time. It prints throughput as a multiple of the
-baseline's and of the oracle's, and the reduction of the baseline's tail.
+rules: chunks of 8,192 tokens (about 8,000 in the paper), engines balanced within 32 chunks in
+flight, requests of equal groups in order of submission. Then it adds one change at a time. It
+prints throughput as a multiple of the baseline's and of the oracle's, and the reduction of the
+baseline's tail.
 """
 
 import argparse

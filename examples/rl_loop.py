@@ -77,7 +77,7 @@ def train(
     """Makes one REINFORCE update, with the mean of each group as its baseline.
 
     The gradient of every sample is weighted by its advantage and divided by the number of tokens of
-    the batch. Groups without any difference in reward teach nothing.
+    the batch. Groups without any difference in reward have no gradient.
     """
     tokens = sum(len(sample.response_ids) for group in groups for sample in group.samples)
     optimizer.zero_grad()
