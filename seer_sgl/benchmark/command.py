@@ -91,13 +91,13 @@ class BenchReport:
             "config": masked(msgspec.to_builtins(self._config)),
             "rounds": msgspec.to_builtins(self.rows),
         }
-        self._write(report)
+        pair = typical_pair(self.rolled)
+        self._write(report, lanes=pair is not None)
         latest = {
             (measurement.row.arm, measurement.row.seed): measurement for measurement in self.rolled
         }
         report["predicted"] = predict(self._config, self.engine, latest)
-        self._write(report)
-        pair = typical_pair(self.rolled)
+        self._write(report, lanes=pair is not None)
         if pair is not None:
             with explained(self._out / "lanes.json"):
                 (self._out / "lanes.json").write_bytes(msgspec.json.encode(pair) + b"\n")
@@ -109,10 +109,10 @@ class BenchReport:
                 draw_soak(self.soak, self._out / "soak")
         return report
 
-    def _write(self, report: dict[str, Any]) -> None:
+    def _write(self, report: dict[str, Any], *, lanes: bool) -> None:
         with explained(self._out / "report.json"):
             (self._out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-            (self._out / "report.md").write_text(markdown(report))
+            (self._out / "report.md").write_text(markdown(report, lanes=lanes))
 
 
 async def bench(config: BenchConfig, out: Path, console: Console) -> None:

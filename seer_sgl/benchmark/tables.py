@@ -75,8 +75,8 @@ def arms_table(report: dict[str, Any]) -> Table:
     return table
 
 
-def markdown(report: dict[str, Any]) -> str:
-    """Returns the text of report.md."""
+def markdown(report: dict[str, Any], *, lanes: bool) -> str:
+    """Returns the text of report.md. `lanes`: whether there is a picture of the lanes."""
     arms = report["arms"]
     parts = ["# Benchmark", _environment(report)]
     parts += [_bullets([*report["doubts"], *map(_failure, report["failures"])])]
@@ -86,7 +86,8 @@ def markdown(report: dict[str, Any]) -> str:
         _table(arms, MAIN),
     ]
     parts += ["![Throughput and tail of every arm](arms.png)"]
-    parts += ["![Requests on each engine over time](lanes.png)"]
+    if lanes:
+        parts += ["![Running and queued requests on each engine over time](lanes.png)"]
     parts += ["## Work", _table(arms, WORK)]
     for seed, of_seed in report["seeds"].items():
         parts += [f"## Seed {seed}", _table(of_seed, MAIN)]

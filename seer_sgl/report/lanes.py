@@ -101,8 +101,10 @@ def nearest(polled_at: Sequence[float], values: Sequence[float], times: Series) 
 
 def draw_lane(axis: "Axes", lanes: Lanes, lane: Lane, colour: str) -> None:
     """Draws one engine: running requests solid, queued ones hatched on top."""
-    edges = np.linspace(0.0, lanes.wall_s, len(lane.running) + 1)
-    running, queued = np.array(lane.running), np.array(lane.queued)
+    counts = np.array([lane.running, lane.queued])
+    changes = np.flatnonzero(np.diff(counts, axis=1).any(axis=0)) + 1  # a step per change
+    edges = np.concatenate(([0], changes, [counts.shape[1]])) * lanes.wall_s / counts.shape[1]
+    running, queued = counts[:, np.concatenate(([0], changes))]
     axis.stairs(running, edges, fill=True, color=colour)
     if queued.any():
         axis.stairs(

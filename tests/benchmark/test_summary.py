@@ -170,7 +170,7 @@ def test_the_page_has_every_arm_and_the_papers_figures() -> None:
             "packages": {"sglang": "0.5.21", "torch": None},
         },
     }
-    page = markdown(report)
+    page = markdown(report, lanes=True)
     assert "- `oracle` failed in round 1, later rounds skip it: it broke\n" in page
     assert "a log" not in page
     assert "| seer | 1 | 168 (168 to 168) | 2.10 (2.10 to 2.10) | 2.04 |" in page

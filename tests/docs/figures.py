@@ -74,7 +74,8 @@ def read(folder: Path) -> dict[str, Any]:
 def result_pages(root: Path) -> Iterator[tuple[Path, str]]:
     """Yields the path and the text of each committed report.md."""
     for found in sorted((root / "bench" / "results").glob("*/report.json")):
-        yield found.with_name("report.md"), markdown(read(found.parent))
+        lanes = found.with_name("lanes.json").exists()
+        yield found.with_name("report.md"), markdown(read(found.parent), lanes=lanes)
 
 
 if __name__ == "__main__":
