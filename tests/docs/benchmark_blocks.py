@@ -63,6 +63,26 @@ def headline(report: Report) -> Lines:
     )
 
 
+def headline_single(report: Report) -> Lines:
+    """Yields the item of README.md about the best of plain SGLang."""
+    found = spread(gains(rounds_of(report), SEER, SINGLE))
+    yield (
+        f"- **Over the best of plain SGLang**, single requests in turn: {found}. On this machine "
+        "that gain comes from drafting. Division, pool and context cut the tail and the "
+        "preemptions."
+    )
+
+
+def headline_seeds(report: Report) -> Lines:
+    """Yields the item of README.md about all seeds."""
+    rows = rounds_of(report)
+    pinned, single = spread(gains(rows, SEER)), spread(gains(rows, SEER, SINGLE))
+    yield (
+        f"- **All {len(per_seed(rows))} seeds, not chosen:** {pinned} over pinned groups, "
+        f"{single} over single requests in turn."
+    )
+
+
 def seeds(report: Report) -> Lines:
     """Yields what the baseline did on each seed."""
     return table(

@@ -27,6 +27,8 @@ BLOCK = re.compile(
 )
 BLOCKS: dict[str, Callable[[Report], Lines]] = {
     "headline": benchmark_blocks.headline,
+    "headline-single": benchmark_blocks.headline_single,
+    "headline-seeds": benchmark_blocks.headline_seeds,
     "seeds": benchmark_blocks.seeds,
     "gain": benchmark_blocks.gain,
     "tail": benchmark_blocks.tail,
