@@ -180,7 +180,7 @@ def test_a_marker_without_its_counterpart_fails(tmp_path: Path, page: str) -> No
 def test_every_block_can_be_made_from_a_committed_report() -> None:
     committed = read(MAIN)
     for block in BLOCKS.values():
-        assert len(list(block(committed))) > 2
+        assert list(block(committed))
 
 
 def test_committed_reports_are_current() -> None:
