@@ -114,10 +114,10 @@ LOCAL = ["--set", "model.path=model"]
 def test_a_mistake_is_one_line_and_status_2(
     rollout: Rollout, options: list[str], complaint: str
 ) -> None:
-    status, said = rollout(*options)
+    status, output = rollout(*options)
     assert status == 2
-    assert complaint in said
-    assert "\n" not in said
+    assert complaint in output
+    assert "\n" not in output
 
 
 def test_a_port_in_use_is_named_before_anything_starts(folder: Path) -> None:
@@ -135,18 +135,18 @@ def test_a_port_in_use_is_named_before_anything_starts(folder: Path) -> None:
 
 
 def test_a_mooncake_nobody_answers_for_is_named_before_any_engine_starts(rollout: Rollout) -> None:
-    status, said = rollout(*POOLED, "--set", "kv_pool.master=127.0.0.1:9")
+    status, output = rollout(*POOLED, "--set", "kv_pool.master=127.0.0.1:9")
     assert status == 2
-    assert said.splitlines() == [
+    assert output.splitlines() == [
         "1 groups, 8 requests",
         "seer-sgl: kv_pool.master: nothing answers at 127.0.0.1:9",
     ]
 
 
 def test_an_engine_nobody_answers_for_is_status_1(rollout: Rollout) -> None:
-    status, said = rollout(*GOOD)
+    status, output = rollout(*GOOD)
     assert status == 1
-    assert said.splitlines()[-1].startswith(
+    assert output.splitlines()[-1].startswith(
         "seer-sgl: not ready after 10 s: engine e0 (http://127.0.0.1:9): Cannot connect"
     )
 
@@ -154,9 +154,9 @@ def test_an_engine_nobody_answers_for_is_status_1(rollout: Rollout) -> None:
 def test_samples_of_an_earlier_rollout_are_not_overwritten(folder: Path, rollout: Rollout) -> None:
     (folder / "out").mkdir()
     (folder / "out" / "samples.jsonl").write_text("precious\n")
-    status, said = rollout(*GOOD)
+    status, output = rollout(*GOOD)
     assert status == 2
-    assert said == (
+    assert output == (
         "seer-sgl: --out out: out/samples.jsonl exists; use another folder or --overwrite"
     )
     assert (folder / "out" / "samples.jsonl").read_text() == "precious\n"

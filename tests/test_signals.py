@@ -57,8 +57,8 @@ class Driver:
 
     async def ended(self) -> tuple[int, str]:
         """Waits for the end of the process; returns its exit status and its output."""
-        _, said = await asyncio.to_thread(self.process.communicate, timeout=DEADLINE_S)
-        return self.process.returncode, (said or b"").decode()
+        _, output = await asyncio.to_thread(self.process.communicate, timeout=DEADLINE_S)
+        return self.process.returncode, (output or b"").decode()
 
     def check_results(self) -> dict[str, Any]:
         """Asserts complete samples, a report and a timeline; returns the report."""
@@ -95,8 +95,8 @@ async def test_a_hang_up_is_like_sigterm(drive: Callable[..., Driver]) -> None:
     driver = drive()
     await driver.samples(5)
     driver.process.send_signal(signal.SIGHUP)
-    status, said = await driver.ended()
-    assert (status, said.splitlines()[-1]) == (130, "seer-sgl: interrupted")
+    status, output = await driver.ended()
+    assert (status, output.splitlines()[-1]) == (130, "seer-sgl: interrupted")
     report = driver.check_results()
     assert report["samples"] == len(driver.lines())
     assert report["error"] == "interrupted"
@@ -165,9 +165,9 @@ async def test_an_impatient_user_disturbs_no_cleaning_up(
     for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
         driver.process.send_signal(number)
         await asyncio.sleep(pause_s)
-    status, said = await driver.ended()
-    assert (status, said.splitlines()[-1]) == (130, "seer-sgl: interrupted")
-    assert [word for word in DISORDER if word in said] == []
+    status, output = await driver.ended()
+    assert (status, output.splitlines()[-1]) == (130, "seer-sgl: interrupted")
+    assert [word for word in DISORDER if word in output] == []
     driver.check_results()
 
 
@@ -212,9 +212,9 @@ async def test_a_full_disk_leaves_whole_lines_a_report_and_a_timeline(
     with contextlib.suppress(OSError), (small_disk / "others").open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
-    status, said = await driver.ended()
+    status, output = await driver.ended()
     full = f"{driver.out / 'samples.jsonl'}: No space left on device"
-    assert (status, said.splitlines()[-1]) == (1, f"seer-sgl: {full}")
+    assert (status, output.splitlines()[-1]) == (1, f"seer-sgl: {full}")
     assert driver.check_results()["error"] == full
     assert sorted(path.name for path in driver.out.iterdir()) == [
         "report.json",
@@ -230,10 +230,10 @@ async def test_a_disk_that_is_full_already_is_refused_before_any_engine_is_asked
 ) -> None:
     (small_disk / "others").write_bytes(bytes(4 << 20))
     driver = drive(small_disk / "out")
-    status, said = await driver.ended()
+    status, output = await driver.ended()
     assert status == 2
     complaint = f"seer-sgl: --out {driver.out}: No space left on device"
-    assert said.splitlines()[-1] == complaint
+    assert output.splitlines()[-1] == complaint
     assert list(driver.out.iterdir()) == []
 
 
@@ -242,6 +242,6 @@ async def test_a_limit_on_file_sizes_is_like_a_full_disk(drive: Callable[..., Dr
     driver = drive()
     await driver.samples(5)
     resource.prlimit(driver.process.pid, resource.RLIMIT_FSIZE, (200_000, 200_000))
-    status, said = await driver.ended()
-    assert (status, said.splitlines()[-1].rpartition(": ")[2]) == (1, "File too large")
+    status, output = await driver.ended()
+    assert (status, output.splitlines()[-1].rpartition(": ")[2]) == (1, "File too large")
     assert driver.check_results()["error"].endswith("File too large")

@@ -388,9 +388,9 @@ async def test_an_engine_that_comes_back_as_another_is_not_trusted() -> None:
     fake = FakeSGLang()
     async with joined(fake) as engine:
         fake.max_total_num_tokens = 50
-        said = await engine.problem()
-    assert said is not None
-    assert "came back with another max_total_num_tokens, max_request_len" in said
+        problem = await engine.problem()
+    assert problem is not None
+    assert "came back with another max_total_num_tokens, max_request_len" in problem
 
 
 def pooled(instance: str, namespace: str = "n", weights: str = "w1") -> dict[str, object]:
@@ -499,8 +499,8 @@ async def test_weights_updated_without_a_name_are_missed_in_an_engine_started_ag
         await engine.load()
         assert engine.info.weights == "w2"
         start_again(fake, "w1")
-        said = await engine.problem() or ""
-        assert "another weights under the same weight_version (v1)" in said
+        problem = await engine.problem() or ""
+        assert "another weights under the same weight_version (v1)" in problem
         start_again(fake, "w2")
         assert await engine.problem() is None
 

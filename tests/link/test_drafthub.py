@@ -153,13 +153,13 @@ async def test_a_hub_tells_those_with_the_token_what_it_has_counted(server: Link
             one.decode(one.replica.begin("g", 0, [1], []), 5, 6)
             two.decode(two.replica.begin("g", 1, [1], []), 7)
             await all_have([one, two], [5, 6], [7])
-            said = await distant.facts()
-        assert said is not None
-        assert said == hub_of(server).counted()
-        counted = {key: said[key] for key in ("groups", "groups_begun", "tokens_in", "tokens_out")}
+            facts = await distant.facts()
+        assert facts is not None
+        assert facts == hub_of(server).counted()
+        counted = {key: facts[key] for key in ("groups", "groups_begun", "tokens_in", "tokens_out")}
         assert counted == {"groups": 1, "groups_begun": 1, "tokens_in": 3, "tokens_out": 3}
-        assert said["lag"]["count"] >= 2
-        assert 0 < said["lag"]["max_s"] <= said["lag"]["sum_s"]
+        assert facts["lag"]["count"] >= 2
+        assert 0 < facts["lag"]["max_s"] <= facts["lag"]["sum_s"]
         assert await stranger.facts() is None
         assert await nowhere.facts() is None
     finally:
@@ -302,10 +302,10 @@ async def test_the_worker_joins_with_what_the_environment_says(
         assert replica is not None
         drafter.step(slot := replica.begin("g", 0, [1], []), [5])
         replica.grown(slot, [5])
-        told = replica
+        receiver = replica
 
         def flushed() -> object:
-            told.drain(told._now + 0.1)
+            receiver.drain(receiver._now + 0.1)
             return hub_of(server).hub.of("g")
 
         await until(flushed)

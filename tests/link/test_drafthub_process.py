@@ -173,8 +173,8 @@ async def test_a_hub_of_its_own_serves_until_it_is_told_to_stop(ended_by: signal
             two.decode(two.replica.begin("g", 1, [1], []), 6)
             await all_have([one, two], [5], [6])
             process.send_signal(ended_by)
-            said, complaints = await process.communicate()
-        assert (process.returncode, said, complaints) == (0, b"", b"")
+            output, complaints = await process.communicate()
+        assert (process.returncode, output, complaints) == (0, b"", b"")
     finally:
         if process.returncode is None:
             process.kill()

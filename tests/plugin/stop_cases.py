@@ -31,7 +31,7 @@ class End(NamedTuple):
     matched: int | str | None
 
 
-class Case(NamedTuple):
+class StopCase(NamedTuple):
     """The tokens a model would sample, the stop conditions, and the runs of speculation."""
 
     tokens: list[int]
@@ -40,7 +40,9 @@ class Case(NamedTuple):
     longest: int
 
 
-def draw(choice: random.Random, words: Sequence[int], eos: int, text: Callable[[Any], str]) -> Case:
+def draw(
+    choice: random.Random, words: Sequence[int], eos: int, text: Callable[[Any], str]
+) -> StopCase:
     tokens = choice.choices([*words, eos], [6] * len(words) + [1], k=40)
     runs: list[int] = []
     while sum(runs) < len(tokens):
@@ -56,7 +58,7 @@ def draw(choice: random.Random, words: Sequence[int], eos: int, text: Callable[[
     }
     if choice.random() < 0.3:
         sampling["stop_regex"] = [f"{text(piece())}.?{text(piece())}"]
-    return Case(tokens, runs, sampling, choice.randint(1, 40))
+    return StopCase(tokens, runs, sampling, choice.randint(1, 40))
 
 
 class Engine:
@@ -94,7 +96,7 @@ class Engine:
         return End(ids, reason and reason["type"], reason and reason.get("matched"))
 
 
-def divided(engine: Engine, case: Case, chunk: int, tokenizer: Tokenizer) -> End:
+def divided(engine: Engine, case: StopCase, chunk: int, tokenizer: Tokenizer) -> End:
     """Runs the response in chunks of `chunk` tokens, with stop strings across boundaries."""
     recheck = StopRecheck(case.sampling["stop"], tokenizer.stop_len, tokenizer.decode)
     response: list[int] = []

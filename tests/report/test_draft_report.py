@@ -57,10 +57,10 @@ def hub(tokens: int, instance: str = "h") -> dict[str, Any]:
 def test_figures_are_what_was_counted_in_between() -> None:
     before = Reading({"a": engine(10), "b": engine(0)}, hub(100))
     after = Reading({"a": engine(14), "b": engine(4, verified_tokens=16)}, hub(150))
-    said = section(before, after)
-    assert said is not None
-    engines = said.pop("engines")
-    assert said == {
+    drafting = section(before, after)
+    assert drafting is not None
+    engines = drafting.pop("engines")
+    assert drafting == {
         "accept_length": 3.0,
         "plain_steps": 8,
         "verified_steps": {"3": 8},
@@ -88,7 +88,7 @@ def test_figures_are_what_was_counted_in_between() -> None:
         "lost_messages": 0,
         "wait_s": {"mean": 0.5, "max": 2.0},
     }
-    json.dumps(said)
+    json.dumps(drafting)
 
 
 def test_without_drafting_there_is_no_section() -> None:
@@ -108,28 +108,30 @@ def test_an_engine_that_was_away_or_is_of_another_version_is_left_out(
 ) -> None:
     before = Reading({"a": engine(1), "b": engine(1), "d": engine(1)}, None)
     after = Reading({"a": engine(3), "c": engine(3), "d": engine(3, **change)}, hub(3))
-    said = section(before, after)
-    assert said is not None
-    assert [one["engine_id"] for one in said["engines"]] == ["a"]
-    assert (said["verified_steps"], said["hub"]) == ({"3": 2}, None)
+    drafting = section(before, after)
+    assert drafting is not None
+    assert [one["engine_id"] for one in drafting["engines"]] == ["a"]
+    assert (drafting["verified_steps"], drafting["hub"]) == ({"3": 2}, None)
 
 
 def test_whoever_started_again_counts_from_there() -> None:
-    said = section(
+    drafting = section(
         Reading({"a": engine(100)}, hub(100)), Reading({"a": engine(2, "j")}, hub(20, "later"))
     )
-    assert said is not None
-    assert said["verified_steps"] == {"3": 2}
-    assert said["hub"]["tokens_in"] == 20
+    assert drafting is not None
+    assert drafting["verified_steps"] == {"3": 2}
+    assert drafting["hub"]["tokens_in"] == 20
 
 
 def test_nothing_drafted_yet_is_no_division_by_zero() -> None:
     nothing = Reading({"a": engine(0, steps={}, drafted_by_position=[])}, hub(0))
-    said = section(nothing, nothing)
-    assert said is not None
-    assert (said["accept_length"], said["verified_steps"]) == (None, {})
-    assert set(said["sources"].values()) == {None}
-    assert said["hub"]["lag_s"] == said["engines"][0]["wait_s"] == {"mean": None, "max": None}
+    drafting = section(nothing, nothing)
+    assert drafting is not None
+    assert (drafting["accept_length"], drafting["verified_steps"]) == (None, {})
+    assert set(drafting["sources"].values()) == {None}
+    assert (
+        drafting["hub"]["lag_s"] == drafting["engines"][0]["wait_s"] == {"mean": None, "max": None}
+    )
 
 
 class FakeEngine:
@@ -142,8 +144,8 @@ class FakeEngine:
             raise self._says
         if self._says == "nothing":
             await asyncio.Event().wait()
-        said: dict[str, Any] | None = self._says
-        return said
+        drafting: dict[str, Any] | None = self._says
+        return drafting
 
 
 async def test_an_engine_that_does_not_answer_costs_nothing(
@@ -183,10 +185,10 @@ async def test_a_run_reports_what_was_drafted_in_it(leave_early: bool) -> None:
             if leave_early:
                 await run.aclose()
                 break
-        said = rollout.report()["drafting"]
-    assert said["verified_steps"] == {"3": 2}
-    assert said["hub"] is None
-    assert [one["engine_id"] for one in said["engines"]] == ["e0"]
+        drafting = rollout.report()["drafting"]
+    assert drafting["verified_steps"] == {"3": 2}
+    assert drafting["hub"] is None
+    assert [one["engine_id"] for one in drafting["engines"]] == ["e0"]
 
 
 async def test_a_run_that_is_left_and_forgotten_ends_quietly_after_its_rollout() -> None:

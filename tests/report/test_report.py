@@ -80,7 +80,7 @@ def record() -> Recorder:
 
 
 def test_figures(record: Recorder) -> None:
-    said = report(record)
+    made = report(record)
     assert record.reused_tokens == 12, "cached input tokens of continuations"
     expected = {
         "rollout_id": "r1",
@@ -100,14 +100,14 @@ def test_figures(record: Recorder) -> None:
         "drafting": None,
         "finish_reasons": {"stop": 1, "length": 1},
     }
-    assert {key: said[key] for key in expected} == expected
-    a, b = said["engines"]
+    assert {key: made[key] for key in expected} == expected
+    a, b = made["engines"]
     assert (a["chunks"], b["chunks"]) == (2, 1)
     assert (a["max_inflight"], a["mean_inflight"]) == (2, 0.75)
     assert b["kv_peak"] == 0.25
     assert (b["mean_running"], b["mean_queued"]) == (1.5, 0.5)
     assert (a["mean_running"], a["mean_queued"]) == (0.0, 0.0), "never polled"
-    json.dumps(said)
+    json.dumps(made)
 
 
 def test_a_fetch_is_counted_when_sglang_has_read_from_the_pool_whatever_was_planned(
@@ -158,9 +158,9 @@ def test_quantiles_are_nearest_rank() -> None:
 
 def test_an_empty_rollout_has_a_report_and_a_plot(tmp_path: Path) -> None:
     empty = Recorder("r", 0, [info("a")], [make_group("x"), make_group("y")], 0.0)
-    said = report(empty)
-    assert (said["wall_s"], said["throughput_tok_s"], said["samples"]) == (0.0, 0.0, 0)
-    assert (said["groups"], said["unfinished_groups"]) == (0, 2)
+    made = report(empty)
+    assert (made["wall_s"], made["throughput_tok_s"], made["samples"]) == (0.0, 0.0, 0)
+    assert (made["groups"], made["unfinished_groups"]) == (0, 2)
     assert [path.exists() for path in draw_timeline(empty, tmp_path / "timeline")] == [True, True]
 
 

@@ -33,12 +33,12 @@ def slot(
     return engine
 
 
-class Holding(EngineSlot):
+class EngineWithKv(EngineSlot):
     """An engine that runs a sibling of the request to place."""
 
 
 def holding(engine_id: str, inflight: int) -> EngineSlot:
-    engine = Holding(engine_id, KVLedger(1_000_000), 256, "pool")
+    engine = EngineWithKv(engine_id, KVLedger(1_000_000), 256, "pool")
     engine.inflight = inflight
     return engine
 
@@ -47,7 +47,7 @@ def fleet_for(request: Request, *engines: EngineSlot) -> EngineIndex:
     fleet = EngineIndex()
     for engine in engines:
         fleet.add(engine)
-        if isinstance(engine, Holding):
+        if isinstance(engine, EngineWithKv):
             fleet.start(engine, request, request.prompt_len + 1)
             engine.inflight -= 1  # `inflight` already counts this chunk
             fleet.changed(engine)
