@@ -3,18 +3,20 @@
 import json
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from .console import INTERRUPTED, LEVELS, complain, log_to, open_console
 from .errors import ConfigError, SeerError
 
-logger = logging.getLogger(__name__)
 # What a command needs is imported in it: `--help` has nothing to wait for.
-# Every rollout of a benchmark logs the same warnings.
+logger = logging.getLogger(__name__)
 NEXT = "next: your own prompts with --prompts FILE, or from your trainer as in docs/python.md"
+F = TypeVar("F", bound=Callable[..., Any])
+# Every rollout of a benchmark logs the same warnings.
 REPEATED = ("seer_sgl.rollout", "seer_sgl.driver")
 
 log_level = click.option(
@@ -24,6 +26,20 @@ log_level = click.option(
     show_default=True,
     help="The lowest level that is logged to standard error.",
 )
+set_keys = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any config key."
+)
+
+
+def out_folder(default: str) -> Callable[[F], F]:
+    """Returns the option that names the folder for the results."""
+    return click.option(
+        "--out",
+        type=click.Path(path_type=Path),
+        default=Path(default),
+        show_default=True,
+        help="Folder for the results.",
+    )
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -36,14 +52,8 @@ def cli() -> None:
 @click.option("--config", type=click.Path(path_type=Path), help="YAML config.")
 @click.option("--ready", metavar="NAME", help="Instead, one of: cpu, cpu-pool, cpu-seer.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="JSONL; default rollout.prompts.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("out"),
-    show_default=True,
-    help="Folder for the results.",
-)
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any config key.")
+@out_folder("out")
+@set_keys
 @click.option("--overwrite", is_flag=True, help="Replace the samples of an earlier rollout.")
 @click.option("--compare", is_flag=True, help="Compare with plain SGLang, afterwards.")
 @log_level
@@ -62,9 +72,7 @@ def rollout(
 
     Writes samples.jsonl, report.json and timeline.png into OUT.
     """
-    from .benchmark.comparison import roll_out_and_compare
     from .config import load, load_ready
-    from .rollout.command import roll_out
     from .running import run
 
     if prompts is not None:
@@ -74,8 +82,14 @@ def rollout(
     console = open_console()
     with log_to(console, log_level):
         settings = load(config, overrides) if ready is None else load_ready(ready, overrides)
-        command = roll_out_and_compare if compare else roll_out
-        run(command(settings, out, overwrite, console))
+        if compare:
+            from .benchmark.comparison import roll_out_and_compare
+
+            run(roll_out_and_compare(settings, out, overwrite, console))
+        else:
+            from .rollout.command import roll_out
+
+            run(roll_out(settings, out, overwrite, console))
         logger.info("%s", NEXT)
 
 
@@ -106,19 +120,13 @@ def simulate(
 
 @cli.command()
 @click.option("--config", type=click.Path(path_type=Path), help="YAML; default bench-cpu.yaml.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("out/bench"),
-    show_default=True,
-    help="Folder for the results.",
-)
+@out_folder("out/bench")
 @click.option("--workload", help="JSONL samples of an earlier rollout: prompts and lengths.")
 @click.option("--engines", multiple=True, metavar="N|[KIND=]URLS", help="Start N, or join URLS.")
 @click.option("--arms", help="The arms to run, comma-separated.")
 @click.option("--rounds", type=int, help="Rollouts per arm.")
 @click.option("--gpu", is_flag=True, help="Use configs/bench-gpu.yaml.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any config key.")
+@set_keys
 @log_level
 def bench(
     *,
