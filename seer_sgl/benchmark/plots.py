@@ -4,18 +4,15 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from seer_sgl.report.bars import BAR_HEIGHT, Bar, draw_bars, paper_legend
-from seer_sgl.report.lanes import Lanes, draw_lane, shade_tail
+from seer_sgl.report.lanes import Lanes, draw_lane, lanes_legend, shade_tail
 from seer_sgl.report.style import (
-    HATCH,
     INK,
     MUTED,
     OURS,
     PAPER,
     PLAIN,
-    TAIL,
     headline,
     save,
     styled_figure,
@@ -26,9 +23,6 @@ from .measure import Row
 from .pair import Pair
 from .soak import SoakRow
 from .summary import ratios
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def draw_pair(pair: Pair, path: Path) -> list[Path]:
@@ -51,26 +45,12 @@ def draw_pair(pair: Pair, path: Path) -> list[Path]:
         axis.set_xlim(0, max(lanes.wall_s for lanes, _, _ in halves))
         axis.set_ylim(0, 1.08 * max(lanes.most for lanes, _, _ in halves))
         axis.set_xlabel("seconds since the rollout began; height: requests on the engine")
-        _lanes_legend(figure)
+        lanes_legend(figure, MUTED)
         return save(figure, path)
 
 
 def _times(lanes: Lanes) -> str:
     return f"{lanes.wall_s:.1f} s, {lanes.tail_s:.1f} s of it for the last 10 % of the requests"
-
-
-def _lanes_legend(figure: "Figure") -> None:
-    from matplotlib.patches import Patch
-
-    figure.legend(
-        handles=[
-            Patch(color=MUTED, label="running"),
-            Patch(facecolor="white", edgecolor=MUTED, hatch=HATCH, lw=0, label="queued"),
-            Patch(color=TAIL, label="tail: last 10 % of the requests"),
-        ],
-        loc="outside lower right",
-        ncols=3,
-    )
 
 
 def draw_arms(rows: Sequence[Row], path: Path) -> list[Path]:

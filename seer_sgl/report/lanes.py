@@ -16,7 +16,9 @@ from .report import tail_begin
 from .style import DASHES, HATCH, INK, MUTED, PAPER, TAIL, idle_to_full
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
 CELLS = 600  # time cells of a lane
@@ -124,6 +126,19 @@ def shade_tail(axis: "Axes", lanes: Lanes) -> None:
     """Shades the tail and marks the end of the rollout."""
     axis.axvspan(lanes.tail_at, lanes.wall_s, color=TAIL, lw=0, zorder=0)
     axis.axvline(lanes.wall_s, color=MUTED, lw=1.4)
+
+
+def lanes_legend(figure: "Figure", colour: str, *others: "Artist") -> None:
+    """Explains lanes of a colour below them, and the `others` by their labels."""
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(color=colour, label="running requests"),
+        Patch(facecolor="white", edgecolor=colour, hatch=HATCH, lw=0, label="queued requests"),
+        *others,
+        Patch(color=TAIL, label="tail: last 10 % of the requests"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
 
 
 def draw_map(axis: "Axes", lanes: Lanes, full: float) -> "AxesImage":

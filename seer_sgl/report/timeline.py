@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .lanes import MAX_LANES, Lanes, draw_lane, draw_map, map_of, shade_tail
+from .lanes import MAX_LANES, Lanes, draw_lane, draw_map, lanes_legend, map_of, shade_tail
 from .recorder import Recorder
-from .style import HATCH, KV, MUTED, OURS, PLAIN_LIGHT, TAIL, headline, save, styled_figure
+from .style import KV, MUTED, OURS, PLAIN_LIGHT, headline, save, styled_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +20,8 @@ def draw_timeline(record: Recorder, path: Path) -> list[Path]:
 
     Up to MAX_LANES engines are lanes; more are the rows of two maps.
     """
+    from matplotlib.lines import Line2D
+
     lanes = Lanes.of(record)
     few = len(lanes.engines) <= MAX_LANES
     height = OTHER_HEIGHT + (LANE_HEIGHT * len(lanes.engines) if few else 2 * MAP_HEIGHT)
@@ -29,7 +31,7 @@ def draw_timeline(record: Recorder, path: Path) -> list[Path]:
         axes: list[Axes] = [*figure.subplots(panels + 1, 1, sharex=True, squeeze=False)[:, 0]]
         if few:
             _draw_lanes(axes[:panels], lanes)
-            _legend(figure)
+            lanes_legend(figure, OURS, Line2D([], [], color=KV, label="KV cache in use"))
         else:
             _draw_maps(figure, axes[:panels], lanes)
         _draw_unfinished(axes[-1], record, lanes)
@@ -64,22 +66,6 @@ def _draw_lanes(axes: "list[Axes]", lanes: Lanes) -> None:
         kv_axis.set_yticks([0, 50, 100], ["0", "50", "100 %"])
         kv_axis.tick_params(axis="y", colors=KV)
         kv_axis.spines["right"].set_visible(True)
-
-
-def _legend(figure: "Figure") -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    figure.legend(
-        handles=[
-            Patch(color=OURS, label="running requests"),
-            Patch(facecolor="white", edgecolor=OURS, hatch=HATCH, lw=0, label="queued requests"),
-            Line2D([], [], color=KV, label="KV cache in use"),
-            Patch(color=TAIL, label="tail: last 10 % of the requests"),
-        ],
-        loc="outside lower center",
-        ncols=4,
-    )
 
 
 def _draw_maps(figure: "Figure", axes: "list[Axes]", lanes: Lanes) -> None:
