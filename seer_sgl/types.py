@@ -5,7 +5,7 @@ Token ids and logprobs are stored in `array.array` ("i" and "f", 4 bytes per ite
 """
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Any, Literal
 
@@ -75,6 +75,12 @@ class ChunkReply(msgspec.Struct, kw_only=True):
     cached_storage: int = 0
     retractions: int = 0
     verify_steps: int = 0  # SGLang's spec_verify_ct; 0 without speculative decoding
+    forwarded: bool = False  # the engine's answer went to the client as it is, and was not read
+
+    @property
+    def tokenless(self) -> bool:
+        """Whether the chunk was aborted before its first token."""
+        return not self.ids and not self.forwarded
 
     @property
     def cached(self) -> int:
@@ -85,6 +91,10 @@ class ChunkReply(msgspec.Struct, kw_only=True):
 # Receives the tokens of a chunk as the engine produces them: each token once, in a reply that holds
 # the new tokens only. They are final.
 OnTokens = Callable[[ChunkReply], None]
+
+# Sends a request to the engine with this id as its client wrote it, and returns when the client has
+# the answer. Raises EngineError if the client has received nothing: another engine can answer.
+Forward = Callable[[str], Awaitable[None]]
 
 
 class FailureKind(Enum):
@@ -103,7 +113,14 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, kw_only=True, eq=False):
-    """One trajectory that is being generated."""
+    """One trajectory that is being generated.
+
+    `own_sampling`: its sampling parameters if they differ from its group's. `given`: the leading
+    response tokens that its caller sent with it (a response that was begun before). `forward`: it
+    is sent as its client wrote it; the driver only chooses the engine and the time. `home`: the
+    engine that holds KV of its input before its first chunk. `kept`: its KV stays in the pool, and
+    is still acknowledged, until its group no longer grows.
+    """
 
     uid: str  # the prefix of its SGLang request ids
     order: int  # the position in the order of submission
@@ -111,6 +128,11 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     index: int  # 0 .. n-1 within the group
     seed: int
     max_response_len: int
+    own_sampling: Sampling | None = None
+    given: int = 0
+    forward: Forward | None = None
+    home: str | None = None
+    kept: bool = False
     state: RequestState = RequestState.PENDING
     response_ids: "array[int]" = msgspec.field(default_factory=token_array)
     logprobs: "array[float]" = msgspec.field(default_factory=logprob_array)
@@ -133,6 +155,20 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     submitted_at: float = 0.0
     started_at: float | None = None
     finished_at: float | None = None
+
+    @property
+    def continues(self) -> bool:
+        """Whether another chunk can continue it."""
+        if self.forward is not None:
+            return False
+        if self.own_sampling is None:
+            return self.group.continues
+        return not self.own_sampling.undivided_because()
+
+    @property
+    def sampling(self) -> Sampling:
+        """Its sampling parameters."""
+        return self.own_sampling or self.group.sampling
 
     @property
     def prompt_len(self) -> int:
@@ -192,7 +228,7 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
 
 
 class Group(msgspec.Struct, kw_only=True, eq=False, weakref=True):
-    """One prompt, its sampling parameters and its n requests.
+    """One prompt, the sampling parameters of most of its requests, and the requests.
 
     `uid` is unique even if two callers use the same `group_id`. Requests may be added while a group
     is `growing`. A group is complete when it no longer grows and all its requests are finished.

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Self
 
 import msgspec
@@ -45,14 +45,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a driver. Times in seconds.
 
     `stall_timeout_s`: an engine that has work but makes no progress for this time is stuck.
-    `recovery_timeout_s`: how long requests wait while no engine serves. `poll_s`: the interval
-    between two polls of an engine. `known`: response lengths of an earlier rollout. `history`: its
-    responses to a prompt. `placement` replaces the policy's choice of engines (experiments).
+    `recovery_timeout_s`: how long requests wait while no engine serves; then the driver ends,
+    unless `gives_up` is False (a server, whose clients decide). `poll_s`: the interval between two
+    polls of an engine. `known`: response lengths of an earlier rollout. `history`: its responses to
+    a prompt. `placement` replaces the policy's choice of engines (experiments).
     """
 
     scheduling: SchedulingConfig = SchedulingConfig()
     stall_timeout_s: float = 120.0
     recovery_timeout_s: float = 60.0
+    gives_up: bool = True
     poll_s: float | None = None  # default: monitor.POLL_S
     tokenizer: Tokenizer | None = None
     known: KnownLengths | None = None
@@ -81,6 +83,7 @@ class Driver:
             self._loop,
             stall_timeout_s=settings.stall_timeout_s,
             recovery_timeout_s=settings.recovery_timeout_s,
+            gives_up=settings.gives_up,
             poll_s=settings.poll_s,
         )
         self._numbers = itertools.count()
@@ -148,15 +151,42 @@ class Driver:
         self._raise_if_ended()
         if self._settings.tokenizer is None and any(group.sampling.stops() for group in groups):
             raise ConfigError("sampling.stop: stop strings need a tokenizer: set model.path")
+        run = self.open_run(observers, rollout_id=rollout_id, started_at=started_at, caller=caller)
+        try:
+            run.add(groups)
+        except ValueError:
+            run.close()
+            raise
+        run.complete()
+        return run
+
+    def open_run(
+        self,
+        observers: Sequence[Observer] = (),
+        *,
+        rollout_id: str = "",
+        started_at: float = 0.0,
+        caller: str | None = None,
+        texts: bool = True,
+    ) -> Run:
+        """Returns a run without groups, to which groups are added while it is open.
+
+        It stays open until `Run.complete` or `Run.close`. Its groups must have no stop strings if
+        the driver has no tokenizer. `texts` False: its samples have no text. Raises RolloutError if
+        the driver has ended.
+        """
+        self._raise_if_ended()
         caller = f"run {next(self._numbers)}" if caller is None else caller
-        maker = SampleMaker(rollout_id, started_at, self._settings.tokenizer)
-        return self._loop.runs.submit(groups, maker, [*self._own_observers(), *observers], caller)
+        tokenizer = self._settings.tokenizer if texts else None
+        maker = SampleMaker(rollout_id, started_at, tokenizer)
+        return self._loop.runs.open(maker, [*self._own_observers(), *observers], caller)
 
     async def pause(self) -> None:
-        """Stops dispatching, and returns when no chunk is in flight.
+        """Stops dispatching, and returns when no chunk is in flight, except forwarded chunks.
 
-        Each `pause` needs one `resume`. Chunks in flight end early; their tokens are kept if the
-        request can continue from them. Raises RolloutError if the driver ends meanwhile.
+        Each `pause` needs one `resume`. Forwarded chunks run on; other chunks in flight end early,
+        and their tokens are kept if the request can continue from them. Raises RolloutError if the
+        driver ends meanwhile.
         """
         await self._loop.pause()
 
@@ -196,6 +226,32 @@ class Driver:
         self._scheduler.forget_kv()
         self._loop.release()
 
+    def mark_stale(self, engine_id: str, why: str) -> None:
+        """Takes an engine out until `clear_stale`: it has missed a weight update.
+
+        Its chunks in flight end as they end. Raises ConfigError if it is not in the fleet.
+        """
+        self._require(engine_id)
+        self._monitor.stale[engine_id] = why
+        self._loop.set_available(engine_id, False)
+
+    def clear_stale(self, engine_id: str) -> None:
+        """Lets an engine come back that was marked stale; the monitor checks it first."""
+        self._monitor.stale.pop(engine_id, None)
+
+    @property
+    def stale(self) -> Mapping[str, str]:
+        """The engines that have missed a weight update: the reason by engine id."""
+        return self._monitor.stale
+
+    def available(self, engine_id: str) -> bool:
+        """Returns whether the driver sends chunks to an engine."""
+        return self._loop.available(engine_id)
+
+    def _require(self, engine_id: str) -> None:
+        if engine_id not in self._loop.engines:
+            raise ConfigError(f"engine {engine_id} is not in the fleet")
+
     async def _reported_version(self, engine_id: str) -> tuple[str, str | None]:
         """Returns the engine id and its reported version; None if it is leaving or out."""
         if self._loop.leaving(engine_id):
@@ -223,8 +279,7 @@ class Driver:
         Divided chunks end early with the tokens they have; undivided ones run to their end. Raises
         ConfigError if the engine is not in the fleet.
         """
-        if engine_id not in self._loop.engines:
-            raise ConfigError(f"engine {engine_id} is not in the fleet")
+        self._require(engine_id)
         await self._loop.remove_engine(engine_id)
         self._monitor.remove(engine_id)
 

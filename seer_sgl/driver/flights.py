@@ -6,7 +6,14 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 
 from seer_sgl.errors import ChunkRecalled, EngineError
-from seer_sgl.types import Chunk, ChunkReply, ChunkResult, Request
+from seer_sgl.types import (
+    Chunk,
+    ChunkReply,
+    ChunkResult,
+    Request,
+    logprob_array,
+    token_array,
+)
 
 from .engine import Engine
 from .run import Run
@@ -15,6 +22,10 @@ from .watch import Watch
 
 # How long an engine has to return the tokens of a recalled chunk; then the driver drops the chunk.
 RECALL_S = 5.0
+# The reply to a chunk whose answer went to the client as it is.
+FORWARDED = ChunkReply(
+    ids=token_array(), logprobs=logprob_array(), weight_spans=[], finish="stop", forwarded=True
+)
 Clock = Callable[[], float]
 ChunkTask = asyncio.Task[ChunkReply | EngineError]
 
@@ -80,10 +91,10 @@ class Flights:
         flight = self._by_request[chunk.request.uid] = Flight(run, chunk, task, watch)
         task.add_done_callback(functools.partial(self._served, flight))
 
-    def land(self, request: Request) -> Run:
-        """Removes the flight whose result was reported, and returns its run."""
+    def land(self, request: Request) -> Flight:
+        """Removes and returns the flight whose result was reported."""
         self._landed.set()
-        return self._by_request.pop(request.uid).run
+        return self._by_request.pop(request.uid)
 
     def abandon(self) -> None:
         """Removes all flights, because the driver has ended: no result follows."""
@@ -94,9 +105,15 @@ class Flights:
         """Requests the engine to end a chunk early with the tokens it has so far.
 
         A chunk that could not keep its tokens runs on, unless its request is being aborted.
-        restart: such a chunk also ends, and begins again later.
+        restart: such a chunk also ends, and begins again later. A forwarded chunk never restarts:
+        its client may have a part of the answer.
         """
-        keeps = not flight.chunk.undivided or flight.chunk.request.aborting
+        request = flight.chunk.request
+        keeps = not flight.chunk.undivided or request.aborting
+        if request.forward is not None:
+            if request.aborting:
+                flight.take_back(ChunkRecalled(why, engine_id=flight.chunk.engine_id))
+            return
         if flight.recalled or flight.task.done() or not (keeps or restart):
             return
         flight.recalled = True
@@ -117,6 +134,9 @@ class Flights:
     async def _serve(self, chunk: Chunk, watch: Watch | None) -> ChunkReply | EngineError:
         on_tokens = None if watch is None else watch.received
         try:
+            if chunk.request.forward is not None:
+                await chunk.request.forward(chunk.engine_id)
+                return FORWARDED
             reply = await self._engines[chunk.engine_id].generate(chunk, on_tokens)
         except EngineError as error:
             return error

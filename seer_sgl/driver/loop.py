@@ -72,6 +72,10 @@ class RolloutLoop(EngineControl):
         """Returns whether an engine has left the fleet or is leaving it."""
         return engine_id not in self.engines or self._scheduler.leaving(engine_id)
 
+    def available(self, engine_id: str) -> bool:
+        """Returns whether chunks go to an engine."""
+        return self._scheduler.available(engine_id)
+
     def fail(self, error: RolloutError) -> None:
         """Ends every run with an error, so that no caller waits for ever."""
         self._error = error
@@ -89,13 +93,15 @@ class RolloutLoop(EngineControl):
         return bool(self.runs.by_group) and not self._flights and self._scheduler.wake_at is None
 
     async def pause(self) -> None:
-        """Stops dispatching, and returns when no chunk is in flight.
+        """Stops dispatching, and returns when no chunk is in flight, except forwarded chunks.
 
         Divided chunks end early with the tokens they have; others begin again after `resume`.
         Raises RolloutError if the driver ends meanwhile.
         """
         self._pauses += 1
-        await self._until_landed(lambda _: True, "the driver is paused", restart=True)
+        await self._until_landed(
+            lambda chunk: chunk.request.forward is None, "the driver is paused", restart=True
+        )
 
     def resume(self) -> None:
         """Ends one pause. The loop dispatches again after the last one."""
@@ -142,6 +148,14 @@ class RolloutLoop(EngineControl):
             self._wake()
         for observer in self.runs.observers:
             observer.loaded(engine_id, load, self._clock())
+
+    @override
+    def reweighed(self, engine_id: str, version: str) -> None:
+        logger.info("engine %s serves weights %s", engine_id, version)
+        self._scheduler.forget_kv()
+        for observer in self.runs.observers:
+            observer.reweighed(engine_id, version, self._clock())
+        self._wake()
 
     @override
     def elapsed(self, seconds: float) -> None:
@@ -194,8 +208,11 @@ class RolloutLoop(EngineControl):
         if result is None:
             return
         request, group = result.chunk.request, result.chunk.request.group
-        run = self._flights.land(request)
-        aborted = result.reply is not None and not result.reply.ids
+        flight = self._flights.land(request)
+        run = flight.run
+        if flight.watch is not None:
+            flight.watch.report_rest()
+        aborted = result.reply is not None and result.reply.tokenless
         if aborted or isinstance(result.error, EngineUnavailable):
             self._scheduler.set_available(result.chunk.engine_id, False)
         self._scheduler.complete(result)

@@ -43,6 +43,9 @@ class EngineControl(Protocol):
     def elapsed(self, seconds: float) -> None:
         """Advances the time by `seconds`, counted in polls."""
 
+    def reweighed(self, engine_id: str, version: str) -> None:
+        """Records that an engine serves other weights than at its last poll."""
+
 
 class StallClock:
     """Detects that an engine with work has not moved for `timeout_s`. Pure."""
@@ -90,7 +93,10 @@ class Readmission:
 
 
 class Monitor:
-    """Polls every engine every `poll_s` (default POLL_S)."""
+    """Polls every engine every `poll_s` (default POLL_S).
+
+    `gives_up` False: requests wait for an engine as long as it takes.
+    """
 
     def __init__(
         self,
@@ -98,6 +104,7 @@ class Monitor:
         *,
         stall_timeout_s: float,
         recovery_timeout_s: float,
+        gives_up: bool = True,
         poll_s: float | None = None,
     ) -> None:
         self._engines: dict[EngineSlot, Engine] = {}
@@ -106,6 +113,7 @@ class Monitor:
         self._control = control
         self._stall_timeout_s = stall_timeout_s
         self._recovery_timeout_s = recovery_timeout_s
+        self._gives_up = gives_up
         self._poll_s = POLL_S if poll_s is None else poll_s
         self._awake_s = 0.0  # seconds since the start, counted in polls
         self._alive_at = 0.0  # when an engine last served, on the same scale
@@ -114,6 +122,8 @@ class Monitor:
         self._why = ""  # the newest reason why an engine is out
         # The version that an engine must serve to come back; None: any.
         self.weight_version: str | None = None
+        # By engine id: why it may not come back before the next weight update.
+        self.stale: dict[str, str] = {}
 
     def add(self, slot: EngineSlot, engine: Engine) -> None:
         """Starts polling one more engine."""
@@ -128,6 +138,7 @@ class Monitor:
         for slot in [slot for slot in self._engines if slot.engine_id == engine_id]:
             del self._engines[slot]
             self._served -= slot.served
+            self.stale.pop(engine_id, None)
             watch = self._watches.pop(slot, None)
             if watch is not None:
                 watch.cancel()
@@ -151,6 +162,7 @@ class Monitor:
         stall, readmission = StallClock(self._stall_timeout_s), Readmission(self._poll_s)
         shortfall = Shortfall()
         progress: tuple[Any, ...] | None = None  # None while the engine does not answer
+        version = engine.info.weight_version
         while True:
             await asyncio.sleep(self._poll_s)
             before, progress = progress, None
@@ -163,12 +175,16 @@ class Monitor:
             else:
                 self._control.loaded(slot.engine_id, load)
                 progress = load.progress
+                if engine.info.weight_version != version:
+                    version = engine.info.weight_version
+                    self._control.reweighed(slot.engine_id, version)
                 if shortfall.seen(slot, load):
                     self._control.resend_lost(slot.engine_id)
             if slot.inflight and before != progress and None not in (before, progress):
                 self._alive_at = self._awake_s  # it may be out, but its chunks make progress
             mark = () if progress is None else (slot.completed, *progress)
-            if stall.stalled(self._awake_s, slot.inflight, mark):
+            working = 0 if self._control.idle else slot.inflight  # a paused engine stands still
+            if stall.stalled(self._awake_s, working, mark):
                 self._why = f"engine {slot.engine_id}: no progress for {self._stall_timeout_s:g} s"
                 self._control.set_available(slot.engine_id, False)
                 self._control.interrupt(slot.engine_id, self._why)
@@ -179,7 +195,9 @@ class Monitor:
         self._why = slot.trouble or self._why
         if not readmission.due(self._awake_s, slot.trouble):
             return
-        problem = await engine.problem(self.weight_version) or self._other_weights(engine)
+        problem = self.stale.get(slot.engine_id)
+        if problem is None:
+            problem = await engine.problem(self.weight_version) or self._other_weights(engine)
         if problem is None:
             readmission.tried(self._awake_s)
             self._control.set_available(slot.engine_id, True)
@@ -209,7 +227,7 @@ class Monitor:
         serves = served > self._served or available & self._available
         self._available, self._served = available, served
         patience_s = self._recovery_timeout_s + min(self._recovery_timeout_s, READMISSION_MOST_S)
-        if self._control.idle or serves:
+        if self._control.idle or serves or not self._gives_up:
             self._alive_at = self._awake_s
         elif self._awake_s - self._alive_at >= patience_s:
             raise RolloutError(

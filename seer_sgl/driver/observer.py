@@ -44,6 +44,9 @@ class Observer:
     def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
         """An engine reported its load."""
 
+    def reweighed(self, engine_id: str, version: str, now: float) -> None:
+        """An engine serves weights `version`, which it did not at its last poll."""
+
     def joined(self, info: EngineInfo, now: float) -> None:
         """An engine joined the fleet."""
 

@@ -19,7 +19,7 @@ BREACH = "the driver is idle"  # prefix of the log message about leftover schedu
 
 
 class OpenRuns(RunControl):
-    """The runs that have unfinished groups.
+    """The runs that are open or have unfinished groups.
 
     `wake` makes the loop check the scheduler for work.
     """
@@ -32,7 +32,7 @@ class OpenRuns(RunControl):
         self._clock = clock
         self._wake = wake
         self.by_group: dict[str, Run] = {}  # by group uid, while the group is unfinished
-        self._open: dict[Run, None] = {}  # the runs in `by_group`, each once
+        self._open: dict[Run, None] = {}  # each run once
         self._failed = False
 
     @property
@@ -40,35 +40,38 @@ class OpenRuns(RunControl):
         """The observers of all runs."""
         return [observer for run in self._open for observer in run.observers]
 
-    def submit(
-        self,
-        groups: Sequence[Group],
-        make_sample: SampleMaker,
-        observers: Sequence[Observer],
-        caller: str = "",
+    def open(
+        self, make_sample: SampleMaker, observers: Sequence[Observer], caller: str = ""
     ) -> Run:
-        """Starts the rollout of the groups.
+        """Returns a run without groups, which stays open until it is completed or closed."""
+        run = Run(self, make_sample, observers, caller)
+        self._open[run] = None
+        return run
 
-        Raises ValueError if the uid of a group or a request is already in use; then nothing has
-        changed.
-        """
+    @override
+    def add(self, run: Run, groups: Sequence[Group]) -> None:
+        if not run.open:
+            raise ValueError("the run is complete")
         seen: set[str] = set()
         for group in groups:
             if group.uid in self.by_group or group.uid in seen:
                 raise ValueError(f"group {group.group_id!r} is being rolled out already")
             seen.add(group.uid)
         self._scheduler.check_new(request for group in groups for request in group.requests)
-        run = Run(self, make_sample, observers)
+        self._open[run] = None
         for group in groups:
-            group.caller = caller
+            group.caller = run.caller
             self.by_group[group.uid] = run
             run.unfinished[group.uid] = group
-            self._open[run] = None
             self._scheduler.submit(group)
             if group.complete:  # it has no requests
                 self.leave(run, group)
         self._wake()
-        return run
+
+    @override
+    def complete(self, run: Run) -> None:
+        run.open = False
+        self._forget_if_ended(run)
 
     @override
     def grow(self, run: Run, group: Group, requests: Sequence[Request]) -> None:
@@ -94,9 +97,11 @@ class OpenRuns(RunControl):
     @override
     def close(self, run: Run) -> None:
         failure = Failure(FailureKind.LEFT, "its caller left")
+        run.open = False
         for group in list(run.unfinished.values()):
             self._scheduler.withdraw(group, failure)
             self.leave(run, group)
+        self._forget_if_ended(run)
         run.observers = ()
         self._wake()
 
@@ -126,8 +131,7 @@ class OpenRuns(RunControl):
         if group.uid not in self.by_group:  # an observer's call has already closed it
             return
         del self.by_group[group.uid], run.unfinished[group.uid]
-        if not run.unfinished:
-            self._open.pop(run, None)
+        self._forget_if_ended(run)
         for request in group.requests:
             flight = self._flights.of(request)
             if flight is not None:
@@ -136,6 +140,11 @@ class OpenRuns(RunControl):
             observer.closed(group, group.failure)
         run.ended(group)
         self.check()
+
+    def _forget_if_ended(self, run: Run) -> None:
+        if not run.open and not run.unfinished:
+            self._open.pop(run, None)
+            run.wake()
 
     def check(self) -> None:
         """Logs an error if the driver is idle and the scheduler still holds state: a defect."""

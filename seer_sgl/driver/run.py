@@ -14,6 +14,12 @@ from .samples import SampleMaker
 class RunControl(Protocol):
     """A run's interface to the driver."""
 
+    def add(self, run: "Run", groups: Sequence[Group]) -> None:
+        """Starts the rollout of more groups."""
+
+    def complete(self, run: "Run") -> None:
+        """Marks an open run as complete: no more groups follow."""
+
     def grow(self, run: "Run", group: Group, requests: Sequence[Request]) -> None:
         """Adds requests to a growing group."""
 
@@ -30,31 +36,52 @@ class RunControl(Protocol):
 class Run:
     """An async iterator of ended groups: complete, or given up with a `failure`.
 
-    Raises RolloutError when the driver has ended.
+    While it is `open`, more groups may be added. Raises RolloutError when the driver has ended.
     """
 
     def __init__(
-        self, control: RunControl, make_sample: SampleMaker, observers: Sequence[Observer]
+        self,
+        control: RunControl,
+        make_sample: SampleMaker,
+        observers: Sequence[Observer],
+        caller: str,
     ) -> None:
         self.observers = observers
         self.make_sample = make_sample
+        self.caller = caller
+        self.open = True
         self.unfinished: dict[str, Group] = {}  # by uid
         self._control = control
-        self._ended: asyncio.Queue[Group | RolloutError] = asyncio.Queue()
+        # None: the run has ended, and a waiting iterator ends too.
+        self._ended: asyncio.Queue[Group | RolloutError | None] = asyncio.Queue()
         self._error: RolloutError | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Group:
-        if self._ended.empty() and self._error is not None:
-            raise self._error
-        if self._ended.empty() and not self.unfinished:
-            raise StopAsyncIteration
-        group = await self._ended.get()
-        if isinstance(group, RolloutError):
-            raise group
-        return group
+        while True:
+            if self._ended.empty() and self._error is not None:
+                raise self._error
+            if self._ended.empty() and not self.unfinished and not self.open:
+                raise StopAsyncIteration
+            group = await self._ended.get()
+            if isinstance(group, RolloutError):
+                raise group
+            if group is not None:
+                return group
+
+    def add(self, groups: Sequence[Group]) -> None:
+        """Starts the rollout of more groups.
+
+        Raises ValueError if the run is complete, or if the uid of a group or a request is already
+        in use; then nothing has changed.
+        """
+        self._control.add(self, groups)
+
+    def complete(self) -> None:
+        """Marks the run as complete: no more groups follow."""
+        self._control.complete(self)
 
     def grow(self, group: Group, requests: Sequence[Request]) -> None:
         """Adds requests to a growing group. Raises ValueError if the group no longer grows."""
@@ -74,6 +101,10 @@ class Run:
     def close(self) -> None:
         """Gives up the unfinished groups and aborts their chunks in flight."""
         self._control.close(self)
+
+    def wake(self) -> None:
+        """Wakes a waiting iterator: the run may have ended (open_runs.py)."""
+        self._ended.put_nowait(None)
 
     def ended(self, group: Group) -> None:
         """Queues a group that is complete or given up (open_runs.py)."""

@@ -47,7 +47,7 @@ class SampleMaker:
         """Returns the response text as SGLang would: without the matched stop."""
         if self._tokenizer is None:
             return None
-        ids, matched, sampling = request.response_ids, request.matched, request.group.sampling
+        ids, matched, sampling = request.response_ids, request.matched, request.sampling
         trim = not sampling.no_stop_trim
         if trim and isinstance(matched, int):
             ids = ids[:-1]

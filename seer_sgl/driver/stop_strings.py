@@ -59,10 +59,11 @@ class StopStrings:
 
     def amend(self, request: Request, reply: ChunkReply) -> ChunkReply:
         """Returns the reply to a request's next chunk, cut after a boundary-spanning stop."""
-        stops = tuple(request.group.sampling.stops())
-        if not stops or not request.response_ids:
+        stops = tuple(request.sampling.stops())
+        if not stops or request.generated == request.given:
             return reply
-        return self._recheck(stops)(request.response_ids, reply)
+        before = request.response_ids[request.given :] if request.given else request.response_ids
+        return self._recheck(stops)(before, reply)
 
     def _recheck(self, stops: tuple[str, ...]) -> StopRecheck:
         if stops not in self._rechecks:

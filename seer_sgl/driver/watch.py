@@ -20,6 +20,7 @@ class Watch:
         self._run = run
         self._amend = amend
         self._reported = 0
+        self._rest: ChunkReply | None = None  # the whole reply, if its last tokens are final
         self.kept: ChunkReply | None = None  # the tokens so far, kept if the engine fails
 
     def received(self, new: ChunkReply) -> None:
@@ -31,12 +32,21 @@ class Watch:
         self._report(self.kept)
 
     def ended(self, reply: ChunkReply) -> ChunkReply:
-        """Returns the whole reply as it is to be recorded, and reports its remaining tokens."""
+        """Returns the whole reply as it is to be recorded."""
         chunk = self._chunk
         amended = self._amend(chunk.request, reply)
         if not chunk.undivided or chunk.ended_by(amended) or chunk.request.aborting:
-            self._report(amended)
+            self._rest = amended
         return amended
+
+    def report_rest(self) -> None:
+        """Reports the last tokens of the reply.
+
+        The loop calls it when it takes the reply: no other code runs between the last tokens of a
+        request and its end, so no observer shows a stop string that the end removes.
+        """
+        if self._rest is not None:
+            self._report(self._rest)
 
     def _report(self, reply: ChunkReply) -> None:
         ids, logprobs = reply.ids[self._reported :], reply.logprobs[self._reported :]

@@ -6,7 +6,7 @@ a stuck engine by its progress instead (driver/monitor.py).
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import aiohttp
@@ -74,6 +74,7 @@ class HttpEngine:
     ) -> None:
         self._info = info
         self._refresh_at = 0.0  # the event loop's time
+        self._checked_version: str | None = None  # the newest that a poll has shown
         self._exit_reason = exit_reason
         self._session = session
 
@@ -117,6 +118,17 @@ class HttpEngine:
             raise
         except EngineUnavailable:
             return
+
+    async def _check_version(self) -> None:
+        """Refreshes `info` if the server reports a new weight version, once per version.
+
+        Raises EngineUnavailable if the server does not answer or was started again.
+        """
+        body = await self._control("/model_info", CONTROL_TIMEOUT_S)
+        model = decode_control(body, wire.ModelInfo, f"{self._name}: /model_info")
+        if model.weight_version not in (self._info.weight_version, self._checked_version):
+            self._checked_version = model.weight_version
+            await self._keep_up()
 
     async def generate(self, chunk: Chunk, on_tokens: OnTokens | None = None) -> ChunkReply:
         """Runs one chunk and returns its reply. Cancelling the call aborts it on the server.
@@ -172,14 +184,33 @@ class HttpEngine:
             raise wire.Unreadable("the stream ended before its last event")
         return streamed.reply
 
+    @contextlib.asynccontextmanager
+    async def send(
+        self, method: str, path: str, body: bytes | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Sends a request to the server as it is, and yields the answer with any HTTP status.
+
+        body: JSON. Raises EngineUnavailable if the connection fails, also inside the block.
+        """
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        try:
+            async with self._session.request(
+                method, self._info.url + path, data=body, headers=headers
+            ) as response:
+                yield response
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._unreachable(error) from error
+
     async def load(self) -> EngineLoad:
         """Returns `/v1/loads`, summed over data-parallel ranks. Raises EngineUnavailable.
 
-        Every REFRESH_EVERY_S it also refreshes the weight version in `info`. A server that comes
-        back later is compared with it.
+        It also updates the weight version in `info`, and every REFRESH_EVERY_S the rest. A server
+        that comes back later is compared with it.
         """
         if asyncio.get_running_loop().time() >= self._refresh_at:
             await self._keep_up()
+        else:
+            await self._check_version()
         body = await self._control("/v1/loads", CONTROL_TIMEOUT_S)
         loads = decode_control(body, wire.Loads, f"{self._name}: /v1/loads").loads
         requests = [load.requests for load in loads if load.requests is not None]

@@ -179,12 +179,12 @@ _encoder = msgspec.json.Encoder()
 
 def sampling_params(chunk: Chunk, drafting: bool) -> dict[str, Any]:
     """Returns the `sampling_params` of a chunk: all of them, as a server may have own defaults."""
-    request, sampling = chunk.request, chunk.request.group.sampling
+    request, sampling = chunk.request, chunk.request.sampling
     params = msgspec.structs.asdict(sampling)
     params["max_new_tokens"] = chunk.max_new_tokens
     # The remaining minimum: SGLang counts the tokens of one call only, and refuses a minimum above
     # the call's own budget.
-    left = max(0, sampling.min_new_tokens - request.generated)
+    left = max(0, sampling.min_new_tokens - (request.generated - request.given))
     params["min_new_tokens"] = min(left, chunk.max_new_tokens)
     params["sampling_seed"] = request.seed
     if drafting:

@@ -50,6 +50,7 @@ class Rollout:
     config: a Config, a mapping of the same shape, or a YAML file. `log_dir`: the folder for the
     logs of local engines. `placement` replaces the policy's choice of engines (experiments).
     `fleet`: running engines (engine/fleet.py) for one open Rollout at a time; they keep running.
+    `gives_up` False: requests wait for an engine as long as it takes (a server).
     Raises InputError for an unusable input, EngineStartError if an engine does not become ready.
     """
 
@@ -60,6 +61,7 @@ class Rollout:
         log_dir: Path | str = "logs",
         placement: Placement | None = None,
         fleet: Fleet | None = None,
+        gives_up: bool = True,
     ) -> None:
         if isinstance(config, str | Path):
             config = load(Path(config))
@@ -70,6 +72,7 @@ class Rollout:
         self._log_dir = Path(log_dir)
         self._placement = placement
         self._given = fleet
+        self._gives_up = gives_up
         self._open: _Open | None = None
         seed = self.config.rollout.seed
         self._seed = secrets.randbits(32) if seed is None else seed
@@ -88,10 +91,10 @@ class Rollout:
         chunk = min(self.config.scheduling.chunk_tokens, self.config.sampling.max_new_tokens)
         check_pool(self.config.kv_pool, chunk, self._facts.least_kv_bytes_per_token())
         tokenizer_path = model.tokenizer_path or model.path
-        self._tokenizer = (
+        self.tokenizer = (
             load_tokenizer(tokenizer_path, model.trust_remote_code) if tokenizer_path else None
         )
-        if self.config.sampling.stops() and self._tokenizer is None:
+        if self.config.sampling.stops() and self.tokenizer is None:
             raise ConfigError("sampling.stop: stop strings need a tokenizer: set model.path")
 
     async def __aenter__(self) -> Self:
@@ -125,6 +128,11 @@ class Rollout:
     def driver(self) -> Driver:
         """The driver of the fleet. Raises RolloutError before the rollout is open."""
         return self._opened.driver
+
+    @property
+    def fleet(self) -> Fleet:
+        """The running engines. Raises RolloutError before the rollout is open."""
+        return self._opened.fleet
 
     @property
     def engines(self) -> list[EngineInfo]:
@@ -207,7 +215,8 @@ class Rollout:
             scheduling=self.config.scheduling,
             stall_timeout_s=engines.stall_timeout_s,
             recovery_timeout_s=engines.recovery_timeout_s,
-            tokenizer=self._tokenizer,
+            gives_up=self._gives_up,
+            tokenizer=self.tokenizer,
             known=self._known,
             history=self._history.of,
             costs=self._costs,
@@ -233,7 +242,7 @@ class Rollout:
     def _check_own_sampling(self, infos: Sequence[EngineInfo]) -> None:
         """Raises ConfigError if the engines cannot serve the config's own sampling."""
         for key, why in unservable(
-            self.config.sampling, infos, tokenizer=self._tokenizer is not None
+            self.config.sampling, infos, tokenizer=self.tokenizer is not None
         ):
             raise ConfigError(f"sampling.{key}: {why}")
 
@@ -244,7 +253,7 @@ class Rollout:
             if prompt.sampling is None:
                 continue
             for key, why in unservable(
-                prompt.sampling, self.engines, tokenizer=self._tokenizer is not None
+                prompt.sampling, self.engines, tokenizer=self.tokenizer is not None
             ):
                 raise PromptError(f"prompt {prompt.prompt_id!r}: sampling.{key}: {why}")
         if not self.config.scheduling.divide or self.config.scheduling.policy in UNDIVIDED:
@@ -278,10 +287,10 @@ class Rollout:
 
     def _reader(self, max_prompt_len: int | None) -> PromptReader:
         vocab_size = self._facts.vocab_size
-        if vocab_size is None and self._tokenizer is not None:
-            vocab_size = self._tokenizer.vocab_size
+        if vocab_size is None and self.tokenizer is not None:
+            vocab_size = self.tokenizer.vocab_size
         n = self.config.rollout.n_samples_per_prompt
-        return PromptReader(n, self._tokenizer, vocab_size, max_prompt_len, self.config.sampling)
+        return PromptReader(n, self.tokenizer, vocab_size, max_prompt_len, self.config.sampling)
 
 
 async def _drafted(fleet: Fleet) -> draft_report.Reading:

@@ -155,8 +155,10 @@ class EngineIndex:
             self._put(before, place, ABSENT)
 
     def home(self, request: Request) -> EngineSlot | None:
-        """Returns the engine that ran the request's last chunk; it may have left since."""
-        return self._by_id.get(request.engines[-1]) if request.engines else None
+        """Returns the engine that ran the request's last chunk, or that holds KV of its input; it
+        may have left since."""
+        home = request.engines[-1] if request.engines else request.home
+        return None if home is None else self._by_id.get(home)
 
     def holders(self, request: Request) -> Set[EngineSlot]:
         """Returns the engines with a ledger that run a sibling now: they hold the prompt's KV."""

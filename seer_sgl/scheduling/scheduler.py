@@ -91,6 +91,10 @@ class Scheduler:
         slot.available = available and not slot.leaving
         self._fleet.changed(slot)
 
+    def available(self, engine_id: str) -> bool:
+        """Returns whether chunks are sent to an engine."""
+        return self._fleet[engine_id].available
+
     def leaving(self, engine_id: str) -> bool:
         """Returns whether an engine is being drained."""
         return self._fleet[engine_id].leaving
@@ -141,6 +145,9 @@ class Scheduler:
         """Marks a growing group as closed: it gets no more requests."""
         if group.growing and not group.withdrawn:
             group.growing = False
+            for request in group.requests:
+                if request.kept and request.state is RequestState.FINISHED:
+                    self._drop(request)
             if group.complete:
                 self._policy.leave(group)
 
@@ -228,7 +235,7 @@ class Scheduler:
         else:
             self._grow(result.reply, chunk, result.now)
         recalled = isinstance(result.error, ChunkRecalled)
-        failed = not recalled and (result.reply is None or not result.reply.ids)
+        failed = not recalled and (result.reply is None or result.reply.tokenless)
         if failed:
             self._setbacks.failed(request, slot, result.error)
         elif not recalled:
@@ -274,7 +281,8 @@ class Scheduler:
         one."""
         others = self._setbacks.others(request) if request.refusals else []
         if not others:
-            may_wait = request.uid not in self._no_wait
+            # Without a chunk of its own there is nothing to wait for.
+            may_wait = bool(request.rid) and request.uid not in self._no_wait
             return self._placement.choose(request, total_len, self._fleet, may_wait)
         able = (slot for slot in others if slot.admits(request, total_len))
         slot = min(able, key=lambda slot: slot.inflight, default=None)
@@ -285,7 +293,7 @@ class Scheduler:
 
     def _budget(self, request: Request) -> int:
         """Returns the response tokens of the request's next chunk."""
-        if not self._divide or not request.group.continues:
+        if not self._divide or not request.continues:
             return request.remaining
         return min(request.remaining, self._chunk_tokens)
 
@@ -311,7 +319,7 @@ class Scheduler:
             move=move,
             migrated=bool(request.engines) and request.engines[-1] != slot.engine_id,
             number=slot.started,
-            undivided=not request.group.continues,
+            undivided=not request.continues,
         )
 
     def _grow(self, reply: ChunkReply, chunk: Chunk, now: float) -> None:
@@ -328,7 +336,8 @@ class Scheduler:
         self, request: Request, reason: FinishReason, matched: int | str | None, now: float
     ) -> None:
         request.finish(reason, matched, now)
-        self._drop(request)
+        if not (request.kept and request.group.growing):
+            self._drop(request)
         if request.group.withdrawn:
             return
         if reason != "abort":  # the full length of an aborted request is unknown
