@@ -5,12 +5,15 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from .console import INTERRUPTED, LEVELS, complain, log_to, open_console
 from .errors import ConfigError, SeerError
+
+if TYPE_CHECKING:
+    from .config import Config
 
 # What a command needs is imported in it: `--help` has nothing to wait for.
 logger = logging.getLogger(__name__)
@@ -72,16 +75,13 @@ def rollout(
 
     Writes samples.jsonl, report.json and timeline.png into OUT.
     """
-    from .config import load, load_ready
     from .running import run
 
     if prompts is not None:
         overrides = (*overrides, f"rollout.prompts={json.dumps(str(prompts))}")
-    if ready is not None and config is not None:
-        raise ConfigError(f"--ready {ready}: not together with --config")
     console = open_console()
     with log_to(console, log_level):
-        settings = load(config, overrides) if ready is None else load_ready(ready, overrides)
+        settings = _settings(config, ready, overrides)
         if compare:
             from .benchmark.comparison import roll_out_and_compare
 
@@ -91,6 +91,44 @@ def rollout(
 
             run(roll_out(settings, out, overwrite, console))
         logger.info("%s", NEXT)
+
+
+@cli.command()
+@click.option("--config", type=click.Path(path_type=Path), help="YAML config.")
+@click.option("--ready", metavar="NAME", help="Instead, one of: cpu, cpu-pool, cpu-seer.")
+@click.option("--host", help="Address to listen on; default server.host.")
+@click.option("--port", type=int, help="Port; default server.port. 0: a free one.")
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    default=Path("logs"),
+    show_default=True,
+    help="Folder for the logs of local engines.",
+)
+@set_keys
+@log_level
+def serve(
+    *,
+    config: Path | None,
+    ready: str | None,
+    host: str | None,
+    port: int | None,
+    log_dir: Path,
+    overrides: tuple[str, ...],
+    log_level: str,
+) -> None:
+    """Serve a fleet as one SGLang server.
+
+    Speaks SGLang's and OpenAI's HTTP.
+    """
+    from .running import run
+    from .server.command import serve as serve_fleet
+
+    for key, value in (("host", host), ("port", port)):
+        if value is not None:
+            overrides = (*overrides, f"server.{key}={json.dumps(value)}")
+    with log_to(open_console(), log_level):
+        run(serve_fleet(_settings(config, ready, overrides), log_dir))
 
 
 @cli.command()
@@ -211,6 +249,17 @@ def doctor() -> None:
     from .doctor import examine
 
     sys.exit(0 if examine(Console(highlight=False)) else 1)
+
+
+def _settings(config: Path | None, ready: str | None, overrides: tuple[str, ...]) -> "Config":
+    """Returns the config of `--config` or `--ready`."""
+    from .config import load, load_ready
+
+    if ready is None:
+        return load(config, overrides)
+    if config is not None:
+        raise ConfigError(f"--ready {ready}: not together with --config")
+    return load_ready(ready, overrides)
 
 
 def main() -> None:

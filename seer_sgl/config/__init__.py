@@ -25,6 +25,7 @@ from .tree import (
     RolloutConfig,
     SchedulingConfig,
     Section,
+    ServerConfig,
     with_values,
 )
 
@@ -45,6 +46,7 @@ __all__ = [
     "Sampling",
     "SchedulingConfig",
     "Section",
+    "ServerConfig",
     "convert",
     "load",
     "load_ready",

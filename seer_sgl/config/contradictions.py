@@ -10,6 +10,7 @@ from .tree import (
     DraftConfig,
     EnginesConfig,
     KvPoolConfig,
+    ServerConfig,
 )
 from .values import Complaint
 
@@ -25,6 +26,7 @@ RESERVED_FLAGS = {
 LEAST_MEMORY = 16 << 20  # bytes; Mooncake mounts segments in pieces of 16 MiB
 LEAST_SSD = 64 << 20  # bytes; a few buckets of pages
 LEAST_DRAFT_MEMORY = 1 << 20  # bytes; about ten thousand tokens in an engine's index
+LEAST_BODY = 1 << 20  # bytes; a prompt of a hundred thousand tokens
 # SGLang flags that the KV pool sets.
 POOL_FLAGS = {
     "page-size": "kv_pool.page_size",
@@ -46,6 +48,7 @@ def contradictions(config: Config) -> Iterator[Complaint]:
     yield from _wrong_pool(config.kv_pool, engines)
     yield from _wrong_draft(config.draft, engines)
     yield from _wrong_scheduling(config)
+    yield from _wrong_server(config.server)
     for name, why in config.sampling.problems():
         yield f"sampling.{name}".rstrip("."), why
     if engines.launch == "local" and config.model.path is None:
@@ -190,3 +193,14 @@ def _wrong_scheduling(config: Config) -> Iterator[Complaint]:
             yield "kv_pool.backend", whole
         if scheduling.max_inflight_per_engine is not None:
             yield "scheduling.max_inflight_per_engine", whole
+
+
+def _wrong_server(server: ServerConfig) -> Iterator[Complaint]:
+    try:
+        if server.body_bytes() < LEAST_BODY:
+            yield "server.max_body", f"{server.max_body} is less than 1mb"
+    except ValueError as error:
+        yield "server.max_body", str(error)
+    for key in ("api_key", "admin_api_key"):
+        if getattr(server, key) == "":
+            yield f"server.{key}", "an empty token"

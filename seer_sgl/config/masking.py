@@ -9,7 +9,7 @@ from .values import USERINFO
 MASK = "***"
 SECRETS = ("key", "token", "password", "secret")
 FLAGS = ("engines.sglang.", "bench.ngram.")
-HIDDEN = ("engines.environment", "engines.api_key")
+HIDDEN = ("engines.environment", "engines.api_key", "server.api_key", "server.admin_api_key")
 WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+")
 
 

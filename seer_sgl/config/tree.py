@@ -215,6 +215,37 @@ class RolloutConfig(Section, frozen=True):
     """Seed that every request is seeded from. Default: drawn; the report contains it."""
 
 
+class ServerConfig(Section, frozen=True):
+    """The rollout server, `seer-sgl serve`."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. One beyond loopback needs a token."""
+    port: Annotated[int, msgspec.Meta(ge=0, le=LAST_PORT)] = 30000
+    """Port to listen on; 0: a free one, which the log names."""
+    api_key: str | None = None
+    """Bearer token of clients. Default: `SEER_SGL_SERVER_KEY`."""
+    admin_api_key: str | None = None
+    """Bearer token of the control plane and of `/workers`. Default: `SEER_SGL_ADMIN_KEY`; without
+    one, `api_key` opens these too."""
+    group_window_s: Annotated[float, msgspec.Meta(ge=0.0)] = 5.0
+    """Requests with equal prompts join one group until it has been idle for so many seconds; 0:
+    each request is a group of its own, unless it names a `group_id`."""
+    session_timeout_s: Seconds = 600.0
+    """Seconds that a session keeps its KV in the pool after a turn."""
+    max_body: str = "64mb"
+    """Largest body of a request."""
+    max_batch: Positive = 4096
+    """Most responses that one request may ask for: its prompts times `n`."""
+    max_prompt_tokens: Positive | None = None
+    """Longest prompt in tokens. Default: what the engines accept."""
+    max_requests: Positive = 65536
+    """Most responses in progress; beyond, clients get HTTP 429."""
+
+    def body_bytes(self) -> int:
+        """Returns `max_body` in bytes. Raises ValueError if it is not a size."""
+        return _size(self.max_body)
+
+
 class FleetConfig(NamedTuple):
     """The sections that describe a fleet of engines."""
 
@@ -234,6 +265,7 @@ class Config(Section, frozen=True):
     scheduling: SchedulingConfig = msgspec.field(default_factory=SchedulingConfig)
     sampling: Sampling = Sampling()
     rollout: RolloutConfig = msgspec.field(default_factory=RolloutConfig)
+    server: ServerConfig = msgspec.field(default_factory=ServerConfig)
 
     @property
     def fleet(self) -> FleetConfig:

@@ -1,0 +1,1 @@
+"""The rollout server: one SGLang-compatible endpoint in front of a fleet (`seer-sgl serve`)."""

@@ -1,0 +1,145 @@
+"""A response that a client wants (`Call`), and the same response on its way back (`Answer`)."""
+
+import asyncio
+from array import array
+
+import msgspec
+
+from seer_sgl.types import (
+    ChunkReply,
+    FinishReason,
+    Request,
+    Sampling,
+    WeightSpan,
+    logprob_array,
+    token_array,
+)
+
+from .errors import HttpError
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One response: what to generate, and what its client said about its siblings.
+
+    `rid`: the client's name for it, unique among the calls in progress. `limit`: the maximum
+    response tokens. `group_size`: how many responses the group will have in all, if known.
+    """
+
+    rid: str
+    prompt_ids: "array[int]"
+    sampling: Sampling
+    seed: int
+    limit: int
+    stream: bool = False
+    group_id: str | None = None
+    group_size: int | None = None
+    session_id: str | None = None
+
+
+class Counts(msgspec.Struct):
+    """What the engines reported of a response's chunks. Tokens.
+
+    `device`, `host`, `storage`: cached prompt tokens of the first chunk. `reused`: cached input
+    tokens of the later chunks; `recomputed`: the rest of their input.
+    """
+
+    device: int = 0
+    host: int = 0
+    storage: int = 0
+    reused: int = 0
+    recomputed: int = 0
+    retractions: int = 0
+    verify_steps: int = 0
+    chunks: int = 0
+
+    def add(self, reply: ChunkReply, input_len: int) -> None:
+        """Adds the reply to one chunk."""
+        if self.chunks == 0:
+            self.device, self.host = reply.cached_device, reply.cached_host
+            self.storage = reply.cached_storage
+        else:
+            self.reused += reply.cached
+            self.recomputed += max(0, input_len - reply.cached)
+        self.chunks += 1
+        self.retractions += reply.retractions
+        self.verify_steps += reply.verify_steps
+
+
+class Answer:
+    """The response to a call. Its tokens grow until it ends, with a finish reason or an error.
+
+    `given`: the tokens of the request's response that were part of the call's prompt.
+    """
+
+    def __init__(self, call: Call, arrived_at: float) -> None:
+        self.call = call
+        self.arrived_at = arrived_at
+        self.ended_at: float | None = None
+        self.request: Request | None = None  # the newest one; None before the first
+        self.given = 0
+        self.ids = token_array()
+        self.logprobs = logprob_array()
+        self.counts = Counts()
+        self.engines: list[str] = []
+        self.finish: FinishReason | None = None
+        self.matched: int | str | None = None
+        self.weight_spans: list[WeightSpan] = []
+        self.error: HttpError | None = None
+        self.attempts = 0  # requests that were made for it
+        self._news = asyncio.Event()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more follows."""
+        return self.finish is not None or self.error is not None
+
+    @property
+    def group_uid(self) -> str:
+        """The driver's name of its group; empty before it has one."""
+        return "" if self.request is None else self.request.group.uid
+
+    async def news(self) -> None:
+        """Waits until tokens have arrived since the last call, or the response has ended."""
+        await self._news.wait()
+        if not self.ended:
+            self._news.clear()
+
+    async def end(self) -> None:
+        """Waits until the response has ended. Raises its error if it has one."""
+        while not self.ended:
+            await self.news()
+        if self.error is not None:
+            raise self.error
+
+    def streamed(self, ids: "array[int]", logprobs: "array[float]") -> None:
+        """Adds tokens that arrived before the end of their chunk."""
+        self.ids.extend(ids)
+        self.logprobs.extend(logprobs)
+        self._news.set()
+
+    def finished(self, now: float) -> None:
+        """Takes over the finished request's tokens and finish reason."""
+        request = self.request
+        assert request is not None
+        self.ids = request.response_ids[self.given :]
+        self.logprobs = request.logprobs[self.given :]
+        self.weight_spans = _after(request.weight_spans, self.given)
+        self.finish, self.matched = request.finish_reason or "abort", request.matched
+        self.ended_at = now
+        self._news.set()
+
+    def failed(self, error: HttpError, now: float) -> None:
+        """Ends the response with an error."""
+        self.error, self.ended_at = error, now
+        self._news.set()
+
+
+def _after(spans: list[WeightSpan], skipped: int) -> list[WeightSpan]:
+    """Returns the spans without their first `skipped` tokens."""
+    kept = []
+    for span in spans:
+        left = max(0, span.tokens - skipped)
+        skipped -= span.tokens - left
+        if left:
+            kept.append(WeightSpan(span.version, left))
+    return kept

@@ -1,0 +1,88 @@
+"""`seer-sgl serve`: opens the fleet, and serves until it is stopped."""
+
+import contextlib
+import ipaddress
+import logging
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from aiohttp import web
+
+from seer_sgl.config import Config, ServerConfig, with_values
+from seer_sgl.errors import ConfigError
+from seer_sgl.processes import require_free_port
+from seer_sgl.rollout.rollout import Rollout
+
+from .app import make_app
+from .service import Service
+
+logger = logging.getLogger(__name__)
+SERVER_KEY = "SEER_SGL_SERVER_KEY"  # environment variable: the bearer token of clients
+ADMIN_KEY = "SEER_SGL_ADMIN_KEY"  # likewise, of the control plane
+SHUTDOWN_S = 5.0  # for responses that are being written when the server stops
+
+
+async def serve(config: Config, log_dir: Path) -> None:
+    """Serves the fleet of `config` until cancelled.
+
+    Raises SeerError if the fleet or the address cannot be opened, and RolloutError if the driver
+    has ended.
+    """
+    config = _with_keys(config)
+    server = config.server
+    _require_token_beyond_loopback(server)
+    if server.port:
+        require_free_port(server.port, "server.port", server.host)
+    async with Rollout(config, log_dir=log_dir, gives_up=False) as rollout:
+        service = Service(rollout)
+        async with serving(service) as url:
+            logger.info("serving %d engines at %s", len(rollout.engines), url)
+            await service.generation.run()
+
+
+@contextlib.asynccontextmanager
+async def serving(service: Service) -> AsyncIterator[str]:
+    """Listens at the configured address, and yields the URL."""
+    server = service.settings
+    runner = web.AppRunner(
+        make_app(service, server.api_key),
+        access_log=None,
+        handler_cancellation=True,  # a client that hangs up ends its requests
+        shutdown_timeout=SHUTDOWN_S,
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, server.host, server.port)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+def _with_keys(config: Config) -> Config:
+    """Returns the config with the tokens of the environment."""
+    server = config.server
+    keys = {
+        "server.api_key": server.api_key or os.environ.get(SERVER_KEY),
+        "server.admin_api_key": server.admin_api_key or os.environ.get(ADMIN_KEY),
+    }
+    return with_values(config, keys)
+
+
+def _require_token_beyond_loopback(server: ServerConfig) -> None:
+    if server.api_key is None and not _is_loopback(server.host):
+        raise ConfigError(
+            f"server.host: {server.host} is beyond loopback and needs a token: set {SERVER_KEY} or "
+            "server.api_key"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,78 @@
+"""Sends a request to an engine as its client wrote it, and the answer back as the engine wrote it.
+
+For requests that another chunk could not continue, or that this server does not know.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import aiohttp
+from aiohttp import web
+
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.errors import EngineUnavailable
+
+COPIED = ("Content-Type", "Retry-After")
+Find = Callable[[str], HttpEngine | None]
+
+
+class Forwarded:
+    """One such request. Calling it sends it to an engine; the driver does (types.Forward).
+
+    `find` returns an engine by its id.
+    """
+
+    def __init__(self, http: web.Request, path: str, body: bytes, find: Find) -> None:
+        self._http = http
+        self._path = path
+        self._body = body
+        self._find = find
+        self.engine_id: str | None = None  # that has it now
+        self.response: web.StreamResponse | None = None  # once a part of the answer was sent
+        self.broken = False  # the engine was lost after a part of its answer
+
+    async def __call__(self, engine_id: str) -> None:
+        """Sends the request to an engine, and its answer to the client.
+
+        Raises EngineUnavailable if the engine failed before the first byte of its answer.
+        """
+        if self.response is not None:  # it was taken back half-way: the rest is lost
+            self.broken = True
+            return
+        engine = self._find(engine_id)
+        if engine is None:
+            raise EngineUnavailable(f"engine {engine_id} has left", engine_id=engine_id)
+        self.engine_id = engine_id
+        try:
+            async with engine.send(self._http.method, self._path, self._body) as answer:
+                await self._pass_on(answer)
+        except EngineUnavailable:
+            if self.response is None:
+                raise
+            self.broken = True
+        finally:
+            self.engine_id = None
+
+    async def _pass_on(self, answer: aiohttp.ClientResponse) -> None:
+        first = await answer.content.readany()
+        response = web.StreamResponse(status=answer.status)
+        for name in COPIED:
+            if name in answer.headers:
+                response.headers[name] = answer.headers[name]
+        self.response = response
+        with contextlib.suppress(ConnectionError):  # the client has left
+            await response.prepare(self._http)
+            piece = first
+            while piece:
+                await response.write(piece)
+                piece = await answer.content.readany()
+
+    async def abort(self, body: bytes) -> None:
+        """Sends an abort to the engine that has the request."""
+        engine = None if self.engine_id is None else self._find(self.engine_id)
+        if engine is None:
+            return
+        with contextlib.suppress(EngineUnavailable, TimeoutError):
+            async with asyncio.timeout(2.0), engine.send("POST", "/abort_request", body) as answer:
+                await answer.read()

@@ -1,0 +1,274 @@
+"""The body of SGLang's `/generate`, and whether it can be divided into chunks. Pure."""
+
+import secrets
+import uuid
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from seer_sgl.bounds import LARGEST_ID
+from seer_sgl.config.values import impossible
+from seer_sgl.types import Sampling, token_array
+
+from .calls import Call
+from .errors import BadRequest
+
+Ids = list[int]
+Parameters = dict[str, Any]
+DEFAULT_NEW_TOKENS = 128  # SGLang's SamplingParams.max_new_tokens
+LARGEST_SEED = (1 << 63) - 1
+# Beside Sampling: SGLang's parameters that this module reads, or whose default it takes.
+SEED, N = "sampling_seed", "n"
+NEUTRAL_PARAMETERS = {"spaces_between_special_tokens": True, "beam_width": 1}
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """The fields of SGLang's `GenerateReqInput` that can cross a chunk boundary, and ours.
+
+    A field of SGLang's that is not here, with a value other than its default, makes the request
+    undivided: it is sent to an engine as it is.
+    """
+
+    text: str | list[str] | None = None
+    """Prompt, or a batch of prompts."""
+    input_ids: list[int | Ids] | None = None
+    """Instead, the token ids of the prompt or prompts."""
+    sampling_params: Parameters | list[Parameters] | None = None
+    """SGLang's sampling parameters; in a batch, one for all or one for each prompt. `n`: responses
+    per prompt. `sampling_seed`: drawn for each response if it is missing."""
+    rid: str | list[str] | None = None
+    """Name of the request; in a batch, a list or a prefix."""
+    stream: bool | None = None
+    """Server-sent events, each with the whole response so far."""
+    return_logprob: bool | list[bool] | None = None
+    """Return the log probability of each response token."""
+    return_text_in_logprobs: bool | None = None
+    """With the text of each token."""
+    group_id: str | list[str] | None = None
+    """Ours: responses with one group id are siblings, which are drafted from one another."""
+    group_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Ours: how many responses the group will have in all."""
+    session_id: str | None = None
+    """Conversation: its next turn prefers the engine that has its KV."""
+
+
+# Fields that change nothing in the response: they are dropped.
+IGNORED = (
+    *("log_metrics", "no_logs", "custom_labels", "conversation_id", "received_time"),
+    *("external_trace_header", "routing_key", "http_worker_ipc", "background", "modalities"),
+)
+# Values of other fields that mean the same as none.
+NEUTRAL_FIELDS: Mapping[str, tuple[Any, ...]] = {
+    "logprob_start_len": (-1,),
+    "top_logprobs_num": (0,),
+    "routed_experts_start_len": (0,),
+}
+_decoder = msgspec.json.Decoder(GenerateRequest)
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class Undividable(Exception):
+    """The request must be sent as it is. `reason`: the field or parameter, for the metrics."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """A divided request. `single`: the reply is one object, not a list. `logprobs`: per call."""
+
+    calls: list[Call]
+    single: bool
+    stream: bool
+    logprobs: list[bool]
+    token_texts: bool
+
+
+def decode_fields(body: bytes) -> dict[str, msgspec.Raw]:
+    """Returns the fields of a JSON object. Raises BadRequest for anything else."""
+    try:
+        return _fields.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"the body is not a JSON object: {error}") from error
+
+
+class GenerateReader:
+    """Turns bodies of `/generate` into calls.
+
+    `encode` returns the ids of a text; None: no tokenizer. `longest`: the most tokens of prompt
+    and response together. `most`: the most responses of one request. `vocab_size`: the number of
+    token ids; None: unknown.
+    """
+
+    def __init__(
+        self,
+        encode: "Callable[[str], array[int]] | None",
+        longest: int,
+        most: int,
+        vocab_size: int | None,
+    ) -> None:
+        self._encode = encode
+        self._longest = longest
+        self._most = most
+        self._vocab_size = vocab_size
+
+    def read(self, body: bytes, session_id: str | None = None) -> Batch:
+        """Returns the calls of a body.
+
+        `session_id`: the session named in a header. Raises Undividable for a request that must be
+        sent as it is, and BadRequest for one that no engine accepts.
+        """
+        for name, raw in decode_fields(body).items():
+            if name not in GenerateRequest.__struct_fields__ and name not in IGNORED:
+                _require_neutral(name, raw)
+        try:
+            request = _decoder.decode(body)
+        except msgspec.DecodeError as error:
+            raise Undividable("unusual") from error
+        return self._batch(request, session_id)
+
+    def _batch(self, request: GenerateRequest, session_id: str | None) -> Batch:
+        prompts, single = self._prompts(request)
+        parameters = request.sampling_params or {}
+        each = parameters if isinstance(parameters, list) else [parameters] * len(prompts)
+        if len(each) != len(prompts):
+            raise Undividable("unusual")
+        n = _samples(each)
+        if len(prompts) * n > self._most:
+            raise BadRequest(
+                f"{len(prompts) * n} responses in one request; server.max_batch is {self._most}"
+            )
+        single = single and n == 1
+        rids = _rids(request.rid, len(prompts), n, single)
+        group_ids = _spread(request.group_id, len(prompts))
+        calls: list[Call] = []
+        for number, (prompt, params) in enumerate(zip(prompts, each, strict=True)):
+            sampling, seed, limit = self._sampling(params, len(prompt))
+            group_id, size = group_ids[number], request.group_size
+            if group_id is None and n > 1:
+                group_id, size = f"n/{uuid.uuid4().hex}", n
+            calls += [
+                Call(
+                    rid=rids[number * n + index],
+                    prompt_ids=prompt,
+                    sampling=sampling,
+                    seed=secrets.randbits(63) if seed is None else seed,
+                    limit=limit,
+                    stream=bool(request.stream),
+                    group_id=group_id,
+                    group_size=size,
+                    session_id=request.session_id or session_id,
+                )
+                for index in range(n)
+            ]
+        logprobs = _spread(request.return_logprob, len(prompts))
+        return Batch(
+            calls=calls,
+            single=single,
+            stream=bool(request.stream),
+            logprobs=[bool(wanted) for wanted in logprobs for _ in range(n)],
+            token_texts=bool(request.return_text_in_logprobs),
+        )
+
+    def _prompts(self, request: GenerateRequest) -> "tuple[list[array[int]], bool]":
+        """Returns the prompts, and whether there is one that is not in a list."""
+        if request.text is not None:
+            if self._encode is None or request.input_ids is not None:
+                raise Undividable("unusual")
+            single = isinstance(request.text, str)
+            texts = [request.text] if isinstance(request.text, str) else request.text
+            prompts = [self._encode(text) for text in texts]
+        elif request.input_ids:
+            single = not isinstance(request.input_ids[0], list)
+            lists = [request.input_ids] if single else request.input_ids
+            prompts = [self._ids(ids) for ids in lists]
+        else:
+            raise Undividable("unusual")
+        if not prompts or not all(prompts):
+            raise Undividable("unusual")
+        return prompts, single
+
+    def _ids(self, ids: Any) -> "array[int]":
+        if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
+            raise Undividable("unusual")
+        highest = LARGEST_ID if self._vocab_size is None else self._vocab_size - 1
+        for token in (min(ids, default=0), max(ids, default=0)):
+            if not 0 <= token <= highest:
+                raise BadRequest(f"input_ids: token id {token} is outside the vocabulary")
+        return token_array(ids)
+
+    def _sampling(self, given: Parameters, prompt_len: int) -> tuple[Sampling, int | None, int]:
+        """Returns the sampling parameters, the seed and the limit of one response."""
+        params = {name: value for name, value in given.items() if value is not None}
+        params.pop(N, None)
+        for name, neutral in NEUTRAL_PARAMETERS.items():
+            if params.pop(name, neutral) != neutral:
+                raise Undividable(name)
+        seed = params.pop(SEED, None)
+        if seed is not None and (type(seed) is not int or not 0 <= seed <= LARGEST_SEED):
+            raise Undividable(SEED)
+        left = self._longest - prompt_len
+        unlimited = "max_new_tokens" in given and given["max_new_tokens"] is None
+        params.setdefault("max_new_tokens", max(1, left) if unlimited else DEFAULT_NEW_TOKENS)
+        try:
+            sampling = msgspec.convert(params, Sampling)
+        except msgspec.ValidationError as error:
+            raise Undividable(_unknown(params) or "unusual") from error
+        for name, _ in (*impossible(params), *sampling.problems()):
+            raise Undividable(name or "unusual")
+        for name in sampling.undivided_because():
+            raise Undividable(name)
+        if prompt_len < 1 or sampling.max_new_tokens > left:
+            raise Undividable("length")  # SGLang decides what becomes of it
+        return sampling, seed, sampling.max_new_tokens
+
+
+def _require_neutral(name: str, raw: msgspec.Raw) -> None:
+    """Raises Undividable if a field that this server does not read has a value."""
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(f"{name}: {error}") from error
+    if value is None or value is False or value in ([], {}):
+        return
+    if value not in NEUTRAL_FIELDS.get(name, ()):
+        raise Undividable(name)
+
+
+def _samples(each: list[Parameters]) -> int:
+    """Returns `n`, which all parameters of a batch have in common."""
+    counts = [1 if params.get(N) is None else params[N] for params in each]
+    n = counts[0]
+    if type(n) is not int or n < 1 or any(other != n for other in counts):
+        raise Undividable("unusual")
+    return n
+
+
+def _rids(rid: str | list[str] | None, prompts: int, n: int, single: bool) -> list[str]:
+    """Returns a name per response, as GenerateReqInput._normalize_rid and the expansion of `n`."""
+    if isinstance(rid, list):
+        if len(rid) != prompts:
+            raise Undividable("unusual")
+        if n == 1:
+            return rid
+        return [f"{name}_{index}" for name in rid for index in range(n)]
+    if rid is None:
+        return [uuid.uuid4().hex for _ in range(prompts * n)]
+    return [rid] if single else [f"{rid}_{index}" for index in range(prompts * n)]
+
+
+def _spread(value: Any, count: int) -> list[Any]:
+    """Returns one value per prompt."""
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise Undividable("unusual")
+    return value
+
+
+def _unknown(params: Parameters) -> str | None:
+    """Returns the first parameter that Sampling does not have, as a label."""
+    return next((name for name in params if name not in Sampling.__struct_fields__), None)

@@ -1,0 +1,352 @@
+"""The responses in progress: each call becomes a request of the driver, in a group of siblings."""
+
+import asyncio
+import itertools
+import logging
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+from typing_extensions import override
+
+from seer_sgl.config import ServerConfig
+from seer_sgl.driver.driver import Driver
+from seer_sgl.driver.observer import Observer
+from seer_sgl.driver.run import Run
+from seer_sgl.errors import RolloutError
+from seer_sgl.types import (
+    ChunkResult,
+    Failure,
+    FailureKind,
+    Forward,
+    Group,
+    Prompt,
+    Request,
+    Sample,
+    WeightSpan,
+    token_array,
+)
+
+from .calls import Answer, Call
+from .errors import BadRequest, Failed, HttpError, TooMany, Unavailable
+from .sessions import Sessions
+from .siblings import OpenGroup, Siblings, continued
+
+logger = logging.getLogger(__name__)
+CALLER = "server"  # the share of all single requests, beside one share per rollout
+TICK_S = 0.25  # between two checks for groups to close
+MOST_ATTEMPTS = 2  # in its group, and once alone: a sibling may be at fault
+
+
+class Generation(Observer):
+    """Generates responses on the driver's engines, and keeps siblings together.
+
+    Use `run` in a task while calls are started.
+    """
+
+    def __init__(
+        self, driver: Driver, config: ServerConfig, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._driver = driver
+        self._config = config
+        self._clock = clock
+        self._siblings = Siblings(config.group_window_s)
+        self._sessions = Sessions(config.session_timeout_s)
+        self._answers: dict[str, Answer] = {}  # by rid
+        self._by_request: dict[str, Answer] = {}  # by the uid of the driver's request
+        self._forwards: dict[str, asyncio.Future[None]] = {}  # likewise
+        self._orders = itertools.count()
+        self._ended: RolloutError | None = None
+        self._run: Run = driver.open_run([self], caller=CALLER, texts=False)
+
+    @property
+    def in_progress(self) -> int:
+        """The number of responses in progress."""
+        return len(self._answers) + len(self._forwards)
+
+    @property
+    def open_groups(self) -> int:
+        """The number of groups that more calls may join."""
+        return len(self._siblings)
+
+    def answers(self) -> Iterator[Answer]:
+        """Yields the responses in progress."""
+        yield from self._answers.values()
+
+    def has(self, rid: str) -> bool:
+        """Returns whether a response of this name is in progress."""
+        return rid in self._answers
+
+    async def run(self) -> None:
+        """Closes idle groups until cancelled. Raises RolloutError when the driver has ended."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._close_idle())
+                async for _ in self._run:
+                    pass  # `closed` has dealt with it
+        except* RolloutError as failures:
+            self._ended = _first(failures)
+        finally:
+            why = Unavailable("the server is shutting down")
+            for answer in list(self._answers.values()):
+                self._forget(answer)
+                answer.failed(why, self._clock())
+            for forward in self._forwards.values():
+                if not forward.done():
+                    forward.set_exception(why)
+        if self._ended is not None:
+            raise self._ended
+
+    def start(self, calls: Sequence[Call]) -> list[Answer]:
+        """Starts responses, all or none.
+
+        Raises TooMany if the server has no room for them, BadRequest if a name is in use, and
+        Unavailable if the driver has ended.
+        """
+        self.require_room(len(calls))
+        names = [call.rid for call in calls]
+        for rid, first in zip(names, _first_positions(names), strict=True):
+            if rid in self._answers or first:
+                raise BadRequest(f"Duplicate request ID detected: {rid}")
+        answers = [Answer(call, self._clock()) for call in calls]
+        for answer in answers:
+            self._answers[answer.call.rid] = answer
+            self._place(answer)
+        return answers
+
+    def require_room(self, count: int) -> None:
+        """Raises TooMany if the server cannot take so many more responses."""
+        if self._ended is not None:
+            raise Unavailable(str(self._ended))
+        if self.in_progress + count > self._config.max_requests:
+            raise TooMany(
+                f"{self.in_progress} responses are in progress, and server.max_requests is "
+                f"{self._config.max_requests}"
+            )
+
+    def abort(self, prefix: str) -> list[Answer]:
+        """Ends the responses whose rid begins with `prefix`, with the tokens they have.
+
+        Returns them. They end when their engines have returned the tokens.
+        """
+        aborted = [each for rid, each in self._answers.items() if rid.startswith(prefix)]
+        for answer in aborted:
+            self.give_up(answer)
+        return aborted
+
+    def give_up(self, answer: Answer) -> None:
+        """Ends one response early; its client wants no more of it."""
+        if answer.request is not None and not answer.ended:
+            self._run.abort(answer.request)
+
+    async def forward(self, forward: Forward, prompt_len: int, budget: int) -> None:
+        """Has a request sent as it is, once an engine has room for it; returns when it has ended.
+
+        prompt_len, budget: tokens that the KV ledger reserves. Raises HttpError if no engine could
+        answer.
+        """
+        self.require_room(1)
+        longest = self._driver.limits.longest_prompt
+        prompt_len = min(max(1, prompt_len), longest)
+        order = next(self._orders)
+        uid = f"forward/{order}"
+        prompt = Prompt(prompt_id=uid, prompt_ids=token_array([0]) * prompt_len, n=1)
+        group = Group(group_id=uid, uid=uid, prompt=prompt)
+        limit = min(max(1, budget), longest + 1 - prompt_len)
+        request = Request(
+            uid=f"f{order}",
+            order=order,
+            group=group,
+            index=0,
+            seed=0,
+            max_response_len=limit,
+            forward=forward,
+            submitted_at=self._clock(),
+        )
+        group.requests = [request]
+        ended = self._forwards[request.uid] = asyncio.get_running_loop().create_future()
+        try:
+            self._run.add([group])
+            await ended
+        finally:
+            del self._forwards[request.uid]
+            if not ended.done() or ended.cancelled():
+                self._run.abort(request)
+
+    @override
+    def streamed(self, request: Request, ids: "array[int]", logprobs: "array[float]") -> None:
+        answer = self._by_request.get(request.uid)
+        if answer is not None:
+            answer.streamed(ids, logprobs)
+
+    @override
+    def grown(self, result: ChunkResult) -> None:
+        answer = self._by_request.get(result.chunk.request.uid)
+        if answer is not None and result.reply is not None:
+            answer.counts.add(result.reply, result.chunk.input_len)
+            answer.engines.append(result.chunk.engine_id)
+
+    @override
+    def finished(self, request: Request, sample: Sample) -> None:
+        forward = self._forwards.get(request.uid)
+        if forward is not None and not forward.done():
+            forward.set_result(None)
+        answer = self._by_request.get(request.uid)
+        if answer is not None:
+            self._forget(answer)
+            answer.finished(self._clock())
+
+    @override
+    def closed(self, group: Group, failure: Failure | None) -> None:
+        opened = self._siblings.of(group)
+        if opened is not None:
+            self._siblings.close(opened)
+        if failure is None:
+            return
+        for request in group.requests:
+            forward = self._forwards.get(request.uid)
+            if forward is not None and not forward.done():
+                forward.set_exception(_error_of(failure))
+            answer = self._by_request.pop(request.uid, None)
+            if answer is None:
+                continue
+            alone = len(group.requests) == 1
+            if alone or answer.attempts >= MOST_ATTEMPTS or failure.kind is FailureKind.LEFT:
+                self._answers.pop(answer.call.rid, None)
+                answer.failed(_error_of(failure), self._clock())
+            else:
+                asyncio.get_running_loop().call_soon(self._place_alone, answer)
+
+    def _place(self, answer: Answer) -> None:
+        """Makes the driver's request for a call, in the group of its siblings."""
+        call, now = answer.call, self._clock()
+        opened = self._siblings.find(call)
+        if opened is None:
+            group = self._new_group(call)
+            answer.request = self._request(answer, group)
+            group.requests = [answer.request]
+            if group.growing:
+                opened = self._siblings.opened(group, call, now)
+        else:
+            answer.request = self._request(answer, opened.group)
+        self._by_request[answer.request.uid] = answer
+        if call.session_id is not None and opened is not None:
+            self._sessions.took_turn(call.session_id, answer.request, opened, now)
+        if answer.request.group.requests == [answer.request]:
+            self._run.add([answer.request.group])
+        else:
+            self._run.grow(answer.request.group, [answer.request])
+        if opened is not None and opened.full:
+            self._close(opened)
+
+    def _new_group(self, call: Call) -> Group:
+        uid = f"s{next(self._orders)}"
+        group_id = call.group_id or uid
+        named = call.group_id is not None or call.session_id is not None
+        return Group(
+            group_id=group_id,
+            uid=uid,
+            prompt=Prompt(prompt_id=group_id, prompt_ids=call.prompt_ids, n=1),
+            sampling=call.sampling,
+            growing=named or self._config.group_window_s > 0,
+        )
+
+    def _request(self, answer: Answer, group: Group) -> Request:
+        """Returns the request of a call in a group whose prompt the call begins with."""
+        call, order = answer.call, next(self._orders)
+        answer.attempts += 1
+        given = call.prompt_ids[len(group.prompt.prompt_ids) :]
+        answer.given = len(given)
+        request = Request(
+            uid=f"r{order}",
+            order=order,
+            group=group,
+            index=len(group.requests),
+            seed=call.seed,
+            max_response_len=answer.given + call.limit,
+            own_sampling=None if call.sampling == group.sampling else call.sampling,
+            given=answer.given,
+            watched=call.stream,
+            kept=call.session_id is not None,
+            submitted_at=self._clock(),
+        )
+        if given:
+            _prefill(request, given, array("f", bytes(4 * len(given))), self._version())
+        before = continued(group, given) if given else None
+        if before is None and call.session_id is not None:
+            before = self._sessions.last_turn(call.session_id)
+        if before is not None and before.engines:
+            request.home, request.stored = before.engines[-1], before.stored
+        return request
+
+    def _place_alone(self, answer: Answer) -> None:
+        """Goes on with a response whose group was given up, in a group of its own."""
+        before = answer.request
+        if before is None or answer.ended:
+            return
+        ids, logprobs = before.response_ids[answer.given :], before.logprobs[answer.given :]
+        if len(answer.ids) > len(ids):  # of a chunk that did not come back
+            ids, logprobs = answer.ids, answer.logprobs
+        call = answer.call
+        given = call.prompt_ids[len(before.group.prompt.prompt_ids) :]
+        group = msgspec.structs.replace(
+            self._new_group(call), growing=False, prompt=before.group.prompt
+        )
+        answer.request = request = self._request(answer, group)
+        group.requests = [request]
+        if ids:
+            _prefill(request, ids, logprobs, self._version())
+        assert len(given) == answer.given
+        self._by_request[request.uid] = answer
+        self._run.add([group])
+
+    def _close(self, opened: OpenGroup) -> None:
+        self._siblings.close(opened)
+        self._run.complete_group(opened.group)
+
+    def _forget(self, answer: Answer) -> None:
+        self._answers.pop(answer.call.rid, None)
+        if answer.request is not None:
+            self._by_request.pop(answer.request.uid, None)
+
+    def _version(self) -> str:
+        engines = self._driver.engines
+        return engines[0].weight_version if engines else ""
+
+    async def _close_idle(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self._clock()
+            self._sessions.expire(now)
+            for opened in self._siblings.expired(now):
+                self._close(opened)
+
+
+def _prefill(request: Request, ids: "array[int]", logprobs: "array[float]", version: str) -> None:
+    """Puts tokens that were generated before into a new request."""
+    request.response_ids.extend(ids)
+    request.logprobs.extend(logprobs)
+    request.weight_spans.append(WeightSpan(version, len(ids)))
+
+
+def _first_positions(names: Sequence[str]) -> Iterator[bool]:
+    """Yields for each name whether it has occurred before."""
+    seen: set[str] = set()
+    for name in names:
+        yield name in seen
+        seen.add(name)
+
+
+def _error_of(failure: Failure) -> HttpError:
+    if failure.kind is FailureKind.REFUSED:
+        return BadRequest(failure.message)
+    return Failed(failure.message)
+
+
+def _first(failures: BaseExceptionGroup[RolloutError]) -> RolloutError:
+    error: BaseException = failures
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, RolloutError)
+    return error

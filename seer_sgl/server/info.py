@@ -1,0 +1,140 @@
+"""Read-only endpoints: health, the model, the server and the load."""
+
+import asyncio
+import secrets
+import time
+import uuid
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine.describe import REPLY_BYTES
+from seer_sgl.engine.session import read_body
+from seer_sgl.errors import EngineError
+from seer_sgl.types import Sampling, token_array
+
+from .calls import Call
+from .errors import Unavailable
+from .json import json_response
+from .service import Service
+
+HEALTH_TIMEOUT_S = 20.0  # SGLang's own (SGLANG_HEALTH_CHECK_TIMEOUT)
+CONTROL_TIMEOUT_S = 10.0
+
+
+class Info:
+    """The handlers of the read-only endpoints."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def health(self, _: web.Request) -> web.Response:
+        """200 while an engine serves, else 503."""
+        self._service.any_engine()
+        return web.Response()
+
+    async def health_generate(self, _: web.Request) -> web.Response:
+        """200 once a token was generated through the scheduler, else 503."""
+        call = Call(
+            rid=f"health-{uuid.uuid4().hex}",
+            prompt_ids=token_array([0]),
+            sampling=Sampling(max_new_tokens=1, temperature=0.0),
+            seed=secrets.randbits(31),
+            limit=1,
+            group_id=f"health-{uuid.uuid4().hex}",
+            group_size=1,
+        )
+        with self._service.started([call]) as (answer,):
+            try:
+                async with asyncio.timeout(HEALTH_TIMEOUT_S):
+                    await answer.end()
+            except TimeoutError as error:
+                raise Unavailable(f"no token within {HEALTH_TIMEOUT_S:g} s") from error
+        return web.Response()
+
+    async def model_info(self, _: web.Request) -> web.Response:
+        """An engine's description of the model."""
+        return json_response(await self._asked("/model_info"))
+
+    async def server_info(self, _: web.Request) -> web.Response:
+        """An engine's description of itself, with the figures of the fleet and of each engine."""
+        info = await self._asked("/server_info")
+        infos = self._service.infos()
+        info["max_total_num_tokens"] = sum(each.max_total_num_tokens for each in infos)
+        info["seer"] = {
+            "engines": [
+                {
+                    "id": each.engine_id,
+                    "url": each.url,
+                    "weight_version": each.weight_version,
+                    "serves": self._service.serves(each.engine_id),
+                }
+                for each in infos
+            ]
+        }
+        info.pop("launch_command", None)
+        for name in list(info):
+            if name.endswith("api_key"):
+                info[name] = None
+        return json_response(info)
+
+    async def loads(self, http: web.Request) -> web.Response:
+        """The load of every engine, one entry per rank as for data parallelism."""
+        query = f"?{http.query_string}" if http.query_string else ""
+        engines = list(self._service.fleet.engines)
+        answers = await asyncio.gather(*(self._load(each, query) for each in engines))
+        merged: dict[str, Any] = {}
+        entries: list[dict[str, Any]] = []
+        for answer in answers:
+            if answer is not None:
+                merged = merged or {key: answer[key] for key in answer if key != "loads"}
+                entries += answer.get("loads") or []
+        for rank, entry in enumerate(entries):
+            entry["dp_rank"] = rank
+        if not entries:
+            raise Unavailable("no engine reports its load")
+        return json_response({**merged, "loads": entries})
+
+    async def models(self, _: web.Request) -> web.Response:
+        """SGLang's list of models; any name is accepted in requests."""
+        model = await self._asked("/model_info")
+        name = model.get("served_model_name") or model.get("model_path")
+        return json_response(
+            {
+                "object": "list",
+                "data": [
+                    {
+                        "id": name,
+                        "object": "model",
+                        "created": int(time.time()),
+                        "owned_by": "sglang",
+                        "root": name,
+                        "parent": None,
+                        "max_model_len": self._service.longest(),
+                    }
+                ],
+            }
+        )
+
+    async def _load(self, engine: HttpEngine, query: str) -> dict[str, Any] | None:
+        try:
+            return await _got(engine, "/v1/loads" + query)
+        except (EngineError, Unavailable, TimeoutError, msgspec.DecodeError):
+            return None
+
+    async def _asked(self, path: str) -> dict[str, Any]:
+        try:
+            return await _got(self._service.any_engine(), path)
+        except (EngineError, TimeoutError, msgspec.DecodeError) as error:
+            raise Unavailable(f"{path}: {error}") from error
+
+
+async def _got(engine: HttpEngine, path: str) -> dict[str, Any]:
+    """Returns the JSON object at a path of an engine."""
+    async with asyncio.timeout(CONTROL_TIMEOUT_S), engine.send("GET", path) as answer:
+        if answer.status != HTTPStatus.OK:
+            raise Unavailable(f"{path}: HTTP {answer.status}")
+        return msgspec.json.decode(await read_body(answer, REPLY_BYTES), type=dict)

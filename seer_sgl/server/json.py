@@ -1,0 +1,33 @@
+"""JSON of replies, in SGLang's form."""
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from .errors import HttpError
+
+JSON = {"Content-Type": "application/json"}
+EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+_encoder = msgspec.json.Encoder()
+
+
+def dumps(value: Any) -> bytes:
+    """Returns a value as JSON; numbers that are not finite become null."""
+    return _encoder.encode(value)
+
+
+def json_response(value: Any, status: int = 200) -> web.Response:
+    """Returns a JSON response."""
+    return web.Response(body=dumps(value), status=status, headers=JSON)
+
+
+def error_fields(error: HttpError) -> dict[str, Any]:
+    """Returns SGLang's fields of an error in a stream."""
+    kind = "invalid_request_error" if error.status < 500 else "internal_server_error"
+    return {
+        "message": str(error),
+        "type": kind,
+        "code": error.status,
+        "retryable": error.retry_after_s is not None,
+    }

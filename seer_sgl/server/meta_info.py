@@ -1,0 +1,126 @@
+"""SGLang's reply to `/generate`, made of a response in progress or a finished one."""
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .calls import Answer
+from .text import ResponseText
+
+# Returns the text of a token, or None without a tokenizer.
+TokenText = Callable[[int], str | None]
+ABORTED = "Abort request"
+
+
+class Reply:
+    """The reply objects of one answer: one when it ends, or one per event of a stream.
+
+    `text`: None without a tokenizer. `logprobs`: whether the client wants them. `version`: the
+    weight version of a response without tokens.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        text: ResponseText | None,
+        *,
+        logprobs: bool,
+        token_text: TokenText,
+        version: str,
+    ) -> None:
+        self._answer = answer
+        self._text = text
+        self._logprobs = logprobs
+        self._token_text = token_text
+        self._version = version
+        self._sent = 0  # tokens in the text
+
+    def event(self) -> dict[str, Any]:
+        """Returns the response so far; the whole one if it has ended."""
+        answer = self._answer
+        new = answer.ids[self._sent :]
+        self._sent = len(answer.ids)
+        reply: dict[str, Any] = {}
+        if self._text is not None:
+            ended = answer.finish is not None
+            text = self._text
+            reply["text"] = text.end(new, answer.matched) if ended else text.add(new)
+        reply["output_ids"] = answer.ids.tolist()
+        reply["meta_info"] = self._meta_info()
+        return reply
+
+    def _meta_info(self) -> dict[str, Any]:
+        answer, counts, request = self._answer, self._answer.counts, self._answer.request
+        completion = len(answer.ids)
+        meta: dict[str, Any] = {
+            "id": answer.call.rid,
+            "finish_reason": finish_reason(answer),
+            "prompt_tokens": len(answer.call.prompt_ids),
+            "weight_version": self._last_version(),
+            "num_retractions": counts.retractions,
+        }
+        if self._logprobs:
+            meta["input_token_logprobs"] = []
+            meta["output_token_logprobs"] = self._token_logprobs(answer.ids, answer.logprobs)
+            meta["output_token_logprobs_length"] = completion
+        cached = counts.device + counts.host + counts.storage
+        meta |= {
+            "reasoning_tokens": 0,
+            "completion_tokens": completion,
+            "cached_tokens": min(cached, len(answer.call.prompt_ids)),
+            "cached_tokens_details": _details(answer),
+            "dp_rank": None,
+        }
+        if answer.finish is None:
+            return meta
+        meta["weight_versions"] = weight_versions(answer)
+        meta["e2e_latency"] = (answer.ended_at or 0.0) - answer.arrived_at
+        if counts.verify_steps:
+            meta["spec_verify_ct"] = counts.verify_steps
+            meta["spec_accept_length"] = completion / counts.verify_steps
+        meta["seer"] = {
+            "chunks": counts.chunks,
+            "engines": answer.engines,
+            "group": "" if request is None else request.group.group_id,
+            "reused_tokens": counts.reused,
+            "recomputed_tokens": counts.recomputed,
+        }
+        return meta
+
+    def _last_version(self) -> str:
+        request = self._answer.request
+        spans = self._answer.weight_spans or (request.weight_spans if request else [])
+        return spans[-1].version if spans else self._version
+
+    def _token_logprobs(
+        self, ids: Sequence[int], logprobs: "array[float]"
+    ) -> list[tuple[float, int, str | None]]:
+        text = self._token_text
+        return [(logprob, token, text(token)) for token, logprob in zip(ids, logprobs, strict=True)]
+
+
+def finish_reason(answer: Answer) -> dict[str, Any] | None:
+    """Returns SGLang's `finish_reason`; None while the response grows."""
+    if answer.finish is None:
+        return None
+    if answer.finish == "stop":
+        return {"type": "stop", "matched": answer.matched}
+    if answer.finish == "length":
+        return {"type": "length", "length": len(answer.ids)}
+    return {"type": "abort", "message": ABORTED, "status_code": None, "err_type": None}
+
+
+def weight_versions(answer: Answer) -> list[dict[str, Any]]:
+    """Returns SGLang's `weight_versions`: the tokens from `start` to `end` of each version."""
+    spans, start = [], 0
+    for span in answer.weight_spans:
+        spans.append({"version": span.version, "start": start, "end": start + span.tokens})
+        start += span.tokens
+    return spans
+
+
+def _details(answer: Answer) -> dict[str, int] | None:
+    counts = answer.counts
+    if not counts.host and not counts.storage:
+        return None
+    return {"device": counts.device, "host": counts.host, "storage": counts.storage}

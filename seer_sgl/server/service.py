@@ -1,0 +1,197 @@
+"""What the handlers of the data plane share: the fleet, the tokenizer and the responses."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from aiohttp import web
+
+from seer_sgl.config import Config, ServerConfig
+from seer_sgl.driver.checks import unservable
+from seer_sgl.driver.driver import Driver
+from seer_sgl.driver.tokenizer import Tokenizer
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine.fleet import Fleet
+from seer_sgl.errors import RolloutError
+from seer_sgl.rollout.rollout import Rollout
+from seer_sgl.types import EngineInfo, Sampling
+
+from .calls import Answer, Call
+from .errors import BadRequest, Unavailable
+from .forward import Forwarded
+from .generation import Generation
+from .text import ResponseText
+from .undivided import Undivided
+
+
+class Service:
+    """One open fleet, its driver and the responses in progress."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        self.rollout = rollout
+        self.config: Config = rollout.config
+        self.generation = Generation(rollout.driver, self.settings)
+        self.undivided = Undivided()
+        self._forwarded: dict[Forwarded, tuple[str, ...]] = {}  # the names of each in flight
+        self._token_texts: dict[int, str] = {}
+
+    @property
+    def settings(self) -> ServerConfig:
+        """The config section `server`."""
+        return self.config.server
+
+    @property
+    def driver(self) -> Driver:
+        """The driver of the fleet."""
+        return self.rollout.driver
+
+    @property
+    def fleet(self) -> Fleet:
+        """The running engines."""
+        return self.rollout.fleet
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the model; None without one."""
+        return self.rollout.tokenizer
+
+    def require_tokenizer(self) -> Tokenizer:
+        """Returns the tokenizer. Raises BadRequest without one."""
+        if self.tokenizer is None:
+            raise BadRequest("the server has no tokenizer: send input_ids, or set model.path")
+        return self.tokenizer
+
+    def engine(self, engine_id: str) -> HttpEngine | None:
+        """Returns an engine by its id; None if it has left."""
+        return next((e for e in self.fleet.engines if e.info.engine_id == engine_id), None)
+
+    def any_engine(self) -> HttpEngine:
+        """Returns an engine that serves. Raises Unavailable if there is none."""
+        for engine in self.fleet.engines:
+            if self.serves(engine.info.engine_id):
+                return engine
+        raise Unavailable("no engine serves")
+
+    def serves(self, engine_id: str) -> bool:
+        """Returns whether the driver sends chunks to an engine."""
+        with contextlib.suppress(KeyError):
+            return self.driver.available(engine_id)
+        return False
+
+    def infos(self) -> list[EngineInfo]:
+        """Returns the descriptions of the engines. Raises Unavailable without engines."""
+        infos = self.driver.engines
+        if not infos:
+            raise Unavailable("the fleet has no engine")
+        return infos
+
+    def longest(self) -> int:
+        """Returns the most tokens of prompt and response together. Raises Unavailable."""
+        try:
+            return self.driver.limits.longest_prompt + 1
+        except RolloutError as error:
+            raise Unavailable(str(error)) from error
+
+    def version(self) -> str:
+        """Returns the weight version of the first engine."""
+        return self.infos()[0].weight_version
+
+    def require_servable(self, sampling: Sampling) -> None:
+        """Raises BadRequest if an engine would fail because of a sampling parameter."""
+        infos = self.infos()
+        for key, why in unservable(sampling, infos, tokenizer=self.tokenizer is not None):
+            raise BadRequest(f"{key}: {why}")
+
+    def require_servable_min_p(self, min_p: float) -> None:
+        """Raises BadRequest if an engine would fail because of min_p."""
+        self.require_servable(Sampling(min_p=min_p))
+
+    def require_short(self, prompt_len: int) -> None:
+        """Raises BadRequest for a prompt above `server.max_prompt_tokens`."""
+        most = self.settings.max_prompt_tokens
+        if most is not None and prompt_len > most:
+            raise BadRequest(f"{prompt_len} prompt tokens; server.max_prompt_tokens is {most}")
+
+    def text_of(self, call: Call) -> ResponseText | None:
+        """Returns the empty text of a response; None without a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        return ResponseText(self.tokenizer, call.prompt_ids, call.sampling)
+
+    def token_text(self, token: int) -> str | None:
+        """Returns the text of one token; None without a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        text = self._token_texts.get(token)
+        if text is None:
+            text = self._token_texts[token] = self.tokenizer.decode([token])
+        return text
+
+    @contextlib.contextmanager
+    def started(self, calls: Sequence[Call]) -> Iterator[list[Answer]]:
+        """Starts responses; gives up at the end of the block those that have not ended."""
+        checked: Sampling | None = None
+        for call in calls:
+            self.require_short(len(call.prompt_ids))
+            if call.sampling is not checked:
+                checked = call.sampling
+                self.require_servable(checked)
+        answers = self.generation.start(calls)
+        try:
+            yield answers
+        finally:
+            for answer in answers:
+                self.generation.give_up(answer)
+
+    async def forward(
+        self,
+        http: web.Request,
+        body: bytes,
+        reason: str,
+        *,
+        tokens: tuple[int, int],
+        rids: tuple[str, ...] = (),
+    ) -> web.StreamResponse:
+        """Sends a request to an engine as it is, and returns the engine's answer.
+
+        tokens: of the prompt and of the response, for the KV ledger. `rids`: the names that abort
+        it. Raises HttpError if no engine answers.
+        """
+        self.undivided.count(reason)
+        forwarded = Forwarded(http, http.path_qs, body, self.engine)
+        self._forwarded[forwarded] = rids
+        try:
+            await self.generation.forward(forwarded, *tokens)
+        finally:
+            del self._forwarded[forwarded]
+        if forwarded.broken and http.transport is not None:
+            http.transport.abort()  # the client sees that its answer is incomplete
+        assert forwarded.response is not None
+        return forwarded.response
+
+    def forwarded(self, prefix: str) -> list[tuple[Forwarded, str]]:
+        """Returns the requests sent as they are whose name begins with `prefix`, and the name."""
+        return [
+            (each, rid)
+            for each, rids in self._forwarded.items()
+            for rid in rids
+            if rid.startswith(prefix)
+        ]
+
+    async def abort(self, prefix: str) -> int:
+        """Ends every request whose rid begins with `prefix`; returns when all have ended.
+
+        Their clients get the tokens so far. Returns the number of requests.
+        """
+        aborted = self.generation.abort(prefix)
+        sent_on = self.forwarded(prefix)
+        await asyncio.gather(
+            *(each.abort(msgspec.json.encode({"rid": rid})) for each, rid in sent_on),
+            *(self._until_ended(answer) for answer in aborted),
+        )
+        return len(aborted) + len(sent_on)
+
+    async def _until_ended(self, answer: Answer) -> None:
+        while not answer.ended:
+            await answer.news()

@@ -1,0 +1,46 @@
+"""Sessions: conversations whose next turn prefers the engine that has the KV of the last one."""
+
+import msgspec
+
+from seer_sgl.types import Request
+
+from .siblings import OpenGroup
+
+
+class _Session(msgspec.Struct):
+    request: Request  # of the newest turn
+    group: OpenGroup  # the session holds it open, so that its KV stays in the pool
+    at: float
+
+
+class Sessions:
+    """The newest turn of each session, for `timeout_s` seconds."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._sessions: dict[str, _Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def last_turn(self, session_id: str) -> Request | None:
+        """Returns the request of the session's newest turn; None for a new session."""
+        session = self._sessions.get(session_id)
+        return None if session is None else session.request
+
+    def took_turn(self, session_id: str, request: Request, group: OpenGroup, now: float) -> None:
+        """Records a new turn of a session, which may be its first."""
+        before = self._sessions.get(session_id)
+        group.holds += 1
+        if before is not None:
+            before.group.holds -= 1
+        self._sessions[session_id] = _Session(request, group, now)
+
+    def expire(self, now: float) -> None:
+        """Forgets the sessions without a turn for the timeout."""
+        for session_id, session in list(self._sessions.items()):
+            if session.group.busy():
+                session.at = now
+            elif now - session.at >= self._timeout_s:
+                session.group.holds -= 1
+                del self._sessions[session_id]

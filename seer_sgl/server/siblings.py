@@ -1,0 +1,148 @@
+"""Which calls are siblings: responses to one prompt, which are drafted from one another. Pure.
+
+A wrong guess costs speed and never a token: a request keeps its own prompt, sampling and seed in
+any group.
+"""
+
+import zlib
+from array import array
+from collections.abc import Iterator
+
+from seer_sgl.types import Group, Request, RequestState
+
+from .calls import Call
+
+# A group that gets more requests than this is closed, and a new one begins: a group keeps the
+# tokens of all its responses.
+MOST_SIBLINGS = 512
+
+
+class OpenGroup:
+    """A group that more calls may join.
+
+    `holds`: sessions whose last turn it has; they keep its KV in the pool.
+    """
+
+    def __init__(self, group: Group, group_id: str | None, size: int | None, now: float) -> None:
+        self.group = group
+        self.group_id = group_id
+        self.size = size
+        self.active_at = now
+        self.holds = 0
+        self._unfinished = 0  # the requests before this position are finished
+
+    @property
+    def full(self) -> bool:
+        """Whether no more calls join it."""
+        return len(self.group.requests) >= (self.size or MOST_SIBLINGS)
+
+    def busy(self) -> bool:
+        """Returns whether one of its requests is unfinished."""
+        requests = self.group.requests
+        while self._unfinished < len(requests):
+            if requests[self._unfinished].state is not RequestState.FINISHED:
+                return True
+            self._unfinished += 1
+        return False
+
+
+class Siblings:
+    """The open groups. `window_s`: how long a group stays open without an unfinished request."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._open: dict[str, OpenGroup] = {}  # by uid
+        self._by_id: dict[str, OpenGroup] = {}
+        # By length and checksum of the prompt; equal prompts with different ids are kept apart.
+        self._by_prompt: dict[tuple[int, int], OpenGroup] = {}
+        self._lengths: dict[int, int] = {}  # prompt length -> number of groups in `_by_prompt`
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def find(self, call: Call) -> "OpenGroup | None":
+        """Returns the group that a call joins; None: it begins a new one."""
+        if call.group_id is not None:
+            named = self._by_id.get(call.group_id)
+            if named is not None and _begins_with(call.prompt_ids, named.group.prompt.prompt_ids):
+                return named
+            return None
+        for candidate in self._prefixes(call.prompt_ids):
+            if _joins(call.prompt_ids, candidate.group):
+                return candidate
+        return None
+
+    def opened(self, group: Group, call: Call, now: float) -> OpenGroup:
+        """Adds a growing group that begins with a call."""
+        opened = OpenGroup(group, call.group_id, call.group_size, now)
+        self._open[group.uid] = opened
+        if call.group_id is not None:
+            self._by_id[call.group_id] = opened
+        elif self._window_s > 0:
+            key = _key(group.prompt.prompt_ids)
+            if key not in self._by_prompt:
+                self._lengths[key[0]] = self._lengths.get(key[0], 0) + 1
+            self._by_prompt[key] = opened
+        return opened
+
+    def of(self, group: Group) -> OpenGroup | None:
+        """Returns the open group of a driver's group."""
+        return self._open.get(group.uid)
+
+    def close(self, opened: OpenGroup) -> None:
+        """Removes a group: no call joins it any more."""
+        self._open.pop(opened.group.uid, None)
+        if opened.group_id is not None and self._by_id.get(opened.group_id) is opened:
+            del self._by_id[opened.group_id]
+        key = _key(opened.group.prompt.prompt_ids)
+        if self._by_prompt.get(key) is opened:
+            del self._by_prompt[key]
+            self._lengths[key[0]] -= 1
+            if not self._lengths[key[0]]:
+                del self._lengths[key[0]]
+
+    def expired(self, now: float) -> list[OpenGroup]:
+        """Returns the groups that were idle for the window and that no session holds."""
+        expired = []
+        for opened in self._open.values():
+            if opened.busy():
+                opened.active_at = now
+            elif not opened.holds and now - opened.active_at >= self._window_s:
+                expired.append(opened)
+        return expired
+
+    def _prefixes(self, ids: "array[int]") -> Iterator[OpenGroup]:
+        """Yields the groups whose prompt is a prefix of `ids`, the longest first."""
+        view, checksum, start = memoryview(ids), 0, 0
+        found = []
+        for length in sorted(length for length in self._lengths if length <= len(ids)):
+            checksum = zlib.crc32(view[start:length], checksum)
+            start = length
+            candidate = self._by_prompt.get((length, checksum))
+            if candidate is not None:
+                found.append(candidate)
+        return (
+            group for group in reversed(found) if _begins_with(ids, group.group.prompt.prompt_ids)
+        )
+
+
+def _key(ids: "array[int]") -> tuple[int, int]:
+    return len(ids), zlib.crc32(memoryview(ids))
+
+
+def _begins_with(ids: "array[int]", prefix: "array[int]") -> bool:
+    return memoryview(ids)[: len(prefix)] == memoryview(prefix)
+
+
+def _joins(ids: "array[int]", group: Group) -> bool:
+    """Returns whether `ids` are the group's prompt, or continue it as one of its requests did."""
+    rest = ids[len(group.prompt.prompt_ids) :]
+    return not rest or continued(group, rest) is not None
+
+
+def continued(group: Group, rest: "array[int]") -> Request | None:
+    """Returns the newest request of the group whose response begins with `rest`."""
+    for request in reversed(group.requests):
+        if request.generated >= len(rest) and request.response_ids[: len(rest)] == rest:
+            return request
+    return None
