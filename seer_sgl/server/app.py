@@ -25,8 +25,8 @@ def make_app(service: Service, api_key: str | None) -> web.Application:
         middlewares=[_errors, _token_required(api_key)],
     )
     generate, info = Generate(service), Info(service)
-    app.router.add_route("POST", "/generate", generate)
-    app.router.add_route("PUT", "/generate", generate)
+    app.router.add_route("POST", "/generate", generate.generate)
+    app.router.add_route("PUT", "/generate", generate.generate)
     for path in ("/health", "/ping"):
         app.router.add_get(path, info.health)
     app.router.add_get("/health_generate", info.health_generate)

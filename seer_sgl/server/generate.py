@@ -34,7 +34,7 @@ class Generate:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def __call__(self, http: web.Request) -> web.StreamResponse:
+    async def generate(self, http: web.Request) -> web.StreamResponse:
         """Answers a request like SGLang, divided if its fields allow it."""
         body = await http.read()
         service = self._service

@@ -1,0 +1,88 @@
+"""A rollout server on fake engines, with real sockets."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from seer_sgl.config import parse
+from seer_sgl.rollout.rollout import Rollout
+from seer_sgl.server.command import serving as listening
+from seer_sgl.server.service import Service
+from tests.fake_sglang import FakeSGLang, response_of
+from tests.fake_sglang import serving as serving_fake
+
+CHUNK = 8
+
+
+class Served(NamedTuple):
+    """A running server: its URL, its service, and a client session."""
+
+    url: str
+    service: Service
+    session: aiohttp.ClientSession
+
+    async def generate(self, **fields: Any) -> Any:
+        """Returns the JSON reply of `/generate`, which must succeed."""
+        async with self.session.post(f"{self.url}/generate", json=fields) as reply:
+            assert reply.status == 200, await reply.text()
+            return await reply.json()
+
+    async def post(self, path: str, **fields: Any) -> tuple[int, Any]:
+        """Returns status and JSON reply of a POST."""
+        async with self.session.post(f"{self.url}{path}", json=fields) as reply:
+            return reply.status, await reply.json(content_type=None)
+
+
+@contextlib.asynccontextmanager
+async def served(
+    *fakes: FakeSGLang, server: dict[str, Any] | None = None, **sections: Any
+) -> AsyncIterator[Served]:
+    """Serves a fleet of fakes. `server`: keys of that section."""
+    async with contextlib.AsyncExitStack() as stack:
+        prompt_lens: dict[int, int] = {}
+        urls = []
+        for fake in fakes:
+            fake.prompt_lens = prompt_lens
+            urls.append(await stack.enter_async_context(serving_fake(fake)))
+        config = parse(
+            {
+                "engines": {"launch": "external", "urls": urls},
+                "scheduling": {"chunk_tokens": CHUNK},
+                "server": {"port": 0, **(server or {})},
+                **sections,
+            }
+        )
+        async with served_config(Rollout(config, gives_up=False)) as it:
+            yield it
+
+
+@contextlib.asynccontextmanager
+async def served_config(rollout: Rollout) -> AsyncIterator[Served]:
+    """Serves a rollout's fleet."""
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(rollout)
+        service = Service(rollout)
+        url = await stack.enter_async_context(running(service))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        yield Served(url, service, session)
+
+
+@contextlib.asynccontextmanager
+async def running(service: Service) -> AsyncIterator[str]:
+    """Listens, and runs the service's own work; yields the URL."""
+    async with listening(service) as url:
+        work = asyncio.create_task(service.generation.run())
+        try:
+            yield url
+        finally:
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+
+
+def whole(seed: int, prompt_len: int, fake: FakeSGLang, limit: int) -> list[int]:
+    """Returns the tokens of an undivided call."""
+    return response_of(seed, prompt_len, fake.longest)[:limit]

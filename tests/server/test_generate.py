@@ -1,0 +1,269 @@
+"""`/generate` on fake engines: batches, streams, siblings, continuations, aborts, hang-ups."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from tests.fake_sglang import FakeSGLang
+from tests.link.test_link import until
+from tests.server.helpers import CHUNK, Served, served, whole
+
+PROMPT = [5, 6, 7, 8]
+LIMIT = 40
+
+
+def body(seed: int, **more: Any) -> dict[str, Any]:
+    params = {"max_new_tokens": LIMIT, "sampling_seed": seed, **more.pop("params", {})}
+    return {"input_ids": PROMPT, "sampling_params": params, **more}
+
+
+async def events(it: Served, **fields: Any) -> list[dict[str, Any]]:
+    async with it.session.post(f"{it.url}/generate", json={**fields, "stream": True}) as reply:
+        assert reply.headers["Content-Type"].startswith("text/event-stream")
+        lines = (await reply.text()).split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+async def test_a_response_of_many_chunks_on_two_engines_is_the_undivided_one() -> None:
+    fakes = [FakeSGLang(longest=1000), FakeSGLang(longest=1000)]
+    seeds = [(i << 7) * 31 for i in range(1, 30)]
+    async with served(*fakes) as it:
+        replies = await asyncio.gather(*(it.generate(**body(s)) for s in seeds))
+    for seed, reply in zip(seeds, replies, strict=True):
+        assert reply["output_ids"] == whole(seed, len(PROMPT), fakes[0], LIMIT)
+        meta = reply["meta_info"]
+        assert meta["completion_tokens"] == len(reply["output_ids"])
+        assert meta["seer"]["chunks"] == -(-len(reply["output_ids"]) // CHUNK)
+        assert len(meta["seer"]["engines"]) == meta["seer"]["chunks"]
+        assert [span["end"] for span in meta["weight_versions"]] == [meta["completion_tokens"]]
+    assert all(fake.seen for fake in fakes)
+
+
+async def test_a_batch_with_n_is_a_list_in_order_and_each_prompt_one_group() -> None:
+    fake = FakeSGLang(longest=1000)
+    async with served(fake) as it:
+        reply = await it.generate(
+            input_ids=[[1, 2], [3, 4, 5]],
+            sampling_params={"max_new_tokens": 5, "n": 3},
+            return_logprob=True,
+        )
+    assert [each["meta_info"]["prompt_tokens"] for each in reply] == [2, 2, 2, 3, 3, 3]
+    groups = [each["meta_info"]["seer"]["group"] for each in reply]
+    assert len(set(groups)) == 2 and len(set(groups[:3])) == 1
+    for each in reply:
+        logprobs = each["meta_info"]["output_token_logprobs"]
+        assert [token for _, token, _ in logprobs] == each["output_ids"]
+
+
+async def test_requests_without_a_seed_differ() -> None:
+    async with served(FakeSGLang(longest=1000)) as it:
+        replies = await asyncio.gather(
+            *(it.generate(input_ids=PROMPT, sampling_params={}) for _ in range(8))
+        )
+    assert len({tuple(reply["output_ids"]) for reply in replies}) == 8
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+async def test_a_stream_grows_to_the_undivided_response(incremental: bool) -> None:
+    fake = FakeSGLang(longest=1000, incremental=incremental)
+    async with served(fake) as it:
+        parts = await events(it, **body(77 << 7, return_logprob=True))
+    ids = [part["output_ids"] for part in parts]
+    assert ids[-1] == whole(77 << 7, len(PROMPT), fake, LIMIT)
+    assert len(ids) > LIMIT / CHUNK
+    for shorter, longer in itertools.pairwise(ids):
+        assert longer[: len(shorter)] == shorter
+    assert [part["meta_info"]["finish_reason"] is None for part in parts[:-1]] == [True] * (
+        len(parts) - 1
+    )
+    assert parts[-1]["meta_info"]["finish_reason"]["type"] == "length"
+
+
+async def test_a_streamed_batch_names_the_position_of_each_event() -> None:
+    fake = FakeSGLang(longest=1000)
+    async with served(fake) as it:
+        parts = await events(it, input_ids=[[1, 2], [3, 4]], sampling_params={"max_new_tokens": 20})
+    last = {part["index"]: part for part in parts}
+    assert sorted(last) == [0, 1]
+    assert all(part["meta_info"]["finish_reason"] for part in last.values())
+
+
+async def test_equal_prompts_and_equal_group_ids_are_siblings() -> None:
+    fake = FakeSGLang(longest=1000)
+    async with served(fake) as it:
+        same = [await it.generate(**body(i << 7)) for i in range(1, 4)]
+        other = await it.generate(**body(9 << 7) | {"input_ids": [1]})
+        named = [await it.generate(**body(i << 7, group_id="g")) for i in range(1, 4)]
+    groups = [reply["meta_info"]["seer"]["group"] for reply in (*same, other, *named)]
+    assert len(set(groups[:3])) == 1
+    assert groups[3] not in (groups[0], "g")
+    assert groups[4:] == ["g"] * 3
+
+
+async def test_without_a_window_only_named_groups_are_joined() -> None:
+    async with served(FakeSGLang(longest=1000), server={"group_window_s": 0.0}) as it:
+        replies = [await it.generate(**body(i << 7)) for i in range(1, 4)]
+        assert it.service.generation.open_groups == 0
+    assert len({reply["meta_info"]["seer"]["group"] for reply in replies}) == 3
+
+
+async def test_an_idle_group_is_closed_after_the_window() -> None:
+    async with served(FakeSGLang(), server={"group_window_s": 0.01}) as it:
+        await it.generate(**body(1 << 7))
+        await until(lambda: it.service.generation.open_groups == 0)
+        assert not it.service.driver.stands_still
+
+
+async def test_a_continuation_joins_its_group_and_has_only_new_tokens() -> None:
+    fake = FakeSGLang(longest=1000)
+    seed = 200 << 7
+    async with served(fake) as it:
+        first = await it.generate(**body(seed, params={"max_new_tokens": 13}))
+        begun = PROMPT + first["output_ids"]
+        second = await it.generate(**body(seed, return_logprob=True) | {"input_ids": begun})
+    assert first["meta_info"]["seer"]["group"] == second["meta_info"]["seer"]["group"]
+    assert second["meta_info"]["prompt_tokens"] == len(begun)
+    expected = whole(seed, len(PROMPT), fake, 13 + LIMIT)
+    assert first["output_ids"] + second["output_ids"] == expected
+    assert len(second["meta_info"]["output_token_logprobs"]) == LIMIT
+    assert second["meta_info"]["weight_versions"][0]["end"] == LIMIT
+
+
+async def test_a_group_that_fails_because_of_one_request_costs_its_siblings_nothing() -> None:
+    class Refuses(FakeSGLang):
+        def fault_of(self, call: dict[str, Any]) -> str:
+            return "400" if call["sampling_params"]["sampling_seed"] == 13 else ""
+
+    fakes = [Refuses(longest=1000, delay_s=0.01), Refuses(longest=1000, delay_s=0.01)]
+    seeds = [i << 7 for i in range(300, 308)]
+    async with served(*fakes) as it:
+        calls = [it.generate(**body(seed, group_id="g")) for seed in seeds]
+        bad = it.post("/generate", **body(13, group_id="g"))
+        *replies, (status, refusal) = await asyncio.gather(*calls, bad)
+    assert status == 400
+    assert "fault 400" in refusal["error"]["message"]
+    for seed, reply in zip(seeds, replies, strict=True):
+        assert reply["output_ids"] == whole(seed, len(PROMPT), fakes[0], LIMIT)
+
+
+async def test_an_abort_by_prefix_returns_the_tokens_so_far_and_sends_nothing_again() -> None:
+    fake = FakeSGLang(longest=1000, delay_s=0.05)
+    seeds = [i << 7 for i in range(300, 306)]
+    async with served(fake) as it:
+        calls = [
+            asyncio.create_task(it.generate(**body(seed, rid=f"{'ab'[i % 2]}{i}")))
+            for i, seed in enumerate(seeds)
+        ]
+        await until(lambda: fake.steps >= 12)
+        assert await it.service.abort("a") == 3
+        sent = len(fake.seen)
+        replies = await asyncio.gather(*calls)
+        rids = [call["rid"] for call in fake.seen[sent:]]
+        assert it.service.generation.in_progress == 0
+    for i, (seed, reply) in enumerate(zip(seeds, replies, strict=True)):
+        expected = whole(seed, len(PROMPT), fake, LIMIT)
+        if i % 2:
+            assert reply["output_ids"] == expected
+            continue
+        assert reply["meta_info"]["finish_reason"]["type"] == "abort"
+        assert 0 < len(reply["output_ids"]) < LIMIT
+        assert reply["output_ids"] == expected[: len(reply["output_ids"])]
+        again = [rid for rid in rids if rid.startswith(f"r{2 * i + 1}.")]
+        assert not again
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_hangs_up_leaves_nothing_behind(stream: bool) -> None:
+    fake = FakeSGLang(longest=100_000, delay_s=0.05)
+    async with served(fake, server={"group_window_s": 0.0}) as it:
+        fields = body(99_000 << 7, stream=stream, params={"max_new_tokens": 10_000})
+        call = asyncio.create_task(it.post("/generate", **fields))
+        await until(lambda: fake.steps > 2)
+        call.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await call
+        await until(lambda: it.service.generation.in_progress == 0)
+        await until(lambda: fake.running == 0)
+        sent = len(fake.seen)
+        await it.generate(**body(1 << 7))
+        assert len(fake.seen) == sent + 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"logprob_start_len": 0}, "logprob_start_len"),
+        ({"top_logprobs_num": 2}, "top_logprobs_num"),
+        ({"return_hidden_states": True}, "return_hidden_states"),
+        ({"lora_path": "x"}, "lora_path"),
+        ({"session_params": {"id": "s"}}, "session_params"),
+        ({"params": {"regex": "a+"}}, "regex"),
+        ({"params": {"frequency_penalty": 0.5}}, "frequency_penalty"),
+        ({"params": {"no such name": 1}}, "other"),
+        ({"params": {"max_new_tokens": 0}}, "unusual"),
+        ({"a_field_of_tomorrow": 1}, "a_field_of_tomorrow"),
+    ],
+)
+async def test_what_cannot_cross_a_chunk_goes_through_as_it_is(
+    fields: dict[str, Any], reason: str
+) -> None:
+    fake = FakeSGLang(longest=1000)
+    async with served(fake) as it:
+        sent = body(200 << 7, **fields)
+        reply = await it.generate(**sent)
+        assert it.service.undivided.counts == {reason: 1}
+        assert it.service.generation.in_progress == 0
+    (call,) = fake.seen
+    assert call.pop("rid") == reply["meta_info"]["id"]
+    assert call == sent
+    assert reply["text"] == "ignored"  # the engine's own answer
+
+
+async def test_an_undivided_request_waits_for_room_in_the_ledger() -> None:
+    fake = FakeSGLang(longest=1000, max_total_num_tokens=100, delay_s=0.02)
+    async with served(fake) as it:
+        calls = [
+            it.generate(**body(i << 7, top_logprobs_num=1, params={"max_new_tokens": 60}))
+            for i in range(300, 304)
+        ]
+        await asyncio.gather(*calls)
+    assert fake.peak_running == 1
+
+
+async def test_an_undivided_request_survives_the_loss_of_its_engine() -> None:
+    fakes = [FakeSGLang(longest=1000), FakeSGLang(longest=1000)]
+    for fake in fakes:
+        fake.faults.append("reset")
+    async with served(*fakes) as it:
+        reply = await it.generate(**body(200 << 7, top_logprobs_num=1))
+    assert len(reply["output_ids"]) == LIMIT
+
+
+async def test_more_responses_than_allowed_are_refused_with_429() -> None:
+    fake = FakeSGLang(longest=1000, delay_s=0.05)
+    async with served(fake, server={"max_requests": 4, "max_batch": 8}) as it:
+        busy = asyncio.create_task(it.generate(**body(1 << 7, params={"n": 4})))
+        await until(lambda: it.service.generation.in_progress == 4)
+        async with it.session.post(f"{it.url}/generate", json=body(2)) as refused:
+            assert refused.status == 429
+            assert refused.headers["Retry-After"] == "1"
+        status, reply = await it.post("/generate", **body(3, params={"n": 9}))
+        assert status == 400
+        assert "server.max_batch" in reply["error"]["message"]
+        assert len(await busy) == 4
+
+
+async def test_a_name_in_use_is_refused() -> None:
+    fake = FakeSGLang(longest=1000, delay_s=0.05)
+    async with served(fake) as it:
+        busy = asyncio.create_task(it.generate(**body(300 << 7, rid="one")))
+        await until(lambda: it.service.generation.in_progress == 1)
+        status, reply = await it.post("/generate", **body(3, rid="one"))
+        await busy
+    assert status == 400
+    assert "Duplicate request ID" in reply["error"]["message"]
