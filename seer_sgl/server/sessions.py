@@ -6,6 +6,8 @@ from seer_sgl.types import Request
 
 from .siblings import OpenGroup
 
+MOST_SESSIONS = 65536  # clients choose the names; beyond, the oldest session is forgotten
+
 
 class _Session(msgspec.Struct):
     request: Request  # of the newest turn
@@ -30,11 +32,13 @@ class Sessions:
 
     def took_turn(self, session_id: str, request: Request, group: OpenGroup, now: float) -> None:
         """Records a new turn of a session, which may be its first."""
-        before = self._sessions.get(session_id)
+        before = self._sessions.pop(session_id, None)
         group.holds += 1
         if before is not None:
             before.group.holds -= 1
         self._sessions[session_id] = _Session(request, group, now)
+        if len(self._sessions) > MOST_SESSIONS:
+            self._forget(next(iter(self._sessions)))
 
     def expire(self, now: float) -> None:
         """Forgets the sessions without a turn for the timeout."""
@@ -42,5 +46,7 @@ class Sessions:
             if session.group.busy():
                 session.at = now
             elif now - session.at >= self._timeout_s:
-                session.group.holds -= 1
-                del self._sessions[session_id]
+                self._forget(session_id)
+
+    def _forget(self, session_id: str) -> None:
+        self._sessions.pop(session_id).group.holds -= 1

@@ -15,6 +15,7 @@ from .calls import Call
 # A group that gets more requests than this is closed, and a new one begins: a group keeps the
 # tokens of all its responses.
 MOST_SIBLINGS = 512
+MOST_NAMED = 2048  # likewise, for a group whose client gave its size
 
 
 class OpenGroup:
@@ -34,7 +35,8 @@ class OpenGroup:
     @property
     def full(self) -> bool:
         """Whether no more calls join it."""
-        return len(self.group.requests) >= (self.size or MOST_SIBLINGS)
+        most = MOST_SIBLINGS if self.size is None else min(self.size, MOST_NAMED)
+        return len(self.group.requests) >= most
 
     def busy(self) -> bool:
         """Returns whether one of its requests is unfinished."""

@@ -1,0 +1,262 @@
+"""The rollout server on real engines with a pool and drafts, beside a plain SGLang server.
+
+Seeded requests through the server must return what the plain server returns by itself.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+import pytest
+
+from bench.elsewhere import AlwaysElsewhere
+from seer_sgl import Rollout
+from seer_sgl.scheduling.placement import Placement
+from tests.e2e.conftest import HELD_OUT
+from tests.e2e.fleet.conftest import GROUPS, LONGEST, kinds
+from tests.link.test_link import until
+from tests.server.helpers import Served, served_config
+
+pytestmark = pytest.mark.own_engines
+
+COMPARED = ("text", "output_ids")
+COMPARED_META = ("finish_reason", "prompt_tokens", "completion_tokens", "weight_version")
+LOGPROB_TOLERANCE = 1e-4
+
+
+@contextlib.asynccontextmanager
+async def through_us(
+    config: dict[str, Any], placement: Placement | None = None, **server: Any
+) -> AsyncIterator[Served]:
+    """Yields a server of the fleet, and checks that nothing is left behind."""
+    config = config | {"server": {"port": 0, **server}}
+    async with served_config(Rollout(config, placement=placement, gives_up=False)) as it:
+        yield it
+        await until(lambda: not it.service.generation.open_groups)
+        assert it.service.driver._scheduler.check() == [], "an idle driver has no leftovers"
+
+
+def bodies() -> list[dict[str, Any]]:
+    """Returns requests with different sampling parameters, each with its own seed."""
+    lines = HELD_OUT.read_text().splitlines()
+    return [
+        {
+            "text": json.loads(lines[i % 16])["prompt"],
+            "sampling_params": {**params, "sampling_seed": 1000 + i},
+            "return_logprob": True,
+        }
+        for i, params in enumerate(kinds())
+    ]
+
+
+def dividable(body: Mapping[str, Any]) -> bool:
+    """Returns whether the server divides a request. One engine streams only the new tokens, and the
+    answer to an undivided request is the engine's own."""
+    return not {"presence_penalty", "stop_regex"} & set(body["sampling_params"])
+
+
+async def answer(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> Any:
+    """Returns the reply of `/generate`; of a stream, the last event."""
+    async with session.post(f"{url}/generate", json=body) as reply:
+        if not body.get("stream"):
+            assert reply.status == 200, await reply.text()
+            return await reply.json()
+        last: dict[str, Any] = {}
+        async for line in reply.content:
+            if line.startswith(b"data: {"):
+                event = json.loads(line[6:])
+                assert event["output_ids"][: len(last.get("output_ids", []))] == last.get(
+                    "output_ids", []
+                ), "an event takes no token back"
+                last = event
+        return last
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """Asserts that a reply through the server is the plain server's."""
+    for key in COMPARED:
+        assert ours[key] == theirs[key]
+    mine, other = ours["meta_info"], theirs["meta_info"]
+    for key in COMPARED_META:
+        assert mine[key] == other[key], key
+    for (logprob, token, _), (expected, same, _) in zip(
+        mine["output_token_logprobs"], other["output_token_logprobs"], strict=True
+    ):
+        assert token == same
+        assert logprob == pytest.approx(expected, abs=LOGPROB_TOLERANCE)
+
+
+async def test_as_many_ways_to_sample_as_requests_and_each_reply_is_sglangs(
+    fleet: dict[str, Any], plain: str
+) -> None:
+    requests = bodies()
+    async with aiohttp.ClientSession() as session:
+        theirs = await asyncio.gather(*(answer(session, plain, body) for body in requests))
+        async with through_us(fleet, AlwaysElsewhere(fetch=True)) as it:
+            ours = await asyncio.gather(
+                *(
+                    answer(session, it.url, {**body, "stream": i % 2 == 1 and dividable(body)})
+                    for i, body in enumerate(requests)
+                )
+            )
+            undivided = it.service.undivided.counts
+    for mine, other in zip(ours, theirs, strict=True):
+        assert_same(mine, other)
+    assert undivided == {"presence_penalty": 8, "stop_regex": 7}
+    divided = [reply["meta_info"]["seer"] for reply in ours if "seer" in reply["meta_info"]]
+    assert len(divided) == GROUPS - 15
+    moved = [seer for seer in divided if len(set(seer["engines"])) > 1]
+    assert sum(seer["chunks"] for seer in divided) > GROUPS
+    assert len(moved) > 20
+    steps = sum(reply["meta_info"].get("spec_verify_ct", 0) for reply in ours)
+    tokens = sum(reply["meta_info"]["completion_tokens"] for reply in ours)
+    assert 0 < steps < tokens
+
+
+async def test_a_batch_with_n_is_sglangs(fleet: dict[str, Any], plain: str) -> None:
+    prompts = [body["text"] for body in bodies()[:2]]
+    for n in (1, 8):
+        params = {"max_new_tokens": LONGEST, "sampling_seed": 5, "temperature": 0.8, "n": n}
+        body = {"text": prompts, "sampling_params": params, "return_logprob": True}
+        async with aiohttp.ClientSession() as session:
+            theirs = await answer(session, plain, body)
+            async with through_us(fleet) as it:
+                ours = await answer(session, it.url, body)
+        assert len(ours) == len(theirs) == 2 * n
+        for mine, other in zip(ours, theirs, strict=True):
+            assert_same(mine, other)
+
+
+async def test_siblings_that_come_one_by_one_are_drafted_from_one_another(
+    fleet: dict[str, Any],
+) -> None:
+    siblings, chosen = 8, bodies()[:6]
+    scheduling = fleet["scheduling"] | {"max_inflight_per_engine": 2}  # some finish before others
+    few_at_once = fleet | {"scheduling": scheduling}
+    requests = [
+        {
+            "text": body["text"],
+            "sampling_params": {
+                "max_new_tokens": LONGEST,
+                "temperature": 0.0,
+                "sampling_seed": 50 * i + k,
+            },
+        }
+        for i, body in enumerate(chosen)
+        for k in range(siblings)
+    ]
+    random.Random(4).shuffle(requests)
+    steps, from_siblings, replies = [], [], []
+    for window_s in (0.0, 5.0):
+        async with through_us(few_at_once, group_window_s=window_s) as it:
+            before, drafted = await forward_steps(it), await sibling_drafts(it)
+            replies.append(
+                await asyncio.gather(*(answer(it.session, it.url, body) for body in requests))
+            )
+            steps.append(await forward_steps(it) - before)
+            from_siblings.append(await sibling_drafts(it) - drafted)
+    alone, together = replies
+    assert [r["output_ids"] for r in alone] == [r["output_ids"] for r in together]
+    groups = {reply["meta_info"]["seer"]["group"] for reply in together}
+    assert len(groups) == len(chosen)
+    assert len({reply["meta_info"]["seer"]["group"] for reply in alone}) == len(requests)
+    assert from_siblings[0] == 0 < from_siblings[1]
+    assert steps[1] < steps[0]
+
+
+async def forward_steps(it: Served) -> int:
+    """Returns the forward steps of all engines since their start."""
+    total = 0
+    for engine in it.service.fleet.engines:
+        work = await engine.work()
+        assert work is not None
+        total += work.forward_steps
+    return total
+
+
+async def sibling_drafts(it: Served) -> int:
+    """Returns accepted draft tokens that came from siblings; the engines count a part of all."""
+    total = 0
+    for engine in it.service.fleet.engines:
+        drafting = await engine.drafting()
+        assert drafting is not None
+        total += sum(n for source, n in drafting["sources"].items() if source != "own")
+    return total
+
+
+async def used_tokens(it: Served) -> list[int]:
+    return [(await engine.load()).used_tokens for engine in it.service.fleet.engines]
+
+
+async def test_aborts_at_random_moments_return_a_beginning_of_the_calm_runs_tokens(
+    fleet: dict[str, Any], plain: str
+) -> None:
+    requests = [
+        {**body, "rid": f"{'xyz'[i % 3]}-{i}", "stream": i % 2 == 1 and dividable(body)}
+        for i, body in enumerate(bodies())
+    ]
+    draw = random.Random(9)
+    async with aiohttp.ClientSession() as session:
+        calm = await asyncio.gather(*(answer(session, plain, body) for body in requests))
+        async with through_us(fleet) as it:
+            tasks = [asyncio.create_task(answer(session, it.url, body)) for body in requests]
+            for prefix in ("x-", "y-3", "z-2", ""):
+                await asyncio.sleep(0.1 + 0.3 * draw.random())
+                await it.service.abort(prefix)
+            replies = await asyncio.gather(*tasks)
+            looks = 0
+            while any(await used_tokens(it)):
+                looks += 1
+                assert looks < 20, "the KV of aborted requests is free after one or two polls"
+                await asyncio.sleep(0.5)
+            assert it.service.generation.in_progress == 0
+    ends = [reply["meta_info"]["finish_reason"]["type"] for reply in replies]
+    assert ends.count("abort") > 10
+    for reply, whole, end in zip(replies, calm, ends, strict=True):
+        if end != "abort":
+            assert reply["output_ids"] == whole["output_ids"]
+            continue
+        ids = reply["output_ids"]
+        if "seer" in reply["meta_info"]:  # SGLang itself ends an aborted request one token late
+            assert ids == whole["output_ids"][: len(ids)]
+    assert sum(len(reply["output_ids"]) > 0 for reply in replies) > 10
+
+
+async def test_a_client_that_leaves_a_stream_leaves_no_kv_behind(fleet: dict[str, Any]) -> None:
+    body = {**bodies()[0], "stream": True}
+    body["sampling_params"] = {"max_new_tokens": 3000, "ignore_eos": True, "sampling_seed": 1}
+    async with through_us(fleet, group_window_s=0.0) as it:
+        async with (
+            aiohttp.ClientSession() as leaving,
+            leaving.post(f"{it.url}/generate", json=body) as reply,
+        ):
+            for _ in range(4):
+                await reply.content.readline()
+        looks = 0
+        while it.service.generation.in_progress or any(await used_tokens(it)):
+            looks += 1
+            assert looks < 20
+            await asyncio.sleep(0.5)
+
+
+async def test_turns_of_a_session_prefer_the_engine_with_their_kv(fleet: dict[str, Any]) -> None:
+    async with through_us(fleet, session_timeout_s=1.0) as it:
+        text = [1] + [7] * 200
+        engines, cached = [], []
+        for turn in range(4):
+            reply = await it.generate(
+                input_ids=text,
+                session_id="conversation",
+                sampling_params={"max_new_tokens": 40, "ignore_eos": True, "sampling_seed": turn},
+            )
+            meta = reply["meta_info"]
+            engines += meta["seer"]["engines"]
+            cached.append(meta["cached_tokens"])
+            text = text + reply["output_ids"] + [9, 8]
+            assert it.service.generation.open_groups >= 1
+    assert len(set(engines)) == 1
+    assert cached[1:] > [190, 230, 270]
