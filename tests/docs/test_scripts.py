@@ -88,7 +88,11 @@ def test_the_events_that_a_page_lists_are_those_of_an_observer() -> None:
 def test_the_counters_of_a_hub_are_where_a_page_asks_for_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (curl,) = [command.words for command in commands() if command.words[0] == "curl"]
+    (curl,) = [
+        command.words
+        for command in commands()
+        if command.words[0] == "curl" and command.page == "fleet.md"
+    ]
     _, _, header, url = curl
     address = f"127.0.0.1:{free_port()}"
     monkeypatch.setenv(LINK_TOKEN, "a secret of this test")
