@@ -85,6 +85,11 @@ class OpenRuns(RunControl):
             self.leave(run, group)
 
     @override
+    def prefer(self, group: Group) -> None:
+        if group.uid in self.by_group:
+            self._scheduler.prefer(group)
+
+    @override
     def abort(self, request: Request) -> None:
         run = self.by_group.get(request.group.uid)
         if run is None or request.state is RequestState.FINISHED:

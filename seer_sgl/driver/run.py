@@ -26,6 +26,9 @@ class RunControl(Protocol):
     def complete_group(self, run: "Run", group: Group) -> None:
         """Marks a growing group as complete: no more requests follow."""
 
+    def prefer(self, group: Group) -> None:
+        """Sends a group's requests before those of its caller's other groups."""
+
     def abort(self, request: Request) -> None:
         """Ends a request with the tokens it has."""
 
@@ -90,6 +93,10 @@ class Run:
     def complete_group(self, group: Group) -> None:
         """Marks a growing group as complete: no more requests follow."""
         self._control.complete_group(self, group)
+
+    def prefer(self, group: Group) -> None:
+        """Sends a group's requests before those of its caller's other groups from now on."""
+        self._control.prefer(group)
 
     def abort(self, request: Request) -> None:
         """Ends a request early, with the tokens that its engine returns.

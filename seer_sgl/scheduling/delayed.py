@@ -16,6 +16,9 @@ class DelayedRequests:
         self._queue: list[tuple[float, int, Request]] = []
         self._turns = itertools.count()
 
+    def __contains__(self, request: Request) -> bool:
+        return request in self._parked
+
     @property
     def next_due(self) -> float | None:
         """The earliest end of a wait, seconds; None if no request waits."""

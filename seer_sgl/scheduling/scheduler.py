@@ -151,6 +151,17 @@ class Scheduler:
             if group.complete:
                 self._policy.leave(group)
 
+    def prefer(self, group: Group) -> None:
+        """Sends the group's requests before those of its caller's other groups from now on."""
+        if group.withdrawn or group.complete:
+            return
+        ready = [request for request in group.requests if self._ready(request)]
+        for request in ready:
+            self._policy.take_out(request)
+        self._policy.prefer(group)
+        for request in ready:
+            self._policy.push(request)
+
     def withdraw(self, group: Group, failure: Failure) -> None:
         """Gives up the group: none of its requests is sent again; chunks in flight complete."""
         if group.withdrawn or group.complete:
@@ -344,6 +355,11 @@ class Scheduler:
             self._policy.finished(request)
         if request.group.complete:
             self._policy.leave(request.group)
+
+    def _ready(self, request: Request) -> bool:
+        """Returns whether a policy has the request: it is pending and does not wait for its KV."""
+        waits = request in self._parking or request in self._refused
+        return request.state is RequestState.PENDING and not waits
 
     def _add(self, requests: Iterable[Request]) -> None:
         for request in requests:

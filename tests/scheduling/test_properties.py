@@ -41,6 +41,7 @@ EVENTS = st.lists(
                 *["refused", "refused", "look"],
                 *["down", "up", "join", "load", "submit", "withdraw", "stored", "wait"],
                 *["grow", "grow", "no more", "aborted", "recalled", "leave", "new weights"],
+                "prefer",
             ]
         ),
         st.integers(0, 10_000),
@@ -162,6 +163,7 @@ class World:
             "aborted": lambda: self.abort(requests[pick % len(requests)]),
             "new weights": self.scheduler.forget_kv,
             "withdraw": lambda: self.scheduler.withdraw(group, LEFT),
+            "prefer": lambda: self.scheduler.prefer(group),
             "look": lambda: self.scheduler.elapsed(30.0),
             "wait": lambda: None,
             "stored": lambda: self.scheduler.stored(

@@ -611,6 +611,45 @@ def test_the_caller_with_the_fewest_chunks_in_flight_goes_next() -> None:
     assert abs(order.count("a") - order.count("b")) <= 2
 
 
+def test_a_preferred_group_goes_before_the_other_groups_of_its_caller_only() -> None:
+    scheduler = one_engine(capacity=10_000, max_inflight=2)
+    first, preferred, other = (make_group(name, n=4) for name in ("first", "preferred", "other"))
+    other.caller = "another"
+    for group in (first, preferred, other):
+        scheduler.submit(group)
+    chunks = [take(scheduler), take(scheduler)]
+    scheduler.prefer(preferred)
+    order = [chunk.request.group.group_id for chunk in chunks]
+    while chunks:
+        returned(scheduler, chunks.pop(0), make_reply(5, "stop"))
+        chunk = scheduler.next_assignment(0.0)
+        if chunk is not None:
+            chunks.append(chunk)
+            order.append(chunk.request.group.group_id)
+    assert [name for name in order if name != "other"] == [
+        *["first", *["preferred"] * 4],
+        *["first"] * 3,
+    ]
+    assert order[:8].count("other") == 4, "the other caller has its share"
+
+
+def test_a_preferred_group_with_chunks_in_flight_stays_ahead_between_its_chunks() -> None:
+    scheduler = one_engine(chunk_tokens=10, max_inflight=1)
+    first, preferred = make_group("first", n=1), make_group("preferred", n=1)
+    scheduler.submit(preferred)
+    chunk = take(scheduler)
+    scheduler.prefer(preferred)
+    scheduler.prefer(preferred)
+    scheduler.submit(first)
+    for _ in range(3):
+        returned(scheduler, chunk, make_reply(10))
+        chunk = take(scheduler)
+        assert chunk.request.group is preferred
+    scheduler.withdraw(preferred, LEFT)
+    returned(scheduler, chunk, make_reply(10))
+    assert take(scheduler).request.group is first
+
+
 def test_a_request_whose_tokens_are_all_there_has_ended_whatever_the_reply_says() -> None:
     scheduler = one_engine(chunk_tokens=100)
     group = make_group(n=1, max_response_len=40)
