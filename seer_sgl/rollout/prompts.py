@@ -69,14 +69,25 @@ class PromptReader:
 
         Raises PromptError if one is invalid.
         """
-        return self._unique(self._records(path), limit, str(path))
+        records = itertools.islice(self._records(path), limit)
+        return list(self._unique(records, str(path), {}))
 
     def convert(self, prompts: Iterable[PromptLike]) -> list[Prompt]:
         """Returns prompts from Python objects: Prompts, mappings like a JSONL line, or texts.
 
         Raises PromptError if one is invalid.
         """
-        return self._unique(self._items(prompts), None, "prompts")
+        return list(self.each(prompts, "prompts", {}))
+
+    def each(
+        self, prompts: Iterable[PromptLike], source: str, places: dict[str, str]
+    ) -> Iterator[Prompt]:
+        """Yields prompts like `convert`, one at a time.
+
+        `source`: what error messages call the sequence. `places`: by id, where the prompts so far
+        came from; the new ones are added, and positions in the sequence count on from them.
+        """
+        return self._unique(self._items(prompts, source, len(places)), source, places)
 
     def _records(self, path: Path) -> Iterator[tuple[str, str, PromptRecord]]:
         """Yields (place, default id, record) for each non-empty line."""
@@ -90,35 +101,33 @@ class PromptReader:
             raise PromptError(f"{path}: {error.strerror}") from error
 
     def _items(
-        self, prompts: Iterable[PromptLike]
+        self, prompts: Iterable[PromptLike], source: str, first: int
     ) -> Iterator[tuple[str, str, PromptRecord | Prompt]]:
         for number, item in enumerate(prompts):
-            place = f"prompts[{number}]"
+            place, default_id = f"{source}[{number}]", str(first + number)
             if isinstance(item, str):
-                yield place, str(number), PromptRecord(prompt=item)
+                yield place, default_id, PromptRecord(prompt=item)
             elif isinstance(item, Prompt):
-                yield place, str(number), item
+                yield place, default_id, item
             else:
-                yield place, str(number), _record(item, place)
+                yield place, default_id, _record(item, place)
 
     def _unique(
         self,
         records: Iterable[tuple[str, str, PromptRecord | Prompt]],
-        limit: int | None,
         source: str,
-    ) -> list[Prompt]:
-        prompts: list[Prompt] = []
-        places: dict[str, str] = {}
-        for place, default_id, record in itertools.islice(records, limit):
+        places: dict[str, str],
+    ) -> Iterator[Prompt]:
+        before = len(places)
+        for place, default_id, record in records:
             prompt = self._prompt(record, default_id, place)
             if prompt.prompt_id in places:
                 first = places[prompt.prompt_id]
                 raise PromptError(f"{place}: id {prompt.prompt_id!r} is already used at {first}")
             places[prompt.prompt_id] = place
-            prompts.append(prompt)
-        if not prompts:
+            yield prompt
+        if len(places) == before:
             raise PromptError(f"{source}: no prompts")
-        return prompts
 
     def _prompt(self, record: PromptRecord | Prompt, default_id: str, place: str) -> Prompt:
         for name in ("prompt", "messages", "id", "prompt_id", "metadata", "sampling"):
@@ -131,7 +140,10 @@ class PromptReader:
                 raise PromptError(f"{place}: n: {prompt.n!r} is not in 1..{MOST_SAMPLES}")
             if not isinstance(prompt.prompt_ids, array) or prompt.prompt_ids.typecode != "i":
                 raise PromptError(f"{place}: prompt_ids: expected array('i')")
-            self._check(prompt.sampling, place)
+            if prompt.sampling is not None:
+                if not isinstance(prompt.sampling, Sampling):
+                    raise PromptError(f"{place}: sampling: expected Sampling")
+                _check(prompt.sampling, place)
         else:
             prompt = Prompt(
                 prompt_id=default_id if record.id is None else str(record.id),
@@ -140,7 +152,7 @@ class PromptReader:
                 text=record.prompt,
                 messages=record.messages,
                 metadata=record.metadata,
-                sampling=self._own_sampling(record, place),
+                sampling=self._own_sampling(record.sampling, place),
             )
         ids = prompt.prompt_ids
         if not ids:
@@ -157,30 +169,8 @@ class PromptReader:
             )
         return prompt
 
-    def _own_sampling(self, record: PromptRecord, place: str) -> Sampling | None:
-        """Returns the config's sampling with the prompt's overrides; None without overrides."""
-        if record.sampling is None:
-            return None
-        if "n" in record.sampling:
-            raise PromptError(f"{place}: sampling.n: give n beside sampling")
-        try:
-            sampling = self._sampling.with_overrides(record.sampling)
-        except msgspec.ValidationError as error:
-            key, why = key_and_message(str(error))
-            raise PromptError(f"{place}: {f'sampling.{key}'.rstrip('.')}: {why}") from error
-        self._check(sampling, place)
-        return sampling
-
-    def _check(self, sampling: Sampling | None, place: str) -> None:
-        if sampling is None:
-            return
-        if not isinstance(sampling, Sampling):
-            raise PromptError(f"{place}: sampling: expected Sampling")
-        problems = itertools.chain(
-            impossible(msgspec.structs.asdict(sampling)), sampling.problems()
-        )
-        for key, why in problems:
-            raise PromptError(f"{place}: {f'sampling.{key}'.rstrip('.')}: {why}")
+    def _own_sampling(self, overrides: dict[str, Any] | None, place: str) -> Sampling | None:
+        return None if overrides is None else overridden(self._sampling, overrides, place)
 
     def _ids(self, record: PromptRecord, place: str) -> "array[int]":
         forms = [record.prompt, record.messages, record.prompt_ids]
@@ -202,6 +192,25 @@ class PromptReader:
             return self._tokenizer.apply_chat_template(messages)
         except ValueError as error:
             raise PromptError(f"{place}: {error}") from error
+
+
+def overridden(sampling: Sampling, overrides: Mapping[str, Any], place: str) -> Sampling:
+    """Returns sampling parameters with some replaced. Raises PromptError for impossible ones."""
+    if "n" in overrides:
+        raise PromptError(f"{place}: sampling.n: give n beside sampling")
+    try:
+        sampling = sampling.with_overrides(overrides)
+    except msgspec.ValidationError as error:
+        key, why = key_and_message(str(error))
+        raise PromptError(f"{place}: {f'sampling.{key}'.rstrip('.')}: {why}") from error
+    _check(sampling, place)
+    return sampling
+
+
+def _check(sampling: Sampling, place: str) -> None:
+    problems = itertools.chain(impossible(msgspec.structs.asdict(sampling)), sampling.problems())
+    for key, why in problems:
+        raise PromptError(f"{place}: {f'sampling.{key}'.rstrip('.')}: {why}")
 
 
 def _record(item: PromptRecord | Mapping[str, Any], place: str) -> PromptRecord:

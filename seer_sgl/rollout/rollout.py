@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from seer_sgl.config import UNDIVIDED, Config, load, parse, with_values
-from seer_sgl.driver.checks import LengthLimits, check_engines, check_pool, mismatches, unservable
+from seer_sgl.driver.checks import check_engines, check_pool, mismatches, unservable
 from seer_sgl.driver.driver import Driver, Settings
 from seer_sgl.driver.groups import GroupMaker, derived_seed
 from seer_sgl.driver.observer import Observer
@@ -30,7 +30,7 @@ from seer_sgl.report.report import report
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.placement import Placement
-from seer_sgl.types import EngineInfo, Group, Prompt
+from seer_sgl.types import EngineInfo, Group, Prompt, Sampling
 
 from .history import History, read_history
 from .lengths import expect_all, read_lengths
@@ -107,7 +107,7 @@ class Rollout:
                 engine.vocab_size = self._facts.vocab_size
             infos = [engine.info for engine in fleet.engines]
             check_engines(self.config.kv_pool, self.config.draft, infos)
-            self._check_own_sampling(infos)
+            self._check_own_sampling(self.config.sampling, infos)
             for mismatch in mismatches(infos):
                 logger.warning("%s", mismatch)
             driver = await stack.enter_async_context(Driver.over(fleet, self._settings()))
@@ -170,22 +170,19 @@ class Rollout:
         chunks in flight. Raises PromptError before the first chunk is sent. Raises RolloutError
         after all other groups if some groups were given up.
         """
-        fleet, driver, length_limits = self._opened.fleet, self.driver, self.driver.limits
-        prompts = self._reader(length_limits.longest_prompt).convert(prompts)
-        self._check_sampling(prompts)
-        rollout_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(8)}"
-        seed = self._seed if not self._runs else derived_seed(self._seed, "run", self._runs)
-        self._runs += 1
+        fleet, driver = self._opened.fleet, self.driver
+        prompts = self.prompt_reader().convert(prompts)
+        self._check_sampling(prompts, self.config.sampling)
+        rollout_id, seed = new_rollout_id(), self.next_seed()
         drafted = await _drafted(fleet)
         started_at = clock()
-        groups = self._groups(prompts, length_limits, GroupMaker(rollout_id, seed), started_at)
+        maker = GroupMaker(rollout_id, seed)
+        groups = self._groups(prompts, maker, self.config.sampling, started_at)
         if limits is not None:
             for request in itertools.chain.from_iterable(group.requests for group in groups):
                 longest = limits.true_length(request)
                 request.max_response_len = min(longest, request.max_response_len)
-        if self._known is not None and self.config.scheduling.policy == "oracle":
-            expect_all(self._known, groups, str(self.config.scheduling.lengths))
-        self._warn_of_short_responses(groups)
+        self._check_groups(groups)
         self.recorder = recorder = Recorder(rollout_id, seed, self.engines, groups, started_at)
         given_up: list[Group] = []
         run = driver.submit(
@@ -208,6 +205,32 @@ class Rollout:
                 f"{len(given_up)} of {len(groups)} groups were given up; "
                 f"the first, {first.group_id!r}: {first.failure.message}"
             )
+
+    def prompt_reader(self, n: int | None = None, sampling: Sampling | None = None) -> PromptReader:
+        """Returns a reader of prompts for the open fleet.
+
+        `n` and `sampling` replace the config's defaults. Raises RolloutError without engines.
+        """
+        return self._reader(self.driver.limits.longest_prompt, n, sampling)
+
+    def next_seed(self) -> int:
+        """Returns the seed of the next run: the config's for the first, then derived ones."""
+        seed = self._seed if not self._runs else derived_seed(self._seed, "run", self._runs)
+        self._runs += 1
+        return seed
+
+    def make_groups(
+        self, prompts: Sequence[Prompt], maker: GroupMaker, sampling: Sampling
+    ) -> list[Group]:
+        """Returns the groups of checked prompts. `sampling`: of the prompts without their own.
+
+        Raises InputError if the engines cannot serve one of them, RolloutError without engines.
+        """
+        self._check_own_sampling(sampling, self.engines)
+        self._check_sampling(prompts, sampling)
+        groups = self._groups(prompts, maker, sampling, clock())
+        self._check_groups(groups)
+        return groups
 
     def _settings(self) -> Settings:
         engines = self.config.engines
@@ -239,14 +262,18 @@ class Rollout:
                 wanted,
             )
 
-    def _check_own_sampling(self, infos: Sequence[EngineInfo]) -> None:
-        """Raises ConfigError if the engines cannot serve the config's own sampling."""
-        for key, why in unservable(
-            self.config.sampling, infos, tokenizer=self.tokenizer is not None
-        ):
+    def _check_own_sampling(self, sampling: Sampling, infos: Sequence[EngineInfo]) -> None:
+        """Raises ConfigError if the engines cannot serve a run's own sampling."""
+        for key, why in unservable(sampling, infos, tokenizer=self.tokenizer is not None):
             raise ConfigError(f"sampling.{key}: {why}")
 
-    def _check_sampling(self, prompts: Sequence[Prompt]) -> None:
+    def _check_groups(self, groups: Sequence[Group]) -> None:
+        """Raises PromptError if the oracle lacks a length; logs responses with less room."""
+        if self._known is not None and self.config.scheduling.policy == "oracle":
+            expect_all(self._known, groups, str(self.config.scheduling.lengths))
+        self._warn_of_short_responses(groups)
+
+    def _check_sampling(self, prompts: Sequence[Prompt], default: Sampling) -> None:
         """Raises PromptError if the engines cannot serve a prompt; logs undivided sampling."""
         undivided: dict[str, None] = {}
         for prompt in prompts:
@@ -259,7 +286,7 @@ class Rollout:
         if not self.config.scheduling.divide or self.config.scheduling.policy in UNDIVIDED:
             return
         for prompt in prompts:
-            sampling = prompt.sampling or self.config.sampling
+            sampling = prompt.sampling or default
             undivided |= dict.fromkeys(sampling.undivided_because())
         if undivided:
             logger.warning(
@@ -268,11 +295,12 @@ class Rollout:
             )
 
     def _groups(
-        self, prompts: Iterable[Prompt], limits: LengthLimits, maker: GroupMaker, now: float
+        self, prompts: Iterable[Prompt], maker: GroupMaker, default: Sampling, now: float
     ) -> list[Group]:
+        limits = self.driver.limits
         groups = []
         for prompt in prompts:
-            sampling = prompt.sampling or self.config.sampling
+            sampling = prompt.sampling or default
             limit = limits.response_limit(prompt, sampling.max_new_tokens)
             groups.append(maker.group(prompt, sampling, limit, now))
         return groups
@@ -285,12 +313,20 @@ class Rollout:
         length = flags.get("context-length", self._facts.max_position_embeddings)
         return length - 1 if isinstance(length, int) else None
 
-    def _reader(self, max_prompt_len: int | None) -> PromptReader:
+    def _reader(
+        self, max_prompt_len: int | None, n: int | None = None, sampling: Sampling | None = None
+    ) -> PromptReader:
         vocab_size = self._facts.vocab_size
         if vocab_size is None and self.tokenizer is not None:
             vocab_size = self.tokenizer.vocab_size
-        n = self.config.rollout.n_samples_per_prompt
-        return PromptReader(n, self.tokenizer, vocab_size, max_prompt_len, self.config.sampling)
+        n = n or self.config.rollout.n_samples_per_prompt
+        sampling = sampling or self.config.sampling
+        return PromptReader(n, self.tokenizer, vocab_size, max_prompt_len, sampling)
+
+
+def new_rollout_id() -> str:
+    """Returns a name that no other rollout has."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(8)}"
 
 
 async def _drafted(fleet: Fleet) -> draft_report.Reading:

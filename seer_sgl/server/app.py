@@ -12,6 +12,7 @@ from .errors import HttpError, Unavailable
 from .generate import Generate
 from .info import Info
 from .json import json_response
+from .rollout_routes import add_rollout_routes
 from .service import Service
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ def make_app(service: Service, api_key: str | None) -> web.Application:
         app.router.add_get(path, info.server_info)
     app.router.add_get("/v1/loads", info.loads)
     app.router.add_get("/v1/models", info.models)
+    add_rollout_routes(app, service.rollouts)
     return app
 
 

@@ -57,13 +57,14 @@ class Generation(Observer):
         self._by_request: dict[str, Answer] = {}  # by the uid of the driver's request
         self._forwards: dict[str, asyncio.Future[None]] = {}  # likewise
         self._orders = itertools.count()
+        self._in_rollouts = 0  # responses of rollouts in progress
         self._ended: RolloutError | None = None
         self._run: Run = driver.open_run([self], caller=CALLER, texts=False)
 
     @property
     def in_progress(self) -> int:
-        """The number of responses in progress."""
-        return len(self._answers) + len(self._forwards)
+        """The number of responses in progress, those of rollouts included."""
+        return len(self._answers) + len(self._forwards) + self._in_rollouts
 
     @property
     def open_groups(self) -> int:
@@ -124,6 +125,15 @@ class Generation(Observer):
                 f"{self.in_progress} responses are in progress, and server.max_requests is "
                 f"{self._config.max_requests}"
             )
+
+    def reserve(self, count: int) -> None:
+        """Counts so many responses of a rollout as in progress. Raises like `require_room`."""
+        self.require_room(count)
+        self._in_rollouts += count
+
+    def release(self, count: int) -> None:
+        """Ends the reservation of so many responses."""
+        self._in_rollouts -= count
 
     def abort(self, prefix: str) -> list[Answer]:
         """Ends the responses whose rid begins with `prefix`, with the tokens they have.

@@ -21,6 +21,7 @@ from .calls import Answer, Call
 from .errors import BadRequest, Unavailable
 from .forward import Forwarded
 from .generation import Generation
+from .rollouts import Rollouts
 from .text import ResponseText
 from .undivided import Undivided
 
@@ -32,6 +33,7 @@ class Service:
         self.rollout = rollout
         self.config: Config = rollout.config
         self.generation = Generation(rollout.driver, self.settings)
+        self.rollouts = Rollouts(rollout, self.generation, self.settings)
         self.undivided = Undivided()
         self._forwarded: dict[Forwarded, tuple[str, ...]] = {}  # the names of each in flight
         self._token_texts: dict[int, str] = {}
@@ -182,15 +184,17 @@ class Service:
     async def abort(self, prefix: str) -> int:
         """Ends every request whose rid begins with `prefix`; returns when all have ended.
 
-        Their clients get the tokens so far. Returns the number of requests.
+        Their clients get the tokens so far. It also ends the rollouts of such a name, whose clients
+        get the complete groups. Returns the number of both.
         """
+        rollouts = self.rollouts.abort(prefix)
         aborted = self.generation.abort(prefix)
         sent_on = self.forwarded(prefix)
         await asyncio.gather(
             *(each.abort(msgspec.json.encode({"rid": rid})) for each, rid in sent_on),
             *(self._until_ended(answer) for answer in aborted),
         )
-        return len(aborted) + len(sent_on)
+        return len(aborted) + len(sent_on) + rollouts
 
     async def _until_ended(self, answer: Answer) -> None:
         while not answer.ended:

@@ -1,0 +1,90 @@
+"""The bodies of the rollout API."""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from seer_sgl.bounds import Natural, Positive
+from seer_sgl.config import plain
+from seer_sgl.config.tree import Samples
+from seer_sgl.rollout.prompts import PromptRecord
+
+from .errors import BadRequest
+
+NDJSON = "application/x-ndjson"
+RolloutId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
+GroupId = str | int
+T = TypeVar("T")
+
+
+class RolloutOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """How to roll groups out."""
+
+    rollout_id: RolloutId | None = None
+    """The rollout's name. Default: drawn."""
+    sampling: dict[str, Any] | None = None
+    """Replaces single parameters of the config's `sampling` for all groups."""
+    n_samples_per_prompt: Samples | None = None
+    """Samples of a group without its own `n`. Default: `rollout.n_samples_per_prompt`."""
+    seed: Natural | None = None
+    """Seed that every request is seeded from. Default: as for the runs of one `Rollout`."""
+    target_groups: Positive | None = None
+    """The rollout ends when so many groups count, and the others are aborted. Default: it ends
+    with the last group."""
+    dynamic_filtering: bool = False
+    """Whether a group counts only after `POST /rollout/{id}/accept`; needs `target_groups`."""
+    stream: Literal["groups", "samples"] = "groups"
+    """What a line has: a complete group, or one sample as soon as it is finished."""
+
+
+class RolloutBody(RolloutOptions, frozen=True, kw_only=True):
+    """The body of `POST /rollout`."""
+
+    groups: list[PromptRecord | str]
+    """The prompts, as in a prompts file."""
+
+
+class AcceptBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """The body of `POST /rollout/{id}/accept`."""
+
+    group_id: GroupId
+    """A group that the stream has delivered."""
+
+
+class RejectBody(AcceptBody, frozen=True, kw_only=True):
+    """The body of `POST /rollout/{id}/reject`."""
+
+    groups: list[PromptRecord | str] = []
+    """More groups for the rollout, for example one in place of the rejected one."""
+
+
+async def read_rollout(http: web.Request) -> RolloutBody:
+    """Returns the body of `POST /rollout`. Raises BadRequest, which names the group.
+
+    NDJSON has one prompt per line; then the options are in the query.
+    """
+    body = await http.read()
+    if http.content_type != NDJSON:
+        return decoded(body, RolloutBody)
+    options: dict[str, Any] = dict(http.query)
+    if "sampling" in options:
+        options["sampling"] = decoded(options["sampling"].encode(), dict[str, Any])
+    lines = b",".join(line for line in body.splitlines() if line.strip())
+    groups = decoded(b'{"groups":[' + lines + b"]}", RolloutBody).groups
+    try:
+        return msgspec.convert({**options, "groups": groups}, RolloutBody, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadRequest(plain(str(error))) from error
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    """Returns a JSON body. Raises BadRequest for anything else."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise BadRequest(plain(str(error))) from error
+    except RecursionError as error:
+        raise BadRequest("the body is nested too deeply") from error
+    except (msgspec.DecodeError, ValueError) as error:  # ValueError: a number with 5,000 digits
+        raise BadRequest(f"the body is not JSON: {error}") from error

@@ -1,0 +1,176 @@
+"""The rollouts that clients have started, and the newest ones that have ended."""
+
+import asyncio
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from seer_sgl.config import ServerConfig
+from seer_sgl.driver.groups import GroupMaker
+from seer_sgl.rollout.prompts import PromptReader, PromptRecord, overridden
+from seer_sgl.rollout.rollout import Rollout, new_rollout_id
+from seer_sgl.types import Group, Prompt, Sampling
+
+from .errors import BadRequest, Conflict, NotFound
+from .generation import Generation
+from .rollout_body import RejectBody, RolloutBody, RolloutOptions
+from .rollout_served import ServedRollout
+
+# An ended rollout is kept for the client that asks for its report; a report is a few kilobytes.
+REMEMBERED = 64
+REMEMBERED_S = 3600.0
+PROMPTS_PER_STEP = 16  # between them, other clients are served: a prompt may be long to tokenize
+clock = time.monotonic
+Records = Iterable[PromptRecord | str]
+
+
+class Rollouts:
+    """Starts rollouts on a fleet. Each is a caller of the driver: all have equal shares.
+
+    `generation` counts their responses together with the single requests.
+    """
+
+    def __init__(self, rollout: Rollout, generation: Generation, settings: ServerConfig) -> None:
+        self._rollout = rollout
+        self._generation = generation
+        self._settings = settings
+        self._running: dict[str, ServedRollout] = {}
+        self._ended: OrderedDict[str, ServedRollout] = OrderedDict()
+        self._inputs: dict[ServedRollout, _Input] = {}
+
+    def __iter__(self) -> Iterator[ServedRollout]:
+        """Yields the rollouts in progress, then the remembered ones."""
+        self._forget()
+        yield from [*self._running.values(), *self._ended.values()]
+
+    @property
+    def in_progress(self) -> list[ServedRollout]:
+        """The rollouts in progress."""
+        return list(self._running.values())
+
+    def find(self, rollout_id: str) -> ServedRollout:
+        """Returns a rollout by its name. Raises NotFound."""
+        self._forget()
+        found = self._running.get(rollout_id) or self._ended.get(rollout_id)
+        if found is None:
+            raise NotFound(f"no rollout {rollout_id!r}")
+        return found
+
+    async def open(self, body: RolloutBody) -> ServedRollout:
+        """Returns a new rollout, all of whose groups are valid; `fill` starts it.
+
+        Raises BadRequest or InputError, which names the group; Conflict if the name is in use;
+        TooMany if the server has no room for its responses.
+        """
+        if body.dynamic_filtering and body.target_groups is None:
+            raise BadRequest("dynamic_filtering: set target_groups")
+        sampling = self._rollout.config.sampling
+        if body.sampling is not None:
+            sampling = overridden(sampling, body.sampling, "the rollout")
+        places: dict[str, str] = {}
+        reader = self._rollout.prompt_reader(body.n_samples_per_prompt, sampling)
+        prompts = []
+        for prompt in reader.each(body.groups, "groups", places):
+            self._require_short(prompt, places)
+            prompts.append(prompt)
+            if len(prompts) % PROMPTS_PER_STEP == 0:
+                await asyncio.sleep(0)
+        if body.target_groups is not None and body.target_groups > len(prompts):
+            raise BadRequest(f"target_groups: {body.target_groups} of {len(prompts)} groups")
+        rollout_id = body.rollout_id or new_rollout_id()
+        if rollout_id in self._running:
+            raise Conflict(f"rollout {rollout_id!r} is in progress")
+        requests = self._require_room(prompts)
+        seed = self._rollout.next_seed() if body.seed is None else body.seed
+        # Not the client's name alone: its chunks of before may still be in flight.
+        maker = GroupMaker(f"{rollout_id}-{secrets.token_hex(4)}", seed)
+        groups = self._rollout.make_groups(prompts, maker, sampling)
+        fields = {name: getattr(body, name) for name in RolloutOptions.__struct_fields__}
+        served = ServedRollout(
+            RolloutOptions(**{**fields, "rollout_id": rollout_id, "seed": seed}),
+            groups,
+            self._rollout.driver,
+            max_inflight=self._rollout.config.scheduling.max_inflight_per_engine,
+            released=self._generation.release,
+            ended=self._keep,
+        )
+        self._generation.reserve(requests)
+        self._running[rollout_id] = served
+        self._inputs[served] = _Input(reader, maker, sampling, places)
+        return served
+
+    def reject(self, rollout_id: str, body: RejectBody) -> tuple[ServedRollout, str | None]:
+        """Takes a group of a rollout back, and adds groups to the rollout.
+
+        Returns the rollout, and the group that goes ahead in its place. Raises HttpError or
+        InputError; then nothing has changed.
+        """
+        served = self.find(rollout_id)
+        more: list[Group] = []
+        given = self._inputs.get(served)
+        if body.groups and given is not None:
+            places = dict(given.places)
+            prompts = list(given.reader.each(body.groups, "groups", places))
+            for prompt in prompts:
+                self._require_short(prompt, places)
+            requests = self._require_room(prompts)
+            more = self._rollout.make_groups(prompts, given.maker, given.sampling)
+            replaced_by = served.reject(str(body.group_id), more)
+            self._generation.reserve(requests)
+            given.places.update(places)
+            return served, replaced_by
+        return served, served.reject(str(body.group_id), more)
+
+    def abort(self, prefix: str) -> int:
+        """Ends the rollouts whose name begins with `prefix`. Returns their number."""
+        aborted = [each for name, each in self._running.items() if name.startswith(prefix)]
+        for served in aborted:
+            served.finish("aborted")
+        return len(aborted)
+
+    def end_all(self, why: str) -> None:
+        """Ends every rollout with an error."""
+        for served in list(self._running.values()):
+            served.finish("failed", why)
+
+    def _require_short(self, prompt: Prompt, places: dict[str, str]) -> None:
+        most, length = self._settings.max_prompt_tokens, len(prompt.prompt_ids)
+        if most is not None and length > most:
+            place = places[prompt.prompt_id]
+            raise BadRequest(f"{place}: {length} prompt tokens; server.max_prompt_tokens is {most}")
+
+    def _require_room(self, prompts: Iterable[Prompt]) -> int:
+        """Returns the number of responses. Raises BadRequest or TooMany if they are too many."""
+        requests = sum(prompt.n for prompt in prompts)
+        if requests > self._settings.max_requests:
+            raise BadRequest(
+                f"{requests} responses; server.max_requests is {self._settings.max_requests}"
+            )
+        self._generation.require_room(requests)
+        return requests
+
+    def _keep(self, served: ServedRollout) -> None:
+        self._running.pop(served.rollout_id, None)
+        self._inputs.pop(served, None)
+        self._ended[served.rollout_id] = served
+        self._ended.move_to_end(served.rollout_id)
+        self._forget()
+
+    def _forget(self) -> None:
+        while self._ended:
+            oldest = next(iter(self._ended.values()))
+            if len(self._ended) <= REMEMBERED and clock() - (oldest.ended_at or 0) < REMEMBERED_S:
+                return
+            self._ended.popitem(last=False)
+
+
+class _Input(msgspec.Struct):
+    """What further groups of a rollout are made with. `places`: where each group id came from."""
+
+    reader: PromptReader
+    maker: GroupMaker
+    sampling: Sampling
+    places: dict[str, str]
