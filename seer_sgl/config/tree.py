@@ -235,11 +235,13 @@ class ServerConfig(Section, frozen=True):
     max_body: str = "64mb"
     """Largest body of a request."""
     max_batch: Positive = 4096
-    """Most responses that one request may ask for: its prompts times `n`."""
+    """Most responses that one request may ask for: its prompts times `n`. Rollouts are limited by
+    `max_requests` only."""
     max_prompt_tokens: Positive | None = None
     """Longest prompt in tokens. Default: what the engines accept."""
     max_requests: Positive = 65536
-    """Most responses in progress; beyond, clients get HTTP 429."""
+    """Most responses in progress, all unfinished ones of rollouts included; beyond, clients get
+    HTTP 429."""
 
     def body_bytes(self) -> int:
         """Returns `max_body` in bytes. Raises ValueError if it is not a size."""

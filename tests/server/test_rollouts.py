@@ -1,0 +1,483 @@
+"""The rollout API on fake engines: every group once, with the tokens of a calm run."""
+
+import asyncio
+import json
+import socket
+from collections import Counter
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from typing_extensions import override
+
+from seer_sgl.server import rollout_served, rollouts
+from tests.fake_sglang import FakeSGLang
+from tests.fake_sglang import serving as serving_fake
+from tests.link.test_link import until
+
+from .helpers import Served, served
+from .rollout_client import SEED, Stream, assert_calm, get, groups_of, prompts, rollout
+
+LIMIT = 40
+SAMPLING = {"max_new_tokens": LIMIT}
+
+
+class Gated(FakeSGLang):
+    """A fake that answers while its gate is open."""
+
+    gate: asyncio.Event
+
+    @override
+    async def _answer(
+        self, http: web.Request, call: dict[str, Any], fault: str
+    ) -> web.StreamResponse:
+        await self.gate.wait()
+        return await super()._answer(http, call, fault)
+
+
+def gated(**options: Any) -> Gated:
+    fake = Gated(**options)
+    fake.gate = asyncio.Event()
+    return fake
+
+
+def assert_all_calm(lines: list[dict[str, Any]], fake: FakeSGLang, count: int, n: int = 2) -> None:
+    groups = groups_of(lines)
+    assert sorted(groups) == sorted(prompt["id"] for prompt in prompts(count))
+    for samples in groups.values():
+        assert_calm(samples, fake, LIMIT, n)
+
+
+async def assert_all_free(it: Served) -> None:
+    """Asserts that no response is in progress any more; `empty_books` checks the scheduler."""
+    await until(lambda: it.service.generation.in_progress == 0)
+    assert not it.service.rollouts.in_progress
+
+
+async def test_each_group_comes_once_as_of_a_calm_run_between_start_and_end() -> None:
+    fake = FakeSGLang(max_running_requests=4)
+    async with served(fake, sampling=SAMPLING) as it:
+        async with rollout(it, prompts(9), rollout_id="step-1") as stream:
+            start, *lines, end = await stream.rest()
+            report = (await stream.progress())["report"]
+        await assert_all_free(it)
+        listed = await get(it, "/rollouts")
+    assert_all_calm(lines, fake, 9)
+    assert (start["rollout_id"], start["seed"], start["samples"]) == ("step-1", SEED, 18)
+    assert (end["state"], end["groups"], end["failed_groups"]) == ("complete", 9, 0)
+    assert end["group_ids"] == [line["group_id"] for line in lines]
+    assert end["response_tokens"] == report["response_tokens"]
+    assert (report["samples"], report["unfinished_groups"]) == (18, 0)
+    assert [each["state"] for each in listed["rollouts"]] == ["complete"]
+
+
+async def test_samples_come_as_they_finish_and_a_line_ends_their_group() -> None:
+    fake = FakeSGLang()
+    async with (
+        served(fake, sampling=SAMPLING) as it,
+        rollout(it, prompts(4), stream="samples") as stream,
+    ):
+        _, *lines, end = await stream.rest()
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        if line["event"] == "sample":
+            found.setdefault(line["group_id"], []).append(line)
+        else:
+            samples = sorted(found[line["group_id"]], key=lambda sample: sample["index"])
+            assert_calm(samples, fake, LIMIT)
+    assert [line["group_id"] for line in lines if line["event"] == "group"] == end["group_ids"]
+    assert end["samples"] == 8
+
+
+async def test_ndjson_with_a_prompt_per_line_is_the_same_rollout() -> None:
+    fake = FakeSGLang()
+    body = "\n".join(map(json.dumps, prompts(3))) + "\n"
+    query = {"seed": str(SEED), "sampling": json.dumps(SAMPLING), "target_groups": "3"}
+    async with served(fake) as it:
+        headers = {"Content-Type": "application/x-ndjson"}
+        async with it.session.post(
+            f"{it.url}/rollout", data=body, headers=headers, params=query
+        ) as reply:
+            lines = await Stream(it, reply).rest()
+    assert_all_calm(lines, fake, 3)
+    assert lines[-1]["state"] == "target"
+
+
+async def test_without_a_seed_rollouts_differ_as_the_runs_of_one_rollout_do() -> None:
+    async with served(FakeSGLang(), rollout={"seed": 1}) as it:
+        seeds = []
+        for _ in range(2):
+            async with rollout(it, prompts(1), seed=None) as stream:
+                seeds.append((await stream.rest())[0]["seed"])
+    assert seeds[0] == 1
+    assert seeds[1] != 1
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"groups": [*prompts(2), {"prompt_ids": [5], "n": 0}]}, "groups[2].n"),
+        ({"groups": [*prompts(2), {"prompt_ids": [5], "tools": []}]}, "groups[2]"),
+        ({"groups": [*prompts(1), {"prompt_ids": []}]}, "groups[1]: the prompt is empty"),
+        ({"groups": ["text"]}, "groups[0]: text prompts need a tokenizer"),
+        ({"groups": [*prompts(1), *prompts(1)]}, "groups[1]: id 'g0' is already used"),
+        ({"groups": prompts(1, sampling={"top_p": 2})}, "groups[0]: sampling.top_p"),
+        ({"groups": prompts(1, sampling={"min_p": 0.1})}, "sampling.min_p"),
+        ({"groups": []}, "groups: no prompts"),
+        ({"sampling": {"temperature": "hot"}}, "sampling.temperature"),
+        ({"sampling": {"min_p": 0.1}}, "sampling.min_p"),
+        ({"sampling": {"n": 2}}, "sampling.n"),
+        ({"target_groups": 3}, "target_groups: 3 of 2 groups"),
+        ({"dynamic_filtering": True}, "set target_groups"),
+        ({"stream": "tokens"}, "stream"),
+        ({"rollout_id": "a/b"}, "rollout_id"),
+        ({"groups": [{"prompt_ids": [5] * 30}]}, "groups[0]: 30 prompt tokens"),
+        ({"groups": [{"prompt_ids": [5], "n": 101}]}, "server.max_requests is 100"),
+    ],
+)
+async def test_a_bad_body_names_the_group_and_queues_nothing(
+    change: dict[str, Any], named: str
+) -> None:
+    fake = FakeSGLang()
+    limits = {"max_prompt_tokens": 20, "max_requests": 100}
+    async with served(fake, server=limits) as it:
+        status, reply = await it.post("/rollout", **{"groups": prompts(2), **change})
+        assert status == 400
+        assert named in reply["error"]["message"]
+        assert it.service.generation.in_progress == 0
+    assert not fake.seen
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"groups"', b'{"groups":' + b"[" * 100_000])
+async def test_a_body_that_is_not_json_of_a_rollout_is_refused(body: bytes) -> None:
+    async with (
+        served(FakeSGLang()) as it,
+        it.session.post(f"{it.url}/rollout", data=body) as reply,
+    ):
+        assert reply.status == 400
+
+
+async def test_rollouts_and_single_requests_count_together() -> None:
+    fake = gated()
+    async with served(fake, server={"max_requests": 10}, sampling=SAMPLING) as it:
+        async with rollout(it, prompts(4)) as stream:
+            await anext(stream.lines())
+            status, _ = await it.post("/rollout", groups=prompts(2))
+            assert status == 429
+            single = {"input_ids": [[1]] * 3, "sampling_params": {"max_new_tokens": 2}}
+            assert (await it.post("/generate", **single))[0] == 429
+            fake.gate.set()
+            await stream.rest()
+        assert len(await it.generate(**single)) == 3
+        await assert_all_free(it)
+
+
+async def test_a_reader_that_stops_holds_back_new_groups_and_not_decoding_ones() -> None:
+    fake = FakeSGLang(max_running_requests=4)  # a window of 8 requests: 4 groups
+    groups = prompts(60, metadata="x" * 400_000)
+    async with served(fake, sampling=SAMPLING, server={"max_requests": 120}) as it:
+        host, port = it.url.removeprefix("http://").split(":")
+        slow = socket.socket()
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((host, int(port)))
+        slow.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=slow, limit=1 << 26)
+        body = json.dumps({"groups": groups, "rollout_id": "slow", "seed": SEED}).encode()
+        writer.write(b"POST /rollout HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        writer.write(b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await until(lambda: bool(it.service.rollouts.in_progress))
+        (held,) = it.service.rollouts.in_progress
+        await until(lambda: held.waiting and not held.running)
+        submitted = held.tally.total - held.waiting
+        assert submitted == len(held.tally.complete)
+        assert submitted - held.delivered == 4
+        calls = len(fake.seen)
+        assert len({tuple(call["input_ids"][:3]) for call in fake.seen}) == submitted
+        async with rollout(it, prompts(3)) as stream:  # others are not held back
+            assert_all_calm(await stream.rest(), fake, 3)
+        assert len(fake.seen) > calls
+        assert held.tally.total - held.waiting == submitted
+        reader._transport.resume_reading()  # type: ignore[attr-defined]
+        answer = await reader.read()
+        assert answer.count(b'"event":"group"') == 60
+        writer.close()
+        await writer.wait_closed()
+        await assert_all_free(it)
+
+
+async def test_a_target_ends_the_rollout_and_aborts_the_surplus() -> None:
+    fake = FakeSGLang(max_running_requests=4)
+    async with served(fake, sampling=SAMPLING) as it:
+        async with rollout(it, prompts(12), target_groups=5) as stream:
+            lines = await stream.rest()
+            progress = await stream.progress()
+        await assert_all_free(it)
+    groups, end = groups_of(lines), lines[-1]
+    assert len(groups) == end["groups"] == 5
+    assert (end["state"], end["unfinished_groups"]) == ("target", 7)
+    for samples in groups.values():
+        assert_calm(samples, fake, LIMIT)
+    assert progress["report"]["unfinished_groups"] == 7
+    assert progress["tail"] == []
+
+
+async def test_a_rejected_group_does_not_count_towards_the_target() -> None:
+    fake = gated(max_running_requests=4)
+    fake.gate.set()
+    async with served(fake, sampling=SAMPLING) as it:
+        async with rollout(it, prompts(12), target_groups=5) as stream:
+            lines, rejected = [], ""
+            async for line in stream.lines():
+                lines.append(line)
+                if line["event"] == "group" and not rejected:
+                    rejected = line["group_id"]
+                    status, verdict = await stream.verdict("reject", rejected)
+                    assert (status, verdict["state"]) == (200, "running")
+                    assert verdict["replaced_by"] not in (None, rejected)
+            status, reply = await stream.verdict("reject", lines[-1]["group_ids"][0])
+        await assert_all_free(it)
+    assert (status, "has ended: target" in reply["error"]["message"]) == (409, True)
+    assert len(groups_of(lines)) == 6
+    assert lines[-1]["groups"] == 5
+    assert rejected not in lines[-1]["group_ids"]
+
+
+async def test_with_dynamic_filtering_the_stream_waits_for_the_verdict_on_the_last_group() -> None:
+    fake = FakeSGLang()
+    async with served(fake, sampling=SAMPLING) as it:
+        async with rollout(it, prompts(6), target_groups=3, dynamic_filtering=True) as stream:
+            lines = stream.lines()
+            delivered = [(await anext(lines)).get("group_id") for _ in range(7)][1:]
+            assert (await stream.progress())["state"] == "running"
+            for name in delivered[:3]:
+                assert (await stream.verdict("reject", str(name)))[0] == 200
+            for name in delivered[3:]:
+                _, verdict = await stream.verdict("accept", str(name))
+            assert verdict["state"] == "target"
+            rest = [line async for line in lines]
+        await assert_all_free(it)
+    assert [line["event"] for line in rest] == ["end"]
+    assert rest[0]["group_ids"] == delivered[3:]
+
+
+async def test_a_reject_brings_a_group_in_place_of_the_rejected_one() -> None:
+    fake = FakeSGLang()
+    async with served(fake, sampling=SAMPLING) as it:
+        async with rollout(it, prompts(2), target_groups=2, dynamic_filtering=True) as stream:
+            lines = stream.lines()
+            names = [(await anext(lines)).get("group_id") for _ in range(3)][1:]
+            await stream.verdict("accept", str(names[0]))
+            bad = [{"prompt_ids": [5], "id": "g0"}]
+            status, reply = await stream.verdict("reject", str(names[1]), groups=bad)
+            assert (status, "already used" in reply["error"]["message"]) == (400, True)
+            more = [{"prompt_ids": [5, 6, 9], "n": 2}]
+            status, verdict = await stream.verdict("reject", str(names[1]), groups=more)
+            assert (status, verdict["replaced_by"], verdict["unfinished"]) == (200, "2", 1)
+            third = await anext(lines)
+            assert_calm(third["samples"], fake, LIMIT)
+            await stream.verdict("accept", "2")
+            end = (await anext(lines))["group_ids"]
+        await assert_all_free(it)
+    assert end == [names[0], "2"]
+
+
+async def test_the_last_reject_without_more_groups_ends_short_of_the_target() -> None:
+    async with (
+        served(FakeSGLang(), sampling=SAMPLING) as it,
+        rollout(it, prompts(2), target_groups=2, dynamic_filtering=True) as stream,
+    ):
+        lines = stream.lines()
+        await anext(lines)
+        missing = []
+        for _ in range(2):
+            group = await anext(lines)
+            _, verdict = await stream.verdict("reject", group["group_id"])
+            missing.append(verdict["missing"])
+        end = await anext(lines)
+    assert missing == [1, 2]
+    assert (end["state"], end["groups"]) == ("exhausted", 0)
+
+
+async def test_the_group_that_replaces_a_rejected_one_goes_ahead_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rollout_served, "AHEAD", 100)
+    fake = gated(max_running_requests=1)
+    fake.gate.set()
+    async with (
+        served(fake, sampling=SAMPLING) as it,
+        rollout(it, prompts(6, n=1), target_groups=6, dynamic_filtering=True) as stream,
+    ):
+        lines = stream.lines()
+        await anext(lines)
+        first = await anext(lines)
+        fake.gate.clear()
+        _, verdict = await stream.verdict("reject", first["group_id"])
+        before = len(fake.seen)
+        fake.gate.set()
+        groups = [first, *[await anext(lines) for _ in range(5)]]
+    ids = {tuple(prompt["prompt_ids"]): prompt["id"] for prompt in prompts(6)}
+    order = [ids[tuple(call["input_ids"][:3])] for call in fake.seen[before:]]
+    chunks = {group["group_id"]: group["samples"][0]["chunks"] for group in groups}
+    ahead = verdict["replaced_by"]
+    own = order.count(ahead)
+    assert 0 < own <= chunks[ahead]
+    assert order[:own] == [ahead] * own
+
+
+async def test_a_deleted_rollout_ends_with_what_is_complete() -> None:
+    fake = gated(max_running_requests=4)
+    async with served(fake, sampling=SAMPLING) as it:
+        async with rollout(it, prompts(5), rollout_id="doomed") as stream:
+            await anext(stream.lines())
+            await until(lambda: len(fake.seen) == 4)
+            tail = (await stream.progress())["tail"]
+            assert {row["engine"] for row in tail if row["engine"]} == {"e0"}
+            status, _ = await it.post("/rollout", groups=prompts(1), rollout_id="doomed")
+            assert status == 409
+            async with it.session.delete(f"{it.url}/rollout/doomed") as reply:
+                assert (await reply.json())["state"] == "aborted"
+            (end,) = await stream.rest()
+        await assert_all_free(it)
+        fake.gate.set()
+        await until(lambda: fake.running == 0)
+    assert (end["state"], end["unfinished_groups"]) == ("aborted", 5)
+
+
+async def test_a_client_that_hangs_up_ends_its_rollout() -> None:
+    fake = gated()
+    async with served(fake, sampling=SAMPLING) as it:
+        async with rollout(it, prompts(5), rollout_id="gone") as stream:
+            await anext(stream.lines())
+            await until(lambda: len(fake.seen) == 10)
+        await assert_all_free(it)
+        assert (await get(it, "/rollout/gone"))["state"] == "left"
+        await until(lambda: len(fake.aborted) == 10)
+        fake.gate.set()
+
+
+async def test_an_abort_of_everything_ends_rollouts_too() -> None:
+    fake = gated()
+    async with served(fake, sampling=SAMPLING) as it:
+        async with rollout(it, prompts(2)) as stream:
+            await anext(stream.lines())
+            assert await it.service.abort("another") == 0
+            assert await it.service.abort("") == 1
+            assert (await stream.rest())[-1]["state"] == "aborted"
+        fake.gate.set()
+
+
+async def test_a_group_that_engines_refuse_has_an_error_and_the_others_their_samples() -> None:
+    class Picky(FakeSGLang):
+        @override
+        def fault_of(self, call: dict[str, Any]) -> str:
+            return "400" if call["input_ids"][2] == 2 else ""
+
+    fake = Picky()
+    async with (
+        served(fake, sampling=SAMPLING) as it,
+        rollout(it, prompts(3)) as stream,
+    ):
+        _, *lines, end = await stream.rest()
+        await assert_all_free(it)
+    failed = [line for line in lines if "error" in line]
+    assert [line["group_id"] for line in failed] == ["g1"]
+    assert failed[0]["error"]["kind"] == "refused"
+    assert (end["state"], end["groups"], end["failed_groups"]) == ("complete", 2, 1)
+
+
+async def test_only_the_newest_ended_rollouts_are_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rollouts, "REMEMBERED", 2)
+    async with served(FakeSGLang(), sampling=SAMPLING) as it:
+        for number in range(4):
+            async with rollout(it, prompts(1), rollout_id=f"step-{number}") as stream:
+                await stream.rest()
+        await get(it, "/rollout/step-1", status=404)
+        assert (await get(it, "/rollout/step-2"))["state"] == "complete"
+        monkeypatch.setattr(rollouts, "REMEMBERED_S", 0.0)
+        assert (await get(it, "/rollouts"))["rollouts"] == []
+
+
+async def test_rollouts_of_different_size_have_equal_shares() -> None:
+    fake = FakeSGLang(max_running_requests=8, longest=4000, delay_s=0.002)
+    options = {"sampling": {"max_new_tokens": 80}}
+    async with served(fake) as it:
+        small, large = prompts(6, n=4), prompts(60, n=4)
+        async with rollout(it, large, **options) as first, rollout(it, small, **options) as second:
+            await anext(first.lines())
+            await anext(second.lines())
+            big, little = it.service.rollouts.in_progress
+            await until(lambda: little.sent_to and big.sent_to)
+            begun = big.tokens - little.tokens
+            await until(lambda: little.tokens >= 1000 or little.end)
+            assert little.end is None
+            ahead = big.tokens - little.tokens - begun
+        await assert_all_free(it)
+    assert abs(ahead) <= 8 * 8 * 2, "at most two rounds of chunks apart"
+
+
+async def test_two_rollouts_with_target_and_rejects_while_an_engine_joins_and_one_leaves() -> None:
+    fakes = [FakeSGLang(max_running_requests=6, delay_s=0.002) for _ in range(3)]
+    fakes[2].prompt_lens = fakes[0].prompt_lens
+    rejected: Counter[str] = Counter()
+
+    async def filtering(stream: Stream) -> list[dict[str, Any]]:
+        """Rejects every third group and accepts the others."""
+        lines = []
+        async for line in stream.lines():
+            lines.append(line)
+            if line["event"] == "group":
+                verb = "reject" if len(lines) % 3 == 0 else "accept"
+                status, _ = await stream.verdict(verb, line["group_id"])
+                assert status in (200, 409)
+                rejected[stream.rollout_id] += verb == "reject" and status == 200
+        return lines
+
+    async def change(it: Served) -> None:
+        await until(lambda: all(len(each.tally.complete) > 2 for each in it.service.rollouts))
+        async with serving_fake(fakes[2]) as url:
+            fakes[2].prompt_lens = fakes[0].prompt_lens
+            it.service.driver.add_engine(await it.service.fleet.join(url))
+            await it.service.driver.remove_engine("e0")
+            calls = len(fakes[0].seen)
+            await until(lambda: not it.service.rollouts.in_progress)
+            assert len(fakes[0].seen) == calls
+            await it.service.driver.remove_engine("e2")
+
+    async with served(*fakes[:2], sampling=SAMPLING) as it:
+        async with (
+            rollout(it, prompts(30), target_groups=20, dynamic_filtering=True) as first,
+            rollout(it, prompts(24), target_groups=14, dynamic_filtering=True) as second,
+        ):
+            results = await asyncio.gather(filtering(first), filtering(second), change(it))
+        await assert_all_free(it)
+    assert fakes[2].seen
+    for lines, target in zip(results[:2], (20, 14), strict=True):
+        assert lines is not None
+        assert (lines[-1]["state"], lines[-1]["groups"]) == ("target", target)
+        assert len(set(lines[-1]["group_ids"])) == target
+        for samples in groups_of(lines).values():
+            assert_calm(samples, fakes[1], LIMIT)
+    assert all(count >= 5 for count in rejected.values())
+
+
+async def test_at_shutdown_a_stream_ends_with_the_reason() -> None:
+    fake = gated()
+    ends: list[dict[str, Any]] = []
+
+    async def read(stream: Stream) -> None:
+        ends.extend(await stream.rest())
+
+    async with aiohttp.ClientSession() as session, served(fake, sampling=SAMPLING) as it:
+        own = it._replace(session=session)
+        async with rollout(own, prompts(2)) as stream:
+            reading = asyncio.create_task(read(stream))
+            await until(lambda: fake.seen)
+            it.service.rollouts.end_all("the server is shutting down")
+            await reading
+        fake.gate.set()
+    assert (ends[-1]["state"], ends[-1]["error"]) == ("failed", "the server is shutting down")
