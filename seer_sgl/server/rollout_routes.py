@@ -19,6 +19,7 @@ stays open for the verdicts. A reject may bring more `groups`:
 """
 
 import asyncio
+import contextlib
 from array import array
 from collections.abc import Iterator
 from typing import Any
@@ -59,11 +60,7 @@ class _Handlers:
 
     async def start(self, http: web.Request) -> web.StreamResponse:
         """Rolls groups out; the response is the stream."""
-        served = await self._rollouts.open(await read_rollout(http))
-        try:
-            return await _stream(http, served)
-        finally:
-            served.finish("left")  # unless it has ended
+        return await _stream(http, await self._rollouts.open(await read_rollout(http)))
 
     async def list(self, _: web.Request) -> web.Response:
         """The rollouts in progress, and the ended ones that are remembered."""
@@ -111,22 +108,27 @@ async def _stream(http: web.Request, served: ServedRollout) -> web.StreamRespons
     response = web.StreamResponse(
         headers={"Content-Type": NDJSON, ROLLOUT_HEADER: served.rollout_id}
     )
-    await response.prepare(http)
     watch = asyncio.create_task(served.watch())
     try:
-        await response.write(_start_line(served))
-        served.fill()
-        async for event in served.events():
-            for piece in _pieces(event, served.options.stream == "groups"):
-                await response.write(piece)
-            if isinstance(event, Group):
-                served.taken(event)
-        await response.write(_end_line(served))
+        with contextlib.suppress(ConnectionError):  # the client has left
+            await response.prepare(http)
+            await _write(response, served)
     finally:
-        served.finish("left")
+        served.finish("left")  # unless it has ended
         watch.cancel()
         await asyncio.wait({watch})
     return response
+
+
+async def _write(response: web.StreamResponse, served: ServedRollout) -> None:
+    await response.write(_start_line(served))
+    served.fill()
+    async for event in served.events():
+        for piece in _pieces(event, served.options.stream == "groups"):
+            await response.write(piece)
+        if isinstance(event, Group):
+            served.taken(event)
+    await response.write(_end_line(served))
 
 
 def _start_line(served: ServedRollout) -> bytes:

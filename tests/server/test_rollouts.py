@@ -1,6 +1,7 @@
 """The rollout API on fake engines: every group once, with the tokens of a calm run."""
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections import Counter
@@ -11,6 +12,7 @@ import pytest
 from aiohttp import web
 from typing_extensions import override
 
+from seer_sgl.errors import RolloutError
 from seer_sgl.server import rollout_served, rollouts
 from tests.fake_sglang import FakeSGLang
 from tests.fake_sglang import serving as serving_fake
@@ -467,17 +469,30 @@ async def test_two_rollouts_with_target_and_rejects_while_an_engine_joins_and_on
 
 async def test_at_shutdown_a_stream_ends_with_the_reason() -> None:
     fake = gated()
-    ends: list[dict[str, Any]] = []
-
-    async def read(stream: Stream) -> None:
-        ends.extend(await stream.rest())
-
-    async with aiohttp.ClientSession() as session, served(fake, sampling=SAMPLING) as it:
-        own = it._replace(session=session)
-        async with rollout(own, prompts(2)) as stream:
-            reading = asyncio.create_task(read(stream))
+    async with aiohttp.ClientSession() as session, contextlib.AsyncExitStack() as streams:
+        async with served(fake, sampling=SAMPLING) as it:
+            started = rollout(it._replace(session=session), prompts(2))
+            stream = await streams.enter_async_context(started)
             await until(lambda: fake.seen)
-            it.service.rollouts.end_all("the server is shutting down")
-            await reading
+        end = (await stream.rest())[-1]
         fake.gate.set()
-    assert (ends[-1]["state"], ends[-1]["error"]) == ("failed", "the server is shutting down")
+    assert (end["state"], end["error"]) == ("failed", "the server is shutting down")
+
+
+async def test_the_end_of_the_driver_ends_a_stream_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(_: object) -> None:
+        raise RolloutError("the driver is broken")
+
+    fake = gated()
+    with pytest.raises(RolloutError, match="broken"):  # from the service's own work
+        async with served(fake, sampling=SAMPLING) as it:
+            async with rollout(it, prompts(2)) as stream:
+                await until(lambda: fake.seen)
+                monkeypatch.setattr(it.service.driver._loop, "_take", broken)
+                fake.gate.set()
+                end = (await stream.rest())[-1]
+            status, _ = await it.post("/rollout", groups=prompts(1))
+    assert (end["state"], end["error"]) == ("failed", "the driver is broken")
+    assert status == 503

@@ -1,0 +1,156 @@
+"""The rollout API on real engines: the tokens of `Rollout.run`, whatever happens to the fleet."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seer_sgl import Rollout
+from tests.link.test_link import until
+from tests.server.helpers import Served, served_config
+from tests.server.rollout_client import Stream, groups_of, rollout
+
+from .compare import LOGPROB_TOLERANCE
+from .conftest import HELD_OUT, ROOT, SERVER_FLAGS, external, servers, two_cores, two_urls
+
+SEED = 11  # of `external`
+FREE_PORT = {"server": {"port": 0}}
+Tokens = dict[tuple[str, int], tuple[list[int], list[float]]]
+
+
+def lines_of_prompts(count: int, n: int) -> list[dict[str, Any]]:
+    lines = HELD_OUT.read_text().splitlines()[:count]
+    return [
+        {"prompt": json.loads(line)["prompt"], "n": n, "id": f"g{i}"}
+        for i, line in enumerate(lines)
+    ]
+
+
+async def calm(urls: list[str], prompts: list[dict[str, Any]], limit: int) -> Tokens:
+    """Returns the tokens and logprobs of a plain run."""
+    config = external(urls, sampling={"max_response_len": limit})
+    async with Rollout(config) as plain:
+        groups = [group async for group in plain.run(prompts)]
+    return {
+        (group.group_id, sample.index): (
+            list(sample.response_ids),
+            list(sample.rollout_log_probs),
+        )
+        for group in groups
+        for sample in group.samples
+    }
+
+
+def tokens_of(lines: list[dict[str, Any]]) -> Tokens:
+    """Returns the tokens and logprobs of a stream's groups."""
+    return {
+        (name, sample["index"]): (sample["response_ids"], sample["rollout_log_probs"])
+        for name, samples in groups_of(lines).items()
+        for sample in samples
+    }
+
+
+def assert_equal(found: Tokens, expected: Tokens) -> None:
+    """Asserts that the samples are the same, with the same tokens and nearly equal logprobs."""
+    assert found.keys() == expected.keys()
+    for key, (ids, logprobs) in expected.items():
+        assert found[key][0] == ids
+        assert found[key][1] == pytest.approx(logprobs, abs=LOGPROB_TOLERANCE)
+
+
+@pytest.mark.shared_engines
+async def test_a_rollout_through_http_has_the_tokens_of_a_run_with_its_seed(
+    engine_urls: list[str],
+) -> None:
+    prompts = lines_of_prompts(6, n=3)
+    expected = await calm(engine_urls, prompts, limit=150)
+    serving = Rollout(external(engine_urls) | FREE_PORT, gives_up=False)
+    async with served_config(serving) as it:
+        options = {"seed": SEED, "sampling": {"max_response_len": 150}}
+        async with rollout(it, prompts, **options) as stream:
+            lines = await stream.rest()
+        assert it.service.generation.in_progress == 0
+    assert_equal(tokens_of(lines), expected)
+    assert lines[-1]["state"] == "complete"
+    texts = [sample["text"] for samples in groups_of(lines).values() for sample in samples]
+    assert all(texts)
+
+
+@pytest.mark.shared_engines
+async def test_the_example_of_a_client_filters_groups(
+    engine_urls: list[str], tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(map(json.dumps, lines_of_prompts(6, n=3))))
+    config = external(engine_urls, sampling={"max_response_len": 100}) | FREE_PORT
+    async with served_config(Rollout(config, gives_up=False)) as it:
+        program = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "examples.rollout_client", it.url),
+            *("--prompts", str(prompts), "--target", "2"),
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await program.communicate()
+    *verdicts, end = output.decode().splitlines()
+    assert program.returncode == 0
+    assert verdicts
+    assert all(line.endswith((" 200", " 409")) for line in verdicts)
+    assert end.startswith(("target: 2 groups", "exhausted: "))
+
+
+@pytest.fixture
+def three_urls(tmp_path: Path) -> Iterator[list[str]]:
+    """Yields the URLs of three engines."""
+    urls = [*two_urls(), two_urls()[0]]
+    with servers(urls, [SERVER_FLAGS] * 3, tmp_path, cores=[*two_cores(), two_cores()[0]]):
+        yield urls
+
+
+async def filtering(stream: Stream, every: int) -> list[dict[str, Any]]:
+    """Rejects every so-manieth group and accepts the others; returns the lines."""
+    lines = []
+    async for line in stream.lines():
+        lines.append(line)
+        if line["event"] == "group":
+            verb = "reject" if len(lines) % every == 0 else "accept"
+            status, _ = await stream.verdict(verb, line["group_id"])
+            assert status in (200, 409)
+    return lines
+
+
+@pytest.mark.long
+@pytest.mark.own_engines
+async def test_rejects_joins_and_drains_of_two_rollouts_at_once_change_no_token(
+    three_urls: list[str],
+) -> None:
+    prompts, limit = lines_of_prompts(16, n=4), 400
+    expected = await calm(three_urls[:1], prompts, limit)
+    scheduling = {"max_inflight_per_engine": 8}
+    config = external(three_urls[:2], scheduling=scheduling) | FREE_PORT
+
+    async def change(it: Served) -> None:
+        await until(lambda: all(each.tally.complete for each in it.service.rollouts))
+        it.service.driver.add_engine(await it.service.fleet.join(three_urls[2]))
+        await it.service.driver.remove_engine("e0")
+
+    async with served_config(Rollout(config, gives_up=False)) as it:
+        options = {"seed": SEED, "sampling": {"max_response_len": limit}, "target_groups": 10}
+        async with (
+            rollout(it, prompts, dynamic_filtering=True, **options) as first,
+            rollout(it, prompts[:12], dynamic_filtering=True, **options) as second,
+        ):
+            one, other, _ = await asyncio.gather(
+                filtering(first, 4), filtering(second, 7), change(it)
+            )
+            reports = [(await stream.progress())["report"] for stream in (first, second)]
+        await until(lambda: it.service.generation.in_progress == 0)
+    for lines, report in zip((one, other), reports, strict=True):
+        assert lines[-1]["state"] == "target"
+        assert len(set(lines[-1]["group_ids"])) == 10
+        found = tokens_of(lines)
+        assert_equal(found, {key: expected[key] for key in found})
+        assert [engine["engine_id"] for engine in report["engines"]] == ["e0", "e1", "e2"]
