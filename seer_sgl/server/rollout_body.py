@@ -49,7 +49,7 @@ class AcceptBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, froze
     """The body of `POST /rollout/{id}/accept`."""
 
     group_id: GroupId
-    """A group that the stream has delivered."""
+    """A complete group."""
 
 
 class RejectBody(AcceptBody, frozen=True, kw_only=True):

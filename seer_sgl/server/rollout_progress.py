@@ -56,14 +56,13 @@ def tail(served: ServedRollout) -> list[dict[str, Any]]:
     unfinished.sort(key=lambda request: (-request.generated, request.order))
     now, rows = clock(), []
     for request in itertools.islice(unfinished, MOST_TAIL):
-        engine, _ = served.sent_to.get(request.uid, (None, 0.0))
         age_s = None if request.started_at is None else round(now - request.started_at, 3)
         rows.append(
             {
                 "group_id": request.group.group_id,
                 "index": request.index,
                 "tokens": request.generated,
-                "engine": engine,
+                "engine": served.sent_to.get(request.uid),
                 "chunks": len(request.engines),
                 "age_s": age_s,
             }

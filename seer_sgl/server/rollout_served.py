@@ -71,7 +71,7 @@ class ServedRollout(Observer):
         self.delivered = 0  # groups that the reader has taken
         self.report: dict[str, Any] | None = None  # once it has ended
         self.running: dict[str, Group] = {}  # submitted and unfinished, by group id
-        self.sent_to: dict[str, tuple[str, float]] = {}  # by request: engine and time of its chunk
+        self.sent_to: dict[str, str] = {}  # the engine of a chunk in flight, by request
         self._waiting = deque(groups)
         self._ahead = 0  # requests of groups that are submitted and not taken
         self._preferred: set[str] = set()
@@ -157,7 +157,7 @@ class ServedRollout(Observer):
 
     @override
     def sent(self, chunk: Chunk, now: float) -> None:
-        self.sent_to[chunk.request.uid] = chunk.engine_id, now
+        self.sent_to[chunk.request.uid] = chunk.engine_id
 
     @override
     def grown(self, result: ChunkResult) -> None:

@@ -72,12 +72,7 @@ class Rollouts:
             sampling = overridden(sampling, body.sampling, "the rollout")
         places: dict[str, str] = {}
         reader = self._rollout.prompt_reader(body.n_samples_per_prompt, sampling)
-        prompts = []
-        for prompt in reader.each(body.groups, "groups", places):
-            self._require_short(prompt, places)
-            prompts.append(prompt)
-            if len(prompts) % PROMPTS_PER_STEP == 0:
-                await asyncio.sleep(0)
+        prompts = await self._prompts(body.groups, reader, places)
         if body.target_groups is not None and body.target_groups > len(prompts):
             raise BadRequest(f"target_groups: {body.target_groups} of {len(prompts)} groups")
         rollout_id = body.rollout_id or new_rollout_id()
@@ -88,9 +83,8 @@ class Rollouts:
         # Not the client's name alone: its chunks of before may still be in flight.
         maker = GroupMaker(f"{rollout_id}-{secrets.token_hex(4)}", seed)
         groups = self._rollout.make_groups(prompts, maker, sampling)
-        fields = {name: getattr(body, name) for name in RolloutOptions.__struct_fields__}
         served = ServedRollout(
-            RolloutOptions(**{**fields, "rollout_id": rollout_id, "seed": seed}),
+            msgspec.structs.replace(_options(body), rollout_id=rollout_id, seed=seed),
             groups,
             self._rollout.driver,
             max_inflight=self._rollout.config.scheduling.max_inflight_per_engine,
@@ -136,6 +130,17 @@ class Rollouts:
         for served in list(self._running.values()):
             served.finish("failed", why)
 
+    async def _prompts(
+        self, records: Records, reader: PromptReader, places: dict[str, str]
+    ) -> list[Prompt]:
+        prompts = []
+        for prompt in reader.each(records, "groups", places):
+            self._require_short(prompt, places)
+            prompts.append(prompt)
+            if len(prompts) % PROMPTS_PER_STEP == 0:
+                await asyncio.sleep(0)
+        return prompts
+
     def _require_short(self, prompt: Prompt, places: dict[str, str]) -> None:
         most, length = self._settings.max_prompt_tokens, len(prompt.prompt_ids)
         if most is not None and length > most:
@@ -165,6 +170,12 @@ class Rollouts:
             if len(self._ended) <= REMEMBERED and clock() - (oldest.ended_at or 0) < REMEMBERED_S:
                 return
             self._ended.popitem(last=False)
+
+
+def _options(body: RolloutBody) -> RolloutOptions:
+    """Returns the options without the prompts, which a long rollout need not keep."""
+    names = RolloutOptions.__struct_fields__
+    return RolloutOptions(**{name: getattr(body, name) for name in names})
 
 
 class _Input(msgspec.Struct):
