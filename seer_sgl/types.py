@@ -342,6 +342,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int = 0  # in the pool, all ranks together
     draft_tokens: int = 0  # KV slots that a request may need for drafts, beyond its tokens
     pipeline_stages: int = 1  # SGLang's pp_size
+    ranks: int = 1  # of tensor and pipeline parallelism together
     vocab_size: int | None = None  # the number of token ids it may return; None: not reported
 
 

@@ -226,6 +226,28 @@ class Driver:
         self._scheduler.forget_kv()
         self._loop.release()
 
+    def adopt_weights(self, version: str | None) -> None:
+        """Records that every engine that is not stale serves new weights. KV of older weights is
+        forgotten.
+
+        Call it while the driver is paused. version: which every one of them reports; None: the
+        weights have changed and their version has not. Then an engine that is started again, or
+        that joins, could have the older weights: it stays out until the next update.
+        """
+        self._raise_if_ended()
+        if version is not None:
+            self._monitor.weight_version = version
+        self._monitor.unnamed = {
+            info.engine_id: info.instance
+            for info in self.engines
+            if version is None and info.engine_id not in self.stale
+        }
+        self._scheduler.forget_kv()
+
+    def forget_kv(self) -> None:
+        """Discards all knowledge of stored KV: the engines no longer have it."""
+        self._scheduler.forget_kv()
+
     def mark_stale(self, engine_id: str, why: str) -> None:
         """Takes an engine out until `clear_stale`: it has missed a weight update.
 
@@ -299,6 +321,15 @@ class Driver:
             )
         if not present:
             return
+        if self._monitor.unnamed and info.weights not in {
+            other.weights
+            for other in present
+            if other.weights is not None and other.engine_id not in self.stale
+        }:
+            raise ConfigError(
+                f"engine {info.engine_id}: the weights were updated without a version, so it is "
+                "unknown whether it has them"
+            )
         if version is not None:  # the description of an engine that is out may be older
             present = [msgspec.structs.replace(other, weight_version=version) for other in present]
         problem = differences([*present, info])

@@ -88,6 +88,11 @@ class RolloutLoop(EngineControl):
         return not self.runs.by_group or self._pauses > 0 or self._held
 
     @property
+    @override
+    def paused(self) -> bool:
+        return self._pauses > 0
+
+    @property
     def stands_still(self) -> bool:
         """Whether callers wait although no chunk is in flight and no retry is due."""
         return bool(self.runs.by_group) and not self._flights and self._scheduler.wake_at is None

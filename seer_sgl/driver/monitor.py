@@ -28,6 +28,10 @@ class EngineControl(Protocol):
     def idle(self) -> bool:
         """Whether no caller waits, or dispatch is paused or on hold."""
 
+    @property
+    def paused(self) -> bool:
+        """Whether the driver is paused: its user may have paused the engines too."""
+
     def set_available(self, engine_id: str, available: bool) -> None:
         """Marks an engine as available or out: chunks go to available engines only."""
 
@@ -124,6 +128,9 @@ class Monitor:
         self.weight_version: str | None = None
         # By engine id: why it may not come back before the next weight update.
         self.stale: dict[str, str] = {}
+        # By engine id: the start of the server that has the newest weights, if no version names
+        # them. A server that was started again has other weights of the same version.
+        self.unnamed: dict[str, str | None] = {}
 
     def add(self, slot: EngineSlot, engine: Engine) -> None:
         """Starts polling one more engine."""
@@ -139,6 +146,7 @@ class Monitor:
             del self._engines[slot]
             self._served -= slot.served
             self.stale.pop(engine_id, None)
+            self.unnamed.pop(engine_id, None)
             watch = self._watches.pop(slot, None)
             if watch is not None:
                 watch.cancel()
@@ -193,7 +201,9 @@ class Monitor:
 
     async def _readmit(self, slot: EngineSlot, engine: Engine, readmission: Readmission) -> None:
         self._why = slot.trouble or self._why
-        if not readmission.due(self._awake_s, slot.trouble):
+        # A health check generates a token: a paused engine would not answer, and an engine without
+        # its memory would fail.
+        if self._control.paused or not readmission.due(self._awake_s, slot.trouble):
             return
         problem = self.stale.get(slot.engine_id)
         if problem is None:
@@ -205,7 +215,12 @@ class Monitor:
             self._why = problem
 
     def _other_weights(self, engine: Engine) -> str | None:
-        version = engine.info.weight_version
+        version, instance = engine.info.weight_version, engine.info.instance
+        if self.unnamed.get(engine.info.engine_id, instance) != instance:
+            return (
+                f"engine {engine.info.engine_id}: it was started again after a weight update that "
+                "had no version"
+            )
         if self.weight_version is None or version == self.weight_version:
             return None
         return (

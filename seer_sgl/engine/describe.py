@@ -92,6 +92,7 @@ def described(
         kv_bytes_per_token=pool.kv_bytes_per_token if pool else 0,
         draft_tokens=draft.draft_tokens,
         pipeline_stages=server.pp_size,
+        ranks=server.tp_size * server.pp_size,
     )
 
 

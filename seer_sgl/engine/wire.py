@@ -148,7 +148,8 @@ class ServerInfo(msgspec.Struct):
     enable_deterministic_inference: bool
     skip_tokenizer_init: bool
     internal_states: Annotated[list[InternalState], msgspec.Meta(min_length=1)]
-    pp_size: int = 1
+    pp_size: Positive = 1
+    tp_size: Positive = 1
 
 
 class Complaint(msgspec.Struct):

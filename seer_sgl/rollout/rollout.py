@@ -139,6 +139,34 @@ class Rollout:
         """The descriptions of the engines. Raises RolloutError before the rollout is open."""
         return self.driver.engines
 
+    async def join(self, url: str) -> EngineInfo:
+        """Adds an engine that runs at `url`, checked like the engines at the start.
+
+        Raises ConfigError if it does not fit, EngineStartError if it does not answer.
+        """
+        fleet, driver = self.fleet, self.driver
+        engine = await fleet.join(url)
+        try:
+            engine.vocab_size = self._facts.vocab_size
+            config = self.config
+            check_engines(config.kv_pool, config.draft, [engine.info])
+            self._check_own_sampling([engine.info])
+            driver.add_engine(engine)
+        except BaseException:
+            await fleet.stop_engine(engine.info.engine_id)
+            raise
+        for mismatch in mismatches(driver.engines):
+            logger.warning("%s", mismatch)
+        return engine.info
+
+    async def leave(self, engine_id: str) -> None:
+        """Drains an engine, and removes it. Raises ConfigError if it is not in the fleet.
+
+        Divided chunks end early with the tokens they have; undivided ones run to their end.
+        """
+        await self.driver.remove_engine(engine_id)
+        await self.fleet.stop_engine(engine_id)
+
     def report(self) -> dict[str, Any]:
         """Returns the report of the current or latest run (docs/report.md).
 
