@@ -270,6 +270,10 @@ class Driver:
         """Returns whether the driver sends chunks to an engine."""
         return self._loop.available(engine_id)
 
+    def in_flight(self, engine_id: str) -> int:
+        """Returns the number of chunks that an engine has now."""
+        return sum(1 for _ in self._loop.flights_on(engine_id))
+
     def _require(self, engine_id: str) -> None:
         if engine_id not in self._loop.engines:
             raise ConfigError(f"engine {engine_id} is not in the fleet")

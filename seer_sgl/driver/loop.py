@@ -6,7 +6,7 @@ happens between two awaits.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from typing_extensions import override
 
@@ -16,7 +16,7 @@ from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import Chunk, ChunkResult, EngineLoad, RequestState
 
 from .engine import Engine
-from .flights import Clock, Flights
+from .flights import Clock, Flight, Flights
 from .monitor import EngineControl
 from .open_runs import OpenRuns
 from .stop_strings import Amend
@@ -75,6 +75,10 @@ class RolloutLoop(EngineControl):
     def available(self, engine_id: str) -> bool:
         """Returns whether chunks go to an engine."""
         return self._scheduler.available(engine_id)
+
+    def flights_on(self, engine_id: str) -> Iterator[Flight]:
+        """Yields the chunks in flight on an engine."""
+        return self._flights.on(engine_id)
 
     def fail(self, error: RolloutError) -> None:
         """Ends every run with an error, so that no caller waits for ever."""

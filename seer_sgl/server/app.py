@@ -1,30 +1,31 @@
 """The aiohttp application: routes, and what applies to every request."""
 
-import hmac
 import logging
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
+from aiohttp.typedefs import Handler
 
 from seer_sgl.errors import InputError, RolloutError
 
+from .auth import token_required
+from .control.routes import add_control_routes
 from .errors import HttpError, Unavailable
 from .generate import Generate
 from .info import Info
 from .json import json_response
 from .rollout_routes import add_rollout_routes
 from .service import Service
+from .workers import add_worker_routes
 
 logger = logging.getLogger(__name__)
-OPEN = ("/health", "/health_generate", "/ping")  # need no token, as in SGLang
 
 
-def make_app(service: Service, api_key: str | None) -> web.Application:
-    """Returns the application. `api_key`: the bearer token of clients; None: no token."""
-    app = web.Application(
-        client_max_size=service.settings.body_bytes(),
-        middlewares=[_errors, _token_required(api_key)],
-    )
+def make_app(service: Service) -> web.Application:
+    """Returns the application."""
+    settings = service.settings
+    app = web.Application(client_max_size=settings.body_bytes())
+    check = token_required(app, settings.api_key, settings.admin_api_key)
+    app.middlewares.extend([_errors, check])
     generate, info = Generate(service), Info(service)
     app.router.add_route("POST", "/generate", generate.generate)
     app.router.add_route("PUT", "/generate", generate.generate)
@@ -38,6 +39,7 @@ def make_app(service: Service, api_key: str | None) -> web.Application:
     app.router.add_get("/v1/loads", info.loads)
     app.router.add_get("/v1/models", info.models)
     add_rollout_routes(app, service.rollouts)
+    add_worker_routes(app, add_control_routes(app, service))
     return app
 
 
@@ -68,17 +70,3 @@ def _refusal(error: HttpError) -> web.Response:
 
 def _body(message: str) -> dict[str, object]:
     return {"error": {"message": message}}
-
-
-def _token_required(token: str | None) -> Middleware:
-    wanted = None if token is None else f"Bearer {token}".encode()
-
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if wanted is not None and request.path not in OPEN:
-            given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-            if not hmac.compare_digest(given, wanted):
-                return json_response({"error": "Unauthorized"}, 401)
-        return await handler(request)
-
-    return check

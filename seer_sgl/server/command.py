@@ -46,7 +46,7 @@ async def serving(service: Service) -> AsyncIterator[str]:
     """Listens at the configured address, and yields the URL."""
     server = service.settings
     runner = web.AppRunner(
-        make_app(service, server.api_key),
+        make_app(service),
         access_log=None,
         handler_cancellation=True,  # a client that hangs up ends its requests
         shutdown_timeout=SHUTDOWN_S,

@@ -37,7 +37,12 @@ class Info:
         return web.Response()
 
     async def health_generate(self, _: web.Request) -> web.Response:
-        """200 once a token was generated through the scheduler, else 503."""
+        """200 once a token was generated through the scheduler, else 503.
+
+        While a client holds generation, an engine that serves is enough.
+        """
+        if self._service.holds:
+            return await self.health(_)
         call = Call(
             rid=f"health-{uuid.uuid4().hex}",
             prompt_ids=token_array([0]),
@@ -69,11 +74,15 @@ class Info:
                 {
                     "id": each.engine_id,
                     "url": each.url,
+                    "ranks": each.ranks,
                     "weight_version": each.weight_version,
                     "serves": self._service.serves(each.engine_id),
+                    "stale": self._service.driver.stale.get(each.engine_id),
                 }
                 for each in infos
-            ]
+            ],
+            "ranks": sum(each.ranks for each in infos),
+            "held": self._service.holds.section(),
         }
         info.pop("launch_command", None)
         for name in list(info):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -21,6 +22,7 @@ from .calls import Answer, Call
 from .errors import BadRequest, Unavailable
 from .forward import Forwarded
 from .generation import Generation
+from .holds import Holds
 from .rollouts import Rollouts
 from .text import ResponseText
 from .undivided import Undivided
@@ -35,6 +37,7 @@ class Service:
         self.generation = Generation(rollout.driver, self.settings)
         self.rollouts = Rollouts(rollout, self.generation, self.settings)
         self.undivided = Undivided()
+        self.holds = Holds(rollout.driver, time.monotonic)
         self._forwarded: dict[Forwarded, tuple[str, ...]] = {}  # the names of each in flight
         self._token_texts: dict[int, str] = {}
 
@@ -184,17 +187,19 @@ class Service:
     async def abort(self, prefix: str) -> int:
         """Ends every request whose rid begins with `prefix`; returns when all have ended.
 
-        Their clients get the tokens so far. It also ends the rollouts of such a name, whose clients
-        get the complete groups. Returns the number of both.
+        An empty prefix ends all of them. Their clients get the tokens so far. It also ends the
+        rollouts of such a name, whose clients get the complete groups. Returns the number of both.
         """
         rollouts = self.rollouts.abort(prefix)
         aborted = self.generation.abort(prefix)
         sent_on = self.forwarded(prefix)
+        unnamed = [each for each, rids in self._forwarded.items() if not rids and not prefix]
         await asyncio.gather(
             *(each.abort(msgspec.json.encode({"rid": rid})) for each, rid in sent_on),
+            *(each.abort(b'{"abort_all":true}') for each in unnamed),
             *(self._until_ended(answer) for answer in aborted),
         )
-        return len(aborted) + len(sent_on) + rollouts
+        return len(aborted) + len(sent_on) + len(unnamed) + rollouts
 
     async def _until_ended(self, answer: Answer) -> None:
         while not answer.ended:

@@ -1,0 +1,108 @@
+"""What the control calls share: the engines, their order, and calls that outlive their client."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from aiohttp import web
+
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.server.errors import HttpError, Unavailable
+from seer_sgl.server.holds import Holds
+from seer_sgl.server.json import json_response
+from seer_sgl.server.service import Service
+
+logger = logging.getLogger(__name__)
+SESSION = "begin_weight_update"  # the hold until end_weight_update
+Answer = tuple[int, Any]  # HTTP status and JSON
+Work = Callable[[web.Request, bytes], Awaitable[Answer]]
+
+
+class Control:
+    """The engines as the control plane sees them. `mode`: of the pause; None: not paused.
+
+    A call that changes the state of engines holds `lock`.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.lock = asyncio.Lock()
+        self.mode: str | None = None
+        self.released: dict[str, set[str]] = {}  # engine id -> tags of memory
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def holds(self) -> Holds:
+        """The reasons why nothing is dispatched."""
+        return self.service.holds
+
+    @property
+    def changing(self) -> bool:
+        """Whether an engine that joins now would miss a part of what the others have done."""
+        return SESSION in self.holds or any(self.released.values())
+
+    def engines(self) -> list[HttpEngine]:
+        """Returns the engines of the fleet. Raises Unavailable if there is none."""
+        engines = list(self.service.fleet.engines)
+        if not engines:
+            raise Unavailable("the fleet has no engine")
+        return engines
+
+    def ranks(self) -> dict[str, int]:
+        """Returns the number of ranks by engine id, in the order of the fleet."""
+        return {engine.info.engine_id: engine.info.ranks for engine in self.engines()}
+
+    def handler(self, work: Work) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """Returns a handler that does the work to its end, also if its client leaves.
+
+        A half-done control call would leave the engines in different states.
+        """
+
+        async def handle(http: web.Request) -> web.Response:
+            try:
+                status, answer = await self._to_the_end(_answer(work, http, await http.read()))
+            except HttpError as error:
+                status, answer = error.status, _refusal(error)
+            return json_response(answer, status)
+
+        return handle
+
+    def locked(self, work: Work) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """Returns the handler of a call that waits for the ones before it."""
+
+        async def one_at_a_time(http: web.Request, body: bytes) -> Answer:
+            async with self.lock:
+                return await work(http, body)
+
+        return self.handler(one_at_a_time)
+
+    async def close(self) -> None:
+        """Ends the calls in progress, at the end of the server."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.holds.close()
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, Answer]) -> Answer:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return await asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, HttpError):
+            logger.error("a control call failed: %s", error)
+
+
+def _refusal(error: HttpError) -> dict[str, Any]:
+    """Returns SGLang's fields of a control call that failed, and those of its other errors."""
+    return {"success": False, "message": str(error), "error": {"message": str(error)}}
+
+
+async def _answer(work: Work, http: web.Request, body: bytes) -> Answer:
+    return await work(http, body)

@@ -1,0 +1,62 @@
+"""Sends one control call to many engines concurrently; collective operations need that."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine.session import read_body
+from seer_sgl.errors import EngineUnavailable
+
+from .replies import EngineReply, Replies, read_reply
+
+# Loading a large model from a slow disk takes minutes, and so do collectives that wait for a
+# trainer. An engine that is silent for longer missed the call.
+CALL_S = 1800.0
+REPLY_BYTES = 256 << 20  # of one engine: weights_checker returns a checksum per tensor and rank
+IDLE_POLL_S = 0.1
+
+
+async def call(
+    engine: HttpEngine, method: str, path: str, body: bytes | None = None
+) -> EngineReply:
+    """Returns an engine's reply to one call; never raises for what the engine does."""
+    try:
+        async with asyncio.timeout(CALL_S), engine.send(method, path, body) as answer:
+            return read_reply(answer.status, await read_body(answer, REPLY_BYTES))
+    except EngineUnavailable as error:
+        return EngineReply(None, str(error))
+    except TimeoutError:
+        return EngineReply(None, f"no answer on {path} within {CALL_S:g} s")
+
+
+async def call_all(
+    engines: Sequence[HttpEngine],
+    method: str,
+    path: str,
+    body: bytes | Mapping[str, bytes] | None = None,
+) -> Replies:
+    """Returns the replies by engine id. `body`: one for all, or by engine id."""
+    bodies = [body[e.info.engine_id] if isinstance(body, Mapping) else body for e in engines]
+    replies = await asyncio.gather(
+        *(call(e, method, path, own) for e, own in zip(engines, bodies, strict=True))
+    )
+    return {e.info.engine_id: reply for e, reply in zip(engines, replies, strict=True)}
+
+
+async def until_idle(engine: HttpEngine, *, waits: bool) -> EngineReply:
+    """Flushes an engine's cache once nothing runs there and all its KV is stored.
+
+    SGLang flushes after new weights, and when it releases memory, and ends if it cannot. `waits`
+    False: requests that run stay (they are paused in place), so that one try decides.
+    """
+    deadline = time.monotonic() + CALL_S
+    while True:
+        # Without a timeout of SGLang's: with one it never flushes while it is paused.
+        reply = await call(engine, "POST", "/flush_cache")
+        if reply.ok or reply.status != HTTPStatus.BAD_REQUEST:
+            return reply
+        if not waits or time.monotonic() >= deadline:
+            return reply
+        await asyncio.sleep(IDLE_POLL_S)

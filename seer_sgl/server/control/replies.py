@@ -1,0 +1,98 @@
+"""The engines' replies to one control call, and the one answer made of them. Pure."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from seer_sgl.engine.describe import one_line
+
+NO_ANSWER = HTTPStatus.BAD_GATEWAY
+
+
+class EngineReply(msgspec.Struct, frozen=True):
+    """What one engine replied. `status`: None if it did not answer. `reply`: JSON, or text."""
+
+    status: int | None
+    reply: Any = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the engine did what the call asked for."""
+        if self.status is None or self.status >= HTTPStatus.MULTIPLE_CHOICES:
+            return False
+        return not (isinstance(self.reply, dict) and self.reply.get("success") is False)
+
+    @property
+    def message(self) -> str:
+        """The engine's explanation in one line."""
+        reply = self.reply
+        if isinstance(reply, dict):
+            error = reply.get("error")
+            nested = error.get("message") if isinstance(error, dict) else error
+            reply = reply.get("message") or reply.get("error_message") or nested
+        text = one_line(reply) if isinstance(reply, str) else ""
+        return text or f"HTTP {self.status}"
+
+
+Replies = Mapping[str, EngineReply]  # by engine id
+DONE = EngineReply(HTTPStatus.OK, {"success": True, "message": "Success."})
+
+
+def read_reply(status: int, body: bytes) -> EngineReply:
+    """Returns an engine's reply; a body that is not JSON becomes one line of text."""
+    try:
+        reply = msgspec.json.decode(body) if body else None
+        msgspec.json.encode(reply)  # the answer to the client contains it
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError):
+        reply = one_line(body[:4096].decode(errors="replace"))
+    return EngineReply(status, reply)
+
+
+def failures(replies: Replies, *, all_needed: bool = False) -> dict[str, EngineReply]:
+    """Returns the replies that make a call fail.
+
+    An engine that does not answer generates nothing: it fails the call only if no engine succeeded,
+    or if the call needs them all (a collective operation).
+    """
+    failed = {name: reply for name, reply in replies.items() if not reply.ok}
+    if all_needed or len(failed) == len(replies):
+        return failed
+    return {name: reply for name, reply in failed.items() if reply.status is not None}
+
+
+def combined(
+    replies: Replies, message: str, *, failed: Mapping[str, EngineReply], **fields: Any
+) -> tuple[int, dict[str, Any]]:
+    """Returns HTTP status and body of the one answer.
+
+    Its fields are those of SGLang's own reply, with `engines` beside them. `message`: for a
+    success, if SGLang's reply has none. `fields`: more of them. If all that `failed` have one
+    status, it is the answer's.
+    """
+    shown = next(iter(failed.values()), None) or next(
+        (reply for reply in replies.values() if reply.ok), None
+    )
+    answer = dict(shown.reply) if shown is not None and isinstance(shown.reply, dict) else {}
+    status: int = HTTPStatus.OK
+    if failed:
+        statuses = {reply.status for reply in failed.values()}
+        only = statuses.pop() if len(statuses) == 1 else None
+        status = HTTPStatus.BAD_REQUEST if len(failed) < len(replies) else NO_ANSWER
+        if only is not None:
+            status = only if only >= HTTPStatus.BAD_REQUEST else HTTPStatus.BAD_REQUEST
+        answer["message"] = named(failed, len(replies))
+    answer["success"] = not failed
+    answer.setdefault("message", message)
+    answer |= fields
+    answer["engines"] = {
+        name: {"status": reply.status, "reply": reply.reply} for name, reply in replies.items()
+    }
+    return int(status), answer
+
+
+def named(failed: Replies, count: int) -> str:
+    """Returns one line that names the engines that failed, and why."""
+    which = "; ".join(f"{name}: {reply.message}" for name, reply in failed.items())
+    return f"{len(failed)} of {count} engines failed: {which}"

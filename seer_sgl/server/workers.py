@@ -1,0 +1,195 @@
+"""`/workers`: engines join and leave while requests run, with the shapes of sglang_router 0.3.2."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from aiohttp import web
+
+from seer_sgl.config.addresses import is_url
+from seer_sgl.errors import ConfigError, EngineStartError
+from seer_sgl.types import EngineInfo
+
+from .auth import add_admin_route
+from .control.bodies import field, read_fields
+from .control.control import Control
+from .errors import BadRequest, Conflict
+from .json import json_response
+
+logger = logging.getLogger(__name__)
+
+
+def add_worker_routes(app: web.Application, control: Control) -> None:
+    """Adds the routes of the fleet's engines, also under the names of older routers."""
+    workers = Workers(control)
+    for method, path, handler in (
+        ("GET", "/workers", workers.all),
+        ("POST", "/workers", workers.add),
+        ("GET", "/workers/{id}", workers.get),
+        ("DELETE", "/workers/{id}", workers.remove),
+        ("GET", "/list_workers", workers.urls),
+        ("POST", "/add_worker", workers.add_by_query),
+        ("POST", "/remove_worker", workers.remove_by_query),
+    ):
+        add_admin_route(app, method, path, handler)
+
+    async def close(_: web.Application) -> None:
+        await workers.close()
+
+    app.on_cleanup.append(close)
+
+
+class Workers:
+    """The handlers of `/workers`: a worker is an engine, and its id is the engine's."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._service = control.service
+        self._leaving: dict[str, asyncio.Task[None]] = {}  # by engine id
+
+    async def all(self, _: web.Request) -> web.Response:
+        """All workers."""
+        workers = [self._described(info) for info in self._infos()]
+        kinds = {"prefill_count": 0, "decode_count": 0, "regular_count": len(workers)}
+        return json_response({"workers": workers, "total": len(workers), "stats": kinds})
+
+    async def urls(self, _: web.Request) -> web.Response:
+        """The workers' URLs."""
+        return json_response({"urls": [info.url for info in self._infos()]})
+
+    async def get(self, http: web.Request) -> web.Response:
+        """One worker."""
+        info = self._find(http.match_info["id"])
+        return (
+            _missing(http.match_info["id"])
+            if info is None
+            else json_response(self._described(info))
+        )
+
+    async def add(self, http: web.Request) -> web.Response:
+        """Adds an engine by its URL; answers once it serves."""
+        fields = read_fields(await http.read())
+        kind = field(fields, "worker_type", str, "regular")
+        if kind != "regular":
+            raise BadRequest(f"worker_type: {kind}; the fleet has regular workers only")
+        info = await self._join(field(fields, "url", str, ""))
+        where = f"/workers/{info.engine_id}"
+        answer = {
+            "status": "accepted",
+            "worker_id": info.engine_id,
+            "url": info.url,
+            "location": where,
+            "message": "Worker added",
+        }
+        response = json_response(answer, 202)
+        response.headers["Location"] = where
+        return response
+
+    async def add_by_query(self, http: web.Request) -> web.Response:
+        """Adds an engine, as in older routers."""
+        info = await self._join(http.query.get("url", ""))
+        return web.Response(text=f"Successfully added worker: {info.url}")
+
+    async def remove(self, http: web.Request) -> web.Response:
+        """Begins to drain an engine; it leaves when its requests have moved on or ended."""
+        engine_id = http.match_info["id"]
+        if self._find(engine_id) is None:
+            return _missing(engine_id)
+        self._leave(engine_id)
+        answer = {
+            "status": "accepted",
+            "worker_id": engine_id,
+            "message": "Worker removal queued for background processing",
+        }
+        return json_response(answer, 202)
+
+    async def remove_by_query(self, http: web.Request) -> web.Response:
+        """Begins to drain an engine, as in older routers."""
+        url = http.query.get("url", "").rstrip("/")
+        info = next((info for info in self._infos() if info.url == url), None)
+        if info is None:
+            return _missing(url)
+        self._leave(info.engine_id)
+        return web.Response(text=f"Successfully removed worker: {url}")
+
+    async def close(self) -> None:
+        """Ends the drains in progress, at the end of the server."""
+        tasks = list(self._leaving.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _join(self, url: str) -> EngineInfo:
+        """Returns the engine at a URL once it is in the fleet. Raises HttpError or ConfigError."""
+        if self._service.config.engines.launch != "external":
+            raise Conflict("engines.launch: local; only an external fleet takes more engines")
+        if not is_url(url):
+            raise BadRequest(f"url: {url!r} is not of the form http://host:port")
+        async with self._control.lock:  # no update begins meanwhile
+            url = url.rstrip("/")
+            present = next((info for info in self._infos() if info.url == url), None)
+            if present is not None and present.engine_id in self._leaving:
+                raise Conflict(f"engine {present.engine_id} ({url}) is leaving the fleet")
+            if present is not None:
+                return present
+            if self._control.changing:
+                raise Conflict("the weights or the memory of the engines are being changed")
+            try:
+                return await self._service.rollout.join(url)
+            except EngineStartError as error:
+                raise BadRequest(f"url: {error}") from error
+
+    def _leave(self, engine_id: str) -> None:
+        if engine_id not in self._leaving:
+            self._leaving[engine_id] = asyncio.create_task(self._drained(engine_id))
+
+    async def _drained(self, engine_id: str) -> None:
+        try:
+            await self._service.rollout.leave(engine_id)
+        except ConfigError as error:  # another caller has removed it
+            logger.info("engine %s: %s", engine_id, error)
+        finally:
+            del self._leaving[engine_id]
+
+    def _infos(self) -> Sequence[EngineInfo]:
+        return [engine.info for engine in self._service.fleet.engines]
+
+    def _find(self, engine_id: str) -> EngineInfo | None:
+        return next((info for info in self._infos() if info.engine_id == engine_id), None)
+
+    def _described(self, info: EngineInfo) -> dict[str, Any]:
+        """Returns a worker as the router describes it."""
+        worker = {
+            "id": info.engine_id,
+            "url": info.url,
+            "model_id": info.model_path,
+            "priority": 50,  # as the router's default
+            "cost": 1.0,
+            "worker_type": "regular",
+            "is_healthy": self._service.serves(info.engine_id),
+            "load": self._service.driver.in_flight(info.engine_id),
+            "connection_mode": "HTTP",
+            "metadata": {
+                "model_path": info.model_path,
+                "dp_size": "1",
+                "ranks": str(info.ranks),
+                "weight_version": info.weight_version,
+            },
+            "disable_health_check": False,
+        }
+        stale = self._service.driver.stale.get(info.engine_id)
+        if stale is not None:
+            worker["metadata"] |= {"stale": stale}  # type: ignore[operator]
+        if info.engine_id in self._leaving:
+            worker["job_status"] = {
+                "job_type": "RemoveWorker",
+                "worker_url": info.url,
+                "status": "processing",
+                "message": None,
+            }
+        return worker
+
+
+def _missing(name: str) -> web.Response:
+    return json_response({"error": f"Worker {name} not found", "code": "WORKER_NOT_FOUND"}, 404)
