@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from tests.fake_control import FakeControl
 from tests.garbage import CONTROL, GARBAGE
 
 EOS = 0
@@ -45,7 +46,7 @@ def response_of(seed: int, prompt_len: int, longest: int) -> list[int]:
 
 
 @dataclass(eq=False)
-class FakeSGLang:
+class FakeSGLang(FakeControl):
     """The server's behaviour and the calls it has received.
 
     Each /generate call consumes one of `faults`: ok, stall, lost (the reply in transit), reset,
@@ -72,14 +73,12 @@ class FakeSGLang:
     foreign_tokens: int = 0  # KV tokens of other clients
     foreign_requests: int = 0  # running requests of other clients
     queued_requests: int = 0
-    running: int = 0
     peak_running: int = 0
     steps: int = 0
     decodes_on: bool = False  # its decode steps advance with every poll, without any reply
     foreign_steps: int = 0
     healthy: bool = True
     api_key: str | None = None
-    weight_version: str = "v1"
     updates: dict[int, str] = field(default_factory=dict)  # number of calls -> weight version then
     model_path: str = "fake"
     startup_s: float = 20.25  # different for every start
@@ -105,6 +104,7 @@ class FakeSGLang:
                 web.get("/model_info", self.model_info),
                 web.get("/v1/loads", self.loads),
                 web.get("/health", self.health),
+                *self.control_routes(),
             ]
         )
         return app
@@ -119,6 +119,7 @@ class FakeSGLang:
             rid = body[len(b'{"rid":"') : body.index(b'",')]
             return web.Response(body=before + rid + after, content_type="application/json")
         call = msgspec.json.decode(body)
+        await self.until_continued()
         self.seen.append(call)
         self.called.set()
         fault = self.fault_of(call) or (self.faults.popleft() if self.faults else "ok")
@@ -268,6 +269,7 @@ class FakeSGLang:
                 "page_size": self.page_size,
                 "disable_radix_cache": False,
                 "dp_size": 1,
+                "tp_size": self.tp_size,
                 "enable_deterministic_inference": True,
                 "skip_tokenizer_init": not self.has_tokenizer,
                 "internal_states": [

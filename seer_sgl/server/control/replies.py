@@ -8,8 +8,6 @@ import msgspec
 
 from seer_sgl.engine.describe import one_line
 
-NO_ANSWER = HTTPStatus.BAD_GATEWAY
-
 
 class EngineReply(msgspec.Struct, frozen=True):
     """What one engine replied. `status`: None if it did not answer. `reply`: JSON, or text."""
@@ -63,25 +61,19 @@ def failures(replies: Replies, *, all_needed: bool = False) -> dict[str, EngineR
 
 
 def combined(
-    replies: Replies, message: str, *, failed: Mapping[str, EngineReply], **fields: Any
+    replies: Replies, message: str, *, failed: Replies, **fields: Any
 ) -> tuple[int, dict[str, Any]]:
     """Returns HTTP status and body of the one answer.
 
     Its fields are those of SGLang's own reply, with `engines` beside them. `message`: for a
-    success, if SGLang's reply has none. `fields`: more of them. If all that `failed` have one
-    status, it is the answer's.
+    success, if SGLang's reply has none. `fields`: more of them. The status is that of all replies
+    that `failed` if they have the same.
     """
     shown = next(iter(failed.values()), None) or next(
         (reply for reply in replies.values() if reply.ok), None
     )
     answer = dict(shown.reply) if shown is not None and isinstance(shown.reply, dict) else {}
-    status: int = HTTPStatus.OK
     if failed:
-        statuses = {reply.status for reply in failed.values()}
-        only = statuses.pop() if len(statuses) == 1 else None
-        status = HTTPStatus.BAD_REQUEST if len(failed) < len(replies) else NO_ANSWER
-        if only is not None:
-            status = only if only >= HTTPStatus.BAD_REQUEST else HTTPStatus.BAD_REQUEST
         answer["message"] = named(failed, len(replies))
     answer["success"] = not failed
     answer.setdefault("message", message)
@@ -89,7 +81,17 @@ def combined(
     answer["engines"] = {
         name: {"status": reply.status, "reply": reply.reply} for name, reply in replies.items()
     }
-    return int(status), answer
+    return _status(failed), answer
+
+
+def _status(failed: Replies) -> int:
+    statuses = {reply.status for reply in failed.values()}
+    if not statuses:
+        return HTTPStatus.OK
+    if statuses == {None}:
+        return HTTPStatus.BAD_GATEWAY
+    only = statuses.pop() if len(statuses) == 1 else None
+    return max(only or 0, HTTPStatus.BAD_REQUEST)
 
 
 def named(failed: Replies, count: int) -> str:

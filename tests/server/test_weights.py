@@ -1,0 +1,250 @@
+"""Weight updates through the server, on fake engines: all engines or stale ones, and never a pause
+that stays."""
+
+import asyncio
+import base64
+import contextlib
+from typing import Any
+
+import pytest
+
+from tests.fake_sglang import FakeSGLang
+from tests.link.test_link import until
+from tests.server.helpers import Served, served, whole
+
+PROMPT = [5, 6, 7, 8]
+SEED = 1 << 20
+LIMIT = 400
+DISK, TENSOR = "/update_weights_from_disk", "/update_weights_from_tensor"
+DISTRIBUTED = "/update_weights_from_distributed"
+
+
+def two() -> list[FakeSGLang]:
+    return [FakeSGLang(longest=10_000, delay_s=0.01) for _ in range(2)]
+
+
+def generating(it: Served, **more: Any) -> "asyncio.Task[Any]":
+    params = {"max_new_tokens": LIMIT, "sampling_seed": SEED}
+    return asyncio.create_task(it.generate(input_ids=PROMPT, sampling_params=params, **more))
+
+
+async def test_what_was_running_goes_on_after_an_update_with_its_spans() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        running = generating(it)
+        await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
+        status, answer = await it.post(DISK, model_path="new", weight_version="v2")
+        reply = await running
+    assert (status, answer["success"]) == (200, True)
+    assert {name: each["status"] for name, each in answer["engines"].items()} == {
+        "e0": 200,
+        "e1": 200,
+    }
+    assert not any(fake.died for fake in fakes), "an update with requests running ends SGLang"
+    assert reply["output_ids"] == whole(SEED, len(PROMPT), fakes[0], LIMIT)
+    spans = reply["meta_info"]["weight_versions"]
+    assert [span["version"] for span in spans] == ["v1", "v2"]
+    assert spans[-1]["end"] == LIMIT
+
+
+@pytest.mark.parametrize("path", [DISTRIBUTED, TENSOR])
+async def test_begin_and_end_are_supplied_around_an_update_that_comes_without(path: str) -> None:
+    fakes = two()
+    entries = {"serialized_named_tensors": ["a", "b"]} if path == TENSOR else {}
+    async with served(*fakes) as it:
+        status, answer = await it.post(path, selector="target", weight_version="v2", **entries)
+    assert status == 200, answer
+    for fake in fakes:
+        update = ["/begin_weight_update", path, "/end_weight_update"]
+        assert [path for path in fake.paths() if path != "/flush_cache"] == update
+        assert dict(fake.calls)["/begin_weight_update"] == {"selector": "target"}
+        assert not fake.in_session
+
+
+async def test_nothing_is_dispatched_between_begin_and_end_of_a_client() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        running = generating(it)
+        await until(lambda: bool(fakes[0].seen or fakes[1].seen))
+        assert (await it.post("/begin_weight_update"))[0] == 200
+        seen = [len(fake.seen) for fake in fakes]
+        for version in (None, "v2"):
+            fields = {"serialized_named_tensors": ["a", "b"], "weight_version": version}
+            assert (await it.post(TENSOR, **fields))[0] == 200
+        info = await (await it.session.get(f"{it.url}/server_info")).json()
+        assert [hold["reason"] for hold in info["seer"]["held"]] == ["begin_weight_update"]
+        status, answer = await it.post("/begin_weight_update")
+        assert (status, answer["success"]) == (400, False)
+        assert [len(fake.seen) for fake in fakes] == seen
+        assert (await it.post("/end_weight_update"))[0] == 200
+        versions = (await running)["meta_info"]["weight_versions"]
+        assert [span["version"] for span in versions] == ["v1", "v2"]
+        assert (await it.post("/end_weight_update"))[0] == 400
+    assert all(fake.paths().count("/begin_weight_update") == 1 for fake in fakes)
+
+
+async def test_an_engine_that_missed_an_update_is_stale_until_the_next() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        fakes[1].refused[DISK] = 400
+        status, answer = await it.post(DISK, model_path="new", weight_version="v2")
+        assert status == 200 and "e1" in answer["message"], "the fleet serves the new weights"
+        assert answer["engines"]["e1"]["status"] == 400
+        assert list(it.service.driver.stale) == ["e1"]
+        reply = await generating(it)
+        assert set(reply["meta_info"]["seer"]["engines"]) == {"e0"}
+        info = await (await it.session.get(f"{it.url}/server_info")).json()
+        assert [each["stale"] is None for each in info["seer"]["engines"]] == [True, False]
+        fakes[1].refused.clear()
+        assert (await it.post(DISK, model_path="newer", weight_version="v3"))[0] == 200
+        assert not it.service.driver.stale
+        await until(lambda: it.service.serves("e1"))
+
+
+async def test_an_update_that_every_engine_refuses_changes_nothing() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        for fake in fakes:
+            fake.refused[DISK] = 400
+        status, answer = await it.post(DISK, model_path="nowhere", weight_version="v2")
+        assert (status, answer["success"]) == (400, False)
+        assert "e0: refused" in answer["message"] and "e1: refused" in answer["message"]
+        assert not it.service.driver.stale
+        assert len((await generating(it))["output_ids"]) == LIMIT
+
+
+async def test_an_engine_that_dies_between_begin_and_end_is_stale() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        assert (await it.post("/begin_weight_update"))[0] == 200
+        fakes[0].died, fakes[0].away = "killed", True
+        fields = {"serialized_named_tensors": ["a", "b"], "weight_version": "v2"}
+        status, answer = await it.post(TENSOR, **fields)
+        assert (status, answer["engines"]["e0"]["status"]) == (200, None)
+        status, answer = await it.post("/end_weight_update")
+        assert status == 200
+        assert list(it.service.driver.stale) == ["e0"]
+        reply = await generating(it)
+        assert reply["meta_info"]["seer"]["engines"][0] == "e1"
+
+
+async def test_a_collective_update_does_not_begin_without_an_engine() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        fakes[1].silent.add("/begin_weight_update")
+        status, answer = await it.post(DISTRIBUTED, weight_version="v2")
+        assert (status, answer["success"]) == (502, False) and "e1" in answer["message"]
+        assert DISTRIBUTED not in fakes[0].paths(), "it would wait for e1 for ever"
+        assert not fakes[0].in_session
+        assert len((await generating(it))["output_ids"]) == LIMIT
+
+
+async def test_an_update_without_a_version_keeps_the_name_and_forgets_the_kv() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        assert (await it.post(DISK, model_path="new"))[0] == 200
+        reply = await generating(it)
+        assert reply["meta_info"]["weight_version"] == "v1"
+        fakes[1].startup_s += 1  # a server started again has the first weights under the same name
+        await until(lambda: not it.service.serves("e1"))
+        await asyncio.sleep(1.0)
+        assert not it.service.serves("e1")
+        assert (await it.post(DISK, model_path="newer", weight_version="v2"))[0] == 200
+
+
+async def test_a_client_that_leaves_in_the_middle_of_an_update_leaves_no_pause() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        for fake in fakes:
+            fake.slow_s = 0.3
+        update = asyncio.create_task(it.post(DISK, model_path="new", weight_version="v2"))
+        await asyncio.gather(*(fake.updating.wait() for fake in fakes))
+        update.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await update
+        reply = await generating(it)
+        assert reply["meta_info"]["weight_version"] == "v2"
+        assert not it.service.holds
+
+
+async def test_each_engine_has_its_own_rank_offset() -> None:
+    fakes = [FakeSGLang(tp_size=2), FakeSGLang(tp_size=3)]
+    group = {"master_address": "here", "master_port": 1, "group_name": "g", "backend": "gloo"}
+    async with served(*fakes) as it:
+        status, answer = await it.post(
+            "/init_weights_update_group", rank_offset=1, world_size=6, **group
+        )
+        assert status == 200, answer
+        assert [fake.groups["g"] for fake in fakes] == [(1, 6), (3, 6)]
+        assert dict(fakes[1].calls)["/init_weights_update_group"]["backend"] == "gloo"
+        for wrong in ({"rank_offset": 2, "world_size": 6}, {}, {"world_size": "six"}):
+            status, answer = await it.post("/init_weights_update_group", **wrong, **group)
+            assert (status, answer["success"]) == (400, False), answer
+
+
+async def test_each_engine_gets_the_entries_of_its_ranks_unread() -> None:
+    fakes = [FakeSGLang(tp_size=2), FakeSGLang()]
+    entries = [base64.b64encode(b"not a pickle %d" % i).decode() for i in range(3)]
+    async with served(*fakes) as it:
+        status, answer = await it.post(TENSOR, serialized_named_tensors=entries)
+        assert status == 200, answer
+        sent = [dict(fake.calls)[TENSOR]["serialized_named_tensors"] for fake in fakes]
+        assert sent == [entries[:2], entries[2:]]
+        status, answer = await it.post(TENSOR, serialized_named_tensors=entries[:2])
+        assert (status, answer["success"]) == (400, False)
+        assert "2 entries; the fleet has 3 ranks" in answer["message"]
+
+
+async def test_entries_for_one_engine_go_to_every_engine() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        assert (await it.post(TENSOR, serialized_named_tensors=["a"]))[0] == 200
+    for fake in fakes:
+        assert dict(fake.calls)[TENSOR]["serialized_named_tensors"] == ["a"]
+
+
+async def test_requests_end_with_their_tokens_if_an_update_aborts_them() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        running = generating(it)
+        await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
+        await it.post(DISK, model_path="new", weight_version="v2", abort_all_requests=True)
+        reply = await running
+    assert reply["meta_info"]["finish_reason"]["type"] == "abort"
+    ids = reply["output_ids"]
+    assert 0 < len(ids) < LIMIT and ids == whole(SEED, len(PROMPT), fakes[0], LIMIT)[: len(ids)]
+
+
+async def test_the_version_can_be_renamed() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        status, answer = await it.post(
+            "/update_weight_version", new_version="v9", abort_all_requests=False
+        )
+        assert (status, answer["new_version"]) == (200, "v9")
+        assert (await generating(it))["meta_info"]["weight_version"] == "v9"
+        assert (await it.post("/update_weight_version"))[0] == 400
+
+
+async def test_a_version_that_changes_behind_the_servers_back_is_noticed() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        running = generating(it)
+        await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
+        for fake in fakes:
+            fake.weight_version = "v2"
+        await until(lambda: it.service.version() == "v2")
+        spans = (await running)["meta_info"]["weight_versions"]
+    assert [span["version"] for span in spans] == ["v1", "v2"]
+
+
+async def test_the_checker_names_the_engine_with_other_weights() -> None:
+    fakes = [FakeSGLang() for _ in range(3)]
+    async with served(*fakes) as it:
+        status, answer = await it.post("/weights_checker", action="checksum")
+        assert (status, answer["success"], answer["per_engine_checksum"]) == (200, True, "first")
+        assert len(answer["ranks"]) == 3
+        fakes[1].weights = "other"
+        status, answer = await it.post("/weights_checker")
+        assert (status, answer["success"]) == (400, False)
+        assert answer["message"] == "engine e1 has other weights than engine e0: other, not first"

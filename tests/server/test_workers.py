@@ -1,0 +1,152 @@
+"""`/workers`: engines join and are drained while requests run, in sglang_router's shapes."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from seer_sgl.engine.launch import external
+from tests.fake_sglang import FakeSGLang, serving
+from tests.link.test_link import until
+from tests.server.helpers import Served, served, whole
+
+PROMPT = [5, 6, 7, 8]
+LIMIT = 400
+
+
+def fake_engine(**more: Any) -> FakeSGLang:
+    return FakeSGLang(longest=10_000, delay_s=0.01, **more)
+
+
+async def get(it: Served, path: str) -> tuple[int, Any]:
+    async with it.session.get(it.url + path) as reply:
+        return reply.status, await reply.json()
+
+
+async def remove(it: Served, path: str) -> tuple[int, Any]:
+    async with it.session.delete(it.url + path) as reply:
+        return reply.status, await reply.json()
+
+
+def generating(it: Served, seed: int) -> "asyncio.Task[Any]":
+    params = {"max_new_tokens": LIMIT, "sampling_seed": seed}
+    return asyncio.create_task(it.generate(input_ids=PROMPT, sampling_params=params))
+
+
+async def test_workers_have_the_routers_shape() -> None:
+    async with served(fake_engine(), fake_engine(tp_size=2)) as it:
+        status, answer = await get(it, "/workers")
+        assert status == 200 and answer["total"] == 2
+        assert answer["stats"] == {"prefill_count": 0, "decode_count": 0, "regular_count": 2}
+        first, second = answer["workers"]
+        assert {name: first[name] for name in ("id", "worker_type", "is_healthy", "load")} == {
+            "id": "e0",
+            "worker_type": "regular",
+            "is_healthy": True,
+            "load": 0,
+        }
+        assert second["metadata"]["ranks"] == "2"
+        assert await get(it, "/workers/e1") == (200, second)
+        status, missing = await get(it, "/workers/e7")
+        assert (status, missing["code"]) == (404, "WORKER_NOT_FOUND")
+        urls = [first["url"], second["url"]]
+        assert await get(it, "/list_workers") == (200, {"urls": urls})
+
+
+async def test_an_engine_joins_and_another_is_drained_while_requests_run() -> None:
+    first, second = fake_engine(), fake_engine()
+    async with served(first) as it, serving(second) as url:
+        second.prompt_lens = first.prompt_lens
+        running = {seed << 20: generating(it, seed << 20) for seed in range(1, 30)}
+        await until(lambda: len(first.seen) >= 60)
+        async with it.session.post(f"{it.url}/workers", json={"url": url + "/"}) as reply:
+            assert (reply.status, reply.headers["Location"]) == (202, "/workers/e1")
+            answer = await reply.json()
+        assert (answer["status"], answer["worker_id"], answer["url"]) == ("accepted", "e1", url)
+        await until(lambda: len(second.seen) >= 20)
+        status, answer = await remove(it, "/workers/e0")
+        assert (status, answer["worker_id"]) == (202, "e0")
+        await until(lambda: len(it.service.fleet.engines) == 1)
+        assert first.running == 0
+        seen = len(first.seen)
+        for seed, task in running.items():
+            assert (await task)["output_ids"] == whole(seed, len(PROMPT), first, LIMIT)
+        assert len(first.seen) == seen
+        assert (await remove(it, "/workers/e0"))[0] == 404
+
+
+async def test_a_worker_that_is_there_is_not_added_twice() -> None:
+    fake = fake_engine()
+    async with served(fake) as it:
+        url = it.service.fleet.engines[0].info.url
+        status, answer = await it.post("/workers", url=url)
+        assert (status, answer["worker_id"]) == (202, "e0")
+        assert (await get(it, "/workers"))[1]["total"] == 1
+
+
+async def test_an_engine_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external, "JOIN_TIMEOUT_S", 0.0)
+    other = fake_engine(weight_version="v9")
+    async with served(fake_engine()) as it, serving(other) as url:
+        for wrong, why in (
+            ({"url": url}, "different weight versions"),
+            ({"url": "http://127.0.0.1:9"}, "not ready"),
+            ({"url": "nonsense"}, "url"),
+            ({}, "url"),
+            ({"url": url, "worker_type": "prefill"}, "regular"),
+        ):
+            status, answer = await it.post("/workers", **wrong)
+            assert status == 400 and why in answer["error"]["message"], answer
+        assert (await get(it, "/workers"))[1]["total"] == 1
+
+
+async def test_no_engine_joins_in_the_middle_of_an_update() -> None:
+    other = fake_engine()
+    async with served(fake_engine()) as it, serving(other) as url:
+        await it.post("/begin_weight_update")
+        assert (await it.post("/workers", url=url))[0] == 409
+        await it.post("/end_weight_update")
+        status, answer = await it.post("/workers", url=url)
+        assert status == 400 and "without a version" in answer["error"]["message"]
+        fields = {"model_path": "a", "weight_version": "v1"}
+        assert (await it.post("/update_weights_from_disk", **fields))[0] == 200
+        assert (await it.post("/workers", url=url))[0] == 202
+
+
+async def test_the_endpoints_of_older_routers() -> None:
+    fakes = [fake_engine(), fake_engine()]
+    async with served(fakes[0]) as it, serving(fakes[1]) as url:
+        async with it.session.post(f"{it.url}/add_worker", params={"url": url}) as reply:
+            assert (reply.status, await reply.text()) == (200, f"Successfully added worker: {url}")
+        async with it.session.post(f"{it.url}/remove_worker", params={"url": url}) as reply:
+            assert reply.status == 200
+        await until(lambda: len(it.service.fleet.engines) == 1)
+        async with it.session.post(f"{it.url}/remove_worker", params={"url": url}) as reply:
+            assert reply.status == 404
+
+
+async def test_the_admin_token_guards_the_fleet_and_the_clients_token_the_rest() -> None:
+    async def statuses(server: dict[str, Any], token: str | None) -> list[int]:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        async with served(fake_engine(), server=server) as it:
+            found = []
+            for method, path in (
+                ("GET", "/workers"),
+                ("POST", "/continue_generation"),
+                ("GET", "/v1/models"),
+                ("GET", "/health"),
+                ("GET", "/nowhere"),
+            ):
+                async with it.session.request(method, it.url + path, headers=headers) as reply:
+                    found.append(reply.status)
+        return found
+
+    none: dict[str, Any] = {}
+    client, both = {"api_key": "c"}, {"api_key": "c", "admin_api_key": "a"}
+    assert await statuses(none, None) == [200, 200, 200, 200, 404]
+    assert await statuses(client, None) == [401, 401, 401, 200, 401]
+    assert await statuses(client, "c") == [200, 200, 200, 200, 404]
+    assert await statuses(both, "c") == [401, 401, 200, 200, 404]
+    assert await statuses(both, "a") == [200, 200, 401, 200, 401]
+    assert await statuses({"admin_api_key": "a"}, None) == [401, 401, 200, 200, 404]
+    assert await statuses({"admin_api_key": "ä"}, "a") == [401, 401, 200, 200, 404]
