@@ -1,0 +1,259 @@
+"""New weights through the rollout server under load, on real engines.
+
+Each response must equal two undivided ones: with the old weights up to the update, and with the
+new weights from there.
+"""
+
+import asyncio
+import contextlib
+import json
+import shutil
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from seer_sgl.driver.tokenizer import load_tokenizer
+from seer_sgl.rollout.rollout import Rollout
+from tests.e2e.conftest import HELD_OUT, MODEL, SERVER_FLAGS, external, servers, two_cores, two_urls
+from tests.link.test_link import until
+from tests.server.helpers import Served, served_config
+
+LIMIT = 900
+RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(min(core)) for core in two_cores())}
+DISK = "/update_weights_from_disk"
+
+
+@pytest.fixture(scope="module")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the folder of the model with other weights."""
+    folder = tmp_path_factory.mktemp("model") / "other"
+    shutil.copytree(MODEL, folder)
+    weights = load_file(str(MODEL / "model.safetensors"))
+    generator = torch.Generator().manual_seed(5)
+    changed = {
+        name: tensor + 0.1 * tensor.std() * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in weights.items()
+    }
+    save_file(changed, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    return folder
+
+
+def prompts(count: int) -> list[list[int]]:
+    tokenizer = load_tokenizer(str(MODEL))
+    assert tokenizer is not None
+    with HELD_OUT.open() as lines:
+        found = [list(tokenizer.encode(json.loads(line)["prompt"])) for line in lines]
+    return found[:count]
+
+
+def body(ids: Sequence[int], seed: int, limit: int = LIMIT) -> dict[str, Any]:
+    params = {
+        "max_new_tokens": limit,
+        "temperature": 1.0,
+        "sampling_seed": seed,
+        "ignore_eos": True,
+    }
+    return {"input_ids": list(ids), "sampling_params": params}
+
+
+@contextlib.asynccontextmanager
+async def serving(urls: list[str]) -> AsyncIterator[Served]:
+    config = external(urls, sampling={"max_response_len": LIMIT})
+    config["server"] = {"port": 0}
+    async with served_config(Rollout(config, gives_up=False)) as it:
+        yield it
+
+
+async def undivided(url: str, bodies: Sequence[dict[str, Any]]) -> list[list[int]]:
+    """Returns the tokens of requests that an engine answers directly, without old KV."""
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{url}/flush_cache", params={"timeout": "30"}) as reply:
+            assert reply.status == 200
+
+        async def one(fields: dict[str, Any]) -> list[int]:
+            async with session.post(f"{url}/generate", json=fields) as answer:
+                assert answer.status == 200, await answer.text()
+                return list((await answer.json())["output_ids"])
+
+        return await asyncio.gather(*map(one, bodies))
+
+
+class Load:
+    """Requests that run while the weights change."""
+
+    def __init__(self, it: Served) -> None:
+        self._it = it
+        self._requests = [body(ids, n) for n, ids in enumerate(prompts(4) * 3)]
+        self._before: list[list[int]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    async def start(self, url: str) -> None:
+        """Starts the requests, and waits until each has tokens. `url`: an engine."""
+        self._before = await undivided(url, self._requests)
+        generation = self._it.service.generation
+        self._tasks = [asyncio.create_task(self._it.generate(**each)) for each in self._requests]
+        await until(lambda: generation.in_progress == len(self._tasks))
+        answers = list(generation.answers())
+        await until(lambda: all(each.request and each.request.response_ids for each in answers))
+
+    async def assert_switched(self, url: str, old: str, new: str) -> None:
+        """Asserts that each response changed weights once, and its tokens with them.
+
+        `url`: an engine with the new weights.
+        """
+        replies = await asyncio.gather(*self._tasks)
+        rest, after, unchanged = [], [], []
+        for request, reply, before in zip(self._requests, replies, self._before, strict=True):
+            spans, ids = reply["meta_info"]["weight_versions"], reply["output_ids"]
+            assert [span["version"] for span in spans] == [old, new], spans
+            at = spans[0]["end"]
+            assert (spans[0]["start"], spans[1]["start"], spans[1]["end"]) == (0, at, LIMIT)
+            assert ids[:at] == before[:at]
+            seed = request["sampling_params"]["sampling_seed"]
+            rest.append(body(request["input_ids"] + ids[:at], seed, LIMIT - at))
+            after.append(ids[at:])
+            unchanged.append(before[at:])
+        assert len(after) == 12 and after != unchanged
+        assert after == await undivided(url, rest)
+
+
+async def trained(**arguments: Any) -> None:
+    """Runs a trainer that sends its weights."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.e2e.trainer", json.dumps(arguments)),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()[-3000:]
+
+
+async def loaded(it: Served) -> str | None:
+    """Returns the plugin's name of the weights of all engines, which is the same.
+
+    SGLang's own checksums need CUDA.
+    """
+    (weights,) = {(await engine.refresh()).weights for engine in it.service.fleet.engines}
+    assert weights is not None
+    return weights
+
+
+async def restored(it: Served, version: str) -> None:
+    """Puts the first weights back: later tests find what was there."""
+    fields = {"model_path": str(MODEL), "weight_version": version}
+    assert (await it.post(DISK, **fields))[0] == 200
+
+
+@pytest.mark.shared_engines
+async def test_after_an_update_from_disk_no_token_is_from_the_old_weights(
+    engine_urls: list[str], other_model: Path
+) -> None:
+    async with serving(engine_urls) as it:
+        old, load = it.service.version(), Load(it)
+        await load.start(engine_urls[0])
+        status, answer = await it.post(DISK, model_path=str(other_model), weight_version="new")
+        assert status == 200, answer
+        try:
+            await load.assert_switched(engine_urls[1], old, "new")
+            await loaded(it)
+        finally:
+            await restored(it, old)
+
+
+@pytest.mark.long
+@pytest.mark.shared_engines
+@pytest.mark.parametrize("kind", ["distributed", "tensor"])
+@pytest.mark.parametrize("session", [False, True])
+async def test_after_an_update_by_a_trainer_no_token_is_from_the_old_weights(
+    engine_urls: list[str], other_model: Path, kind: str, session: bool
+) -> None:
+    async with serving(engine_urls) as it:
+        old, load = it.service.version(), Load(it)
+        await load.start(engine_urls[0])
+        try:
+            await trained(
+                url=it.url,
+                model=str(other_model),
+                kind=kind,
+                ranks=2,
+                version="new",
+                session=session,
+            )
+            if session or kind == "tensor":  # else the second bucket is a second update
+                await load.assert_switched(engine_urls[1], old, "new")
+            from_trainer = await loaded(it)
+            fields = {"model_path": str(other_model), "weight_version": "the same"}
+            assert (await it.post(DISK, **fields))[0] == 200
+            assert await loaded(it) == from_trainer, "the trainer has sent all weights"
+        finally:
+            await restored(it, old)
+
+
+@pytest.mark.long
+@pytest.mark.own_engines
+async def test_engines_of_two_ranks_take_part_in_a_trainers_group(
+    tmp_path: Path, other_model: Path
+) -> None:
+    urls = two_urls()
+    with servers(urls, [[*SERVER_FLAGS, "--tp-size", "2"]] * 2, tmp_path, RANKS):
+        async with serving(urls) as it:
+            old, load = it.service.version(), Load(it)
+            await load.start(urls[0])
+            for kind, version in (("distributed", "new"), ("tensor", "newer")):
+                await trained(
+                    url=it.url,
+                    model=str(other_model),
+                    kind=kind,
+                    ranks=4,
+                    version=version,
+                    session=True,
+                )
+                if kind == "distributed":
+                    await load.assert_switched(urls[1], old, "new")
+                await loaded(it)
+
+
+@pytest.mark.long
+@pytest.mark.own_engines
+async def test_an_engine_killed_between_begin_and_end_is_stale_and_the_other_serves(
+    tmp_path: Path, other_model: Path
+) -> None:
+    urls, fresh = two_urls(), two_urls()[0]
+    logs = [tmp_path / name for name in ("first", "second", "again", "fresh")]
+    for log in logs:
+        log.mkdir()
+    with (
+        servers(urls[1:], [SERVER_FLAGS], logs[1]),
+        contextlib.ExitStack() as stack,
+    ):
+        first = stack.enter_context(contextlib.ExitStack())
+        first.enter_context(servers(urls[:1], [SERVER_FLAGS], logs[0]))
+        async with serving(urls) as it:
+            old, load = it.service.version(), Load(it)
+            await load.start(urls[1])
+            assert (await it.post("/begin_weight_update"))[0] == 200
+            first.close()  # it is killed
+            status, answer = await it.post(DISK, model_path=str(other_model), weight_version="new")
+            assert (status, answer["engines"]["e0"]["status"]) == (200, None), answer
+            status, answer = await it.post("/end_weight_update")
+            assert status == 200, answer
+            assert list(it.service.driver.stale) == ["e0"]
+            assert not it.service.holds
+            await load.assert_switched(urls[1], old, "new")
+            requests = [body(ids, 7, 200) for ids in prompts(4)]
+            with servers([fresh], [["--model-path", str(other_model), *SERVER_FLAGS[2:]]], logs[3]):
+                expected = await undivided(fresh, requests)
+            replies = await asyncio.gather(*(it.generate(**each) for each in requests))
+            assert [reply["output_ids"] for reply in replies] == expected
+            stack.enter_context(servers(urls[:1], [SERVER_FLAGS], logs[2]))
+            await asyncio.sleep(2.0)
+            assert not it.service.serves("e0"), "it has the first weights"
+            fields = {"model_path": str(other_model), "weight_version": "newer"}
+            assert (await it.post(DISK, **fields))[0] == 200
+            await until(lambda: it.service.serves("e0"))
+            await loaded(it)
