@@ -92,18 +92,19 @@ class HttpEngine:
             async with asyncio.timeout(ABORT_TIMEOUT_S):
                 await self._call("POST", "/abort_request", aiohttp.JsonPayload({"rid": chunk.rid}))
 
-    async def refresh(self) -> EngineInfo:
+    async def refresh(self, *, new_weights: bool = False) -> EngineInfo:
         """Returns the server's current description, and stores it as `info`.
 
         Raises EngineUnavailable if the server gives none, and StartedAgain if another server
         answers at the URL. A server can restart between two polls without being missed.
+        `new_weights`: the caller has just loaded weights, so that another server is accepted.
         """
         self._refresh_at = asyncio.get_running_loop().time() + REFRESH_EVERY_S
         try:
             current = await describe(self._session, self._info.engine_id, self._info.url)
         except EngineStartError as error:
             raise EngineUnavailable(str(error), engine_id=self._info.engine_id) from error
-        if current.instance != self._info.instance:
+        if current.instance != self._info.instance and not new_weights:
             why = f"{self._name}: it was started again"
             raise StartedAgain(why, engine_id=self._info.engine_id)
         fresh = {name: getattr(current, name) for name in MAY_CHANGE}

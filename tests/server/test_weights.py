@@ -149,7 +149,19 @@ async def test_an_update_without_a_version_keeps_the_name_and_forgets_the_kv() -
         await until(lambda: not it.service.serves("e1"))
         await asyncio.sleep(1.0)
         assert not it.service.serves("e1")
-        assert (await it.post(DISK, model_path="newer", weight_version="v2"))[0] == 200
+        assert (await it.post(DISK, model_path="newer"))[0] == 200
+        await until(lambda: it.service.serves("e1"))
+
+
+async def test_a_name_does_not_bring_an_engine_back_that_was_started_again() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        assert (await it.post(DISK, model_path="new"))[0] == 200
+        fakes[1].startup_s += 1
+        await until(lambda: not it.service.serves("e1"))
+        status, _ = await it.post("/update_weight_version", new_version="v2")
+        assert status == 200
+        assert list(it.service.driver.stale) == ["e1"]
 
 
 async def test_a_client_that_leaves_in_the_middle_of_an_update_leaves_no_pause() -> None:

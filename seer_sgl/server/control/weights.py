@@ -133,7 +133,7 @@ class WeightUpdates:
             elif took_part:
                 stale = control.service.driver.stale
                 current = {name: each for name, each in took_part.items() if name not in stale}
-                await self._finish(current, version)
+                await self._finish(current, version, loaded=False)
         return self._answer(replies)
 
     async def _whole(self, path: str, body: bytes) -> Answer:
@@ -207,11 +207,16 @@ class WeightUpdates:
         replies = await asyncio.gather(*(_open(engine, body) for engine in each))
         return {e.info.engine_id: reply for e, reply in zip(each, replies, strict=True)}
 
-    async def _finish(self, took_part: Mapping[str, HttpEngine], version: str | None) -> None:
-        """Lets the engines serve that took part in a whole update; the others are stale."""
+    async def _finish(
+        self, took_part: Mapping[str, HttpEngine], version: str | None, *, loaded: bool = True
+    ) -> None:
+        """Lets the engines serve that took part in a whole update; the others are stale.
+
+        loaded: they have loaded weights; else their weights were given a name.
+        """
         driver = self._control.service.driver
         problems = await asyncio.gather(
-            *(_problem(engine, version) for engine in took_part.values())
+            *(_problem(engine, version, loaded=loaded) for engine in took_part.values())
         )
         behind = {
             engine.info.engine_id: "it missed a weight update"
@@ -251,10 +256,10 @@ async def _open(engine: HttpEngine, body: bytes) -> EngineReply:
     return await call(engine, "POST", "/begin_weight_update", body) if ended.ok else reply
 
 
-async def _problem(engine: HttpEngine, version: str | None) -> str | None:
+async def _problem(engine: HttpEngine, version: str | None, *, loaded: bool) -> str | None:
     """Returns why an engine does not have the new weights; None if it reports them."""
     try:
-        reported = (await engine.refresh()).weight_version
+        reported = (await engine.refresh(new_weights=loaded)).weight_version
     except EngineUnavailable as error:
         return str(error)
     if version is not None and reported != version:
