@@ -179,6 +179,20 @@ async def test_a_client_that_leaves_in_the_middle_of_an_update_leaves_no_pause()
         assert not it.service.holds
 
 
+async def test_an_update_that_would_end_an_engine_paused_in_place_is_refused() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        await it.post("/pause_generation", mode="in_place")
+        fakes[0].running += 1  # a forwarded request, which stays on the engine
+        status, answer = await it.post(DISK, model_path="new", weight_version="v2")
+        assert (status, answer["success"]) == (400, False) and "flush_cache" in answer["message"]
+        fields = {"model_path": "new", "weight_version": "v2", "flush_cache": False}
+        assert (await it.post(DISK, **fields))[0] == 200
+        fakes[0].running -= 1
+        await it.post("/continue_generation")
+    assert not any(fake.died for fake in fakes)
+
+
 async def test_each_engine_has_its_own_rank_offset() -> None:
     fakes = [FakeSGLang(tp_size=2), FakeSGLang(tp_size=3)]
     group = {"master_address": "here", "master_port": 1, "group_name": "g", "backend": "gloo"}

@@ -48,13 +48,18 @@ def read_reply(status: int, body: bytes) -> EngineReply:
     return EngineReply(status, reply)
 
 
+def failed_of(replies: Replies) -> dict[str, EngineReply]:
+    """Returns the replies of the engines that did not do what the call asked for."""
+    return {name: reply for name, reply in replies.items() if not reply.ok}
+
+
 def failures(replies: Replies, *, all_needed: bool = False) -> dict[str, EngineReply]:
     """Returns the replies that make a call fail.
 
     An engine that does not answer generates nothing: it fails the call only if no engine succeeded,
     or if the call needs them all (a collective operation).
     """
-    failed = {name: reply for name, reply in replies.items() if not reply.ok}
+    failed = failed_of(replies)
     if all_needed or len(failed) == len(replies):
         return failed
     return {name: reply for name, reply in failed.items() if reply.status is not None}

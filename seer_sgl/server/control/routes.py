@@ -6,6 +6,7 @@ from seer_sgl.server.auth import add_admin_route
 from seer_sgl.server.service import Service
 
 from .control import Control
+from .groups import ProcessGroups
 from .memory import Memory
 from .pausing import Pausing
 from .plain import TO_EACH, Plain
@@ -17,12 +18,8 @@ POST, GET_POST = ("POST",), ("GET", "POST")
 def add_control_routes(app: web.Application, service: Service) -> Control:
     """Adds SGLang's control endpoints; each changes every engine and gives one answer."""
     control = Control(service)
-    pausing, weights, memory, plain = (
-        Pausing(control),
-        WeightUpdates(control),
-        Memory(control),
-        Plain(control),
-    )
+    pausing, memory, plain = Pausing(control), Memory(control), Plain(control)
+    groups, weights = ProcessGroups(control), WeightUpdates(control)
     free, locked = control.handler, control.locked
     for path, methods, handler in (
         ("/pause_generation", POST, locked(pausing.pause)),
@@ -31,8 +28,8 @@ def add_control_routes(app: web.Application, service: Service) -> Control:
         ("/flush_cache", GET_POST, free(plain.flush)),
         ("/release_memory_occupation", GET_POST, locked(memory.release)),
         ("/resume_memory_occupation", GET_POST, locked(memory.resume)),
-        ("/init_weights_update_group", POST, locked(weights.init_group)),
-        ("/destroy_weights_update_group", POST, locked(weights.destroy_group)),
+        ("/init_weights_update_group", POST, locked(groups.init_group)),
+        ("/destroy_weights_update_group", POST, locked(groups.destroy_group)),
         ("/begin_weight_update", POST, locked(weights.begin)),
         ("/end_weight_update", POST, locked(weights.end)),
         ("/update_weights_from_disk", POST, locked(weights.from_disk)),

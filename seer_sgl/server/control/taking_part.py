@@ -1,0 +1,85 @@
+"""Which engines take part in a weight update, and what follows for those that do not."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.errors import ConfigError, EngineUnavailable
+from seer_sgl.server.service import Service
+
+from .fleet_calls import call
+from .replies import EngineReply, Replies
+
+logger = logging.getLogger(__name__)
+
+
+async def let_serve(
+    service: Service,
+    took_part: Mapping[str, HttpEngine],
+    version: str | None,
+    *,
+    loaded: bool = True,
+) -> None:
+    """Lets the engines serve that took part in a whole update; the others are stale.
+
+    loaded: they have loaded weights; else their weights were given a name.
+    """
+    driver = service.driver
+    problems = await asyncio.gather(
+        *(_problem(engine, version, loaded=loaded) for engine in took_part.values())
+    )
+    behind = {
+        engine.info.engine_id: "it missed a weight update"
+        for engine in service.fleet.engines
+        if engine.info.engine_id not in took_part
+    }
+    for name, problem in zip(took_part, problems, strict=True):
+        if problem is not None:
+            behind[name] = problem
+        else:
+            driver.clear_stale(name)
+    for name, why in behind.items():
+        if name not in driver.stale:
+            logger.warning("engine %s is stale: %s", name, why)
+        with contextlib.suppress(ConfigError):  # it has left
+            driver.mark_stale(name, why)
+    driver.adopt_weights(version)
+    logger.info("the engines serve new weights%s", f" {version}" if version else "")
+
+
+async def open_session(engine: HttpEngine, body: bytes) -> EngineReply:
+    """Opens a session; one that another client has left open is closed first."""
+    reply = await call(engine, "POST", "/begin_weight_update", body)
+    if reply.status != HTTPStatus.BAD_REQUEST:
+        return reply
+    ended = await call(engine, "POST", "/end_weight_update", b"{}")
+    return await call(engine, "POST", "/begin_weight_update", body) if ended.ok else reply
+
+
+async def _problem(engine: HttpEngine, version: str | None, *, loaded: bool) -> str | None:
+    """Returns why an engine does not have the new weights; None if it reports them."""
+    try:
+        reported = (await engine.refresh(new_weights=loaded)).weight_version
+    except EngineUnavailable as error:
+        return str(error)
+    if version is not None and reported != version:
+        return f"it reports weights {reported} after an update to {version}"
+    return None
+
+
+def still(engine: HttpEngine, replies: Replies) -> bool:
+    """Returns whether an engine has failed nothing so far."""
+    reply = replies.get(engine.info.engine_id)
+    return reply is None or reply.ok
+
+
+def succeeded(engines: Iterable[HttpEngine], replies: Replies) -> dict[str, HttpEngine]:
+    """Returns the engines, by id, that did what the call asked for."""
+    return {
+        engine.info.engine_id: engine
+        for engine in engines
+        if engine.info.engine_id in replies and replies[engine.info.engine_id].ok
+    }
