@@ -94,6 +94,31 @@ async def test_a_pause_that_an_engine_does_not_answer_is_one_of_the_others() -> 
         assert not it.service.holds, "the driver goes on whatever the engines reply"
 
 
+class Checked(FakeSGLang):
+    """A fake that counts its health checks."""
+
+    checks = 0
+
+    async def health(self, http: Any) -> Any:
+        """Counts."""
+        self.checks += 1
+        return await super().health(http)
+
+
+async def test_a_paused_engine_is_not_checked_by_generating_a_token() -> None:
+    fake = Checked()
+    async with served(fake, FakeSGLang()) as it:
+        await it.post("/pause_generation", mode="retract")
+        fake.away = True
+        await until(lambda: not it.service.serves("e0"))
+        fake.away = False
+        await asyncio.sleep(1.2)  # two polls
+        assert fake.checks == 0
+        await it.post("/continue_generation")
+        await until(lambda: it.service.serves("e0"))
+        assert fake.checks == 1
+
+
 async def test_aborts_by_name_by_prefix_and_of_all() -> None:
     fakes = two()
     async with served(*fakes) as it:

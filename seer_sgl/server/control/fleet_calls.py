@@ -60,3 +60,9 @@ async def until_idle(engine: HttpEngine, *, waits: bool) -> EngineReply:
         if not waits or time.monotonic() >= deadline:
             return reply
         await asyncio.sleep(IDLE_POLL_S)
+
+
+async def each_idle(engines: Sequence[HttpEngine], *, waits: bool) -> Replies:
+    """Flushes several engines, each once it is idle, and returns the replies."""
+    replies = await asyncio.gather(*(until_idle(engine, waits=waits) for engine in engines))
+    return {e.info.engine_id: reply for e, reply in zip(engines, replies, strict=True)}

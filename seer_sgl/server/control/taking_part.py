@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 
 from seer_sgl.engine.client import HttpEngine
@@ -50,7 +50,13 @@ async def let_serve(
     logger.info("the engines serve new weights%s", f" {version}" if version else "")
 
 
-async def open_session(engine: HttpEngine, body: bytes) -> EngineReply:
+async def all_opened(engines: Sequence[HttpEngine], body: bytes) -> Replies:
+    """Opens a session on each engine, and returns the replies."""
+    replies = await asyncio.gather(*(_opened(engine, body) for engine in engines))
+    return {e.info.engine_id: reply for e, reply in zip(engines, replies, strict=True)}
+
+
+async def _opened(engine: HttpEngine, body: bytes) -> EngineReply:
     """Opens a session; one that another client has left open is closed first."""
     reply = await call(engine, "POST", "/begin_weight_update", body)
     if reply.status != HTTPStatus.BAD_REQUEST:

@@ -1,22 +1,20 @@
 """Weight updates: the same calls on every engine, and the engines that missed one are stale."""
 
-import asyncio
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from aiohttp import web
 
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.server.errors import BadRequest
+from seer_sgl.server.json import dumps
 
 from .bodies import Fields, field, read_fields, tensor_bodies
 from .control import SESSION, Answer, Control
-from .fleet_calls import call_all, until_idle
+from .fleet_calls import call_all, each_idle
 from .replies import EngineReply, Replies, combined, failed_of, named
-from .taking_part import let_serve, open_session, still, succeeded
+from .taking_part import all_opened, let_serve, still, succeeded
 
-logger = logging.getLogger(__name__)
 UPDATE = "a weight update"
 
 
@@ -25,6 +23,35 @@ class _Session(msgspec.Struct):
 
     engines: dict[str, HttpEngine]
     version: str | None = None
+
+
+class _Update(msgspec.Struct, frozen=True):
+    """One update, with the body for each engine.
+
+    session: SGLang takes it between begin and end only. collective: it starts on all engines or on
+    none: they would wait for one another.
+    """
+
+    path: str
+    fields: Fields
+    bodies: Mapping[str, bytes]
+    session: bool = False
+    collective: bool = False
+
+    @property
+    def version(self) -> str | None:
+        """The version of the new weights, if the client names one."""
+        return field(self.fields, "weight_version", str | None, None)  # type: ignore[arg-type]
+
+    @property
+    def flushes(self) -> bool:
+        """Whether the engines drop their KV afterwards."""
+        return field(self.fields, "flush_cache", bool, True)
+
+    @property
+    def aborts(self) -> bool:
+        """Whether the requests in progress end before."""
+        return field(self.fields, "abort_all_requests", bool, False)
 
 
 class WeightUpdates:
@@ -45,7 +72,7 @@ class WeightUpdates:
         engines = control.engines()
         await control.holds.begin(SESSION)
         try:
-            replies = await self._opened(engines, body or b"{}")
+            replies = await all_opened(engines, body or b"{}")
             took_part = succeeded(engines, replies)
             if took_part:
                 self._session = _Session(took_part)
@@ -72,26 +99,24 @@ class WeightUpdates:
             control.holds.end(SESSION)
         return self._answer(replies)
 
-    async def from_disk(self, _: web.Request, body: bytes) -> Answer:
+    async def from_disk(self, http: web.Request, body: bytes) -> Answer:
         """Loads weights from a folder that every engine sees."""
-        return await self._whole("/update_weights_from_disk", body)
+        return await self._update(_Update(http.path, read_fields(body), self._to_all(body)))
 
-    async def from_ipc(self, _: web.Request, body: bytes) -> Answer:
+    async def from_ipc(self, http: web.Request, body: bytes) -> Answer:
         """Loads weights through the handles of the checkpoint engine."""
-        return await self._whole("/update_weights_from_ipc", body)
+        return await self._update(_Update(http.path, read_fields(body), self._to_all(body)))
 
-    async def from_distributed(self, _: web.Request, body: bytes) -> Answer:
+    async def from_distributed(self, http: web.Request, body: bytes) -> Answer:
         """Receives weights that the trainer broadcasts to its process group."""
-        fields = read_fields(body)
-        bodies = dict.fromkeys(self._control.ranks(), body)
-        path = "/update_weights_from_distributed"
-        return await self._update(path, fields, bodies, in_session=True, collective=True)
+        fields, bodies = read_fields(body), self._to_all(body)
+        return await self._update(_Update(http.path, fields, bodies, session=True, collective=True))
 
-    async def from_tensor(self, _: web.Request, body: bytes) -> Answer:
+    async def from_tensor(self, http: web.Request, body: bytes) -> Answer:
         """Loads serialized tensors: one entry per rank of the fleet."""
         fields = read_fields(body)
         bodies = tensor_bodies(fields, self._control.ranks())
-        return await self._update("/update_weights_from_tensor", fields, bodies, in_session=True)
+        return await self._update(_Update(http.path, fields, bodies, session=True))
 
     async def rename(self, _: web.Request, body: bytes) -> Answer:
         """Gives the weights another version, on every engine."""
@@ -114,76 +139,35 @@ class WeightUpdates:
                 await let_serve(control.service, current, version, loaded=False)
         return self._answer(replies)
 
-    async def _whole(self, path: str, body: bytes) -> Answer:
-        """Makes an update that needs no session."""
-        fields = read_fields(body)
-        bodies = dict.fromkeys(self._control.ranks(), body)
-        return await self._update(path, fields, bodies, in_session=False)
+    def _to_all(self, body: bytes) -> dict[str, bytes]:
+        return dict.fromkeys(self._control.ranks(), body)
 
-    async def _update(
-        self,
-        path: str,
-        fields: Fields,
-        bodies: Mapping[str, bytes],
-        *,
-        in_session: bool,
-        collective: bool = False,
-    ) -> Answer:
-        """Sends one update to the engines.
-
-        in_session: SGLang takes it between begin and end only; they are supplied if the client has
-        sent none. collective: it starts on all engines or on none.
-        """
+    async def _update(self, update: "_Update") -> Answer:
+        """Makes one update. Without a session of the client's the engines serve it at once."""
         control, session = self._control, self._session
-        version = field(fields, "weight_version", str | None, None)  # type: ignore[arg-type]
-        selector = field(fields, "selector", str, "all")
-        flushes = field(fields, "flush_cache", bool, True)
+        version, flushes, aborts = update.version, update.flushes, update.aborts
         engines = control.engines()
         if session is not None:
             engines = [each for each in engines if each.info.engine_id in session.engines]
-        if field(fields, "abort_all_requests", bool, False):
+        if aborts:
             await control.service.abort("")
         async with control.holds.during(UPDATE):
             replies: dict[str, EngineReply] = {}
             if flushes and not any(control.released.values()):
-                replies |= await self._idle(engines)
-                if control.mode == "in_place" and any(each.status for each in replies.values()):
-                    return _not_idle(replies)
+                replies |= failed_of(await each_idle(engines, waits=control.mode != "in_place"))
+            if control.mode == "in_place" and any(each.status for each in replies.values()):
+                return _not_idle(replies)
             able = [each for each in engines if still(each, replies)]
-            supplied = in_session and session is None
-            if supplied:
-                opening = msgspec.json.encode({"selector": selector})
-                replies |= await self._opened(able, opening)
-            begun = [each for each in able if still(each, replies)]
-            if collective and len(begun) < len(engines):
-                await call_all(begun if supplied else [], "POST", "/end_weight_update", b"{}")
-                return combined(replies, "", failed=failed_of(replies))
-            replies |= await call_all(begun, "POST", path, bodies)
-            if supplied:
-                ended = await call_all(begun, "POST", "/end_weight_update", b"{}")
-                replies |= failed_of(ended)
+            if update.collective and len(able) < len(engines):
+                return combined(replies, "", failed=replies)
+            replies |= await _sent(update, able, supplied=session is None)
             took_part = succeeded(engines, replies)
-            if session is None:
-                if took_part:
-                    await let_serve(control.service, took_part, version)
-            elif took_part:  # if all failed alike, none of them has missed it
+            if took_part and session is None:
+                await let_serve(control.service, took_part, version)
+            elif took_part and session is not None:  # if all failed alike, none has missed it
                 session.engines = took_part
                 session.version = version or session.version
         return self._answer(replies)
-
-    async def _idle(self, engines: Iterable[HttpEngine]) -> Replies:
-        """Waits until engines are idle, and returns the replies of those that are not."""
-        waits = self._control.mode != "in_place"
-        each = list(engines)
-        found = await asyncio.gather(*(until_idle(engine, waits=waits) for engine in each))
-        replies = {e.info.engine_id: reply for e, reply in zip(each, found, strict=True)}
-        return failed_of(replies)
-
-    async def _opened(self, engines: Iterable[HttpEngine], body: bytes) -> Replies:
-        """Opens a session on each engine, and returns the replies."""
-        each = list(engines)
-        replies = await asyncio.gather(*(open_session(engine, body) for engine in each))
-        return {e.info.engine_id: reply for e, reply in zip(each, replies, strict=True)}
 
     def _answer(self, replies: Replies) -> Answer:
         """Returns the answer: a success if an engine succeeded, for only such engines serve."""
@@ -194,6 +178,25 @@ class WeightUpdates:
             answer["message"] = f"{answer['message']} {why}"
             return status, answer
         return combined(replies, "Success.", failed=failed)
+
+
+async def _sent(
+    update: _Update, engines: Sequence[HttpEngine], *, supplied: bool
+) -> dict[str, EngineReply]:
+    """Sends an update to engines, and returns the replies.
+
+    supplied: begin and end are sent around it if it needs them.
+    """
+    if not (update.session and supplied):
+        return dict(await call_all(engines, "POST", update.path, update.bodies))
+    selector = field(update.fields, "selector", str, "all")
+    opened = await all_opened(engines, dumps({"selector": selector}))
+    begun = [each for each in engines if still(each, opened)]
+    updated: Replies = {}
+    if len(begun) == len(engines) or not update.collective:
+        updated = await call_all(begun, "POST", update.path, update.bodies)
+    ended = await call_all(begun, "POST", "/end_weight_update", b"{}")
+    return {**failed_of(opened), **updated, **failed_of(ended)}
 
 
 def _not_idle(replies: Replies) -> Answer:
