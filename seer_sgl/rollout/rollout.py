@@ -150,7 +150,7 @@ class Rollout:
             engine.vocab_size = self._facts.vocab_size
             config = self.config
             check_engines(config.kv_pool, config.draft, [engine.info])
-            self._check_own_sampling([engine.info])
+            self._check_own_sampling(config.sampling, [engine.info])
             driver.add_engine(engine)
         except BaseException:
             await fleet.stop_engine(engine.info.engine_id)
