@@ -1,5 +1,6 @@
 """Converts between text and token ids with the model's own tokenizer."""
 
+import functools
 import logging
 from array import array
 from pathlib import Path
@@ -43,6 +44,17 @@ def _is_not_about_torch(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("PyTorch was not found")
 
 
+def _byte_alphabet() -> dict[str, int]:
+    """Returns the byte of each character of GPT-2's alphabet."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
+
+
 class Tokenizer:
     """A Hugging Face tokenizer."""
 
@@ -75,6 +87,30 @@ class Tokenizer:
     def stop_len(self, text: str) -> int:
         """Returns the tokens of a stop string, counted as in SGLang's SamplingParams.normalize."""
         return len(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """Returns the bytes of a token; None for a special one and for tokenizers without bytes.
+
+        A token may be a part of a character. Source: SGLang's `token_id_to_bytes`.
+        """
+        if not self._byte_level:
+            return None
+        piece = self._tokenizer.convert_ids_to_tokens(token)
+        try:
+            return bytes(_BYTES[character] for character in piece or "") or None
+        except KeyError:
+            return None
+
+    @functools.cached_property
+    def _byte_level(self) -> bool:
+        """Whether tokens are spelled in GPT-2's alphabet of bytes (`_is_byte_level_tokenizer`)."""
+        stated = getattr(self._tokenizer, "is_byte_level", None)
+        if isinstance(stated, bool):
+            return stated
+        size = len(self._tokenizer.get_vocab())
+        samples = (0, 1, 2, 3, size // 2, size - 2)
+        pieces = [self._tokenizer.convert_ids_to_tokens(s) for s in samples if 0 <= s < size]
+        return all(character in _BYTES for piece in pieces for character in piece or "")
 
     def decode(self, ids: Any, skip_special_tokens: bool = False) -> str:
         """Returns the text of token ids."""

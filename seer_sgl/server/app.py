@@ -13,6 +13,7 @@ from .errors import HttpError, Unavailable
 from .generate import Generate
 from .info import Info
 from .json import json_response
+from .openai.routes import add_openai_routes
 from .rollout_routes import add_rollout_routes
 from .service import Service
 from .workers import add_worker_routes
@@ -40,6 +41,7 @@ def make_app(service: Service) -> web.Application:
     app.router.add_get("/v1/models", info.models)
     add_rollout_routes(app, service.rollouts)
     add_worker_routes(app, add_control_routes(app, service))
+    add_openai_routes(app, service)
     return app
 
 

@@ -39,40 +39,17 @@ class Generate:
         body = await http.read()
         service = self._service
         try:
-            batch = self._reader().read(body, http.headers.get(SESSION_HEADER))
+            batch = reader(service).read(body, http.headers.get(SESSION_HEADER))
         except Undividable as undividable:
             return await self._forward(http, body, undividable.reason)
         with service.started(batch.calls) as answers:
-            replies = self._replies(batch, answers)
+            replies = replies_of(service, batch, answers)
             if batch.stream:
                 return await self._stream(http, batch, answers, replies)
             for answer in answers:
                 await answer.end()
             events = [reply.event() for reply in replies]
             return json_response(events[0] if batch.single else events)
-
-    def _reader(self) -> GenerateReader:
-        service, tokenizer = self._service, self._service.tokenizer
-        return GenerateReader(
-            None if tokenizer is None else tokenizer.encode,
-            service.longest(),
-            service.settings.max_batch,
-            service.infos()[0].vocab_size,
-        )
-
-    def _replies(self, batch: Batch, answers: Sequence[Answer]) -> list[Reply]:
-        service = self._service
-        token_text = service.token_text if batch.token_texts else _no_text
-        return [
-            Reply(
-                answer,
-                service.text_of(answer.call),
-                logprobs=logprobs,
-                token_text=token_text,
-                version=service.version(),
-            )
-            for answer, logprobs in zip(answers, batch.logprobs, strict=True)
-        ]
 
     async def _stream(
         self,
@@ -111,7 +88,10 @@ class Generate:
         rid = known["rid"]
         rids = tuple(rid) if isinstance(rid, list) else (rid,)
         names = tuple(name for name in rids if isinstance(name, str))
-        return await service.forward(http, dumps(fields), reason, tokens=tokens, rids=names)
+        pinned = service.pinned.engine_of(known["session_params"])
+        return await service.forward(
+            http, dumps(fields), reason, tokens=tokens, rids=names, engine_id=pinned
+        )
 
     def _require_harmless(self, known: dict[str, Any]) -> None:
         """Raises BadRequest for what would end an engine."""
@@ -122,8 +102,34 @@ class Generate:
                 self._service.require_servable_min_p(min_p)
 
 
+def reader(service: Service) -> GenerateReader:
+    """Returns a reader of bodies for the engines that serve now."""
+    tokenizer = service.tokenizer
+    return GenerateReader(
+        None if tokenizer is None else tokenizer.encode,
+        service.longest(),
+        service.settings.max_batch,
+        service.infos()[0].vocab_size,
+    )
+
+
+def replies_of(service: Service, batch: Batch, answers: Sequence[Answer]) -> list[Reply]:
+    """Returns SGLang's replies to the calls of a batch, which grow with the answers."""
+    token_text = service.token_text if batch.token_texts else _no_text
+    return [
+        Reply(
+            answer,
+            service.text_of(answer.call),
+            logprobs=logprobs,
+            token_text=token_text,
+            version=service.version(),
+        )
+        for answer, logprobs in zip(answers, batch.logprobs, strict=True)
+    ]
+
+
 # The fields of an undivided request that the server itself reads.
-READ = ("rid", "text", "input_ids", "input_embeds", "sampling_params")
+READ = ("rid", "text", "input_ids", "input_embeds", "sampling_params", "session_params")
 
 
 def _value(raw: msgspec.Raw | None) -> Any:

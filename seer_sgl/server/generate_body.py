@@ -123,14 +123,15 @@ class GenerateReader:
         """
         for name, raw in decode_fields(body).items():
             if name not in GenerateRequest.__struct_fields__ and name not in IGNORED:
-                _require_neutral(name, raw)
+                require_neutral(name, raw, NEUTRAL_FIELDS)
         try:
             request = _decoder.decode(body)
         except msgspec.DecodeError as error:
             raise Undividable("unusual") from error
-        return self._batch(request, session_id)
+        return self.batch(request, session_id)
 
-    def _batch(self, request: GenerateRequest, session_id: str | None) -> Batch:
+    def batch(self, request: GenerateRequest, session_id: str | None = None) -> Batch:
+        """Returns the calls of a request. `session_id` and the errors: as in `read`."""
         prompts, single = self._prompts(request)
         parameters = request.sampling_params or {}
         each = parameters if isinstance(parameters, list) else [parameters] * len(prompts)
@@ -226,15 +227,18 @@ class GenerateReader:
         return sampling, seed, sampling.max_new_tokens
 
 
-def _require_neutral(name: str, raw: msgspec.Raw) -> None:
-    """Raises Undividable if a field that this server does not read has a value."""
+def require_neutral(name: str, raw: msgspec.Raw, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises Undividable if a field that this server does not read has a value.
+
+    `neutral`: by field, the values that mean the same as none.
+    """
     try:
         value = msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadRequest(f"{name}: {error}") from error
     if value is None or value is False or value in ([], {}):
         return
-    if value not in NEUTRAL_FIELDS.get(name, ()):
+    if value not in neutral.get(name, ()):
         raise Undividable(name)
 
 

@@ -14,15 +14,16 @@ from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet
-from seer_sgl.errors import RolloutError
+from seer_sgl.errors import EngineUnavailable, RolloutError
 from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.types import EngineInfo, Sampling
 
 from .calls import Answer, Call
-from .errors import BadRequest, Unavailable
+from .errors import BadRequest, Failed, Unavailable
 from .forward import Forwarded
 from .generation import Generation
 from .holds import Holds
+from .pinned import Pinned
 from .rollouts import Rollouts
 from .text import ResponseText
 from .undivided import Undivided
@@ -38,6 +39,7 @@ class Service:
         self.rollouts = Rollouts(rollout, self.generation, self.settings)
         self.undivided = Undivided()
         self.holds = Holds(rollout.driver, time.monotonic)
+        self.pinned = Pinned()
         self._forwarded: dict[Forwarded, tuple[str, ...]] = {}  # the names of each in flight
         self._token_texts: dict[int, str] = {}
 
@@ -157,17 +159,25 @@ class Service:
         *,
         tokens: tuple[int, int],
         rids: tuple[str, ...] = (),
+        engine_id: str | None = None,
     ) -> web.StreamResponse:
         """Sends a request to an engine as it is, and returns the engine's answer.
 
         tokens: of the prompt and of the response, for the KV ledger. `rids`: the names that abort
-        it. Raises HttpError if no engine answers.
+        it. `engine_id`: the only engine that can answer; the ledger does not count the request.
+        Raises HttpError if no engine answers.
         """
         self.undivided.count(reason)
         forwarded = Forwarded(http, http.path_qs, body, self.engine)
         self._forwarded[forwarded] = rids
         try:
-            await self.generation.forward(forwarded, *tokens)
+            if engine_id is None:
+                await self.generation.forward(forwarded, *tokens)
+            else:
+                self.generation.require_room(1)
+                await forwarded(engine_id)
+        except EngineUnavailable as error:
+            raise Failed(str(error)) from error
         finally:
             del self._forwarded[forwarded]
         if forwarded.broken and http.transport is not None:

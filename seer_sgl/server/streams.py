@@ -1,12 +1,12 @@
 """Merges the progress of several responses into one stream."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from .calls import Answer
 
 
-async def as_they_come(answers: Sequence[Answer]) -> AsyncIterator[int]:
+async def as_they_come(answers: Sequence[Answer]) -> AsyncGenerator[int, None]:
     """Yields the position of an answer that has new tokens or has ended, each end once.
 
     Tokens that arrive while the consumer is busy are one item: a slow reader gets fewer events.

@@ -1,0 +1,280 @@
+"""Bodies of `/v1/completions` and `/v1/chat/completions`, and what becomes calls of them. Pure.
+
+Each becomes a `GenerateRequest`, as SGLang makes a `GenerateReqInput` of it
+(entrypoints/openai/serving_completions.py and serving_chat.py).
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Protocol
+
+import msgspec
+
+from ..generate_body import GenerateRequest, Undividable, decode_fields, require_neutral
+
+Json = dict[str, Any]
+# Fields that SGLang ignores, or that change nothing in the response.
+IGNORED = (
+    *("user", "best_of", "suffix", "custom_labels", "parallel_tool_calls", "stream_reasoning"),
+    *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+)
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "routed_experts_start_len": (0,),
+    "top_logprobs": (0,),
+}
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What a stream contains beside the text."""
+
+    include_usage: bool | None = None
+    """A last event with the usage of the whole request."""
+    continuous_usage_stats: bool | None = None
+    """The usage so far in every event."""
+
+
+class OpenAIBody(msgspec.Struct, kw_only=True):
+    """The fields that both endpoints share: those that can cross a chunk boundary, and ours.
+
+    A field of SGLang's that is not here, with a value other than its default, makes the request
+    undivided.
+    """
+
+    model: str = "default"
+    """Any name; it is returned in the response."""
+    n: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """Responses per prompt."""
+    seed: int | None = None
+    """Seed of sampling; drawn for each response if it is missing."""
+    stop: str | list[str] | None = None
+    """Stop strings."""
+    stream: bool = False
+    """Server-sent events with the new text."""
+    stream_options: StreamOptions | None = None
+    """What a stream contains beside the text."""
+    logit_bias: dict[str, float] | None = None
+    """Added to logits, by token id."""
+    frequency_penalty: float = 0.0
+    """Requests with penalties are sent undivided."""
+    presence_penalty: float = 0.0
+    """Likewise."""
+    min_tokens: int = 0
+    """No stop before so many tokens."""
+    regex: str | None = None
+    """Requests with a grammar are sent undivided."""
+    ebnf: str | None = None
+    """Likewise."""
+    stop_token_ids: list[int] | None = None
+    """Tokens that end a response."""
+    stop_regex: str | list[str] | None = None
+    """Requests with such stops are sent undivided."""
+    no_stop_trim: bool = False
+    """Keep the stop string in the text."""
+    ignore_eos: bool = False
+    """Go on behind the model's end token."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    custom_params: Json | None = None
+    """Passed on to SGLang's custom logit processors."""
+    return_token_ids: bool = False
+    """Return the token ids of prompt and response."""
+    rid: str | list[str] | None = None
+    """Name of the request."""
+    group_id: str | None = None
+    """Ours: responses with one group id are siblings, which are drafted from one another."""
+    group_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Ours: how many responses the group will have in all."""
+    session_id: str | None = None
+    """Conversation: its next turn prefers the engine that has its KV."""
+
+    def shared_parameters(self) -> Json:
+        """Returns SGLang's sampling parameters that both endpoints set alike."""
+        return {
+            "min_new_tokens": self.min_tokens,
+            "stop": self.stop,
+            "stop_token_ids": self.stop_token_ids,
+            "stop_regex": self.stop_regex,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "regex": self.regex,
+            "ebnf": self.ebnf,
+            "n": self.n,
+            "no_stop_trim": self.no_stop_trim,
+            "ignore_eos": self.ignore_eos,
+            "skip_special_tokens": self.skip_special_tokens,
+            "logit_bias": self.logit_bias,
+            "custom_params": self.custom_params,
+            "sampling_seed": self.seed,
+        }
+
+    def generate(self, prompt: Json, parameters: Json, logprobs: bool) -> GenerateRequest:
+        """Returns the request to `/generate`. `prompt`: `text` or `input_ids`."""
+        return GenerateRequest(
+            **prompt,
+            sampling_params=parameters,
+            rid=self.rid,
+            stream=self.stream,
+            return_logprob=logprobs,
+            return_text_in_logprobs=True,
+            group_id=self.group_id,
+            group_size=self.group_size,
+            session_id=self.session_id,
+        )
+
+
+class CompletionBody(OpenAIBody, kw_only=True):
+    """The body of `/v1/completions`."""
+
+    prompt: Any
+    """Text, token ids, or a list of either."""
+    echo: bool = False
+    """Put the prompt before the text."""
+    logprobs: int | None = None
+    """0: the log probability of each token. More: requests with top tokens are sent undivided."""
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 16
+    """Most tokens of a response."""
+    temperature: float = 1.0
+    """0: greedy."""
+    top_p: float = 1.0
+    """Keep the most likely tokens up to this probability."""
+    top_k: int = -1
+    """Keep the k most likely tokens; -1: all."""
+    min_p: float = 0.0
+    """Keep tokens with at least this share of the most likely token's probability."""
+    repetition_penalty: float = 1.0
+    """Requests with penalties are sent undivided."""
+    json_schema: str | None = None
+    """Requests with a grammar are sent undivided."""
+
+    def request(self) -> GenerateRequest:
+        """Returns the request to `/generate`. Raises Undividable."""
+        if self.logprobs:
+            raise Undividable("logprobs")
+        parameters = self.shared_parameters() | {
+            "max_new_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "json_schema": self.json_schema,
+        }
+        return self.generate(self._prompt(), parameters, self.logprobs is not None)
+
+    def _prompt(self) -> Json:
+        prompt = self.prompt
+        first = prompt[0] if isinstance(prompt, list) and prompt else None
+        if isinstance(prompt, str) and prompt:
+            return {"text": prompt}
+        if isinstance(first, str) and all(isinstance(each, str) and each for each in prompt):
+            return {"text": prompt}
+        if isinstance(first, int | list):
+            return {"input_ids": prompt}
+        raise Undividable("unusual")
+
+
+class ChatBody(OpenAIBody, kw_only=True):
+    """The body of `/v1/chat/completions`."""
+
+    messages: list[Json]
+    """The conversation. An engine makes a prompt of it, with its chat template."""
+    logprobs: bool = False
+    """Return the log probability of each token."""
+    max_tokens: int | None = None
+    """Most tokens of a response. Default: what the context leaves."""
+    max_completion_tokens: int | None = None
+    """Likewise; it takes precedence."""
+    temperature: float | None = None
+    """Default of this and the next four: the model's generation config."""
+    top_p: float | None = None
+    """Keep the most likely tokens up to this probability."""
+    top_k: int | None = None
+    """Keep the k most likely tokens; -1: all."""
+    min_p: float | None = None
+    """Keep tokens with at least this share of the most likely token's probability."""
+    repetition_penalty: float | None = None
+    """Requests with penalties are sent undivided."""
+    tools: list[Json] | None = None
+    """Functions that the model may call."""
+    tool_choice: Any = None
+    """`none` or `auto`; requests with another choice are sent undivided."""
+    input_ids: list[int] | None = None
+    """The prompt's token ids, instead of what the chat template makes of the messages."""
+    chat_template_kwargs: Json | None = None
+    """Variables of the chat template."""
+    continue_final_message: bool = False
+    """Continue the last message of the assistant."""
+    reasoning_effort: Any = None
+    """Variable of the chat template."""
+    reasoning: Any = None
+    """Likewise, in another form."""
+    separate_reasoning: bool = True
+    """Return the reasoning apart from the content, if the engines have a reasoning parser."""
+    return_prompt_token_ids: bool = False
+    """Return the token ids of the prompt."""
+    return_meta_info: bool = False
+    """Return the `meta_info` of `/generate` with each choice."""
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether the model may call a function."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def request(self, prompt_ids: list[int], defaults: Mapping[str, float]) -> GenerateRequest:
+        """Returns the request to `/generate`.
+
+        `defaults`: of the five parameters whose default the model decides.
+        """
+        chosen = {
+            name: defaults[name] if getattr(self, name) is None else getattr(self, name)
+            for name in DEFAULTS
+        }
+        parameters = self.shared_parameters() | chosen
+        parameters["max_new_tokens"] = self.max_completion_tokens or self.max_tokens
+        parameters["skip_special_tokens"] = self.skip_special_tokens and not self.uses_tools
+        return self.generate({"input_ids": prompt_ids}, parameters, self.logprobs)
+
+
+# OpenAI's defaults, where the model's generation config has none.
+DEFAULTS: Mapping[str, float] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+}
+
+
+class Decoder(Protocol):
+    """Decodes a body of one kind."""
+
+    def decode(self, buf: bytes, /) -> Any: ...
+
+
+_completions = msgspec.json.Decoder(CompletionBody)
+_chats = msgspec.json.Decoder(ChatBody)
+
+
+def read_completion(body: bytes) -> CompletionBody:
+    """Returns a decoded body. Raises Undividable, and BadRequest if it is not a JSON object."""
+    read: CompletionBody = _read(body, _completions, CompletionBody.__struct_fields__)
+    return read
+
+
+def read_chat(body: bytes) -> ChatBody:
+    """Returns a decoded body. Raises Undividable, and BadRequest if it is not a JSON object."""
+    read: ChatBody = _read(body, _chats, ChatBody.__struct_fields__)
+    return read
+
+
+def _read(body: bytes, decoder: Decoder, known: tuple[str, ...]) -> Any:
+    for name, raw in decode_fields(body).items():
+        if name not in known and name not in IGNORED:
+            require_neutral(name, raw, NEUTRAL)
+    try:
+        read = decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Undividable("unusual") from error
+    if ":" in read.model:
+        raise Undividable("lora_path")  # SGLang reads `model:adapter`
+    return read

@@ -1,0 +1,132 @@
+"""The response of `/v1/chat/completions` and the chunks of its stream. Pure."""
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..calls import Call
+from .bodies import ChatBody
+from .engines import Facts
+from .parts import (
+    TokenBytes,
+    chat_logprobs,
+    ending,
+    metadata,
+    usage,
+    usage_so_far,
+    wants_usage,
+)
+
+Json = dict[str, Any]
+
+
+class ChatResponse:
+    """The response to one chat. `calls`: one per choice."""
+
+    def __init__(
+        self, chat: ChatBody, calls: Sequence[Call], facts: Facts, token_bytes: TokenBytes
+    ) -> None:
+        self._chat = chat
+        self._calls = calls
+        self._cached = facts.enable_cache_report
+        self._token_bytes = token_bytes
+        self._created = int(time.time())
+        self._sent: dict[int, tuple[int, int]] = {}  # characters and log probabilities
+        self._usage, self._usage_always = wants_usage(chat.stream_options, facts)
+
+    def whole(self, events: list[Json]) -> Json:
+        """Returns the response of finished events.
+
+        An event may have `calls`: names of functions and their arguments.
+        """
+        first = events[0]
+        return {
+            "id": first["meta_info"]["id"],
+            "object": "chat.completion",
+            "created": self._created,
+            "model": self._chat.model,
+            "choices": [self._choice(index, event) for index, event in enumerate(events)],
+            "usage": usage(events, self._chat.n, cached=self._cached),
+            "metadata": metadata(first),
+            "seer": [event["meta_info"]["seer"] for event in events],
+        }
+
+    def chunks(self, index: int, event: Json) -> Iterator[Json]:
+        """Yields the chunks of a stream with what is new in a response."""
+        if index not in self._sent:
+            yield self._chunk(event, self._delta(index, role="assistant", content=""))
+        characters, sent = self._sent.get(index, (0, 0))
+        delta = event["text"][characters:]
+        if delta:
+            triples = event["meta_info"].get("output_token_logprobs", [])
+            choice = self._delta(index, content=delta)
+            if len(triples) > sent:
+                choice["logprobs"] = chat_logprobs(triples[sent:], self._token_bytes)
+                sent = len(triples)
+            chunk = self._chunk(event, choice)
+            if self._usage_always:
+                chunk["usage"] = usage_so_far(event, cached=self._cached)
+            yield chunk
+        self._sent[index] = (characters + len(delta), sent)
+
+    def last(self, events: list[Json]) -> Iterator[Json]:
+        """Yields what follows the last text: how each response ended, and the usage."""
+        for index, event in enumerate(events):
+            yield self._chunk(event, self._delta(index) | ending(event))
+        if self._usage:
+            chunk = self._chunk(events[-1])
+            chunk["usage"] = usage(events, self._chat.n, cached=self._cached)
+            yield chunk
+
+    def _chunk(self, event: Json, *choices: Json) -> Json:
+        return {
+            "id": event["meta_info"]["id"],
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": self._chat.model,
+            "choices": choices,
+        }
+
+    def _delta(self, index: int, **delta: str) -> Json:
+        return {
+            "index": index,
+            "delta": {"reasoning_content": None, **delta},
+            "logprobs": None,
+            "finish_reason": None,
+            "matched_stop": None,
+        }
+
+    def _choice(self, index: int, event: Json) -> Json:
+        chat, prompt_ids = self._chat, self._calls[index].prompt_ids
+        message: Json = {
+            "role": "assistant",
+            "content": event["text"],
+            "reasoning_content": None,
+            "tool_calls": None,
+        }
+        choice: Json = {"index": index, "message": message, "logprobs": None, **ending(event)}
+        calls = event.get("calls")
+        if calls:
+            message["tool_calls"] = [_call(number, *call) for number, call in enumerate(calls)]
+            if choice["finish_reason"] == "stop":
+                choice |= {"finish_reason": "tool_calls", "matched_stop": None}
+        if chat.logprobs:
+            triples = event["meta_info"]["output_token_logprobs"]
+            choice["logprobs"] = chat_logprobs(triples, self._token_bytes)
+        if chat.return_prompt_token_ids or chat.return_token_ids:
+            choice["prompt_token_ids"] = prompt_ids.tolist()
+        if chat.return_token_ids:
+            choice["response_token_ids"] = event["output_ids"]
+        if chat.return_meta_info:
+            choice["meta_info"] = event["meta_info"]
+        return choice
+
+
+def _call(number: int, name: str | None, arguments: str) -> Json:
+    return {
+        "id": f"call_{uuid.uuid4().hex[:24]}",
+        "index": number,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }

@@ -1,0 +1,138 @@
+"""`POST /v1/chat/completions`, as SGLang serves it (serving_chat.py).
+
+An engine renders the prompt and parses calls of functions; only the tokens are generated here.
+"""
+
+from typing import Any
+
+from aiohttp import web
+
+from seer_sgl.driver.tokenizer import Tokenizer
+
+from ..generate import SESSION_HEADER, reader, replies_of
+from ..generate_body import Undividable
+from ..json import json_response
+from ..service import Service
+from .bodies import DEFAULTS, ChatBody, read_chat
+from .chat_response import ChatResponse
+from .engines import Engines, Facts
+from .events import stream_events
+from .undivided import send_undivided
+
+Json = dict[str, Any]
+# Models and parsers for which SGLang's chat endpoint does more than this module knows: it changes
+# sampling parameters, adds a grammar, or numbers the calls of functions.
+SPECIAL_MODELS = ("gpt_oss", "gemma4", "gemma4_unified")
+SPECIAL_PARSERS = ("glm47", "inkling", "kimi_k2", "kimi_k3")
+# Variables of a chat template that SGLang itself reads.
+READ_BY_SGLANG = ("reasoning_effort", "spaces_between_special_tokens")
+
+
+class Chats:
+    """The handler of `/v1/chat/completions`."""
+
+    def __init__(self, service: Service, engines: Engines) -> None:
+        self._service = service
+        self._engines = engines
+
+    async def __call__(self, http: web.Request) -> web.StreamResponse:
+        """Answers a request like SGLang, divided if its fields allow it."""
+        body, service = await http.read(), self._service
+        prompt_ids: list[int] | None = None
+        try:
+            chat = read_chat(body)
+            facts = await self._engines.facts()
+            tokenizer = service.tokenizer
+            if tokenizer is None:
+                raise Undividable("tokenizer")
+            require_dividable(chat, facts)
+            prompt_ids = await self._prompt(body, facts, tokenizer)
+            request = chat.request(prompt_ids, {**DEFAULTS, **(facts.defaults or {})})
+            batch = reader(service).batch(request, http.headers.get(SESSION_HEADER))
+        except Undividable as undividable:
+            known = None if prompt_ids is None else len(prompt_ids)
+            return await send_undivided(service, http, body, undividable.reason, known)
+        with service.started(batch.calls) as answers:
+            response = ChatResponse(chat, batch.calls, facts, tokenizer.token_bytes)
+            replies = replies_of(service, batch, answers)
+            if chat.stream:
+                chunks, last = response.chunks, response.last
+                return await stream_events(http, answers, replies, chunks, last)
+            for answer in answers:
+                await answer.end()
+            events = [reply.event() for reply in replies]
+            if chat.uses_tools and facts.tool_call_parser is not None:
+                for event in events:
+                    await self._take_calls(event, chat, facts.tool_call_parser)
+            return json_response(response.whole(events))
+
+    async def _prompt(self, body: bytes, facts: Facts, tokenizer: Tokenizer) -> list[int]:
+        """Returns the prompt of a chat. Raises Undividable if the engines refuse it."""
+        ids = await self._engines.render(body)
+        if ids is None:
+            raise Undividable("messages")
+        if facts.has_image_understanding or facts.has_audio_understanding:
+            # SGLang gives such a model the prompt as text.
+            return tokenizer.encode(tokenizer.decode(ids)).tolist()
+        return ids
+
+    async def _take_calls(self, event: Json, chat: ChatBody, parser: str) -> None:
+        """Moves calls of functions out of a text (`_process_tool_calls`)."""
+        found = await self._engines.parse_calls(event["text"], chat.tools or [], parser)
+        if found is None:
+            return
+        event["text"] = found.normal_text
+        event["calls"] = [(call.name, call.parameters) for call in found.calls]
+
+
+def require_dividable(chat: ChatBody, facts: Facts) -> None:
+    """Raises Undividable if SGLang's chat endpoint does more than generate tokens of a prompt."""
+    if facts.defaults is None and any(getattr(chat, name) is None for name in DEFAULTS):
+        raise Undividable("generation_config")
+    if not facts.jinja and chat.input_ids is None:
+        raise Undividable("chat_template")
+    if facts.reasoning_parser is not None:
+        raise Undividable("reasoning_parser")
+    if facts.model_type in SPECIAL_MODELS:
+        raise Undividable("model_type")
+    if facts.return_input_ids or facts.return_output_ids:
+        raise Undividable("sglext")
+    for variables in (chat.chat_template_kwargs, facts.default_chat_template_kwargs):
+        if not isinstance(variables, dict | None):
+            raise Undividable("chat_template_kwargs")
+        for name in READ_BY_SGLANG:
+            if name in (variables or {}):
+                raise Undividable(name)
+    _require_plain_messages(chat)
+    _require_free_tools(chat, facts)
+
+
+def _require_plain_messages(chat: ChatBody) -> None:
+    """Raises Undividable for messages with more than text."""
+    for message in chat.messages:
+        if message.get("tools"):
+            raise Undividable("tools")
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind not in ("text", None):
+                raise Undividable(kind if isinstance(kind, str) else "content")
+
+
+def _require_free_tools(chat: ChatBody, facts: Facts) -> None:
+    """Raises Undividable if tools need a grammar, or a parser of a stream."""
+    if chat.tool_choice not in (None, "auto", "none"):
+        raise Undividable("tool_choice")
+    if facts.tool_call_parser == "glm47":
+        raise Undividable("tool_call_parser")  # a grammar even without tools
+    if not chat.uses_tools or facts.tool_call_parser is None:
+        return
+    if facts.tool_call_parser in SPECIAL_PARSERS:
+        raise Undividable("tool_call_parser")
+    if chat.stream or any(_strict(tool) for tool in chat.tools or []):
+        raise Undividable("tools")
+
+
+def _strict(tool: Json) -> bool:
+    function = tool.get("function")
+    return isinstance(function, dict) and bool(function.get("strict"))

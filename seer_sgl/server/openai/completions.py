@@ -1,0 +1,164 @@
+"""`POST /v1/completions`, as SGLang serves it (serving_completions.py)."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from ..calls import Call
+from ..generate import SESSION_HEADER, reader, replies_of
+from ..generate_body import Batch, Undividable
+from ..json import json_response
+from ..service import Service
+from .bodies import CompletionBody, read_completion
+from .engines import Engines, Facts
+from .events import stream_events
+from .parts import (
+    TokenBytes,
+    completion_logprobs,
+    ending,
+    metadata,
+    usage,
+    usage_so_far,
+    wants_usage,
+)
+from .undivided import send_undivided
+
+Json = dict[str, Any]
+
+
+class Completions:
+    """The handler of `/v1/completions`."""
+
+    def __init__(self, service: Service, engines: Engines) -> None:
+        self._service = service
+        self._engines = engines
+
+    async def __call__(self, http: web.Request) -> web.StreamResponse:
+        """Answers a request like SGLang, divided if its fields allow it."""
+        body, service = await http.read(), self._service
+        try:
+            request = read_completion(body)
+            facts = await self._engines.facts()
+            if facts.completion_template is not None:
+                raise Undividable("completion_template")
+            tokenizer = service.tokenizer
+            if tokenizer is None:
+                raise Undividable("tokenizer")
+            session_id = http.headers.get(SESSION_HEADER)
+            batch = reader(service).batch(request.request(), session_id)
+        except Undividable as undividable:
+            return await send_undivided(service, http, body, undividable.reason)
+        prompts = _echoed(request, batch, tokenizer.decode) if request.echo else []
+        with service.started(batch.calls) as answers:
+            response = CompletionResponse(
+                request, batch.calls, facts, prompts, tokenizer.token_bytes
+            )
+            replies = replies_of(service, batch, answers)
+            if request.stream:
+                chunks, last = response.chunks, response.last
+                return await stream_events(http, answers, replies, chunks, last)
+            for answer in answers:
+                await answer.end()
+            return json_response(response.whole([reply.event() for reply in replies]))
+
+
+class CompletionResponse:
+    """The response to one request. `prompts`: what is put before each text; empty: nothing."""
+
+    def __init__(
+        self,
+        request: CompletionBody,
+        calls: Sequence[Call],
+        facts: Facts,
+        prompts: Sequence[str],
+        token_bytes: TokenBytes,
+    ) -> None:
+        self._request = request
+        self._calls = calls
+        self._facts = facts
+        self._prompts = prompts
+        self._token_bytes = token_bytes
+        self._created = int(time.time())
+        self._sent: dict[int, tuple[int, int, int]] = {}  # characters, log probabilities, tokens
+        self._usage, self._usage_always = wants_usage(request.stream_options, facts)
+
+    def whole(self, events: list[Json]) -> Json:
+        """Returns the response of finished events."""
+        request, first = self._request, events[0]
+        return {
+            "id": first["meta_info"]["id"],
+            "object": "text_completion",
+            "created": self._created,
+            "model": request.model,
+            "choices": [self._choice(index, event) for index, event in enumerate(events)],
+            "usage": usage(events, request.n, cached=self._facts.enable_cache_report),
+            "metadata": metadata(first),
+            "seer": [event["meta_info"]["seer"] for event in events],
+        }
+
+    def chunks(self, index: int, event: Json) -> Iterator[Json]:
+        """Yields the chunk of a stream with what is new in a response."""
+        first = index not in self._sent
+        characters, logprobs, tokens = self._sent.get(index, (0, 0, 0))
+        text, ids = event["text"], event["output_ids"]
+        triples = event["meta_info"].get("output_token_logprobs", [])
+        self._sent[index] = (len(text), len(triples), len(ids))
+        delta = text[characters:]
+        if first:
+            delta = self._before(index) + delta
+        choice: Json = {"index": index, "text": delta, "logprobs": None, **ending(event)}
+        if len(triples) > logprobs:
+            choice["logprobs"] = completion_logprobs(triples[logprobs:], self._token_bytes)
+        if self._request.return_token_ids:
+            choice["token_ids"] = ids[tokens:]
+            if first:
+                choice["prompt_token_ids"] = self._calls[index].prompt_ids.tolist()
+        chunk = self._chunk(event, [choice])
+        if self._usage_always:
+            chunk["usage"] = usage_so_far(event, cached=False)
+        yield chunk
+
+    def last(self, events: list[Json]) -> Iterator[Json]:
+        """Yields what follows the last text."""
+        if not self._usage:
+            return
+        chunk = self._chunk(events[-1], [])
+        total = usage(events, self._request.n, cached=self._facts.enable_cache_report)
+        chunk["usage"] = {name: value for name, value in total.items() if value is not None}
+        yield chunk
+
+    def _chunk(self, event: Json, choices: list[Json]) -> Json:
+        return {
+            "id": event["meta_info"]["id"],
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._request.model,
+            "choices": choices,
+            "usage": None,
+        }
+
+    def _choice(self, index: int, event: Json) -> Json:
+        text = self._before(index) + event["text"]
+        choice: Json = {"index": index, "text": text, "logprobs": None, **ending(event)}
+        if self._request.logprobs is not None:
+            triples = event["meta_info"]["output_token_logprobs"]
+            choice["logprobs"] = completion_logprobs(triples, self._token_bytes)
+        if self._request.return_token_ids:
+            choice["token_ids"] = event["output_ids"]
+            choice["prompt_token_ids"] = self._calls[index].prompt_ids.tolist()
+        return choice
+
+    def _before(self, index: int) -> str:
+        return self._prompts[index] if self._prompts else ""
+
+
+def _echoed(request: CompletionBody, batch: Batch, decode: Any) -> list[str]:
+    """Returns the prompt of each call as a text."""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return [prompt] * len(batch.calls)
+    if isinstance(prompt[0], str):
+        return [text for text in prompt for _ in range(request.n)]
+    return [decode(call.prompt_ids, True) for call in batch.calls]

@@ -1,0 +1,185 @@
+"""Asks engines what only they know: how they render a chat, parse a tool call, and were started."""
+
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator
+from http import HTTPStatus
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine.session import read_body
+from seer_sgl.errors import EngineError
+
+from ..errors import Unavailable
+from ..service import Service
+from .defaults import sampling_defaults
+
+T = TypeVar("T")
+MOST_BYTES = 1 << 26  # of an answer: a prompt of many million tokens
+PROBE = [{"role": "user", "content": "x"}]  # a chat that every template renders
+
+
+class EngineAnswer(NamedTuple):
+    """An engine's answer to a request."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+    def decoded(self, kind: type[T]) -> T | None:
+        """Returns the decoded body; None for an error."""
+        if self.status != HTTPStatus.OK:
+            return None
+        try:
+            return msgspec.json.decode(self.body, type=kind)
+        except msgspec.DecodeError:
+            return None
+
+
+class Facts(msgspec.Struct, kw_only=True):
+    """How an engine was started, as far as responses depend on it (`ServerArgs`).
+
+    `defaults`: of sampling parameters in a chat; None if they are unknown. `jinja`: whether prompts
+    of chats come from the tokenizer's own template: other templates add stop strings.
+    """
+
+    enable_cache_report: bool = False
+    stream_response_default_include_usage: bool = False
+    completion_template: str | None = None
+    chat_template: str | None = None
+    default_chat_template_kwargs: Any = None
+    return_input_ids: bool = False
+    return_output_ids: bool = False
+    sampling_defaults: str = "model"
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    model_type: str | None = None
+    has_image_understanding: bool = False
+    has_audio_understanding: bool = False
+    defaults: dict[str, float] | None = None
+    jinja: bool = False
+
+
+class Tokens(msgspec.Struct):
+    """The reply to `/v1/tokenize`."""
+
+    tokens: list[int]
+
+
+class ParsedCall(msgspec.Struct):
+    """A call of a function in a response."""
+
+    name: str | None
+    parameters: str
+
+
+class ParsedCalls(msgspec.Struct):
+    """The reply to `/parse_function_call`."""
+
+    normal_text: str
+    calls: list[ParsedCall]
+
+
+class Engines:
+    """The engines of a service, which are asked in turn."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._turn = itertools.count()
+        self._facts: dict[tuple[str, str | None], Facts] = {}  # by engine and its start
+
+    async def ask(self, method: str, path: str, body: bytes | None = None) -> EngineAnswer:
+        """Returns the answer of one engine.
+
+        Raises Unavailable if no engine answers.
+        """
+        async for _, answer in self.ask_each(method, path, body):
+            return answer
+        raise Unavailable("no engine answers")
+
+    async def ask_each(
+        self, method: str, path: str, body: bytes | None = None
+    ) -> AsyncGenerator[tuple[HttpEngine, EngineAnswer], None]:
+        """Yields one engine after the other, and its answer; those that do not answer are skipped.
+
+        Raises Unavailable if no engine serves.
+        """
+        self._service.any_engine()
+        engines, turn = self._serving(), next(self._turn)
+        for number in range(len(engines)):
+            engine = engines[(turn + number) % len(engines)]
+            with contextlib.suppress(EngineError):
+                answer = await ask(engine, method, path, body)
+                yield engine, answer
+
+    async def facts(self) -> Facts:
+        """Returns the facts of the first engine that serves. Raises Unavailable."""
+        engine = self._service.any_engine()
+        key = (engine.info.engine_id, engine.info.instance)
+        known = self._facts.get(key)
+        if known is None:
+            known = await self._read_facts(engine)
+            self._facts = {key: known}
+        if not known.jinja:
+            known.jinja = await self._renders_as_we_do(known)
+        return known
+
+    async def render(self, body: bytes) -> list[int] | None:
+        """Returns the prompt that engines make of a chat's body; None if they refuse it."""
+        tokens = (await self.ask("POST", "/v1/tokenize", body)).decoded(Tokens)
+        return None if tokens is None else tokens.tokens
+
+    async def parse_calls(
+        self, text: str, tools: list[dict[str, Any]], parser: str
+    ) -> ParsedCalls | None:
+        """Returns the calls of functions in a text; None if the engine's parser fails."""
+        wanted = {"text": text, "tools": tools, "tool_call_parser": parser}
+        body = msgspec.json.encode(wanted)
+        answer = await self.ask("POST", "/parse_function_call", body)
+        return answer.decoded(ParsedCalls)
+
+    def _serving(self) -> list[HttpEngine]:
+        return [e for e in self._service.fleet.engines if self._service.serves(e.info.engine_id)]
+
+    async def _read_facts(self, engine: HttpEngine) -> Facts:
+        merged: dict[str, Any] = {}
+        for path in ("/server_info", "/model_info"):
+            try:
+                answer = await ask(engine, "GET", path)
+                if answer.status != HTTPStatus.OK:
+                    raise Unavailable(f"{path}: HTTP {answer.status}")
+                merged |= msgspec.json.decode(answer.body, type=dict[str, Any])
+            except (EngineError, msgspec.DecodeError) as error:
+                raise Unavailable(f"{path}: {error}") from error
+        known = {name: merged[name] for name in Facts.__struct_fields__ if name in merged}
+        try:
+            facts = msgspec.convert(known, Facts)
+        except msgspec.ValidationError as error:
+            raise Unavailable(f"engine {engine.info.engine_id}: {error}") from error
+        facts.defaults = {}
+        if facts.sampling_defaults == "model":
+            path = self._service.config.model.path or engine.info.model_path
+            facts.defaults = sampling_defaults(path)
+        return facts
+
+    async def _renders_as_we_do(self, facts: Facts) -> bool:
+        if facts.chat_template is not None:
+            return facts.chat_template.endswith(".jinja")
+        if self._service.tokenizer is None:
+            return False
+        try:
+            ours = self._service.tokenizer.apply_chat_template(PROBE)
+        except ValueError:
+            return False
+        return await self.render(msgspec.json.encode({"messages": PROBE})) == list(ours)
+
+
+async def ask(
+    engine: HttpEngine, method: str, path: str, body: bytes | None = None
+) -> EngineAnswer:
+    """Returns an engine's answer, with any HTTP status. Raises EngineUnavailable."""
+    async with engine.send(method, path, body) as answer:
+        content_type = answer.headers.get("Content-Type", "application/json")
+        return EngineAnswer(answer.status, content_type, await read_body(answer, MOST_BYTES))

@@ -1,0 +1,145 @@
+"""SGLang's other endpoints that concern single requests: an engine answers them as they are."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from seer_sgl.errors import EngineError
+
+from ..errors import Unavailable
+from ..generate_body import decode_fields
+from ..service import Service
+from .engines import EngineAnswer, Engines, ask
+from .errors import with_errors
+from .undivided import tokens_of
+
+# Endpoints that use KV on an engine: the ledger reserves room. By path: the response tokens; None:
+# the request says how many.
+PLACED: Mapping[str, int | None] = {
+    "/v1/messages": None,
+    "/v1/responses": None,
+    "/api/chat": None,
+    "/api/generate": None,
+    "/vertex_generate": None,
+    "/encode": 1,
+    "/classify": 1,
+    "/v1/classify": 1,
+    "/v1/embeddings": 1,
+    "/v1/rerank": 1,
+    "/v1/score": 1,
+    "/v1/decisions": 1,
+    "/v1/systemone": 1,
+}
+# Endpoints that only the tokenizer process answers.
+ASKED = (
+    ("POST", "/tokenize"),
+    ("POST", "/v1/tokenize"),
+    ("POST", "/detokenize"),
+    ("POST", "/v1/detokenize"),
+    ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/parse_function_call"),
+    ("POST", "/separate_reasoning"),
+    ("GET", "/v1/models/{model:.+}"),
+    ("GET", "/api/tags"),
+    ("POST", "/api/show"),
+)
+# Endpoints of what one engine has stored: the first engine that has it answers.
+SEARCHED = (
+    ("GET", "/v1/responses/{id}"),
+    ("POST", "/v1/responses/{id}/cancel"),
+)
+PUT_TOO = ("/encode", "/classify", "/v1/rerank")
+
+
+class PassThrough:
+    """The handlers of these endpoints."""
+
+    def __init__(self, service: Service, engines: Engines) -> None:
+        self._service = service
+        self._engines = engines
+
+    async def placed(self, http: web.Request) -> web.StreamResponse:
+        """Sends a request to an engine that has room for its KV."""
+        body = await http.read()
+        fields = {name: _plain(raw) for name, raw in decode_fields(body).items()}
+        budget = PLACED[http.path]
+        if budget is not None:
+            fields["max_tokens"] = budget
+        tokens = tokens_of(fields, len(body), self._service.longest())
+        reason = http.path.strip("/").replace("/", "_")
+        return await self._service.forward(http, body, reason, tokens=tokens)
+
+    async def asked(self, http: web.Request) -> web.Response:
+        """Sends a request to any engine."""
+        body = await http.read() if http.can_read_body else None
+        answer = await self._engines.ask(http.method, http.path_qs, body)
+        return _response(answer)
+
+    async def searched(self, http: web.Request) -> web.Response:
+        """Sends a request to one engine after the other until one knows the object."""
+        body = await http.read() if http.can_read_body else None
+        found: EngineAnswer | None = None
+        async for _, answer in self._engines.ask_each(http.method, http.path_qs, body):
+            found = answer
+            if answer.status != HTTPStatus.NOT_FOUND:
+                break
+        if found is None:
+            raise Unavailable("no engine answers")
+        return _response(found)
+
+    async def open_session(self, http: web.Request) -> web.Response:
+        """Opens one of SGLang's sessions on an engine, and remembers the engine."""
+        body = await http.read()
+        async for engine, answer in self._engines.ask_each("POST", http.path_qs, body):
+            session_id = answer.decoded(str)
+            if session_id is not None:
+                self._service.pinned.add(session_id, engine.info.engine_id)
+            return _response(answer)
+        raise Unavailable("no engine answers")
+
+    async def close_session(self, http: web.Request) -> web.Response:
+        """Closes one of SGLang's sessions."""
+        body = await http.read()
+        session_id = _plain(decode_fields(body).get("session_id", msgspec.Raw(b"null")))
+        engine_id = self._service.pinned.pop(session_id) if isinstance(session_id, str) else None
+        engine = None if engine_id is None else self._service.engine(engine_id)
+        if engine is None:
+            return _response(await self._engines.ask("POST", http.path_qs, body))
+        try:
+            return _response(await ask(engine, "POST", http.path_qs, body))
+        except EngineError as error:
+            raise Unavailable(str(error)) from error
+
+
+def add_pass_through_routes(app: web.Application, service: Service, engines: Engines) -> None:
+    """Adds the routes to an application."""
+    through = PassThrough(service, engines)
+    placed, asked = with_errors(through.placed), with_errors(through.asked)
+    searched = with_errors(through.searched)
+    opened, closed = with_errors(through.open_session), with_errors(through.close_session)
+    for path in PLACED:
+        app.router.add_post(path, placed)
+        if path in PUT_TOO:
+            app.router.add_put(path, placed)
+    for method, path in ASKED:
+        app.router.add_route(method, path, asked)
+    for method in ("GET", "POST"):
+        app.router.add_route(method, "/open_session", opened)
+        app.router.add_route(method, "/close_session", closed)
+    for method, path in SEARCHED:
+        app.router.add_route(method, path, searched)
+
+
+def _response(answer: EngineAnswer) -> web.Response:
+    headers = {"Content-Type": answer.content_type}
+    return web.Response(status=answer.status, body=answer.body, headers=headers)
+
+
+def _plain(raw: msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return None

@@ -1,0 +1,20 @@
+"""The routes of OpenAI's endpoints."""
+
+from aiohttp import web
+
+from ..service import Service
+from .chats import Chats
+from .completions import Completions
+from .engines import Engines
+from .errors import with_errors
+from .pass_through import add_pass_through_routes
+
+
+def add_openai_routes(app: web.Application, service: Service) -> None:
+    """Adds the routes to an application."""
+    engines = Engines(service)
+    chats = with_errors(Chats(service, engines))
+    app.router.add_post("/v1/completions", with_errors(Completions(service, engines)))
+    app.router.add_post("/v1/chat/completions", chats)
+    app.router.add_post("/invocations", chats)
+    add_pass_through_routes(app, service, engines)

@@ -1,0 +1,72 @@
+"""Sends requests on OpenAI's paths to an engine as they are."""
+
+import secrets
+import uuid
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from ..errors import BadRequest
+from ..generate_body import decode_fields
+from ..json import dumps
+from ..service import Service
+
+BYTES_PER_TOKEN = 4  # about, of a prompt that is not tokenized here
+LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+# The fields that the server itself reads.
+READ = (*LIMITS, "rid", "seed", "min_p", "n", "prompt", "input_ids")
+
+
+async def send_undivided(
+    service: Service,
+    http: web.Request,
+    body: bytes,
+    reason: str,
+    prompt_len: int | None = None,
+) -> web.StreamResponse:
+    """Sends a completion or chat with a name and a seed if it has none; returns the answer.
+
+    `prompt_len`: in tokens; None: unknown. Raises HttpError.
+    """
+    fields = decode_fields(body)
+    known = {name: _value(fields.get(name)) for name in READ}
+    min_p = known["min_p"]
+    if isinstance(min_p, int | float) and min_p > 0:
+        service.require_servable_min_p(min_p)
+    if known["rid"] is None:
+        known["rid"] = uuid.uuid4().hex
+        fields["rid"] = msgspec.Raw(dumps(known["rid"]))
+    if known["seed"] is None and any(info.deterministic for info in service.infos()):
+        # A deterministic SGLang gives all requests without a seed the same one.
+        fields["seed"] = msgspec.Raw(dumps(secrets.randbits(31)))
+    rid = known["rid"]
+    names = tuple(name for name in (rid if isinstance(rid, list) else [rid]) if type(name) is str)
+    tokens = tokens_of(known, len(body), service.longest(), prompt_len)
+    return await service.forward(http, dumps(fields), reason, tokens=tokens, rids=names)
+
+
+def tokens_of(
+    known: dict[str, Any], size: int, longest: int, prompt_len: int | None = None
+) -> tuple[int, int]:
+    """Returns about how many tokens prompt and responses have, for the KV ledger.
+
+    `known`: the fields of READ that there are. `size`: of the body in bytes.
+    """
+    ids = known.get("input_ids") or known.get("prompt")
+    if prompt_len is None and isinstance(ids, list) and ids and isinstance(ids[0], int):
+        prompt_len = len(ids)
+    prompt_len = min(size // BYTES_PER_TOKEN if prompt_len is None else prompt_len, longest)
+    limit = next((known[name] for name in LIMITS if isinstance(known.get(name), int)), None)
+    n = known.get("n")
+    budget = (longest - prompt_len if limit is None else limit) * (n if isinstance(n, int) else 1)
+    return max(1, prompt_len), min(max(1, budget), longest)
+
+
+def _value(raw: msgspec.Raw | None) -> Any:
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from error
