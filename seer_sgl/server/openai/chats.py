@@ -95,6 +95,10 @@ def require_dividable(chat: ChatBody, facts: Facts) -> None:
         raise Undividable("reasoning_parser")
     if facts.model_type in SPECIAL_MODELS:
         raise Undividable("model_type")
+    if chat.stream and (
+        chat.return_token_ids or chat.return_prompt_token_ids or chat.return_meta_info
+    ):
+        raise Undividable("stream")  # SGLang refuses it
     if facts.return_input_ids or facts.return_output_ids:
         raise Undividable("sglext")
     for variables in (chat.chat_template_kwargs, facts.default_chat_template_kwargs):

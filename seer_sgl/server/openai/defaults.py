@@ -1,6 +1,7 @@
 """The sampling parameters that a model wants in chats, as SGLang finds them."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,7 +21,7 @@ def sampling_defaults(model_path: str) -> dict[str, float] | None:
         file = cached_file(model_path, FILE, _raise_exceptions_for_missing_entries=False)
         if file is None:
             return {}
-        found = msgspec.json.decode(Path(file).read_bytes(), type=dict[str, float | object])
+        found = msgspec.json.decode(Path(file).read_bytes(), type=dict[str, Any])
     except (OSError, ValueError, msgspec.DecodeError):
         return None
     return {

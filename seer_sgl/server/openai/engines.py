@@ -1,5 +1,6 @@
 """Asks engines what only they know: how they render a chat, parse a tool call, and were started."""
 
+import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator
@@ -13,6 +14,7 @@ from seer_sgl.engine.session import read_body
 from seer_sgl.errors import EngineError
 
 from ..errors import Unavailable
+from ..generate_body import decode_fields
 from ..service import Service
 from .defaults import sampling_defaults
 
@@ -128,6 +130,9 @@ class Engines:
 
     async def render(self, body: bytes) -> list[int] | None:
         """Returns the prompt that engines make of a chat's body; None if they refuse it."""
+        fields = decode_fields(body)
+        fields.pop("stream", None)  # SGLang tokenizes no streams
+        body = msgspec.json.encode(fields)
         tokens = (await self.ask("POST", "/v1/tokenize", body)).decoded(Tokens)
         return None if tokens is None else tokens.tokens
 
@@ -161,7 +166,7 @@ class Engines:
         facts.defaults = {}
         if facts.sampling_defaults == "model":
             path = self._service.config.model.path or engine.info.model_path
-            facts.defaults = sampling_defaults(path)
+            facts.defaults = await asyncio.to_thread(sampling_defaults, path)
         return facts
 
     async def _renders_as_we_do(self, facts: Facts) -> bool:
