@@ -86,7 +86,11 @@ class Tokenizer:
 
     def stop_len(self, text: str) -> int:
         """Returns the tokens of a stop string, counted as in SGLang's SamplingParams.normalize."""
-        return len(self._tokenizer.encode(text, add_special_tokens=False))
+        return len(self.encode_part(text))
+
+    def encode_part(self, text: str) -> "array[int]":
+        """Returns the ids of a text without the special tokens that begin or end a prompt."""
+        return token_array(self._tokenizer.encode(text, add_special_tokens=False))
 
     def token_bytes(self, token: int) -> bytes | None:
         """Returns the bytes of a token; None for a special one and for tokenizers without bytes.

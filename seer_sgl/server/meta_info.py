@@ -120,7 +120,9 @@ def weight_versions(answer: Answer) -> list[dict[str, Any]]:
 
 
 def _details(answer: Answer) -> dict[str, int] | None:
+    """Returns where the cached prompt tokens were; None without any (get_cached_tokens_details)."""
     counts = answer.counts
-    if not counts.host and not counts.storage:
+    if not counts.device and not counts.host and not counts.storage:
         return None
-    return {"device": counts.device, "host": counts.host, "storage": counts.storage}
+    details = {"device": counts.device, "host": counts.host}
+    return details | {"storage": counts.storage} if counts.storage else details

@@ -38,7 +38,7 @@ class ChatResponse:
     def whole(self, events: list[Json]) -> Json:
         """Returns the response of finished events.
 
-        An event may have `calls`: names of functions and their arguments.
+        An event may have `reasoning`, and `calls`: names of functions and their arguments.
         """
         first = events[0]
         return {
@@ -102,7 +102,7 @@ class ChatResponse:
         message: Json = {
             "role": "assistant",
             "content": event["text"],
-            "reasoning_content": None,
+            "reasoning_content": event.get("reasoning") or None,
             "tool_calls": None,
         }
         choice: Json = {"index": index, "message": message, "logprobs": None, **ending(event)}

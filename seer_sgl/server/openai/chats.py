@@ -17,6 +17,7 @@ from .bodies import DEFAULTS, ChatBody, read_chat
 from .chat_response import ChatResponse
 from .engines import Engines, Facts
 from .events import stream_events
+from .reasoning import Reasoning
 from .undivided import send_undivided
 
 Json = dict[str, Any]
@@ -34,6 +35,7 @@ class Chats:
     def __init__(self, service: Service, engines: Engines) -> None:
         self._service = service
         self._engines = engines
+        self._reasoning: Reasoning | None = None
 
     async def __call__(self, http: web.Request) -> web.StreamResponse:
         """Answers a request like SGLang, divided if its fields allow it."""
@@ -46,6 +48,8 @@ class Chats:
             if tokenizer is None:
                 raise Undividable("tokenizer")
             require_dividable(chat, facts)
+            reasoning = self._reasoning_of(facts, tokenizer)
+            mode = None if reasoning is None else await reasoning.mode(chat)
             prompt_ids = await self._prompt(body, facts, tokenizer)
             request = chat.request(prompt_ids, {**DEFAULTS, **(facts.defaults or {})})
             batch = reader(service).batch(request, http.headers.get(SESSION_HEADER))
@@ -61,10 +65,20 @@ class Chats:
             for answer in answers:
                 await answer.end()
             events = [reply.event() for reply in replies]
-            if chat.uses_tools and facts.tool_call_parser is not None:
-                for event in events:
+            for event in events:
+                if reasoning is not None and mode is not None:
+                    await reasoning.take(event, mode, separate=chat.separate_reasoning)
+                if chat.uses_tools and facts.tool_call_parser is not None:
                     await self._take_calls(event, chat, facts.tool_call_parser)
             return json_response(response.whole(events))
+
+    def _reasoning_of(self, facts: Facts, tokenizer: Tokenizer) -> Reasoning | None:
+        """Returns the reasoning parser of the engines; None if they have none."""
+        if facts.reasoning_parser is None:
+            return None
+        if self._reasoning is None or not self._reasoning.fits(facts):
+            self._reasoning = Reasoning(self._engines, tokenizer, facts)
+        return self._reasoning
 
     async def _prompt(self, body: bytes, facts: Facts, tokenizer: Tokenizer) -> list[int]:
         """Returns the prompt of a chat. Raises Undividable if the engines refuse it."""
@@ -91,8 +105,6 @@ def require_dividable(chat: ChatBody, facts: Facts) -> None:
         raise Undividable("generation_config")
     if not facts.jinja and chat.input_ids is None:
         raise Undividable("chat_template")
-    if facts.reasoning_parser is not None:
-        raise Undividable("reasoning_parser")
     if facts.model_type in SPECIAL_MODELS:
         raise Undividable("model_type")
     if chat.stream and (

@@ -57,6 +57,7 @@ class Facts(msgspec.Struct, kw_only=True):
     sampling_defaults: str = "model"
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    enable_strict_thinking: bool | None = None
     model_type: str | None = None
     has_image_understanding: bool = False
     has_audio_understanding: bool = False

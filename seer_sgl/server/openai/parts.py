@@ -25,6 +25,7 @@ def usage(events: Sequence[Json], n: int, *, cached: bool) -> Json:
         tokens,
         sum(event["meta_info"]["completion_tokens"] for event in events),
         sum(meta["cached_tokens"] for meta in prompts) if cached else 0,
+        sum(event["meta_info"]["reasoning_tokens"] for event in events),
     )
 
 
@@ -32,16 +33,18 @@ def usage_so_far(event: Json, *, cached: bool) -> Json:
     """Returns the usage of one response in progress."""
     meta = event["meta_info"]
     cached_tokens = meta["cached_tokens"] if cached else 0
-    return _usage(meta["prompt_tokens"], meta["completion_tokens"], cached_tokens)
+    return _usage(
+        meta["prompt_tokens"], meta["completion_tokens"], cached_tokens, meta["reasoning_tokens"]
+    )
 
 
-def _usage(prompt: int, completion: int, cached: int) -> Json:
+def _usage(prompt: int, completion: int, cached: int, reasoning: int) -> Json:
     return {
         "prompt_tokens": prompt,
         "total_tokens": prompt + completion,
         "completion_tokens": completion,
         "prompt_tokens_details": {"cached_tokens": cached} if cached else None,
-        "reasoning_tokens": 0,
+        "reasoning_tokens": reasoning,
     }
 
 

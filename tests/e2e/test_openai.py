@@ -1,0 +1,207 @@
+"""OpenAI's endpoints through the rollout server equal SGLang's own, field by field."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from seer_sgl.config import parse
+from seer_sgl.rollout.rollout import Rollout
+from tests.e2e.conftest import external
+from tests.server.helpers import Served, served_config
+
+pytestmark = pytest.mark.shared_engines
+
+Json = dict[str, Any]
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+TEXT = "<bos> 4 6 2 , 3 7 ?"
+MESSAGES: Any = [{"role": "user", "content": "gcd 4 6 2 , 3 7 ?"}]
+TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+DIVIDED: list[tuple[str, Json]] = [
+    (COMPLETIONS, {"prompt": TEXT, "n": 4, "logprobs": 0, "echo": True, "max_tokens": 200}),
+    (COMPLETIONS, {"prompt": [TEXT, " 1 2"], "stop": [" so"], "temperature": 0.7, "top_p": 0.9}),
+    (COMPLETIONS, {"prompt": [1, 5, 6], "echo": True, "ignore_eos": True, "max_tokens": 150}),
+    (
+        COMPLETIONS,
+        {
+            **{"prompt": [[1, 5, 6, 17], [1, 9, 9]], "n": 2, "max_tokens": 300, "min_tokens": 150},
+            **{"stop": " so", "no_stop_trim": True, "return_token_ids": True},
+        },
+    ),
+    (CHAT, {"messages": MESSAGES, "n": 4, "logprobs": True, "max_tokens": 200}),
+    (CHAT, {"messages": MESSAGES, "temperature": 1.3}),
+    (CHAT, {"messages": MESSAGES, "tools": [TOOL], "max_completion_tokens": 80, "top_k": 5}),
+    (
+        CHAT,
+        {
+            "messages": [*MESSAGES, {"role": "assistant", "content": " so 4"}],
+            **{"continue_final_message": True, "max_tokens": 70},
+        },
+    ),
+]
+UNDIVIDED: list[tuple[str, Json, str]] = [
+    (COMPLETIONS, {"prompt": TEXT, "logprobs": 2}, "logprobs"),
+    (COMPLETIONS, {"prompt": TEXT, "frequency_penalty": 0.5}, "frequency_penalty"),
+    (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"messages": MESSAGES, "presence_penalty": 0.5}, "presence_penalty"),
+]
+REFUSED: list[tuple[str, Json]] = [
+    (COMPLETIONS, {"prompt": ""}),
+    (COMPLETIONS, {"prompt": TEXT, "max_tokens": 10**6}),
+    (COMPLETIONS, {"prompt": TEXT, "temperature": -1}),
+    (CHAT, {"messages": []}),
+    (CHAT, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "always"}),
+]
+
+
+async def test_responses_are_those_of_sglang(engine_urls: list[str]) -> None:
+    async with serving(engine_urls) as it:
+        for path, fields in DIVIDED:
+            body = {"seed": 3, "max_tokens": 100, **fields}
+            theirs, ours = await both(it, engine_urls[0], path, body)
+            assert ours == theirs, fields
+            theirs, ours = await both_streams(it, engine_urls[0], path, body)
+            assert ours == theirs, fields
+        assert not it.service.undivided.counts
+
+
+async def test_what_no_other_chunk_continues_is_answered_by_an_engine(
+    engine_urls: list[str],
+) -> None:
+    async with serving(engine_urls) as it:
+        for number, (path, fields, reason) in enumerate(UNDIVIDED):
+            body = {"seed": 3, "max_tokens": 30, **fields}
+            theirs, ours = await both(it, engine_urls[0], path, body)
+            assert ours == theirs, fields
+            assert it.service.undivided.counts[reason] == 1
+            assert it.service.undivided.counts.total() == number + 1
+
+
+async def test_what_sglang_refuses_is_refused_in_its_words(engine_urls: list[str]) -> None:
+    async with serving(engine_urls) as it:
+        for path, fields in REFUSED:
+            theirs, ours = await both(it, engine_urls[0], path, {"seed": 3, **fields}, status=400)
+            assert ours == theirs, fields
+
+
+async def test_requests_without_a_seed_differ_on_deterministic_engines(
+    engine_urls: list[str],
+) -> None:
+    async with serving(engine_urls) as it:
+        texts = set()
+        for more in ({}, {"logprobs": 1}):  # divided and not
+            for _ in range(3):
+                status, reply = await it.post(COMPLETIONS, prompt=TEXT, max_tokens=40, **more)
+                assert status == 200
+                texts.add(reply["choices"][0]["text"])
+        assert len(texts) == 6
+
+
+async def test_the_openai_package_gets_completions_chats_and_streams(
+    engine_urls: list[str],
+) -> None:
+    async with (
+        serving(engine_urls) as it,
+        openai.AsyncOpenAI(base_url=f"{it.url}/v1", api_key="any") as client,
+    ):
+        ask: Json = {"model": "any", "max_tokens": 100, "seed": 3}
+        completion = await client.completions.create(prompt=TEXT, n=4, logprobs=0, **ask)
+        assert len(completion.choices) == 4
+        assert completion.usage is not None and completion.usage.prompt_tokens == 8
+        chat = await client.chat.completions.create(messages=MESSAGES, tools=[TOOL], **ask)
+        said = chat.choices[0].message.content
+        stream: Any = await client.chat.completions.create(
+            messages=MESSAGES, tools=[TOOL], stream=True, **ask
+        )
+        pieces = [part.choices[0].delta.content or "" async for part in stream]
+        assert said and "".join(pieces) == said
+        with pytest.raises(openai.BadRequestError, match="Prompt cannot be empty"):
+            await client.completions.create(prompt="", **ask)
+        with pytest.raises(openai.NotFoundError, match="does not exist"):
+            await client.models.retrieve("another")
+
+
+def serving(urls: list[str]) -> Any:
+    config = parse({**external(urls), "server": {"port": 0}})
+    return served_config(Rollout(config, gives_up=False))
+
+
+async def both(
+    it: Served, engine_url: str, path: str, body: Json, status: int = 200
+) -> tuple[Any, Any]:
+    """Returns SGLang's reply and ours, without names, times and our own fields."""
+    replies = []
+    for url in (engine_url, it.url):
+        async with it.session.post(url + path, json=body) as reply:
+            assert reply.status == status, await reply.text()
+            replies.append(plain(await reply.json()))
+    return about(replies[0]), replies[1]
+
+
+async def both_streams(it: Served, engine_url: str, path: str, body: Json) -> tuple[Any, Any]:
+    """Returns the contents of SGLang's stream and of ours, however they are cut into events."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {**body, "stream": True, "stream_options": options}
+    theirs, ours = [
+        plain(merged(await events(it.session, url + path, body))) for url in (engine_url, it.url)
+    ]
+    return about(theirs), ours
+
+
+async def events(session: aiohttp.ClientSession, url: str, body: Json) -> list[Json]:
+    """Returns the events of a stream."""
+    async with session.post(url, json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        lines = (await reply.text()).split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+def merged(stream: list[Json]) -> Json:
+    """Returns what a stream has said of each choice, its last event, and the fields of events."""
+    contents: Json = {"last": stream[-1], "fields": {}}
+    for event in stream[:-1]:
+        (choice,) = event["choices"]
+        delta = choice.get("delta", {})
+        kind = "role" if delta.get("role") else "text" if choice.get("text", delta) else "end"
+        contents["fields"][kind] = sorted({*event, *choice, *delta} - {"usage"})
+        said = contents.setdefault(f"choice {choice['index']}", {"text": "", "logprobs": []})
+        said["text"] += choice.get("text", delta.get("content") or "")
+        said["logprobs"] += token_logprobs(choice["logprobs"] or {})
+        for name in ("token_ids", "prompt_token_ids"):
+            said[name] = said.get(name, []) + choice.get(name, [])
+        for name in ("finish_reason", "matched_stop"):
+            said[name] = choice[name]
+    return contents
+
+
+def token_logprobs(logprobs: Json) -> list[Any]:
+    """Returns the log probabilities of an event, of either endpoint."""
+    if "content" in logprobs:
+        content: list[Any] = logprobs["content"]
+        return content
+    return list(zip(logprobs.get("tokens", []), logprobs.get("token_logprobs", []), strict=True))
+
+
+OWN = ("id", "created", "seer")
+
+
+def plain(value: Any) -> Any:
+    """Returns a reply without names, times and our own fields."""
+    if isinstance(value, Mapping):
+        return {name: plain(each) for name, each in value.items() if name not in OWN}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value
+
+
+def about(value: Any) -> Any:
+    """Returns a reply that equals those with nearly the same floats."""
+    if isinstance(value, Mapping):
+        return {name: about(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [about(each) for each in value]
+    return pytest.approx(value, abs=1e-4) if isinstance(value, float) else value

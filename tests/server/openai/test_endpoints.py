@@ -1,0 +1,224 @@
+"""Completions and chats on fake engines: what is divided, what goes through, what is refused."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.chat_fake import CHAT_PROMPT, ChatFake, model_folder, word_of
+from tests.server.helpers import CHUNK, Served, served, whole
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "x"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+LIMIT, SEED = 30, 77 << 7
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def fake() -> ChatFake:
+    return ChatFake()
+
+
+@pytest.fixture
+async def it(fake: ChatFake, tmp_path: Path) -> AsyncIterator[Served]:
+    async with served(fake, model={"path": model_folder(tmp_path)}) as served_fake:
+        yield served_fake
+
+
+def text_of(ids: list[int]) -> str:
+    return "".join(word_of(token) for token in ids)
+
+
+async def ok(it: Served, path: str, **fields: Any) -> Json:
+    status, reply = await it.post(path, **fields)
+    assert status == 200, reply
+    assert isinstance(reply, dict)
+    return reply
+
+
+async def events(it: Served, path: str, **fields: Any) -> list[Json]:
+    async with it.session.post(f"{it.url}{path}", json={**fields, "stream": True}) as reply:
+        assert reply.status == 200, await reply.text()
+        lines = (await reply.text()).split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+async def test_a_completion_of_many_chunks_is_the_undivided_one(it: Served, fake: ChatFake) -> None:
+    reply = await ok(
+        it, COMPLETIONS, prompt=[100, 101], max_tokens=LIMIT, seed=SEED, return_token_ids=True
+    )
+    (choice,) = reply["choices"]
+    assert choice["token_ids"] == whole(SEED, 2, fake, LIMIT)
+    assert choice["prompt_token_ids"] == [100, 101]
+    assert choice["finish_reason"] == "length"
+    assert reply["seer"][0]["chunks"] == -(-LIMIT // CHUNK)
+    assert reply["usage"]["prompt_tokens"] == 2
+    assert reply["usage"]["completion_tokens"] == LIMIT
+
+
+async def test_choices_are_in_the_order_of_prompts_and_echo_theirs(it: Served) -> None:
+    prompts = [" w100", " w200 w201"]
+    reply = await ok(it, COMPLETIONS, prompt=prompts, n=2, max_tokens=3, echo=True)
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2, 3]
+    starts = [choice["text"].startswith(" w200 w201") for choice in reply["choices"]]
+    assert starts == [False, False, True, True]
+    assert reply["usage"]["prompt_tokens"] == 3  # each prompt once
+    groups = [one["group"] for one in reply["seer"]]
+    assert groups[0] == groups[1] != groups[2] == groups[3]
+
+
+async def test_streams_carry_the_same_text_as_the_whole_reply(it: Served) -> None:
+    body: Json = {"max_tokens": LIMIT, "seed": SEED}
+    reply = await ok(it, COMPLETIONS, prompt=" w100", **body)
+    parts = await events(it, COMPLETIONS, prompt=" w100", **body)
+    assert len(parts) > LIMIT / CHUNK
+    pieces = [part["choices"][0]["text"] for part in parts]
+    assert "".join(pieces) == reply["choices"][0]["text"]
+    reply = await ok(it, CHAT, messages=MESSAGES, **body)
+    parts = await events(it, CHAT, messages=MESSAGES, **body)
+    deltas = [part["choices"][0]["delta"] for part in parts]
+    assert deltas[0] == {"role": "assistant", "content": "", "reasoning_content": None}
+    said = "".join(delta.get("content", "") for delta in deltas)
+    assert said == reply["choices"][0]["message"]["content"]
+    assert parts[-1]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_the_usage_comes_last_if_it_is_wanted(it: Served) -> None:
+    parts = await events(
+        it, CHAT, messages=MESSAGES, n=2, max_tokens=5, stream_options={"include_usage": True}
+    )
+    assert parts[-1]["choices"] == []
+    usage = parts[-1]["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(CHAT_PROMPT), 10)
+    assert all("usage" not in part for part in parts[:-1])
+
+
+async def test_an_engine_renders_a_chat_and_a_chat_without_limit_fills_the_context(
+    it: Served, fake: ChatFake
+) -> None:
+    fake.longest = 40
+    reply = await ok(it, CHAT, messages=MESSAGES, seed=39 << 7, stream=False, return_token_ids=True)
+    rendered = [body for path, body in fake.received if path == "/v1/tokenize"]
+    assert rendered[-1]["messages"] == MESSAGES and "stream" not in rendered[-1]
+    (choice,) = reply["choices"]
+    assert choice["prompt_token_ids"] == CHAT_PROMPT
+    assert choice["response_token_ids"] == whole(39 << 7, len(CHAT_PROMPT), fake, 1000)
+    assert choice["finish_reason"] == "stop"
+
+
+async def test_requests_without_a_seed_differ(it: Served) -> None:
+    replies = await asyncio.gather(
+        *(ok(it, CHAT, messages=MESSAGES, max_tokens=8) for _ in range(6))
+    )
+    assert len({reply["choices"][0]["message"]["content"] for reply in replies}) == 6
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "reason"),
+    [
+        (COMPLETIONS, {"prompt": " w100", "logprobs": 3}, "logprobs"),
+        (COMPLETIONS, {"prompt": " w100", "model": "base:adapter"}, "lora_path"),
+        (COMPLETIONS, {"prompt": " w100", "repetition_penalty": 1.1}, "repetition_penalty"),
+        (COMPLETIONS, {"prompt": " w100", "new_field": 1}, "new_field"),
+        (COMPLETIONS, {"prompt": [" w100", ""]}, "unusual"),
+        (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"top_logprobs": 2, "logprobs": True}, "top_logprobs"),
+        (CHAT, {"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        (CHAT, {"chat_template_kwargs": {"reasoning_effort": "low"}}, "reasoning_effort"),
+        (CHAT, {"max_tokens": 10**8}, "length"),
+    ],
+)
+async def test_what_cannot_cross_a_chunk_goes_through_whole(
+    it: Served, fake: ChatFake, path: str, fields: Json, reason: str
+) -> None:
+    body = fields if path == COMPLETIONS else {"messages": MESSAGES, **fields}
+    reply = await ok(it, path, **body)
+    assert {name: reply["undivided"][name] for name in body} == body
+    assert it.service.undivided.counts == {reason: 1}
+    assert not fake.seen
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields", "reason"),
+    [
+        ({"chat_template": "llama-2"}, {}, "chat_template"),
+        ({"model_type": "gpt_oss"}, {}, "model_type"),
+        ({"reasoning_parser": "inkling"}, {}, "reasoning_parser"),
+        ({"tool_call_parser": "glm47"}, {}, "tool_call_parser"),
+        ({"tool_call_parser": "kimi_k2"}, {"tools": [TOOL]}, "tool_call_parser"),
+        ({"tool_call_parser": "qwen"}, {"tools": [TOOL], "stream": True}, "tools"),
+        ({"return_output_ids": True}, {}, "sglext"),
+        ({"completion_template": "x"}, None, "completion_template"),
+    ],
+)
+async def test_engines_that_do_more_than_generate_get_requests_whole(
+    tmp_path: Path, arguments: Json, fields: Json | None, reason: str
+) -> None:
+    fake = ChatFake(arguments={"chat_template": "x.jinja", **arguments})
+    async with served(fake, model={"path": model_folder(tmp_path)}) as it:
+        if fields is None:
+            await ok(it, COMPLETIONS, prompt=" w100")
+        else:
+            await ok(it, CHAT, messages=MESSAGES, **fields)
+        assert it.service.undivided.counts == {reason: 1}
+
+
+async def test_what_an_engine_does_not_render_is_answered_by_an_engine(
+    it: Served, fake: ChatFake
+) -> None:
+    fake.renders = False
+    await ok(it, CHAT, messages=MESSAGES)
+    assert it.service.undivided.counts == {"messages": 1}
+
+
+async def test_calls_of_functions_are_those_that_an_engine_finds(tmp_path: Path) -> None:
+    fake = ChatFake(arguments={"chat_template": "x.jinja", "tool_call_parser": "qwen"})
+    call = {"tool_index": 0, "name": "f", "parameters": '{"a": 1}'}
+    fake.calls = {"normal_text": "well", "calls": [call]}
+    fake.longest = 1
+    async with served(fake, model={"path": model_folder(tmp_path)}) as it:
+        reply = await ok(it, CHAT, messages=MESSAGES, tools=[TOOL])
+        (choice,) = reply["choices"]
+        (called,) = choice["message"]["tool_calls"]
+        assert called["function"] == {"name": "f", "arguments": '{"a": 1}'}
+        assert choice["message"]["content"] == "well"
+        assert (choice["finish_reason"], choice["matched_stop"]) == ("tool_calls", None)
+        asked = [body for path, body in fake.received if path == "/parse_function_call"]
+        assert asked[0]["tool_call_parser"] == "qwen" and asked[0]["tools"] == [TOOL]
+        fake.calls = None  # the parser fails: the text stays as it is
+        reply = await ok(it, CHAT, messages=MESSAGES, tools=[TOOL])
+        assert reply["choices"][0]["message"]["tool_calls"] is None
+
+
+async def test_the_model_decides_the_defaults_of_chats(
+    it: Served, fake: ChatFake, tmp_path: Path
+) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
+    await ok(it, CHAT, messages=MESSAGES, max_tokens=1, top_k=5)
+    params = fake.seen[-1]["sampling_params"]
+    assert (params["temperature"], params["top_k"], params["top_p"]) == (0.6, 5, 1.0)
+    await ok(it, COMPLETIONS, prompt=" w100", max_tokens=1)
+    assert fake.seen[-1]["sampling_params"]["temperature"] == 1.0
+
+
+async def test_errors_have_the_fields_of_sglang_and_of_openai(it: Served) -> None:
+    async with it.session.post(f"{it.url}{CHAT}", data=b"[1") as reply:
+        assert reply.status == 400
+        error = await reply.json()
+    assert error["object"] == "error" and error["code"] == 400
+    assert error["type"] == "BadRequestError"
+    assert error["error"]["message"] == error["message"]
+
+
+async def test_an_error_before_the_first_token_is_no_stream(tmp_path: Path) -> None:
+    fake = ChatFake()
+    model = {"path": model_folder(tmp_path)}
+    async with served(fake, model=model, server={"max_requests": 1}) as it:
+        status, error = await it.post(COMPLETIONS, prompt=" w100", n=2, stream=True)
+        assert status == 429 and error["type"] == "RateLimitError"
