@@ -6,7 +6,7 @@ a stuck engine by its progress instead (driver/monitor.py).
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
 import aiohttp
@@ -187,13 +187,19 @@ class HttpEngine:
 
     @contextlib.asynccontextmanager
     async def send(
-        self, method: str, path: str, body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Sends a request to the server as it is, and yields the answer with any HTTP status.
 
         body: JSON. Raises EngineUnavailable if the connection fails, also inside the block.
         """
-        headers = {} if body is None else {"Content-Type": "application/json"}
+        headers = dict(headers or {})
+        if body is not None:
+            headers["Content-Type"] = "application/json"
         try:
             async with self._session.request(
                 method, self._info.url + path, data=body, headers=headers

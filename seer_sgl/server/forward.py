@@ -14,6 +14,7 @@ from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import EngineUnavailable
 
 COPIED = ("Content-Type", "Retry-After")
+OWN = "x-sglext-"  # headers with which clients ask SGLang for more in its answer
 Find = Callable[[str], HttpEngine | None]
 
 
@@ -28,6 +29,9 @@ class Forwarded:
         self._path = path
         self._body = body
         self._find = find
+        self._headers = {
+            name: value for name, value in http.headers.items() if name.lower().startswith(OWN)
+        }
         self.engine_id: str | None = None  # that has it now
         self.response: web.StreamResponse | None = None  # once a part of the answer was sent
         self.broken = False  # the engine was lost after a part of its answer
@@ -45,7 +49,8 @@ class Forwarded:
             raise EngineUnavailable(f"engine {engine_id} has left", engine_id=engine_id)
         self.engine_id = engine_id
         try:
-            async with engine.send(self._http.method, self._path, self._body) as answer:
+            request = (self._http.method, self._path, self._body, self._headers)
+            async with engine.send(*request) as answer:
                 await self._pass_on(answer)
         except EngineUnavailable:
             if self.response is None:

@@ -166,7 +166,9 @@ def merged(stream: list[Json]) -> Json:
     for event in stream[:-1]:
         (choice,) = event["choices"]
         delta = choice.get("delta", {})
-        kind = "role" if delta.get("role") else "text" if choice.get("text", delta) else "end"
+        kind = "role" if delta.get("role") else "text"
+        if "delta" in choice and not delta.keys() & {"role", "content"}:
+            kind = "end"
         contents["fields"][kind] = sorted({*event, *choice, *delta} - {"usage"})
         said = contents.setdefault(f"choice {choice['index']}", {"text": "", "logprobs": []})
         said["text"] += choice.get("text", delta.get("content") or "")

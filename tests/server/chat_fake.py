@@ -21,7 +21,8 @@ PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/embeddi
 class ChatFake(FakeSGLang):
     """`arguments`: fields of `/server_info` and `/model_info`. `received`: requests as they came.
 
-    `calls`: what `/parse_function_call` returns; None: it fails.
+    `opens_reasoning`: its chat template does. `calls`: what `/parse_function_call` returns; None:
+    it fails.
     """
 
     longest: int = 1000
@@ -29,13 +30,16 @@ class ChatFake(FakeSGLang):
     received: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     calls: dict[str, Any] | None = None
     renders: bool = True
+    opens_reasoning: bool = True
 
     @override
     def app(self) -> web.Application:
         app = super().app()
         app.router.add_post("/v1/tokenize", self.tokenize)
         app.router.add_post("/parse_function_call", self.parse_function_call)
+        app.router.add_post("/separate_reasoning", self.separate_reasoning)
         app.router.add_post("/open_session", self.open_session)
+        app.router.add_post("/close_session", self.undivided)
         for path in PATHS:
             app.router.add_post(path, self.undivided)
         return app
@@ -58,8 +62,22 @@ class ChatFake(FakeSGLang):
         await self._receive(http)
         return web.json_response(self.calls, status=500 if self.calls is None else 200)
 
+    async def separate_reasoning(self, http: web.Request) -> web.Response:
+        """The first word behind the first mark is reasoning, as with the parser `qwen3`."""
+        text: str = (await self._receive(http))["text"]
+        if not text.startswith("<think>"):
+            return web.json_response({"reasoning_text": "", "text": text})
+        words = text.removeprefix("<think>").split()
+        return web.json_response({"reasoning_text": words[0], "text": " ".join(words[1:])})
+
     async def undivided(self, http: web.Request) -> web.Response:
-        return web.json_response({"undivided": await self._receive(http)})
+        body = await self._receive(http)
+        if "logit_bias" in body:  # asks how a chat of one known token is parsed
+            kind = "reasoning_content" if self.opens_reasoning else "content"
+            message = {"content": None, "reasoning_content": None, kind: "1"}
+            usage = {"reasoning_tokens": 0}
+            return web.json_response({"choices": [{"message": message}], "usage": usage})
+        return web.json_response({"undivided": body})
 
     async def open_session(self, http: web.Request) -> web.Response:
         await self._receive(http)

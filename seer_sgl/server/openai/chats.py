@@ -9,6 +9,7 @@ from aiohttp import web
 
 from seer_sgl.driver.tokenizer import Tokenizer
 
+from ..forward import OWN
 from ..generate import SESSION_HEADER, reader, replies_of
 from ..generate_body import Undividable
 from ..json import json_response
@@ -43,6 +44,8 @@ class Chats:
         prompt_ids: list[int] | None = None
         try:
             chat = read_chat(body)
+            if any(name.lower().startswith(OWN) for name in http.headers):
+                raise Undividable("sglext")
             facts = await self._engines.facts()
             tokenizer = service.tokenizer
             if tokenizer is None:

@@ -11,7 +11,7 @@ import msgspec
 
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.session import read_body
-from seer_sgl.errors import EngineError
+from seer_sgl.errors import EngineError, EngineUnavailable
 
 from ..errors import Unavailable
 from ..generate_body import decode_fields
@@ -20,6 +20,7 @@ from .defaults import sampling_defaults
 
 T = TypeVar("T")
 MOST_BYTES = 1 << 26  # of an answer: a prompt of many million tokens
+ANSWER_S = 60.0  # a busy engine tokenizes a long prompt in seconds
 PROBE = [{"role": "user", "content": "x"}]  # a chat that every template renders
 
 
@@ -186,6 +187,11 @@ async def ask(
     engine: HttpEngine, method: str, path: str, body: bytes | None = None
 ) -> EngineAnswer:
     """Returns an engine's answer, with any HTTP status. Raises EngineUnavailable."""
-    async with engine.send(method, path, body) as answer:
-        content_type = answer.headers.get("Content-Type", "application/json")
-        return EngineAnswer(answer.status, content_type, await read_body(answer, MOST_BYTES))
+    try:
+        async with asyncio.timeout(ANSWER_S), engine.send(method, path, body) as answer:
+            content_type = answer.headers.get("Content-Type", "application/json")
+            return EngineAnswer(answer.status, content_type, await read_body(answer, MOST_BYTES))
+    except TimeoutError as error:
+        engine_id = engine.info.engine_id
+        why = f"engine {engine_id}: no answer on {path} within {ANSWER_S:g} s"
+        raise EngineUnavailable(why, engine_id=engine_id) from error

@@ -30,28 +30,39 @@ async def stream_events(
     end.
     """
     newest: list[Json] = [{}] * len(answers)
-    response: web.StreamResponse | None = None
     async with contextlib.aclosing(as_they_come(answers)) as positions:
-        async for index in positions:
-            error = answers[index].error
-            if response is None:
+        first = await anext(positions)
+        error = answers[first].error
+        if error is not None:
+            raise error
+        response = web.StreamResponse(headers=EVENTS)
+        await response.prepare(http)
+        with contextlib.suppress(ConnectionError):  # the client has left
+            newest[first] = await _send_new(response, first, replies, chunks)
+            async for index in positions:
+                error = answers[index].error
                 if error is not None:
-                    raise error
-                response = web.StreamResponse(headers=EVENTS)
-                await response.prepare(http)
-            if error is not None:
-                await _send(response, {"error": error_object(str(error), error.status)})
-                break
-            newest[index] = replies[index].event()
-            for chunk in chunks(index, newest[index]):
-                await _send(response, chunk)
-        else:
-            assert response is not None
-            for chunk in last(newest):
-                await _send(response, chunk)
-    assert response is not None
-    await response.write(PREFIX + b" " + DONE + b"\n\n")
+                    await _send(response, {"error": error_object(str(error), error.status)})
+                    break
+                newest[index] = await _send_new(response, index, replies, chunks)
+            else:
+                for chunk in last(newest):
+                    await _send(response, chunk)
+            await response.write(PREFIX + b" " + DONE + b"\n\n")
     return response
+
+
+async def _send_new(
+    response: web.StreamResponse,
+    index: int,
+    replies: Sequence[Reply],
+    chunks: Callable[[int, Json], Iterator[Json]],
+) -> Json:
+    """Sends what is new in a response, and returns its newest reply."""
+    event = replies[index].event()
+    for chunk in chunks(index, event):
+        await _send(response, chunk)
+    return event
 
 
 async def _send(response: web.StreamResponse, chunk: Json) -> None:

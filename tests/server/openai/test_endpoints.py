@@ -196,6 +196,28 @@ async def test_calls_of_functions_are_those_that_an_engine_finds(tmp_path: Path)
         assert reply["choices"][0]["message"]["tool_calls"] is None
 
 
+@pytest.mark.parametrize("opened", [True, False])
+async def test_reasoning_is_what_an_engine_separates(tmp_path: Path, opened: bool) -> None:
+    fake = ChatFake(
+        arguments={"chat_template": "x.jinja", "reasoning_parser": "qwen3"}, opens_reasoning=opened
+    )
+    async with served(fake, model={"path": model_folder(tmp_path)}) as it:
+        ask: Json = {"messages": MESSAGES, "max_tokens": 12, "seed": SEED}
+        reply = await ok(it, CHAT, **ask, return_token_ids=True)
+        (choice,) = reply["choices"]
+        words = text_of(choice["response_token_ids"]).split()
+        message = choice["message"]
+        assert message["reasoning_content"] == (words[0] if opened else None)
+        assert message["content"].split() == words[opened:]
+        await ok(it, CHAT, **ask)
+        probes = [body for path, body in fake.received if path == CHAT]
+        assert len(probes) == 1  # for all chats with the same template variables
+        reply = await ok(it, CHAT, **ask, separate_reasoning=False)
+        assert reply["choices"][0]["message"]["content"].split() == words
+        await ok(it, CHAT, **ask, stream=True)
+        assert it.service.undivided.counts == {"reasoning_parser": 1}
+
+
 async def test_the_model_decides_the_defaults_of_chats(
     it: Served, fake: ChatFake, tmp_path: Path
 ) -> None:

@@ -1,0 +1,169 @@
+"""Clients that nobody here wrote, unchanged, on `seer-sgl serve` with KV pool and drafts."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from seer_sgl.engine.launch.process import engine_environment
+from seer_sgl.processes import free_port
+from tests.e2e.conftest import MODEL, ROOT, SEER_SGL
+
+pytestmark = [pytest.mark.own_engines, pytest.mark.long]
+
+START_S, CLIENT_S = 300.0, 300.0
+TEXT = "<bos> 4 6 2 , 3 7 ?"
+MESSAGES: Any = [{"role": "user", "content": "gcd 4 6 2 , 3 7 ?"}]
+TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+REQUESTS, RESPONSE = 12, 150
+ASK = {"model": "any", "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server with two engines of its own."""
+    port = free_port()
+    logs = tmp_path_factory.mktemp("serve")
+    command = [*SEER_SGL, "serve", "--config", "configs/cpu-seer.yaml", "--log-dir", str(logs)]
+    for setting in (
+        f"server.port={port}",
+        "scheduling.chunk_tokens=64",
+        "engines.sglang.tool-call-parser=qwen",
+    ):
+        command += ["--set", setting]
+    log = logs / "serve.log"
+    with running(command, log) as process:
+        url = f"http://127.0.0.1:{port}"
+        wait_for(f"{url}/health", process, log)
+        yield url
+
+
+async def test_the_openai_package(url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any") as client:
+        ask: Any = {"model": "any", "max_tokens": 200, "seed": 3}
+        completion = await client.completions.create(prompt=TEXT, n=4, logprobs=0, **ask)
+        assert len(completion.choices) == 4
+        chat = await client.chat.completions.create(messages=MESSAGES, n=2, tools=[TOOL], **ask)
+        said = [choice.message.content for choice in chat.choices]
+        stream: Any = await client.chat.completions.create(messages=MESSAGES, stream=True, **ask)
+        pieces = [part.choices[0].delta.content or "" async for part in stream]
+        assert "".join(pieces) == said[0] == said[1]
+        assert (await client.models.list()).data
+        used: Any = chat.model_extra
+        assert any(len(set(one["engines"])) > 1 or one["chunks"] > 1 for one in used["seer"])
+
+
+@pytest.mark.parametrize("backend", ["sglang", "sglang-oai", "sglang-oai-chat"])
+def test_bench_serving(url: str, backend: str, tmp_path: Path) -> None:
+    result = tmp_path / "result.jsonl"
+    run_client(
+        "sglang.bench_serving",
+        *("--backend", backend, "--base-url", url, "--model", str(MODEL)),
+        *("--dataset-name", "random-ids", "--num-prompts", str(REQUESTS)),
+        *("--random-input-len", "24", "--random-output-len", str(RESPONSE)),
+        *("--random-range-ratio", "1", "--output-file", str(result)),
+        log=tmp_path / "log",
+    )
+    measured = json.loads(result.read_text().splitlines()[-1])
+    assert measured["completed"] == REQUESTS
+    assert measured["total_output_tokens"] == REQUESTS * RESPONSE
+
+
+def test_runtime_endpoint(url: str, tmp_path: Path) -> None:
+    said = json.loads(run_client("tests.e2e.lang_client", url, log=tmp_path / "log"))
+    assert said["whole"] and said["streamed"] == said["whole"]
+    assert said["pieces"] > 1
+    assert len(said["answers"]) == 5 and len(set(said["answers"])) == 1
+
+
+def test_sglang_router_with_this_server_as_its_worker(url: str, tmp_path: Path) -> None:
+    port, metrics, log = free_port(), free_port(), tmp_path / "log"
+    command = [sys.executable, "-m", "seer_sgl.benchmark.router_process"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", url]
+    command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)]
+    with running(command, log) as process:
+        router = f"http://127.0.0.1:{port}"
+        wait_for(f"{router}/workers", process, log, b'"is_healthy":true')
+        for path, body in (
+            ("/v1/completions", {"prompt": TEXT, "max_tokens": 150, **ASK}),
+            ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 150, **ASK}),
+            ("/generate", {"text": TEXT, "sampling_params": {"sampling_seed": 3}}),
+        ):
+            assert text_of(posted(router + path, body)) == text_of(posted(url + path, body))
+
+
+def run_client(module: str, *arguments: str, log: Path) -> str:
+    """Returns the last line that a client printed. It must succeed."""
+    with log.open("w") as errors:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.e2e.client_process", module, *arguments],
+            cwd=ROOT,
+            env=engine_environment(None),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            timeout=CLIENT_S,
+            check=False,
+        )
+    assert done.returncode == 0, log.read_text()[-2000:]
+    return done.stdout.splitlines()[-1]
+
+
+@contextlib.contextmanager
+def running(command: list[str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Runs a program, and stops it and what it started at the end."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=engine_environment(None),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_for(url: str, process: "subprocess.Popen[bytes]", log: Path, text: bytes = b"") -> None:
+    """Waits until a URL answers 200 with a text."""
+    deadline = time.monotonic() + START_S
+    while True:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as reply:
+            if text in reply.read():
+                return
+        assert process.poll() is None, log.read_text()[-2000:]
+        assert time.monotonic() < deadline, log.read_text()[-2000:]
+        time.sleep(0.5)
+
+
+def posted(url: str, body: dict[str, Any]) -> Any:
+    """Returns the JSON reply of a POST."""
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=CLIENT_S) as reply:
+        return json.loads(reply.read())
+
+
+def text_of(reply: Any) -> str:
+    """Returns the text of a reply of any endpoint."""
+    choice = reply["choices"][0] if "choices" in reply else reply
+    text: str = choice["message"]["content"] if "message" in choice else choice["text"]
+    return text

@@ -1,0 +1,46 @@
+"""SGLang's other endpoints: an engine answers them, and a session stays on its engine."""
+
+from tests.server.chat_fake import ChatFake
+from tests.server.helpers import served
+
+
+async def test_other_endpoints_go_to_an_engine_and_hold_room_in_the_ledger() -> None:
+    fake = ChatFake()
+    async with served(fake) as it:
+        for path in ("/v1/messages", "/v1/embeddings"):
+            assert await it.post(path, max_tokens=5) == (200, {"undivided": {"max_tokens": 5}})
+        assert it.service.undivided.counts == {"v1_messages": 1, "v1_embeddings": 1}
+        assert await it.post("/parse_function_call", text="x") == (500, None)
+        assert it.service.undivided.counts.total() == 2
+        assert not it.service.generation.in_progress
+
+
+async def test_engines_are_asked_in_turn_and_lost_ones_are_passed_over() -> None:
+    fakes = [ChatFake(calls={}), ChatFake(calls={})]
+    async with served(*fakes) as it:
+        for _ in range(4):
+            assert await it.post("/parse_function_call", text="x") == (200, {})
+    assert [len(fake.received) for fake in fakes] == [2, 2]
+
+
+async def test_requests_of_a_session_of_sglang_go_where_it_was_opened() -> None:
+    fakes = [ChatFake(), ChatFake()]
+    async with served(*fakes) as it:
+        names = [(await it.post("/open_session", capacity_of_str_len=9))[1] for _ in range(2)]
+        assert sorted(names) == sorted(f"session-{id(fake)}" for fake in fakes)
+        for name in names * 2:
+            status, _ = await it.post(
+                "/generate",
+                input_ids=[1, 2],
+                sampling_params={"max_new_tokens": 2},
+                session_params={"id": name},
+            )
+            assert status == 200
+        for fake in fakes:
+            wanted = {"id": f"session-{id(fake)}"}
+            assert [call["session_params"] for call in fake.seen] == [wanted] * 2
+        for name in names:
+            await it.post("/close_session", session_id=name)
+        for fake in fakes:
+            closed = [body for path, body in fake.received if path == "/close_session"]
+            assert closed == [{"session_id": f"session-{id(fake)}"}]
