@@ -91,10 +91,10 @@ async def test_requests_without_a_seed_differ_on_deterministic_engines(
     engine_urls: list[str],
 ) -> None:
     async with serving(engine_urls) as it:
-        texts = set()
+        texts, free = set(), {"max_tokens": 40, "temperature": 3.0}
         for more in ({}, {"logprobs": 1}):  # divided and not
             for _ in range(3):
-                status, reply = await it.post(COMPLETIONS, prompt=TEXT, max_tokens=40, **more)
+                status, reply = await it.post(COMPLETIONS, prompt=TEXT, **free, **more)
                 assert status == 200
                 texts.add(reply["choices"][0]["text"])
         assert len(texts) == 6
