@@ -9,11 +9,11 @@ from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
 
 
 @sglang.function  # type: ignore[untyped-decorator]
-def program(state: Any) -> None:
+def program(s: Any) -> None:
     """Generates a text, and chooses what follows it."""
-    state += "<bos> 4 6 2 , 3 7 ? <think>"
-    state += sglang.gen("thought", max_tokens=150, temperature=0)
-    state += " so" + sglang.select("answer", choices=[" 1 2", " 7"])
+    s += "<bos> 4 6 2 , 3 7 ? <think>"
+    s += sglang.gen("thought", max_tokens=150, temperature=0)
+    s += " so" + sglang.select("answer", choices=[" 1 2", " 7"])
 
 
 def main(url: str) -> None:
