@@ -21,14 +21,14 @@ PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/embeddi
 class ChatFake(FakeSGLang):
     """`arguments`: fields of `/server_info` and `/model_info`. `received`: requests as they came.
 
-    `opens_reasoning`: its chat template does. `calls`: what `/parse_function_call` returns; None:
+    `opens_reasoning`: its chat template does. `parsed`: what `/parse_function_call` returns; None:
     it fails.
     """
 
     longest: int = 1000
     arguments: dict[str, Any] = field(default_factory=lambda: {"chat_template": "x.jinja"})
     received: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    calls: dict[str, Any] | None = None
+    parsed: dict[str, Any] | None = None
     renders: bool = True
     opens_reasoning: bool = True
 
@@ -60,7 +60,7 @@ class ChatFake(FakeSGLang):
 
     async def parse_function_call(self, http: web.Request) -> web.Response:
         await self._receive(http)
-        return web.json_response(self.calls, status=500 if self.calls is None else 200)
+        return web.json_response(self.parsed, status=500 if self.parsed is None else 200)
 
     async def separate_reasoning(self, http: web.Request) -> web.Response:
         """The first word behind the first mark is reasoning, as with the parser `qwen3`."""

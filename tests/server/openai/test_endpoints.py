@@ -180,7 +180,7 @@ async def test_what_an_engine_does_not_render_is_answered_by_an_engine(
 async def test_calls_of_functions_are_those_that_an_engine_finds(tmp_path: Path) -> None:
     fake = ChatFake(arguments={"chat_template": "x.jinja", "tool_call_parser": "qwen"})
     call = {"tool_index": 0, "name": "f", "parameters": '{"a": 1}'}
-    fake.calls = {"normal_text": "well", "calls": [call]}
+    fake.parsed = {"normal_text": "well", "calls": [call]}
     fake.longest = 1
     async with served(fake, model={"path": model_folder(tmp_path)}) as it:
         reply = await ok(it, CHAT, messages=MESSAGES, tools=[TOOL])
@@ -191,7 +191,7 @@ async def test_calls_of_functions_are_those_that_an_engine_finds(tmp_path: Path)
         assert (choice["finish_reason"], choice["matched_stop"]) == ("tool_calls", None)
         asked = [body for path, body in fake.received if path == "/parse_function_call"]
         assert asked[0]["tool_call_parser"] == "qwen" and asked[0]["tools"] == [TOOL]
-        fake.calls = None  # the parser fails: the text stays as it is
+        fake.parsed = None  # the parser fails: the text stays as it is
         reply = await ok(it, CHAT, messages=MESSAGES, tools=[TOOL])
         assert reply["choices"][0]["message"]["tool_calls"] is None
 

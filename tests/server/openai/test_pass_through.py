@@ -16,7 +16,7 @@ async def test_other_endpoints_go_to_an_engine_and_hold_room_in_the_ledger() -> 
 
 
 async def test_engines_are_asked_in_turn_and_lost_ones_are_passed_over() -> None:
-    fakes = [ChatFake(calls={}), ChatFake(calls={})]
+    fakes = [ChatFake(parsed={}), ChatFake(parsed={})]
     async with served(*fakes) as it:
         for _ in range(4):
             assert await it.post("/parse_function_call", text="x") == (200, {})
