@@ -35,6 +35,7 @@ from .observer import Observer
 from .pool_pages import PageReleaser
 from .run import Run
 from .samples import SampleMaker
+from .state import EngineState
 from .stop_strings import StopStrings
 from .tokenizer import Tokenizer
 
@@ -130,6 +131,19 @@ class Driver:
     def stands_still(self) -> bool:
         """Whether callers wait although no chunk is in flight and no retry is due."""
         return self._loop.stands_still
+
+    @property
+    def paused(self) -> bool:
+        """Whether no chunk is sent: during a pause, or while engines change their weights."""
+        return self._loop.paused
+
+    def states(self) -> list[EngineState]:
+        """Returns the state of each engine, in order of joining."""
+        return [EngineState.of(slot, self.stale) for slot in self._scheduler.engines]
+
+    def observe(self, observer: Observer) -> None:
+        """Adds an observer of all runs, present and later ones."""
+        self._loop.runs.standing.append(observer)
 
     def submit(
         self,

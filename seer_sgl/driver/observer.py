@@ -1,6 +1,7 @@
 """The events of a run, in the order in which they can happen to a request."""
 
 from array import array
+from collections.abc import Sequence
 
 from seer_sgl.types import (
     Chunk,
@@ -15,10 +16,14 @@ from seer_sgl.types import (
 
 
 class Observer:
-    """Receives the events of one run; subclasses override the methods they need.
+    """Receives the events of one run, or of all runs (`Driver.observe`).
 
-    The loop calls the methods between two awaits. Times are seconds on the driver's clock.
+    Subclasses override the methods they need. The loop calls the methods between two awaits. Times
+    are seconds on the driver's clock.
     """
+
+    def submitted(self, requests: Sequence[Request], now: float) -> None:
+        """The driver accepted requests of one group; it sends them when engines have room."""
 
     def sent(self, chunk: Chunk, now: float) -> None:
         """A chunk went to its engine."""
@@ -40,6 +45,9 @@ class Observer:
 
     def closed(self, group: Group, failure: Failure | None) -> None:
         """No chunk of the group is sent any more; without a failure it has all its samples."""
+
+    def ended(self, caller: str, now: float) -> None:
+        """A run of this caller has ended. Only observers of all runs receive it."""
 
     def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
         """An engine reported its load."""

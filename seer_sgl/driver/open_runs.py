@@ -33,18 +33,20 @@ class OpenRuns(RunControl):
         self._wake = wake
         self.by_group: dict[str, Run] = {}  # by group uid, while the group is unfinished
         self._open: dict[Run, None] = {}  # each run once
+        self.standing: list[Observer] = []  # of all runs
         self._failed = False
 
     @property
     def observers(self) -> list[Observer]:
-        """The observers of all runs."""
-        return [observer for run in self._open for observer in run.observers]
+        """The standing observers, and the observers of each open run."""
+        own = (observer for run in self._open for observer in run.own_observers)
+        return [*self.standing, *own]
 
     def open(
         self, make_sample: SampleMaker, observers: Sequence[Observer], caller: str = ""
     ) -> Run:
         """Returns a run without groups, which stays open until it is completed or closed."""
-        run = Run(self, make_sample, observers, caller)
+        run = Run(self, make_sample, observers, caller, self.standing)
         self._open[run] = None
         return run
 
@@ -64,6 +66,7 @@ class OpenRuns(RunControl):
             self.by_group[group.uid] = run
             run.unfinished[group.uid] = group
             self._scheduler.submit(group)
+            self._submitted(run, group.requests)
             if group.complete:  # it has no requests
                 self.leave(run, group)
         self._wake()
@@ -76,6 +79,7 @@ class OpenRuns(RunControl):
     @override
     def grow(self, run: Run, group: Group, requests: Sequence[Request]) -> None:
         self._scheduler.grow(group, requests)
+        self._submitted(run, requests)
         self._wake()
 
     @override
@@ -107,7 +111,7 @@ class OpenRuns(RunControl):
             self._scheduler.withdraw(group, failure)
             self.leave(run, group)
         self._forget_if_ended(run)
-        run.observers = ()
+        run.own_observers = ()
         self._wake()
 
     def close_all(self) -> None:
@@ -136,7 +140,6 @@ class OpenRuns(RunControl):
         if group.uid not in self.by_group:  # an observer's call has already closed it
             return
         del self.by_group[group.uid], run.unfinished[group.uid]
-        self._forget_if_ended(run)
         for request in group.requests:
             flight = self._flights.of(request)
             if flight is not None:
@@ -144,12 +147,21 @@ class OpenRuns(RunControl):
         for observer in run.observers:
             observer.closed(group, group.failure)
         run.ended(group)
+        self._forget_if_ended(run)
         self.check()
 
+    def _submitted(self, run: Run, requests: Sequence[Request]) -> None:
+        for observer in run.observers:
+            observer.submitted(requests, self._clock())
+
     def _forget_if_ended(self, run: Run) -> None:
-        if not run.open and not run.unfinished:
-            self._open.pop(run, None)
-            run.wake()
+        if run.open or run.unfinished:
+            return
+        if run in self._open:
+            del self._open[run]
+            for observer in self.standing:
+                observer.ended(run.caller, self._clock())
+        run.wake()
 
     def check(self) -> None:
         """Logs an error if the driver is idle and the scheduler still holds state: a defect."""

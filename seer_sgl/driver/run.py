@@ -40,16 +40,19 @@ class Run:
     """An async iterator of ended groups: complete, or given up with a `failure`.
 
     While it is `open`, more groups may be added. Raises RolloutError when the driver has ended.
+    `own_observers`: of this run; `standing`: of all runs, also after this one is closed.
     """
 
     def __init__(
         self,
         control: RunControl,
         make_sample: SampleMaker,
-        observers: Sequence[Observer],
+        own_observers: Sequence[Observer],
         caller: str,
+        standing: Sequence[Observer] = (),
     ) -> None:
-        self.observers = observers
+        self.own_observers = own_observers
+        self._standing = standing
         self.make_sample = make_sample
         self.caller = caller
         self.open = True
@@ -58,6 +61,11 @@ class Run:
         # None: the run has ended, and a waiting iterator ends too.
         self._ended: asyncio.Queue[Group | RolloutError | None] = asyncio.Queue()
         self._error: RolloutError | None = None
+
+    @property
+    def observers(self) -> list[Observer]:
+        """All observers that receive the run's events."""
+        return [*self._standing, *self.own_observers]
 
     def __aiter__(self) -> Self:
         return self
