@@ -1,12 +1,13 @@
-"""The counts of a rollout while it runs, for the live progress."""
+"""Counts while a fleet works: for the live progress of a rollout, and for the rollout server."""
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 
 from typing_extensions import override
 
 from seer_sgl.driver.observer import Observer
+from seer_sgl.errors import EngineError
 from seer_sgl.types import (
     ChunkResult,
     EngineInfo,
@@ -17,6 +18,7 @@ from seer_sgl.types import (
     Sample,
 )
 
+from .recorder import recomputed_tokens
 from .report import TAIL_SHARE
 
 RATE_WINDOW_S = 10.0  # tok/s is the mean over this much of the past
@@ -29,6 +31,8 @@ class EngineCounts:
         self.info = info
         self.load: EngineLoad | None = None
         self.chunks = 0
+        self.tokens = 0
+        self.retractions = 0
         self.peak_tokens = 0
 
     @property
@@ -52,53 +56,64 @@ class EngineCounts:
         return 0 if self.load is None else self.load.queued
 
 
-class LiveCounts(Observer):
-    """Counts the events of a rollout, as the report does. `groups`, `requests`: total numbers."""
+class FleetCounts(Observer):
+    """Counts what came back from the engines.
 
-    def __init__(self, engines: Iterable[EngineInfo], groups: int, requests: int) -> None:
+    `verify_steps`: verifications of drafts; `speculated_tokens`: generated in chunks with such
+    steps. `fetched_tokens`: input tokens that were read from the pool; `recomputed_tokens`: input
+    tokens of continuations that were computed again. `errors`: lost chunks by kind (errors.py).
+    """
+
+    def __init__(self, engines: Iterable[EngineInfo]) -> None:
         self.engines = {info.engine_id: EngineCounts(info) for info in engines}
-        self.groups, self.requests = groups, requests
-        self.groups_done = 0
-        self.requests_done = 0
+        self.chunks = 0
         self.tokens = 0
         self.migrations = 0
         self.moved_bytes = 0
-        self._verify_steps = 0
-        self._speculated_tokens = 0
+        self.fetched_tokens = 0
+        self.recomputed_tokens = 0
+        self.retractions = 0
+        self.verify_steps = 0
+        self.speculated_tokens = 0
+        self.errors: Counter[str] = Counter()
         self._recent: deque[tuple[float, int]] = deque()
         self._began = time.monotonic()
-        self._tail_since: float | None = None
 
     @override
     def grown(self, result: ChunkResult) -> None:
         chunk, reply = result.chunk, result.reply
-        if reply is None:
+        engine = self.engines.get(chunk.engine_id)
+        if reply is None or engine is None:
             return
-        engine = self.engines[chunk.engine_id]
+        tokens = len(reply.ids)
         engine.chunks += 1
-        self.tokens += len(reply.ids)
+        engine.tokens += tokens
+        engine.retractions += reply.retractions
+        self.chunks += 1
+        self.tokens += tokens
         self.migrations += chunk.migrated
         self.moved_bytes += reply.cached_storage * engine.info.kv_bytes_per_token
-        self._verify_steps += reply.verify_steps
+        self.fetched_tokens += reply.cached_storage
+        if not reply.forwarded:
+            self.recomputed_tokens += recomputed_tokens(chunk, reply)
+        self.retractions += reply.retractions
+        self.verify_steps += reply.verify_steps
         if reply.verify_steps:
-            self._speculated_tokens += len(reply.ids)
-        self._recent.append((time.monotonic(), len(reply.ids)))
+            self.speculated_tokens += tokens
+        self._recent.append((time.monotonic(), tokens))
+        self._forget_old()
 
     @override
-    def closed(self, group: Group, failure: Failure | None) -> None:
-        self.groups_done += failure is None
-
-    @override
-    def finished(self, request: Request, sample: Sample) -> None:
-        self.requests_done += 1
-        if self._tail_since is None and self.requests_done >= (1 - TAIL_SHARE) * self.requests:
-            self._tail_since = time.monotonic()
+    def lost(self, result: ChunkResult) -> None:
+        error = result.error
+        self.errors[error.kind if isinstance(error, EngineError) else "other"] += 1
 
     @override
     def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
-        engine = self.engines[engine_id]
-        engine.load = load
-        engine.peak_tokens = max(engine.peak_tokens, load.used_tokens)
+        engine = self.engines.get(engine_id)
+        if engine is not None:
+            engine.load = load
+            engine.peak_tokens = max(engine.peak_tokens, load.used_tokens)
 
     @override
     def joined(self, info: EngineInfo, now: float) -> None:
@@ -117,12 +132,7 @@ class LiveCounts(Observer):
     @property
     def accept_length(self) -> float | None:
         """Generated tokens per verification so far; None before the first verification."""
-        return self._speculated_tokens / self._verify_steps if self._verify_steps else None
-
-    @property
-    def tail_s(self) -> float | None:
-        """Seconds since only the last 10 % of the requests are unfinished; None before."""
-        return None if self._tail_since is None else time.monotonic() - self._tail_since
+        return self.speculated_tokens / self.verify_steps if self.verify_steps else None
 
     @property
     def elapsed_s(self) -> float:
@@ -134,9 +144,38 @@ class LiveCounts(Observer):
 
         Tokens count when their chunk returns. None if no chunk returned in that time.
         """
-        now = time.monotonic()
-        while self._recent and self._recent[0][0] < now - RATE_WINDOW_S:
-            self._recent.popleft()
+        self._forget_old()
         if not self._recent:
             return None
-        return sum(tokens for _, tokens in self._recent) / min(RATE_WINDOW_S, now - self._began)
+        return sum(tokens for _, tokens in self._recent) / min(RATE_WINDOW_S, self.elapsed_s)
+
+    def _forget_old(self) -> None:
+        begin = time.monotonic() - RATE_WINDOW_S
+        while self._recent and self._recent[0][0] < begin:
+            self._recent.popleft()
+
+
+class LiveCounts(FleetCounts):
+    """Counts the events of a rollout, as the report does. `groups`, `requests`: total numbers."""
+
+    def __init__(self, engines: Iterable[EngineInfo], groups: int, requests: int) -> None:
+        super().__init__(engines)
+        self.groups, self.requests = groups, requests
+        self.groups_done = 0
+        self.requests_done = 0
+        self._tail_since: float | None = None
+
+    @override
+    def closed(self, group: Group, failure: Failure | None) -> None:
+        self.groups_done += failure is None
+
+    @override
+    def finished(self, request: Request, sample: Sample) -> None:
+        self.requests_done += 1
+        if self._tail_since is None and self.requests_done >= (1 - TAIL_SHARE) * self.requests:
+            self._tail_since = time.monotonic()
+
+    @property
+    def tail_s(self) -> float | None:
+        """Seconds since only the last 10 % of the requests are unfinished; None before."""
+        return None if self._tail_since is None else time.monotonic() - self._tail_since

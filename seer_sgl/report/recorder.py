@@ -14,6 +14,7 @@ from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import BadReply
 from seer_sgl.types import (
     Chunk,
+    ChunkReply,
     ChunkResult,
     EngineInfo,
     EngineLoad,
@@ -51,6 +52,14 @@ class EngineRecord:
         self.inflight += change
         self.inflight_at.append(now)
         self.inflight_count.append(self.inflight)
+
+
+def recomputed_tokens(chunk: Chunk, reply: ChunkReply) -> int:
+    """Returns the input tokens of a continuation that the engine computed again."""
+    if chunk.input_len <= chunk.request.prompt_len:
+        return 0
+    # SGLang always computes the last input token, even if all of them are cached.
+    return max(0, chunk.input_len - reply.cached - 1)
 
 
 class Recorder(Observer):
@@ -121,9 +130,8 @@ class Recorder(Observer):
         self.verify_steps += reply.verify_steps
         if reply.verify_steps:
             self.speculated_tokens += len(reply.ids)
+        self.recomputed_tokens += recomputed_tokens(chunk, reply)
         if chunk.input_len > chunk.request.prompt_len:
-            # SGLang always computes the last input token, even if all of them are cached.
-            self.recomputed_tokens += max(0, chunk.input_len - reply.cached - 1)
             self.reused_tokens += reply.cached
 
     @override
