@@ -13,6 +13,7 @@ from .errors import HttpError, Unavailable
 from .generate import Generate
 from .info import Info
 from .json import json_response
+from .monitoring.routes import add_monitoring_routes
 from .openai.routes import add_openai_routes
 from .rollout_routes import add_rollout_routes
 from .service import Service
@@ -42,6 +43,7 @@ def make_app(service: Service) -> web.Application:
     add_rollout_routes(app, service.rollouts)
     add_worker_routes(app, add_control_routes(app, service))
     add_openai_routes(app, service)
+    add_monitoring_routes(app, service)
     return app
 
 

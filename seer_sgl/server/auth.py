@@ -6,8 +6,9 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from .json import json_response
+from .monitoring.routes import PAGE_FILES
 
-OPEN = ("/health", "/health_generate", "/ping")  # need no token, as in SGLang
+OPEN = ("/health", "/health_generate", "/ping", *PAGE_FILES)  # need no token
 ADMIN_ROUTES: web.AppKey[set[web.AbstractRoute]] = web.AppKey("ADMIN_ROUTES", set)
 
 

@@ -71,6 +71,11 @@ class Generation(Observer):
         """The number of groups that more calls may join."""
         return len(self._siblings)
 
+    @property
+    def sessions(self) -> int:
+        """The number of conversations whose last turn is kept."""
+        return len(self._sessions)
+
     def answers(self) -> Iterator[Answer]:
         """Yields the responses in progress."""
         yield from self._answers.values()

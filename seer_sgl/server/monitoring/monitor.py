@@ -1,0 +1,71 @@
+"""`Monitor`: the counts of one server, and the registry of its metrics."""
+
+import time
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from seer_sgl.server.generation import CALLER
+from seer_sgl.server.service import Service
+
+from .counts import ServerCounts
+from .drafting import DraftReader
+from .families import families
+from .latency import Latencies
+from .snapshot import EngineSnapshot, Snapshot
+
+
+class Monitor(Collector):
+    """Observes all runs of a service from now on, for its metrics and its live page.
+
+    Each server has a registry of its own.
+    """
+
+    def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
+        self.registry = CollectorRegistry()
+        self.counts = ServerCounts(
+            service.driver.engines, Latencies(self.registry, CALLER), CALLER, clock
+        )
+        self._service = service
+        self._clock = clock
+        self._draft_reader = DraftReader(service.fleet)
+        self._scraped: Snapshot | None = None
+        self.registry.register(self)
+        ProcessCollector(namespace="seer", registry=self.registry)
+        service.driver.observe(self.counts)
+
+    async def snapshot(self) -> Snapshot:
+        """Returns the state of the server."""
+        service, driver = self._service, self._service.driver
+        serving = {state.engine_id for state in driver.states() if state.available}
+        drafts = await self._draft_reader.counters(serving)
+        infos = {info.engine_id: info for info in driver.engines}
+        parts = self.counts.engines
+        return Snapshot(
+            counts=self.counts,
+            engines=[
+                EngineSnapshot(infos[state.engine_id], state, parts[state.engine_id])
+                for state in driver.states()
+                if state.engine_id in infos and state.engine_id in parts
+            ],
+            drafts=drafts,
+            undivided=service.undivided.counts,
+            open_groups=service.generation.open_groups,
+            sessions=service.generation.sessions,
+            paused=driver.paused,
+            now=self._clock(),
+        )
+
+    async def metrics(self) -> bytes:
+        """Returns all metrics in Prometheus' text format."""
+        self._scraped = await self.snapshot()
+        return generate_latest(self.registry)
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        """Yields the metrics that are read at the time of a scrape."""
+        if self._scraped is not None:
+            yield from families(self._scraped)

@@ -1,0 +1,38 @@
+"""What the server knows at one time, for `/metrics` and the live page."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from seer_sgl.driver.state import EngineState
+from seer_sgl.report.counts import EngineCounts
+from seer_sgl.types import EngineInfo
+
+from .counts import ServerCounts
+from .drafting import DraftCounters
+
+
+class EngineSnapshot(msgspec.Struct, frozen=True):
+    """One engine: its description, its place in the schedule and its counts."""
+
+    info: EngineInfo
+    state: EngineState
+    counts: EngineCounts
+
+    @property
+    def kv_used_tokens(self) -> int:
+        """KV in use at its last poll."""
+        return 0 if self.counts.load is None else self.counts.load.used_tokens
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The server. `now`: seconds on the driver's clock."""
+
+    counts: ServerCounts
+    engines: list[EngineSnapshot]
+    drafts: DraftCounters
+    undivided: Mapping[str, int]
+    open_groups: int
+    sessions: int
+    paused: bool
+    now: float

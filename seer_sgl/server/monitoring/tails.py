@@ -1,0 +1,66 @@
+"""The tails of rollouts: the time spent on the last 10 % of the requests (report.TAIL_SHARE)."""
+
+import math
+from array import array
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from seer_sgl.report.report import TAIL_SHARE, tail_begin
+
+
+class Progress(NamedTuple):
+    """A rollout in progress: requests, and the seconds of its tail so far (0: not reached)."""
+
+    caller: str
+    submitted: int
+    finished: int
+    tail_s: float
+
+
+class Tails:
+    """The rollouts in progress, by the driver's caller.
+
+    `record` receives the seconds of the tail of each rollout that ends. `single`: the caller of
+    single requests, which has no tail.
+    """
+
+    def __init__(self, record: Callable[[float], object], single: str) -> None:
+        self._record = record
+        self._single = single
+        self._submitted: dict[str, int] = {}  # requests, by caller
+        self._finished: dict[str, array[float]] = {}  # when, ascending
+
+    @property
+    def rollouts(self) -> int:
+        """The number of rollouts in progress."""
+        return len(self._submitted)
+
+    def submitted(self, caller: str, requests: int) -> None:
+        """Adds requests of a caller."""
+        if caller != self._single:
+            self._submitted[caller] = self._submitted.get(caller, 0) + requests
+
+    def finished(self, caller: str, now: float) -> None:
+        """Adds a finished request."""
+        if caller in self._submitted:
+            self._finished.setdefault(caller, array("d")).append(now)
+
+    def ended(self, caller: str) -> None:
+        """Ends a rollout."""
+        self._submitted.pop(caller, None)
+        finished = self._finished.pop(caller, None)
+        if finished:
+            self._record(finished[-1] - tail_begin(finished))
+
+    def longest_s(self, now: float) -> float:
+        """Returns the seconds since a rollout is in its tail, at most over all; 0 without any."""
+        return max((each.tail_s for each in self.progress(now)), default=0.0)
+
+    def progress(self, now: float) -> Iterator[Progress]:
+        """Yields the rollouts in progress, the first one first."""
+        for caller, submitted in self._submitted.items():
+            finished = self._finished.get(caller, array("d"))
+            before_tail = math.ceil(submitted * (1 - TAIL_SHARE))
+            in_tail = before_tail <= len(finished) < submitted
+            tail_s = now - finished[before_tail - 1] if in_tail and before_tail else 0.0
+            yield Progress(caller, submitted, len(finished), tail_s)
