@@ -1,0 +1,225 @@
+"""`/metrics`: each figure after events that a test knows."""
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import Any
+
+from seer_sgl.driver.groups import GroupMaker
+from seer_sgl.types import Prompt, Sampling, token_array
+from tests.fake_sglang import FakeSGLang
+from tests.link.test_link import until
+
+from .helpers import CHUNK, Served, served
+from .scrape import scraped
+
+LIMIT = 40
+LONG = 900 << 7  # the seed of a response that is longer than any limit here
+
+
+def body(number: int, **more: Any) -> dict[str, Any]:
+    params = {"max_new_tokens": LIMIT, "sampling_seed": LONG + number, **more.pop("params", {})}
+    return {"input_ids": [5, 6, 7], "sampling_params": params, **more}
+
+
+async def streamed(it: Served, **fields: Any) -> None:
+    async with it.session.post(f"{it.url}/generate", json={**fields, "stream": True}) as reply:
+        await reply.read()
+
+
+async def test_tokens_chunks_and_requests_are_counted_once() -> None:
+    fakes = [FakeSGLang(longest=1000), FakeSGLang(longest=1000)]
+    async with served(*fakes) as it:
+        await asyncio.gather(*(it.generate(**body(i)) for i in range(6)))
+        await streamed(it, **body(9))
+        now = await scraped(it)
+    chunks = 7 * LIMIT / CHUNK
+    assert now("seer_generated_tokens_total") == 7 * LIMIT
+    assert now("seer_chunks_total") == chunks
+    for name, value in (("generated_tokens", 7 * LIMIT), ("chunks", chunks)):
+        assert now.sum(f"seer_engine_{name}_total") == value
+    assert now("seer_requests_ended_total", reason="length") == 7
+    assert now.sum("seer_requests_ended_total") == 7
+    assert now("seer_requests", state="pending") == now("seer_requests", state="running") == 0
+    assert now("seer_request_seconds_count", kind="single") == 7
+    assert now("seer_time_to_first_token_seconds_count") == 1
+    assert now("seer_oldest_request_seconds") == 0
+    assert now("seer_groups_in_progress") == 0
+    assert now.sum("seer_chunk_errors_total") == 0
+    assert now("seer_http_requests_total", route="/generate", method="POST", status="200") == 7
+    moved = now("seer_migrations_total")
+    engines = [call["rid"] for fake in fakes for call in fake.seen]
+    assert len(engines) == chunks
+    assert 0 <= moved < chunks
+
+
+async def test_pending_and_running_requests_are_the_unfinished_ones() -> None:
+    fake = FakeSGLang(longest=1000, max_running_requests=2, faults=deque(["stall"] * 2))
+    async with served(fake) as it:
+        calls = [asyncio.create_task(it.generate(**body(i))) for i in range(5)]
+        await asyncio.wait_for(fake.stalled.wait(), 10)
+        now = await scraped(it)
+        assert now("seer_requests", state="running") == 2
+        assert now("seer_requests", state="pending") == 3
+        assert now("seer_engine_inflight_chunks", engine="e0") == 2
+        assert now("seer_engine_kv_reserved_tokens", engine="e0") > 0
+        assert now("seer_oldest_request_seconds") > 0
+        assert now("seer_groups_in_progress") == now("seer_open_groups") == 1
+        fake.wake_stalled()
+        await asyncio.gather(*calls)
+        assert (await scraped(it)).sum("seer_requests") == 0
+
+
+async def test_ends_are_counted_by_reason_and_lost_chunks_by_kind() -> None:
+    fake = FakeSGLang(longest=1000, faults=deque(["503", "reset", "ok", "garbage"]))
+    async with served(fake) as it:
+        await it.generate(**body(1))
+        refused = FakeSGLang.fault_of
+        fake.fault_of = lambda call: "400"  # type: ignore[method-assign]
+        status, _ = await it.post("/generate", **body(2, group_id="refused"))
+        assert status == 400
+        fake.fault_of = lambda call: refused(fake, call)  # type: ignore[method-assign]
+        fake.delay_s = 0.05
+        call = asyncio.create_task(it.generate(**body(3, rid="mine")))
+        steps = fake.steps
+        await until(lambda: fake.steps > steps + 1)
+        await it.service.abort("mine")
+        await call
+        await it.generate(**body(4, top_logprobs_num=1))
+        now = await scraped(it)
+    for reason, count in (("length", 1), ("refused", 1), ("abort", 1), ("forwarded", 1)):
+        assert now("seer_requests_ended_total", reason=reason) == count, reason
+    assert now.sum("seer_requests_ended_total") == 4
+    assert now("seer_chunk_errors_total", kind="unavailable") == 2
+    assert now("seer_chunk_errors_total", kind="bad_reply") == 1
+    assert now("seer_chunk_errors_total", kind="rejected") >= 1
+    assert now("seer_undivided_requests_total", reason="top_logprobs_num") == 1
+    assert now.sum("seer_requests") == 0
+
+
+async def test_clients_cannot_choose_the_number_of_series() -> None:
+    async with served(FakeSGLang()) as it:
+        before = (await scraped(it)).samples
+        for number in range(20):
+            for method in ("GET", "PROPFIND", "MKCOL"):
+                async with it.session.request(method, f"{it.url}/no/such/{number}") as reply:
+                    assert reply.status == 404
+            await it.generate(**body(number, **{f"no such field {number}": 1}))
+        after = (await scraped(it)).samples
+    new = {name for name, _ in set(after) - set(before)}
+    assert new <= {
+        "seer_http_requests_total",
+        "seer_http_requests_created",
+        "seer_undivided_requests_total",
+    }
+    assert len(set(after) - set(before)) <= 2 * 4 + 1
+    assert after["seer_undivided_requests_total", frozenset({("reason", "other")})] == 20
+
+
+async def test_a_client_that_hangs_up_is_counted_as_such() -> None:
+    fake = FakeSGLang(longest=100_000, delay_s=0.05)
+    async with served(fake) as it:
+        call = asyncio.create_task(it.generate(**body(1, params={"max_new_tokens": 10_000})))
+        await until(lambda: fake.steps > 1)
+        call.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await call
+        await until(lambda: it.service.generation.in_progress == 0)
+        now = await scraped(it)
+        left = {"route": "/generate", "method": "POST", "status": "client left"}
+        assert now("seer_http_requests_total", **left) == 1
+
+
+async def test_an_engine_that_leaves_takes_its_series_with_it() -> None:
+    async with served(FakeSGLang(), FakeSGLang()) as it:
+        await it.generate(**body(1))
+        total = (await scraped(it))("seer_generated_tokens_total")
+        await it.service.driver.remove_engine("e1")
+        now = await scraped(it)
+        engines = {dict(labels).get("engine") for _, labels in now.samples}
+        assert engines == {None, "e0"}
+        assert now("seer_generated_tokens_total") == total
+
+
+async def test_the_state_and_the_weights_of_each_engine_are_shown() -> None:
+    fakes = [FakeSGLang(), FakeSGLang(weight_version="v1")]
+    async with served(*fakes) as it:
+        it.service.driver.mark_stale("e1", "it missed an update")
+        fakes[0].weight_version = "v2"
+        await it.generate(**body(1))
+        engines = it.service.driver
+        await until(lambda: engines.engines[0].weight_version == "v2")
+        await it.service.driver.pause()
+        now = await scraped(it)
+        it.service.driver.resume()
+    info = {"sglang_version": "0.5.21", "plugin": ""}
+    assert now("seer_engine_info", engine="e0", weight_version="v2", **info) == 1
+    assert now("seer_engine_info", engine="e1", weight_version="v1", **info) == 1
+    assert now("seer_engine_available", engine="e1") == 0
+    assert now("seer_engine_stale", engine="e1") == 1
+    assert now("seer_engine_stale", engine="e0") == 0
+    assert now("seer_paused") == 1
+
+
+def counters(verified: int) -> dict[str, Any]:
+    """Returns a plugin's report of an engine that drafts."""
+    draft = {
+        "draft_tokens": 4,
+        "verified_rows": verified,
+        "verified_tokens": 3 * verified,
+        "drafted_by_position": [verified, verified],
+        "accepted_by_position": [verified, 0],
+        "draft_s": 0.5,
+    }
+    return {"version": "1", "missing": [], "instance": "i", "draft": draft}
+
+
+async def test_the_drafting_counters_come_from_the_engines() -> None:
+    fakes = [FakeSGLang(plugin=counters(10)), FakeSGLang(plugin=counters(20))]
+    async with served(*fakes) as it:
+        now = await scraped(it)
+        assert now.sum("seer_draft_drafted_tokens_total") == 60
+        assert now.sum("seer_draft_accepted_tokens_total") == 30
+        assert now("seer_draft_verified_tokens_total", engine="e1") == 60
+        assert now("seer_draft_hub_lag_seconds_count") == 0
+
+
+async def test_an_engine_that_does_not_answer_costs_a_scrape_no_series_of_the_others() -> None:
+    fakes = [FakeSGLang(plugin=counters(10)), FakeSGLang(plugin=counters(20))]
+    async with served(*fakes) as it:
+        fakes[1].away = True
+        now = await scraped(it)
+    assert now.sum("seer_draft_drafted_tokens_total") == 20
+    assert now("seer_engine_kv_capacity_tokens", engine="e1") > 0
+
+
+async def test_a_rollout_has_a_tail_and_is_counted_apart_from_single_requests() -> None:
+    fake = FakeSGLang(longest=1000, max_running_requests=64)
+    async with served(fake) as it:
+        maker = GroupMaker("rollout", 1)
+        prompt = Prompt(prompt_id="p", prompt_ids=token_array([1, 2]), n=20)
+        group = maker.group(prompt, Sampling(max_new_tokens=LIMIT), LIMIT, 0.0)
+        run = it.service.driver.submit([group])
+        assert (await scraped(it))("seer_rollouts") == 1
+        async for _ in run:
+            pass
+        now = await scraped(it)
+    assert now("seer_rollouts") == now("seer_tail_seconds") == 0
+    assert now("seer_rollout_tail_seconds_count") == 1
+    assert now("seer_request_seconds_count", kind="rollout") == 20
+    assert now("seer_request_seconds_count", kind="single") == 0
+
+
+async def test_two_servers_in_one_process_have_their_own_figures() -> None:
+    async with served(FakeSGLang()) as one, served(FakeSGLang()) as other:
+        await one.generate(**body(1))
+        assert (await scraped(one))("seer_chunks_total") > 0
+        assert (await scraped(other))("seer_chunks_total") == 0
+
+
+async def test_metrics_need_the_token_of_clients() -> None:
+    async with served(FakeSGLang(), server={"api_key": "secret"}) as it:
+        for headers, status in (({}, 401), ({"Authorization": "Bearer secret"}, 200)):
+            for path in ("/metrics", "/live"):
+                async with it.session.get(f"{it.url}{path}", headers=headers) as reply:
+                    assert reply.status == status

@@ -1,0 +1,152 @@
+"""The live page: its headers, its assets, and the bounded data that it shows."""
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from seer_sgl.report import style
+from seer_sgl.server.generate_body import GenerateReader
+from seer_sgl.server.monitoring.live import MOST_CHARACTERS, MOST_GROUPS, MOST_TAIL
+from seer_sgl.server.monitoring.routes import PAGE, PAGE_FILES
+from tests.fake_sglang import FakeSGLang
+from tests.link.test_link import until
+
+from .helpers import Served, served
+from .test_metrics import body
+
+ASSETS = sorted({name for name, _ in PAGE_FILES.values()})
+
+
+def source(name: str) -> str:
+    return (PAGE / name).read_text(encoding="utf-8")
+
+
+async def live(it: Served, query: str = "") -> dict[str, Any]:
+    async with it.session.get(f"{it.url}/live{query}") as reply:
+        assert reply.status == 200
+        assert reply.headers["Cache-Control"] == "no-store"
+        data: dict[str, Any] = await reply.json()
+        return data
+
+
+async def test_the_page_needs_no_token_and_forbids_everything_but_its_own_files() -> None:
+    async with served(FakeSGLang(), server={"api_key": "secret"}) as it:
+        for path in PAGE_FILES:
+            async with it.session.get(f"{it.url}{path}") as reply:
+                assert reply.status == 200
+                text = await reply.text()
+                policy = reply.headers["Content-Security-Policy"]
+                assert reply.headers["X-Content-Type-Options"] == "nosniff"
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy
+            assert "frame-ancestors 'none'" in policy
+            assert "secret" not in text
+
+
+@pytest.mark.parametrize("name", ASSETS)
+def test_an_asset_names_no_other_site(name: str) -> None:
+    text = source(name).replace("http://www.w3.org/2000/svg", "")
+    assert not re.findall(r"(?:https?:)?//[a-z]", re.sub(r"^\s*//.*$", "", text, flags=re.M))
+    assert "@import" not in text
+    assert "url(" not in text
+
+
+def test_the_page_has_no_code_or_style_inside_its_markup() -> None:
+    page = source("index.html")
+    assert not re.search(r"<script(?![^>]*\bsrc=)", page)
+    assert not re.search(r"\s(?:on\w+|style)=", page)
+    assert "<style" not in page
+    named = set(re.findall(r'(?:href|src)="([^"]+)"', page))
+    imported = set(re.findall(r'from "\./([^"]+)"', source("page.js")))
+    assert {f"/{name}" for name in named} | {f"/page/{name}" for name in imported} == (
+        PAGE_FILES.keys() - {"/"}
+    )
+
+
+def test_texts_from_the_server_reach_the_page_as_text_only() -> None:
+    for name in ("page.js", "lanes.js"):
+        script = source(name)
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdj|document\.write|eval\(|Function\(", script
+        )
+        attributes = set(re.findall(r"setAttribute\(\s*[\"']([^\"']+)", script))
+        assert attributes <= {"role", "aria-label"}
+
+
+def test_every_element_that_the_script_looks_for_is_on_the_page() -> None:
+    ids = set(re.findall(r'\bid="([^"]+)"', source("index.html")))
+    script = source("page.js")
+    wanted = set(re.findall(r'(?:byId|text|rowsOf)\("([^"]+)"', script))
+    assert wanted <= ids
+    assert set(re.findall(r'aria-labelledby="([^"]+)"', source("index.html"))) <= ids
+
+
+def test_its_light_colours_are_those_of_all_pictures() -> None:
+    (light,) = re.findall(r":root \{(.*?)\}", source("page.css").split("@media")[0], flags=re.S)
+    given = dict(re.findall(r"--([\w-]+): (#\w{6});", light))
+    for name in ("ours", "ours-light", "ours-dark", "kv", "ink", "muted", "plain-light", "tail"):
+        assert given[name] == getattr(style, name.upper().replace("-", "_")), name
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("type_", ["ink", "muted", "kv", "ours"])
+@pytest.mark.parametrize("ground", ["paper", "plain-light"])
+def test_type_has_the_contrast_that_readers_need(theme: int, type_: str, ground: str) -> None:
+    if (type_, ground) == ("ours", "plain-light"):
+        return  # no such type
+    roots = re.findall(r":root \{(.*?)\}", source("page.css"), flags=re.S)
+    given: dict[str, str] = {}
+    for root in roots[: theme + 1]:
+        given |= dict(re.findall(r"--([\w-]+): (#\w{6});", root))
+    light, dark = sorted((luminance(given[type_]), luminance(given[ground])), reverse=True)
+    least = 4.5 if ground == "paper" or type_ in ("ink", "muted") else 3.0
+    assert (light + 0.05) / (dark + 0.05) >= least
+
+
+async def test_the_data_is_bounded_whatever_the_number_of_requests() -> None:
+    fake = FakeSGLang(longest=1000, delay_s=30.0)
+    async with served(fake) as it:
+        with it.service.started(await calls(it, 200)):
+            await until(lambda: fake.running == 200)
+            data = await live(it)
+    assert len(data["tail"]) == MOST_TAIL
+    assert len(data["groups"]) == MOST_GROUPS
+    assert data["groups_in_progress"] == 200
+    assert data["requests"]["running"] == 200
+    for group in data["groups"]:
+        assert len(group["group"]) <= MOST_CHARACTERS
+        assert group["group"].isprintable()
+    assert data["tail"][0]["engine"] == "e0"
+
+
+async def calls(it: Served, count: int) -> list[Any]:
+    reader = GenerateReader(None, it.service.longest(), count, None)
+    made = []
+    for number in range(count):
+        hostile = f"<script>\u202e\n{number}" + "x" * 1000
+        fields = body(number, group_id=hostile)
+        made += reader.read(msgspec.json.encode(fields), None).calls
+    return made
+
+
+async def test_a_reader_that_comes_back_gets_only_new_cells_and_a_new_server_all() -> None:
+    async with served(FakeSGLang()) as it:
+        await until(lambda: it.service.driver.engines != [])
+        first = await live(it)
+        again = await live(it, f"?boot={first['boot']}&since={first['lanes']['end'] - 1}")
+        other = await live(it, f"?boot=another&since={10**9}")
+        status, _ = await it.post("/live")
+        assert status == 405
+        async with it.session.get(f"{it.url}/live?boot={first['boot']}&since=-1") as reply:
+            assert reply.status == 400
+    assert again["lanes"]["first"] == first["lanes"]["end"] - 1
+    assert other["lanes"]["first"] == 0
+    assert other["boot"] == first["boot"]

@@ -1,0 +1,78 @@
+"""The tails of rollouts, and the history of the fleet. Pure."""
+
+import pytest
+
+from seer_sgl.report.report import tail_begin
+from seer_sgl.server.monitoring.histories import CELLS, GAP_CELLS, FleetHistory
+from seer_sgl.server.monitoring.tails import Tails
+from seer_sgl.types import EngineLoad
+
+
+@pytest.mark.parametrize("requests", [1, 2, 9, 10, 11, 64, 100])
+def test_the_tail_of_a_rollout_is_that_of_the_report(requests: int) -> None:
+    ended: list[float] = []
+    tails = Tails(ended.append, single="server")
+    times = [float(number * number) for number in range(requests)]
+    tails.submitted("run", requests)
+    for at in times:
+        tails.finished("run", at)
+    tails.ended("run")
+    assert ended == [times[-1] - tail_begin(times)]
+    assert tails.rollouts == 0
+
+
+def test_a_tail_begins_when_a_tenth_is_left_and_ends_when_more_groups_come() -> None:
+    tails = Tails(lambda _: None, single="server")
+    tails.submitted("run", 10)
+    for at in range(8):
+        tails.finished("run", float(at))
+    assert tails.longest_s(100.0) == 0.0
+    tails.finished("run", 8.0)
+    assert tails.longest_s(100.0) == 92.0
+    tails.submitted("run", 10)
+    assert tails.longest_s(100.0) == 0.0
+
+
+def test_single_requests_and_rollouts_without_a_finished_request_have_no_tail() -> None:
+    ended: list[float] = []
+    tails = Tails(ended.append, single="server")
+    tails.submitted("server", 1)
+    tails.finished("server", 1.0)
+    tails.submitted("run", 3)
+    tails.ended("run")
+    tails.ended("server")
+    tails.ended("unknown")
+    assert not ended
+    assert list(tails.progress(5.0)) == []
+
+
+def load(running: int) -> EngineLoad:
+    return EngineLoad(used_tokens=10 * running, progress=(), running=running, queued=1)
+
+
+def test_a_history_repeats_a_late_answer_and_shows_a_missing_one() -> None:
+    history = FleetHistory(100.0)
+    history.loaded("e0", load(1), 100.2)
+    history.loaded("e0", load(2), 100.7)
+    history.loaded("e0", load(3), 110.0)
+    cells = history.since(0, 112.0, ["e0"])
+    assert cells["engines"]["e0"]["running"] == [2] * (GAP_CELLS + 1) + [None] * 4 + [3] * 3
+    assert (cells["first"], cells["end"]) == (0, 13)
+
+
+def test_a_history_is_bounded_and_continues_where_a_reader_was() -> None:
+    history = FleetHistory(0.0)
+    for second in range(10_000):
+        history.loaded("e0", load(second), float(second))
+        history.generated(float(second), 2)
+        history.generated(float(second), 3)
+    whole = history.since(0, 9999.0, ["e0"])
+    assert whole["end"] == 10_000
+    assert whole["engines"]["e0"]["running"] == list(range(10_000 - CELLS, 10_000))
+    assert whole["tokens"] == [5] * CELLS
+    rest = history.since(9_998, 9999.0, ["e0"])
+    assert rest["engines"]["e0"]["running"] == [9_998, 9_999]
+    for beyond in (10_001, 10**11):
+        assert history.since(beyond, 9999.0, ["e0"])["engines"]["e0"]["kv"] == []
+    history.left("e0")
+    assert history.since(9_999, 9999.0, ["e0"])["engines"]["e0"]["running"] == [None]
