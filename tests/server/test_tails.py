@@ -13,7 +13,7 @@ def test_the_tail_of_a_rollout_is_that_of_the_report(requests: int) -> None:
     ended: list[float] = []
     tails = Tails(ended.append, single="server")
     times = [float(number * number) for number in range(requests)]
-    tails.submitted("run", requests)
+    tails.submitted("run", requests, "name")
     for at in times:
         tails.finished("run", at)
     tails.ended("run")
@@ -23,22 +23,22 @@ def test_the_tail_of_a_rollout_is_that_of_the_report(requests: int) -> None:
 
 def test_a_tail_begins_when_a_tenth_is_left_and_ends_when_more_groups_come() -> None:
     tails = Tails(lambda _: None, single="server")
-    tails.submitted("run", 10)
+    tails.submitted("run", 10, "name")
     for at in range(8):
         tails.finished("run", float(at))
     assert tails.longest_s(100.0) == 0.0
     tails.finished("run", 8.0)
     assert tails.longest_s(100.0) == 92.0
-    tails.submitted("run", 10)
+    tails.submitted("run", 10, "name")
     assert tails.longest_s(100.0) == 0.0
 
 
 def test_single_requests_and_rollouts_without_a_finished_request_have_no_tail() -> None:
     ended: list[float] = []
     tails = Tails(ended.append, single="server")
-    tails.submitted("server", 1)
+    tails.submitted("server", 1, "name")
     tails.finished("server", 1.0)
-    tails.submitted("run", 3)
+    tails.submitted("run", 3, "name")
     tails.ended("run")
     tails.ended("server")
     tails.ended("unknown")

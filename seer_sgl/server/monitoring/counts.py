@@ -86,7 +86,8 @@ class ServerCounts(FleetCounts):
             entry.unfinished += len(requests)
         self.unfinished.update((request.uid, request) for request in requests)
         self.latencies.submitted(requests)
-        self.tails.submitted(group.caller, len(requests))
+        name = group.uid.removesuffix(f"/{group.group_id}")  # driver/groups.py
+        self.tails.submitted(group.caller, len(requests), name)
 
     @override
     def sent(self, chunk: Chunk, now: float) -> None:

@@ -53,7 +53,7 @@ def live(snapshot: Snapshot, first_cell: int) -> dict[str, Any]:
         "tail": [_request(each, snapshot) for each in counts.longest_running(MOST_TAIL)],
         "rollouts": [
             {
-                "name": _clipped(each.caller),
+                "name": _clipped(each.name),
                 "requests": each.submitted,
                 "finished": each.finished,
                 "tail_s": round(each.tail_s, 1),

@@ -11,7 +11,7 @@ from seer_sgl.report.report import TAIL_SHARE, tail_begin
 class Progress(NamedTuple):
     """A rollout in progress: requests, and the seconds of its tail so far (0: not reached)."""
 
-    caller: str
+    name: str
     submitted: int
     finished: int
     tail_s: float
@@ -27,6 +27,7 @@ class Tails:
     def __init__(self, record: Callable[[float], object], single: str) -> None:
         self._record = record
         self._single = single
+        self._names: dict[str, str] = {}  # by caller
         self._submitted: dict[str, int] = {}  # requests, by caller
         self._finished: dict[str, array[float]] = {}  # when, ascending
 
@@ -35,9 +36,10 @@ class Tails:
         """The number of rollouts in progress."""
         return len(self._submitted)
 
-    def submitted(self, caller: str, requests: int) -> None:
-        """Adds requests of a caller."""
+    def submitted(self, caller: str, requests: int, name: str) -> None:
+        """Adds requests of a caller. `name`: of the rollout, for people."""
         if caller != self._single:
+            self._names.setdefault(caller, name)
             self._submitted[caller] = self._submitted.get(caller, 0) + requests
 
     def finished(self, caller: str, now: float) -> None:
@@ -47,6 +49,7 @@ class Tails:
 
     def ended(self, caller: str) -> None:
         """Ends a rollout."""
+        self._names.pop(caller, None)
         self._submitted.pop(caller, None)
         finished = self._finished.pop(caller, None)
         if finished:
@@ -63,4 +66,4 @@ class Tails:
             before_tail = math.ceil(submitted * (1 - TAIL_SHARE))
             in_tail = before_tail <= len(finished) < submitted
             tail_s = now - finished[before_tail - 1] if in_tail and before_tail else 0.0
-            yield Progress(caller, submitted, len(finished), tail_s)
+            yield Progress(self._names[caller], submitted, len(finished), tail_s)
