@@ -60,6 +60,11 @@ class DraftReader:
             await asyncio.wait({self._task}, timeout=WAIT_S)
         return self._newest
 
+    def close(self) -> None:
+        """Ends a reading in progress."""
+        if self._task is not None:
+            self._task.cancel()
+
     async def _read(self, serving: set[str]) -> None:
         drafters = [
             engine

@@ -20,6 +20,7 @@ def live(snapshot: Snapshot, first_cell: int) -> dict[str, Any]:
     counts, now = snapshot.counts, snapshot.now
     engines = snapshot.engines[:MOST_ENGINES]
     rate = counts.rate()
+    pending = counts.pending
     drafted = snapshot.drafts.drafted
     return {
         "uptime_s": round(counts.elapsed_s, 1),
@@ -27,8 +28,8 @@ def live(snapshot: Snapshot, first_cell: int) -> dict[str, Any]:
         "rate": None if rate is None else round(rate, 1),
         "tokens": counts.tokens,
         "requests": {
-            "pending": counts.pending,
-            "running": len(counts.unfinished) - counts.pending,
+            "pending": pending,
+            "running": len(counts.unfinished) - pending,
             "ended": sum(counts.ends.values()),
             "failed": sum(counts.ends[reason] for reason in ("refused", "lost", "left")),
         },

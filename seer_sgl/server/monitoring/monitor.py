@@ -59,6 +59,10 @@ class Monitor(Collector):
             now=self._clock(),
         )
 
+    def close(self) -> None:
+        """Ends what the monitor does in the background."""
+        self._draft_reader.close()
+
     async def metrics(self) -> bytes:
         """Returns all metrics in Prometheus' text format."""
         self._scraped = await self.snapshot()

@@ -56,6 +56,10 @@ def add_monitoring_routes(app: web.Application, service: Service) -> None:
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
 
+    async def close(_: web.Application) -> None:
+        monitor.close()
+
+    app.on_cleanup.append(close)
     app.middlewares.insert(0, counted(monitor.registry))
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/live", live_data)
