@@ -34,6 +34,12 @@ function begin(canvas) {
   return { context, width, height };
 }
 
+// Returns where each cell begins, on whole pixels of the screen: no seam shows between cells.
+function places(left, right, count) {
+  const ratio = window.devicePixelRatio || 1;
+  return (place) => Math.round((left + ((right - left) * place) / count) * ratio) / ratio;
+}
+
 function hatch(context, colour, ground) {
   const size = 7;
   const ratio = window.devicePixelRatio || 1;
@@ -105,8 +111,7 @@ export function drawLane(canvas, lane, capacity, most) {
   const { context, width, height } = begin(canvas);
   const colour = colours();
   const [left, right, top, bottom] = [GUTTER, width - GUTTER, 6, height - 6];
-  const count = lane.running.length;
-  const x = (place) => left + ((right - left) * place) / count;
+  const x = places(left, right, lane.running.length);
   const y = (value) => bottom - (bottom - top) * Math.min(1, value / most);
   const joined = lane.running.findIndex((value) => value !== null);
   runs(lane.running.map((value) => value === null), (first, end, gone) => {
@@ -114,13 +119,13 @@ export function drawLane(canvas, lane, capacity, most) {
   });
   context.fillStyle = colour.ours;
   runs(lane.running, (first, end, value) => {
-    if (value) context.fillRect(x(first), y(value), x(end) - x(first) + 0.3, bottom - y(value));
+    if (value) context.fillRect(x(first), y(value), x(end) - x(first), bottom - y(value));
   });
   context.fillStyle = hatch(context, colour.ours);
   const both = lane.running.map((value, place) => `${value ?? 0}:${lane.queued[place] ?? 0}`);
   runs(both, (first, end) => {
     const [running, queued] = [lane.running[first] ?? 0, lane.queued[first] ?? 0];
-    if (queued) context.fillRect(x(first), y(running + queued), x(end) - x(first) + 0.3, y(running) - y(running + queued));
+    if (queued) context.fillRect(x(first), y(running + queued), x(end) - x(first), y(running) - y(running + queued));
   });
   context.strokeStyle = colour.paper; // keeps the line apart from the blue
   context.lineJoin = "round";
@@ -178,10 +183,9 @@ export function drawMap(canvas, rows, most) {
   const gone = hatch(context, colour.muted, colour.plain);
   rows.forEach((row, number) => {
     const top = number * ROW + 1;
-    const count = row.running.length;
-    const x = (place) => left + ((right - left) * place) / count;
+    const x = places(left, right, row.running.length);
     const joined = row.running.findIndex((value) => value !== null);
-    const fill = (first, end) => context.fillRect(x(first), top, x(end) - x(first) + 0.3, ROW - 2);
+    const fill = (first, end) => context.fillRect(x(first), top, x(end) - x(first), ROW - 2);
     runs(row.running, (first, end, value) => {
       if (value === 0 || first < joined) return;
       if (value === null) {
