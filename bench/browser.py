@@ -45,8 +45,13 @@ class Page:
 
     async def show(self, url: str, width: int, height: int, *, dark: bool = False) -> None:
         """Opens a URL in a window of this size; narrow windows are those of phones."""
+        await self.resize(width, height)
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         await self.call("Emulation.setEmulatedMedia", features=scheme)
+        await self.call("Page.navigate", url=url)
+
+    async def resize(self, width: int, height: int) -> None:
+        """Sets the size of the window in CSS pixels."""
         await self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -54,7 +59,6 @@ class Page:
             deviceScaleFactor=2 if width < 600 else 1,
             mobile=width < 600,
         )
-        await self.call("Page.navigate", url=url)
 
     async def value(self, expression: str) -> Any:
         """Returns the value of a JavaScript expression. Raises RuntimeError if it throws."""

@@ -26,7 +26,7 @@ SETTINGS = {"server.port": 0, "rollout.max_prompts": 12}
 SINGLE_PROMPTS = 6  # in turn, from single callers beside the rollout
 SAMPLES = 4  # of each, as requests of their own
 COLOURS = 128
-WIDTH, HEIGHT = 1280, 1240
+WIDTH, LEAST_HEIGHT = 1280, 900
 SHOTS = {"server-page": False, "server-page-dark": True}  # whether it is dark
 
 
@@ -83,9 +83,10 @@ async def _one(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -
 
 
 async def _shot(page: Page, url: str, path: Path, dark: bool) -> Path:
-    await page.show(url, WIDTH, HEIGHT, dark=dark)
+    await page.show(url, WIDTH, LEAST_HEIGHT, dark=dark)
     await page.until("!document.getElementById('main').hidden")
-    await asyncio.sleep(2.0)  # drawn at least once more
+    await page.resize(WIDTH, await page.value("document.documentElement.scrollHeight"))
+    await asyncio.sleep(1.5)  # drawn at least once more
     with Image.open(io.BytesIO(await page.picture())) as picture:
         picture.convert("RGB").quantize(COLOURS).save(path, optimize=True)
     return path
@@ -96,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Take the pictures of the server's live page.")
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "cpu-seer.yaml")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "assets")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of load before the pictures")
+    parser.add_argument("--seconds", type=float, default=110.0, help="of load before the pictures")
     parser.add_argument("--logs", type=Path, default=Path("logs"), help="of the engines")
     given = parser.parse_args()
     for path in asyncio.run(shoot(given.config, given.out, given.seconds, given.logs)):
