@@ -135,7 +135,7 @@ class Driver:
     @property
     def paused(self) -> bool:
         """Whether no chunk is sent: during a pause, or while engines change their weights."""
-        return self._loop.paused
+        return self._loop.stopped
 
     def states(self) -> list[EngineState]:
         """Returns the state of each engine, in order of joining."""

@@ -89,10 +89,10 @@ class RolloutLoop(EngineControl):
     @property
     @override
     def idle(self) -> bool:
-        return not self.runs.by_group or self.paused
+        return not self.runs.by_group or self.stopped
 
     @property
-    def paused(self) -> bool:
+    def stopped(self) -> bool:
         """Whether no chunk is dispatched until `resume` or `release`."""
         return self._pauses > 0 or self._held
 
@@ -197,7 +197,7 @@ class RolloutLoop(EngineControl):
     async def _next_result(self) -> ChunkResult | None:
         """Returns the next result; None when the scheduler is to be checked for work again."""
         wake_at = self._scheduler.wake_at
-        if wake_at is None or self.paused:
+        if wake_at is None or self.stopped:
             return await self._results.get()
         try:
             async with asyncio.timeout(max(0.0, wake_at - self._clock())):
@@ -210,7 +210,7 @@ class RolloutLoop(EngineControl):
         self._results.put_nowait(None)
 
     def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
-        if self.paused:
+        if self.stopped:
             return
         while (chunk := self._scheduler.next_assignment(self._clock())) is not None:
             run = self.runs.by_group[chunk.request.group.uid]
