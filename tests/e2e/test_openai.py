@@ -17,6 +17,7 @@ pytestmark = pytest.mark.shared_engines
 
 Json = dict[str, Any]
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+CLOSE = {"Connection": "close"}  # an engine closes an idle connection after five seconds
 TEXT = "<bos> 4 6 2 , 3 7 ?"
 MESSAGES: Any = [{"role": "user", "content": "gcd 4 6 2 , 3 7 ?"}]
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -135,7 +136,7 @@ async def both(
     """Returns SGLang's reply and ours, without names, times and our own fields."""
     replies = []
     for url in (engine_url, it.url):
-        async with it.session.post(url + path, json=body) as reply:
+        async with it.session.post(url + path, json=body, headers=CLOSE) as reply:
             assert reply.status == status, await reply.text()
             replies.append(plain(await reply.json()))
     return about(replies[0]), replies[1]
@@ -153,7 +154,7 @@ async def both_streams(it: Served, engine_url: str, path: str, body: Json) -> tu
 
 async def events(session: aiohttp.ClientSession, url: str, body: Json) -> list[Json]:
     """Returns the events of a stream."""
-    async with session.post(url, json=body) as reply:
+    async with session.post(url, json=body, headers=CLOSE) as reply:
         assert reply.status == 200, await reply.text()
         lines = (await reply.text()).split("\n\n")
     assert lines[-2:] == ["data: [DONE]", ""]
