@@ -123,14 +123,15 @@ class Load:
         assert after == await undivided(url, rest)
 
 
-async def trained(**arguments: Any) -> None:
+async def trained(log: Path, **arguments: Any) -> None:
     """Runs a trainer that sends its weights."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.e2e.trainer", json.dumps(arguments)),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, errors = await process.communicate()
-    assert process.returncode == 0, errors.decode()[-3000:]
+    with log.open("wb") as output:  # no pipe: torch's shared memory manager would hold it open
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.e2e.trainer", json.dumps(arguments)),
+            stdout=output,
+            stderr=output,
+        )
+        assert await process.wait() == 0, f"the trainer failed: {log}"
 
 
 async def loaded(it: Served) -> str | None:
@@ -170,13 +171,14 @@ async def test_after_an_update_from_disk_no_token_is_from_the_old_weights(
 @pytest.mark.parametrize("kind", ["distributed", "tensor"])
 @pytest.mark.parametrize("session", [False, True])
 async def test_after_an_update_by_a_trainer_no_token_is_from_the_old_weights(
-    engine_urls: list[str], other_model: Path, kind: str, session: bool
+    engine_urls: list[str], tmp_path: Path, other_model: Path, kind: str, session: bool
 ) -> None:
     async with serving(engine_urls) as it:
         old, load = it.service.version(), Load(it)
         await load.start(engine_urls[0])
         try:
             await trained(
+                tmp_path / "trainer.log",
                 url=it.url,
                 model=str(other_model),
                 kind=kind,
@@ -206,6 +208,7 @@ async def test_engines_of_two_ranks_take_part_in_a_trainers_group(
             await load.start(urls[0])
             for kind, version in (("distributed", "new"), ("tensor", "newer")):
                 await trained(
+                    tmp_path / "trainer.log",
                     url=it.url,
                     model=str(other_model),
                     kind=kind,
