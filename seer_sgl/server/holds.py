@@ -23,6 +23,8 @@ class Holds:
         self._clock = clock
         self._since: dict[str, float] = {}
         self._reminders: dict[str, asyncio.TimerHandle] = {}
+        self._over = asyncio.Event()
+        self._over.set()
 
     def __contains__(self, name: str) -> bool:
         return name in self._since
@@ -46,6 +48,7 @@ class Holds:
         if name in self._since:
             return
         self._since[name] = self._clock()
+        self._over.clear()
         self._remind_in(name, REMIND_S)
         try:
             await self._driver.pause()
@@ -58,6 +61,12 @@ class Holds:
         if self._since.pop(name, None) is not None:
             self._reminders.pop(name).cancel()
             self._driver.resume()
+            if not self._since:
+                self._over.set()
+
+    async def over(self) -> None:
+        """Returns when nothing is held: for requests that the driver does not place."""
+        await self._over.wait()
 
     @contextlib.asynccontextmanager
     async def during(self, name: str) -> AsyncIterator[None]:

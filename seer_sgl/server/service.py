@@ -175,6 +175,7 @@ class Service:
                 await self.generation.forward(forwarded, *tokens)
             else:
                 self.generation.require_room(1)
+                await self.holds.over()
                 await forwarded(engine_id)
         except EngineUnavailable as error:
             raise Failed(str(error)) from error

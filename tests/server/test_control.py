@@ -265,3 +265,20 @@ async def test_a_field_of_a_wrong_type_is_named(path: str, fields: dict[str, Any
         status, answer = await it.post(path, **fields)
         assert status == 400 and next(iter(fields)) in answer["error"]["message"]
         assert not fake.calls and not it.service.holds
+
+
+async def test_a_request_of_an_engines_own_session_waits_for_the_end_of_a_hold() -> None:
+    fake = FakeSGLang()
+    async with served(fake) as it:
+        it.service.pinned.add("mine", "e0")
+        await it.post("/release_memory_occupation", tags=["kv_cache"])
+        params = {"max_new_tokens": 2, "sampling_seed": 1}
+        request = asyncio.create_task(
+            it.generate(
+                input_ids=PROMPT, sampling_params=params, session_params={"id": "mine"}, rid="a"
+            )
+        )
+        await asyncio.sleep(0.2)
+        assert not fake.seen, "it would run on memory that is not there"
+        await it.post("/resume_memory_occupation")
+        assert (await request)["output_ids"]
