@@ -88,6 +88,11 @@ class ServedRollout(Observer):
         )
 
     @property
+    def caller(self) -> str:
+        """The driver's name of its caller."""
+        return self._run.caller
+
+    @property
     def waiting(self) -> int:
         """The number of groups that are held back."""
         return len(self._waiting)

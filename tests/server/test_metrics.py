@@ -5,8 +5,6 @@ import contextlib
 from collections import deque
 from typing import Any
 
-from seer_sgl.driver.groups import GroupMaker
-from seer_sgl.types import Prompt, Sampling, token_array
 from tests.fake_sglang import FakeSGLang
 from tests.link.test_link import until
 
@@ -194,15 +192,24 @@ async def test_an_engine_that_does_not_answer_costs_a_scrape_no_series_of_the_ot
 
 
 async def test_a_rollout_has_a_tail_and_is_counted_apart_from_single_requests() -> None:
-    fake = FakeSGLang(longest=1000, max_running_requests=64)
+    fake = FakeSGLang(longest=1000, max_running_requests=4, faults=deque(["stall"]))
+    rollout: dict[str, Any] = {
+        "rollout_id": "mine",
+        "groups": [{"id": f"p{n}", "prompt_ids": [1, n]} for n in range(10)],
+        "n_samples_per_prompt": 2,
+        "sampling": {"max_new_tokens": LIMIT},
+    }
     async with served(fake) as it:
-        maker = GroupMaker("rollout", 1)
-        prompt = Prompt(prompt_id="p", prompt_ids=token_array([1, 2]), n=20)
-        group = maker.group(prompt, Sampling(max_new_tokens=LIMIT), LIMIT, 0.0)
-        run = it.service.driver.submit([group])
-        assert (await scraped(it))("seer_rollouts") == 1
-        async for _ in run:
-            pass
+        async with it.session.post(f"{it.url}/rollout", json=rollout) as reply:
+            assert reply.status == 200, await reply.text()
+            await asyncio.wait_for(fake.stalled.wait(), 10)
+            assert (await scraped(it))("seer_rollouts") == 1
+            async with it.session.get(f"{it.url}/live") as live:
+                (shown,) = (await live.json())["rollouts"]
+            assert (shown["name"], shown["requests"]) == ("mine", 20)
+            fake.wake_stalled()
+            await reply.read()
+        await until(lambda: not it.service.rollouts.in_progress)
         now = await scraped(it)
     assert now("seer_rollouts") == now("seer_tail_seconds") == 0
     assert now("seer_rollout_tail_seconds_count") == 1

@@ -7,6 +7,7 @@ from seer_sgl.types import Request
 
 from .counts import GroupInProgress
 from .snapshot import EngineSnapshot, Snapshot
+from .tails import Progress
 
 MOST_ENGINES = 256
 MOST_GROUPS = 12
@@ -53,13 +54,7 @@ def live(snapshot: Snapshot, first_cell: int) -> dict[str, Any]:
         "groups_in_progress": len(counts.groups),
         "tail": [_request(each, snapshot) for each in counts.longest_running(MOST_TAIL)],
         "rollouts": [
-            {
-                "name": _clipped(each.name),
-                "requests": each.submitted,
-                "finished": each.finished,
-                "tail_s": round(each.tail_s, 1),
-            }
-            for each in islice(counts.tails.progress(now), MOST_ROLLOUTS)
+            _rollout(each, snapshot) for each in islice(counts.tails.progress(now), MOST_ROLLOUTS)
         ],
         "lanes": counts.history.since(first_cell, now, [each.info.engine_id for each in engines]),
     }
@@ -84,6 +79,16 @@ def _engine(engine: EngineSnapshot) -> dict[str, Any]:
         "kv_capacity": info.max_total_num_tokens,
         "tokens": counts.tokens,
         "weight_version": _clipped(info.weight_version),
+    }
+
+
+def _rollout(progress: Progress, snapshot: Snapshot) -> dict[str, Any]:
+    served = snapshot.rollouts.get(progress.caller)  # None: a program's own, in this process
+    return {
+        "name": _clipped(progress.name if served is None else served.rollout_id),
+        "requests": progress.submitted if served is None else served.requests,
+        "finished": progress.finished,
+        "tail_s": round(progress.tail_s, 1),
     }
 
 

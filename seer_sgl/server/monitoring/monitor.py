@@ -55,6 +55,7 @@ class Monitor(Collector):
             undivided=service.undivided.counts,
             open_groups=service.generation.open_groups,
             sessions=service.generation.sessions,
+            rollouts={served.caller: served for served in service.rollouts.in_progress},
             paused=driver.paused,
             now=self._clock(),
         )

@@ -6,6 +6,7 @@ import msgspec
 
 from seer_sgl.driver.state import EngineState
 from seer_sgl.report.counts import EngineCounts
+from seer_sgl.server.rollout_served import ServedRollout
 from seer_sgl.types import EngineInfo
 
 from .counts import ServerCounts
@@ -26,7 +27,10 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The server. `now`: seconds on the driver's clock."""
+    """The server. `now`: seconds on the driver's clock.
+
+    `rollouts`: those of clients, by the driver's caller.
+    """
 
     counts: ServerCounts
     engines: list[EngineSnapshot]
@@ -34,5 +38,6 @@ class Snapshot(msgspec.Struct, frozen=True):
     undivided: Mapping[str, int]
     open_groups: int
     sessions: int
+    rollouts: Mapping[str, ServedRollout]
     paused: bool
     now: float

@@ -11,6 +11,7 @@ from seer_sgl.report.report import TAIL_SHARE, tail_begin
 class Progress(NamedTuple):
     """A rollout in progress: requests, and the seconds of its tail so far (0: not reached)."""
 
+    caller: str
     name: str
     submitted: int
     finished: int
@@ -66,4 +67,4 @@ class Tails:
             before_tail = math.ceil(submitted * (1 - TAIL_SHARE))
             in_tail = before_tail <= len(finished) < submitted
             tail_s = now - finished[before_tail - 1] if in_tail and before_tail else 0.0
-            yield Progress(self._names[caller], submitted, len(finished), tail_s)
+            yield Progress(caller, self._names[caller], submitted, len(finished), tail_s)
