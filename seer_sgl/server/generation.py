@@ -303,16 +303,13 @@ class Generation(Observer):
         ids, logprobs = before.response_ids[answer.given :], before.logprobs[answer.given :]
         if len(answer.ids) > len(ids):  # of a chunk that did not come back
             ids, logprobs = answer.ids, answer.logprobs
-        call = answer.call
-        given = call.prompt_ids[len(before.group.prompt.prompt_ids) :]
         group = msgspec.structs.replace(
-            self._new_group(call), growing=False, prompt=before.group.prompt
+            self._new_group(answer.call), growing=False, prompt=before.group.prompt
         )
         answer.request = request = self._request(answer, group)
         group.requests = [request]
         if ids:
             _prefill(request, ids, logprobs, self._version())
-        assert len(given) == answer.given
         self._by_request[request.uid] = answer
         self._run.add([group])
 
