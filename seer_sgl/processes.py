@@ -29,6 +29,7 @@ LOG_TAIL_LINES = 8
 LAST_LINE_CHARS = 100
 STOP_GRACE_S = 5.0
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LOG_PATH = "; its log: "  # in the reason why a process ended
 PRIVATE = 0o600  # the mode of logs: servers print requests, paths and settings
 
 
@@ -158,7 +159,7 @@ class OwnedProcess:
         """Returns how the process ended and the path of its log; None while it runs."""
         if self.exit_status is None:
             return None
-        return f"its process ended with status {self.exit_status}; its log: {self.log}"
+        return f"its process ended with status {self.exit_status}{LOG_PATH}{self.log}"
 
     def log_tail(self) -> str:
         """Returns the last non-empty lines of the log, indented, for an error message."""

@@ -7,14 +7,13 @@ from aiohttp.typedefs import Handler
 
 from seer_sgl.errors import InputError, RolloutError
 
-from .auth import token_required
-from .control.routes import add_control_routes
-from .errors import HttpError, Unavailable
+from .bodies import body_read
+from .browsers import foreign
+from .errors import Forbidden, HttpError, Unavailable, public
 from .generate import Generate
 from .info import Info
 from .json import json_response
-from .monitoring.routes import add_monitoring_routes
-from .openai.routes import add_openai_routes
+from .openapi import add_openapi
 from .rollout_routes import add_rollout_routes
 from .service import Service
 from .workers import add_worker_routes
@@ -22,12 +21,14 @@ from .workers import add_worker_routes
 logger = logging.getLogger(__name__)
 
 
-def make_app(service: Service) -> web.Application:
-    """Returns the application."""
-    settings = service.settings
-    app = web.Application(client_max_size=settings.body_bytes())
-    check = token_required(app, settings.api_key, settings.admin_api_key)
-    app.middlewares.extend([_errors, check])
+def make_app(service: Service, api_key: str | None) -> web.Application:
+    """Returns the application. `api_key`: the bearer token of clients; None: no token."""
+    server = service.settings
+    guard = _own_pages(server.host) if api_key is None else _token_required(api_key)
+    app = web.Application(
+        client_max_size=server.body_bytes(),
+        middlewares=[_errors, guard, body_read(server.body_bytes())],
+    )
     generate, info = Generate(service), Info(service)
     app.router.add_route("POST", "/generate", generate.generate)
     app.router.add_route("PUT", "/generate", generate.generate)
@@ -41,9 +42,7 @@ def make_app(service: Service) -> web.Application:
     app.router.add_get("/v1/loads", info.loads)
     app.router.add_get("/v1/models", info.models)
     add_rollout_routes(app, service.rollouts)
-    add_worker_routes(app, add_control_routes(app, service))
-    add_openai_routes(app, service)
-    add_monitoring_routes(app, service)
+    add_openapi(app, token=api_key is not None)
     return app
 
 
@@ -55,9 +54,14 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except HttpError as error:
         return _refusal(error)
     except web.HTTPException as error:
-        return json_response(_body(error.reason), error.status)
+        response = json_response(_body(error.reason), error.status)
+        if "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
+    except ConnectionError:
+        raise  # the client has left: aiohttp closes the connection
     except InputError as error:
-        return json_response(_body(str(error)), 400)
+        return json_response(_body(public(str(error))), 400)
     except RolloutError as error:
         return _refusal(Unavailable(str(error)))
     except Exception:
@@ -66,7 +70,7 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _refusal(error: HttpError) -> web.Response:
-    response = json_response({"error": {"message": str(error)}}, error.status)
+    response = json_response(_body(public(str(error))), error.status)
     if error.retry_after_s is not None:
         response.headers["Retry-After"] = str(error.retry_after_s)
     return response
@@ -74,3 +78,28 @@ def _refusal(error: HttpError) -> web.Response:
 
 def _body(message: str) -> dict[str, object]:
     return {"error": {"message": message}}
+
+
+def _own_pages(own_host: str) -> Middleware:
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        why = foreign(request.method, request.path, request.headers, own_host)
+        if why is not None:
+            raise Forbidden(why)
+        return await handler(request)
+
+    return check
+
+
+def _token_required(token: str) -> Middleware:
+    wanted = f"Bearer {token}".encode()
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in OPEN:
+            given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+            if not hmac.compare_digest(given, wanted):
+                return json_response({"error": "Unauthorized"}, 401)
+        return await handler(request)
+
+    return check

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 SERVER_KEY = "SEER_SGL_SERVER_KEY"  # environment variable: the bearer token of clients
 ADMIN_KEY = "SEER_SGL_ADMIN_KEY"  # likewise, of the control plane
 SHUTDOWN_S = 5.0  # for responses that are being written when the server stops
+# A connection without a request is closed: an idle one, or one whose header arrives byte by byte.
+IDLE_S = 75.0
 
 
 async def serve(config: Config, log_dir: Path) -> None:
@@ -50,6 +52,7 @@ async def serving(service: Service) -> AsyncIterator[str]:
         access_log=None,
         handler_cancellation=True,  # a client that hangs up ends its requests
         shutdown_timeout=SHUTDOWN_S,
+        keepalive_timeout=IDLE_S,
     )
     await runner.setup()
     try:

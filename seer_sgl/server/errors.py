@@ -1,6 +1,7 @@
 """Errors that a client receives: an HTTP status and one line."""
 
 from seer_sgl.errors import SeerError
+from seer_sgl.processes import LOG_PATH
 
 
 class HttpError(SeerError):
@@ -16,16 +17,34 @@ class BadRequest(HttpError):
     status = 400
 
 
+class Forbidden(HttpError):
+    """The request may not be sent from there."""
+
+    status = 403
+
+
 class NotFound(HttpError):
     """There is nothing under this name."""
 
     status = 404
 
 
+class TooSlow(HttpError):
+    """The client took too long to send its request."""
+
+    status = 408
+
+
 class Conflict(HttpError):
     """The request contradicts the state of the server."""
 
     status = 409
+
+
+class TooLarge(HttpError):
+    """The request is larger than the server accepts."""
+
+    status = 413
 
 
 class TooMany(HttpError):
@@ -46,3 +65,8 @@ class Failed(HttpError):
     """The engines could not produce the response."""
 
     status = 502
+
+
+def public(message: str) -> str:
+    """Returns a message without the path of a log, which is the server's own business."""
+    return message.partition(LOG_PATH)[0]

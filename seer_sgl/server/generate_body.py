@@ -3,7 +3,7 @@
 import secrets
 import uuid
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -13,11 +13,18 @@ from seer_sgl.config.values import impossible
 from seer_sgl.types import Sampling, token_array
 
 from .calls import Call
+from .decode import decode, decode_fields, unreadable_as_refusal
 from .errors import BadRequest
 
 Ids = list[int]
 Parameters = dict[str, Any]
 DEFAULT_NEW_TOKENS = 128  # SGLang's SamplingParams.max_new_tokens
+# Parameters are sent with every chunk, and a stop string that begins in one chunk and ends in the
+# next is searched here, token by token. Requests with more go through as they are.
+MOST_STOPS = 32  # SGLang's MAX_STOP_COUNT
+LONGEST_STOP = 128  # characters
+MOST_VALUES = 4096
+MOST_CHARACTERS_PER_TOKEN = 256  # on average; the longest tokens of most tokenizers have 128
 LARGEST_SEED = (1 << 63) - 1
 # Beside Sampling: SGLang's parameters that this module reads, or whose default it takes.
 SEED, N = "sampling_seed", "n"
@@ -66,7 +73,6 @@ NEUTRAL_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "routed_experts_start_len": (0,),
 }
 _decoder = msgspec.json.Decoder(GenerateRequest)
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Undividable(Exception):
@@ -85,14 +91,6 @@ class Batch(msgspec.Struct, kw_only=True):
     stream: bool
     logprobs: list[bool]
     token_texts: bool
-
-
-def decode_fields(body: bytes) -> dict[str, msgspec.Raw]:
-    """Returns the fields of a JSON object. Raises BadRequest for anything else."""
-    try:
-        return _fields.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"the body is not a JSON object: {error}") from error
 
 
 class GenerateReader:
@@ -125,10 +123,13 @@ class GenerateReader:
             if name not in GenerateRequest.__struct_fields__ and name not in IGNORED:
                 require_neutral(name, raw, NEUTRAL_FIELDS)
         try:
-            request = _decoder.decode(body)
-        except msgspec.DecodeError as error:
-            raise Undividable("unusual") from error
-        return self.batch(request, session_id)
+            with unreadable_as_refusal("the body"):
+                request = _decoder.decode(body)
+        except BadRequest as error:
+            if isinstance(error.__cause__, msgspec.ValidationError):  # SGLang may read it
+                raise Undividable("unusual") from error
+            raise
+        return self._batch(request, session_id)
 
     def batch(self, request: GenerateRequest, session_id: str | None = None) -> Batch:
         """Returns the calls of a request. `session_id` and the errors: as in `read`."""
@@ -181,6 +182,8 @@ class GenerateReader:
                 raise Undividable("unusual")
             single = isinstance(request.text, str)
             texts = [request.text] if isinstance(request.text, str) else request.text
+            for text in texts:
+                require_possible(text, self._longest)
             prompts = [self._encode(text) for text in texts]
         elif request.input_ids:
             single = not isinstance(request.input_ids[0], list)
@@ -220,26 +223,41 @@ class GenerateReader:
             raise Undividable(_unknown(params) or "unusual") from error
         for name, _ in (*impossible(params), *sampling.problems()):
             raise Undividable(name or "unusual")
-        for name in sampling.undivided_because():
+        for name in (*sampling.undivided_because(), *_costly(sampling)):
             raise Undividable(name)
         if prompt_len < 1 or sampling.max_new_tokens > left:
             raise Undividable("length")  # SGLang decides what becomes of it
         return sampling, seed, sampling.max_new_tokens
 
 
-def require_neutral(name: str, raw: msgspec.Raw, neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raises Undividable if a field that this server does not read has a value.
+def _costly(sampling: Sampling) -> Iterator[str]:
+    """Yields the parameters that would cost this server or its engines too much in every chunk."""
+    stops = sampling.stops()
+    if len(stops) > MOST_STOPS or any(len(stop) > LONGEST_STOP for stop in stops):
+        yield "stop"
+    for name in ("stop_token_ids", "logit_bias", "custom_params"):
+        if len(getattr(sampling, name)) > MOST_VALUES:
+            yield name
 
-    `neutral`: by field, the values that mean the same as none.
-    """
-    try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise BadRequest(f"{name}: {error}") from error
+
+def _require_neutral(name: str, raw: msgspec.Raw) -> None:
+    """Raises Undividable if a field that this server does not read has a value."""
+    value = decode(raw, name)
     if value is None or value is False or value in ([], {}):
         return
     if value not in neutral.get(name, ()):
         raise Undividable(name)
+
+
+def require_possible(text: str, longest: int) -> None:
+    """Raises BadRequest for a text that cannot have as few as `longest` tokens.
+
+    Tokenising it would take this server, or the HTTP process of an engine, minutes.
+    """
+    if len(text) > longest * MOST_CHARACTERS_PER_TOKEN:
+        raise BadRequest(
+            f"text: {len(text)} characters; the longest prompt has {longest - 1} tokens"
+        )
 
 
 def _samples(each: list[Parameters]) -> int:

@@ -5,9 +5,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from .errors import HttpError
+from .errors import HttpError, public
 
-JSON = {"Content-Type": "application/json"}
+JSON_TYPE = "application/json"
+JSON = {"Content-Type": JSON_TYPE}
 EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 _encoder = msgspec.json.Encoder()
 
@@ -26,7 +27,7 @@ def error_fields(error: HttpError) -> dict[str, Any]:
     """Returns SGLang's fields of an error in a stream."""
     kind = "invalid_request_error" if error.status < 500 else "internal_server_error"
     return {
-        "message": str(error),
+        "message": public(str(error)),
         "type": kind,
         "code": error.status,
         "retryable": error.retry_after_s is not None,

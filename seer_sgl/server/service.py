@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -28,6 +30,11 @@ from .rollouts import Rollouts
 from .text import ResponseText
 from .undivided import Undivided
 
+P = ParamSpec("P")
+T = TypeVar("T")
+THREAD_BYTES = 1 << 15  # a tokenizer reads about a megabyte per second
+THREADS = 4
+
 
 class Service:
     """One open fleet, its driver and the responses in progress."""
@@ -42,6 +49,7 @@ class Service:
         self.pinned = Pinned()
         self._forwarded: dict[Forwarded, tuple[str, ...]] = {}  # the names of each in flight
         self._token_texts: dict[int, str] = {}
+        self._threads = ThreadPoolExecutor(THREADS, "read-body")
 
     @property
     def settings(self) -> ServerConfig:
@@ -110,10 +118,6 @@ class Service:
         for key, why in unservable(sampling, infos, tokenizer=self.tokenizer is not None):
             raise BadRequest(f"{key}: {why}")
 
-    def require_servable_min_p(self, min_p: float) -> None:
-        """Raises BadRequest if an engine would fail because of min_p."""
-        self.require_servable(Sampling(min_p=min_p))
-
     def require_short(self, prompt_len: int) -> None:
         """Raises BadRequest for a prompt above `server.max_prompt_tokens`."""
         most = self.settings.max_prompt_tokens
@@ -134,6 +138,20 @@ class Service:
         if text is None:
             text = self._token_texts[token] = self.tokenizer.decode([token])
         return text
+
+    async def worked(
+        self, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Returns the function's result; for an input of THREAD_BYTES or more from a thread.
+
+        Tokenising a long text takes seconds, in which the event loop serves everyone else. Raises
+        TooMany if a long input would have no room.
+        """
+        if size < THREAD_BYTES:
+            return function(*args, **kwargs)
+        self.generation.require_room(1)
+        work = functools.partial(function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     @contextlib.contextmanager
     def started(self, calls: Sequence[Call]) -> Iterator[list[Answer]]:
