@@ -19,6 +19,8 @@ from seer_sgl.types import Sampling, token_array
 from .calls import Call
 from .errors import Unavailable
 from .json import json_response
+from .operations import operation
+from .replies import Loads, ModelInfo, Models
 from .service import Service
 
 HEALTH_TIMEOUT_S = 20.0  # SGLang's own (SGLANG_HEALTH_CHECK_TIMEOUT)
@@ -60,10 +62,12 @@ class Info:
                 raise Unavailable(f"no token within {HEALTH_TIMEOUT_S:g} s") from error
         return web.Response()
 
+    @operation(returns=ModelInfo)
     async def model_info(self, _: web.Request) -> web.Response:
         """An engine's description of the model."""
         return json_response(await self._asked("/model_info"))
 
+    @operation(returns=dict[str, Any])
     async def server_info(self, _: web.Request) -> web.Response:
         """An engine's description of itself, with the figures of the fleet and of each engine."""
         info = await self._asked("/server_info")
@@ -90,6 +94,7 @@ class Info:
                 info[name] = None
         return json_response(info)
 
+    @operation(returns=Loads)
     async def loads(self, http: web.Request) -> web.Response:
         """The load of every engine, one entry per rank as for data parallelism."""
         query = f"?{http.query_string}" if http.query_string else ""
@@ -107,6 +112,7 @@ class Info:
             raise Unavailable("no engine reports its load")
         return json_response({**merged, "loads": entries})
 
+    @operation(returns=Models)
     async def models(self, _: web.Request) -> web.Response:
         """SGLang's list of models; any name is accepted in requests."""
         model = await self._asked("/model_info")

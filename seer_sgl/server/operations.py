@@ -1,0 +1,55 @@
+"""What a route reads and answers, stated at its handler: `/openapi.json` is made of it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict, TypeVar
+
+import msgspec
+
+STATED = "__seer_operation__"
+H = TypeVar("H", bound=Callable[..., Any])
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """The types of a route; a tuple: one of them. None: no body, or one that is not described.
+
+    `reads`: of the body. `returns`: of the reply, as JSON. `streams`: of each event of a stream;
+    `media`: the stream's media type. `query`: the types of the parameters in the URL. `optional`:
+    whether the body may be missing.
+    """
+
+    reads: Any = None
+    returns: Any = None
+    streams: Any = None
+    media: str = "text/event-stream"
+    query: Mapping[str, Any] = {}
+    optional: bool = False
+
+
+def operation(**types: Any) -> Callable[[H], H]:
+    """Returns a decorator for a handler, or for the `__call__` of one. `types`: of Operation."""
+    stated = Operation(**types)
+
+    def state(handler: H) -> H:
+        setattr(handler, STATED, stated)
+        return handler
+
+    return state
+
+
+class ErrorFields(TypedDict):
+    """What went wrong."""
+
+    message: str
+
+
+class Error(TypedDict):
+    """A refusal, by this server or by an engine that got the request as it is."""
+
+    error: ErrorFields | str
+
+
+class EngineError(TypedDict):
+    """SGLang's refusal of a body that it cannot read."""
+
+    object: str
+    message: str
