@@ -197,13 +197,10 @@ class HttpEngine:
 
         body: JSON. Raises EngineUnavailable if the connection fails, also inside the block.
         """
-        headers = dict(headers or {})
-        if body is not None:
-            headers["Content-Type"] = "application/json"
+        # LateBody: for more than a megabyte of plain bytes aiohttp issues a ResourceWarning.
+        data = None if body is None else LateBody(lambda: body)
         try:
-            async with self._session.request(
-                method, self._info.url + path, data=body, headers=headers
-            ) as response:
+            async with self._session.request(method, self._info.url + path, data=data) as response:
                 yield response
         except (aiohttp.ClientError, OSError) as error:
             raise self._unreachable(error) from error

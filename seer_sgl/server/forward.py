@@ -5,6 +5,7 @@ For requests that another chunk could not continue, or that this server does not
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 
 import aiohttp
@@ -13,6 +14,7 @@ from aiohttp import web
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import EngineUnavailable
 
+logger = logging.getLogger(__name__)
 COPIED = ("Content-Type", "Retry-After")
 OWN = "x-sglext-"  # headers with which clients ask SGLang for more in its answer
 Find = Callable[[str], HttpEngine | None]
@@ -34,7 +36,7 @@ class Forwarded:
         }
         self.engine_id: str | None = None  # that has it now
         self.response: web.StreamResponse | None = None  # once a part of the answer was sent
-        self.broken = False  # the engine was lost after a part of its answer
+        self.broken = False  # the rest of the answer is lost
 
     async def __call__(self, engine_id: str) -> None:
         """Sends the request to an engine, and its answer to the client.
@@ -55,6 +57,9 @@ class Forwarded:
         except EngineUnavailable:
             if self.response is None:
                 raise
+            self.broken = True
+        except Exception:  # a defect ends this request, not the driver
+            logger.exception("%s was not passed on", self._path)
             self.broken = True
         finally:
             self.engine_id = None

@@ -201,7 +201,8 @@ class Service:
             del self._forwarded[forwarded]
         if forwarded.broken and http.transport is not None:
             http.transport.abort()  # the client sees that its answer is incomplete
-        assert forwarded.response is not None
+        if forwarded.response is None:
+            raise Failed("the engine's answer could not be passed on")
         return forwarded.response
 
     def forwarded(self, prefix: str) -> list[tuple[Forwarded, str]]:
