@@ -99,6 +99,7 @@ class FakeSGLang(FakeControl):
         app.add_routes(
             [
                 web.post("/generate", self.generate),
+                web.put("/generate", self.generate),
                 web.post("/abort_request", self.abort_request),
                 web.get("/server_info", self.server_info),
                 web.get("/model_info", self.model_info),

@@ -61,6 +61,12 @@ def unservable(
                 f"engine {info.engine_id} runs with deterministic inference, where stock SGLang "
                 "fails; start it with `seer-sgl engine`",
             )
+        if sampling.min_new_tokens and _beyond(sampling.stop_token_ids, info.vocab_size):
+            yield (
+                "stop_token_ids",
+                f"a token id outside the vocabulary; with min_new_tokens engine {info.engine_id} "
+                "would fail",
+            )
         for key, wanted in (
             ("stop", bool(sampling.stops())),
             ("stop_regex", bool(sampling.stop_regex)),
@@ -72,6 +78,10 @@ def unservable(
                     f"engine {info.engine_id} runs with --skip-tokenizer-init, where SGLang "
                     "refuses this parameter",
                 )
+
+
+def _beyond(ids: Sequence[int], vocab_size: int | None) -> bool:
+    return vocab_size is not None and max(ids, default=0) >= vocab_size
 
 
 def check_pool(pool: KvPoolConfig, chunk: int, kv_bytes_per_token: int | None) -> None:

@@ -12,7 +12,7 @@ BODY_TIMEOUT_S = 120.0
 TYPES = ("application/json", "+json")
 
 
-def body_read(most: int, timeout_s: float = BODY_TIMEOUT_S) -> Middleware:
+def body_read(most: int) -> Middleware:
     """Returns a middleware that reads bodies of up to `most` bytes; handlers then get them at once.
 
     It also applies to bodies that come in chunks or compressed: what counts is their final size.
@@ -24,18 +24,18 @@ def body_read(most: int, timeout_s: float = BODY_TIMEOUT_S) -> Middleware:
             _require_json(request)
             if (request.content_length or 0) > most:
                 raise _too_large(most)
-            await _read(request, most, timeout_s)
+            await _read(request, most)
         return await handler(request)
 
     return read
 
 
-async def _read(request: web.Request, most: int, timeout_s: float) -> None:
+async def _read(request: web.Request, most: int) -> None:
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(BODY_TIMEOUT_S):
             await request.read()
     except TimeoutError as error:
-        raise TooSlow(f"the body did not arrive within {timeout_s:g} s") from error
+        raise TooSlow(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_large(most) from error
     except web.RequestPayloadError as error:

@@ -11,6 +11,7 @@ import msgspec
 from seer_sgl.types import EngineInfo
 
 from .decode import decode, decode_fields
+from .errors import BadRequest
 from .generate_body import DEFAULT_NEW_TOKENS, require_possible
 from .harmful import require_harmless
 from .json import dumps
@@ -43,7 +44,7 @@ def whole(
     """
     fields = decode_fields(body)
     known = {name: decode(fields[name], name) if name in fields else None for name in READ}
-    require_harmless(fields, known, engines)
+    require_harmless(known, engines)
     if known["rid"] is None:
         known["rid"] = uuid.uuid4().hex
         fields["rid"] = msgspec.Raw(dumps(known["rid"]))
@@ -91,7 +92,10 @@ def _prompts(
     for each in text if isinstance(text, list) else [text]:
         if isinstance(each, str):
             require_possible(each, longest)
-            lengths.append(len(each) if encode is None else len(encode(each)))
+            length = len(each) if encode is None else len(encode(each))
+            if each and not length:
+                raise BadRequest("text: a prompt without tokens")  # it would end an engine
+            lengths.append(length)
         else:
             lengths.append(1)
     return tuple(lengths)

@@ -1,41 +1,61 @@
-"""What ends an engine: requests that SGLang 0.5.21 accepts and that stop its scheduler. Pure."""
+"""Requests that stop the scheduler of SGLang 0.5.21, each found by trying. Pure.
 
-from collections.abc import Mapping, Sequence
+SGLang refuses most wrong values itself. The ones here it accepts, and then fails with them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-import msgspec
 
 from seer_sgl.driver.checks import unservable
 from seer_sgl.types import EngineInfo, Sampling
 
 from .errors import BadRequest
 
+LARGEST_TOP_K = (1 << 31) - 1
+WHOLE_NUMBERS = ("max_new_tokens", "min_new_tokens", "top_k")
 
-def require_harmless(
-    fields: Mapping[str, msgspec.Raw], known: Mapping[str, Any], engines: Sequence[EngineInfo]
-) -> None:
+
+def require_harmless(known: Mapping[str, Any], engines: Sequence[EngineInfo]) -> None:
     """Raises BadRequest for a request that would end one of the engines.
 
-    fields: all fields of the request. `known`: the values of those that the server reads.
+    known: the values of its fields `input_ids` and `sampling_params`.
     """
-    _require_in_vocabulary(known["input_ids"], engines[0].vocab_size)
+    vocab_size = engines[0].vocab_size
+    if isinstance(known["input_ids"], list):
+        _require_tokens(known["input_ids"], vocab_size)
     parameters = known["sampling_params"]
     for params in parameters if isinstance(parameters, list) else [parameters]:
         if isinstance(params, dict):
-            _require_servable_min_p(params.get("min_p"), engines)
+            for name, why in _harmful(params, engines):
+                raise BadRequest(f"{name}: {why}")
 
 
-def _require_in_vocabulary(ids: Any, vocab_size: int | None) -> None:
-    for each in ids if isinstance(ids, list) else ():
+def _require_tokens(ids: list[Any], vocab_size: int | None) -> None:
+    for each in ids:
         if isinstance(each, list):
-            _require_in_vocabulary(each, vocab_size)
-        elif isinstance(each, int) and (
-            each < 0 or (vocab_size is not None and each >= vocab_size)
-        ):
+            if not each:
+                raise BadRequest("input_ids: a prompt without tokens")
+            _require_tokens(each, vocab_size)
+        elif isinstance(each, int) and not _is_token(each, vocab_size):
             raise BadRequest(f"input_ids: token id {each} is outside the vocabulary")
 
 
-def _require_servable_min_p(min_p: Any, engines: Sequence[EngineInfo]) -> None:
+def _harmful(params: Mapping[str, Any], engines: Sequence[EngineInfo]) -> Iterator[tuple[str, str]]:
+    """Yields (parameter, reason)."""
+    for name in WHOLE_NUMBERS:
+        if isinstance(params.get(name), float):
+            yield name, "must be a whole number"
+    top_k, min_p = params.get("top_k"), params.get("min_p")
+    if isinstance(top_k, int) and top_k > LARGEST_TOP_K:
+        yield "top_k", f"must be at most {LARGEST_TOP_K}"
     if isinstance(min_p, int | float) and min_p > 0:
-        for name, why in unservable(Sampling(min_p=min_p), engines, tokenizer=True):
-            raise BadRequest(f"{name}: {why}")
+        yield from unservable(Sampling(min_p=min_p), engines, tokenizer=True)
+    stops = params.get("stop_token_ids")
+    if params.get("min_new_tokens") and isinstance(stops, list):
+        vocab_size = engines[0].vocab_size
+        if any(isinstance(each, int) and not _is_token(each, vocab_size) for each in stops):
+            yield "stop_token_ids", "a token id outside the vocabulary"
+
+
+def _is_token(token: int, vocab_size: int | None) -> bool:
+    return token >= 0 and (vocab_size is None or token < vocab_size)

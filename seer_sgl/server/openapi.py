@@ -16,8 +16,8 @@ from .json import JSON_TYPE, dumps
 from .operations import STATED, EngineError, Error, Operation, operation
 
 REFERENCE = "#/components/schemas/{name}"
-# Any route may answer with these, a server with a token also with 401. 417: an `Expect` header.
-REFUSALS = (400, 403, 404, 408, 409, 413, 417, 429, 500, 502, 503)
+# Any route may answer with these, a server with a token also with 401.
+REFUSALS = (400, 403, 404, 408, 409, 413, 429, 500, 502, 503)
 
 
 def add_openapi(app: web.Application, *, token: bool) -> None:
