@@ -15,7 +15,7 @@ from seer_sgl.types import Chunk, ChunkReply, WeightSpan
 from . import wire
 from .wire import Complaint, Finish, Meta, Token, Unreadable
 
-PREFIX, DONE = b"data:", b"[DONE]"
+PREFIX, DONE, END = b"data:", b"[DONE]", b"\n\n"
 
 
 class _EventMeta(Meta, kw_only=True):
@@ -93,11 +93,13 @@ async def events(content: aiohttp.StreamReader, limit: int) -> AsyncIterator[byt
     """Yields the data of each event. Raises ClientPayloadError for one above `limit` bytes."""
     buffer = bytearray()
     async for piece in content.iter_any():
+        start, searched = 0, max(0, len(buffer) - 1)
         buffer += piece
-        while (end := buffer.find(b"\n\n")) >= 0:
-            event, buffer = bytes(buffer[:end]), buffer[end + 2 :]
-            data = event.removeprefix(PREFIX).strip()
+        while (end := buffer.find(END, searched)) >= 0:
+            data = bytes(buffer[start:end]).removeprefix(PREFIX).strip()
+            start = searched = end + len(END)
             if data != DONE:
                 yield data
+        del buffer[:start]
         if len(buffer) > limit:
             raise aiohttp.ClientPayloadError(f"an event of more than {limit} bytes")

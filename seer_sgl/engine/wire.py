@@ -28,6 +28,7 @@ T = TypeVar("T")
 NAN_MATCH = "NaN happened"
 # A log probability is at most 0; log-softmax in float32 may round to slightly above.
 MAX_LOGPROB = 1e-4
+NUMPY_FROM = 64  # values; for fewer, as in an event of a stream, numpy is slower than Python
 
 
 class Unreadable(ValueError):
@@ -310,13 +311,20 @@ def _examined(meta: Meta) -> int:
 def _check_numbers(ids: "array[int]", logprobs: "array[float]", vocab_size: int | None) -> None:
     if not ids:
         return
-    every_id, every_logprob = np.frombuffer(ids, np.int32), np.frombuffer(logprobs, np.float32)
-    for wrong in (every_id.min(), every_id.max()):
+    for wrong in _extremes(ids):
         if wrong < 0 or (vocab_size is not None and wrong >= vocab_size):
             raise Unreadable(f"token id {wrong} is outside the vocabulary")
-    for value in (every_logprob.min(), every_logprob.max()):
+    for value in _extremes(logprobs):
         if not -math.inf < value <= MAX_LOGPROB:
             raise Unreadable(f"a token has the log probability {value:g}")
+
+
+def _extremes(values: "array[Any]") -> tuple[Any, Any]:
+    """Returns the least and the greatest value. JSON has no NaN."""
+    if len(values) < NUMPY_FROM:
+        return min(values), max(values)
+    every = np.frombuffer(values, values.typecode)
+    return every.min(), every.max()
 
 
 def _check_end(finish: Finish, ids: "array[int]") -> None:
