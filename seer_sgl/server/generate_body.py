@@ -196,13 +196,16 @@ class GenerateReader:
         return prompts, single
 
     def _ids(self, ids: Any) -> "array[int]":
-        if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
+        if not isinstance(ids, list):
             raise Undividable("unusual")
         highest = LARGEST_ID if self._vocab_size is None else self._vocab_size - 1
-        for token in (min(ids, default=0), max(ids, default=0)):
-            if not 0 <= token <= highest:
-                raise BadRequest(f"input_ids: token id {token} is outside the vocabulary")
-        return token_array(ids)
+        try:
+            for token in (min(ids, default=0), max(ids, default=0)):
+                if not 0 <= token <= highest:
+                    raise BadRequest(f"input_ids: token id {token} is outside the vocabulary")
+            return token_array(ids)
+        except TypeError as error:  # not all of them are numbers
+            raise Undividable("unusual") from error
 
     def _sampling(self, given: Parameters, prompt_len: int) -> tuple[Sampling, int | None, int]:
         """Returns the sampling parameters, the seed and the limit of one response."""
