@@ -342,9 +342,9 @@ async def _serve_for_ever(options: dict[str, Any]) -> None:
     assert isinstance(asyncio.get_running_loop(), uvloop.Loop)
     async with contextlib.AsyncExitStack() as stack:
         count = options.pop("count", 1)
-        urls = [
-            await stack.enter_async_context(serving(FakeSGLang(**options))) for _ in range(count)
-        ]
+        prompt_lens: dict[int, int] = {}
+        fakes = [FakeSGLang(**options, prompt_lens=prompt_lens) for _ in range(count)]
+        urls = [await stack.enter_async_context(serving(fake)) for fake in fakes]
         print(json.dumps(urls), flush=True)
         await asyncio.Event().wait()
 
