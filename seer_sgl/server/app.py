@@ -14,6 +14,7 @@ from .generate import Generate
 from .info import Info
 from .json import json_response
 from .openapi import add_openapi
+from .operations import OPEN
 from .rollout_routes import add_rollout_routes
 from .service import Service
 from .workers import add_worker_routes

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from .json import JSON_TYPE, dumps
-from .operations import STATED, EngineError, Error, Operation, operation
+from .operations import EVENTS_TYPE, OPEN, STATED, EngineError, Error, Operation, operation
 
 REFERENCE = "#/components/schemas/{name}"
 # Any route may answer with these, a server with a token also with 401.
@@ -118,6 +118,8 @@ class _Route(msgspec.Struct, frozen=True):
             "summary": summary.rstrip("."),
             "responses": {"200": self._success(schemas)} | _refusals(token),
         }
+        if self.path in OPEN:
+            described["security"] = []
         if rest.strip():
             described["description"] = rest.strip()
         names = [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
@@ -136,10 +138,19 @@ class _Route(msgspec.Struct, frozen=True):
         if stated.returns is not None:
             content[JSON_TYPE] = {"schema": schemas.of(stated.returns)}
         if stated.streams is not None:
-            event = schemas.of(stated.streams)
-            content[stated.media] = {"schema": {"type": "string"}, "itemSchema": event}
+            content[stated.media] = {"itemSchema": _event(stated, schemas)}
         success: dict[str, Any] = {"description": "OK"}
         return success | ({"content": content} if content else {})
+
+
+def _event(stated: Operation, schemas: _Schemas) -> dict[str, Any]:
+    """Returns the schema of an item of a stream, in OpenAPI 3.2's form for its media type."""
+    value = schemas.of(stated.streams)
+    if stated.media != EVENTS_TYPE:
+        return value
+    reply = {"type": "string", "contentMediaType": JSON_TYPE, "contentSchema": value}
+    data = {"anyOf": [{"const": "[DONE]"}, reply]}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def _refusals(token: bool) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from typing import Any, TypedDict, TypeVar
 
 import msgspec
 
+EVENTS_TYPE = "text/event-stream"
+OPEN = ("/health", "/health_generate", "/ping")  # need no token, as in SGLang
 STATED = "__seer_operation__"
 H = TypeVar("H", bound=Callable[..., Any])
 
@@ -20,7 +22,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     reads: Any = None
     returns: Any = None
     streams: Any = None
-    media: str = "text/event-stream"
+    media: str = EVENTS_TYPE
     query: Mapping[str, Any] = {}
     optional: bool = False
 
