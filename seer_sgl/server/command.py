@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from seer_sgl.config import Config, ServerConfig, with_values
 from seer_sgl.errors import ConfigError
@@ -18,6 +19,7 @@ from .app import make_app
 from .service import Service
 
 logger = logging.getLogger(__name__)
+connections = logging.getLogger(f"{__name__}.connections")  # what aiohttp reports
 SERVER_KEY = "SEER_SGL_SERVER_KEY"  # environment variable: the bearer token of clients
 ADMIN_KEY = "SEER_SGL_ADMIN_KEY"  # likewise, of the control plane
 SHUTDOWN_S = 5.0  # for responses that are being written when the server stops
@@ -53,6 +55,7 @@ async def serving(service: Service) -> AsyncIterator[str]:
         handler_cancellation=True,  # a client that hangs up ends its requests
         shutdown_timeout=SHUTDOWN_S,
         keepalive_timeout=IDLE_S,
+        logger=connections,
     )
     await runner.setup()
     try:
@@ -62,6 +65,15 @@ async def serving(service: Service) -> AsyncIterator[str]:
         yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     finally:
         await runner.cleanup()
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Returns whether a record is no broken request or connection: clients could fill the log."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | ConnectionError)
+
+
+connections.addFilter(_is_worth_a_line)
 
 
 def _with_keys(config: Config) -> Config:

@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 from aiohttp import web
@@ -17,7 +18,7 @@ from tests.server.helpers import Served, whole
 
 PROMPT = [5, 6, 7]
 DEEP = 10**5
-KEPT_ALIVE = 40  # connections to the engines and of the honest callers, for some seconds
+HONEST = 8  # connections that honest callers keep alive
 
 
 class CarefulFake(FakeSGLang):
@@ -103,15 +104,26 @@ UNREADABLE: dict[str, tuple[dict[str, str], bytes, int]] = {
 
 @contextlib.asynccontextmanager
 async def leaving_nothing(it: Served, *fakes: FakeSGLang) -> AsyncIterator[None]:
-    """Checks that after the block no request, task or socket is left that was not there before."""
-    process = psutil.Process()
-    await it.session.get(f"{it.url}/health")
-    before, tasks = process.num_fds(), len(asyncio.all_tasks())
+    """Checks that after the block no request, connection or task is left of it."""
+    tasks = _tasks()
     yield
     await until(lambda: it.service.generation.in_progress == 0)
     await until(lambda: all(fake.running == 0 for fake in fakes))
-    await until(lambda: process.num_fds() <= before + KEPT_ALIVE)
-    await until(lambda: len(asyncio.all_tasks()) <= tasks + KEPT_ALIVE)
+    await until(lambda: _connections(it) <= HONEST)
+    await until(lambda: _tasks() <= tasks + HONEST)
+
+
+def _connections(it: Served) -> int:
+    """Returns the number of open connections to the server."""
+    port = urlsplit(it.url).port
+    ours = (each for each in psutil.Process().net_connections() if each.status != "LISTEN")
+    return sum(each.laddr.port == port for each in ours)
+
+
+def _tasks() -> int:
+    """Returns the number of tasks, without those of connections, also to the fake engines."""
+    names = (getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks())
+    return sum(name != "RequestHandler.start" for name in names)
 
 
 @contextlib.asynccontextmanager
