@@ -10,6 +10,7 @@ from seer_sgl.driver.checks import unservable
 from seer_sgl.types import EngineInfo, Sampling
 
 from .errors import BadRequest
+from .patterns import may_take_forever
 
 LARGEST_TOP_K = (1 << 31) - 1
 WHOLE_NUMBERS = ("max_new_tokens", "min_new_tokens", "top_k")
@@ -50,11 +51,22 @@ def _harmful(params: Mapping[str, Any], engines: Sequence[EngineInfo]) -> Iterat
         yield "top_k", f"must be at most {LARGEST_TOP_K}"
     if isinstance(min_p, int | float) and min_p > 0:
         yield from unservable(Sampling(min_p=min_p), engines, tokenizer=True)
+    bias = params.get("logit_bias")
+    if bias is not None and not _is_of_numbers(bias):
+        yield "logit_bias", "must be an object of numbers"
+    patterns = params.get("stop_regex")
+    for pattern in patterns if isinstance(patterns, list) else [patterns]:
+        if isinstance(pattern, str) and may_take_forever(pattern):
+            yield "stop_regex", "a repetition inside a repetition can take an engine for ever"
     stops = params.get("stop_token_ids")
     if params.get("min_new_tokens") and isinstance(stops, list):
         vocab_size = engines[0].vocab_size
         if any(isinstance(each, int) and not _is_token(each, vocab_size) for each in stops):
             yield "stop_token_ids", "a token id outside the vocabulary"
+
+
+def _is_of_numbers(bias: Any) -> bool:
+    return isinstance(bias, dict) and all(isinstance(each, int | float) for each in bias.values())
 
 
 def _is_token(token: int, vocab_size: int | None) -> bool:
