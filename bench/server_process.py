@@ -21,6 +21,7 @@ from seer_sgl.server.service import Service
 async def serve(config: dict[str, Any]) -> None:
     """Serves until standard input ends."""
     async with Rollout(config, gives_up=False) as rollout:
+        gc.freeze()  # as `serve`
         service = Service(rollout)
         async with serving(service) as url, asyncio.TaskGroup() as tasks:
             work = tasks.create_task(service.generation.run())

@@ -9,7 +9,7 @@ from .errors import BadRequest, TooLarge, TooSlow
 
 # A client that sends its body byte by byte holds a socket no longer than this.
 BODY_TIMEOUT_S = 120.0
-TYPES = ("application/json", "+json")
+TYPES = ("application/json", "+json", "ndjson", "jsonl")
 
 
 def body_read(most: int) -> Middleware:
@@ -50,7 +50,7 @@ def _require_json(request: web.Request) -> None:
     A web page of another site can make a browser send any other type without asking first.
     """
     if not request.content_type.endswith(TYPES):
-        raise BadRequest("Content-Type must be application/json")
+        raise BadRequest("Content-Type must be application/json, or NDJSON for /rollout")
 
 
 def _too_large(most: int) -> TooLarge:

@@ -1,6 +1,7 @@
 """`seer-sgl serve`: opens the fleet, and serves until it is stopped."""
 
 import contextlib
+import gc
 import ipaddress
 import logging
 import os
@@ -39,6 +40,7 @@ async def serve(config: Config, log_dir: Path) -> None:
     if server.port:
         require_free_port(server.port, "server.port", server.host)
     async with Rollout(config, log_dir=log_dir, gives_up=False) as rollout:
+        gc.freeze()  # what start-up has imported is not searched for garbage again
         service = Service(rollout)
         async with serving(service) as url:
             logger.info("serving %d engines at %s", len(rollout.engines), url)

@@ -7,13 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from seer_sgl.driver.checks import unservable
+from seer_sgl.sampling import GRAMMARS
 from seer_sgl.types import EngineInfo, Sampling
 
 from .errors import BadRequest
 from .patterns import may_take_forever
 
 LARGEST_TOP_K = (1 << 31) - 1
-WHOLE_NUMBERS = ("max_new_tokens", "min_new_tokens", "top_k")
+WHOLE_NUMBERS = ("max_new_tokens", "beam_width")
+FLAGS = ("skip_special_tokens",)
 
 
 def require_harmless(known: Mapping[str, Any], engines: Sequence[EngineInfo]) -> None:
@@ -43,26 +45,38 @@ def _require_tokens(ids: list[Any], vocab_size: int | None) -> None:
 
 def _harmful(params: Mapping[str, Any], engines: Sequence[EngineInfo]) -> Iterator[tuple[str, str]]:
     """Yields (parameter, reason)."""
-    for name in WHOLE_NUMBERS:
-        if isinstance(params.get(name), float):
-            yield name, "must be a whole number"
+    yield from _of_wrong_type(params)
     top_k, min_p = params.get("top_k"), params.get("min_p")
     if isinstance(top_k, int) and top_k > LARGEST_TOP_K:
         yield "top_k", f"must be at most {LARGEST_TOP_K}"
     if isinstance(min_p, int | float) and min_p > 0:
         yield from unservable(Sampling(min_p=min_p), engines, tokenizer=True)
+    for pattern in _list(params.get("stop_regex")):
+        if isinstance(pattern, str) and may_take_forever(pattern):
+            yield "stop_regex", "a repetition inside a repetition can take an engine for ever"
+    if params.get("min_new_tokens"):
+        for token in _list(params.get("stop_token_ids")):
+            if isinstance(token, int) and not _is_token(token, engines[0].vocab_size):
+                yield "stop_token_ids", f"token id {token} is outside the vocabulary"
+
+
+def _of_wrong_type(params: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name in WHOLE_NUMBERS:
+        if isinstance(params.get(name), float):
+            yield name, "must be a whole number"
+    for name in GRAMMARS:
+        if not isinstance(params.get(name), str | None):
+            yield name, "must be a text"
+    for name in FLAGS:
+        if not isinstance(params.get(name), int | None):
+            yield name, "must be true or false"
     bias = params.get("logit_bias")
     if bias is not None and not _is_of_numbers(bias):
         yield "logit_bias", "must be an object of numbers"
-    patterns = params.get("stop_regex")
-    for pattern in patterns if isinstance(patterns, list) else [patterns]:
-        if isinstance(pattern, str) and may_take_forever(pattern):
-            yield "stop_regex", "a repetition inside a repetition can take an engine for ever"
-    stops = params.get("stop_token_ids")
-    if params.get("min_new_tokens") and isinstance(stops, list):
-        vocab_size = engines[0].vocab_size
-        if any(isinstance(each, int) and not _is_token(each, vocab_size) for each in stops):
-            yield "stop_token_ids", "a token id outside the vocabulary"
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _is_of_numbers(bias: Any) -> bool:

@@ -43,7 +43,7 @@ def _repeats_choices(items: Any, *, within: bool) -> bool:
 
 
 def _overlap(alternatives: Any) -> bool:
-    """Returns whether two alternatives may begin alike. Alternatives with different first letters do not."""
+    """Returns whether two alternatives may begin alike: not each has its own first letter."""
     first = [each[0] if len(each) else None for each in alternatives]
     letters = {each[1] for each in first if each is not None and each[0] is sre.LITERAL}
     return len(letters) < len(first)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -45,7 +46,9 @@ async def test_a_request_is_described_by_the_type_that_decodes_it() -> None:
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(500, marks=pytest.mark.long)])
-async def test_generated_requests_get_only_documented_answers(examples: int) -> None:
+async def test_generated_requests_get_only_documented_answers(
+    examples: int, tmp_path: Path
+) -> None:
     """Schemathesis generates requests, valid and invalid, from the description."""
     fake, server = CarefulFake(longest=20), {"api_key": TOKEN, "max_body": "1mb"}
     async with served(fake, server=server) as it, leaving_nothing(it, fake):
@@ -53,7 +56,7 @@ async def test_generated_requests_get_only_documented_answers(examples: int) -> 
         options = ("--max-examples", str(examples), "--seed", "1", "--exclude-checks", UNCHECKED)
         token = ("--header", f"Authorization: Bearer {TOKEN}")
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, *options, *token, stdout=asyncio.subprocess.PIPE
+            sys.executable, *command, *options, *token, cwd=tmp_path, stdout=asyncio.subprocess.PIPE
         )
         printed, _ = await process.communicate()
         assert process.returncode == 0, printed.decode()
