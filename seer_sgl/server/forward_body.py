@@ -13,10 +13,10 @@ from seer_sgl.types import EngineInfo
 from .decode import decode, decode_fields
 from .errors import BadRequest
 from .generate_body import DEFAULT_NEW_TOKENS, require_possible
-from .harmful import require_harmless
+from .harmful import READ, require_harmless
 from .json import dumps
 
-READ = ("rid", "text", "input_ids", "input_embeds", "sampling_params")
+OWN = ("rid", "input_embeds")  # of the fields; beside the ones that may do harm
 
 
 class Whole(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ def whole(
     response together. Raises BadRequest for what would end an engine.
     """
     fields = decode_fields(body)
-    known = {name: decode(fields[name], name) if name in fields else None for name in READ}
+    known = {name: decode(fields[name], name) if name in fields else None for name in (*OWN, *READ)}
     require_harmless(known, engines)
     if known["rid"] is None:
         known["rid"] = uuid.uuid4().hex

@@ -13,6 +13,10 @@ from seer_sgl.types import EngineInfo, Sampling
 from .errors import BadRequest
 from .patterns import may_take_forever
 
+READ = (
+    *("text", "input_ids", "sampling_params"),
+    *("return_logprob", "top_logprobs_num", "logprob_start_len"),
+)
 LARGEST_TOP_K = (1 << 31) - 1
 WHOLE_NUMBERS = ("max_new_tokens", "beam_width")
 FLAGS = ("skip_special_tokens",)
@@ -21,9 +25,12 @@ FLAGS = ("skip_special_tokens",)
 def require_harmless(known: Mapping[str, Any], engines: Sequence[EngineInfo]) -> None:
     """Raises BadRequest for a request that would end one of the engines.
 
-    known: the values of its fields `input_ids` and `sampling_params`.
+    known: the values of the fields READ; a missing one is None.
     """
     vocab_size = engines[0].vocab_size
+    if known["return_logprob"]:
+        for name, why in _harmful_logprobs(known, vocab_size):
+            raise BadRequest(f"{name}: {why}")
     if isinstance(known["input_ids"], list):
         _require_tokens(known["input_ids"], vocab_size)
     parameters = known["sampling_params"]
@@ -31,6 +38,29 @@ def require_harmless(known: Mapping[str, Any], engines: Sequence[EngineInfo]) ->
         if isinstance(params, dict):
             for name, why in _harmful(params, engines):
                 raise BadRequest(f"{name}: {why}")
+
+
+def _harmful_logprobs(
+    known: Mapping[str, Any], vocab_size: int | None
+) -> Iterator[tuple[str, str]]:
+    """Yields (field, reason)."""
+    single = isinstance(known["text"], str) or not any(
+        isinstance(each, list) for each in _list(known["input_ids"])
+    )
+    single = single and _of_one_sample(known["sampling_params"])
+    top, start = known["top_logprobs_num"], known["logprob_start_len"]
+    for name, value in (("top_logprobs_num", top), ("logprob_start_len", start)):
+        if single and isinstance(value, list):
+            yield name, "must be a number for a single prompt"
+    if any(isinstance(each, int) and each < -1 for each in _list(start)):
+        yield "logprob_start_len", "must be at least -1"
+    most = vocab_size
+    if most is not None and any(isinstance(each, int) and each > most for each in _list(top)):
+        yield "top_logprobs_num", f"the vocabulary has {most} tokens"
+
+
+def _of_one_sample(params: Any) -> bool:
+    return not isinstance(params, dict) or params.get("n") in (None, 1)
 
 
 def _require_tokens(ids: list[Any], vocab_size: int | None) -> None:

@@ -6,13 +6,17 @@ import msgspec
 import pytest
 
 from seer_sgl.server.errors import BadRequest
-from seer_sgl.server.harmful import require_harmless
+from seer_sgl.server.harmful import READ, require_harmless
 from seer_sgl.server.patterns import may_take_forever
 from seer_sgl.types import EngineInfo
 from tests.fake_sglang import FakeSGLang
 from tests.server.helpers import served
 
 VOCABULARY = 100
+
+
+def request(**fields: Any) -> dict[str, Any]:
+    return dict.fromkeys(READ) | fields
 
 
 async def engine() -> EngineInfo:
@@ -48,7 +52,27 @@ async def test_what_ends_an_engine_is_refused_by_name(
     info = msgspec.structs.replace(await engine(), vocab_size=VOCABULARY)
     for parameters in (params, [{}, params]):
         with pytest.raises(BadRequest, match=f"^{named}: "):
-            require_harmless({"input_ids": ids, "sampling_params": parameters}, [info])
+            require_harmless(request(input_ids=ids, sampling_params=parameters), [info])
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"logprob_start_len": -2}, "logprob_start_len"),
+        ({"top_logprobs_num": VOCABULARY + 1}, "top_logprobs_num"),
+        ({"top_logprobs_num": [1]}, "top_logprobs_num"),
+        ({"logprob_start_len": [0]}, "logprob_start_len"),
+    ],
+)
+async def test_log_probabilities_that_end_an_engine_are_refused_where_they_are_wanted(
+    fields: dict[str, Any], named: str
+) -> None:
+    info = msgspec.structs.replace(await engine(), vocab_size=VOCABULARY)
+    require_harmless(request(input_ids=[5], **fields), [info])
+    with pytest.raises(BadRequest, match=f"^{named}: "):
+        require_harmless(request(input_ids=[5], return_logprob=True, **fields), [info])
+    batch = request(input_ids=[[5]], return_logprob=True, top_logprobs_num=[1])
+    require_harmless(batch, [info])
 
 
 @pytest.mark.parametrize(
@@ -63,8 +87,8 @@ async def test_what_ends_an_engine_is_refused_by_name(
     ],
 )
 async def test_what_sglang_takes_or_refuses_itself_goes_through(params: Any) -> None:
-    require_harmless({"input_ids": [5], "sampling_params": params}, [await engine()])
-    require_harmless({"input_ids": None, "sampling_params": params}, [await engine()])
+    require_harmless(request(input_ids=[5], sampling_params=params), [await engine()])
+    require_harmless(request(sampling_params=params), [await engine()])
 
 
 async def test_a_divided_request_has_no_stop_outside_the_vocabulary_beside_a_least_length() -> None:
