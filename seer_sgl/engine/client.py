@@ -200,7 +200,9 @@ class HttpEngine:
         # LateBody: for more than a megabyte of plain bytes aiohttp issues a ResourceWarning.
         data = None if body is None else LateBody(lambda: body)
         try:
-            async with self._session.request(method, self._info.url + path, data=data) as response:
+            async with self._session.request(
+                method, self._info.url + path, data=data, headers=headers
+            ) as response:
                 yield response
         except (aiohttp.ClientError, OSError) as error:
             raise self._unreachable(error) from error

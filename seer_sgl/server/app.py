@@ -3,18 +3,21 @@
 import logging
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 
 from seer_sgl.errors import InputError, RolloutError
 
+from .auth import token_required
 from .bodies import body_read
 from .browsers import foreign
+from .control.routes import add_control_routes
 from .errors import Forbidden, HttpError, Unavailable, public
 from .generate import Generate
 from .info import Info
 from .json import json_response
+from .monitoring.routes import add_monitoring_routes
+from .openai.routes import add_openai_routes
 from .openapi import add_openapi
-from .operations import OPEN
 from .rollout_routes import add_rollout_routes
 from .service import Service
 from .workers import add_worker_routes
@@ -22,14 +25,15 @@ from .workers import add_worker_routes
 logger = logging.getLogger(__name__)
 
 
-def make_app(service: Service, api_key: str | None) -> web.Application:
-    """Returns the application. `api_key`: the bearer token of clients; None: no token."""
-    server = service.settings
-    guard = _own_pages(server.host) if api_key is None else _token_required(api_key)
-    app = web.Application(
-        client_max_size=server.body_bytes(),
-        middlewares=[_errors, guard, body_read(server.body_bytes())],
-    )
+def make_app(service: Service) -> web.Application:
+    """Returns the application."""
+    settings = service.settings
+    app = web.Application(client_max_size=settings.body_bytes())
+    app.middlewares.append(_errors)
+    if settings.api_key is None:
+        app.middlewares.append(_own_pages(settings.host))
+    app.middlewares.append(token_required(app, settings.api_key, settings.admin_api_key))
+    app.middlewares.append(body_read(settings.body_bytes()))
     generate, info = Generate(service), Info(service)
     app.router.add_route("POST", "/generate", generate.generate)
     app.router.add_route("PUT", "/generate", generate.generate)
@@ -43,7 +47,10 @@ def make_app(service: Service, api_key: str | None) -> web.Application:
     app.router.add_get("/v1/loads", info.loads)
     app.router.add_get("/v1/models", info.models)
     add_rollout_routes(app, service.rollouts)
-    add_openapi(app, token=api_key is not None)
+    add_worker_routes(app, add_control_routes(app, service))
+    add_openai_routes(app, service)
+    add_monitoring_routes(app, service)
+    add_openapi(app, client=settings.api_key is not None, admin=settings.admin_api_key is not None)
     return app
 
 
@@ -82,25 +89,13 @@ def _body(message: str) -> dict[str, object]:
 
 
 def _own_pages(own_host: str) -> Middleware:
+    """Returns a middleware that refuses what a page of another site makes a browser send."""
+
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         why = foreign(request.method, request.path, request.headers, own_host)
         if why is not None:
             raise Forbidden(why)
-        return await handler(request)
-
-    return check
-
-
-def _token_required(token: str) -> Middleware:
-    wanted = f"Bearer {token}".encode()
-
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path not in OPEN:
-            given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-            if not hmac.compare_digest(given, wanted):
-                return json_response({"error": "Unauthorized"}, 401)
         return await handler(request)
 
     return check

@@ -16,19 +16,21 @@ from .generate_body import DEFAULT_NEW_TOKENS, require_possible
 from .harmful import READ, require_harmless
 from .json import dumps
 
-OWN = ("rid", "input_embeds")  # of the fields; beside the ones that may do harm
+OWN = ("rid", "input_embeds", "session_params")  # of the fields; beside the ones that may do harm
 
 
 class Whole(msgspec.Struct, frozen=True):
     """A request that is sent as it is. `rids`: the names that abort it.
 
     `prompts`: the number of tokens of each prompt. `budget`: the most response tokens in all.
+    `session`: its session of SGLang.
     """
 
     body: bytes
     rids: tuple[str, ...]
     prompts: tuple[int, ...]
     budget: int
+    session: Any
 
 
 def whole(
@@ -60,6 +62,7 @@ def whole(
         tuple(name for name in rids if isinstance(name, str)),
         prompts,
         _budget(known["sampling_params"], len(prompts), longest),
+        known["session_params"],
     )
 
 

@@ -37,7 +37,7 @@ class Generate:
         service = self._service
         session_id = http.headers.get(SESSION_HEADER)
         try:
-            batch = await service.worked(len(body), self._reader().read, body, session_id)
+            batch = await service.worked(len(body), reader(service).read, body, session_id)
         except Undividable as undividable:
             return await self._forward(http, body, undividable.reason)
         with service.started(batch.calls) as answers:
@@ -78,8 +78,40 @@ class Generate:
         sent = await service.worked(len(body), whole, body, service.infos(), encode, longest)
         for length in sent.prompts:
             service.require_short(length)
-        tokens = min(sum(sent.prompts), longest), sent.budget
-        return await service.forward(http, sent.body, reason, tokens=tokens, rids=sent.rids)
+        return await service.forward(
+            http,
+            sent.body,
+            reason,
+            tokens=(min(sum(sent.prompts), longest), sent.budget),
+            rids=sent.rids,
+            engine_id=service.pinned.engine_of(sent.session),
+        )
+
+
+def reader(service: Service) -> GenerateReader:
+    """Returns a reader of bodies for the engines that serve now."""
+    tokenizer = service.tokenizer
+    return GenerateReader(
+        None if tokenizer is None else tokenizer.encode,
+        service.longest(),
+        service.settings.max_batch,
+        service.infos()[0].vocab_size,
+    )
+
+
+def replies_of(service: Service, batch: Batch, answers: Sequence[Answer]) -> list[Reply]:
+    """Returns SGLang's replies to the calls of a batch, which grow with the answers."""
+    token_text = service.token_text if batch.token_texts else _no_text
+    return [
+        Reply(
+            answer,
+            service.text_of(answer.call),
+            logprobs=logprobs,
+            token_text=token_text,
+            version=service.version(),
+        )
+        for answer, logprobs in zip(answers, batch.logprobs, strict=True)
+    ]
 
 
 def _no_text(_: int) -> str | None:

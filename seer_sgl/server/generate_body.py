@@ -129,7 +129,7 @@ class GenerateReader:
             if isinstance(error.__cause__, msgspec.ValidationError):  # SGLang may read it
                 raise Undividable("unusual") from error
             raise
-        return self._batch(request, session_id)
+        return self.batch(request, session_id)
 
     def batch(self, request: GenerateRequest, session_id: str | None = None) -> Batch:
         """Returns the calls of a request. `session_id` and the errors: as in `read`."""
@@ -243,8 +243,11 @@ def _costly(sampling: Sampling) -> Iterator[str]:
             yield name
 
 
-def _require_neutral(name: str, raw: msgspec.Raw) -> None:
-    """Raises Undividable if a field that this server does not read has a value."""
+def require_neutral(name: str, raw: msgspec.Raw, neutral: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises Undividable if a field that this server does not read has a value.
+
+    `neutral`: by field, the values that mean the same as none.
+    """
     value = decode(raw, name)
     if value is None or value is False or value in ([], {}):
         return

@@ -15,7 +15,7 @@ from .patterns import may_take_forever
 
 READ = (
     *("text", "input_ids", "sampling_params"),
-    *("return_logprob", "top_logprobs_num", "logprob_start_len"),
+    *("return_logprob", "top_logprobs_num", "logprob_start_len", "positional_embed_overrides"),
 )
 LARGEST_TOP_K = (1 << 31) - 1
 WHOLE_NUMBERS = ("max_new_tokens", "beam_width")
@@ -28,6 +28,8 @@ def require_harmless(known: Mapping[str, Any], engines: Sequence[EngineInfo]) ->
     known: the values of the fields READ; a missing one is None.
     """
     vocab_size = engines[0].vocab_size
+    if known["positional_embed_overrides"] is not None:
+        raise BadRequest("positional_embed_overrides: JSON cannot hold what SGLang expects")
     if known["return_logprob"]:
         for name, why in _harmful_logprobs(known, vocab_size):
             raise BadRequest(f"{name}: {why}")

@@ -4,7 +4,7 @@ import ast
 import inspect
 import itertools
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any, Self
@@ -12,18 +12,21 @@ from typing import Any, Self
 import msgspec
 from aiohttp import web
 
+from .auth import ADMIN_ROUTES, OPEN
 from .json import JSON_TYPE, dumps
-from .operations import EVENTS_TYPE, OPEN, STATED, EngineError, Error, Operation, operation
+from .operations import EVENTS_TYPE, STATED, EngineError, Error, FleetError, Operation, operation
 
 REFERENCE = "#/components/schemas/{name}"
 # Any route may answer with these, a server with a token also with 401.
 REFUSALS = (400, 403, 404, 408, 409, 413, 429, 500, 502, 503)
 
+ERRORS = (Error, EngineError, FleetError)
 
-def add_openapi(app: web.Application, *, token: bool) -> None:
+
+def add_openapi(app: web.Application, *, client: bool, admin: bool) -> None:
     """Adds the route. It describes the routes that the application has at the first request.
 
-    `token`: whether clients need a bearer token.
+    `client`: whether all routes need a bearer token; `admin`: whether admin routes do.
     """
     body = b""
 
@@ -31,19 +34,27 @@ def add_openapi(app: web.Application, *, token: bool) -> None:
     async def openapi(_: web.Request) -> web.Response:
         """Returns this description."""
         nonlocal body
-        body = body or dumps(description(app.router.routes(), token=token))
+        secured = {
+            route
+            for route in app.router.routes()
+            if client or (admin and route in app[ADMIN_ROUTES])
+        }
+        body = body or dumps(description(app.router.routes(), secured))
         return web.Response(body=body, content_type=JSON_TYPE)
 
     app.router.add_get("/openapi.json", openapi)
 
 
-def description(routes: Iterable[web.AbstractRoute], *, token: bool) -> dict[str, Any]:
-    """Returns the OpenAPI 3.1 description of routes."""
-    described = [each for each in map(_Route.of, routes) if each is not None]
+def description(
+    routes: Iterable[web.AbstractRoute], secured: Collection[web.AbstractRoute]
+) -> dict[str, Any]:
+    """Returns the OpenAPI 3.1 description of routes. `secured`: which need a bearer token."""
+    found = (_Route.of(route, route in secured) for route in routes)
+    described = [each for each in found if each is not None]
     schemas = _Schemas(kind for each in described for kind in each.types())
     paths: dict[str, dict[str, Any]] = {}
     for each in described:
-        paths.setdefault(each.path, {})[each.method] = each.describe(schemas, token)
+        paths.setdefault(each.path, {})[each.method] = each.describe(schemas)
     components: dict[str, Any] = {"schemas": schemas.components}
     document: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -51,9 +62,8 @@ def description(routes: Iterable[web.AbstractRoute], *, token: bool) -> dict[str
         "paths": paths,
         "components": components,
     }
-    if token:
+    if secured:
         components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"bearer": []}]
     return document
 
 
@@ -61,7 +71,7 @@ class _Schemas:
     """The JSON schemas of types. `components`: of the named ones, by name."""
 
     def __init__(self, types: Iterable[Any]) -> None:
-        names = list({repr(kind): kind for kind in (Error, EngineError, *types)}.values())
+        names = list({repr(kind): kind for kind in (*ERRORS, *types)}.values())
         schemas, self.components = msgspec.json.schema_components(names, ref_template=REFERENCE)
         self._schemas = {repr(kind): schema for kind, schema in zip(names, schemas, strict=True)}
         for kind in _named(names):
@@ -90,9 +100,10 @@ class _Route(msgspec.Struct, frozen=True):
     path: str
     docstring: str
     types_of: Operation
+    secured: bool
 
     @classmethod
-    def of(cls, route: web.AbstractRoute) -> Self | None:
+    def of(cls, route: web.AbstractRoute, secured: bool) -> Self | None:
         """Returns an application's route; None for the HEAD that goes with a GET."""
         if route.resource is None or route.method in ("HEAD", "*"):
             return None
@@ -101,7 +112,8 @@ class _Route(msgspec.Struct, frozen=True):
             handler = type(handler).__call__
         stated = getattr(handler, STATED, Operation())
         docstring = inspect.getdoc(handler) or ""
-        return cls(route.method.lower(), route.resource.canonical, docstring, stated)
+        path = route.resource.canonical
+        return cls(route.method.lower(), path, docstring, stated, secured and path not in OPEN)
 
     def types(self) -> Iterator[Any]:
         """Yields the types of its bodies and parameters."""
@@ -110,16 +122,16 @@ class _Route(msgspec.Struct, frozen=True):
         for kind in kinds:
             yield from kind if isinstance(kind, tuple) else () if kind is None else (kind,)
 
-    def describe(self, schemas: _Schemas, token: bool) -> dict[str, Any]:
+    def describe(self, schemas: _Schemas) -> dict[str, Any]:
         """Returns the OpenAPI operation."""
         stated, (summary, _, rest) = self.types_of, self.docstring.partition("\n")
         described: dict[str, Any] = {
             "operationId": f"{self.method} {self.path}",
             "summary": summary.rstrip("."),
-            "responses": {"200": self._success(schemas)} | _refusals(token),
+            "responses": {str(stated.status): self._success(schemas)} | _refusals(self.secured),
         }
-        if self.path in OPEN:
-            described["security"] = []
+        if self.secured:
+            described["security"] = [{"bearer": []}]
         if rest.strip():
             described["description"] = rest.strip()
         names = [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
@@ -139,7 +151,7 @@ class _Route(msgspec.Struct, frozen=True):
             content[JSON_TYPE] = {"schema": schemas.of(stated.returns)}
         if stated.streams is not None:
             content[stated.media] = {"itemSchema": _event(stated, schemas)}
-        success: dict[str, Any] = {"description": "OK"}
+        success: dict[str, Any] = {"description": HTTPStatus(stated.status).phrase}
         return success | ({"content": content} if content else {})
 
 
@@ -153,10 +165,10 @@ def _event(stated: Operation, schemas: _Schemas) -> dict[str, Any]:
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
-def _refusals(token: bool) -> dict[str, Any]:
-    kinds = [REFERENCE.format(name=kind.__name__) for kind in (Error, EngineError)]
+def _refusals(secured: bool) -> dict[str, Any]:
+    kinds = [REFERENCE.format(name=kind.__name__) for kind in ERRORS]
     schema = {"anyOf": [{"$ref": kind} for kind in kinds]}
-    statuses = sorted({*REFUSALS, 401} if token else REFUSALS)
+    statuses = sorted({*REFUSALS, 401} if secured else REFUSALS)
     return {
         str(status): {
             "description": HTTPStatus(status).phrase,

@@ -6,7 +6,6 @@ from typing import Any, TypedDict, TypeVar
 import msgspec
 
 EVENTS_TYPE = "text/event-stream"
-OPEN = ("/health", "/health_generate", "/ping")  # need no token, as in SGLang
 STATED = "__seer_operation__"
 H = TypeVar("H", bound=Callable[..., Any])
 
@@ -16,7 +15,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     `reads`: of the body. `returns`: of the reply, as JSON. `streams`: of each event of a stream;
     `media`: the stream's media type. `query`: the types of the parameters in the URL. `optional`:
-    whether the body may be missing.
+    whether the body may be missing. `status`: of a reply that is no error.
     """
 
     reads: Any = None
@@ -25,6 +24,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     media: str = EVENTS_TYPE
     query: Mapping[str, Any] = {}
     optional: bool = False
+    status: int = 200
 
 
 def operation(**types: Any) -> Callable[[H], H]:
@@ -55,3 +55,11 @@ class EngineError(TypedDict):
 
     object: str
     message: str
+
+
+class FleetError(TypedDict):
+    """The answer to a call that not all engines did. `engines`: status and reply of each."""
+
+    message: str
+    success: bool
+    engines: dict[str, Any]

@@ -16,6 +16,7 @@ from .control.bodies import field, read_fields
 from .control.control import Control
 from .errors import BadRequest, Conflict
 from .json import json_response
+from .operations import operation
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Workers:
             else json_response(self._described(info))
         )
 
+    @operation(status=202)
     async def add(self, http: web.Request) -> web.Response:
         """Adds an engine by its URL; answers once it serves."""
         fields = read_fields(await http.read())
@@ -91,6 +93,7 @@ class Workers:
         info = await self._join(http.query.get("url", ""))
         return web.Response(text=f"Successfully added worker: {info.url}")
 
+    @operation(status=202)
     async def remove(self, http: web.Request) -> web.Response:
         """Begins to drain an engine; it leaves when its requests have moved on or ended."""
         engine_id = http.match_info["id"]

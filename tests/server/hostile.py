@@ -25,6 +25,16 @@ class CarefulFake(FakeSGLang):
     """Answers 400 to a body that the fake cannot read, as SGLang does."""
 
     @override
+    def app(self) -> web.Application:
+        app = super().app()
+        app.router.add_route("*", "/{unknown:.*}", self.refuse)
+        return app
+
+    async def refuse(self, http: web.Request) -> web.Response:
+        """Answers a call that the fake does not know."""
+        return web.json_response({"error": {"message": f"unknown: {http.path}"}}, status=400)
+
+    @override
     async def generate(self, http: web.Request) -> web.StreamResponse:
         try:
             _require_readable(json.loads(await http.read())["sampling_params"])

@@ -71,6 +71,8 @@ async def test_log_probabilities_that_end_an_engine_are_refused_where_they_are_w
     require_harmless(request(input_ids=[5], **fields), [info])
     with pytest.raises(BadRequest, match=f"^{named}: "):
         require_harmless(request(input_ids=[5], return_logprob=True, **fields), [info])
+    with pytest.raises(BadRequest, match="positional_embed_overrides"):
+        require_harmless(request(input_ids=[5], positional_embed_overrides=[1]), [info])
     batch = request(input_ids=[[5]], return_logprob=True, top_logprobs_num=[1])
     require_harmless(batch, [info])
 

@@ -186,7 +186,9 @@ async def test_a_reader_that_stops_holds_back_new_groups_and_not_decoding_ones()
         slow.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=slow, limit=1 << 26)
         body = json.dumps({"groups": groups, "rollout_id": "slow", "seed": SEED}).encode()
-        writer.write(b"POST /rollout HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        writer.write(
+            b"POST /rollout HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        )
         writer.write(b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         reader._transport.pause_reading()  # type: ignore[attr-defined]
         await until(lambda: bool(it.service.rollouts.in_progress))

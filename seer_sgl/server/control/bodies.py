@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from seer_sgl.server.decode import decode_fields
 from seer_sgl.server.errors import BadRequest
-from seer_sgl.server.generate_body import decode_fields
 from seer_sgl.server.json import dumps
 
 T = TypeVar("T")

@@ -1,6 +1,7 @@
 """What the control calls share: the engines, their order, and calls that outlive their client."""
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -59,6 +60,7 @@ class Control:
         A half-done control call would leave the engines in different states.
         """
 
+        @functools.wraps(work)  # /openapi.json describes the work
         async def handle(http: web.Request) -> web.Response:
             try:
                 status, answer = await self._to_the_end(_answer(work, http, await http.read()))
@@ -71,6 +73,7 @@ class Control:
     def locked(self, work: Work) -> Callable[[web.Request], Awaitable[web.Response]]:
         """Returns the handler of a call that waits for the ones before it."""
 
+        @functools.wraps(work)
         async def one_at_a_time(http: web.Request, body: bytes) -> Answer:
             async with self.lock:
                 return await work(http, body)

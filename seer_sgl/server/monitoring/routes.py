@@ -2,11 +2,13 @@
 
 import secrets
 from importlib.resources import files
+from typing import Any
 
 from aiohttp import web
 
 from seer_sgl.server.errors import BadRequest
 from seer_sgl.server.json import json_response
+from seer_sgl.server.operations import operation
 from seer_sgl.server.service import Service
 
 from .http import counted
@@ -42,12 +44,15 @@ def add_monitoring_routes(app: web.Application, service: Service) -> None:
     boot = secrets.token_hex(8)  # the page begins again when another server answers
 
     async def metrics(_: web.Request) -> web.Response:
+        """Returns the figures of the server in Prometheus's text format."""
         return web.Response(
             body=await monitor.metrics(),
             headers={"Content-Type": TEXT_FORMAT, "Cache-Control": "no-store"},
         )
 
+    @operation(returns=dict[str, Any], query={"since": str, "boot": str})
     async def live_data(http: web.Request) -> web.Response:
+        """Returns what the live page shows, from the cell `since` on of the start `boot`."""
         # Without the name of this start the page has the cells of another server, or none.
         known = http.query.get("boot") == boot
         first_cell = _number(http.query.get("since", "0")) if known else 0
@@ -68,6 +73,7 @@ def add_monitoring_routes(app: web.Application, service: Service) -> None:
 
 
 async def _page_file(http: web.Request) -> web.Response:
+    """Returns a file of the live page."""
     name, kind = PAGE_FILES[http.path]
     body = (PAGE / name).read_bytes()
     return web.Response(body=body, content_type=kind, charset="utf-8", headers=PAGE_HEADERS)

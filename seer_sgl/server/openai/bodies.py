@@ -9,7 +9,8 @@ from typing import Annotated, Any, Protocol
 
 import msgspec
 
-from ..generate_body import GenerateRequest, Undividable, decode_fields, require_neutral
+from ..decode import decode_fields
+from ..generate_body import GenerateRequest, Undividable, require_neutral
 
 Json = dict[str, Any]
 # Fields that SGLang ignores, or that change nothing in the response.

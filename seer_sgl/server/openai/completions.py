@@ -10,6 +10,7 @@ from ..calls import Call
 from ..generate import SESSION_HEADER, reader, replies_of
 from ..generate_body import Batch, Undividable
 from ..json import json_response
+from ..operations import operation
 from ..service import Service
 from .bodies import CompletionBody, read_completion
 from .engines import Engines, Facts
@@ -35,6 +36,7 @@ class Completions:
         self._service = service
         self._engines = engines
 
+    @operation(reads=CompletionBody)
     async def __call__(self, http: web.Request) -> web.StreamResponse:
         """Answers a request like SGLang, divided if its fields allow it."""
         body, service = await http.read(), self._service
@@ -47,7 +49,8 @@ class Completions:
             if tokenizer is None:
                 raise Undividable("tokenizer")
             session_id = http.headers.get(SESSION_HEADER)
-            batch = reader(service).batch(request.request(), session_id)
+            read = reader(service).batch
+            batch = await service.worked(len(body), read, request.request(), session_id)
         except Undividable as undividable:
             return await send_undivided(service, http, body, undividable.reason)
         prompts = _echoed(request, batch, tokenizer.decode) if request.echo else []

@@ -13,8 +13,8 @@ from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.session import read_body
 from seer_sgl.errors import EngineError, EngineUnavailable
 
+from ..decode import decode_fields
 from ..errors import Unavailable
-from ..generate_body import decode_fields
 from ..service import Service
 from .defaults import sampling_defaults
 

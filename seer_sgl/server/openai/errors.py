@@ -1,5 +1,6 @@
 """Errors on OpenAI's paths: SGLang's fields (`ErrorResponse`), and OpenAI's `error` beside them."""
 
+import functools
 import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -26,6 +27,7 @@ def error_object(message: str, status: int) -> dict[str, Any]:
 def with_errors(handler: Handler) -> Handler:
     """Returns a handler that answers errors in OpenAI's form."""
 
+    @functools.wraps(handler)  # /openapi.json describes it
     async def handle(http: web.Request) -> web.StreamResponse:
         try:
             return await handler(http)

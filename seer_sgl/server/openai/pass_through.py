@@ -9,8 +9,8 @@ from aiohttp import web
 
 from seer_sgl.errors import EngineError
 
+from ..decode import decode_fields
 from ..errors import Unavailable
-from ..generate_body import decode_fields
 from ..service import Service
 from .engines import EngineAnswer, Engines, ask
 from .errors import with_errors
@@ -74,13 +74,13 @@ class PassThrough:
 
     async def asked(self, http: web.Request) -> web.Response:
         """Sends a request to any engine."""
-        body = await http.read() if http.can_read_body else None
+        body = await http.read() if http.body_exists else None
         answer = await self._engines.ask(http.method, http.path_qs, body)
         return _response(answer)
 
     async def searched(self, http: web.Request) -> web.Response:
         """Sends a request to one engine after the other until one knows the object."""
-        body = await http.read() if http.can_read_body else None
+        body = await http.read() if http.body_exists else None
         found: EngineAnswer | None = None
         async for _, answer in self._engines.ask_each(http.method, http.path_qs, body):
             found = answer

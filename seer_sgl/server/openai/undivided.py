@@ -7,15 +7,18 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from ..errors import BadRequest
-from ..generate_body import decode_fields
+from .. import harmful
+from ..decode import decode, decode_fields
 from ..json import dumps
 from ..service import Service
 
 BYTES_PER_TOKEN = 4  # about, of a prompt that is not tokenized here
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 # The fields that the server itself reads.
-READ = (*LIMITS, "rid", "seed", "min_p", "n", "prompt", "input_ids")
+READ = (
+    *(*LIMITS, "rid", "seed", "n", "prompt", "input_ids", "logprobs", "top_logprobs"),
+    *("min_p", "top_k", "min_tokens", "stop_token_ids", "stop_regex", "logit_bias"),
+)
 
 
 async def send_undivided(
@@ -30,10 +33,8 @@ async def send_undivided(
     `prompt_len`: in tokens; None: unknown. Raises HttpError.
     """
     fields = decode_fields(body)
-    known = {name: _value(fields.get(name)) for name in READ}
-    min_p = known["min_p"]
-    if isinstance(min_p, int | float) and min_p > 0:
-        service.require_servable_min_p(min_p)
+    known = {name: decode(fields[name], name) if name in fields else None for name in READ}
+    harmful.require_harmless(_of_sglang(known), service.infos())
     if known["rid"] is None:
         known["rid"] = uuid.uuid4().hex
         fields["rid"] = msgspec.Raw(dumps(known["rid"]))
@@ -63,10 +64,15 @@ def tokens_of(
     return max(1, prompt_len), min(max(1, budget), longest)
 
 
-def _value(raw: msgspec.Raw | None) -> Any:
-    if raw is None:
-        return None
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
+def _of_sglang(known: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields by the names of `/generate`, for those that may end an engine."""
+    prompt, likeliest = known["prompt"], known["top_logprobs"]
+    if likeliest is None and not isinstance(known["logprobs"], bool):
+        likeliest = known["logprobs"]  # of a completion: their number
+    tokens = prompt if isinstance(prompt, list) else known["input_ids"]
+    return dict.fromkeys(harmful.READ) | {
+        "input_ids": tokens,
+        "sampling_params": known | {"min_new_tokens": known["min_tokens"]},
+        "return_logprob": bool(known["logprobs"]),
+        "top_logprobs_num": likeliest,
+    }

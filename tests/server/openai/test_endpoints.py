@@ -230,7 +230,8 @@ async def test_the_model_decides_the_defaults_of_chats(
 
 
 async def test_errors_have_the_fields_of_sglang_and_of_openai(it: Served) -> None:
-    async with it.session.post(f"{it.url}{CHAT}", data=b"[1") as reply:
+    headers = {"Content-Type": "application/json"}
+    async with it.session.post(f"{it.url}{CHAT}", data=b"[1", headers=headers) as reply:
         assert reply.status == 400
         error = await reply.json()
     assert error["object"] == "error" and error["code"] == 400
