@@ -22,6 +22,14 @@ def _array_to_list(value: Any) -> Any:
 _encoder = msgspec.json.Encoder(enc_hook=_array_to_list)
 
 
+def encode_sample(sample: Sample) -> bytes:
+    """Returns a sample as JSON.
+
+    Raises TypeError or NotImplementedError if the prompt's metadata has no JSON form.
+    """
+    return _encoder.encode(sample)
+
+
 class SampleWriter(Observer):
     """Writes one line per finished request to the file `path` (LineFile).
 
@@ -34,7 +42,7 @@ class SampleWriter(Observer):
     @override
     def finished(self, request: Request, sample: Sample) -> None:
         try:
-            line = _encoder.encode(sample)
+            line = encode_sample(sample)
         except (TypeError, NotImplementedError) as error:
             why = f"metadata of prompt {request.group.group_id!r}: {error}"
             raise RolloutError(f"{self._lines.path}: {why}") from error

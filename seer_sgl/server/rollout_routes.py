@@ -20,13 +20,12 @@ stays open for the verdicts. A reject may bring more `groups`:
 
 import asyncio
 import contextlib
-from array import array
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
+from seer_sgl.rollout.samples import encode_sample
 from seer_sgl.types import Group, Sample
 
 from .json import dumps, json_response
@@ -166,7 +165,7 @@ def _line(**fields: Any) -> bytes:
 def _pieces(event: Group | Sample, whole_groups: bool) -> Iterator[bytes]:
     """Yields a line in pieces: one sample each, because a sample can have megabytes."""
     if isinstance(event, Sample):
-        yield b'{"event":"sample",' + _encoder.encode(event)[1:] + b"\n"
+        yield b'{"event":"sample",' + encode_sample(event)[1:] + b"\n"
         return
     line = dumps({"event": "group", "group_id": event.group_id})
     if event.failure is not None:
@@ -175,17 +174,8 @@ def _pieces(event: Group | Sample, whole_groups: bool) -> Iterator[bytes]:
     elif whole_groups:
         before = line[:-1] + b',"samples":['
         for sample in sorted(event.samples, key=lambda sample: sample.index):
-            yield before + _encoder.encode(sample)
+            yield before + encode_sample(sample)
             before = b","
         yield b"]}\n"
     else:
         yield line + b"\n"
-
-
-def _as_list(value: Any) -> Any:
-    if isinstance(value, array):
-        return value.tolist()
-    raise NotImplementedError(f"cannot write a {type(value).__name__}")
-
-
-_encoder = msgspec.json.Encoder(enc_hook=_as_list)
