@@ -119,3 +119,11 @@ class RolloutError(SeerError):
 
 class SimulationError(SeerError):
     """A simulated rollout is stuck: requests are unfinished and no event is due."""
+
+
+def first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Returns the first error of a group, also of groups inside it."""
+    error: BaseException = failures
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

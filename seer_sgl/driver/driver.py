@@ -16,7 +16,7 @@ from typing import Self
 import msgspec
 
 from seer_sgl.config import SchedulingConfig
-from seer_sgl.errors import ConfigError, EngineError, RolloutError
+from seer_sgl.errors import ConfigError, EngineError, RolloutError, first_error
 from seer_sgl.link.messages import Rates
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.lengths import KnownLengths
@@ -383,12 +383,12 @@ class Driver:
                 tasks.create_task(self._loop.run())
                 tasks.create_task(self._monitor.run())
         except* RolloutError as failures:
-            error = _first(failures)
+            error = first_error(failures)
             assert isinstance(error, RolloutError)
             self._end(error)
         except* Exception as defects:
             logger.exception("the driver failed")
-            failed = RolloutError(f"the driver failed: {_first(defects)!r}")
+            failed = RolloutError(f"the driver failed: {first_error(defects)!r}")
             failed.__cause__ = defects
             self._end(failed)
 
@@ -396,10 +396,3 @@ class Driver:
         if self._error is None:
             self._error = error
             self._loop.fail(error)
-
-
-def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = failures
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -14,7 +14,7 @@ from seer_sgl.config import ServerConfig
 from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.observer import Observer
 from seer_sgl.driver.run import Run
-from seer_sgl.errors import RolloutError
+from seer_sgl.errors import RolloutError, first_error
 from seer_sgl.types import (
     ChunkResult,
     Failure,
@@ -92,7 +92,9 @@ class Generation(Observer):
                 async for _ in self._run:
                     pass  # `closed` has dealt with it
         except* RolloutError as failures:
-            self._ended = _first(failures)
+            error = first_error(failures)
+            assert isinstance(error, RolloutError)
+            self._ended = error
         finally:
             why = Unavailable("the server is shutting down")
             for answer in list(self._answers.values()):
@@ -354,11 +356,3 @@ def _error_of(failure: Failure) -> HttpError:
     if failure.kind is FailureKind.REFUSED:
         return BadRequest(failure.message)
     return Failed(failure.message)
-
-
-def _first(failures: BaseExceptionGroup[RolloutError]) -> RolloutError:
-    error: BaseException = failures
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, RolloutError)
-    return error
