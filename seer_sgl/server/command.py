@@ -67,6 +67,7 @@ async def serving(service: Service) -> AsyncIterator[str]:
         yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     finally:
         await runner.cleanup()
+        service.close()
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:

@@ -15,7 +15,7 @@ from .meta_info import Reply
 from .operations import operation
 from .replies import GenerateReply, StreamError
 from .service import Service
-from .streams import as_they_come
+from .streams import as_they_come, finished
 
 SESSION_HEADER = "X-SMG-Routing-Key"  # of SGLang's router
 
@@ -44,9 +44,7 @@ class Generate:
             replies = replies_of(service, batch, answers)
             if batch.stream:
                 return await self._stream(http, batch, answers, replies)
-            for answer in answers:
-                await answer.end()
-            events = [reply.event() for reply in replies]
+            events = await finished(answers, replies)
             return json_response(events[0] if batch.single else events)
 
     async def _stream(
@@ -102,13 +100,14 @@ def reader(service: Service) -> GenerateReader:
 def replies_of(service: Service, batch: Batch, answers: Sequence[Answer]) -> list[Reply]:
     """Returns SGLang's replies to the calls of a batch, which grow with the answers."""
     token_text = service.token_text if batch.token_texts else _no_text
+    version = service.version()
     return [
         Reply(
             answer,
             service.text_of(answer.call),
             logprobs=logprobs,
             token_text=token_text,
-            version=service.version(),
+            version=version,
         )
         for answer, logprobs in zip(answers, batch.logprobs, strict=True)
     ]

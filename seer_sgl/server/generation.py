@@ -80,10 +80,6 @@ class Generation(Observer):
         """Yields the responses in progress."""
         yield from self._answers.values()
 
-    def has(self, rid: str) -> bool:
-        """Returns whether a response of this name is in progress."""
-        return rid in self._answers
-
     async def run(self) -> None:
         """Closes idle groups until cancelled. Raises RolloutError when the driver has ended."""
         try:

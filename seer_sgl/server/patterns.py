@@ -16,7 +16,7 @@ FEW = 16  # repetitions that are as good as none
 def may_take_forever(pattern: str) -> bool:
     """Returns whether a repetition has another one, or alternatives that may overlap, within it.
 
-    A pattern that is none is for SGLang to refuse.
+    False for a text that is no pattern: SGLang refuses it.
     """
     try:
         return _repeats_choices(sre_parser.parse(pattern), within=False)

@@ -72,12 +72,6 @@ class Service:
         """The tokenizer of the model; None without one."""
         return self.rollout.tokenizer
 
-    def require_tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer. Raises BadRequest without one."""
-        if self.tokenizer is None:
-            raise BadRequest("the server has no tokenizer: send input_ids, or set model.path")
-        return self.tokenizer
-
     def engine(self, engine_id: str) -> HttpEngine | None:
         """Returns an engine by its id; None if it has left."""
         return next((e for e in self.fleet.engines if e.info.engine_id == engine_id), None)
@@ -153,6 +147,10 @@ class Service:
         self.generation.require_room(1)
         work = functools.partial(function, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def close(self) -> None:
+        """Ends the threads that read long bodies; one that is at work ends when it is done."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     @contextlib.contextmanager
     def started(self, calls: Sequence[Call]) -> Iterator[list[Answer]]:

@@ -1,9 +1,21 @@
-"""Merges the progress of several responses into one stream."""
+"""Waits for several responses: for each step of their progress, or for all to end."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 from .calls import Answer
+from .meta_info import Reply
+
+
+async def finished(answers: Sequence[Answer], replies: Sequence[Reply]) -> list[dict[str, Any]]:
+    """Returns the reply objects of all answers when they have ended.
+
+    Raises HttpError, as `Answer.end` does, for the first that failed.
+    """
+    for answer in answers:
+        await answer.end()
+    return [reply.event() for reply in replies]
 
 
 async def as_they_come(answers: Sequence[Answer]) -> AsyncGenerator[int, None]:

@@ -15,6 +15,7 @@ from ..generate_body import Undividable
 from ..json import json_response
 from ..operations import operation
 from ..service import Service
+from ..streams import finished
 from .bodies import DEFAULTS, ChatBody, read_chat
 from .chat_response import ChatResponse
 from .engines import Engines, Facts
@@ -67,9 +68,7 @@ class Chats:
             if chat.stream:
                 chunks, last = response.chunks, response.last
                 return await stream_events(http, answers, replies, chunks, last)
-            for answer in answers:
-                await answer.end()
-            events = [reply.event() for reply in replies]
+            events = await finished(answers, replies)
             for event in events:
                 if reasoning is not None and mode is not None:
                     await reasoning.take(event, mode, separate=chat.separate_reasoning)

@@ -12,6 +12,7 @@ from ..generate_body import Batch, Undividable
 from ..json import json_response
 from ..operations import operation
 from ..service import Service
+from ..streams import finished
 from .bodies import CompletionBody, read_completion
 from .engines import Engines, Facts
 from .events import stream_events
@@ -62,9 +63,7 @@ class Completions:
             if request.stream:
                 chunks, last = response.chunks, response.last
                 return await stream_events(http, answers, replies, chunks, last)
-            for answer in answers:
-                await answer.end()
-            return json_response(response.whole([reply.event() for reply in replies]))
+            return json_response(response.whole(await finished(answers, replies)))
 
 
 class CompletionResponse:

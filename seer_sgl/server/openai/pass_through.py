@@ -16,8 +16,8 @@ from .engines import EngineAnswer, Engines, ask
 from .errors import with_errors
 from .undivided import tokens_of
 
-# Endpoints that use KV on an engine: the ledger reserves room. By path: the response tokens; None:
-# the request says how many.
+# Endpoints that use KV on an engine: the ledger reserves room. By path: the most response tokens;
+# None: the request sets them.
 PLACED: Mapping[str, int | None] = {
     "/v1/messages": None,
     "/v1/responses": None,

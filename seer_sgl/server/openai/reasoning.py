@@ -1,8 +1,8 @@
 """Separates the reasoning from finished texts of chats, with the parser of an engine.
 
-SGLang's chat endpoint tells its parser whether the template has opened the reasoning; its
-`/separate_reasoning` does not. So an engine is asked once per set of template variables, with a
-chat whose only token is known.
+In SGLang's chat endpoint the parser knows whether the template has opened the reasoning; behind
+`/separate_reasoning` it does not. So this module asks an engine once per set of template variables,
+with a chat whose only token is known.
 """
 
 from collections.abc import Sequence
