@@ -85,8 +85,9 @@ class Generation(Observer):
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._close_idle())
-                async for _ in self._run:
-                    pass  # `closed` has dealt with it
+                async for group in self._run:
+                    # Without this cycle of references no request waits for a garbage collection.
+                    group.requests = []
         except* RolloutError as failures:
             error = first_error(failures)
             assert isinstance(error, RolloutError)

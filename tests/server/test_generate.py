@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import json
 from typing import Any
 
 import pytest
 
+from seer_sgl.types import Request
 from tests.fake_sglang import FakeSGLang
 from tests.link.test_link import until
 from tests.server.helpers import CHUNK, Served, served, whole
@@ -117,6 +119,24 @@ async def test_an_idle_group_is_closed_after_the_window() -> None:
         await it.generate(**body(1 << 7))
         await until(lambda: it.service.generation.open_groups == 0)
         assert not it.service.driver.stands_still
+
+
+async def test_finished_requests_are_freed_without_a_garbage_collection() -> None:
+    async with served(FakeSGLang(longest=1000), server={"group_window_s": 0.1}) as it:
+        gc.collect()
+        before = requests_in_memory()
+        gc.disable()
+        try:
+            await asyncio.gather(*(it.generate(**body(seed << 7)) for seed in range(5)))
+            assert requests_in_memory() > before
+            await until(lambda: it.service.generation.open_groups == 0)
+            await until(lambda: requests_in_memory() == before)
+        finally:
+            gc.enable()
+
+
+def requests_in_memory() -> int:
+    return sum(type(each) is Request for each in gc.get_objects())
 
 
 async def test_a_continuation_joins_its_group_and_has_only_new_tokens() -> None:
