@@ -139,6 +139,13 @@ async def test_a_collective_update_does_not_begin_without_an_engine() -> None:
         assert len((await generating(it))["output_ids"]) == LIMIT
 
 
+@pytest.fixture
+def often_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server reads the facts about an engine at every poll."""
+    monkeypatch.setattr("seer_sgl.engine.client.REFRESH_EVERY_S", 0.1)
+
+
+@pytest.mark.usefixtures("often_read")
 async def test_an_update_without_a_version_keeps_the_name_and_forgets_the_kv() -> None:
     fakes = two()
     async with served(*fakes) as it:
@@ -153,6 +160,7 @@ async def test_an_update_without_a_version_keeps_the_name_and_forgets_the_kv() -
         await until(lambda: it.service.serves("e1"))
 
 
+@pytest.mark.usefixtures("often_read")
 async def test_a_name_does_not_bring_an_engine_back_that_was_started_again() -> None:
     fakes = two()
     async with served(*fakes) as it:
