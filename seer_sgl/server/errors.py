@@ -17,6 +17,10 @@ class BadRequest(HttpError):
     status = 400
 
 
+class Aborted(BadRequest):
+    """The request was aborted before an engine had it. Not a 5xx: clients send those again."""
+
+
 class Forbidden(HttpError):
     """The request may not be sent from there."""
 

@@ -6,7 +6,8 @@ For requests that another chunk could not continue, or that this server does not
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -14,23 +15,32 @@ from aiohttp import web
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import EngineUnavailable
 
+from .json import dumps
+
 logger = logging.getLogger(__name__)
 COPIED = ("Content-Type", "Retry-After")
 OWN = "x-sglext-"  # headers with which clients ask SGLang for more in its answer
+ABORT_S = 2.0
 Find = Callable[[str], HttpEngine | None]
 
 
 class Forwarded:
     """One such request. Calling it sends it to an engine; the driver does (types.Forward).
 
-    `find` returns an engine by its id.
+    `rids`: the names by which an engine ends it; empty: an engine has no names for it that are
+    known here. `find` returns an engine by its id.
     """
 
-    def __init__(self, http: web.Request, path: str, body: bytes, find: Find) -> None:
+    def __init__(
+        self, http: web.Request, path: str, body: bytes, rids: Sequence[str], find: Find
+    ) -> None:
         self._http = http
         self._path = path
         self._body = body
+        self._rids = rids
         self._find = find
+        # Its time runs out when it is aborted before an engine has it.
+        self.wait = asyncio.timeout(None)
         self._headers = {
             name: value for name, value in http.headers.items() if name.lower().startswith(OWN)
         }
@@ -78,11 +88,24 @@ class Forwarded:
                 await response.write(piece)
                 piece = await answer.content.readany()
 
-    async def abort(self, body: bytes) -> None:
-        """Sends an abort to the engine that has the request."""
-        engine = None if self.engine_id is None else self._find(self.engine_id)
+    def named(self, prefix: str) -> bool:
+        """Returns whether an abort of the names that begin with `prefix` ends it."""
+        return not prefix or any(rid.startswith(prefix) for rid in self._rids)
+
+    async def abort(self, prefix: str) -> None:
+        """Ends what is named so: the engine that has the request answers with the tokens so far."""
+        if self.engine_id is None:
+            if self.response is None and not self.wait.expired():
+                self.wait.reschedule(asyncio.get_running_loop().time())
+            return
+        engine = self._find(self.engine_id)
         if engine is None:
             return
-        with contextlib.suppress(EngineUnavailable, TimeoutError):
-            async with asyncio.timeout(2.0), engine.send("POST", "/abort_request", body) as answer:
-                await answer.read()
+        named: list[dict[str, Any]] = [{"rid": rid} for rid in self._rids if rid.startswith(prefix)]
+        for body in named or [{"abort_all": True}]:
+            with contextlib.suppress(EngineUnavailable, TimeoutError):
+                async with (
+                    asyncio.timeout(ABORT_S),
+                    engine.send("POST", "/abort_request", dumps(body)) as answer,
+                ):
+                    await answer.read()

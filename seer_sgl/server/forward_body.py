@@ -16,19 +16,29 @@ from .generate_body import DEFAULT_NEW_TOKENS, require_possible
 from .harmful import READ, require_harmless
 from .json import dumps
 
-OWN = ("rid", "input_embeds", "session_params")  # of the fields; beside the ones that may do harm
+OWN = (
+    "rid",
+    "stream",
+    "input_embeds",
+    "session_params",
+)  # of the fields; beside the ones that may do harm
 
 
-class Whole(msgspec.Struct, frozen=True):
-    """A request that is sent as it is. `rids`: the names that abort it.
+class Whole(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that is sent as it is. `rids`: SGLang's names of its responses, if they are known.
 
-    `prompts`: the number of tokens of each prompt. `budget`: the most response tokens in all.
-    `session`: its session of SGLang.
+    `prompts`: the number of tokens of each prompt. `n`: responses per prompt. `single`: the reply
+    is one object, not a list. `budget`: the most response tokens in all. `session`: its session of
+    SGLang.
     """
 
     body: bytes
     rids: tuple[str, ...]
     prompts: tuple[int, ...]
+    n: int
+    single: bool
+    stream: bool
+    logprobs: bool
     budget: int
     session: Any
 
@@ -54,16 +64,52 @@ def whole(
         seeded = _seeded(known["sampling_params"])
         if seeded is not None:
             fields["sampling_params"] = msgspec.Raw(dumps(seeded))
-    rid = known["rid"]
-    rids = rid if isinstance(rid, list) else [rid]
     prompts = _prompts(known, encode, longest)
+    n = _samples(known["sampling_params"])
     return Whole(
-        dumps(fields),
-        tuple(name for name in rids if isinstance(name, str)),
-        prompts,
-        _budget(known["sampling_params"], len(prompts), longest),
-        known["session_params"],
+        body=dumps(fields),
+        rids=names_of(known["rid"], len(prompts) if is_batch(known) else None, n),
+        prompts=prompts,
+        n=n,
+        single=n == 1 and not is_batch(known),
+        stream=bool(known["stream"]),
+        logprobs=bool(known["return_logprob"]),
+        budget=_budget(known["sampling_params"], n * len(prompts), longest),
+        session=known["session_params"],
     )
+
+
+def names_of(rid: Any, prompts: int | None, n: int) -> tuple[str, ...]:
+    """Returns SGLang's names of the responses (`GenerateReqInput._normalize_rid`).
+
+    `prompts`: their number in a batch; None: a single prompt. Empty for several samples per prompt:
+    SGLang draws their names.
+    """
+    if n > 1:
+        return ()
+    if isinstance(rid, str) and prompts is not None:
+        return tuple(f"{rid}_{index}" for index in range(prompts))
+    return tuple(name for name in (rid if isinstance(rid, list) else [rid]) if type(name) is str)
+
+
+def is_batch(known: dict[str, Any]) -> bool:
+    """Returns whether a request has a list of prompts, as SGLang's `_determine_batch_size`."""
+    if known["text"] is not None:
+        return isinstance(known["text"], list)
+    if known["input_ids"] is not None:
+        return isinstance(_first(known["input_ids"]), list)
+    return isinstance(_first(_first(known["input_embeds"])), list)
+
+
+def _first(values: Any) -> Any:
+    return values[0] if isinstance(values, list) and values else None
+
+
+def _samples(parameters: Any) -> int:
+    """Returns `n`, the number of responses per prompt."""
+    params = _first(parameters) if isinstance(parameters, list) else parameters
+    n = params.get("n") if isinstance(params, dict) else None
+    return max(1, n) if type(n) is int else 1
 
 
 def _seeded(parameters: Any) -> Any:
@@ -104,11 +150,10 @@ def _prompts(
     return tuple(lengths)
 
 
-def _budget(parameters: Any, prompts: int, longest: int) -> int:
+def _budget(parameters: Any, responses: int, longest: int) -> int:
     """Returns the most response tokens, at most `longest`."""
-    params = parameters[0] if isinstance(parameters, list) and parameters else parameters
+    params = _first(parameters) if isinstance(parameters, list) else parameters
     params = params if isinstance(params, dict) else {}
-    budget, n = params.get("max_new_tokens", DEFAULT_NEW_TOKENS), params.get("n")
+    budget = params.get("max_new_tokens", DEFAULT_NEW_TOKENS)
     budget = budget if isinstance(budget, int) else longest
-    count = max(1, prompts) * (n if isinstance(n, int) else 1)
-    return min(max(1, budget * max(1, count)), longest)
+    return min(max(1, budget * max(1, responses)), longest)

@@ -5,12 +5,12 @@ from typing import Any
 
 from aiohttp import web
 
-from seer_sgl.engine.stream import DONE, PREFIX
-
+from .aborted import aborted_replies
 from .calls import Answer
-from .forward_body import whole
+from .errors import Aborted
+from .forward_body import Whole, whole
 from .generate_body import Batch, GenerateReader, GenerateRequest, Undividable
-from .json import EVENTS, dumps, error_fields, json_response
+from .json import END, EVENTS, error_fields, event_of, json_response
 from .meta_info import Reply
 from .operations import operation
 from .replies import GenerateReply, StreamError
@@ -64,8 +64,8 @@ class Generate:
                 event = replies[index].event()
                 if not batch.single:
                     event["index"] = index
-            await response.write(PREFIX + b" " + dumps(event) + b"\n\n")
-        await response.write(PREFIX + b" " + DONE + b"\n\n")
+            await response.write(event_of(event))
+        await response.write(END)
         return response
 
     async def _forward(self, http: web.Request, body: bytes, reason: str) -> web.StreamResponse:
@@ -76,14 +76,17 @@ class Generate:
         sent = await service.worked(len(body), whole, body, service.infos(), encode, longest)
         for length in sent.prompts:
             service.require_short(length)
-        return await service.forward(
-            http,
-            sent.body,
-            reason,
-            tokens=(min(sum(sent.prompts), longest), sent.budget),
-            rids=sent.rids,
-            engine_id=service.pinned.engine_of(sent.session),
-        )
+        try:
+            return await service.forward(
+                http,
+                sent.body,
+                reason,
+                tokens=(min(sum(sent.prompts), longest), sent.budget),
+                rids=sent.rids,
+                engine_id=service.pinned.engine_of(sent.session),
+            )
+        except Aborted:
+            return _aborted(sent, service.version())
 
 
 def reader(service: Service) -> GenerateReader:
@@ -111,6 +114,16 @@ def replies_of(service: Service, batch: Batch, answers: Sequence[Answer]) -> lis
         )
         for answer, logprobs in zip(answers, batch.logprobs, strict=True)
     ]
+
+
+def _aborted(sent: Whole, version: str) -> web.Response:
+    """Returns the answer to a request that was aborted before an engine had it."""
+    replies = aborted_replies(sent, version)
+    if not sent.stream:
+        return json_response(replies[0] if sent.single else replies)
+    if not sent.single:
+        replies = [{**reply, "index": index} for index, reply in enumerate(replies)]
+    return web.Response(body=b"".join([*map(event_of, replies), END]), headers=EVENTS)
 
 
 def _no_text(_: int) -> str | None:

@@ -5,17 +5,26 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from seer_sgl.engine.stream import DONE, PREFIX
+from seer_sgl.engine.stream import END as SEPARATOR
+
 from .errors import HttpError, public
 
 JSON_TYPE = "application/json"
 JSON = {"Content-Type": JSON_TYPE}
 EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+END = PREFIX + b" " + DONE + SEPARATOR  # of a stream
 _encoder = msgspec.json.Encoder()
 
 
 def dumps(value: Any) -> bytes:
     """Returns a value as JSON; numbers that are not finite become null."""
     return _encoder.encode(value)
+
+
+def event_of(value: Any) -> bytes:
+    """Returns a server-sent event."""
+    return PREFIX + b" " + dumps(value) + SEPARATOR
 
 
 def json_response(value: Any, status: int = 200) -> web.Response:

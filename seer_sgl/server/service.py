@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-import msgspec
 from aiohttp import web
 
 from seer_sgl.config import Config, ServerConfig
@@ -22,7 +21,7 @@ from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.types import EngineInfo, Sampling
 
 from .calls import Answer, Call
-from .errors import BadRequest, Failed, Unavailable
+from .errors import Aborted, BadRequest, Failed, Unavailable
 from .forward import Forwarded
 from .generation import Generation
 from .holds import Holds
@@ -48,7 +47,7 @@ class Service:
         self.undivided = Undivided()
         self.holds = Holds(rollout.driver, time.monotonic)
         self.pinned = Pinned()
-        self._forwarded: dict[Forwarded, tuple[str, ...]] = {}  # the names of each in flight
+        self._forwarded: set[Forwarded] = set()  # queued or in flight
         self._token_texts: dict[int, str] = {}
         self._threads = ThreadPoolExecutor(THREADS, "read-body")
 
@@ -182,36 +181,33 @@ class Service:
 
         tokens: of the prompt and of the response, for the KV ledger. `rids`: the names that abort
         it. `engine_id`: the only engine that can answer; the ledger does not count the request.
-        Raises HttpError if no engine answers.
+        Raises HttpError if no engine answers, and Aborted if `abort` ends it before an engine has
+        it.
         """
         self.undivided.count(reason)
-        forwarded = Forwarded(http, http.path_qs, body, self.engine)
-        self._forwarded[forwarded] = rids
+        forwarded = Forwarded(http, http.path_qs, body, rids, self.engine)
+        self._forwarded.add(forwarded)
         try:
-            if engine_id is None:
-                await self.generation.forward(forwarded, *tokens)
-            else:
-                self.generation.require_room(1)
-                await self.holds.over()
-                await forwarded(engine_id)
+            async with forwarded.wait:
+                if engine_id is None:
+                    await self.generation.forward(forwarded, *tokens)
+                else:
+                    self.generation.require_room(1)
+                    await self.holds.over()
+                    await forwarded(engine_id)
         except EngineUnavailable as error:
             raise Failed(str(error)) from error
+        except TimeoutError:
+            if forwarded.response is None:
+                raise Aborted("the request was aborted before an engine had it") from None
+            forwarded.broken = True  # an engine began to answer meanwhile
         finally:
-            del self._forwarded[forwarded]
+            self._forwarded.remove(forwarded)
         if forwarded.broken and http.transport is not None:
             http.transport.abort()  # the client sees that its answer is incomplete
         if forwarded.response is None:
             raise Failed("the engine's answer could not be passed on")
         return forwarded.response
-
-    def forwarded(self, prefix: str) -> list[tuple[Forwarded, str]]:
-        """Returns the requests sent as they are whose name begins with `prefix`, and the name."""
-        return [
-            (each, rid)
-            for each, rids in self._forwarded.items()
-            for rid in rids
-            if rid.startswith(prefix)
-        ]
 
     async def abort(self, prefix: str) -> int:
         """Ends every request whose rid begins with `prefix`; returns when all have ended.
@@ -221,14 +217,12 @@ class Service:
         """
         rollouts = self.rollouts.abort(prefix)
         aborted = self.generation.abort(prefix)
-        sent_on = self.forwarded(prefix)
-        unnamed = [each for each, rids in self._forwarded.items() if not rids and not prefix]
+        sent_on = [each for each in self._forwarded if each.named(prefix)]
         await asyncio.gather(
-            *(each.abort(msgspec.json.encode({"rid": rid})) for each, rid in sent_on),
-            *(each.abort(b'{"abort_all":true}') for each in unnamed),
+            *(each.abort(prefix) for each in sent_on),
             *(self._until_ended(answer) for answer in aborted),
         )
-        return len(aborted) + len(sent_on) + len(unnamed) + rollouts
+        return len(aborted) + len(sent_on) + rollouts
 
     async def _until_ended(self, answer: Answer) -> None:
         while not answer.ended:

@@ -6,10 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
-from seer_sgl.engine.stream import DONE, PREFIX
-
 from ..calls import Answer
-from ..json import EVENTS, dumps
+from ..json import END, EVENTS, event_of
 from ..meta_info import Reply
 from ..streams import as_they_come
 from .errors import error_object
@@ -48,7 +46,7 @@ async def stream_events(
             else:
                 for chunk in last(newest):
                     await _send(response, chunk)
-            await response.write(PREFIX + b" " + DONE + b"\n\n")
+            await response.write(END)
     return response
 
 
@@ -66,4 +64,4 @@ async def _send_new(
 
 
 async def _send(response: web.StreamResponse, chunk: Json) -> None:
-    await response.write(PREFIX + b" " + dumps(chunk) + b"\n\n")
+    await response.write(event_of(chunk))

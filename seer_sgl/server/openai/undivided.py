@@ -9,6 +9,7 @@ from aiohttp import web
 
 from .. import harmful
 from ..decode import decode, decode_fields
+from ..forward_body import names_of
 from ..json import dumps
 from ..service import Service
 
@@ -41,8 +42,8 @@ async def send_undivided(
     if known["seed"] is None and any(info.deterministic for info in service.infos()):
         # A deterministic SGLang gives all requests without a seed the same one.
         fields["seed"] = msgspec.Raw(dumps(secrets.randbits(31)))
-    rid = known["rid"]
-    names = tuple(name for name in (rid if isinstance(rid, list) else [rid]) if type(name) is str)
+    n = known["n"] if type(known["n"]) is int else 1
+    names = names_of(known["rid"], _batch(known["prompt"]), n)
     tokens = tokens_of(known, len(body), service.longest(), prompt_len)
     return await service.forward(http, dumps(fields), reason, tokens=tokens, rids=names)
 
@@ -62,6 +63,13 @@ def tokens_of(
     n = known.get("n")
     budget = (longest - prompt_len if limit is None else limit) * (n if isinstance(n, int) else 1)
     return max(1, prompt_len), min(max(1, budget), longest)
+
+
+def _batch(prompt: Any) -> int | None:
+    """Returns the number of prompts of a completion; None if there is no list of prompts."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        return len(prompt)
+    return None
 
 
 def _of_sglang(known: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,89 @@
+"""Requests that are sent as they are: aborts of queued ones and of batches."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from aiohttp import web
+from typing_extensions import override
+
+from tests.fake_sglang import FakeSGLang
+from tests.link.test_link import until
+from tests.server.helpers import served
+from tests.server.test_generate import body, events
+
+
+@dataclass(eq=False)
+class Counting(FakeSGLang):
+    """Records the whole body of each abort, and ends what it runs."""
+
+    @override
+    async def generate(self, http: web.Request) -> web.StreamResponse:
+        self.seen.append(await http.json())
+        await self.stalled.wait()
+        return web.json_response({})
+
+    @override
+    async def abort_request(self, http: web.Request) -> web.Response:
+        self.stalled.set()
+        self.calls.append(("/abort_request", await http.json()))
+        return web.json_response({})
+
+
+def undivided(number: int, **more: Any) -> dict[str, Any]:
+    """Returns a request for which the ledger of a small engine has room only alone."""
+    params = {"max_new_tokens": 60, **more.pop("params", {})}
+    return body(number << 7, top_logprobs_num=1, params=params, **more)
+
+
+async def test_an_abort_ends_requests_that_wait_for_an_engine() -> None:
+    fake = FakeSGLang(longest=1000, max_total_num_tokens=100, delay_s=0.3)
+    async with served(fake) as it:
+        first = asyncio.create_task(it.generate(**undivided(300, rid="first")))
+        await until(lambda: len(fake.seen) == 1)
+        waiting = [
+            asyncio.create_task(it.generate(**undivided(301, rid="a1", return_logprob=True))),
+            asyncio.create_task(it.generate(**undivided(302, rid="a2", params={"n": 2}))),
+            asyncio.create_task(events(it, **undivided(303, rid="a3"))),
+            asyncio.create_task(it.post("/v1/embeddings", input="x")),
+        ]
+        await until(lambda: it.service.generation.in_progress == 5)
+        await it.post("/abort_request", rid="a1")
+        one = await waiting[0]
+        assert not first.done()
+        await it.post("/abort_request", abort_all=True)
+        two, streamed, (status, refusal) = await asyncio.gather(*waiting[1:])
+        await first
+        assert it.service.generation.in_progress == 0
+        assert len(fake.seen) == 1
+    assert (one["text"], one["output_ids"], one["meta_info"]["id"]) == ("", [], "a1")
+    assert one["meta_info"]["output_token_logprobs"] == []
+    for reply in (one, *two, *streamed):
+        assert reply["meta_info"]["finish_reason"]["type"] == "abort"
+        assert reply["meta_info"]["completion_tokens"] == 0
+    assert len(two) == 2 and len(streamed) == 1
+    assert status == 400 and "aborted" in refusal["message"]
+
+
+@pytest.mark.parametrize(
+    ("more", "sent"),
+    [
+        ({}, [{"rid": "b"}]),
+        ({"input_ids": [[1], [2]]}, [{"rid": "b_0"}, {"rid": "b_1"}]),
+        ({"input_ids": [[1], [2]], "rid": ["x", "y"]}, [{"rid": "x"}, {"rid": "y"}]),
+        ({"params": {"n": 2}}, [{"abort_all": True}]),  # SGLang gives the samples other names
+    ],
+)
+async def test_abort_all_reaches_every_response_by_the_name_that_sglang_gives_it(
+    more: dict[str, Any], sent: list[dict[str, Any]]
+) -> None:
+    fake = Counting()
+    async with served(fake) as it:
+        fields = undivided(300, params=more.pop("params", {}), rid="b") | more
+        call = asyncio.create_task(it.post("/generate", **fields))
+        await until(lambda: len(fake.seen) == 1)
+        await it.post("/abort_request", abort_all=True)
+        await call
+    aborts = [fields for path, fields in fake.calls if path == "/abort_request"]
+    assert sorted(aborts, key=str) == sent
