@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 COPIED = ("Content-Type", "Retry-After")
 OWN = "x-sglext-"  # headers with which clients ask SGLang for more in its answer
 ABORT_S = 2.0
+# SGLang ignores an abort of a request that it is still reading, so that it is sent again.
+ABORTS, ABORT_AGAIN_S = 5, 1.0
 Find = Callable[[str], HttpEngine | None]
 
 
@@ -47,6 +49,7 @@ class Forwarded:
         self.engine_id: str | None = None  # that has it now
         self.response: web.StreamResponse | None = None  # once a part of the answer was sent
         self.broken = False  # the rest of the answer is lost
+        self._returned = asyncio.Event()  # no engine has it
 
     async def __call__(self, engine_id: str) -> None:
         """Sends the request to an engine, and its answer to the client.
@@ -60,6 +63,7 @@ class Forwarded:
         if engine is None:
             raise EngineUnavailable(f"engine {engine_id} has left", engine_id=engine_id)
         self.engine_id = engine_id
+        self._returned.clear()
         try:
             request = (self._http.method, self._path, self._body, self._headers)
             async with engine.send(*request) as answer:
@@ -73,6 +77,7 @@ class Forwarded:
             self.broken = True
         finally:
             self.engine_id = None
+            self._returned.set()
 
     async def _pass_on(self, answer: aiohttp.ClientResponse) -> None:
         first = await answer.content.readany()
@@ -93,19 +98,25 @@ class Forwarded:
         return not prefix or any(rid.startswith(prefix) for rid in self._rids)
 
     async def abort(self, prefix: str) -> None:
-        """Ends what is named so: the engine that has the request answers with the tokens so far."""
-        if self.engine_id is None:
-            if self.response is None and not self.wait.expired():
-                self.wait.reschedule(asyncio.get_running_loop().time())
-            return
-        engine = self._find(self.engine_id)
-        if engine is None:
-            return
+        """Ends it: the engine that has it answers with the tokens so far.
+
+        Returns when that answer was passed on, after about ABORTS seconds at the latest.
+        """
         named: list[dict[str, Any]] = [{"rid": rid} for rid in self._rids if rid.startswith(prefix)]
-        for body in named or [{"abort_all": True}]:
-            with contextlib.suppress(EngineUnavailable, TimeoutError):
-                async with (
-                    asyncio.timeout(ABORT_S),
-                    engine.send("POST", "/abort_request", dumps(body)) as answer,
-                ):
-                    await answer.read()
+        for _ in range(ABORTS):
+            engine = None if self.engine_id is None else self._find(self.engine_id)
+            if engine is None:
+                if self.response is None and not self.wait.expired():
+                    self.wait.reschedule(asyncio.get_running_loop().time())
+                return
+            for body in named or [{"abort_all": True}]:
+                await _send_abort(engine, dumps(body))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ABORT_AGAIN_S):
+                    await self._returned.wait()
+
+
+async def _send_abort(engine: HttpEngine, body: bytes) -> None:
+    with contextlib.suppress(EngineUnavailable, TimeoutError):
+        async with asyncio.timeout(ABORT_S), engine.send("POST", "/abort_request", body) as answer:
+            await answer.read()

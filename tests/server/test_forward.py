@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from typing_extensions import override
 
+from seer_sgl.server import forward
 from tests.fake_sglang import FakeSGLang
 from tests.link.test_link import until
 from tests.server.helpers import served
@@ -16,7 +17,12 @@ from tests.server.test_generate import body, events
 
 @dataclass(eq=False)
 class Counting(FakeSGLang):
-    """Records the whole body of each abort, and ends what it runs."""
+    """Records the whole body of each abort, and ends what it runs.
+
+    `reading`: so many aborts come while it still reads the request.
+    """
+
+    reading: int = 0
 
     @override
     async def generate(self, http: web.Request) -> web.StreamResponse:
@@ -26,7 +32,9 @@ class Counting(FakeSGLang):
 
     @override
     async def abort_request(self, http: web.Request) -> web.Response:
-        self.stalled.set()
+        if not self.reading:
+            self.stalled.set()
+        self.reading = max(0, self.reading - 1)
         self.calls.append(("/abort_request", await http.json()))
         return web.json_response({})
 
@@ -87,3 +95,16 @@ async def test_abort_all_reaches_every_response_by_the_name_that_sglang_gives_it
         await call
     aborts = [fields for path, fields in fake.calls if path == "/abort_request"]
     assert sorted(aborts, key=str) == sent
+
+
+async def test_an_abort_is_repeated_until_the_engine_ends_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forward, "ABORT_AGAIN_S", 0.05)
+    fake = Counting(reading=2)
+    async with served(fake) as it:
+        call = asyncio.create_task(it.post("/generate", **undivided(300, rid="a")))
+        await until(lambda: len(fake.seen) == 1)
+        await it.post("/abort_request", rid="a")
+        assert (await call)[0] == 200
+    assert fake.paths() == ["/abort_request"] * 3
