@@ -86,6 +86,7 @@ class Answer:
         self.weight_spans: list[WeightSpan] = []
         self.error: HttpError | None = None
         self.attempts = 0  # requests that were made for it
+        self.unwanted = False  # its client wants no more of it
         self._news = asyncio.Event()
 
     @property
@@ -123,7 +124,7 @@ class Answer:
         assert request is not None
         self.ids = request.response_ids[self.given :]
         self.logprobs = request.logprobs[self.given :]
-        self.weight_spans = _after(request.weight_spans, self.given)
+        self.weight_spans = spans_after(request.weight_spans, self.given)
         self.finish, self.matched = request.finish_reason or "abort", request.matched
         self.ended_at = now
         self._news.set()
@@ -134,7 +135,7 @@ class Answer:
         self._news.set()
 
 
-def _after(spans: list[WeightSpan], skipped: int) -> list[WeightSpan]:
+def spans_after(spans: list[WeightSpan], skipped: int) -> list[WeightSpan]:
     """Returns the spans without their first `skipped` tokens."""
     kept = []
     for span in spans:

@@ -16,6 +16,7 @@ from seer_sgl.driver.observer import Observer
 from seer_sgl.driver.run import Run
 from seer_sgl.errors import RolloutError, first_error
 from seer_sgl.types import (
+    ChunkReply,
     ChunkResult,
     Failure,
     FailureKind,
@@ -28,7 +29,7 @@ from seer_sgl.types import (
     token_array,
 )
 
-from .calls import Answer, Call
+from .calls import Answer, Call, spans_after
 from .errors import BadRequest, Failed, HttpError, TooMany, Unavailable
 from .sessions import Sessions
 from .siblings import OpenGroup, Siblings, continued
@@ -151,6 +152,7 @@ class Generation(Observer):
 
     def give_up(self, answer: Answer) -> None:
         """Ends one response early; its client wants no more of it."""
+        answer.unwanted = True
         if answer.request is not None and not answer.ended:
             self._run.abort(answer.request)
 
@@ -308,9 +310,12 @@ class Generation(Observer):
         answer.request = request = self._request(answer, group)
         group.requests = [request]
         if ids:
-            _prefill(request, ids, logprobs, self._version())
+            spans = spans_after(before.weight_spans, answer.given)
+            _prefill(request, ids, logprobs, self._version(), spans)
         self._by_request[request.uid] = answer
         self._run.add([group])
+        if answer.unwanted:
+            self._run.abort(request)
 
     def _close(self, opened: OpenGroup) -> None:
         self._siblings.close(opened)
@@ -334,11 +339,20 @@ class Generation(Observer):
                 self._close(opened)
 
 
-def _prefill(request: Request, ids: "array[int]", logprobs: "array[float]", version: str) -> None:
-    """Puts tokens that were generated before into a new request."""
-    request.response_ids.extend(ids)
-    request.logprobs.extend(logprobs)
-    request.weight_spans.append(WeightSpan(version, len(ids)))
+def _prefill(
+    request: Request,
+    ids: "array[int]",
+    logprobs: "array[float]",
+    version: str,
+    spans: Sequence[WeightSpan] = (),
+) -> None:
+    """Puts tokens that were generated before into a new request.
+
+    `version`: of the tokens behind the `spans`.
+    """
+    rest = len(ids) - sum(span.tokens for span in spans)
+    spans = [*spans, WeightSpan(version, rest)]
+    request.append(ChunkReply(ids=ids, logprobs=logprobs, weight_spans=spans, finish="abort"))
 
 
 def _first_positions(names: Sequence[str]) -> Iterator[bool]:

@@ -39,7 +39,9 @@ class OpenGroup:
         return len(self.group.requests) >= most
 
     def busy(self) -> bool:
-        """Returns whether one of its requests is unfinished."""
+        """Returns whether one of its requests is unfinished and will be sent."""
+        if self.group.withdrawn:
+            return False
         requests = self.group.requests
         while self._unfinished < len(requests):
             if requests[self._unfinished].state is not RequestState.FINISHED:
