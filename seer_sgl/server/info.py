@@ -16,14 +16,15 @@ from seer_sgl.engine.session import read_body
 from seer_sgl.errors import EngineError
 from seer_sgl.types import Sampling, token_array
 
-from .calls import Call
-from .errors import Unavailable
+from .calls import Answer, Call
+from .errors import TooMany, Unavailable
 from .json import json_response
 from .operations import operation
 from .replies import Loads, ModelInfo, Models
 from .service import Service
 
 HEALTH_TIMEOUT_S = 20.0  # SGLang's own (SGLANG_HEALTH_CHECK_TIMEOUT)
+HEALTH_POLL_S = 0.05
 CONTROL_TIMEOUT_S = 10.0
 
 
@@ -39,28 +40,35 @@ class Info:
         return web.Response()
 
     async def health_generate(self, _: web.Request) -> web.Response:
-        """200 once a token was generated through the scheduler, else 503.
+        """200 once an engine has shown that it generates, else 503.
 
-        While a client holds generation, an engine that serves is enough.
+        A request for one token is sent, but like in SGLang any work counts: on a busy fleet that
+        request waits for its turn. While a client holds generation, an engine that serves is
+        enough.
         """
-        if self._service.holds:
-            return await self.health(_)
-        call = Call(
-            rid=f"health-{uuid.uuid4().hex}",
-            prompt_ids=token_array([0]),
-            sampling=Sampling(max_new_tokens=1, temperature=0.0),
-            seed=secrets.randbits(31),
-            limit=1,
-            group_id=f"health-{uuid.uuid4().hex}",
-            group_size=1,
-        )
-        with self._service.started([call]) as (answer,):
-            try:
-                async with asyncio.timeout(HEALTH_TIMEOUT_S):
-                    await answer.end()
-            except TimeoutError as error:
-                raise Unavailable(f"no token within {HEALTH_TIMEOUT_S:g} s") from error
+        service = self._service
+        service.any_engine()
+        if service.holds:
+            return web.Response()
+        before = service.progress.count
+        try:
+            with service.started([_one_token()]) as (answer,):
+                await self._until_progress(before, answer)
+        except TooMany:
+            await self._until_progress(before)
         return web.Response()
+
+    async def _until_progress(self, before: int, answer: Answer | None = None) -> None:
+        """Waits for work of the engines since a count of it. Raises Unavailable, and the answer's
+        error."""
+        try:
+            async with asyncio.timeout(HEALTH_TIMEOUT_S):
+                while self._service.progress.count == before:
+                    if answer is not None and answer.ended:
+                        return await answer.end()
+                    await asyncio.sleep(HEALTH_POLL_S)
+        except TimeoutError as error:
+            raise Unavailable(f"no token within {HEALTH_TIMEOUT_S:g} s") from error
 
     @operation(returns=ModelInfo)
     async def model_info(self, _: web.Request) -> web.Response:
@@ -145,6 +153,19 @@ class Info:
             return await _got(self._service.any_engine(), path)
         except (EngineError, TimeoutError, msgspec.DecodeError) as error:
             raise Unavailable(f"{path}: {error}") from error
+
+
+def _one_token() -> Call:
+    """Returns a call for one token."""
+    return Call(
+        rid=f"health-{uuid.uuid4().hex}",
+        prompt_ids=token_array([0]),
+        sampling=Sampling(max_new_tokens=1, temperature=0.0),
+        seed=secrets.randbits(31),
+        limit=1,
+        group_id=f"health-{uuid.uuid4().hex}",
+        group_size=1,
+    )
 
 
 async def _got(engine: HttpEngine, path: str) -> dict[str, Any]:

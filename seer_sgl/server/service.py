@@ -26,6 +26,7 @@ from .forward import Forwarded
 from .generation import Generation
 from .holds import Holds
 from .pinned import Pinned
+from .progress import Progress
 from .rollouts import Rollouts
 from .text import ResponseText
 from .undivided import Undivided
@@ -47,6 +48,8 @@ class Service:
         self.undivided = Undivided()
         self.holds = Holds(rollout.driver, time.monotonic)
         self.pinned = Pinned()
+        self.progress = Progress()
+        rollout.driver.observe(self.progress)
         self._forwarded: set[Forwarded] = set()  # queued or in flight
         self._token_texts: dict[int, str] = {}
         self._threads = ThreadPoolExecutor(THREADS, "read-body")

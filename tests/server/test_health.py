@@ -1,0 +1,55 @@
+"""`/health_generate`: a busy fleet is healthy, and one that does nothing is not."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from seer_sgl.server import info
+from tests.fake_sglang import FakeSGLang
+from tests.link.test_link import until
+from tests.server.helpers import Served, served
+from tests.server.test_generate import body
+
+
+async def health(it: Served) -> int:
+    async with it.session.get(f"{it.url}/health_generate") as reply:
+        return reply.status
+
+
+@contextlib.asynccontextmanager
+async def busy(fake: FakeSGLang, **server: Any) -> AsyncIterator[Served]:
+    """Serves a fake for one request at once, while it has one."""
+    fake.faults.append("stall")
+    async with served(fake, server=server) as it:
+        call = asyncio.create_task(
+            it.generate(**body(1, top_logprobs_num=1, params={"max_new_tokens": 9}))
+        )
+        await until(lambda: len(fake.seen) == 1)
+        yield it
+        fake.wake_stalled()
+        await call
+
+
+async def test_an_engine_that_works_is_healthy_although_no_more_fits_on_it() -> None:
+    fake = FakeSGLang(max_running_requests=1, decodes_on=True)
+    async with busy(fake, max_requests=1, max_batch=1) as it:
+        assert await health(it) == 200
+        assert len(fake.seen) == 1
+
+
+async def test_an_engine_without_progress_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(info, "HEALTH_TIMEOUT_S", 0.6)
+    async with busy(FakeSGLang(max_running_requests=1)) as it:
+        await asyncio.sleep(0.6)  # a poll has shown the request
+        assert await health(it) == 503
+        await until(lambda: it.service.generation.in_progress == 1)
+
+
+async def test_an_idle_engine_is_healthy_after_one_token() -> None:
+    fake = FakeSGLang()
+    async with served(fake) as it:
+        assert await health(it) == 200
+    assert [call["sampling_params"]["max_new_tokens"] for call in fake.seen] == [1]
