@@ -344,6 +344,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_stages: int = 1  # SGLang's pp_size
     ranks: int = 1  # of tensor and pipeline parallelism together
     vocab_size: int | None = None  # the number of token ids it may return; None: not reported
+    incremental_streaming: bool = False  # an event of its streams has the new tokens only
 
 
 class EngineWork(msgspec.Struct, frozen=True, kw_only=True):

@@ -273,6 +273,7 @@ class FakeSGLang(FakeControl):
                 "tp_size": self.tp_size,
                 "enable_deterministic_inference": True,
                 "skip_tokenizer_init": not self.has_tokenizer,
+                "incremental_streaming_output": self.incremental,
                 "internal_states": [
                     {
                         "effective_max_running_requests_per_dp": self.max_running_requests,

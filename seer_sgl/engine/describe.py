@@ -14,9 +14,9 @@ from .session import read_body
 
 T = TypeVar("T")
 
-# EngineInfo fields that a trainer may change while the engine runs. The rollout relies on all the
-# other fields.
-MAY_CHANGE = ("instance", "model_path", "weight_version", "weights")
+# EngineInfo fields that a trainer may change while the engine runs, or a restart without harm. The
+# rollout relies on all the other fields.
+MAY_CHANGE = ("instance", "model_path", "weight_version", "weights", "incremental_streaming")
 CONTROL_TIMEOUT_S = 10.0  # a reply to anything but /generate
 REPLY_BYTES = 4 << 20  # a reply without tokens, or the non-token part of a /generate reply
 MAX_MESSAGE = 500  # characters of a server's explanation
@@ -93,6 +93,7 @@ def described(
         draft_tokens=draft.draft_tokens,
         pipeline_stages=server.pp_size,
         ranks=server.tp_size * server.pp_size,
+        incremental_streaming=server.incremental_streaming_output,
     )
 
 

@@ -151,6 +151,7 @@ class ServerInfo(msgspec.Struct):
     internal_states: Annotated[list[InternalState], msgspec.Meta(min_length=1)]
     pp_size: Positive = 1
     tp_size: Positive = 1
+    incremental_streaming_output: bool = False
 
 
 class Complaint(msgspec.Struct):

@@ -41,7 +41,8 @@ class Generate:
         except Undividable as undividable:
             return await self._forward(http, body, undividable.reason)
         with service.started(batch.calls) as answers:
-            replies = replies_of(service, batch, answers)
+            incremental = batch.stream and all(e.incremental_streaming for e in service.infos())
+            replies = replies_of(service, batch, answers, incremental=incremental)
             if batch.stream:
                 return await self._stream(http, batch, answers, replies)
             events = await finished(answers, replies)
@@ -100,8 +101,13 @@ def reader(service: Service) -> GenerateReader:
     )
 
 
-def replies_of(service: Service, batch: Batch, answers: Sequence[Answer]) -> list[Reply]:
-    """Returns SGLang's replies to the calls of a batch, which grow with the answers."""
+def replies_of(
+    service: Service, batch: Batch, answers: Sequence[Answer], *, incremental: bool = False
+) -> list[Reply]:
+    """Returns SGLang's replies to the calls of a batch, which grow with the answers.
+
+    incremental: each reply has what is new only.
+    """
     token_text = service.token_text if batch.token_texts else _no_text
     version = service.version()
     return [
@@ -111,6 +117,7 @@ def replies_of(service: Service, batch: Batch, answers: Sequence[Answer]) -> lis
             logprobs=logprobs,
             token_text=token_text,
             version=version,
+            incremental=incremental,
         )
         for answer, logprobs in zip(answers, batch.logprobs, strict=True)
     ]

@@ -16,7 +16,8 @@ class Reply:
     """The reply objects of one answer: one when it ends, or one per event of a stream.
 
     `text`: None without a tokenizer. `logprobs`: whether the client wants them. `version`: the
-    weight version of a response without tokens.
+    weight version of a response without tokens. `incremental`: each object has the new text and
+    tokens only, as with SGLang's --incremental-streaming-output.
     """
 
     def __init__(
@@ -27,29 +28,35 @@ class Reply:
         logprobs: bool,
         token_text: TokenText,
         version: str,
+        incremental: bool = False,
     ) -> None:
         self._answer = answer
         self._text = text
         self._logprobs = logprobs
         self._token_text = token_text
         self._version = version
+        self._incremental = incremental
         self._sent = 0  # tokens in the text
+        self._shown = 0  # characters of it
 
     def event(self) -> dict[str, Any]:
-        """Returns the response so far; the whole one if it has ended."""
+        """Returns the response so far, or what is new in it; the whole one if it has ended."""
         answer = self._answer
         new = answer.ids[self._sent :]
+        first = self._sent if self._incremental else 0
         self._sent = len(answer.ids)
         reply: dict[str, Any] = {}
         if self._text is not None:
             ended = answer.finish is not None
-            text = self._text
-            reply["text"] = text.end(new, answer.matched) if ended else text.add(new)
-        reply["output_ids"] = answer.ids.tolist()
-        reply["meta_info"] = self._meta_info()
+            text = self._text.end(new, answer.matched) if ended else self._text.add(new)
+            reply["text"] = text[self._shown :] if self._incremental else text
+            self._shown = max(self._shown, len(text))  # a stop may have been shown
+        reply["output_ids"] = answer.ids[first:].tolist()
+        reply["meta_info"] = self._meta_info(first)
         return reply
 
-    def _meta_info(self) -> dict[str, Any]:
+    def _meta_info(self, first: int) -> dict[str, Any]:
+        """`first`: the first token whose log probability it has."""
         answer, counts, request = self._answer, self._answer.counts, self._answer.request
         completion = len(answer.ids)
         meta: dict[str, Any] = {
@@ -61,7 +68,9 @@ class Reply:
         }
         if self._logprobs:
             meta["input_token_logprobs"] = []
-            meta["output_token_logprobs"] = self._token_logprobs(answer.ids, answer.logprobs)
+            meta["output_token_logprobs"] = self._token_logprobs(
+                answer.ids[first:], answer.logprobs[first:]
+            )
             meta["output_token_logprobs_length"] = completion
         cached = counts.device + counts.host + counts.storage
         meta |= {

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from seer_sgl.types import Request
 from tests.fake_sglang import FakeSGLang
 from tests.link.test_link import until
+from tests.server.chat_fake import model_folder
 from tests.server.helpers import CHUNK, Served, served, whole
 
 PROMPT = [5, 6, 7, 8]
@@ -70,9 +72,8 @@ async def test_requests_without_a_seed_differ() -> None:
     assert len({tuple(reply["output_ids"]) for reply in replies}) == 8
 
 
-@pytest.mark.parametrize("incremental", [False, True])
-async def test_a_stream_grows_to_the_undivided_response(incremental: bool) -> None:
-    fake = FakeSGLang(longest=1000, incremental=incremental)
+async def test_a_stream_grows_to_the_undivided_response() -> None:
+    fake = FakeSGLang(longest=1000)
     async with served(fake) as it:
         parts = await events(it, **body(77 << 7, return_logprob=True))
     ids = [part["output_ids"] for part in parts]
@@ -84,6 +85,23 @@ async def test_a_stream_grows_to_the_undivided_response(incremental: bool) -> No
         len(parts) - 1
     )
     assert parts[-1]["meta_info"]["finish_reason"]["type"] == "length"
+
+
+@pytest.mark.parametrize("all_incremental", [False, True])
+async def test_a_stream_has_only_what_is_new_if_all_engines_stream_so(
+    all_incremental: bool, tmp_path: Path
+) -> None:
+    fakes = [FakeSGLang(longest=1000, incremental=one) for one in (True, all_incremental)]
+    async with served(*fakes, model={"path": model_folder(tmp_path)}) as it:
+        parts = await events(it, **body(77 << 7, return_logprob=True))
+        expected = await it.generate(**body(77 << 7))
+    joined = parts if all_incremental else parts[-1:]
+    assert [token for part in joined for token in part["output_ids"]] == expected["output_ids"]
+    assert "".join(part["text"] for part in joined) == expected["text"]
+    for part in parts:
+        logprobs = part["meta_info"]["output_token_logprobs"]
+        assert [token for _, token, _ in logprobs] == part["output_ids"]
+    assert parts[-1]["meta_info"]["completion_tokens"] == LIMIT
 
 
 async def test_a_streamed_batch_names_the_position_of_each_event() -> None:
