@@ -1,5 +1,6 @@
 """SGLang's reply to `/generate`, made of a response in progress or a finished one."""
 
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,6 +39,7 @@ class Reply:
         self._incremental = incremental
         self._sent = 0  # tokens in the text
         self._shown = 0  # characters of it
+        self._begun = False  # the first object was made
 
     def event(self) -> dict[str, Any]:
         """Returns the response so far, or what is new in it; the whole one if it has ended."""
@@ -80,6 +82,9 @@ class Reply:
             "cached_tokens_details": _details(answer),
             "dp_rank": None,
         }
+        if not self._begun:
+            self._begun = True
+            meta["response_sent_to_client_ts"] = time.time()
         if answer.finish is None:
             return meta
         meta["weight_versions"] = weight_versions(answer)

@@ -49,6 +49,8 @@ class MetaInfo(TypedDict):
     weight_versions: NotRequired[list[WeightVersion]]
     e2e_latency: NotRequired[float]
     """Seconds."""
+    response_sent_to_client_ts: NotRequired[float]
+    """Seconds since 1970; in a stream, of the first event only."""
     spec_verify_ct: NotRequired[int]
     spec_accept_length: NotRequired[float]
     seer: NotRequired[SeerInfo]

@@ -85,6 +85,8 @@ async def test_a_stream_grows_to_the_undivided_response() -> None:
         len(parts) - 1
     )
     assert parts[-1]["meta_info"]["finish_reason"]["type"] == "length"
+    sent = ["response_sent_to_client_ts" in part["meta_info"] for part in parts]
+    assert sent == [True] + [False] * (len(parts) - 1)
 
 
 @pytest.mark.parametrize("all_incremental", [False, True])
