@@ -118,6 +118,10 @@ class Engines:
                 answer = await ask(engine, method, path, body)
                 yield engine, answer
 
+    async def until_they_generate(self) -> None:
+        """Returns when no client holds generation: engines must stay idle while weights change."""
+        await self._service.holds.over()
+
     async def facts(self) -> Facts:
         """Returns the facts of the first engine that serves. Raises Unavailable."""
         engine = self._service.any_engine()

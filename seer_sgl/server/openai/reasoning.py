@@ -115,6 +115,7 @@ class Reasoning:
             "logit_bias": {str(token): CERTAIN for token in self._word},
             "ignore_eos": True,
         }
+        await self._engines.until_they_generate()
         answer = await self._engines.ask("POST", "/v1/chat/completions", msgspec.json.encode(body))
         reply = answer.decoded(dict[str, Any])
         try:

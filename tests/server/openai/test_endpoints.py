@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.link.test_link import until
 from tests.server.chat_fake import CHAT_PROMPT, ChatFake, model_folder, word_of
 from tests.server.helpers import CHUNK, Served, served, whole
 
@@ -216,6 +217,18 @@ async def test_reasoning_is_what_an_engine_separates(tmp_path: Path, opened: boo
         assert reply["choices"][0]["message"]["content"].split() == words
         await ok(it, CHAT, **ask, stream=True)
         assert it.service.undivided.counts == {"reasoning_parser": 1}
+
+
+async def test_engines_are_not_asked_to_generate_while_generation_is_held(tmp_path: Path) -> None:
+    fake = ChatFake(arguments={"chat_template": "x.jinja", "reasoning_parser": "qwen3"})
+    async with served(fake, model={"path": model_folder(tmp_path)}) as it:
+        await it.post("/pause_generation", mode="retract")
+        chat = asyncio.create_task(ok(it, CHAT, messages=MESSAGES, max_tokens=1))
+        await until(lambda: "/separate_reasoning" in [path for path, _ in fake.received])
+        await asyncio.sleep(0.1)
+        assert CHAT not in [path for path, _ in fake.received]
+        await it.post("/continue_generation")
+        await chat
 
 
 async def test_the_model_decides_the_defaults_of_chats(
