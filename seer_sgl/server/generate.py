@@ -1,5 +1,6 @@
 """`POST /generate`, as SGLang serves it."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from .meta_info import Reply
 from .operations import operation
 from .replies import GenerateReply, StreamError
 from .service import Service
+from .streaming import streaming
 from .streams import as_they_come, finished
 
 SESSION_HEADER = "X-SMG-Routing-Key"  # of SGLang's router
@@ -55,18 +57,18 @@ class Generate:
         answers: Sequence[Answer],
         replies: Sequence[Reply],
     ) -> web.StreamResponse:
-        response = web.StreamResponse(headers=EVENTS)
-        await response.prepare(http)
-        async for index in as_they_come(answers):
-            answer = answers[index]
-            if answer.error is not None:
-                event: dict[str, Any] = {"error": error_fields(answer.error)}
-            else:
-                event = replies[index].event()
-                if not batch.single:
-                    event["index"] = index
-            await response.write(event_of(event))
-        await response.write(END)
+        positions = as_they_come(answers)
+        async with streaming(http, EVENTS) as response, contextlib.aclosing(positions):
+            async for index in positions:
+                answer = answers[index]
+                if answer.error is not None:
+                    event: dict[str, Any] = {"error": error_fields(answer.error)}
+                else:
+                    event = replies[index].event()
+                    if not batch.single:
+                        event["index"] = index
+                await response.write(event_of(event))
+            await response.write(END)
         return response
 
     async def _forward(self, http: web.Request, body: bytes, reason: str) -> web.StreamResponse:

@@ -28,6 +28,7 @@ from .holds import Holds
 from .pinned import Pinned
 from .progress import Progress
 from .rollouts import Rollouts
+from .streaming import abandon
 from .text import ResponseText
 from .undivided import Undivided
 
@@ -206,8 +207,8 @@ class Service:
             forwarded.broken = True  # an engine began to answer meanwhile
         finally:
             self._forwarded.remove(forwarded)
-        if forwarded.broken and http.transport is not None:
-            http.transport.abort()  # the client sees that its answer is incomplete
+        if forwarded.broken:
+            abandon(http)
         if forwarded.response is None:
             raise Failed("the engine's answer could not be passed on")
         return forwarded.response

@@ -31,6 +31,8 @@ def with_errors(handler: Handler) -> Handler:
     async def handle(http: web.Request) -> web.StreamResponse:
         try:
             return await handler(http)
+        except ConnectionError:
+            raise  # the client has left
         except HttpError as error:
             return _response(error)
         except web.HTTPException as error:

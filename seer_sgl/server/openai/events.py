@@ -9,6 +9,7 @@ from aiohttp import web
 from ..calls import Answer
 from ..json import END, EVENTS, event_of
 from ..meta_info import Reply
+from ..streaming import streaming
 from ..streams import as_they_come
 from .errors import error_object
 
@@ -22,7 +23,8 @@ async def stream_events(
     chunks: Callable[[int, Json], Iterator[Json]],
     last: Callable[[list[Json]], Iterator[Json]],
 ) -> web.StreamResponse:
-    """Sends the responses as they grow. Raises the error of one that fails before the first event.
+    """Sends the responses as they grow. Raises the error of one that fails before the first event,
+    and ConnectionError if the client leaves.
 
     `chunks`: of the response at a position, and its newest reply. `last`: of all replies, at the
     end.
@@ -33,9 +35,7 @@ async def stream_events(
         error = answers[first].error
         if error is not None:
             raise error
-        response = web.StreamResponse(headers=EVENTS)
-        await response.prepare(http)
-        with contextlib.suppress(ConnectionError):  # the client has left
+        async with streaming(http, EVENTS) as response:
             newest[first] = await _send_new(response, first, replies, chunks)
             async for index in positions:
                 error = answers[index].error

@@ -1,0 +1,35 @@
+"""Streams that end early."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+
+from seer_sgl.server.meta_info import Reply
+from tests.fake_sglang import FakeSGLang
+from tests.link.test_link import until
+from tests.server.helpers import served
+from tests.server.test_generate import body
+
+
+async def test_a_stream_that_fails_half_way_ends_its_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    event, made = Reply.event, 0
+
+    def defective(reply: Reply) -> dict[str, Any]:
+        nonlocal made
+        made += 1
+        if made == 2:
+            raise KeyError("a defect")
+        return event(reply)
+
+    monkeypatch.setattr(Reply, "event", defective)
+    async with served(FakeSGLang(longest=1000, delay_s=0.01)) as it:
+        fields = body(300 << 7, stream=True)
+        async with asyncio.timeout(5), it.session.post(f"{it.url}/generate", json=fields) as reply:
+            with pytest.raises(aiohttp.ClientError):
+                await reply.read()
+        await until(lambda: it.service.generation.in_progress == 0)
+    assert "failed half-way" in caplog.text
