@@ -8,7 +8,7 @@ from aiohttp.typedefs import Handler, Middleware
 from .json import json_response
 from .monitoring.routes import PAGE_FILES
 
-OPEN = ("/health", "/health_generate", "/ping", *PAGE_FILES)  # need no token
+OPEN = ("/health", "/health_generate", "/ready", "/ping", *PAGE_FILES)  # need no token
 ADMIN_ROUTES: web.AppKey[set[web.AbstractRoute]] = web.AppKey("ADMIN_ROUTES", set)
 
 

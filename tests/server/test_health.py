@@ -52,4 +52,6 @@ async def test_an_idle_engine_is_healthy_after_one_token() -> None:
     fake = FakeSGLang()
     async with served(fake) as it:
         assert await health(it) == 200
+        async with it.session.get(f"{it.url}/ready") as reply:
+            assert reply.status == 200
     assert [call["sampling_params"]["max_new_tokens"] for call in fake.seen] == [1]
