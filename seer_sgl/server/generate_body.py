@@ -53,7 +53,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     """Return the log probability of each response token."""
     return_text_in_logprobs: bool | None = None
     """With the text of each token."""
-    group_id: str | list[str] | None = None
+    group_id: str | int | list[str | int] | None = None
     """Ours: responses with one group id are siblings, which are drafted from one another."""
     group_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Ours: how many responses the group will have in all."""
@@ -145,7 +145,10 @@ class GenerateReader:
             )
         single = single and n == 1
         rids = _rids(request.rid, len(prompts), n, single)
-        group_ids = _spread(request.group_id, len(prompts))
+        group_ids = [
+            None if group_id is None else str(group_id)
+            for group_id in _spread(request.group_id, len(prompts))
+        ]
         calls: list[Call] = []
         for number, (prompt, params) in enumerate(zip(prompts, each, strict=True)):
             sampling, seed, limit = self._sampling(params, len(prompt))

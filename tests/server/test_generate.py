@@ -121,10 +121,12 @@ async def test_equal_prompts_and_equal_group_ids_are_siblings() -> None:
         same = [await it.generate(**body(i << 7)) for i in range(1, 4)]
         other = await it.generate(**body(9 << 7) | {"input_ids": [1]})
         named = [await it.generate(**body(i << 7, group_id="g")) for i in range(1, 4)]
+        numbered = [await it.generate(**body(i << 7, group_id=7)) for i in range(1, 3)]
     groups = [reply["meta_info"]["seer"]["group"] for reply in (*same, other, *named)]
     assert len(set(groups[:3])) == 1
     assert groups[3] not in (groups[0], "g")
     assert groups[4:] == ["g"] * 3
+    assert [reply["meta_info"]["seer"]["group"] for reply in numbered] == ["7"] * 2
 
 
 async def test_without_a_window_only_named_groups_are_joined() -> None:

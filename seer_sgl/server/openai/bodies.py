@@ -81,7 +81,7 @@ class OpenAIBody(msgspec.Struct, kw_only=True):
     """Return the token ids of prompt and response."""
     rid: str | list[str] | None = None
     """Name of the request."""
-    group_id: str | None = None
+    group_id: str | int | None = None
     """Ours: responses with one group id are siblings, which are drafted from one another."""
     group_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Ours: how many responses the group will have in all."""
