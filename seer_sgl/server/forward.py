@@ -109,14 +109,14 @@ class Forwarded:
                 if self.response is None and not self.wait.expired():
                     self.wait.reschedule(asyncio.get_running_loop().time())
                 return
-            for body in named or [{"abort_all": True}]:
-                await _send_abort(engine, dumps(body))
+            with contextlib.suppress(EngineUnavailable, TimeoutError):
+                for body in named or [{"abort_all": True}]:
+                    await _send_abort(engine, dumps(body))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ABORT_AGAIN_S):
                     await self._returned.wait()
 
 
 async def _send_abort(engine: HttpEngine, body: bytes) -> None:
-    with contextlib.suppress(EngineUnavailable, TimeoutError):
-        async with asyncio.timeout(ABORT_S), engine.send("POST", "/abort_request", body) as answer:
-            await answer.read()
+    async with asyncio.timeout(ABORT_S), engine.send("POST", "/abort_request", body) as answer:
+        await answer.read()

@@ -10,7 +10,7 @@ from .aborted import aborted_replies
 from .calls import Answer
 from .errors import Aborted
 from .forward_body import Whole, whole
-from .generate_body import Batch, GenerateReader, GenerateRequest, Undividable
+from .generate_body import Batch, GenerateReader, GenerateRequest, Undividable, require_few
 from .json import END, EVENTS, error_fields, event_of, json_response
 from .meta_info import Reply
 from .operations import operation
@@ -77,6 +77,7 @@ class Generate:
         encode = None if tokenizer is None else tokenizer.encode
         longest = service.longest()
         sent = await service.worked(len(body), whole, body, service.infos(), encode, longest)
+        require_few(len(sent.prompts) * sent.n, service.settings.max_batch)
         for length in sent.prompts:
             service.require_short(length)
         try:

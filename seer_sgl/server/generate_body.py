@@ -139,10 +139,7 @@ class GenerateReader:
         if len(each) != len(prompts):
             raise Undividable("unusual")
         n = _samples(each)
-        if len(prompts) * n > self._most:
-            raise BadRequest(
-                f"{len(prompts) * n} responses in one request; server.max_batch is {self._most}"
-            )
+        require_few(len(prompts) * n, self._most)
         single = single and n == 1
         rids = _rids(request.rid, len(prompts), n, single)
         group_ids = [
@@ -256,6 +253,12 @@ def require_neutral(name: str, raw: msgspec.Raw, neutral: Mapping[str, tuple[Any
         return
     if value not in neutral.get(name, ()):
         raise Undividable(name)
+
+
+def require_few(responses: int, most: int) -> None:
+    """Raises BadRequest for more responses in one request than `most`."""
+    if responses > most:
+        raise BadRequest(f"{responses} responses in one request; server.max_batch is {most}")
 
 
 def require_possible(text: str, longest: int) -> None:

@@ -10,6 +10,7 @@ from aiohttp import web
 from .. import harmful
 from ..decode import decode, decode_fields
 from ..forward_body import names_of
+from ..generate_body import require_few
 from ..json import dumps
 from ..service import Service
 
@@ -43,7 +44,9 @@ async def send_undivided(
         # A deterministic SGLang gives all requests without a seed the same one.
         fields["seed"] = msgspec.Raw(dumps(secrets.randbits(31)))
     n = known["n"] if type(known["n"]) is int else 1
-    names = names_of(known["rid"], _batch(known["prompt"]), n)
+    prompts = _batch(known["prompt"])
+    require_few((prompts or 1) * n, service.settings.max_batch)
+    names = names_of(known["rid"], prompts, n)
     tokens = tokens_of(known, len(body), service.longest(), prompt_len)
     return await service.forward(http, dumps(fields), reason, tokens=tokens, rids=names)
 
