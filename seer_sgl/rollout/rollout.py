@@ -159,14 +159,6 @@ class Rollout:
             logger.warning("%s", mismatch)
         return engine.info
 
-    async def leave(self, engine_id: str) -> None:
-        """Drains an engine, and removes it. Raises ConfigError if it is not in the fleet.
-
-        Divided chunks end early with the tokens they have; undivided ones run to their end.
-        """
-        await self.driver.remove_engine(engine_id)
-        await self.fleet.stop_engine(engine_id)
-
     def report(self) -> dict[str, Any]:
         """Returns the report of the current or latest run (docs/report.md).
 

@@ -148,8 +148,12 @@ class Workers:
             self._leaving[engine_id] = asyncio.create_task(self._drained(engine_id))
 
     async def _drained(self, engine_id: str) -> None:
+        service = self._service
         try:
-            await self._service.rollout.leave(engine_id)
+            await service.driver.remove_engine(engine_id)
+            async with self._control.lock:  # an update that it takes part in ends before
+                await service.fleet.stop_engine(engine_id)
+                self._control.end_release_if_all_back()
         except ConfigError as error:  # another caller has removed it
             logger.info("engine %s: %s", engine_id, error)
         finally:

@@ -282,3 +282,47 @@ async def test_a_request_of_an_engines_own_session_waits_for_the_end_of_a_hold()
         assert not fake.seen, "it would run on memory that is not there"
         await it.post("/resume_memory_occupation")
         assert (await request)["output_ids"]
+
+
+async def test_an_engine_started_again_before_an_update_has_no_memory_to_resume() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        assert (await it.post("/release_memory_occupation", tags=["kv_cache"]))[0] == 200
+        fakes[1].startup_s += 1
+        fakes[1].released.clear()
+        fields = {"model_path": "new", "weight_version": "v2"}
+        assert (await it.post("/update_weights_from_disk", **fields))[0] == 200
+        assert (await it.post("/resume_memory_occupation"))[0] == 200
+        assert not it.service.holds
+    assert [fake.died for fake in fakes] == [None, None], "a tag that is there ends SGLang"
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        ("/release_memory_occupation", "/resume_memory_occupation"),
+        ("/begin_weight_update", "/end_weight_update"),
+    ],
+)
+async def test_a_hold_ends_although_the_last_engine_has_left(begin: str, end: str) -> None:
+    fake = two()[0]
+    async with served(fake) as it:
+        url = it.service.fleet.engines[0].info.url
+        assert (await it.post(begin))[0] == 200
+        await it.session.delete(f"{it.url}/workers/e0")
+        await until(lambda: not it.service.fleet.engines)
+        await it.post(end)
+        assert not it.service.holds
+        assert (await it.post("/workers", url=url))[0] == 202
+        assert len((await generating(it))["output_ids"]) == LIMIT
+
+
+async def test_an_engine_that_cannot_resume_its_memory_ends_the_hold_when_it_leaves() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        await it.post("/release_memory_occupation", tags=["kv_cache"])
+        fakes[1].refused["/resume_memory_occupation"] = 500
+        assert (await it.post("/resume_memory_occupation"))[0] == 500
+        assert it.service.holds, "e1 would generate without its KV"
+        await it.session.delete(f"{it.url}/workers/e1")
+        assert len((await generating(it))["output_ids"]) == LIMIT

@@ -216,6 +216,20 @@ async def test_each_engine_has_its_own_rank_offset() -> None:
             assert (status, answer["success"]) == (400, False), answer
 
 
+async def test_an_engine_is_stopped_only_after_the_update_that_it_takes_part_in() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        for fake in fakes:
+            fake.slow_s = 0.3
+        update = asyncio.create_task(it.post(DISK, model_path="new", weight_version="v2"))
+        await asyncio.gather(*(fake.updating.wait() for fake in fakes))
+        await it.session.delete(f"{it.url}/workers/e1")
+        await asyncio.sleep(0.05)
+        assert len(it.service.fleet.engines) == 2
+        assert list((await update)[1]["engines"]) == ["e0", "e1"]
+        await until(lambda: len(it.service.fleet.engines) == 1)
+
+
 async def test_each_engine_gets_the_entries_of_its_ranks_unread() -> None:
     fakes = [FakeSGLang(tp_size=2), FakeSGLang()]
     entries = [base64.b64encode(b"not a pickle %d" % i).decode() for i in range(3)]

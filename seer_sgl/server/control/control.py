@@ -16,7 +16,9 @@ from seer_sgl.server.service import Service
 
 logger = logging.getLogger(__name__)
 SESSION = "begin_weight_update"  # the hold until end_weight_update
+RELEASED = "release_memory_occupation"  # the hold until all memory is back
 Answer = tuple[int, Any]  # HTTP status and JSON
+Start = tuple[str, str | None]  # engine id, and the instance of its server
 Work = Callable[[web.Request, bytes], Awaitable[Answer]]
 
 
@@ -30,7 +32,8 @@ class Control:
         self.service = service
         self.lock = asyncio.Lock()
         self.mode: str | None = None
-        self.released: dict[str, set[str]] = {}  # engine id -> tags of memory
+        # Tags of memory, by engine and its start: a server started again has all its memory.
+        self.released: dict[Start, set[str]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -41,7 +44,22 @@ class Control:
     @property
     def changing(self) -> bool:
         """Whether an engine that joins now would miss a part of what the others have done."""
-        return SESSION in self.holds or any(self.released.values())
+        return SESSION in self.holds or self.lacks_memory
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether an engine of the fleet has released memory."""
+        self._forget_other_starts()
+        return any(self.released.values())
+
+    def released_by(self, engine: HttpEngine) -> set[str]:
+        """Returns the tags that an engine has released; to be changed in place."""
+        return self.released.setdefault(start_of(engine), set())
+
+    def end_release_if_all_back(self) -> None:
+        """Ends the hold of `release_memory_occupation` once no engine lacks memory."""
+        if not self.lacks_memory:
+            self.holds.end(RELEASED)
 
     def engines(self) -> list[HttpEngine]:
         """Returns the engines of the fleet. Raises Unavailable if there is none."""
@@ -87,6 +105,11 @@ class Control:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.holds.close()
 
+    def _forget_other_starts(self) -> None:
+        present = {start_of(engine) for engine in self.service.fleet.engines}
+        for start in [start for start in self.released if start not in present]:
+            del self.released[start]
+
     async def _to_the_end(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -100,6 +123,11 @@ class Control:
         error = task.exception()
         if error is not None and not isinstance(error, HttpError):
             logger.error("a control call failed: %s", error)
+
+
+def start_of(engine: HttpEngine) -> Start:
+    """Returns the name of an engine and of the newest start of its server."""
+    return engine.info.engine_id, engine.info.instance
 
 
 def _refusal(error: HttpError) -> dict[str, Any]:

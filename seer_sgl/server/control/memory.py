@@ -11,13 +11,12 @@ from seer_sgl.engine.client import HttpEngine, StartedAgain
 from seer_sgl.errors import ConfigError, EngineUnavailable
 
 from .bodies import Fields, field, read_fields, with_fields
-from .control import Answer, Control
+from .control import RELEASED, Answer, Control
 from .fleet_calls import call, until_idle
 from .replies import DONE, EngineReply, combined, failures
 
 logger = logging.getLogger(__name__)
 ALL_TAGS = ("kv_cache", "weights", "cuda_graph")  # SGLang's GPU_MEMORY_ALL_TYPES
-RELEASED = "release_memory_occupation"
 
 
 class Memory:
@@ -39,26 +38,27 @@ class Memory:
             done = await asyncio.gather(*(self._release(each, fields, tags) for each in engines))
             control.service.driver.forget_kv()
         finally:
-            self._end_if_all_back()
+            control.end_release_if_all_back()
         replies = {e.info.engine_id: reply for e, reply in zip(engines, done, strict=True)}
         return combined(replies, "Memory released.", failed=failures(replies))
 
     async def resume(self, _: web.Request, body: bytes) -> Answer:
         """Takes the memory of some tags back on every engine that has released it."""
         control, fields = self._control, read_fields(body)
-        tags, engines = _wanted(fields), control.engines()
+        tags = _wanted(fields)
         try:
+            engines = control.engines()
             await self._forget_restarted(engines)
             done = await asyncio.gather(*(self._resume(each, fields, tags) for each in engines))
         finally:
-            self._end_if_all_back()
+            control.end_release_if_all_back()
         replies = {e.info.engine_id: reply for e, reply in zip(engines, done, strict=True)}
         return combined(replies, "Memory resumed.", failed=failures(replies))
 
     async def _release(
         self, engine: HttpEngine, fields: Fields, wanted: Sequence[str]
     ) -> EngineReply:
-        released = self._released(engine)
+        released = self._control.released_by(engine)
         tags = [tag for tag in wanted if tag not in released]
         if not tags:
             return DONE
@@ -74,7 +74,7 @@ class Memory:
     async def _resume(
         self, engine: HttpEngine, fields: Fields, wanted: Sequence[str]
     ) -> EngineReply:
-        released = self._released(engine)
+        released = self._control.released_by(engine)
         tags = [tag for tag in wanted if tag in released]
         if not tags:
             return DONE
@@ -89,27 +89,16 @@ class Memory:
                 self._control.service.driver.mark_stale(engine.info.engine_id, why)
         return reply
 
-    def _released(self, engine: HttpEngine) -> set[str]:
-        return self._control.released.setdefault(engine.info.engine_id, set())
-
     async def _forget_restarted(self, engines: Sequence[HttpEngine]) -> None:
         """Forgets the tags of engines that were started again: they have all their memory."""
         for engine in engines:
-            if self._released(engine):
+            if self._control.released_by(engine):
                 try:
                     await engine.refresh()
                 except StartedAgain:
-                    self._released(engine).clear()
+                    self._control.released_by(engine).clear()
                 except EngineUnavailable:
                     continue
-
-    def _end_if_all_back(self) -> None:
-        present = {engine.info.engine_id for engine in self._control.service.fleet.engines}
-        released = self._control.released
-        for engine_id in [each for each in released if each not in present]:
-            del released[engine_id]
-        if not any(released.values()):
-            self._control.holds.end(RELEASED)
 
 
 def _wanted(fields: Fields) -> Sequence[str]:

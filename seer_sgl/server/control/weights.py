@@ -87,8 +87,8 @@ class WeightUpdates:
         read_fields(body)
         if session is None:
             raise BadRequest("no weight-update session is open; call begin_weight_update() first")
-        engines = control.engines()
         try:
+            engines = control.engines()
             replies = await call_all(engines, "POST", "/end_weight_update", body or b"{}")
             ended = succeeded(engines, replies)
             took_part = {name: each for name, each in session.engines.items() if name in ended}
@@ -153,7 +153,7 @@ class WeightUpdates:
             await control.service.abort("")
         async with control.holds.during(UPDATE):
             replies: dict[str, EngineReply] = {}
-            if flushes and not any(control.released.values()):
+            if flushes and not control.lacks_memory:
                 replies |= failed_of(await each_idle(engines, waits=control.mode != "in_place"))
             if control.mode == "in_place" and any(each.status for each in replies.values()):
                 return _not_idle(replies)
