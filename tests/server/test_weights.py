@@ -216,6 +216,23 @@ async def test_each_engine_has_its_own_rank_offset() -> None:
             assert (status, answer["success"]) == (400, False), answer
 
 
+async def test_a_collective_update_does_not_begin_without_a_member_of_its_group() -> None:
+    fakes = two()
+    group = {"group_name": "g", "rank_offset": 1, "world_size": 3}
+    async with served(*fakes) as it:
+        assert (await it.post("/init_weights_update_group", **group))[0] == 200
+        await it.session.delete(f"{it.url}/workers/e1")
+        await until(lambda: len(it.service.fleet.engines) == 1)
+        status, answer = await it.post(DISTRIBUTED, group_name="g", weight_version="v2")
+        assert (status, answer["success"]) == (409, False) and "e1" in answer["message"]
+        assert DISTRIBUTED not in fakes[0].paths(), "it would wait for e1 for ever"
+        assert (await it.post("/destroy_weights_update_group", group_name="g"))[0] == 200
+        group["world_size"] = 2
+        assert (await it.post("/init_weights_update_group", **group))[0] == 200
+        status, answer = await it.post(DISTRIBUTED, group_name="g", weight_version="v2")
+        assert status == 200, answer
+
+
 async def test_an_engine_is_stopped_only_after_the_update_that_it_takes_part_in() -> None:
     fakes = two()
     async with served(*fakes) as it:

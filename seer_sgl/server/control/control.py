@@ -34,6 +34,7 @@ class Control:
         self.mode: str | None = None
         # Tags of memory, by engine and its start: a server started again has all its memory.
         self.released: dict[Start, set[str]] = {}
+        self.groups: dict[str, frozenset[Start]] = {}  # the trainer's process groups, by name
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property

@@ -1,11 +1,18 @@
-"""The trainer's process group: the ranks of all engines join it and leave it together."""
+"""The trainer's process groups: the ranks of all engines join one and leave it together."""
+
+from collections.abc import Collection
 
 from aiohttp import web
 
-from .bodies import group_bodies, read_fields
-from .control import Answer, Control
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.server.errors import Conflict
+
+from .bodies import Fields, field, group_bodies, read_fields
+from .control import Answer, Control, start_of
 from .fleet_calls import call_all
 from .replies import combined, failures
+
+DEFAULT_NAME = "weight_update_group"  # SGLang's
 
 
 class ProcessGroups:
@@ -16,20 +23,41 @@ class ProcessGroups:
 
     async def init_group(self, _: web.Request, body: bytes) -> Answer:
         """Makes every engine's ranks join the trainer's process group."""
-        control = self._control
-        bodies = group_bodies(read_fields(body), control.ranks())
+        control, fields = self._control, read_fields(body)
+        bodies, name = group_bodies(fields, control.ranks()), group_name(fields)
+        engines = control.engines()
         async with control.holds.during("init_weights_update_group"):
-            replies = await call_all(
-                control.engines(), "POST", "/init_weights_update_group", bodies
-            )
-        return combined(replies, "Success.", failed=failures(replies, all_needed=True))
+            replies = await call_all(engines, "POST", "/init_weights_update_group", bodies)
+        failed = failures(replies, all_needed=True)
+        if not failed:
+            control.groups[name] = frozenset(start_of(each) for each in engines)
+        return combined(replies, "Success.", failed=failed)
 
     async def destroy_group(self, _: web.Request, body: bytes) -> Answer:
         """Makes every engine leave the process group."""
         control = self._control
-        read_fields(body)
+        control.groups.pop(group_name(read_fields(body)), None)
         async with control.holds.during("destroy_weights_update_group"):
             replies = await call_all(
                 control.engines(), "POST", "/destroy_weights_update_group", body or b"{}"
             )
         return combined(replies, "Success.", failed=failures(replies))
+
+
+def group_name(fields: Fields) -> str:
+    """Returns the name of the process group in a call. Raises BadRequest for a wrong type."""
+    return field(fields, "group_name", str, DEFAULT_NAME)
+
+
+def require_complete(control: Control, name: str, engines: Collection[HttpEngine]) -> None:
+    """Raises Conflict unless all members of a process group are among the engines.
+
+    The others would wait for the missing ranks for ever. A group that was made elsewhere is
+    unknown, and so are its members.
+    """
+    present = {start_of(engine) for engine in engines}
+    missing = sorted(engine_id for engine_id, _ in control.groups.get(name, frozenset()) - present)
+    if missing:
+        raise Conflict(
+            f"process group {name!r} has lost {', '.join(missing)}: destroy it, and create it again"
+        )

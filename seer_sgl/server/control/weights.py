@@ -12,6 +12,7 @@ from seer_sgl.server.json import dumps
 from .bodies import Fields, field, read_fields, tensor_bodies
 from .control import SESSION, Answer, Control
 from .fleet_calls import call_all, each_idle
+from .groups import group_name, require_complete
 from .replies import EngineReply, Replies, combined, failed_of, named
 from .taking_part import all_opened, let_serve, still, succeeded
 
@@ -149,6 +150,8 @@ class WeightUpdates:
         engines = control.engines()
         if session is not None:
             engines = [each for each in engines if each.info.engine_id in session.engines]
+        if update.collective:
+            require_complete(control, group_name(update.fields), engines)
         if aborts:
             await control.service.abort("")
         async with control.holds.during(UPDATE):
