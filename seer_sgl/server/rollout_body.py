@@ -13,7 +13,8 @@ from seer_sgl.rollout.prompts import PromptRecord
 from .errors import BadRequest
 
 NDJSON = "application/x-ndjson"
-RolloutId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
+# In Python `$` also matches before a final newline, which the header of the answer cannot carry.
+RolloutId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$(?!\n)")]
 GroupId = str | int
 T = TypeVar("T")
 

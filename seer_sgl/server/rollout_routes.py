@@ -114,6 +114,7 @@ async def _stream(http: web.Request, served: ServedRollout) -> web.StreamRespons
             await _write(response, served)
     finally:
         served.finish("left")  # unless it has ended
+        served.drop_events()
         watch.cancel()
         await asyncio.wait({watch})
     return response

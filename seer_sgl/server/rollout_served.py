@@ -120,6 +120,11 @@ class ServedRollout(Observer):
         while (event := await self._events.get()) is not None:
             yield event
 
+    def drop_events(self) -> None:
+        """Drops what the reader has not taken: an ended rollout is remembered for an hour."""
+        while not self._events.empty():
+            self._events.get_nowait()
+
     def taken(self, group: Group) -> None:
         """Records that the reader has an ended group."""
         self.delivered += 1

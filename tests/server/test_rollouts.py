@@ -350,6 +350,26 @@ async def test_a_deleted_rollout_ends_with_what_is_complete() -> None:
     assert (end["state"], end["unfinished_groups"]) == ("aborted", 5)
 
 
+async def test_a_client_that_hangs_up_leaves_no_samples_behind() -> None:
+    fake = FakeSGLang(longest=2000, max_running_requests=64)
+    sampling = {"max_new_tokens": 2000}
+    async with served(fake, sampling=sampling, scheduling={"chunk_tokens": 2000}) as it:
+        async with rollout(it, prompts(300), rollout_id="gone"):
+            found = it.service.rollouts.find("gone")
+            await until(lambda: len(found.tally.complete) > found.delivered + 2)
+        await assert_all_free(it)
+        assert it.service.rollouts.find("gone").end == "left", "remembered for its report"
+        assert found._events.empty(), "the samples of 64 such rollouts would fill the memory"
+
+
+@pytest.mark.parametrize("rollout_id", ["a\n", "", "a/b", "x" * 129])
+async def test_a_name_that_no_header_and_no_path_can_carry_is_refused(rollout_id: str) -> None:
+    async with served(FakeSGLang(), sampling=SAMPLING) as it:
+        status, answer = await it.post("/rollout", groups=prompts(1), rollout_id=rollout_id)
+        assert status == 400 and "rollout_id" in answer["error"]["message"]
+        await assert_all_free(it)
+
+
 async def test_a_client_that_hangs_up_ends_its_rollout() -> None:
     fake = gated()
     async with served(fake, sampling=SAMPLING) as it:
