@@ -4,6 +4,7 @@ Each check reports a problem in one line.
 """
 
 from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
 
 from seer_sgl.config import DraftConfig, KvPoolConfig
 from seer_sgl.errors import ConfigError
@@ -43,6 +44,15 @@ def differences(engines: Sequence[EngineInfo]) -> str | None:
         pages = ", ".join(map(str, sorted(sizes)))
         return f"engines: the KV pool pages of the engines differ in size ({pages})"
     return None
+
+
+def same_server(one: EngineInfo, other: EngineInfo) -> bool:
+    """Returns whether two URLs lead to one server, for example by two names of its host.
+
+    The start of a stock server is named by its startup time alone, so the ports must agree too.
+    """
+    ports = [urlsplit(info.url).port for info in (one, other)]
+    return one.instance is not None and one.instance == other.instance and ports[0] == ports[1]
 
 
 def unservable(

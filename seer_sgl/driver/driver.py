@@ -25,7 +25,7 @@ from seer_sgl.types import EngineInfo, Group
 
 from . import monitor
 from .build_scheduler import build_scheduler, new_slot
-from .checks import LengthLimits, differences
+from .checks import LengthLimits, differences, same_server
 from .draft_groups import DraftKeeper, Responses
 from .engine import Engine, EngineFleet
 from .flights import Clock
@@ -332,6 +332,9 @@ class Driver:
         present = self.engines
         if info.engine_id in {other.engine_id for other in present}:
             raise ConfigError(f"engine {info.engine_id} is already in the fleet")
+        for other in present:
+            if same_server(info, other):
+                raise ConfigError(f"{info.url} is engine {other.engine_id} ({other.url})")
         version = self._monitor.weight_version
         if version is not None and info.weight_version != version:
             raise ConfigError(

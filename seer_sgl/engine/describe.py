@@ -56,6 +56,8 @@ def described(
 ) -> EngineInfo:
     """Returns the description in a server's replies. Raises like `describe`."""
     name = f"engine {engine_id} ({url})"
+    if server.seer is not None:
+        raise EngineStartError(f"{name}: a seer-sgl rollout server is no engine")
     if server.dp_size != 1:
         raise EngineStartError(
             f"{name}: dp_size {server.dp_size}; start one server per rank instead"

@@ -152,6 +152,7 @@ class ServerInfo(msgspec.Struct):
     pp_size: Positive = 1
     tp_size: Positive = 1
     incremental_streaming_output: bool = False
+    seer: dict[str, Any] | None = None  # of a rollout server, which is no engine
 
 
 class Complaint(msgspec.Struct):

@@ -84,6 +84,18 @@ async def test_a_worker_that_is_there_is_not_added_twice() -> None:
         assert (await get(it, "/workers"))[1]["total"] == 1
 
 
+async def test_neither_an_engine_under_another_name_nor_this_server_joins() -> None:
+    async with served(fake_engine()) as it:
+        url = it.service.fleet.engines[0].info.url
+        for wrong, why in (
+            (url.replace("127.0.0.1", "localhost"), "is engine e0"),
+            (it.url, "rollout server"),
+        ):
+            status, answer = await it.post("/workers", url=wrong)
+            assert status == 400 and why in answer["error"]["message"], answer
+        assert (await get(it, "/workers"))[1]["total"] == 1
+
+
 async def test_an_engine_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(external, "JOIN_TIMEOUT_S", 0.0)
     other = fake_engine(weight_version="v9")
