@@ -326,3 +326,42 @@ async def test_an_engine_that_cannot_resume_its_memory_ends_the_hold_when_it_lea
         assert it.service.holds, "e1 would generate without its KV"
         await it.session.delete(f"{it.url}/workers/e1")
         assert len((await generating(it))["output_ids"]) == LIMIT
+
+
+class Refusing(FakeSGLang):
+    """A fake that holds the chunks of seed 1, and refuses those of seed 2 once the gate is open."""
+
+    gate: asyncio.Event
+
+    async def _answer(self, http: Any, call: dict[str, Any], fault: str) -> Any:
+        if call["sampling_params"]["sampling_seed"] == 2:
+            await self.gate.wait()
+            return await super()._answer(http, call, "400")
+        return await super()._answer(http, call, "ok" if self.gate.is_set() else "stall")
+
+
+async def test_an_aborted_request_does_not_begin_again_because_of_a_sibling() -> None:
+    fake = Refusing(longest=10_000)
+    fake.gate = asyncio.Event()
+    async with served(fake) as it:
+        first, second = (
+            asyncio.create_task(
+                it.post(
+                    "/generate",
+                    input_ids=PROMPT,
+                    rid=f"rid-{seed}",
+                    group_id="g",
+                    sampling_params={"max_new_tokens": LIMIT, "sampling_seed": seed},
+                )
+            )
+            for seed in (1, 2)
+        )
+        await until(lambda: len(fake.seen) == 2)
+        abort = asyncio.create_task(it.post("/abort_request", rid="rid-1"))
+        await until(lambda: bool(fake.aborted))
+        fake.gate.set()
+        assert (await abort)[1]["aborted"] == 1
+        _, reply = await first
+        assert (await second)[0] == 400
+    assert reply["meta_info"]["finish_reason"]["type"] == "abort"
+    assert reply["output_ids"] == []
