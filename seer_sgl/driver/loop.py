@@ -92,8 +92,8 @@ class RolloutLoop(EngineControl):
         return not self.runs.by_group or self.stopped
 
     @property
+    @override
     def stopped(self) -> bool:
-        """Whether no chunk is dispatched until `resume` or `release`."""
         return self._pauses > 0 or self._held
 
     @property

@@ -29,6 +29,10 @@ class EngineControl(Protocol):
         """Whether no caller waits, or dispatch is paused or on hold."""
 
     @property
+    def stopped(self) -> bool:
+        """Whether no chunk is dispatched until `resume` or `release`."""
+
+    @property
     def paused(self) -> bool:
         """Whether the driver is paused: its user may have paused the engines too."""
 
@@ -164,6 +168,7 @@ class Monitor:
             await asyncio.sleep(self._poll_s)
             self._awake_s += self._poll_s
             self._control.elapsed(self._poll_s)
+            self._follow_weights()
             self._require_serving()
 
     async def _watch(self, slot: EngineSlot, engine: Engine) -> None:
@@ -227,6 +232,17 @@ class Monitor:
             f"engine {engine.info.engine_id}: it serves weights {version}, not "
             f"{self.weight_version}"
         )
+
+    def _follow_weights(self) -> None:
+        """Takes over a version that all serving engines report: a trainer has updated them itself.
+
+        Otherwise an engine that fails for a moment could not come back.
+        """
+        if self.weight_version is None or self._control.stopped:
+            return
+        versions = {e.info.weight_version for slot, e in self._engines.items() if slot.available}
+        if len(versions) == 1:
+            (self.weight_version,) = versions
 
     def _require_serving(self) -> None:
         """Raises RolloutError if no engine has served for too long.

@@ -303,6 +303,27 @@ async def test_a_version_that_changes_behind_the_servers_back_is_noticed() -> No
     assert [span["version"] for span in spans] == ["v1", "v2"]
 
 
+async def test_an_engine_comes_back_with_weights_that_changed_behind_the_servers_back() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        assert (await it.post(DISK, model_path="new", weight_version="v2"))[0] == 200
+        running = generating(it)
+        for fake in fakes:
+            fake.weight_version = "v3"
+        engines = it.service.fleet.engines
+        await until(lambda: all(each.info.weight_version == "v3" for each in engines))
+        fakes[1].away = True
+        await until(lambda: not it.service.serves("e1"))
+        fakes[1].away = False
+        await until(lambda: it.service.serves("e1"))
+        await running
+        fakes[1].away = True
+        await until(lambda: not it.service.serves("e1"))
+        fakes[1].away, fakes[1].startup_s, fakes[1].weight_version = False, 1.0, "v2"
+        await asyncio.sleep(1.0)
+        assert not it.service.serves("e1"), "it was started again with older weights"
+
+
 async def test_the_checker_names_the_engine_with_other_weights() -> None:
     fakes = [FakeSGLang() for _ in range(3)]
     async with served(*fakes) as it:
