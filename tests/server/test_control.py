@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from seer_sgl.server.control import pausing
 from seer_sgl.server.control.replies import read_reply
 from tests.fake_sglang import FakeSGLang
 from tests.link.test_link import until
@@ -92,6 +93,24 @@ async def test_a_pause_that_an_engine_does_not_answer_is_one_of_the_others() -> 
         status, answer = await it.post("/continue_generation")
         assert (status, answer["success"]) == (500, False)
         assert not it.service.holds, "the driver goes on whatever the engines reply"
+
+
+class Hung(FakeSGLang):
+    """A fake that answers no pause."""
+
+    async def pause(self, fields: dict[str, Any]) -> Any:
+        await asyncio.sleep(3600)
+
+
+async def test_an_engine_that_hangs_does_not_hold_the_control_plane(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pausing, "QUICK_S", 0.2)
+    async with served(FakeSGLang(), Hung()) as it:
+        async with asyncio.timeout(5):
+            status, answer = await it.post("/pause_generation", mode="retract")
+            assert (status, answer["engines"]["e1"]["status"]) == (200, None)
+            assert (await it.post("/continue_generation"))[0] == 200
 
 
 class Checked(FakeSGLang):
@@ -210,6 +229,10 @@ async def test_other_calls_go_to_each_engine_as_they_are() -> None:
         assert (await it.post("/freeze_gc"))[0] == 404, "the fakes do not have it"
         status, answer = await it.post("/get_weights_by_name", name="a")
         assert (status, answer) == (200, [1.0, 2.0])
+        for fake in fakes:
+            fake.silent.add("/get_weights_by_name")
+        status, answer = await it.post("/get_weights_by_name", name="a")
+        assert (status, answer["success"]) == (502, False)
 
 
 @pytest.mark.parametrize(

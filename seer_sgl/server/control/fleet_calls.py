@@ -14,21 +14,26 @@ from .replies import EngineReply, Replies, read_reply
 # Loading a large model from a slow disk takes minutes, and so do collectives that wait for a
 # trainer. An engine that is silent for longer missed the call.
 CALL_S = 1800.0
+QUICK_S = 60.0  # for a call that only changes what the scheduler does
 REPLY_BYTES = 256 << 20  # of one engine: weights_checker returns a checksum per tensor and rank
 IDLE_POLL_S = 0.1
 
 
 async def call(
-    engine: HttpEngine, method: str, path: str, body: bytes | None = None
+    engine: HttpEngine,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    within_s: float = CALL_S,
 ) -> EngineReply:
     """Returns an engine's reply to one call; never raises for what the engine does."""
     try:
-        async with asyncio.timeout(CALL_S), engine.send(method, path, body) as answer:
+        async with asyncio.timeout(within_s), engine.send(method, path, body) as answer:
             return read_reply(answer.status, await read_body(answer, REPLY_BYTES))
     except EngineUnavailable as error:
         return EngineReply(None, str(error))
     except TimeoutError:
-        return EngineReply(None, f"no answer on {path} within {CALL_S:g} s")
+        return EngineReply(None, f"no answer on {path} within {within_s:g} s")
 
 
 async def call_all(
@@ -36,11 +41,12 @@ async def call_all(
     method: str,
     path: str,
     body: bytes | Mapping[str, bytes] | None = None,
+    within_s: float = CALL_S,
 ) -> Replies:
     """Returns the replies by engine id. `body`: one for all, or by engine id."""
     bodies = [body[e.info.engine_id] if isinstance(body, Mapping) else body for e in engines]
     replies = await asyncio.gather(
-        *(call(e, method, path, own) for e, own in zip(engines, bodies, strict=True))
+        *(call(e, method, path, own, within_s) for e, own in zip(engines, bodies, strict=True))
     )
     return {e.info.engine_id: reply for e, reply in zip(engines, replies, strict=True)}
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from aiohttp import web
 
+from seer_sgl.server.errors import Failed
+
 from .bodies import field, read_fields
 from .checksums import compared
 from .control import Answer, Control
@@ -65,4 +67,6 @@ class Plain:
         """Returns one parameter, of one engine."""
         engine = self._control.service.any_engine()
         reply = await call(engine, http.method, http.path_qs, body or None)
-        return reply.status or 502, reply.reply
+        if reply.status is None:
+            raise Failed(reply.message)
+        return reply.status, reply.reply
