@@ -19,7 +19,6 @@ stays open for the verdicts. A reject may bring more `groups`:
 """
 
 import asyncio
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +32,7 @@ from .rollout_body import NDJSON, AcceptBody, RejectBody, decoded, read_rollout
 from .rollout_progress import progress, summary
 from .rollout_served import ServedRollout
 from .rollouts import Rollouts
+from .streaming import streaming
 
 ROLLOUT_HEADER = "X-Seer-Rollout-Id"
 
@@ -104,13 +104,10 @@ def _verdict(served: ServedRollout) -> dict[str, Any]:
 
 
 async def _stream(http: web.Request, served: ServedRollout) -> web.StreamResponse:
-    response = web.StreamResponse(
-        headers={"Content-Type": NDJSON, ROLLOUT_HEADER: served.rollout_id}
-    )
+    headers = {"Content-Type": NDJSON, ROLLOUT_HEADER: served.rollout_id}
     watch = asyncio.create_task(served.watch())
     try:
-        with contextlib.suppress(ConnectionError):  # the client has left
-            await response.prepare(http)
+        async with streaming(http, headers) as response:
             await _write(response, served)
     finally:
         served.finish("left")  # unless it has ended
