@@ -137,16 +137,26 @@ def _prompts(
         if not isinstance(ids, list) or not any(isinstance(each, list) for each in ids):
             ids = [ids]
         return tuple(len(each) if isinstance(each, list) else 1 for each in ids)
+    return text_lengths("text", text, encode, longest)
+
+
+def text_lengths(
+    name: str, text: Any, encode: "Callable[[str], array[int]] | None", longest: int
+) -> tuple[int, ...]:
+    """Returns the tokens of the text, or of each text of a list; 1 for what is no text.
+
+    `name`: the field that has them. Raises BadRequest for a text that is too long or has no token:
+    it would end an engine. SGLang itself refuses an empty text.
+    """
     lengths = []
     for each in text if isinstance(text, list) else [text]:
+        length = 1
         if isinstance(each, str):
-            require_possible(each, longest)
+            require_possible(each, longest, name)
             length = len(each) if encode is None else len(encode(each))
             if each and not length:
-                raise BadRequest("text: a prompt without tokens")  # it would end an engine
-            lengths.append(length)
-        else:
-            lengths.append(1)
+                raise BadRequest(f"{name}: a prompt without tokens")
+        lengths.append(length)
     return tuple(lengths)
 
 

@@ -261,14 +261,15 @@ def require_few(responses: int, most: int) -> None:
         raise BadRequest(f"{responses} responses in one request; server.max_batch is {most}")
 
 
-def require_possible(text: str, longest: int) -> None:
+def require_possible(text: str, longest: int, name: str = "text") -> None:
     """Raises BadRequest for a text that cannot have as few as `longest` tokens.
 
-    Tokenising it would take this server, or the HTTP process of an engine, minutes.
+    Tokenising it would take this server, or the HTTP process of an engine, minutes. `name`: the
+    field that has it.
     """
     if len(text) > longest * MOST_CHARACTERS_PER_TOKEN:
         raise BadRequest(
-            f"text: {len(text)} characters; the longest prompt has {longest - 1} tokens"
+            f"{name}: {len(text)} characters; the longest prompt has {longest - 1} tokens"
         )
 
 

@@ -1,6 +1,6 @@
 """SGLang's other endpoints that concern single requests: an engine answers them as they are."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -11,6 +11,8 @@ from seer_sgl.errors import EngineError
 
 from ..decode import decode_fields
 from ..errors import Unavailable
+from ..forward_body import whole
+from ..json import dumps
 from ..service import Service
 from .engines import EngineAnswer, Engines, ask
 from .errors import with_errors
@@ -32,6 +34,32 @@ PLACED: Mapping[str, int | None] = {
     "/v1/score": 1,
     "/v1/decisions": 1,
     "/v1/systemone": 1,
+}
+
+
+def _of_vertex(fields: Mapping[str, Any]) -> dict[str, Any]:
+    instances, parameters = fields.get("instances"), fields.get("parameters")
+    each = (
+        [one for one in instances if isinstance(one, dict)] if isinstance(instances, list) else []
+    )
+    name = next((name for name in INPUTS if each and each[0].get(name)), None)
+    inputs = {} if name is None else {name: [instance.get(name) for instance in each]}
+    return inputs | (parameters if isinstance(parameters, dict) else {})
+
+
+def _of_ollama(fields: Mapping[str, Any]) -> dict[str, Any]:
+    prompt, system = fields.get("prompt"), fields.get("system")
+    if not isinstance(prompt, str) or not prompt.strip():  # SGLang generates nothing
+        return {}
+    text = f"{system}\n\n{prompt}" if system else prompt
+    return {"text": text, "sampling_params": fields.get("options")}
+
+
+INPUTS = ("text", "input_ids", "input_embeds")
+# Endpoints whose engine makes a request of `/generate` of them, and the fields of that request.
+OF_GENERATE: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "/api/generate": _of_ollama,
+    "/vertex_generate": _of_vertex,
 }
 # Endpoints that only the tokenizer process answers.
 ASKED = (
@@ -69,8 +97,18 @@ class PassThrough:
         if budget is not None:
             fields["max_tokens"] = budget
         tokens = tokens_of(fields, len(body), self._service.longest())
+        await self._require_harmless(http.path, fields, len(body))
         reason = http.path.strip("/").replace("/", "_")
         return await self._service.forward(http, body, reason, tokens=tokens)
+
+    async def _require_harmless(self, path: str, fields: Mapping[str, Any], size: int) -> None:
+        """Raises BadRequest for what would end an engine. `size`: of the body in bytes."""
+        if path not in OF_GENERATE:
+            return
+        service, tokenizer = self._service, self._service.tokenizer
+        encode = None if tokenizer is None else tokenizer.encode
+        body = dumps(OF_GENERATE[path](fields))
+        await service.worked(size, whole, body, service.infos(), encode, service.longest())
 
     async def asked(self, http: web.Request) -> web.Response:
         """Sends a request to any engine."""

@@ -9,7 +9,8 @@ from aiohttp import web
 
 from .. import harmful
 from ..decode import decode, decode_fields
-from ..forward_body import names_of
+from ..errors import BadRequest
+from ..forward_body import names_of, text_lengths
 from ..generate_body import require_few
 from ..json import dumps
 from ..service import Service
@@ -37,6 +38,10 @@ async def send_undivided(
     fields = decode_fields(body)
     known = {name: decode(fields[name], name) if name in fields else None for name in READ}
     harmful.require_harmless(_of_sglang(known), service.infos())
+    if prompt_len == 0:
+        raise BadRequest("messages: a prompt without tokens")
+    if prompt_len is None and reason != "completion_template":
+        prompt_len = await _prompt_len(service, known["prompt"], len(body))
     if known["rid"] is None:
         known["rid"] = uuid.uuid4().hex
         fields["rid"] = msgspec.Raw(dumps(known["rid"]))
@@ -73,6 +78,20 @@ def _batch(prompt: Any) -> int | None:
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         return len(prompt)
     return None
+
+
+async def _prompt_len(service: Service, prompt: Any, size: int) -> int | None:
+    """Returns the tokens of the text of a completion, or of its texts; None if it has none.
+
+    `size`: of the body in bytes. Raises BadRequest for a text that would end an engine.
+    """
+    texts = [
+        each for each in (prompt if isinstance(prompt, list) else [prompt]) if isinstance(each, str)
+    ]
+    if not texts or service.tokenizer is None:
+        return None
+    encode, longest = service.tokenizer.encode, service.longest()
+    return sum(await service.worked(size, text_lengths, "prompt", texts, encode, longest))
 
 
 def _of_sglang(known: dict[str, Any]) -> dict[str, Any]:

@@ -145,6 +145,16 @@ async def test_what_cannot_cross_a_chunk_goes_through_whole(
     assert not fake.seen
 
 
+@pytest.mark.parametrize("more", [{}, {"new_field": 1}, {"logprobs": 2}])
+@pytest.mark.parametrize("prompt", ["gcd", [" w100", "gcd"]])
+async def test_a_completion_without_tokens_reaches_no_engine(
+    it: Served, fake: ChatFake, prompt: str | list[str], more: Json
+) -> None:
+    status, reply = await it.post(COMPLETIONS, prompt=prompt, **more)
+    assert (status, reply["message"]) == (400, "prompt: a prompt without tokens")
+    assert not any(path == COMPLETIONS for path, _ in fake.received)
+
+
 @pytest.mark.parametrize(
     ("arguments", "fields", "reason"),
     [
