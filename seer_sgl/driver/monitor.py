@@ -8,6 +8,7 @@ virtual machine), the clock would show a long silence of healthy engines.
 """
 
 import asyncio
+import logging
 from typing import Any, Protocol
 
 from seer_sgl.errors import EngineError, RolloutError
@@ -17,6 +18,7 @@ from seer_sgl.types import EngineLoad
 from .engine import Engine
 from .shortfall import Shortfall
 
+logger = logging.getLogger(__name__)
 POLL_S = 0.5
 READMISSION_MOST_S = 8.0  # the longest pause before the next try of an engine that serves nothing
 
@@ -176,13 +178,15 @@ class Monitor:
         shortfall = Shortfall()
         progress: tuple[Any, ...] | None = None  # None while the engine does not answer
         version = engine.info.weight_version
+        out = not slot.available
         while True:
             await asyncio.sleep(self._poll_s)
             before, progress = progress, None
+            why = slot.trouble
             try:
                 load = await engine.load()
             except EngineError as error:
-                self._why = str(error)
+                why = self._why = str(error)
                 if slot.available:
                     self._control.set_available(slot.engine_id, False)
             else:
@@ -198,11 +202,25 @@ class Monitor:
             mark = () if progress is None else (slot.completed, *progress)
             working = 0 if self._control.idle else slot.inflight  # a paused engine stands still
             if stall.stalled(self._awake_s, working, mark):
-                self._why = f"engine {slot.engine_id}: no progress for {self._stall_timeout_s:g} s"
+                why = f"engine {slot.engine_id}: no progress for {self._stall_timeout_s:g} s"
+                self._why = why
                 self._control.set_available(slot.engine_id, False)
                 self._control.interrupt(slot.engine_id, self._why)
             elif progress is not None and not slot.available:
                 await self._readmit(slot, engine, readmission)
+            if slot.available is out:
+                out = not out
+                self._log(slot.engine_id, why if out else None)
+
+    def _log(self, engine_id: str, why: str | None) -> None:
+        """Logs that an engine is out, or (None) back.
+
+        `why` names the engine. Empty: it is leaving. A stale engine was logged as such.
+        """
+        if why is None:
+            logger.info("engine %s serves again", engine_id)
+        elif why and engine_id not in self.stale:
+            logger.warning("out of service: %s", why)
 
     async def _readmit(self, slot: EngineSlot, engine: Engine, readmission: Readmission) -> None:
         self._why = slot.trouble or self._why

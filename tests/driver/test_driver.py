@@ -412,6 +412,23 @@ async def test_a_watched_request_keeps_nothing_of_an_engine_started_again_unnoti
     assert events.streamed_ids[group.requests[0].uid] == sample.response_ids
 
 
+async def test_an_engine_that_goes_and_comes_back_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "seer_sgl.driver.monitor")
+    first, second = FakeSGLang(), FakeSGLang()
+    async with staged(first, second) as stage:
+        first.away = True
+        await until(lambda: not stage.driver.available("e0"))
+        first.away = False
+        await until(lambda: stage.driver.available("e0"))
+        await until(lambda: len(caplog.messages) == 2)
+        await stage.driver.remove_engine("e1")
+    out, back = caplog.messages
+    assert out.startswith("out of service: engine e0")
+    assert back == "engine e0 serves again"
+
+
 async def test_the_driver_is_idle_without_a_complaint(caplog: pytest.LogCaptureFixture) -> None:
     async with staged(FakeSGLang(faults=deque(["503", "abort", "400"]))) as stage:
         check(await all_of(stage.driver.submit(stage.groups(2))))
