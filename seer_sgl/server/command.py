@@ -42,10 +42,13 @@ async def serve(config: Config, log_dir: Path) -> None:
         require_free_port(server.port, "server.port", server.host)
     async with Rollout(config, log_dir=log_dir, gives_up=False) as rollout:
         rarely_collect()
-        service = Service(rollout)
-        async with serving(service) as url:
-            logger.info("serving %d engines at %s", len(rollout.engines), url)
-            await service.generation.run()
+        try:
+            service = Service(rollout)
+            async with serving(service) as url:
+                logger.info("serving %d engines at %s", len(rollout.engines), url)
+                await service.generation.run()
+        finally:
+            gc.unfreeze()  # extension modules complain at exit about what is never collected
 
 
 def rarely_collect() -> None:
