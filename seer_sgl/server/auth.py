@@ -40,7 +40,11 @@ def token_required(app: web.Application, client: str | None, admin: str | None) 
             scheme, _, token = given.partition(" ")
             same = hmac.compare_digest(token.encode(errors="surrogateescape"), wanted)
             if not same or scheme.lower() != "bearer":
-                return json_response({"error": "Unauthorized"}, 401)
+                return json_response({"error": "Unauthorized", "message": _needs(request)}, 401)
         return await handler(request)
+
+    def _needs(request: web.Request) -> str:
+        which = "admin_api_key" if admin is not None and is_admin(request) else "api_key"
+        return f"{request.path} needs server.{which} as a bearer token"
 
     return check

@@ -162,3 +162,11 @@ async def test_the_admin_token_guards_the_fleet_and_the_clients_token_the_rest()
     assert await statuses(both, "a") == [200, 200, 401, 200, 401]
     assert await statuses({"admin_api_key": "a"}, None) == [401, 401, 200, 200, 404]
     assert await statuses({"admin_api_key": "ä"}, "a") == [401, 401, 200, 200, 404]
+
+
+async def test_a_refusal_names_the_token_that_a_route_needs() -> None:
+    async with served(fake_engine(), server={"api_key": "c", "admin_api_key": "a"}) as it:
+        for path, key in (("/workers", "admin_api_key"), ("/v1/models", "api_key")):
+            async with it.session.get(it.url + path) as reply:
+                message = f"{path} needs server.{key} as a bearer token"
+                assert await reply.json() == {"error": "Unauthorized", "message": message}
