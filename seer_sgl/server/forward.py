@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,7 @@ from aiohttp import web
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import EngineUnavailable
 
+from .explain import MOST_BYTES, explained
 from .json import dumps
 
 logger = logging.getLogger(__name__)
@@ -30,17 +32,25 @@ class Forwarded:
     """One such request. Calling it sends it to an engine; the driver does (types.Forward).
 
     `rids`: the names by which an engine ends it; empty: an engine has no names for it that are
-    known here. `find` returns an engine by its id.
+    known here. `find` returns an engine by its id. `reason`: why the request is sent as it is.
     """
 
     def __init__(
-        self, http: web.Request, path: str, body: bytes, rids: Sequence[str], find: Find
+        self,
+        http: web.Request,
+        path: str,
+        body: bytes,
+        rids: Sequence[str],
+        find: Find,
+        *,
+        reason: str,
     ) -> None:
         self._http = http
         self._path = path
         self._body = body
         self._rids = rids
         self._find = find
+        self._reason = reason
         # Its time runs out when it is aborted before an engine has it.
         self.wait = asyncio.timeout(None)
         self._headers = {
@@ -80,11 +90,18 @@ class Forwarded:
             self._returned.set()
 
     async def _pass_on(self, answer: aiohttp.ClientResponse) -> None:
-        first = await answer.content.readany()
+        own: bytes | None = None
+        if _is_short_error(answer):
+            first = await answer.read()
+            own = explained(answer.status, first, self._reason)
+        else:
+            first = await answer.content.readany()
         response = web.StreamResponse(status=answer.status)
         for name in COPIED:
             if name in answer.headers:
                 response.headers[name] = answer.headers[name]
+        if own is not None:
+            response.headers["Content-Type"], first = "application/json", own
         self.response = response
         with contextlib.suppress(ConnectionError):  # the client has left
             await response.prepare(self._http)
@@ -120,3 +137,8 @@ class Forwarded:
 async def _send_abort(engine: HttpEngine, body: bytes) -> None:
     async with asyncio.timeout(ABORT_S), engine.send("POST", "/abort_request", body) as answer:
         await answer.read()
+
+
+def _is_short_error(answer: aiohttp.ClientResponse) -> bool:
+    size = answer.content_length
+    return answer.status >= HTTPStatus.BAD_REQUEST and size is not None and size <= MOST_BYTES

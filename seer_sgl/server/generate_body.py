@@ -1,5 +1,6 @@
 """The body of SGLang's `/generate`, and whether it can be divided into chunks. Pure."""
 
+import re
 import secrets
 import uuid
 from array import array
@@ -57,7 +58,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     """Ours: responses with one group id are siblings, which are drafted from one another."""
     group_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Ours: how many responses the group will have in all."""
-    session_id: str | None = None
+    session_id: str | int | None = None
     """Conversation: its next turn prefers the engine that has its KV."""
 
 
@@ -127,7 +128,7 @@ class GenerateReader:
                 request = _decoder.decode(body)
         except BadRequest as error:
             if isinstance(error.__cause__, msgspec.ValidationError):  # SGLang may read it
-                raise Undividable("unusual") from error
+                raise Undividable(_misread(error)) from error
             raise
         return self.batch(request, session_id)
 
@@ -142,10 +143,8 @@ class GenerateReader:
         require_few(len(prompts) * n, self._most)
         single = single and n == 1
         rids = _rids(request.rid, len(prompts), n, single)
-        group_ids = [
-            None if group_id is None else str(group_id)
-            for group_id in _spread(request.group_id, len(prompts))
-        ]
+        group_ids = [_name(each) for each in _spread(request.group_id, len(prompts))]
+        own_session = _name(request.session_id)
         calls: list[Call] = []
         for number, (prompt, params) in enumerate(zip(prompts, each, strict=True)):
             sampling, seed, limit = self._sampling(params, len(prompt))
@@ -162,7 +161,7 @@ class GenerateReader:
                     stream=bool(request.stream),
                     group_id=group_id,
                     group_size=size,
-                    session_id=request.session_id or session_id,
+                    session_id=own_session or session_id,
                 )
                 for index in range(n)
             ]
@@ -223,7 +222,7 @@ class GenerateReader:
         try:
             sampling = msgspec.convert(params, Sampling)
         except msgspec.ValidationError as error:
-            raise Undividable(_unknown(params) or "unusual") from error
+            raise Undividable(_unknown(params) or _misread(error)) from error
         for name, _ in (*impossible(params), *sampling.problems()):
             raise Undividable(name or "unusual")
         for name in (*sampling.undivided_because(), *_costly(sampling)):
@@ -302,6 +301,17 @@ def _spread(value: Any, count: int) -> list[Any]:
     if len(value) != count:
         raise Undividable("unusual")
     return value
+
+
+def _name(value: str | int | None) -> str | None:
+    """Returns the name of a group or session: trainers number theirs."""
+    return None if value is None else str(value)
+
+
+def _misread(error: Exception) -> str:
+    """Returns the field or parameter that msgspec could not read, as a label."""
+    found = re.search(r"at `\$\.(\w+)", str(error))
+    return found[1] if found else "unusual"
 
 
 def _unknown(params: Parameters) -> str | None:

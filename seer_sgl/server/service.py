@@ -189,7 +189,7 @@ class Service:
         it.
         """
         self.undivided.count(reason)
-        forwarded = Forwarded(http, http.path_qs, body, rids, self.engine)
+        forwarded = Forwarded(http, http.path_qs, body, rids, self.engine, reason=reason)
         self._forwarded.add(forwarded)
         try:
             async with forwarded.wait:

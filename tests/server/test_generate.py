@@ -121,7 +121,9 @@ async def test_equal_prompts_and_equal_group_ids_are_siblings() -> None:
         same = [await it.generate(**body(i << 7)) for i in range(1, 4)]
         other = await it.generate(**body(9 << 7) | {"input_ids": [1]})
         named = [await it.generate(**body(i << 7, group_id="g")) for i in range(1, 4)]
-        numbered = [await it.generate(**body(i << 7, group_id=7)) for i in range(1, 3)]
+        numbered = [
+            await it.generate(**body(i << 7, group_id=7, session_id=7)) for i in range(1, 3)
+        ]
     groups = [reply["meta_info"]["seer"]["group"] for reply in (*same, other, *named)]
     assert len(set(groups[:3])) == 1
     assert groups[3] not in (groups[0], "g")
@@ -247,7 +249,8 @@ async def test_a_client_that_hangs_up_leaves_nothing_behind(stream: bool) -> Non
         ({"params": {"regex": "a+"}}, "regex"),
         ({"params": {"frequency_penalty": 0.5}}, "frequency_penalty"),
         ({"params": {"no such name": 1}}, "other"),
-        ({"params": {"max_new_tokens": 0}}, "unusual"),
+        ({"params": {"max_new_tokens": 0}}, "max_new_tokens"),
+        ({"group_size": "many"}, "group_size"),
         ({"a_field_of_tomorrow": 1}, "a_field_of_tomorrow"),
     ],
 )

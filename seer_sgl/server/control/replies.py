@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from seer_sgl.engine.describe import one_line
+from seer_sgl.server.explain import without_location
 
 
 class EngineReply(msgspec.Struct, frozen=True):
@@ -45,7 +46,7 @@ def read_reply(status: int, body: bytes) -> EngineReply:
         msgspec.json.encode(reply)  # the answer to the client contains it
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError):
         reply = one_line(body[:4096].decode(errors="replace"))
-    return EngineReply(status, reply)
+    return EngineReply(status, without_location(reply))
 
 
 def failed_of(replies: Replies) -> dict[str, EngineReply]:

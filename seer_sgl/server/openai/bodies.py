@@ -85,7 +85,7 @@ class OpenAIBody(msgspec.Struct, kw_only=True):
     """Ours: responses with one group id are siblings, which are drafted from one another."""
     group_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Ours: how many responses the group will have in all."""
-    session_id: str | None = None
+    session_id: str | int | None = None
     """Conversation: its next turn prefers the engine that has its KV."""
 
     def shared_parameters(self) -> Json:
