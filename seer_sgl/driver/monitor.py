@@ -215,12 +215,12 @@ class Monitor:
     def _log(self, engine_id: str, why: str | None) -> None:
         """Logs that an engine is out, or (None) back.
 
-        `why` names the engine. Empty: it is leaving. A stale engine was logged as such.
+        An empty reason: it is leaving. A stale engine was logged as such.
         """
         if why is None:
             logger.info("engine %s serves again", engine_id)
         elif why and engine_id not in self.stale:
-            logger.warning("out of service: %s", why)
+            logger.warning("engine %s is out of service: %s", engine_id, why)
 
     async def _readmit(self, slot: EngineSlot, engine: Engine, readmission: Readmission) -> None:
         self._why = slot.trouble or self._why

@@ -425,7 +425,7 @@ async def test_an_engine_that_goes_and_comes_back_is_logged(
         await until(lambda: len(caplog.messages) == 2)
         await stage.driver.remove_engine("e1")
     out, back = caplog.messages
-    assert out.startswith("out of service: engine e0")
+    assert out.startswith("engine e0 is out of service: ")
     assert back == "engine e0 serves again"
 
 
