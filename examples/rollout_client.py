@@ -4,7 +4,7 @@
     python -m examples.rollout_client http://127.0.0.1:30000 --prompts P --target 4
 
 Rolls all prompts out and keeps the first groups whose rewards differ, until there are enough. The
-server aborts the rest. P is a JSONL file of prompts. The reward here is toy: a short response.
+server aborts the rest. P is a JSONL file of prompts. The reward here is toy: an even length.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import aiohttp
 
 def reward(sample: dict[str, Any]) -> float:
     """Returns the reward of a sample."""
-    return float(sample["response_length"] < 64)
+    return float(sample["response_length"] % 2 == 0)
 
 
 async def main(url: str, groups: list[Any], target: int) -> None:
@@ -41,7 +41,9 @@ async def main(url: str, groups: list[Any], target: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("url")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--target", type=int, default=4)
