@@ -1,14 +1,18 @@
 """Reads the body of a request before its handler runs, within limits of size, time and type."""
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from .errors import BadRequest, TooLarge, TooSlow
+from .errors import BadRequest, TooLarge, TooMany, TooSlow
 
 # A client that sends its body byte by byte holds a socket no longer than this.
 BODY_TIMEOUT_S = 120.0
+LARGE_BYTES = 1 << 20
+MOST_AT_ONCE = 16  # large bodies of the largest size that are read at the same time
 TYPES = ("application/json", "+json", "ndjson", "jsonl")
 
 
@@ -16,18 +20,49 @@ def body_read(most: int) -> Middleware:
     """Returns a middleware that reads bodies of up to `most` bytes; handlers then get them at once.
 
     It also applies to bodies that come in chunks or compressed: what counts is their final size.
+    The large bodies that are read at the same time have MOST_AT_ONCE * `most` bytes in all.
     """
+    reading = Reading(MOST_AT_ONCE * most)
 
     @web.middleware
     async def read(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.can_read_body:
             _require_json(request)
-            if (request.content_length or 0) > most:
+            size = request.content_length
+            if size is not None and size > most:
                 raise _too_large(most)
-            await _read(request, most)
+            # A compressed body is larger than its length.
+            with reading.room(most if size is None or _is_compressed(request) else size):
+                await _read(request, most)
         return await handler(request)
 
     return read
+
+
+class Reading:
+    """The large bodies that are being read: `most` bytes in all.
+
+    Small ones are not counted, so that slow clients with large ones do not keep others out.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    @contextlib.contextmanager
+    def room(self, size: int) -> Iterator[None]:
+        """Takes room for one body. Raises TooMany if there is too little."""
+        counted = size if size > LARGE_BYTES else 0
+        if counted > self._left:
+            raise TooMany("too many large bodies are being read")
+        self._left -= counted
+        try:
+            yield
+        finally:
+            self._left += counted
+
+
+def _is_compressed(request: web.Request) -> bool:
+    return request.headers.get("Content-Encoding", "identity") != "identity"
 
 
 async def _read(request: web.Request, most: int) -> None:

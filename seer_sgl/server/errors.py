@@ -52,7 +52,7 @@ class TooLarge(HttpError):
 
 
 class TooMany(HttpError):
-    """The server has as many responses in progress as it may have."""
+    """The server has as much in progress as it may have."""
 
     status = 429
     retry_after_s = 1

@@ -11,6 +11,7 @@ from types import CoroutineType
 from typing import Any
 
 import pytest
+from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 from typing_extensions import override
 
@@ -79,6 +80,35 @@ async def test_a_body_in_chunks_is_limited_too() -> None:
             status, answer = await connection.answer()
         assert status == 413
         assert b"server.max_body" in answer
+
+
+async def test_clients_that_hold_back_large_bodies_keep_only_other_large_ones_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[web.Request] = []
+    read = bodies._read
+
+    async def noted(request: web.Request, most: int) -> None:
+        begun.append(request)
+        await read(request, most)
+
+    monkeypatch.setattr(bodies, "_read", noted)
+    fake = CarefulFake()
+    large = {"Content-Length": str(2 << 20)}
+    async with served(fake, server={"max_body": "2mb"}) as it, leaving_nothing(it, fake):
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(bodies.MOST_AT_ONCE):
+                slow = await stack.enter_async_context(connected(it.url))
+                await slow.send(post(b"", **large))
+            last = await stack.enter_async_context(connected(it.url))
+            await until(lambda: len(begun) == bodies.MOST_AT_ONCE)
+            await last.send(post(b"", **large))
+            status, answer = await last.answer()
+            assert (status, b"large bodies" in answer) == (429, True)
+            assert (await it.post("/tokenize", prompt="a"))[0] != 429
+        async with connected(it.url) as again:
+            await again.send(post(b" " * (2 << 20)))
+            assert (await again.answer())[0] == 400
 
 
 async def test_a_client_that_sends_its_body_byte_by_byte_is_sent_away(
