@@ -4,12 +4,16 @@ So at most three servers run at once, and a broken unit test fails in seconds.
 """
 
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from seer_sgl.driver import open_runs
 from tests.logs import logged
+
+# A model name that is no folder would be looked up on the Hugging Face hub.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
