@@ -5,6 +5,7 @@ So at most three servers run at once, and a broken unit test fails in seconds.
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,8 @@ from tests.logs import logged
 
 # A model name that is no folder would be looked up on the Hugging Face hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# A test run that is terminated ends its engines, as one that is interrupted.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
