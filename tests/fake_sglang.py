@@ -9,6 +9,7 @@ As a program (`python -m tests.fake_sglang PORT ...`) it serves until it is kill
 import asyncio
 import contextlib
 import functools
+import gc
 import itertools
 import json
 import sys
@@ -353,4 +354,5 @@ async def _serve_for_ever(options: dict[str, Any]) -> None:
 if __name__ == "__main__":
     import uvloop
 
+    gc.disable()  # a fake keeps every call: searching them for garbage would count as its latency
     uvloop.run(_serve_for_ever(json.loads(sys.argv[1])))
