@@ -1,5 +1,5 @@
-# make rollout | test | test-long | test-package | test-lowest | test-index | check | docs | bench |
-# microbench: each target sets up .venv if it is missing or stale.
+# make rollout | test | test-long | test-package | test-lowest | test-index | test-openrlhf | check |
+# docs | bench | microbench: each target sets up .venv if it is missing or stale.
 # Needs python3 >= 3.11 with its venv module, and make. SEER_PYTHON selects another interpreter.
 
 SEER_PYTHON ?= python3
@@ -8,6 +8,7 @@ READY := .venv/.ready
 UV := uv==0.13.8
 GPU := $(wildcard /proc/driver/nvidia/version /dev/kfd)
 OVERRIDES := requirements-gpu-overrides.txt
+OPENRLHF := .venv-openrlhf
 
 # System libraries of Mooncake, and their packages in Debian and Ubuntu. With CUDA, Mooncake needs
 # one more.
@@ -16,7 +17,8 @@ RDMA_PACKAGES := libibverbs1 $(if $(GPU),ibverbs-providers)
 HAS_RDMA := $(SEER_PYTHON) -c 'import ctypes, sys; list(map(ctypes.CDLL, sys.argv[1:]))' \
 	$(RDMA_LIBRARIES) 2>/dev/null
 
-.PHONY: venv rollout test test-long test-package test-lowest test-index check docs bench microbench clean
+.PHONY: venv rollout test test-long test-package test-lowest test-index openrlhf-env test-openrlhf \
+	check docs bench microbench clean
 
 venv: $(READY)
 
@@ -83,6 +85,18 @@ test-index: $(READY)
 	@echo "the GPU extras resolve to wheels"
 	$(BIN)/python -m tests.plugin.upgrade
 
+# The second environment: OpenRLHF on a CPU, and the adapter in integrations/openrlhf.
+openrlhf-env: $(OPENRLHF)/.ready
+
+$(OPENRLHF)/.ready: $(READY) $(addprefix integrations/openrlhf/, \
+		environment.sh requirements-cpu.txt pyproject.toml)
+	integrations/openrlhf/environment.sh $(OPENRLHF)
+	touch $@
+
+# Tests of the adapter with the installed OpenRLHF.
+test-openrlhf: openrlhf-env
+	$(OPENRLHF)/bin/python -m pytest --durations=12 integrations/openrlhf/tests
+
 # All of Seer against plain SGLang (50 minutes on two cores). OUT selects another folder.
 OUT ?= out/bench/$(shell date +%Y%m%d-%H%M%S)
 bench: $(READY)
@@ -99,4 +113,4 @@ microbench: $(READY)
 	$(BIN)/python -m bench.speculation
 
 clean:
-	rm -rf .venv out
+	rm -rf .venv $(OPENRLHF) out
