@@ -1,0 +1,1 @@
+"""flash-attn's helpers."""
