@@ -1,0 +1,1 @@
+"""A GRPO run of the project's reasoner model with OpenRLHF."""
