@@ -1,0 +1,193 @@
+"""The one Ray actor between OpenRLHF and the fleet of engines.
+
+It has the methods of OpenRLHF's `RolloutRayActor` (trainer/ray/vllm_engine.py), and runs
+OpenRLHF's own executors, so that rewards, truncation and multi-turn agents stay theirs.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import ray
+
+from .batch import Batch, SampleEngine, SampleLost
+from .client import Server
+from .flags import SeerFlags, current_flags
+
+Json = dict[str, Any]
+MOST_CALLS = 1 << 20  # Ray lets an async actor run 1,000 calls at once by default
+ATTEMPTS = 3  # of a group that the server gives up
+
+
+class Front:
+    """The actor. `executor`: OpenRLHF's, which turns prompts into responses with rewards."""
+
+    def __init__(self, flags: SeerFlags, executor: Any) -> None:
+        self._flags = flags
+        self._executor = executor
+        self._server = Server(
+            str(flags.url),
+            token=os.environ.get(flags.token_env),
+            admin_token=os.environ.get(flags.admin_token_env),
+            timeout_s=flags.timeout_s,
+        )
+        self._opened: asyncio.Task[None] | None = None
+        self._batch: Batch | None = None
+        self._groups = itertools.count()
+        self._unfinished = 0
+        self.repeated_groups = 0
+
+    # Generation
+
+    async def open_batch(self, name: str, seed: int) -> None:
+        """Begins a batch: its prompts are rolled out together. `seed`: of their rollouts."""
+        await self._open()
+        self.close_batch()
+        self._batch = Batch(self._server, name, seed)
+
+    def expect(self, prompts: int) -> None:
+        """Announces so many prompts of the batch, which are rolled out together."""
+        if self._batch is not None:
+            self._batch.expect(prompts)
+
+    def close_batch(self) -> None:
+        """Ends the batch; what is unfinished is aborted."""
+        if self._batch is not None:
+            self._batch.close()
+        self._batch = None
+
+    async def generate_responses(  # noqa: PLR0917 - OpenRLHF's signature
+        self,
+        prompt: str,
+        label: str,
+        sampling_params: Any,
+        max_length: int,
+        hf_tokenizer: Any,
+        num_samples: int = 1,
+        images: Any = None,
+    ) -> list[Json]:
+        """Returns the responses to one prompt of the batch (RolloutRayActor.generate_responses).
+
+        A group that the server gives up is generated again as a whole. Raises SampleLost after
+        ATTEMPTS times.
+        """
+
+        def decode(ids: list[int], skip_special_tokens: bool) -> str:
+            text: str = hf_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+            return text
+
+        batch, number = self._batch, next(self._groups)
+        if batch is None:
+            raise RuntimeError("no batch is open")
+        call = {
+            "prompt": prompt,
+            "label": label,
+            "sampling_params": sampling_params,
+            "max_length": max_length,
+            "hf_tokenizer": hf_tokenizer,
+            "images": images,
+        }
+        self._unfinished += num_samples
+        try:
+            for attempt in range(1, ATTEMPTS):
+                with contextlib.suppress(SampleLost):
+                    engines = _engines(batch, f"{number}.{attempt}", num_samples, decode)
+                    return await self._responses(engines, call)
+                self.repeated_groups += 1
+            engines = _engines(batch, f"{number}.{ATTEMPTS}", num_samples, decode)
+            return await self._responses(engines, call)
+        finally:
+            self._unfinished -= num_samples
+
+    async def _responses(self, engines: Sequence[SampleEngine], call: Json) -> list[Json]:
+        """Returns the executors' responses. The first error ends all of them."""
+
+        async def one(engine: SampleEngine) -> Json:
+            try:
+                # Executors change the parameters of later turns.
+                own = {**call, "sampling_params": deepcopy(call["sampling_params"])}
+                response: Json = await self._executor.execute(llm_engine=engine, **own)
+            finally:
+                engine.ended()
+            return response
+
+        tasks = [asyncio.create_task(one(engine)) for engine in engines]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def get_num_unfinished_requests(self) -> int:
+        """Returns the number of responses in progress."""
+        return self._unfinished
+
+    # Weights
+
+    async def ranks(self) -> int:
+        """Returns the number of ranks of all engines together."""
+        await self._open()
+        info = await self._server.get("/server_info")
+        ranks: int = info["seer"]["ranks"]
+        return ranks
+
+    async def control(self, path: str, **fields: Any) -> Json:
+        """Returns the server's answer to a call of its control plane."""
+        await self._open()
+        return await self._server.control(path, fields)
+
+    async def pause_generation(self) -> None:
+        """Stops generation; responses keep their tokens."""
+        await self.control("/pause_generation", mode="retract")
+
+    async def resume_generation(self) -> None:
+        """Ends the pause."""
+        await self.control("/continue_generation")
+
+    async def reset_prefix_cache(self) -> None:
+        """Does nothing: the server drops the KV of old weights with every update."""
+
+    async def _open(self) -> None:
+        if self._opened is None:
+            self._opened = asyncio.create_task(self._enter())
+        await asyncio.shield(self._opened)
+
+    async def _enter(self) -> None:
+        await self._server.__aenter__()
+
+
+@ray.remote
+class SeerFront(Front):
+    """The front as a Ray actor: it makes OpenRLHF's executor itself."""
+
+    def __init__(self, flags: SeerFlags, agent_func_path: str | None, reward_url: Any) -> None:
+        super().__init__(flags, _executor(agent_func_path, reward_url))
+
+
+def _engines(
+    batch: Batch, group_id: str, size: int, decode: Callable[[list[int], bool], str]
+) -> list[SampleEngine]:
+    batch.begin(group_id, size)
+    return [SampleEngine(batch, group_id, index, decode) for index in range(size)]
+
+
+def _executor(agent_func_path: str | None, reward_url: Any) -> Any:
+    from openrlhf.trainer.ray.vllm_engine import _load_agent_executor
+    from openrlhf.utils.agent import SingleTurnAgentExecutor
+
+    if agent_func_path:
+        return _load_agent_executor(agent_func_path)
+    return SingleTurnAgentExecutor(reward_url)
+
+
+def create_engines(num_engines: int, *_: Any, **options: Any) -> list[Any]:
+    """Replaces OpenRLHF's `create_vllm_engines`: one actor in front of the whole fleet."""
+    front = SeerFront.options(num_cpus=0, max_concurrency=MOST_CALLS).remote(
+        current_flags(), options.get("agent_func_path"), options.get("remote_rm_url")
+    )
+    return [front]
