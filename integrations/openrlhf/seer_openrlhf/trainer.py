@@ -68,7 +68,6 @@ class SeerActorTrainer(ActorPPOTrainer):
                     self._send([(name, parameter.data) for name, parameter in bucket])
         if leads:
             self._control("/end_weight_update")
-            self._control("/update_weight_version", new_version=str(self._version))
         torch_dist_barrier_and_cuda_sync()
 
     def _parameters(self) -> list[tuple[str, Any]]:
