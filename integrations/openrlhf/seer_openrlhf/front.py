@@ -16,7 +16,7 @@ import ray
 
 from .batch import Batch, SampleEngine, SampleLost
 from .client import Server
-from .flags import SeerFlags, current_flags
+from .flags import current_flags
 
 Json = dict[str, Any]
 MOST_CALLS = 1 << 20  # Ray lets an async actor run 1,000 calls at once by default
@@ -26,15 +26,9 @@ ATTEMPTS = 3  # of a group that the server gives up
 class Front:
     """The actor. `executor`: OpenRLHF's, which turns prompts into responses with rewards."""
 
-    def __init__(self, flags: SeerFlags, executor: Any) -> None:
-        self._flags = flags
+    def __init__(self, server: Server, executor: Any) -> None:
+        self._server = server
         self._executor = executor
-        self._server = Server(
-            str(flags.url),
-            token=os.environ.get(flags.token_env),
-            admin_token=os.environ.get(flags.admin_token_env),
-            timeout_s=flags.timeout_s,
-        )
         self._opened: asyncio.Task[None] | None = None
         self._batch: Batch | None = None
         self._groups = itertools.count()
@@ -163,10 +157,10 @@ class Front:
 
 @ray.remote
 class SeerFront(Front):
-    """The front as a Ray actor: it makes OpenRLHF's executor itself."""
+    """The front as a Ray actor: it makes its client and OpenRLHF's executor itself."""
 
-    def __init__(self, flags: SeerFlags, agent_func_path: str | None, reward_url: Any) -> None:
-        super().__init__(flags, _executor(agent_func_path, reward_url))
+    def __init__(self, server: Json, agent_func_path: str | None, reward_url: Any) -> None:
+        super().__init__(Server(**server), _executor(agent_func_path, reward_url))
 
 
 def _engines(
@@ -187,7 +181,16 @@ def _executor(agent_func_path: str | None, reward_url: Any) -> Any:
 
 def create_engines(num_engines: int, *_: Any, **options: Any) -> list[Any]:
     """Replaces OpenRLHF's `create_vllm_engines`: one actor in front of the whole fleet."""
-    front = SeerFront.options(num_cpus=0, max_concurrency=MOST_CALLS).remote(
-        current_flags(), options.get("agent_func_path"), options.get("remote_rm_url")
+    flags = current_flags()
+    # The tokens are read here: an actor on another machine has another environment.
+    server = {
+        "url": flags.url,
+        "token": os.environ.get(flags.token_env),
+        "admin_token": os.environ.get(flags.admin_token_env),
+        "timeout_s": flags.timeout_s,
+    }
+    actor: Any = SeerFront
+    front = actor.options(num_cpus=0, max_concurrency=MOST_CALLS).remote(
+        server, options.get("agent_func_path"), options.get("remote_rm_url")
     )
     return [front]

@@ -43,7 +43,6 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, .
 
     modules: dict[str, dict[str, Any]] = {
         "events_of_test": {"EVENTS": found},
-        "hook_of_test": {"install": note("hook"), "RESOURCES": {"num_gpus": 4}},
         "ray": {"init": note("ray")},
     }
     for name, values in modules.items():
@@ -58,7 +57,6 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, .
     monkeypatch.setattr(command, "MODULE", "fake_train_ppo_ray")
     monkeypatch.setattr(sys, "argv", ["seer-openrlhf"])
     monkeypatch.setenv(FLAGS, "")  # to be restored
-    monkeypatch.delenv(command.TEST_HOOK, raising=False)
     for variable in command.WORKERS:
         monkeypatch.delenv(variable, raising=False)
     return found
@@ -177,18 +175,6 @@ def test_openrlhfs_own_exit_status_is_kept_and_the_server_ends(
     assert caught.value.code == 2
     started = json.loads((tmp_path / "started").read_text())
     assert not Path(f"/proc/{started['pid']}").exists()
-
-
-def test_the_hook_for_tests_runs_first_and_in_every_worker(
-    events: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(command.TEST_HOOK, "hook_of_test:install")
-    command.main([*URL, *TRAIN])
-    assert names(events)[:2] == ["hook", "problems"]
-    (options,) = [event[1] for event in events if event[0] == "ray"]
-    assert options["num_gpus"] == 4
-    assert options["runtime_env"]["worker_process_setup_hook"] == "hook_of_test.install"
-    assert FLAGS in options["runtime_env"]["env_vars"]
 
 
 def test_the_help_names_the_flags(
