@@ -75,6 +75,12 @@ SEAMS = (
         purpose="overridden: all prompts of a batch go to the server together",
     ),
     Seam(
+        module="openrlhf.trainer.ppo_utils.samples_generator",
+        name="SamplesGenerator._dispatch_prompts_to_vllm",
+        parameters="(prompts, labels, *, images=None, **generate_kwargs)",
+        purpose="overridden: the front learns how many prompts come",
+    ),
+    Seam(
         module="openrlhf.trainer.ray.ppo_actor",
         name="ActorPPOTrainer._init_vllm_sync_group",
         parameters="(backend)",
