@@ -13,13 +13,13 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 FLAGS = "SEER_OPENRLHF"  # environment variable: the flags as JSON, for Ray's workers
 
 APART = "the engines are processes of the server, on GPUs of their own"
-WEIGHTS = "weights go to the engines through the server (see --seer.sync)"
+WEIGHTS = "weights go to the engines through the server"
 TEXT_ONLY = "prompts with images are not supported"
 
 REFUSED_IF_SET = {
@@ -53,10 +53,6 @@ class SeerFlags:
     admin_token_env: str = "SEER_SGL_ADMIN_KEY"
     timeout_s: float = 1800.0
     bucket_mb: int = 512
-    sync: Literal["distributed", "disk"] = "distributed"
-    sync_dir: str = ""
-    over_sampling: float = 1.0
-    check: bool = True
 
 
 def read_flags(argv: Sequence[str]) -> tuple[SeerFlags, list[str]]:
@@ -69,8 +65,6 @@ def read_flags(argv: Sequence[str]) -> tuple[SeerFlags, list[str]]:
         if argument.startswith("--seer"):
             raise UsageError(f"{argument.partition('=')[0]}: there is no such flag (see --help)")
     given = vars(known)
-    if "check" in given:
-        given["check"] = given["check"] == "on"
     flags = SeerFlags(**given)
     for problem in _problems(flags, given):
         raise UsageError(problem)
@@ -137,13 +131,6 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _factor(text: str) -> float:
-    value = _float(text)
-    if not 1 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
-    return value
-
-
 def _megabytes(text: str) -> int:
     value = _float(text)
     if not (1 <= value < math.inf and value.is_integer()):
@@ -189,25 +176,6 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
         "type": _megabytes,
         "help": f"size of the buckets of a weight update; default {SeerFlags.bucket_mb}",
     },
-    "sync": {
-        "choices": ("distributed", "disk"),
-        "help": "how weights reach the engines: a torch process group, or files; "
-        f"default {SeerFlags.sync}",
-    },
-    "sync_dir": {
-        "metavar": "FOLDER",
-        "help": "with --seer.sync disk: the folder of the files, which trainer and engines see",
-    },
-    "over_sampling": {
-        "metavar": "FACTOR",
-        "type": _factor,
-        "help": "with dynamic filtering: prompts in progress per prompt that is needed; "
-        f"default {SeerFlags.over_sampling:g}",
-    },
-    "check": {
-        "choices": ("on", "off"),
-        "help": "whether every engine's weights are compared after an update; default on",
-    },
 }
 
 
@@ -225,10 +193,6 @@ def _problems(flags: SeerFlags, given: Mapping[str, object]) -> Iterator[str]:
         # The value is not printed: it may be a token that was given instead of a name.
         if name in given and str(given[name]) not in os.environ:
             yield f"--seer.{name}: is not the name of a variable of the environment"
-    if flags.sync == "disk" and not flags.sync_dir:
-        yield "--seer.sync disk: needs --seer.sync_dir"
-    if flags.sync != "disk" and flags.sync_dir:
-        yield "--seer.sync_dir: is for --seer.sync disk"
 
 
 def _is_url(text: str) -> bool:

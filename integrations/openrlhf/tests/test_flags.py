@@ -26,9 +26,9 @@ ONE_ENGINE = [ENGINES, "1"]
 
 def test_flags_of_openrlhf_are_left_in_their_order() -> None:
     others = ["--actor.adam.betas", "0.9", "0.95", "--eval.steps", "-1", "--ds.lora.rank=0"]
-    flags, left = read_flags([*others[:3], *URL, *others[3:], "--seer.check=off"])
+    flags, left = read_flags([*others[:3], *URL, *others[3:], "--seer.bucket_mb=64"])
     assert left == others
-    assert flags == SeerFlags(url="http://10.0.0.1:30000", check=False)
+    assert flags == SeerFlags(url="http://10.0.0.1:30000", bucket_mb=64)
 
 
 def test_every_flag_has_an_option() -> None:
@@ -50,14 +50,11 @@ def test_every_flag_has_an_option() -> None:
         ([*URL, "--seer.timeout_s", "0"], "--seer.timeout_s: '0' is not a number above 0"),
         ([*URL, "--seer.timeout_s", "inf"], "--seer.timeout_s: 'inf' is not a number above 0"),
         ([*URL, "--seer.bucket_mb", "0.5"], "--seer.bucket_mb: '0.5' is not a whole number from 1"),
-        ([*URL, "--seer.over_sampling", "x"], "--seer.over_sampling: 'x' is not a number from 1"),
         ([*URL, "--seer.command", "seer-sgl"], "--seer.command: is for --seer.config"),
         (
             ["--seer.config", "a", "--seer.command", "'"],
             "--seer.command: is not a command line (a quote may be open)",
         ),
-        ([*URL, "--seer.sync", "disk"], "--seer.sync disk: needs --seer.sync_dir"),
-        ([*URL, "--seer.sync_dir", "/x"], "--seer.sync_dir: is for --seer.sync disk"),
     ],
 )
 def test_a_wrong_flag_is_named_with_the_reason(argv: list[str], line: str) -> None:
@@ -75,7 +72,7 @@ def test_a_token_in_place_of_its_variable_is_not_printed(flag: str) -> None:
 
 def test_workers_read_the_flags_that_were_published(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FLAGS, "")  # to be restored
-    flags = SeerFlags(url="http://a:1", sync="disk", sync_dir="/ü", timeout_s=2.5, check=False)
+    flags = SeerFlags(url="http://ü:1", timeout_s=2.5, bucket_mb=1)
     publish(flags)
     assert current_flags() == flags
     monkeypatch.delenv(FLAGS)
