@@ -14,21 +14,21 @@ import uvloop
 
 from seer_sgl.engine.session import raise_file_limit
 from seer_sgl.rollout.rollout import Rollout
-from seer_sgl.server.command import rarely_collect, serving
+from seer_sgl.server.command import rare_collections, serving
 from seer_sgl.server.service import Service
 
 
 async def serve(config: dict[str, Any]) -> None:
     """Serves until standard input ends."""
     async with Rollout(config, gives_up=False) as rollout:
-        rarely_collect()
         service = Service(rollout)
-        async with serving(service) as url, asyncio.TaskGroup() as tasks:
-            work = tasks.create_task(service.generation.run())
-            print(url, flush=True)
-            while await asyncio.to_thread(sys.stdin.readline):
-                print(json.dumps(state(service)), flush=True)
-            work.cancel()
+        with rare_collections():
+            async with serving(service) as url, asyncio.TaskGroup() as tasks:
+                work = tasks.create_task(service.generation.run())
+                print(url, flush=True)
+                while await asyncio.to_thread(sys.stdin.readline):
+                    print(json.dumps(state(service)), flush=True)
+                work.cancel()
 
 
 def state(service: Service) -> dict[str, Any]:

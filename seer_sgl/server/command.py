@@ -5,7 +5,7 @@ import gc
 import ipaddress
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from aiohttp import web
@@ -25,8 +25,8 @@ SERVER_KEY = "SEER_SGL_SERVER_KEY"  # environment variable: the bearer token of 
 ADMIN_KEY = "SEER_SGL_ADMIN_KEY"  # likewise, of the control plane
 SHUTDOWN_S = 5.0  # for responses that are being written when the server stops
 # A connection without a request is closed: an idle one, or one whose header arrives byte by byte.
-COLLECT_AFTER = 100_000  # new objects beyond those freed; 2,000 responses are about 150,000
 IDLE_S = 75.0
+COLLECT_AFTER = 100_000  # new objects beyond those freed; 2,000 responses are about 150,000
 
 
 async def serve(config: Config, log_dir: Path) -> None:
@@ -41,24 +41,28 @@ async def serve(config: Config, log_dir: Path) -> None:
     if server.port:
         require_free_port(server.port, "server.port", server.host)
     async with Rollout(config, log_dir=log_dir, gives_up=False) as rollout:
-        rarely_collect()
-        try:
-            service = Service(rollout)
+        service = Service(rollout)
+        with rare_collections():
             async with serving(service) as url:
                 logger.info("serving %d engines at %s", len(rollout.engines), url)
                 await service.generation.run()
-        finally:
-            gc.unfreeze()  # extension modules complain at exit about what is never collected
 
 
-def rarely_collect() -> None:
+@contextlib.contextmanager
+def rare_collections() -> Iterator[None]:
     """Makes Python search for garbage less often, and never in what start-up has made.
 
     A search looks at every response in progress, while all clients wait for it. Finished requests
     are freed without one: nothing that refers to itself is left of them.
     """
+    before = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()  # extension modules complain at exit about what is never collected
 
 
 @contextlib.asynccontextmanager
