@@ -1,7 +1,6 @@
 """SGLang's reply to a request that is aborted before an engine has it (`_handle_abort_req`)."""
 
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 from .forward_body import Whole
@@ -11,12 +10,9 @@ FINISH = {"type": "abort", "message": "Abort in waiting queue"}
 
 def aborted_replies(sent: Whole, version: str) -> list[dict[str, Any]]:
     """Returns a reply without tokens for each response. `version`: of the weights."""
-    return list(_replies(sent, version))
-
-
-def _replies(sent: Whole, version: str) -> Iterator[dict[str, Any]]:
     lengths = [length for length in sent.prompts for _ in range(sent.n)]
     names = sent.rids if len(sent.rids) == len(lengths) else [uuid.uuid4().hex for _ in lengths]
+    replies = []
     for name, length in zip(names, lengths, strict=True):
         meta: dict[str, Any] = {
             "id": name,
@@ -28,4 +24,5 @@ def _replies(sent: Whole, version: str) -> Iterator[dict[str, Any]]:
         }
         if sent.logprobs:
             meta |= {"input_token_logprobs": [], "output_token_logprobs": []}
-        yield {"text": "", "output_ids": [], "meta_info": meta}
+        replies.append({"text": "", "output_ids": [], "meta_info": meta})
+    return replies

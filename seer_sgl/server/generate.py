@@ -73,10 +73,9 @@ class Generate:
 
     async def _forward(self, http: web.Request, body: bytes, reason: str) -> web.StreamResponse:
         """Sends the request to an engine as it is, with a name and a seed if it has none."""
-        service, tokenizer = self._service, self._service.tokenizer
-        encode = None if tokenizer is None else tokenizer.encode
+        service, infos = self._service, self._service.infos()
         longest = service.longest()
-        sent = await service.worked(len(body), whole, body, service.infos(), encode, longest)
+        sent = await service.worked(len(body), whole, body, infos, service.encode, longest)
         require_few(len(sent.prompts) * sent.n, service.settings.max_batch)
         for length in sent.prompts:
             service.require_short(length)
@@ -95,9 +94,8 @@ class Generate:
 
 def reader(service: Service) -> GenerateReader:
     """Returns a reader of bodies for the engines that serve now."""
-    tokenizer = service.tokenizer
     return GenerateReader(
-        None if tokenizer is None else tokenizer.encode,
+        service.encode,
         service.longest(),
         service.settings.max_batch,
         service.infos()[0].vocab_size,

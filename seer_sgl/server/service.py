@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -74,6 +75,11 @@ class Service:
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the model; None without one."""
         return self.rollout.tokenizer
+
+    @property
+    def encode(self) -> "Callable[[str], array[int]] | None":
+        """Turns a text into token ids; None without a tokenizer."""
+        return None if self.tokenizer is None else self.tokenizer.encode
 
     def engine(self, engine_id: str) -> HttpEngine | None:
         """Returns an engine by its id; None if it has left."""

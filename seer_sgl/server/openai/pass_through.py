@@ -105,10 +105,8 @@ class PassThrough:
         """Raises BadRequest for what would end an engine. `size`: of the body in bytes."""
         if path not in OF_GENERATE:
             return
-        service, tokenizer = self._service, self._service.tokenizer
-        encode = None if tokenizer is None else tokenizer.encode
-        body = dumps(OF_GENERATE[path](fields))
-        await service.worked(size, whole, body, service.infos(), encode, service.longest())
+        service, body = self._service, dumps(OF_GENERATE[path](fields))
+        await service.worked(size, whole, body, service.infos(), service.encode, service.longest())
 
     async def asked(self, http: web.Request) -> web.Response:
         """Sends a request to any engine."""
