@@ -28,6 +28,15 @@ def generating(it: Served, **more: Any) -> "asyncio.Task[Any]":
     return asyncio.create_task(it.generate(input_ids=PROMPT, sampling_params=params, **more))
 
 
+async def updating(it: Served, *fakes: FakeSGLang) -> "asyncio.Task[Any]":
+    """Returns an update that the engines have begun and not ended."""
+    for fake in fakes:
+        fake.slow_s = 0.3
+    update = asyncio.create_task(it.post(DISK, model_path="new", weight_version="v2"))
+    await asyncio.gather(*(fake.updating.wait() for fake in fakes))
+    return update
+
+
 async def test_what_was_running_goes_on_after_an_update_with_its_spans() -> None:
     fakes = two()
     async with served(*fakes) as it:
@@ -175,10 +184,7 @@ async def test_a_name_does_not_bring_an_engine_back_that_was_started_again() -> 
 async def test_a_client_that_leaves_in_the_middle_of_an_update_leaves_no_pause() -> None:
     fakes = two()
     async with served(*fakes) as it:
-        for fake in fakes:
-            fake.slow_s = 0.3
-        update = asyncio.create_task(it.post(DISK, model_path="new", weight_version="v2"))
-        await asyncio.gather(*(fake.updating.wait() for fake in fakes))
+        update = await updating(it, *fakes)
         update.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await update
@@ -236,10 +242,7 @@ async def test_a_collective_update_does_not_begin_without_a_member_of_its_group(
 async def test_an_engine_is_stopped_only_after_the_update_that_it_takes_part_in() -> None:
     fakes = two()
     async with served(*fakes) as it:
-        for fake in fakes:
-            fake.slow_s = 0.3
-        update = asyncio.create_task(it.post(DISK, model_path="new", weight_version="v2"))
-        await asyncio.gather(*(fake.updating.wait() for fake in fakes))
+        update = await updating(it, *fakes)
         await it.session.delete(f"{it.url}/workers/e1")
         await asyncio.sleep(0.05)
         assert len(it.service.fleet.engines) == 2
