@@ -49,10 +49,10 @@ async def test_an_abort_that_comes_before_the_new_request_ends_the_response() ->
         def closed_and_aborted(group: Group, failure: Failure | None) -> None:
             closed(group, failure)
             if len(group.requests) == 2:
-                generation.abort("a")
+                generation.abort("given up")
 
         generation.closed = closed_and_aborted  # type: ignore[method-assign]
-        call = asyncio.create_task(it.generate(**body(SEED, group_id="g", rid="a")))
+        call = asyncio.create_task(it.generate(**body(SEED, group_id="g", rid="given up")))
         await until(lambda: fake.steps == 1)
         await give_up_group(it)
         reply = await call
