@@ -65,7 +65,7 @@ class Batch:
     """The groups of one batch. `seed`: of its rollouts."""
 
     def __init__(self, server: Generator, name: str, seed: int) -> None:
-        self.server = server
+        self._server = server
         self.name = name
         self._seed = seed
         self._expected = 0  # groups that have not begun
@@ -142,7 +142,7 @@ class Batch:
         }
         error: Exception = SampleLost("the rollout ended without the sample")
         try:
-            async for event in self.server.rollout(body):
+            async for event in self._server.rollout(body):
                 _deliver(event, groups)
         except Exception as failure:
             error = failure
@@ -156,7 +156,7 @@ class Batch:
         except Exception as failure:
             _fail([ask], failure)
         else:
-            ask.answer.set_result(sample)
+            _answer(ask, sample)
 
     async def generate(
         self, group_id: str, index: int | None, ids: list[int], params: Json
@@ -171,7 +171,7 @@ class Batch:
         }
         if index is not None:
             body["session_id"] = f"{name}.{index}"
-        return of_reply(await self.server.generate(body))
+        return of_reply(await self._server.generate(body))
 
 
 class SampleEngine:
@@ -227,6 +227,11 @@ def of_reply(reply: Json) -> Json:
     }
 
 
+def _answer(ask: Ask, sample: Json) -> None:
+    if not ask.answer.done():
+        ask.answer.set_result(sample)
+
+
 def _fail(asks: Sequence[Ask], error: Exception) -> None:
     for ask in asks:
         if not ask.answer.done():
@@ -239,9 +244,7 @@ def _deliver(event: Json, groups: Mapping[str, Sequence[Ask]]) -> None:
     Raises SampleLost if the rollout failed.
     """
     if event.get("event") == "sample":
-        ask = groups[event["group_id"]][event["index"]]
-        if not ask.answer.done():
-            ask.answer.set_result(event)
+        _answer(groups[event["group_id"]][event["index"]], event)
     elif event.get("event") == "group" and "error" in event:
         _fail(groups[event["group_id"]], SampleLost(str(event["error"].get("message"))))
     elif event.get("event") == "end" and event.get("error"):

@@ -5,8 +5,7 @@ Its errors are plain and have one line of text, because Ray sends them to other 
 
 import json
 from collections.abc import AsyncIterator, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 
@@ -34,24 +33,11 @@ class Server:
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> Self:
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=CONNECT_S, sock_read=self._timeout_s
-        )
-        connector = aiohttp.TCPConnector(limit=0)
-        self._session = aiohttp.ClientSession(
-            connector=connector, timeout=timeout, read_bufsize=1 << 20
-        )
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def close(self) -> None:
+        """Closes the connections."""
         if self._session is not None:
             await self._session.close()
+        self._session = None
 
     async def get(self, path: str) -> Json:
         """Returns the JSON answer of a GET. Raises ServerError."""
@@ -95,7 +81,14 @@ class Server:
     def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None, token: str | None
     ) -> Any:
-        assert self._session is not None, "use `async with`"
+        if self._session is None:  # made here: it belongs to the event loop that runs
+            timeout = aiohttp.ClientTimeout(
+                total=None, sock_connect=CONNECT_S, sock_read=self._timeout_s
+            )
+            connector = aiohttp.TCPConnector(limit=0)
+            self._session = aiohttp.ClientSession(
+                connector=connector, timeout=timeout, read_bufsize=1 << 20
+            )
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         return self._session.request(method, self._url + path, json=body, headers=headers)
 

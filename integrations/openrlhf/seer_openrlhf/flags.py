@@ -139,7 +139,7 @@ def _megabytes(text: str) -> int:
 
 
 def _float(text: str) -> float:
-    """Returns the number; NaN, which is in no range, if the text is none."""
+    """Returns the number, or NaN, which is in no range, for another text."""
     try:
         return float(text)
     except ValueError:
@@ -199,7 +199,7 @@ def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
         port = parts.port
-    except ValueError:  # a port that is none
+    except ValueError:  # a port that is not a number
         return False
     server = f"{parts.scheme}://{parts.netloc}"
     plain = parts.username is None and text.rstrip("/") == server

@@ -5,7 +5,6 @@ OpenRLHF's own executors, so that rewards, truncation and multi-turn agents stay
 """
 
 import asyncio
-import contextlib
 import itertools
 import os
 from collections.abc import Callable, Sequence
@@ -29,17 +28,14 @@ class Front:
     def __init__(self, server: Server, executor: Any) -> None:
         self._server = server
         self._executor = executor
-        self._opened: asyncio.Task[None] | None = None
         self._batch: Batch | None = None
         self._groups = itertools.count()
         self._unfinished = 0
-        self.repeated_groups = 0
 
     # Generation
 
     async def open_batch(self, name: str, seed: int) -> None:
         """Begins a batch: its prompts are rolled out together. `seed`: of their rollouts."""
-        await self._open()
         self.close_batch()
         self._batch = Batch(self._server, name, seed)
 
@@ -87,13 +83,14 @@ class Front:
         }
         self._unfinished += num_samples
         try:
-            for attempt in range(1, ATTEMPTS):
-                with contextlib.suppress(SampleLost):
-                    engines = _engines(batch, f"{number}.{attempt}", num_samples, decode)
+            for attempt in range(1, ATTEMPTS + 1):
+                engines = _engines(batch, f"{number}.{attempt}", num_samples, decode)
+                try:
                     return await self._responses(engines, call)
-                self.repeated_groups += 1
-            engines = _engines(batch, f"{number}.{ATTEMPTS}", num_samples, decode)
-            return await self._responses(engines, call)
+                except SampleLost:
+                    if attempt == ATTEMPTS:
+                        raise
+            raise AssertionError("unreachable")
         finally:
             self._unfinished -= num_samples
 
@@ -125,14 +122,12 @@ class Front:
 
     async def ranks(self) -> int:
         """Returns the number of ranks of all engines together."""
-        await self._open()
         info = await self._server.get("/server_info")
         ranks: int = info["seer"]["ranks"]
         return ranks
 
     async def control(self, path: str, **fields: Any) -> Json:
         """Returns the server's answer to a call of its control plane."""
-        await self._open()
         return await self._server.control(path, fields)
 
     async def pause_generation(self) -> None:
@@ -145,14 +140,6 @@ class Front:
 
     async def reset_prefix_cache(self) -> None:
         """Does nothing: the server drops the KV of old weights with every update."""
-
-    async def _open(self) -> None:
-        if self._opened is None:
-            self._opened = asyncio.create_task(self._enter())
-        await asyncio.shield(self._opened)
-
-    async def _enter(self) -> None:
-        await self._server.__aenter__()
 
 
 @ray.remote

@@ -4,21 +4,12 @@ SGLang's side of it is `init_custom_process_group` (sglang/srt/utils/common.py):
 default one, under a name of its own in the store.
 """
 
-import socket
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
-
-
-def free_port() -> int:
-    """Returns a TCP port that nothing listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        port: int = listener.getsockname()[1]
-    return port
 
 
 def join(name: str, backend: str, address: str, *, world_size: int, timeout_s: float) -> Any:

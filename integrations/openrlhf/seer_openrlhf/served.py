@@ -3,11 +3,9 @@
 import contextlib
 import http.client
 import os
-import random
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,9 +17,9 @@ from pathlib import Path
 from typing import IO
 
 from .flags import FLAGS, SeerFlags
+from .ports import free_port
 
 HOST = "127.0.0.1"
-PORTS = range(20000, 32768)  # Linux takes the ports of outgoing connections from above these
 LOG = Path("logs") / "seer-sgl-serve.log"  # seer-sgl writes the engines' logs to the same folder
 TAIL_BYTES = 4096
 POLL_S = 0.2
@@ -52,7 +50,7 @@ def served(flags: SeerFlags) -> Iterator[str]:
     It listens on loopback only. If it ends during the block, a line is printed. Raises ServeError
     if it cannot be started, or is not ready within the flag timeout_s.
     """
-    port = _free_port()
+    port = free_port(HOST)
     url = f"http://{HOST}:{port}"
     process = _start(flags, ["--host", HOST, "--port", str(port)])
     stopping = threading.Event()
@@ -162,12 +160,3 @@ def _unhealthy(url: str) -> str | None:
         return str(error.reason)
     except (OSError, http.client.HTTPException) as error:
         return str(error) or type(error).__name__
-
-
-def _free_port() -> int:
-    """Returns a free port. Raises ServeError if there is none."""
-    for port in random.sample(PORTS, len(PORTS)):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            return port
-    raise ServeError(f"no free port from {PORTS.start} to {PORTS.stop - 1}")

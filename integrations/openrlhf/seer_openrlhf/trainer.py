@@ -14,6 +14,7 @@ from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 from . import process_group
 from .buckets import buckets
 from .flags import SeerFlags, current_flags
+from .ports import free_port
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class SeerActorTrainer(ActorPPOTrainer):
         """Makes the group of this rank 0 and every rank of every engine."""
         self._seer, self._version = current_flags(), 0
         front = self.vllm_engines[0]
-        host, port = ray.util.get_node_ip_address(), process_group.free_port()
+        host, port = ray.util.get_node_ip_address(), free_port("")
         ranks = self._get(front.ranks.remote(), "/server_info")
         self._group_name = f"openrlhf-{uuid.uuid4().hex}"
         joined = front.control.remote(

@@ -126,7 +126,6 @@ def test_values_that_belong_to_other_flags_are_not_read() -> None:
     assert list(refusals([*ONE_ENGINE, *others])) == []
 
 
-@pytest.mark.skipif(importlib.util.find_spec("openrlhf") is None, reason="needs OpenRLHF")
 def test_openrlhf_has_the_refused_flags_and_no_flag_that_abbreviates_one() -> None:
     spec = importlib.util.find_spec("openrlhf")
     assert spec is not None

@@ -1,6 +1,5 @@
 """The table of what is rebound, against other versions and against the installed OpenRLHF."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -151,8 +150,6 @@ reads(PolicyModelActor, "init_model_from_pretrained", "ActorPPOTrainer")
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("openrlhf") is None, reason="needs OpenRLHF")
-@pytest.mark.skipif(not (TESTS / "stand_ins").is_dir(), reason="needs the stand-ins")
 def test_the_installed_openrlhf_fits_the_table_and_reads_the_rebound_names(tmp_path: Path) -> None:
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(TESTS.parent)}
     done = subprocess.run(
