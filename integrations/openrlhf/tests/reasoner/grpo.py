@@ -1,8 +1,18 @@
-"""The command line of a GRPO run of the reasoner on a CPU, with OpenRLHF's own flags."""
+"""The command line of a GRPO run of the reasoner on a CPU, with OpenRLHF's own flags.
 
+    python -m reasoner.grpo --folder OUT [--steps 20] [--seed 1]
+
+writes the prompts and runs the training, in the folder `tests` and the second environment.
+"""
+
+import argparse
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from . import prompts
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[3]  # of the checkout
@@ -88,3 +98,32 @@ def environment() -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+def main() -> None:
+    """The command line. Its process becomes that of the training."""
+    parser = argparse.ArgumentParser(description="Trains the reasoner with GRPO.")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    chosen = parser.parse_args()
+    folder = chosen.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    run = Run(
+        dataset=folder / "prompts.jsonl",
+        folder=folder,
+        prompts_per_step=16,
+        samples_per_prompt=8,
+        context_tokens=2048,
+        learning_rate=3e-4,
+        seed=chosen.seed,
+    )
+    count = chosen.steps * run.prompts_per_step
+    prompts.write(PROMPTS / "train.jsonl", run.dataset, count, most_steps=60)
+    words = command(run, Path(sys.executable))
+    os.chdir(ROOT)
+    os.execve(words[0], words, {**os.environ, **environment()})
+
+
+if __name__ == "__main__":
+    main()
