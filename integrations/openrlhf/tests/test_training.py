@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from reasoner import grpo, prompts
 
 STEPS = 2
 STEP = re.compile(r"Global step (\d+): (\{.*\})")
 
 
+@pytest.mark.engines
 def test_two_steps_train_and_every_engine_serves_the_new_weights(tmp_path: Path) -> None:
     dataset = tmp_path / "prompts.jsonl"
     run = grpo.Run(dataset=dataset, folder=tmp_path)
