@@ -1,21 +1,25 @@
 """`seer-openrlhf`: OpenRLHF's train_ppo_ray with the engines of a seer-sgl server.
 
 It exits with status 2 for a command line that cannot be used, and with 1 if something it needs is
-missing or has ended. OpenRLHF parses its own flags later, and exits with 2 as well.
+missing, or if the training fails. OpenRLHF parses its own flags later, and exits with 2 as well.
+The last line then has the reason, after Ray and the server have ended.
 """
 
 import contextlib
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from .checks import ServeError, require_server
+from .failures import reason
 from .flags import FLAGS, SeerFlags, UsageError, publish, read_flags, refusals
 from .seams import problems, rebind
-from .served import ServeError, require_health, served
+from .served import served
 
 MODULE = "openrlhf.cli.train_ppo_ray"
 # As in MODULE, which gives Ray these unless Ray runs already.
@@ -24,6 +28,10 @@ WORKERS = {
     "NCCL_DEBUG": "WARN",
     "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
 }
+
+
+class TrainingError(RuntimeError):
+    """The training has failed; the text is one line."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -44,15 +52,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         with contextlib.ExitStack() as stack:
             if flags.config:
                 flags = replace(flags, url=stack.enter_context(served(flags)))
-            else:
-                require_health(flags.url)
+            require_server(flags)
             _train(flags, others)
-    except ServeError as error:
+    except (ServeError, TrainingError) as error:
         _end([str(error)], 1)
 
 
 def _train(flags: SeerFlags, others: Sequence[str]) -> None:
-    """Runs OpenRLHF's program. It finds Ray running, and this package in place of parts of it."""
+    """Runs OpenRLHF's program. It finds Ray running, and this package in place of parts of it.
+
+    An error is printed with its traceback, which has those of Ray's workers, and then raised as
+    TrainingError.
+    """
     import ray
 
     publish(flags)
@@ -60,12 +71,18 @@ def _train(flags: SeerFlags, others: Sequence[str]) -> None:
     # Tokens stay out of it, because Ray shows it on its dashboard and writes it to its logs.
     environment = {name: os.environ.get(name, value) for name, value in WORKERS.items()}
     environment[FLAGS] = os.environ[FLAGS]
-    ray.init(runtime_env={"env_vars": environment})
     sys.argv[1:] = others
-    runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
+    try:
+        ray.init(runtime_env={"env_vars": environment})
+        runpy.run_module(MODULE, run_name="__main__", alter_sys=True)
+    except Exception as error:
+        traceback.print_exc()
+        raise TrainingError(f"the training failed: {reason(error)}") from None
+    finally:
+        ray.shutdown()
 
 
 def _end(reasons: Iterable[str], status: int) -> NoReturn:
-    for reason in reasons:
-        print(f"seer-openrlhf: {reason}", file=sys.stderr, flush=True)
+    for line in reasons:
+        print(f"seer-openrlhf: {line}", file=sys.stderr, flush=True)
     sys.exit(status)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from seer_openrlhf import command
+from seer_openrlhf.checks import ServeError
 from seer_openrlhf.flags import FLAGS, SeerFlags
-from seer_openrlhf.served import ServeError
 
 FAKE = shlex.join([sys.executable, str(Path(__file__).with_name("fake_seer_sgl.py"))])
 URL = ["--seer.url", "http://127.0.0.1:30000"]
@@ -24,6 +24,8 @@ url = json.loads(os.environ["SEER_OPENRLHF"])["url"]
 events_of_test.EVENTS.append(("train", __name__, sys.argv[1:], url))
 if "--bad" in sys.argv:
     sys.exit(2)
+if "--break" in sys.argv:
+    raise ValueError("too\\nlong")
 if "--ask" in sys.argv:
     urllib.request.urlopen(f"{url}/health").close()
 """
@@ -43,13 +45,13 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, .
 
     modules: dict[str, dict[str, Any]] = {
         "events_of_test": {"EVENTS": found},
-        "ray": {"init": note("ray")},
+        "ray": {"init": note("ray"), "shutdown": note("end of ray")},
     }
     for name, values in modules.items():
         module = ModuleType(name)
         vars(module).update(values)
         monkeypatch.setitem(sys.modules, name, module)
-    for name, result in (("problems", ()), ("rebind", None), ("require_health", None)):
+    for name, result in (("problems", ()), ("rebind", None), ("require_server", None)):
         monkeypatch.setattr(command, name, note(name, result))
     (tmp_path / "fake_train_ppo_ray.py").write_text(PROGRAM)
     monkeypatch.syspath_prepend(tmp_path)
@@ -70,8 +72,8 @@ def test_openrlhf_runs_with_its_own_flags_after_everything_is_in_place(
     events: list[tuple[Any, ...]],
 ) -> None:
     command.main([*TRAIN[:2], *URL, *TRAIN[2:]])
-    assert names(events) == ["problems", "require_health", "rebind", "ray", "train"]
-    assert events[-1] == ("train", "__main__", TRAIN, URL[1])
+    assert names(events) == ["problems", "require_server", "rebind", "ray", "train", "end of ray"]
+    assert events[-2] == ("train", "__main__", TRAIN, URL[1])
 
 
 def test_arguments_are_read_from_the_command_line(
@@ -79,7 +81,7 @@ def test_arguments_are_read_from_the_command_line(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["seer-openrlhf", *URL, *TRAIN])
     command.main()
-    assert events[-1][2] == TRAIN
+    assert events[-2][2] == TRAIN
 
 
 def test_workers_get_the_flags_openrlhfs_variables_and_no_token(
@@ -142,10 +144,10 @@ def test_a_server_that_does_not_answer_is_status_1_and_ray_does_not_start(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def refuse(url: str) -> None:
-        raise ServeError(f"{url} is away")
+    def refuse(flags: SeerFlags) -> None:
+        raise ServeError(f"{flags.url} is away")
 
-    monkeypatch.setattr(command, "require_health", refuse)
+    monkeypatch.setattr(command, "require_server", refuse)
     with pytest.raises(SystemExit) as caught:
         command.main([*URL, *TRAIN])
     assert caught.value.code == 1
@@ -159,9 +161,9 @@ def test_a_server_of_its_own_is_ready_before_ray_starts_and_ends_with_the_traini
     config = tmp_path / "config.yaml"
     config.write_text("ready")
     command.main(["--seer.config", str(config), "--seer.command", FAKE, *TRAIN, "--ask"])
-    assert names(events) == ["problems", "rebind", "ray", "train"]
+    assert names(events)[1:] == ["require_server", "rebind", "ray", "train", "end of ray"]
     started = json.loads((tmp_path / "started").read_text())
-    assert events[-1][3] == f"http://127.0.0.1:{started['options']['--port']}"
+    assert events[-2][3] == f"http://127.0.0.1:{started['options']['--port']}"
     assert not Path(f"/proc/{started['pid']}").exists()
 
 
@@ -175,6 +177,18 @@ def test_openrlhfs_own_exit_status_is_kept_and_the_server_ends(
     assert caught.value.code == 2
     started = json.loads((tmp_path / "started").read_text())
     assert not Path(f"/proc/{started['pid']}").exists()
+
+
+def test_a_training_that_fails_is_status_1_and_its_last_line_has_the_reason(
+    events: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.main([*URL, *TRAIN, "--break"])
+    assert caught.value.code == 1
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert last == "seer-openrlhf: the training failed: ValueError: too long"
+    assert names(events)[-1] == "end of ray"
 
 
 def test_the_help_names_the_flags(

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from seer_openrlhf.checks import ServeError, unhealthy
 from seer_openrlhf.flags import FLAGS, SeerFlags
-from seer_openrlhf.served import LOG, ServeError, require_health, served, server_environment
+from seer_openrlhf.served import LOGS, served, server_environment
 
 FAKE = shlex.join([sys.executable, str(Path(__file__).with_name("fake_seer_sgl.py"))])
 
@@ -40,6 +41,12 @@ def started(folder: Path) -> dict[str, Any]:
     return found
 
 
+def log_of(folder: Path) -> Path:
+    """Returns the only log in the folder, as messages name it."""
+    (log,) = (folder / LOGS).iterdir()
+    return log.relative_to(folder)
+
+
 def wait_for_end(pid: int) -> None:
     """Waits until the process is gone, or is a zombie of another parent."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -49,15 +56,14 @@ def wait_for_end(pid: int) -> None:
 
 def test_the_block_runs_while_the_server_is_ready_and_ends_it(folder: Path) -> None:
     with served(flags_for(folder, "ready")) as url:
-        require_health(url)
+        assert unhealthy(url) is None
         found = started(folder)
     options = found["options"]
     assert found["command"] == "serve"
     assert options["--config"] == str(folder / "config.yaml")
     assert url == f"http://{options['--host']}:{options['--port']}"
     assert not Path(f"/proc/{found['pid']}").exists()
-    with pytest.raises(ServeError, match=f"^--seer.url: {url} is not ready: .*refused"):
-        require_health(url)
+    assert "refused" in str(unhealthy(url))
 
 
 def test_the_server_ends_also_after_an_error_in_the_block(folder: Path) -> None:
@@ -70,7 +76,8 @@ def test_a_server_that_ends_at_its_start_is_one_line_with_its_reason(folder: Pat
     with pytest.raises(ServeError) as caught, served(flags_for(folder, "broken")):
         pytest.fail("it is not ready")
     assert str(caught.value) == (
-        f"seer-sgl serve ended with status 1: engines.count: 0 is below 1; its log: {LOG}"
+        f"seer-sgl serve ended with status 1: engines.count: 0 is below 1; "
+        f"its log: {log_of(folder)}"
     )
 
 
@@ -93,17 +100,20 @@ def test_a_server_that_is_killed_during_the_block_is_reported(
         (watcher,) = set(threading.enumerate()) - before
         os.kill(started(folder)["pid"], signal.SIGKILL)
         watcher.join()
-    assert capfd.readouterr().err == (
-        f"seer-openrlhf: seer-sgl serve ended by SIGKILL: starting; its log: {LOG}\n"
+    *_, line = capfd.readouterr().err.splitlines()
+    assert line == (
+        f"seer-openrlhf: seer-sgl serve ended by SIGKILL: starting; its log: {log_of(folder)}"
     )
 
 
 def test_an_end_that_the_block_asked_for_is_not_reported(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with served(flags_for(folder, "ready")):
+    with served(flags_for(folder, "ready")) as url:
         pass
-    assert capfd.readouterr().err == ""
+    assert capfd.readouterr().err == (
+        f"seer-openrlhf: seer-sgl serve is ready at {url}; its log: {log_of(folder)}\n"
+    )
 
 
 def test_a_killed_trainer_leaves_no_server(folder: Path) -> None:
@@ -147,9 +157,9 @@ def test_a_program_that_does_not_exist_is_named(folder: Path) -> None:
 
 
 def test_a_log_that_cannot_be_written_is_named(folder: Path) -> None:
-    LOG.parent.write_text("a file")
+    LOGS.write_text("a file")
     with (
-        pytest.raises(ServeError, match=f"^{LOG} cannot be written: "),
+        pytest.raises(ServeError, match=f"^{LOGS}: a log cannot be written: "),
         served(flags_for(folder, "ready")),
     ):
         pytest.fail("it cannot start")
@@ -157,7 +167,12 @@ def test_a_log_that_cannot_be_written_is_named(folder: Path) -> None:
 
 def test_only_the_owner_can_read_the_log(folder: Path) -> None:
     with served(flags_for(folder, "ready")):
-        assert LOG.stat().st_mode & 0o777 == 0o600
+        assert log_of(folder).stat().st_mode & 0o777 == 0o600
+
+
+def test_runs_in_one_folder_have_a_log_each(folder: Path) -> None:
+    with served(flags_for(folder, "ready")), served(flags_for(folder, "ready")):
+        assert len(list(LOGS.iterdir())) == 2
 
 
 def test_the_servers_environment_has_its_tokens_and_nothing_of_the_trainers_python() -> None:

@@ -38,8 +38,8 @@ def test_two_steps_train_and_every_engine_serves_the_new_weights(tmp_path: Path)
     for figures in map(status_of, steps.values()):
         assert figures["response_length"] > 1
         assert abs(figures["vllm_kl"]) <= 1e-3  # the trainer's log probabilities are the engines'
-    log = (grpo.ROOT / "logs" / "seer-sgl-serve.log").read_text()
-    served = re.findall(r"engine (e\d) serves weights (\d)", log)
+    (log,) = re.findall(r"seer-sgl serve is ready at .*; its log: (\S+)", output)
+    served = re.findall(r"engine (e\d) serves weights (\d)", (grpo.ROOT / log).read_text())
     assert {name for name, version in served if version == "2"} == {"e0", "e1"}
     assert not psutil.Process().children(recursive=True)
 
