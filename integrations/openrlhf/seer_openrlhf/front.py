@@ -6,20 +6,30 @@ OpenRLHF's own executors, so that rewards, truncation and multi-turn agents stay
 
 import asyncio
 import itertools
+import logging
 import os
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from .batch import Batch, SampleEngine, SampleLost
-from .client import Server
+from .batch import Batch, SampleEngine
+from .client import Server, ServerError
+from .failures import described, one_line
 from .flags import current_flags
+from .rewards import RewardExecutor, require_equal
 
+logger = logging.getLogger(__name__)
 Json = dict[str, Any]
 MOST_CALLS = 1 << 20  # Ray lets an async actor run 1,000 calls at once by default
-ATTEMPTS = 3  # of a group that the server gives up
+ATTEMPTS = 3  # of a group that the server gives up, or whose executors fail
+NAME_CHARACTERS = 80  # of a prompt in messages
+
+
+class PromptFailed(RuntimeError):
+    """A prompt got no samples; the text is one line that names it and the reason."""
 
 
 class Front:
@@ -62,8 +72,8 @@ class Front:
     ) -> list[Json]:
         """Returns the responses to one prompt of the batch (RolloutRayActor.generate_responses).
 
-        A group that the server gives up is generated again as a whole. Raises SampleLost after
-        ATTEMPTS times.
+        A group that the server gives up, or for which an executor or a reward fails, is generated
+        again as a whole. Raises PromptFailed after ATTEMPTS times, and ServerError at once.
         """
 
         def decode(ids: list[int], skip_special_tokens: bool) -> str:
@@ -81,16 +91,23 @@ class Front:
             "hf_tokenizer": hf_tokenizer,
             "images": images,
         }
+        name, cause = one_line(repr(prompt))[:NAME_CHARACTERS], ""
         self._unfinished += num_samples
         try:
             for attempt in range(1, ATTEMPTS + 1):
                 engines = _engines(batch, f"{number}.{attempt}", num_samples, decode)
                 try:
-                    return await self._responses(engines, call)
-                except SampleLost:
-                    if attempt == ATTEMPTS:
-                        raise
-            raise AssertionError("unreachable")
+                    responses = await self._responses(engines, call)
+                    require_equal(responses)
+                    return responses
+                except ServerError:
+                    raise
+                except Exception as error:  # the user's executors and rewards raise any kind
+                    cause = described(error)
+                    logger.warning(
+                        "prompt %s: attempt %s of %s: %s", name, attempt, ATTEMPTS, cause
+                    )
+            raise PromptFailed(f"prompt {name} failed {ATTEMPTS} times: {cause}")
         finally:
             self._unfinished -= num_samples
 
@@ -159,11 +176,10 @@ def _engines(
 
 def _executor(agent_func_path: str | None, reward_url: Any) -> Any:
     from openrlhf.trainer.ray.vllm_engine import _load_agent_executor
-    from openrlhf.utils.agent import SingleTurnAgentExecutor
 
     if agent_func_path:
         return _load_agent_executor(agent_func_path)
-    return SingleTurnAgentExecutor(reward_url)
+    return RewardExecutor(reward_url)
 
 
 def create_engines(num_engines: int, *_: Any, **options: Any) -> list[Any]:
@@ -177,7 +193,14 @@ def create_engines(num_engines: int, *_: Any, **options: Any) -> list[Any]:
         "timeout_s": flags.timeout_s,
     }
     actor: Any = SeerFront
-    front = actor.options(num_cpus=0, max_concurrency=MOST_CALLS).remote(
-        server, options.get("agent_func_path"), options.get("remote_rm_url")
-    )
+    # On this machine: it is the one from which the server was reached at the start. Without
+    # restarts: a batch or a weight update that was in progress would be lost with the old process.
+    front = actor.options(
+        num_cpus=0,
+        max_concurrency=MOST_CALLS,
+        max_restarts=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        ),
+    ).remote(server, options.get("agent_func_path"), options.get("remote_rm_url"))
     return [front]

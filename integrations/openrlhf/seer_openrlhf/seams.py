@@ -35,6 +35,7 @@ TRAINER = (
 )
 GENERATOR = "(strategy, prompts_dataloader, eval_dataloader, tokenizer, vllm_engines)"
 EXECUTE = "(prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images=None)"
+REWARDS = "(queries_list, prompts_list, labels_list)"
 
 SEAMS = (
     Seam(
@@ -115,7 +116,25 @@ SEAMS = (
         module="openrlhf.utils.agent",
         name="SingleTurnAgentExecutor",
         parameters="(remote_rm_url=None)",
-        purpose="made where there is no --train.agent_func_path",
+        purpose="the base of what is made where there is no --train.agent_func_path",
+    ),
+    Seam(
+        module="openrlhf.utils.agent",
+        name="SingleTurnAgentExecutor.execute",
+        parameters=EXECUTE,
+        purpose="overridden: a reward that is missing is an error",
+    ),
+    Seam(
+        module="openrlhf.utils.agent",
+        name="SingleTurnAgentExecutor._fetch_rewards_via_func",
+        parameters=REWARDS,
+        purpose="overridden: the error of a reward function is kept",
+    ),
+    Seam(
+        module="openrlhf.utils.agent",
+        name="SingleTurnAgentExecutor._fetch_rewards_via_http",
+        parameters=REWARDS,
+        purpose="overridden: the error of a reward endpoint is kept",
     ),
     Seam(
         module="openrlhf.utils.agent",
