@@ -3,15 +3,20 @@
 Its errors are plain and have one line of text, because Ray sends them to other processes.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
+
+from .failures import one_line
 
 Json = dict[str, Any]
 LINE_BYTES = 1 << 30  # one sample is one line
 CONNECT_S = 10.0
+LOOK_S = 30.0  # for the answer about a rollout that is silent
 
 
 class ServerError(RuntimeError):
@@ -21,7 +26,8 @@ class ServerError(RuntimeError):
 class Server:
     """The server at `url`. `token` and `admin_token`: its two bearer tokens, if it has them.
 
-    `timeout_s`: the longest silence of the server that is no failure.
+    `timeout_s`: the longest silence of the server that is no failure. Between two samples of a
+    rollout it may be longer, as long as the server reports progress.
     """
 
     def __init__(
@@ -57,58 +63,106 @@ class Server:
         Raises ServerError if the stream ends before its end line.
         """
         try:
-            async with self._send("POST", "/rollout", body, self._token) as answer:
-                await _require_ok(answer, "/rollout")
-                async for line in _lines(answer.content):
-                    event = _decoded(line, "/rollout")
+            # Without `sock_read`: `_pieces` watches the silence.
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
+            async with self._send("POST", "/rollout", body, self._token, timeout) as answer:
+                await self._require_ok(answer, "/rollout")
+                async for line in _lines(self._pieces(answer.content, body["rollout_id"])):
+                    event = self._decoded(line, "/rollout")
                     yield event
                     if event.get("event") == "end":
                         return
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._lost("/rollout", error) from None
-        raise ServerError("/rollout: the answer ended before its last line")
+        raise ServerError(f"/rollout: {self._url} has ended its answer before the last line")
+
+    async def _pieces(self, content: aiohttp.StreamReader, rollout_id: str) -> AsyncIterator[bytes]:
+        """Yields what arrives. Raises ServerError if a silent server reports no progress."""
+        seen = None
+        while True:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    piece = await content.readany()
+            except TimeoutError:
+                found = await self._progress(rollout_id)
+                if found == seen:
+                    raise ServerError(
+                        f"/rollout: no progress at {self._url} for {self._timeout_s:g} s"
+                    ) from None
+                seen = found
+                continue
+            if not piece:
+                return
+            seen = None
+            yield piece
+
+    async def _progress(self, rollout_id: str) -> tuple[Any, ...]:
+        """Returns figures of a rollout that grow while it is generated."""
+        try:
+            async with asyncio.timeout(min(LOOK_S, self._timeout_s)):
+                found = await self.get(f"/rollout/{quote(rollout_id, safe='')}")
+        except TimeoutError as error:
+            raise self._lost("/rollout", error) from None
+        tail = [(row.get("index"), row.get("tokens")) for row in found.get("tail") or ()]
+        return found.get("samples"), found.get("response_tokens"), tail
 
     async def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | None, token: str | None
     ) -> Json:
         try:
             async with self._send(method, path, body, token) as answer:
-                await _require_ok(answer, path)
-                return _decoded(await answer.read(), path)
+                await self._require_ok(answer, path)
+                return self._decoded(await answer.read(), path)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._lost(path, error) from None
 
     def _send(
-        self, method: str, path: str, body: Mapping[str, Any] | None, token: str | None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        token: str | None,
+        timeout: aiohttp.ClientTimeout | None = None,
     ) -> Any:
         if self._session is None:  # made here: it belongs to the event loop that runs
-            timeout = aiohttp.ClientTimeout(
-                total=None, sock_connect=CONNECT_S, sock_read=self._timeout_s
-            )
             connector = aiohttp.TCPConnector(limit=0)
-            self._session = aiohttp.ClientSession(
-                connector=connector, timeout=timeout, read_bufsize=1 << 20
-            )
+            self._session = aiohttp.ClientSession(connector=connector, read_bufsize=1 << 20)
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return self._session.request(method, self._url + path, json=body, headers=headers)
+        silence = aiohttp.ClientTimeout(
+            total=None, sock_connect=CONNECT_S, sock_read=self._timeout_s
+        )
+        return self._session.request(
+            method, self._url + path, json=body, headers=headers, timeout=timeout or silence
+        )
 
     def _lost(self, path: str, error: Exception) -> ServerError:
         if isinstance(error, TimeoutError):
             return ServerError(f"{path}: no word from {self._url} for {self._timeout_s:g} s")
-        return ServerError(f"{path}: {self._url} does not answer: {error or type(error).__name__}")
+        reason = one_line(str(error)) or type(error).__name__
+        if isinstance(error, aiohttp.ClientConnectorError):
+            return ServerError(f"{path}: {self._url} does not answer: {reason}")
+        return ServerError(f"{path}: the connection to {self._url} has ended: {reason}")
+
+    async def _require_ok(self, answer: aiohttp.ClientResponse, path: str) -> None:
+        if answer.status == 200:
+            return
+        text = (await answer.content.read(1 << 16)).decode(errors="replace")
+        raise ServerError(f"{path}: {self._url} answers {answer.status}: {_message(text)}")
+
+    def _decoded(self, text: bytes, path: str) -> Json:
+        try:
+            found = json.loads(text) if text.strip() else {}
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise ServerError(f"{path}: the answer of {self._url} is not a JSON object")
+        return found
 
 
-async def _require_ok(answer: aiohttp.ClientResponse, path: str) -> None:
-    if answer.status == 200:
-        return
-    text = (await answer.content.read(1 << 16)).decode(errors="replace")
-    raise ServerError(f"{path}: HTTP {answer.status}: {_message(text)}")
-
-
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Yields lines of any length up to LINE_BYTES."""
     begun = bytearray()
-    async for piece in content.iter_any():
+    async for piece in pieces:
         *lines, rest = piece.split(b"\n")
         for line in lines:
             begun += line
@@ -117,16 +171,6 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
         begun += rest
         if len(begun) > LINE_BYTES:
             raise ServerError(f"a line of more than {LINE_BYTES} bytes")
-
-
-def _decoded(text: bytes, path: str) -> Json:
-    try:
-        found = json.loads(text) if text.strip() else {}
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ServerError(f"{path}: the answer is not a JSON object")
-    return found
 
 
 def _message(text: str) -> str:
@@ -139,4 +183,4 @@ def _message(text: str) -> str:
         error = found.get("error")
         inner = error.get("message") if isinstance(error, dict) else None
         found = inner or found.get("message") or error or text
-    return " ".join(str(found).split())[:500]
+    return one_line(str(found))

@@ -1,0 +1,156 @@
+"""What ends under a training: the server, the front, Ray. The real command, a fake server."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.engines
+TESTS = Path(__file__).parent
+FAKE = shlex.join([sys.executable, str(TESTS / "fake_seer_sgl.py")])
+COMMAND = """
+from cpu_command import use_cpu
+use_cpu()
+from seer_openrlhf import command
+command.MODULE = "generation_only"
+command.main()
+"""
+PROMPTS, SAMPLES = 3, 2  # of generation_only.py
+
+
+class Training:
+    """The command as a process, and what its fake server has written to `folder`."""
+
+    def __init__(self, folder: Path, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self._folder = folder
+        self._lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self._lines.extend(self.process.stdout)
+
+    @property
+    def server(self) -> dict[str, Any]:
+        """What the server was started with."""
+        found: dict[str, Any] = json.loads((self._folder / "started").read_text())
+        return found
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        options = self.server["options"]
+        return f"http://{options['--host']}:{options['--port']}"
+
+    def wait_for_a_rollout(self) -> None:
+        """Returns when a rollout has begun."""
+        while not (self._folder / "rollouts").exists():
+            assert self.process.poll() is None, "".join(self._lines)
+            time.sleep(0.05)
+
+    def front(self) -> psutil.Process:
+        """Returns the process of the front."""
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        (found,) = [each for each in family if "SeerFront" in "".join(each.cmdline()[:1])]
+        return found
+
+    def end(self) -> tuple[int, list[str]]:
+        """Returns the exit status and the lines of the output, once no process is left."""
+        status = self.process.wait()
+        self._reader.join()
+        return status, [line.rstrip("\n") for line in self._lines]
+
+
+@contextmanager
+def training(folder: Path, mode: str, *arguments: str, **variables: str) -> Iterator[Training]:
+    """Runs the command with a server in a mode. No process of it is left after the block."""
+    (folder / "config").write_text(mode)
+    seer = ["--seer.config", str(folder / "config"), "--seer.command", FAKE]
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *seer, "--vllm.num_engines", "1", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}", **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    before = set(psutil.Process().children(recursive=True))
+    try:
+        yield Training(folder, process)
+        family = set(psutil.Process().children(recursive=True))
+        assert process.poll() is not None
+        assert not {each for each in family if each.status() != psutil.STATUS_ZOMBIE} - before
+    finally:
+        if process.poll() is None:
+            for each in psutil.Process(process.pid).children(recursive=True):
+                each.kill()
+            process.kill()
+
+
+def test_a_run_without_a_fault_ends_without_warnings(tmp_path: Path) -> None:
+    with training(tmp_path, "ready") as run:
+        status, lines = run.end()
+    output = "\n".join(lines)
+    assert (status, f"{PROMPTS * SAMPLES} samples" in lines) == (0, True), output
+    assert "Unclosed" not in output
+    assert len((tmp_path / "rollouts").read_text().splitlines()) == 1
+
+
+MODES = pytest.mark.parametrize(
+    "flags", [[], pytest.param(["--asynchronous"], marks=pytest.mark.long)]
+)
+
+
+@MODES
+def test_a_server_that_is_killed_in_a_rollout_ends_the_training(
+    flags: list[str], tmp_path: Path
+) -> None:
+    with training(tmp_path, "silent", *flags) as run:
+        run.wait_for_a_rollout()
+        url = run.url
+        os.kill(run.server["pid"], signal.SIGKILL)
+        status, lines = run.end()
+    assert status == 1
+    assert lines[-1].startswith(
+        f"seer-openrlhf: the training failed: ServerError: /rollout: {url} has ended "
+    ), lines[-1]
+    assert any("seer-sgl serve ended by SIGKILL" in line for line in lines)
+
+
+@pytest.mark.long
+def test_a_server_that_hangs_ends_the_training(tmp_path: Path) -> None:
+    with training(tmp_path, "silent", "--seer.timeout_s", "20") as run:
+        run.wait_for_a_rollout()
+        url = run.url
+        os.kill(run.server["pid"], signal.SIGSTOP)
+        status, lines = run.end()
+    assert (status, lines[-1]) == (
+        1,
+        f"seer-openrlhf: the training failed: ServerError: /rollout: no word from {url} for 20 s",
+    )
+
+
+@MODES
+def test_a_front_that_ray_kills_ends_the_training(flags: list[str], tmp_path: Path) -> None:
+    with training(tmp_path, "silent", *flags) as run:
+        run.wait_for_a_rollout()
+        front = run.front()
+        front.kill()
+        status, lines = run.end()
+    assert status == 1
+    place = f"seer-openrlhf: the training failed: Ray's actor SeerFront (process {front.pid} on "
+    assert lines[-1].startswith(place), lines[-1]
+    assert "has ended: " in lines[-1]
