@@ -24,6 +24,7 @@ class Stream:
         self.after = after
         self.progress: list[Json] = [{"response_tokens": 0}]
         self.looks = 0
+        self.looked_at = asyncio.Event()  # several times
         self.tokens: list[str | None] = []
 
     async def rollout(self, request: web.Request) -> web.StreamResponse:
@@ -38,6 +39,8 @@ class Stream:
         assert request.match_info["id"] == BODY["rollout_id"]
         found = self.progress[min(self.looks, len(self.progress) - 1)]
         self.looks += 1
+        if self.looks == 3:
+            self.looked_at.set()
         return web.json_response(found)
 
     async def control(self, request: web.Request) -> web.Response:
@@ -122,8 +125,7 @@ async def test_a_silent_rollout_without_progress_is_an_error() -> None:
 
 async def test_a_silent_rollout_with_progress_goes_on() -> None:
     async def until_looked_at(_: web.Request) -> None:
-        while stream.looks < 3:
-            await asyncio.sleep(0.01)
+        await stream.looked_at.wait()
 
     stream = Stream([{"event": "start"}], until_looked_at)
     stream.progress = [{"response_tokens": tokens} for tokens in range(5)]

@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
+from seer_openrlhf.flags import SeerFlags
+from seer_openrlhf.served import served
 
 pytestmark = pytest.mark.engines
 TESTS = Path(__file__).parent
@@ -27,6 +29,13 @@ command.MODULE = "generation_only"
 command.main()
 """
 PROMPTS, SAMPLES = 3, 2  # of generation_only.py
+RAY = """
+import sys
+import ray
+started = ray.init(num_cpus=4, num_gpus=1, include_dashboard=False, object_store_memory=10**8)
+print(started.address_info["gcs_address"], flush=True)
+sys.stdin.read()
+"""
 
 
 class Training:
@@ -75,10 +84,17 @@ class Training:
 
 
 @contextmanager
-def training(folder: Path, mode: str, *arguments: str, **variables: str) -> Iterator[Training]:
-    """Runs the command with a server in a mode. No process of it is left after the block."""
+def training(
+    folder: Path, mode: str, *arguments: str, url: str = "", **variables: str
+) -> Iterator[Training]:
+    """Runs the command with a server in a mode, or the server at `url`.
+
+    No process of it is left after the block.
+    """
     (folder / "config").write_text(mode)
-    seer = ["--seer.config", str(folder / "config"), "--seer.command", FAKE]
+    own = ["--seer.config", str(folder / "config"), "--seer.command", FAKE]
+    seer = ["--seer.url", url] if url else own
+    before = set(psutil.Process().children(recursive=True))
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, *seer, "--vllm.num_engines", "1", *arguments],
         cwd=folder,
@@ -87,7 +103,6 @@ def training(folder: Path, mode: str, *arguments: str, **variables: str) -> Iter
         stderr=subprocess.STDOUT,
         text=True,
     )
-    before = set(psutil.Process().children(recursive=True))
     try:
         yield Training(folder, process)
         family = set(psutil.Process().children(recursive=True))
@@ -131,6 +146,21 @@ def test_a_server_that_is_killed_in_a_rollout_ends_the_training(
 
 
 @pytest.mark.long
+def test_a_server_at_a_url_that_is_killed_ends_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").write_text("silent")
+    flags = SeerFlags(config=str(tmp_path / "config"), command=FAKE, timeout_s=60)
+    with served(flags) as url, training(tmp_path, "silent", url=url) as run:
+        run.wait_for_a_rollout()
+        os.kill(run.server["pid"], signal.SIGKILL)
+        status, lines = run.end()
+    assert status == 1
+    assert f"the training failed: ServerError: /rollout: {url} has ended" in lines[-1]
+
+
+@pytest.mark.long
 def test_a_server_that_hangs_ends_the_training(tmp_path: Path) -> None:
     with training(tmp_path, "silent", "--seer.timeout_s", "20") as run:
         run.wait_for_a_rollout()
@@ -154,3 +184,21 @@ def test_a_front_that_ray_kills_ends_the_training(flags: list[str], tmp_path: Pa
     place = f"seer-openrlhf: the training failed: Ray's actor SeerFront (process {front.pid} on "
     assert lines[-1].startswith(place), lines[-1]
     assert "has ended: " in lines[-1]
+
+
+@pytest.mark.long
+def test_a_ray_that_runs_already_is_used_and_left_running(tmp_path: Path) -> None:
+    pipe = subprocess.PIPE
+    ray = subprocess.Popen([sys.executable, "-c", RAY], stdin=pipe, stdout=pipe, text=True)
+    try:
+        assert ray.stdout is not None
+        address = ray.stdout.readline().strip()
+        with training(tmp_path, "ready", RAY_ADDRESS=address) as run:
+            status, lines = run.end()
+        family = psutil.Process(ray.pid).children(recursive=True)
+        names = ["".join(each.cmdline()[:1]) for each in family]
+    finally:
+        ray.communicate()  # the end of its input ends it
+    assert (status, f"{PROMPTS * SAMPLES} samples" in lines) == (0, True), "\n".join(lines)
+    assert any("raylet" in name for name in names)
+    assert not [name for name in names if "SeerFront" in name]

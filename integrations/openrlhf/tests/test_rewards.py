@@ -195,7 +195,7 @@ def test_a_server_that_fails_is_not_asked_again() -> None:
             yield
 
     server = Gone()
-    with pytest.raises(ServerError, match="^/rollout: gone$"):
+    with pytest.raises(ServerError, match=r"^/rollout: gone$"):
         asyncio.run(responses_of(RewardExecutor(None), server))
     assert len(server.rollouts) == 1
 
@@ -203,5 +203,5 @@ def test_a_server_that_fails_is_not_asked_again() -> None:
 def test_a_group_with_and_without_rewards_is_refused() -> None:
     require_equal([{"reward": None}, {"reward": None}])
     require_equal([{"reward": 0.0}, {"reward": 1.0}])
-    with pytest.raises(RewardError, match="^1 of 2 responses have no reward$"):
+    with pytest.raises(RewardError, match=r"^1 of 2 responses have no reward$"):
         require_equal([{"reward": None}, {"reward": 1.0}])

@@ -68,11 +68,15 @@ def install() -> None:
 
 
 def ray_options(runtime_env: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-    """Returns the options of ray.init for a CPU: the caller's, RESOURCES, and the workers' hook."""
+    """Returns the options of ray.init for a CPU: the caller's, RESOURCES, and the workers' hook.
+
+    A Ray that runs already, at RAY_ADDRESS, has its own resources.
+    """
     cloudpickle = importlib.import_module("ray.cloudpickle")
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     environment = {**(runtime_env or {}), "worker_process_setup_hook": install}
-    return {**options, **RESOURCES, "runtime_env": environment}
+    resources = {} if "RAY_ADDRESS" in os.environ else RESOURCES
+    return {**options, **resources, "runtime_env": environment}
 
 
 def _no_operation() -> Callable[..., None]:
