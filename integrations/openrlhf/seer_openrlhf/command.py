@@ -66,6 +66,8 @@ def _train(flags: SeerFlags, others: Sequence[str]) -> None:
     """
     import ray
 
+    from .front import close_fronts  # it imports OpenRLHF
+
     publish(flags)
     rebind()
     # Tokens stay out of it, because Ray shows it on its dashboard and writes it to its logs.
@@ -79,6 +81,7 @@ def _train(flags: SeerFlags, others: Sequence[str]) -> None:
         traceback.print_exc()
         raise TrainingError(f"the training failed: {reason(error)}") from None
     finally:
+        close_fronts()
         ray.shutdown()
 
 

@@ -5,6 +5,7 @@ OpenRLHF's own executors, so that rewards, truncation and multi-turn agents stay
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -13,6 +14,7 @@ from copy import deepcopy
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .batch import Batch, SampleEngine
@@ -26,6 +28,8 @@ Json = dict[str, Any]
 MOST_CALLS = 1 << 20  # Ray lets an async actor run 1,000 calls at once by default
 ATTEMPTS = 3  # of a group that the server gives up, or whose executors fail
 NAME_CHARACTERS = 80  # of a prompt in messages
+CLOSE_S = 10.0
+_fronts: list[Any] = []  # Ray would end an actor without a handle before it is closed
 
 
 class PromptFailed(RuntimeError):
@@ -135,6 +139,11 @@ class Front:
         """Returns the number of responses in progress."""
         return self._unfinished
 
+    async def close(self) -> None:
+        """Ends the batch and closes the connections to the server."""
+        self.close_batch()
+        await self._server.close()
+
     # Weights
 
     async def ranks(self) -> int:
@@ -203,4 +212,13 @@ def create_engines(num_engines: int, *_: Any, **options: Any) -> list[Any]:
             ray.get_runtime_context().get_node_id(), soft=False
         ),
     ).remote(server, options.get("agent_func_path"), options.get("remote_rm_url"))
+    _fronts.append(front)
     return [front]
+
+
+def close_fronts() -> None:
+    """Closes what `create_engines` has made in this process, as far as it is still alive."""
+    for front in _fronts:
+        with contextlib.suppress(RayError):
+            ray.get(front.close.remote(), timeout=CLOSE_S)
+    _fronts.clear()

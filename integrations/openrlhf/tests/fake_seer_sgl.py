@@ -48,6 +48,8 @@ def handler_of(mode: str, rollouts: Path) -> type[BaseHTTPRequestHandler]:
     """Returns the handler of a mode."""
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
         def do_GET(self) -> None:
             if mode == "starting":
                 self.answer(503)
@@ -65,8 +67,9 @@ def handler_of(mode: str, rollouts: Path) -> type[BaseHTTPRequestHandler]:
             if self.path == "/rollout":
                 with rollouts.open("a") as file:
                     file.write(json.dumps(body) + "\n")
+                self.close_connection = True  # it ends the answer
                 self.send_response(200)
-                self.end_headers()  # the answer ends with the connection
+                self.end_headers()
                 for line in lines_of(body):
                     self.wfile.write(json.dumps(line).encode() + b"\n")
                     if mode == "silent" and line["event"] == "sample":

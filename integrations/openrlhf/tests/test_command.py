@@ -46,6 +46,7 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, .
     modules: dict[str, dict[str, Any]] = {
         "events_of_test": {"EVENTS": found},
         "ray": {"init": note("ray"), "shutdown": note("end of ray")},
+        "seer_openrlhf.front": {"close_fronts": note("close")},
     }
     for name, values in modules.items():
         module = ModuleType(name)
@@ -72,8 +73,16 @@ def test_openrlhf_runs_with_its_own_flags_after_everything_is_in_place(
     events: list[tuple[Any, ...]],
 ) -> None:
     command.main([*TRAIN[:2], *URL, *TRAIN[2:]])
-    assert names(events) == ["problems", "require_server", "rebind", "ray", "train", "end of ray"]
-    assert events[-2] == ("train", "__main__", TRAIN, URL[1])
+    assert names(events) == [
+        "problems",
+        "require_server",
+        "rebind",
+        "ray",
+        "train",
+        "close",
+        "end of ray",
+    ]
+    assert events[-3] == ("train", "__main__", TRAIN, URL[1])
 
 
 def test_arguments_are_read_from_the_command_line(
@@ -81,7 +90,7 @@ def test_arguments_are_read_from_the_command_line(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["seer-openrlhf", *URL, *TRAIN])
     command.main()
-    assert events[-2][2] == TRAIN
+    assert events[-3][2] == TRAIN
 
 
 def test_workers_get_the_flags_openrlhfs_variables_and_no_token(
@@ -161,9 +170,9 @@ def test_a_server_of_its_own_is_ready_before_ray_starts_and_ends_with_the_traini
     config = tmp_path / "config.yaml"
     config.write_text("ready")
     command.main(["--seer.config", str(config), "--seer.command", FAKE, *TRAIN, "--ask"])
-    assert names(events)[1:] == ["require_server", "rebind", "ray", "train", "end of ray"]
+    assert names(events)[1:] == ["require_server", "rebind", "ray", "train", "close", "end of ray"]
     started = json.loads((tmp_path / "started").read_text())
-    assert events[-2][3] == f"http://127.0.0.1:{started['options']['--port']}"
+    assert events[-3][3] == f"http://127.0.0.1:{started['options']['--port']}"
     assert not Path(f"/proc/{started['pid']}").exists()
 
 
