@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 import pytest
 from reasoner import grpo, prompts
-from seer_openrlhf.client import Server
+from seer_openrlhf.client import Server, ServerError
 from seer_openrlhf.flags import SeerFlags
 from seer_openrlhf.front import Front
 from seer_openrlhf.rewards import RewardExecutor
@@ -24,15 +25,14 @@ Json = dict[str, Any]
 
 
 @pytest.fixture
-def server_flags(monkeypatch: pytest.MonkeyPatch) -> Iterator[SeerFlags]:
-    """A server with two engines; the file's paths are relative to the checkout."""
+def server_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SeerFlags]:
+    """A server with two engines, in float32: in bf16, results on a CPU depend on the batch."""
     monkeypatch.chdir(grpo.ROOT)
     for name, value in grpo.environment().items():
         monkeypatch.setenv(name, value)
-    values = dict(zip(grpo.OWN_SERVER[::2], grpo.OWN_SERVER[1::2], strict=True))
-    flags = SeerFlags(
-        config=values["--seer.config"], command=values["--seer.command"], timeout_s=600
-    )
+    config = tmp_path / "engines.yaml"
+    config.write_text(grpo.ENGINES.read_text().replace("bfloat16", "float32"))
+    flags = SeerFlags(config=str(config), command=grpo.OWN_SERVER[3], timeout_s=600)
     with served(flags) as url:
         yield replace(flags, url=url)
 
@@ -106,3 +106,24 @@ async def test_an_engine_that_is_killed_in_a_rollout_changes_no_sample(
         [each["observation_tokens"] for each in group] for group in undisturbed
     ]
     assert all(each["reward"] is not None for group in killed for each in group)
+
+
+async def test_a_server_that_is_killed_leaves_no_engine(server_flags: SeerFlags) -> None:
+    engines = psutil.Process().children(recursive=True)
+    server = Server(server_flags.url, token=None, admin_token=None, timeout_s=600)
+
+    async def kill() -> None:
+        while not (await server.get("/rollouts"))["rollouts"]:
+            await asyncio.sleep(0.05)
+        (serve,) = [each for each in psutil.Process().children() if "serve" in each.cmdline()]
+        serve.kill()
+
+    try:
+        samples, _ = await asyncio.gather(
+            samples_of(server, "killed"), kill(), return_exceptions=True
+        )
+    finally:
+        await server.close()
+    assert isinstance(samples, ServerError)
+    assert str(samples).startswith(f"/rollout: the connection to {server_flags.url} has ended: ")
+    psutil.wait_procs(engines)  # they end by themselves

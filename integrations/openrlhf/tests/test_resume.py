@@ -1,0 +1,73 @@
+"""A training that is killed, and started again from its checkpoint against the same server."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from reasoner import grpo, prompts
+from seer_openrlhf.flags import SeerFlags
+from seer_openrlhf.served import served
+from test_training import STEP, status_of
+
+pytestmark = [pytest.mark.engines, pytest.mark.long]
+KILLED_AFTER, STEPS = 3, 6
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server with two engines; the file's paths are relative to the checkout."""
+    monkeypatch.chdir(grpo.ROOT)
+    for name, value in grpo.environment().items():
+        monkeypatch.setenv(name, value)
+    config, command = grpo.OWN_SERVER[1::2]
+    with served(SeerFlags(config=config, command=command, timeout_s=600)) as found:
+        yield found
+
+
+def start(run: grpo.Run, url: str, *flags: str) -> "subprocess.Popen[str]":
+    command = grpo.command(run, Path(sys.executable), ("--seer.url", url))
+    return subprocess.Popen(
+        [*command, "--ckpt.save_steps", "1", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **grpo.environment()},
+    )
+
+
+def kill_after_step(training: "subprocess.Popen[str]", step: int) -> None:
+    """Kills the command in the middle of what follows a step; Ray's processes end by themselves."""
+    assert training.stdout is not None
+    for line in training.stdout:
+        found = STEP.search(line)
+        if found and int(found[1]) == step:
+            break
+    family = psutil.Process(training.pid).children(recursive=True)
+    assert family
+    training.kill()
+    training.wait()
+    psutil.wait_procs(family)
+
+
+def test_a_training_that_was_killed_goes_on_with_its_own_weights(url: str, tmp_path: Path) -> None:
+    run = replace(grpo.Run(dataset=tmp_path / "prompts.jsonl", folder=tmp_path), learning_rate=1e-3)
+    count = STEPS * run.prompts_per_step
+    prompts.write(grpo.PROMPTS / "train.jsonl", run.dataset, count, most_steps=20)
+    kill_after_step(start(run, url), KILLED_AFTER)
+    again = start(run, url, "--ckpt.load_enable")
+    output, _ = again.communicate()
+    assert again.returncode == 0, output[-3000:]
+    steps = {int(number): status_of(text) for number, text in STEP.findall(output)}
+    first = min(steps)
+    # The checkpoint of the last step may not have been complete; the server has its weights.
+    assert first in (KILLED_AFTER, KILLED_AFTER + 1), sorted(steps)
+    assert max(steps) == STEPS
+    for step, figures in steps.items():
+        assert abs(figures["vllm_kl"]) <= 1e-3, (step, figures["vllm_kl"])
+    assert re.search(r"checkpoint_states: ", output)
