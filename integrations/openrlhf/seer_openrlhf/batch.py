@@ -5,18 +5,24 @@ every executor waits here until all executors of the batch have asked. The group
 for the same then go to the server together, as whole groups of one rollout, and each executor gets
 its own sample as soon as it is finished. Whatever an executor asks for after that, or asks for in
 another way than its siblings, goes to `/generate` by itself, with the same group and a session.
+
+Seeds depend on the batch's seed, the group, the executor's index and its turn only. The server
+derives them from the seed and the names of a rollout; requests to `/generate` bring theirs.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from .outputs import Output, output, parameters
+from .figures import BatchFigures
+from .seeds import derived_seed
 
 Json = dict[str, Any]
 # Executors that make their first request so long after the others get a rollout of their own.
 IDLE_S = 2.0
+clock = time.monotonic
 
 
 class SampleLost(RuntimeError):
@@ -60,6 +66,11 @@ class Group:
         first, *others = self.asks.values()
         return all(ask.ids == first.ids and ask.params == first.params for ask in others)
 
+    @property
+    def in_order(self) -> list[Ask]:
+        """The requests in the order of their executors, whichever asked first."""
+        return [self.asks[index] for index in sorted(self.asks)]
+
 
 class Batch:
     """The groups of one batch. `seed`: of its rollouts."""
@@ -67,6 +78,7 @@ class Batch:
     def __init__(self, server: Generator, name: str, seed: int) -> None:
         self._server = server
         self.name = name
+        self.figures = BatchFigures()
         self._seed = seed
         self._expected = 0  # groups that have not begun
         self._waiting: dict[str, Group] = {}
@@ -89,6 +101,24 @@ class Batch:
         self._waiting[group_id].asks[index] = ask
         self._send_soon()
         return await ask.answer
+
+    async def next(
+        self, group_id: str, index: int, turn: int, ids: list[int], params: Json
+    ) -> Json:
+        """Returns the response to one request by itself, in the executor's conversation."""
+        name = f"{self.name}.{group_id}"
+        seed = derived_seed(self._seed, group_id, index, turn)
+        body = {
+            "input_ids": ids,
+            "sampling_params": {**params, "sampling_seed": seed},
+            "return_logprob": True,
+            "group_id": name,
+            "session_id": f"{name}.{index}",
+        }
+        self.figures.sent(clock())
+        sample = of_reply(await self._server.generate(body))
+        self.figures.finished(len(sample["response_ids"]), clock())
+        return sample
 
     def silent(self, group_id: str) -> None:
         """Records that an executor ended without a request; its siblings wait no longer for it."""
@@ -116,12 +146,12 @@ class Batch:
         ready = {name: group for name, group in self._waiting.items() if group.complete}
         for name in ready:
             del self._waiting[name]
-        whole = {n: list(g.asks.values()) for n, g in ready.items() if g.asks and g.equal}
+        whole = {n: group.in_order for n, group in ready.items() if group.asks and group.equal}
         if whole:
             self._start(self._rolled_out(whole))
         for name in ready.keys() - whole.keys():
-            for ask in ready[name].asks.values():
-                self._start(self._alone(name, ask))
+            for index, ask in ready[name].asks.items():
+                self._start(self._alone(name, index, ask))
 
     def _start(self, call: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(call)
@@ -141,89 +171,58 @@ class Batch:
             ],
         }
         error: Exception = SampleLost("the rollout ended without the sample")
+        self.figures.sent(clock())
         try:
             async for event in self._server.rollout(body):
-                _deliver(event, groups)
+                self._deliver(event, groups)
         except Exception as failure:
             error = failure
         for asks in groups.values():
             _fail(asks, error)
 
-    async def _alone(self, group_id: str, ask: Ask) -> None:
+    def _deliver(self, event: Json, groups: Mapping[str, Sequence[Ask]]) -> None:
+        """Gives a sample to its executor. A failed group's executors get the reason.
+
+        Raises SampleLost if the rollout failed.
+        """
+        if event.get("event") == "sample":
+            self.figures.finished(len(event["response_ids"]), clock())
+            _answer(groups[event["group_id"]][event["index"]], event)
+        elif event.get("event") == "group" and "error" in event:
+            _fail(groups[event["group_id"]], SampleLost(str(event["error"].get("message"))))
+        elif event.get("event") == "end" and event.get("error"):
+            raise SampleLost(str(event["error"]))
+
+    async def _alone(self, group_id: str, index: int, ask: Ask) -> None:
         """Answers one ask that differs from its siblings'."""
         try:
-            sample = await self.generate(group_id, None, ask.ids, ask.params)
+            sample = await self.next(group_id, index, 0, ask.ids, ask.params)
         except Exception as failure:
             _fail([ask], failure)
         else:
             _answer(ask, sample)
 
-    async def generate(
-        self, group_id: str, index: int | None, ids: list[int], params: Json
-    ) -> Json:
-        """Returns one response by itself. `index`: of the executor whose conversation it is in."""
-        name = f"{self.name}.{group_id}"
-        body = {
-            "input_ids": ids,
-            "sampling_params": params,
-            "return_logprob": True,
-            "group_id": name,
-        }
-        if index is not None:
-            body["session_id"] = f"{name}.{index}"
-        return of_reply(await self._server.generate(body))
-
-
-class SampleEngine:
-    """What one executor takes for its engine: it knows the sample's place in the batch.
-
-    `decode`: turns ids into text; its second argument leaves special tokens out.
-    """
-
-    def __init__(
-        self, batch: Batch, group_id: str, index: int, decode: Callable[[list[int], bool], str]
-    ) -> None:
-        self._batch = batch
-        self._group_id = group_id
-        self._index = index
-        self._decode = decode
-        self._asked = False
-
-    async def generate(
-        self, prompt_token_ids: Sequence[int], sampling_params: Any, multi_modal_data: Any = None
-    ) -> Output:
-        """Returns the response to a prompt. Raises SampleLost or ServerError."""
-        if multi_modal_data:
-            raise ValueError("prompts with images are not supported")
-        ids, params = list(prompt_token_ids), parameters(sampling_params)
-        if not ids:
-            raise ValueError(f"prompt {self._group_id} of batch {self._batch.name} has no tokens")
-        if self._asked:
-            sample = await self._batch.generate(self._group_id, self._index, ids, params)
-        else:
-            self._asked = True
-            sample = await self._batch.first(self._group_id, self._index, ids, params)
-        finish, tokens = sample["finish_reason"], sample["response_ids"]
-        if finish not in ("stop", "length") or not tokens:
-            raise SampleLost(f"a response of {len(tokens)} tokens ended with {finish}")
-        logprobs = None if sampling_params.logprobs is None else sample["rollout_log_probs"]
-        text = self._decode(tokens, sampling_params.skip_special_tokens)
-        return output(tokens, logprobs, text, finish)
-
-    def ended(self) -> None:
-        """Records that the executor has ended."""
-        if not self._asked:
-            self._batch.silent(self._group_id)
-
 
 def of_reply(reply: Json) -> Json:
-    """Returns the fields of a sample that `/generate` has answered."""
+    """Returns the fields of a sample that `/generate` has answered.
+
+    An undivided response has SGLang's own reply, without the fields that seer-sgl adds.
+    """
     meta = reply["meta_info"]
-    triples = meta["output_token_logprobs"]
+    triples, finish = meta["output_token_logprobs"], meta["finish_reason"]
+    spans = meta.get("weight_versions") or [
+        {"version": meta.get("weight_version", ""), "start": 0, "end": len(triples)}
+    ]
     return {
         "response_ids": [token for _, token, *_ in triples],
         "rollout_log_probs": [logprob for logprob, *_ in triples],
-        "finish_reason": meta["finish_reason"]["type"],
+        "finish_reason": finish["type"],
+        "matched": finish.get("matched"),
+        "accept_length": meta.get("spec_accept_length"),
+        "engines": meta.get("seer", {}).get("engines", []),
+        "weight_spans": [
+            {"version": span["version"], "tokens": span["end"] - span["start"]} for span in spans
+        ],
     }
 
 
@@ -236,16 +235,3 @@ def _fail(asks: Sequence[Ask], error: Exception) -> None:
     for ask in asks:
         if not ask.answer.done():
             ask.answer.set_exception(error)
-
-
-def _deliver(event: Json, groups: Mapping[str, Sequence[Ask]]) -> None:
-    """Gives a sample to its executor. A failed group's executors get the reason.
-
-    Raises SampleLost if the rollout failed.
-    """
-    if event.get("event") == "sample":
-        _answer(groups[event["group_id"]][event["index"]], event)
-    elif event.get("event") == "group" and "error" in event:
-        _fail(groups[event["group_id"]], SampleLost(str(event["error"].get("message"))))
-    elif event.get("event") == "end" and event.get("error"):
-        raise SampleLost(str(event["error"]))

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         flags, others = read_flags(sys.argv[1:] if argv is None else argv)
         if flags.config and not Path(flags.config).is_file():
             raise UsageError(f"--seer.config: there is no file {flags.config}")
-        refused = list(refusals(others))
+        refused = list(refusals(others, flags.over_sampling))
     except UsageError as error:
         refused = [str(error)]
     if refused:

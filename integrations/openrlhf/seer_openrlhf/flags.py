@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 
 FLAGS = "SEER_OPENRLHF"  # environment variable: the flags as JSON, for Ray's workers
 
+MOST_OVER_SAMPLING = 16  # more is a mistake: the surplus of every batch is aborted
+
 APART = "the engines are processes of the server, on GPUs of their own"
 WEIGHTS = "weights go to the engines through the server"
 TEXT_ONLY = "prompts with images are not supported"
@@ -32,6 +34,7 @@ REFUSED_ABOVE_ZERO = {
     "--ds.lora.rank": "the engines take whole weights, and LoRA trains adapters",
     "--data.max_images_per_prompt": TEXT_ONLY,
 }
+FILTERING = "--algo.dynamic_filtering_enable"
 ENGINES = "--vllm.num_engines"  # OpenRLHF generates without engines if it is 0 or missing
 
 
@@ -53,6 +56,7 @@ class SeerFlags:
     admin_token_env: str = "SEER_SGL_ADMIN_KEY"
     timeout_s: float = 1800.0
     bucket_mb: int = 512
+    over_sampling: float = 1.0
 
 
 def read_flags(argv: Sequence[str]) -> tuple[SeerFlags, list[str]]:
@@ -71,13 +75,14 @@ def read_flags(argv: Sequence[str]) -> tuple[SeerFlags, list[str]]:
     return flags, others
 
 
-def refusals(argv: Sequence[str]) -> Iterator[str]:
+def refusals(argv: Sequence[str], over_sampling: float = 1.0) -> Iterator[str]:
     """Yields one line for each of OpenRLHF's flags that cannot work with seer-sgl's engines.
 
-    Raises UsageError for a value that OpenRLHF's own parser would not take either.
+    It yields one as well for an `over_sampling` (the flag of ours) that has no use without
+    filtering. Raises UsageError for a value that OpenRLHF's own parser would not take either.
     """
     parser = _Parser(add_help=False)
-    for flag in REFUSED_IF_SET:
+    for flag in (*REFUSED_IF_SET, FILTERING):
         parser.add_argument(flag, dest=flag, action="store_true")
     for flag in (*REFUSED_ABOVE_ZERO, ENGINES):
         parser.add_argument(flag, dest=flag, type=int, default=0)
@@ -85,6 +90,8 @@ def refusals(argv: Sequence[str]) -> Iterator[str]:
     for flag, reason in (REFUSED_IF_SET | REFUSED_ABOVE_ZERO).items():
         if values[flag] > 0:
             yield f"{flag}: {reason}"
+    if over_sampling > 1 and not values[FILTERING]:
+        yield f"--seer.over_sampling: is for {FILTERING}; without it every prompt counts"
     if values[ENGINES] < 1:
         yield f"{ENGINES}: must be 1 or more; the server decides how many engines there are"
 
@@ -138,6 +145,13 @@ def _megabytes(text: str) -> int:
     return int(value)
 
 
+def _factor(text: str) -> float:
+    value = _float(text)
+    if not 1 <= value <= MOST_OVER_SAMPLING:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MOST_OVER_SAMPLING}")
+    return value
+
+
 def _float(text: str) -> float:
     """Returns the number, or NaN, which is in no range, for another text."""
     try:
@@ -175,6 +189,12 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
         "metavar": "MB",
         "type": _megabytes,
         "help": f"size of the buckets of a weight update; default {SeerFlags.bucket_mb}",
+    },
+    "over_sampling": {
+        "metavar": "FACTOR",
+        "type": _factor,
+        "help": f"with {FILTERING}: prompts in progress from the start, as a multiple of a "
+        f"batch's; default {SeerFlags.over_sampling:g}",
     },
 }
 

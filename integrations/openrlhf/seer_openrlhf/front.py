@@ -4,36 +4,25 @@ It has the methods of OpenRLHF's `RolloutRayActor` (trainer/ray/vllm_engine.py),
 OpenRLHF's own executors, so that rewards, truncation and multi-turn agents stay theirs.
 """
 
-import asyncio
 import contextlib
-import itertools
-import logging
 import os
-from collections.abc import Callable, Sequence
-from copy import deepcopy
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from .batch import Batch, SampleEngine
-from .client import Server, ServerError
-from .failures import described, one_line
+from .batch import Batch
+from .client import Server
 from .flags import current_flags
-from .rewards import RewardExecutor, require_equal
+from .groups import Groups
+from .rewards import RewardExecutor
+from .weight_clock import WeightClock
 
-logger = logging.getLogger(__name__)
 Json = dict[str, Any]
 MOST_CALLS = 1 << 20  # Ray lets an async actor run 1,000 calls at once by default
-ATTEMPTS = 3  # of a group that the server gives up, or whose executors fail
-NAME_CHARACTERS = 80  # of a prompt in messages
 CLOSE_S = 10.0
 _fronts: list[Any] = []  # Ray would end an actor without a handle before it is closed
-
-
-class PromptFailed(RuntimeError):
-    """A prompt got no samples; the text is one line that names it and the reason."""
 
 
 class Front:
@@ -43,8 +32,8 @@ class Front:
         self._server = server
         self._executor = executor
         self._batch: Batch | None = None
-        self._groups = itertools.count()
-        self._unfinished = 0
+        self._groups: Groups | None = None  # of the batch
+        self._weights = WeightClock()
 
     # Generation
 
@@ -52,17 +41,28 @@ class Front:
         """Begins a batch: its prompts are rolled out together. `seed`: of their rollouts."""
         self.close_batch()
         self._batch = Batch(self._server, name, seed)
+        self._groups = Groups(self._batch, self._executor)
 
     def expect(self, prompts: int) -> None:
         """Announces so many prompts of the batch, which are rolled out together."""
         if self._batch is not None:
             self._batch.expect(prompts)
 
-    def close_batch(self) -> None:
-        """Ends the batch; what is unfinished is aborted."""
-        if self._batch is not None:
-            self._batch.close()
-        self._batch = None
+    def close_batch(self) -> Json:
+        """Ends the batch; what is unfinished is aborted. Nothing happens without a batch.
+
+        Returns its `figures`, the `version` of the trainer's newest weights, and by place what is
+        `left` of the groups that were started: responses that are ready, or None.
+        """
+        batch, groups = self._batch, self._groups
+        self._batch = self._groups = None
+        if batch is None or groups is None:
+            return {}
+        return {
+            "left": groups.close(),
+            "figures": {**batch.figures.logs(), "seer_weight_sync_s": self._weights.seconds},
+            "version": self._weights.version,
+        }
 
     async def generate_responses(  # noqa: PLR0917 - OpenRLHF's signature
         self,
@@ -73,20 +73,13 @@ class Front:
         hf_tokenizer: Any,
         num_samples: int = 1,
         images: Any = None,
+        *,
+        place: int,
     ) -> list[Json]:
         """Returns the responses to one prompt of the batch (RolloutRayActor.generate_responses).
 
-        A group that the server gives up, or for which an executor or a reward fails, is generated
-        again as a whole. Raises PromptFailed after ATTEMPTS times, and ServerError at once.
+        `place`: the prompt's in the batch; seeds depend on it. Raises PromptFailed or ServerError.
         """
-
-        def decode(ids: list[int], skip_special_tokens: bool) -> str:
-            text: str = hf_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-            return text
-
-        batch, number = self._batch, next(self._groups)
-        if batch is None:
-            raise RuntimeError("no batch is open")
         call = {
             "prompt": prompt,
             "label": label,
@@ -95,49 +88,27 @@ class Front:
             "hf_tokenizer": hf_tokenizer,
             "images": images,
         }
-        name, cause = one_line(repr(prompt))[:NAME_CHARACTERS], ""
-        self._unfinished += num_samples
-        try:
-            for attempt in range(1, ATTEMPTS + 1):
-                engines = _engines(batch, f"{number}.{attempt}", num_samples, decode)
-                try:
-                    responses = await self._responses(engines, call)
-                    require_equal(responses)
-                    return responses
-                except ServerError:
-                    raise
-                except Exception as error:  # the user's executors and rewards raise any kind
-                    cause = described(error)
-                    logger.warning(
-                        "prompt %s: attempt %s of %s: %s", name, attempt, ATTEMPTS, cause
-                    )
-            raise PromptFailed(f"prompt {name} failed {ATTEMPTS} times: {cause}")
-        finally:
-            self._unfinished -= num_samples
+        return await self._open_groups().responses(place, num_samples, call)
 
-    async def _responses(self, engines: Sequence[SampleEngine], call: Json) -> list[Json]:
-        """Returns the executors' responses. The first error ends all of them."""
+    async def start_responses(self, *, place: int, num_samples: int, **call: Any) -> None:
+        """Generates the responses to one prompt, for `next_responses` or `close_batch`.
 
-        async def one(engine: SampleEngine) -> Json:
-            try:
-                # Executors change the parameters of later turns.
-                own = {**call, "sampling_params": deepcopy(call["sampling_params"])}
-                response: Json = await self._executor.execute(llm_engine=engine, **own)
-            finally:
-                engine.ended()
-            return response
+        It takes the arguments of `generate_responses`.
+        """
+        await self._open_groups().start(place, num_samples, call)
 
-        tasks = [asyncio.create_task(one(engine)) for engine in engines]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async def next_responses(self) -> list[Json]:
+        """Returns the responses to the prompt that is ready next, of those that were started."""
+        return await self._open_groups().next()
 
     def get_num_unfinished_requests(self) -> int:
         """Returns the number of responses in progress."""
-        return self._unfinished
+        return 0 if self._groups is None else self._groups.unfinished
+
+    def _open_groups(self) -> Groups:
+        if self._groups is None:
+            raise RuntimeError("no batch is open")
+        return self._groups
 
     async def close(self) -> None:
         """Ends the batch and closes the connections to the server."""
@@ -154,7 +125,8 @@ class Front:
 
     async def control(self, path: str, **fields: Any) -> Json:
         """Returns the server's answer to a call of its control plane."""
-        return await self._server.control(path, fields)
+        with self._weights.during(path, fields.get("weight_version")):
+            return await self._server.control(path, fields)
 
     async def pause_generation(self) -> None:
         """Stops generation; responses keep their tokens."""
@@ -174,13 +146,6 @@ class SeerFront(Front):
 
     def __init__(self, server: Json, agent_func_path: str | None, reward_url: Any) -> None:
         super().__init__(Server(**server), _executor(agent_func_path, reward_url))
-
-
-def _engines(
-    batch: Batch, group_id: str, size: int, decode: Callable[[list[int], bool], str]
-) -> list[SampleEngine]:
-    batch.begin(group_id, size)
-    return [SampleEngine(batch, group_id, index, decode) for index in range(size)]
 
 
 def _executor(agent_func_path: str | None, reward_url: Any) -> Any:

@@ -79,7 +79,13 @@ SEAMS = (
         module="openrlhf.trainer.ppo_utils.samples_generator",
         name="SamplesGenerator._dispatch_prompts_to_vllm",
         parameters="(prompts, labels, *, images=None, **generate_kwargs)",
-        purpose="overridden: the front learns how many prompts come",
+        purpose="overridden: prompts get their places in the batch; some are dispatched ahead",
+    ),
+    Seam(
+        module="openrlhf.trainer.ppo_utils.samples_generator",
+        name="SamplesGenerator.generate_eval_samples",
+        parameters="(**generate_kwargs)",
+        purpose="overridden: evaluations have seeds of their own",
     ),
     Seam(
         module="openrlhf.trainer.ray.ppo_actor",

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from seer_openrlhf import batch as batches
-from seer_openrlhf.batch import Batch, SampleEngine, SampleLost
+from seer_openrlhf.batch import Batch, SampleLost
 from seer_openrlhf.client import ServerError
+from seer_openrlhf.sample_engine import SampleEngine
 
 Json = dict[str, Any]
 
@@ -50,6 +51,10 @@ def sample(group_id: str, index: int, ids: list[int]) -> Json:
         "response_ids": [ids[-1] + 100, index],
         "rollout_log_probs": [-0.25, -1.0],
         "finish_reason": "length",
+        "matched": None,
+        "accept_length": None,
+        "engines": ["e0"],
+        "weight_spans": [{"version": "1", "tokens": 2}],
     }
 
 

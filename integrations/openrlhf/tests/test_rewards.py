@@ -12,7 +12,8 @@ import torch
 from aiohttp import web
 from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
 from seer_openrlhf.client import ServerError
-from seer_openrlhf.front import ATTEMPTS, Front, PromptFailed
+from seer_openrlhf.front import Front
+from seer_openrlhf.groups import ATTEMPTS, PromptFailed
 from seer_openrlhf.ports import free_port
 from seer_openrlhf.rewards import RewardError, RewardExecutor, require_equal
 from test_batch import FakeServer, params
@@ -50,7 +51,7 @@ async def responses_of(executor: Any, server: Any = None) -> list[Json]:
     front.expect(1)
     try:
         return await front.generate_responses(
-            "2 + 2?", "4", params(max_tokens=8), 64, Tokenizer(), SAMPLES
+            "2 + 2?", "4", params(max_tokens=8), 64, Tokenizer(), SAMPLES, place=0
         )
     finally:
         front.close_batch()
@@ -79,8 +80,7 @@ def test_a_reward_that_fails_once_repeats_the_whole_group(
         found = asyncio.run(responses_of(executor_with(tmp_path, body), server))
     assert [each["reward"] for each in found] == [1.0] * SAMPLES
     assert [[group["n"] for group in body["groups"]] for body in server.rollouts] == [[2], [2]]
-    first, second = (body["groups"][0]["id"] for body in server.rollouts)
-    assert first != second
+    assert len({body["rollout_id"] for body in server.rollouts}) == 2
     assert "OSError: busy" in caplog.text
 
 

@@ -1,0 +1,48 @@
+"""What one executor takes for its engine."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from .batch import Batch, SampleLost
+from .figures import SampleFigures
+from .outputs import Decode, Output, output, parameters
+
+
+class SampleEngine:
+    """The engine of one executor: it knows the sample's place in the batch.
+
+    `figures` are of all its responses.
+    """
+
+    def __init__(self, batch: Batch, group_id: str, index: int, decode: Decode) -> None:
+        self.figures = SampleFigures()
+        self._batch = batch
+        self._group_id = group_id
+        self._index = index
+        self._decode = decode
+        self._turns = 0
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], sampling_params: Any, multi_modal_data: Any = None
+    ) -> Output:
+        """Returns the response to a prompt. Raises SampleLost or ServerError."""
+        if multi_modal_data:
+            raise ValueError("prompts with images are not supported")
+        ids, params = list(prompt_token_ids), parameters(sampling_params)
+        if not ids:
+            raise ValueError("the prompt has no tokens")
+        turn, self._turns = self._turns, self._turns + 1
+        if turn:
+            sample = await self._batch.next(self._group_id, self._index, turn, ids, params)
+        else:
+            sample = await self._batch.first(self._group_id, self._index, ids, params)
+        finish, tokens = sample["finish_reason"], sample["response_ids"]
+        if finish not in ("stop", "length") or not tokens:
+            raise SampleLost(f"a response of {len(tokens)} tokens ended with {finish}")
+        self.figures.add(sample)
+        return output(sample, sampling_params, self._decode)
+
+    def ended(self) -> None:
+        """Records that the executor has ended."""
+        if not self._turns:
+            self._batch.silent(self._group_id)

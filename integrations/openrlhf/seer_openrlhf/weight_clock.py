@@ -1,0 +1,40 @@
+"""How long the last weight update took, and which weights the trainer sent."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from .figures import version_number
+
+BEGIN, END = "/begin_weight_update", "/end_weight_update"
+UPDATE = "/update_weights_from"  # the calls in between, one per bucket
+clock = time.monotonic
+
+
+class WeightClock:
+    """The weights that the engines were sent, as seen from the calls of the control plane.
+
+    `version`: of the trainer's newest weights; 0 before the first update. `seconds`: from the first
+    to the last call of the last update.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.seconds = 0.0
+        self._began: float | None = None
+
+    @contextlib.contextmanager
+    def during(self, path: str, weight_version: str | None) -> Iterator[None]:
+        """Records a call of the control plane, which runs during the block."""
+        updates = path in (BEGIN, END) or path.startswith(UPDATE)
+        alone = updates and self._began is None and path != BEGIN
+        if updates and self._began is None:
+            self._began = clock()
+        yield
+        if not updates or self._began is None:
+            return
+        if weight_version is not None:
+            self.version = version_number(weight_version)
+        self.seconds = clock() - self._began
+        if alone or path == END:
+            self._began = None
