@@ -6,6 +6,7 @@ gives the loop the oldest of them when it draws one. Any group in progress may b
 responses the loop gets next, so groups count in the order of completion.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -94,6 +95,11 @@ class Ahead:
             _, *columns = columns
             self._first.extend(Prompt(*each) for each in zip(*columns, strict=True))
         return self._first.popleft()
+
+
+def reserve_of(prompts: int, over_sampling: float) -> int:
+    """Returns how many prompts are in progress beyond those that a batch needs."""
+    return math.ceil(round(prompts * (over_sampling - 1), 6))  # 1.1 times 10 is 11 and not 12
 
 
 def places_of(prompts: Iterable[Prompt]) -> list[int]:

@@ -145,10 +145,11 @@ class SeerFront(Front):
     """The front as a Ray actor: it makes its client and OpenRLHF's executor itself."""
 
     def __init__(self, server: Json, agent_func_path: str | None, reward_url: Any) -> None:
-        super().__init__(Server(**server), _executor(agent_func_path, reward_url))
+        super().__init__(Server(**server), make_executor(agent_func_path, reward_url))
 
 
-def _executor(agent_func_path: str | None, reward_url: Any) -> Any:
+def make_executor(agent_func_path: str | None, reward_url: Any) -> Any:
+    """Returns the executor that OpenRLHF would make, with rewards that are there or an error."""
     from openrlhf.trainer.ray.vllm_engine import _load_agent_executor
 
     if agent_func_path:

@@ -1,7 +1,6 @@
 """OpenRLHF's sample generator, which hands the prompts of a batch over together."""
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +9,7 @@ import ray
 import torch
 from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-from .ahead import Ahead, Columns, columns_of, places_of
+from .ahead import Ahead, Columns, columns_of, places_of, reserve_of
 from .figures import VERSIONS, staleness
 from .flags import current_flags
 from .groups import PLACE, placed
@@ -96,7 +95,7 @@ class SeerSamplesGenerator(SamplesGenerator):
         left_over, self._progress.left_over = self._progress.left_over, []
         reserve = 0
         if dynamic_filtering:
-            reserve = math.ceil(self._over_sampling * num_prompts) - num_prompts
+            reserve = reserve_of(num_prompts, self._over_sampling)
         if not left_over and not reserve:
             return iterator
         self._ahead = Ahead(left_over, iterator, reserve)

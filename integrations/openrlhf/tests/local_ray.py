@@ -8,7 +8,7 @@ import asyncio
 import concurrent.futures
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +65,10 @@ class LocalRay:
         ref: Ref = concurrent.futures.Future()
         ref.set_result(value)
         return ref
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Calls a function on the actors' event loop."""
+        self._loop.call_soon_threadsafe(function)
 
     def get_runtime_context(self) -> Any:
         """Returns what knows the job's id."""

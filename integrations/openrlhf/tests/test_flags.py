@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from seer_openrlhf.flags import (
     ENGINES,
+    FILTERING,
     FLAGS,
     OPTIONS,
     REFUSED_ABOVE_ZERO,
@@ -116,6 +117,13 @@ def test_all_refusals_are_listed() -> None:
     assert len(list(refusals(["--vllm.enable_sleep", "--ds.lora.rank", "1"]))) == 3
 
 
+def test_over_sampling_is_refused_without_filtering() -> None:
+    (line,) = refusals(ONE_ENGINE, over_sampling=1.5)
+    assert line.startswith("--seer.over_sampling: is for --algo.dynamic_filtering_enable")
+    assert not list(refusals([*ONE_ENGINE, "--algo.dynamic_filtering_enable"], over_sampling=1.5))
+    assert not list(refusals(ONE_ENGINE, over_sampling=1.0))
+
+
 def test_a_value_that_is_no_number_is_an_error_of_one_line() -> None:
     with pytest.raises(UsageError, match=r"^--ds.lora.rank: invalid int value: 'x'$"):
         list(refusals([*ONE_ENGINE, "--ds.lora.rank", "x"]))
@@ -132,6 +140,6 @@ def test_openrlhf_has_the_refused_flags_and_no_flag_that_abbreviates_one() -> No
     assert spec.submodule_search_locations
     program = Path(spec.submodule_search_locations[0]) / "cli" / "train_ppo_ray.py"
     flags = set(re.findall(r'add_argument\(\s*f?"(--[^"]+)"', program.read_text()))
-    refused = {*REFUSED_IF_SET, *REFUSED_ABOVE_ZERO, ENGINES}
+    refused = {*REFUSED_IF_SET, *REFUSED_ABOVE_ZERO, ENGINES, FILTERING}
     assert refused < flags
     assert not [flag for flag in flags for other in refused - {flag} if other.startswith(flag)]

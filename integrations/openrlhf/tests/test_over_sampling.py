@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fake_fleet import FakeFleet
 from sampling import Sampling, Setup, sampling
-from seer_openrlhf.ahead import Ahead, Prompt
+from seer_openrlhf.ahead import Ahead, Prompt, reserve_of
 
 PROMPTS = [f"prompt {number}" for number in range(24)]
 
@@ -113,6 +113,14 @@ def test_an_evaluation_leaves_the_left_over_prompts_alone() -> None:
         held_out = run.evaluate()
         assert [sample.prompts[0] for sample in held_out[::3]] == ["held out 0", "held out 1"]
         assert 0 in used(run.batch())
+
+
+@pytest.mark.parametrize(
+    ("prompts", "factor", "reserve"),
+    [(4, 1.0, 0), (4, 1.25, 1), (4, 1.3, 2), (10, 1.1, 1), (3, 4, 9)],
+)
+def test_the_reserve_is_rounded_up(prompts: int, factor: float, reserve: int) -> None:
+    assert reserve_of(prompts, factor) == reserve
 
 
 def test_responses_that_were_ready_are_used_and_not_generated_again() -> None:
