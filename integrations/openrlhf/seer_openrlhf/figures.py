@@ -66,16 +66,22 @@ class BatchFigures:
         self._ends.append(now)
         self._tokens += tokens
 
-    def logs(self) -> dict[str, float]:
-        """Returns the figures so far. The tail begins when 90 % of the responses are finished."""
-        rollout_s = tail_s = 0.0
+    def logs(self, now: float) -> dict[str, float]:
+        """Returns the figures of a batch that ends now.
+
+        The tail begins when 90 % of the responses are finished. What follows the last response is
+        waiting for rewards.
+        """
+        rollout_s = tail_s = reward_wait_s = 0.0
         if self._began is not None and self._ends:
             before_tail = math.ceil(len(self._ends) * (1 - TAIL_SHARE))
             rollout_s = self._ends[-1] - self._began
             tail_s = self._ends[-1] - self._ends[max(before_tail, 1) - 1]
+            reward_wait_s = now - self._ends[-1]
         return {
             "seer_rollout_s": rollout_s,
             "seer_tail_s": tail_s,
+            "seer_reward_wait_s": reward_wait_s,
             "seer_tokens_per_s": self._tokens / rollout_s if rollout_s else 0.0,
             "seer_repeated_groups": float(self.repeated_groups),
         }

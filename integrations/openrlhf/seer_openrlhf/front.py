@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from .batch import Batch
+from .batch import Batch, clock
 from .client import Server
 from .flags import current_flags
 from .groups import Groups
@@ -60,7 +60,7 @@ class Front:
             return {}
         return {
             "left": groups.close(),
-            "figures": {**batch.figures.logs(), "seer_weight_sync_s": self._weights.seconds},
+            "figures": {**batch.figures.logs(clock()), "seer_weight_sync_s": self._weights.seconds},
             "version": self._weights.version,
         }
 

@@ -88,6 +88,30 @@ SEAMS = (
         purpose="overridden: evaluations have seeds of their own",
     ),
     Seam(
+        module="openrlhf.trainer.ppo_utils.samples_generator",
+        name="SamplesGenerator._process_response_into_experience",
+        parameters="(response, **generate_kwargs)",
+        purpose="it makes `info` of a response's `extra_logs`, where our figures are",
+    ),
+    Seam(
+        module="openrlhf.trainer.ppo_utils.samples_generator",
+        name="_collect_prompt_batch",
+        parameters="(dataloader_iter, num_prompts)",
+        purpose="it draws prompts, from an iterator of ours where some are dispatched ahead",
+    ),
+    Seam(
+        module="torchdata.stateful_dataloader",
+        name="StatefulDataLoader.state_dict",
+        parameters="()",
+        purpose="replaced in the dataloader of prompts: checkpoints keep what is in progress",
+    ),
+    Seam(
+        module="torchdata.stateful_dataloader",
+        name="StatefulDataLoader.load_state_dict",
+        parameters="(state_dict)",
+        purpose="replaced in the dataloader of prompts: checkpoints keep what is in progress",
+    ),
+    Seam(
         module="openrlhf.trainer.ray.ppo_actor",
         name="ActorPPOTrainer._init_vllm_sync_group",
         parameters="(backend)",

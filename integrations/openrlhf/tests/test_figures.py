@@ -55,17 +55,18 @@ def test_the_tail_begins_when_nine_tenths_are_finished() -> None:
     figures.sent(10.0)
     for number in range(10):
         figures.finished(tokens=5, now=11.0 + number)
-    logs = figures.logs()
+    logs = figures.logs(now=23.0)
+    assert logs["seer_reward_wait_s"] == 3.0
     assert (logs["seer_rollout_s"], logs["seer_tail_s"]) == (10.0, 1.0)
     assert logs["seer_tokens_per_s"] == 5.0
 
 
 def test_a_batch_without_responses_has_the_same_keys() -> None:
     figures = BatchFigures()
-    empty = figures.logs()
+    empty = figures.logs(3.0)
     figures.sent(1.0)
     figures.finished(1, 2.0)
-    assert empty.keys() == figures.logs().keys()
+    assert empty.keys() == figures.logs(3.0).keys()
 
 
 def test_names_of_weights_that_are_no_steps_are_the_start() -> None:
@@ -115,6 +116,7 @@ def test_every_sample_has_the_figures_of_its_batch() -> None:
             "seer_accept_length",
             "seer_migrations",
             "seer_repeated_groups",
+            "seer_reward_wait_s",
             "seer_rollout_s",
             "seer_tail_s",
             "seer_tokens_per_s",
