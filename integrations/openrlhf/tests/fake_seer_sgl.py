@@ -107,6 +107,10 @@ def lines_of(body: Any) -> Iterator[dict[str, Any]]:
                 "response_ids": [index + 1, 0],
                 "rollout_log_probs": [-0.5, -0.25],
                 "finish_reason": "stop",
+                "matched": 0,
+                "accept_length": None,
+                "engines": ["e0"],
+                "weight_spans": [{"version": "default", "tokens": 2}],
             }
         yield {"event": "group", "group_id": group["id"]}
     yield {"event": "end", "error": None}

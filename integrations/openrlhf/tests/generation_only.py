@@ -28,6 +28,17 @@ class Tokenizer:
         return " ".join(map(str, ids))
 
 
+class Prompts(list[Any]):
+    """A dataloader of prompts, as far as the generator uses it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns nothing: there are no checkpoints here."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Is not called here."""
+
+
 class Trainer:
     """What OpenRLHF's trainers do with a generator."""
 
@@ -41,7 +52,7 @@ class Trainer:
             train=SimpleNamespace(seed=1),
             vllm=SimpleNamespace(enable_sleep=False),
         )
-        rows = [("d", [f"p{number}"], ["1"], [None]) for number in range(PROMPTS)]
+        rows = Prompts((["d"], [f"p{number}"], ["1"], [None]) for number in range(PROMPTS))
         generator: Any = SamplesGenerator
         strategy = SimpleNamespace(args=args)
         self.generator = generator(strategy, rows, None, Tokenizer(), engines)

@@ -50,9 +50,15 @@ async def samples_of(server: Server, name: str) -> list[list[Json]]:
     front.expect(PROMPTS)
     asked = [
         front.generate_responses(
-            row["input"], row["label"], params(max_tokens=None), 2048, tokenizer, SAMPLES
+            row["input"],
+            row["label"],
+            params(max_tokens=None),
+            2048,
+            tokenizer,
+            SAMPLES,
+            place=place,
         )
-        for row in rows()
+        for place, row in enumerate(rows())
     ]
     try:
         return list(await asyncio.gather(*asked))
