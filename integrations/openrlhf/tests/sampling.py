@@ -95,3 +95,11 @@ def dataloader(prompts: Sequence[str], strategy: Any) -> Any:
     rows = [{"input": prompt, "label": str(number)} for number, prompt in enumerate(prompts)]
     dataset = PromptDataset(rows, TOKENIZER, strategy)
     return StatefulDataLoader(dataset, batch_size=1, collate_fn=dataset.collate_fn)
+
+
+def update(run: Sampling, version: str) -> None:
+    """Updates the weights as the trainer does, through the front."""
+    control = run.ray.actor(run.front).control
+    run.ray.get(control.remote("/begin_weight_update"))
+    run.ray.get(control.remote("/update_weights_from_distributed", weight_version=version))
+    run.ray.get(control.remote("/end_weight_update"))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from fake_fleet import FakeFleet
-from sampling import Sampling, Setup, sampling
+from sampling import Setup, sampling, update
 from seer_openrlhf.figures import BatchFigures, SampleFigures, staleness, version_number
 from seer_openrlhf.weight_clock import WeightClock
 
@@ -91,13 +91,6 @@ def test_an_update_lasts_from_its_first_to_its_last_call(monkeypatch: pytest.Mon
     with clock.during("/update_weights_from_disk", "2"):
         pass
     assert (clock.version, clock.seconds) == (2, 1)
-
-
-def update(run: Sampling, version: str) -> None:
-    for path in ("/begin_weight_update", "/end_weight_update"):
-        run.ray.get(run.ray.actor(run.front).control.remote(path))
-    front = run.ray.actor(run.front)
-    run.ray.get(front.control.remote("/update_weights_from_distributed", weight_version=version))
 
 
 def test_every_sample_has_the_figures_of_its_batch() -> None:

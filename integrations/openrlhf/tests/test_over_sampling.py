@@ -1,12 +1,13 @@
 """Dynamic filtering with prompts ahead: it has no serial tail, and loses no prompt."""
 
 import asyncio
+import time
 from collections import Counter
 from typing import Any
 
 import pytest
 from fake_fleet import FakeFleet
-from sampling import Sampling, Setup, sampling
+from sampling import Sampling, Setup, sampling, update
 from seer_openrlhf.ahead import Ahead, Prompt, reserve_of
 
 PROMPTS = [f"prompt {number}" for number in range(24)]
@@ -69,6 +70,38 @@ def test_a_batch_ends_without_the_groups_that_are_not_needed() -> None:
         assert [label for _, label, _ in left_over] == ["1", "2"]
         fleet.gates.clear()
         assert used(run.batch())[:4] == [1, 1, 2, 2]
+    assert fleet.aborted == {"1": 2, "2": 2}
+
+
+class ClosedLate:
+    """The front, whose batches are closed only when nothing is in progress."""
+
+    def __init__(self, run: Sampling) -> None:
+        self._ray = run.ray
+        self._front = run.ray.actor(run.front)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._front, name)
+
+    @property
+    def close_batch(self) -> Any:
+        while self._ray.get(self._front.get_num_unfinished_requests.remote()):
+            time.sleep(0.001)
+        return self._front.close_batch
+
+
+def test_groups_that_were_ready_count_in_the_next_batch_and_are_not_generated_again() -> None:
+    fleet = FakeFleet()
+    with sampling(setup(1.5, set(), fleet=fleet)) as run:
+        run.generator._front = ClosedLate(run)
+        first = set(used(run.batch()))
+        left = set(range(6)) - first
+        update(run, "1")
+        second = run.batch()
+    assert left < set(used(second)) and not first & set(used(second))
+    assert [len(body["groups"]) for body in fleet.rollouts] == [6, 4]  # of 6: 2 were ready
+    for sample in second:
+        assert sample.info["seer_staleness"].item() == (int(sample.labels[0]) in left)
 
 
 def batches(run: Sampling) -> list[tuple[list[int], int]]:
