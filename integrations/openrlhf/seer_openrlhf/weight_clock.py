@@ -26,6 +26,7 @@ class WeightClock:
     @contextlib.contextmanager
     def during(self, path: str, weight_version: str | None) -> Iterator[None]:
         """Records a call of the control plane, which runs during the block."""
+        path, _, _ = path.partition("?")
         updates = path in (BEGIN, END) or path.startswith(UPDATE)
         alone = updates and self._began is None and path != BEGIN
         if updates and self._began is None:

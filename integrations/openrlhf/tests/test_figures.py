@@ -82,7 +82,7 @@ def test_an_update_lasts_from_its_first_to_its_last_call(monkeypatch: pytest.Mon
         ("/begin_weight_update", None),
         ("/update_weights_from_distributed", "1"),
         ("/update_weights_from_distributed", "1"),
-        ("/end_weight_update", None),
+        ("/end_weight_update?timeout=30", None),
         ("/continue_generation", None),
     ):
         with clock.during(path, version):
