@@ -1,0 +1,54 @@
+"""What executors read of a response, and what their sampling parameters become."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from seer_openrlhf.outputs import output, parameters
+
+EOS = 0
+TEXTS = {1: "one", 2: " two", 3: " END", 4: " more", EOS: "<eos>"}
+
+
+def decode(ids: list[int], skip_special_tokens: bool) -> str:
+    return "".join(TEXTS[token] for token in ids if token or not skip_special_tokens)
+
+
+def wanted(**changes: Any) -> Any:
+    given = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 8, "min_tokens": 1}
+    return SimpleNamespace(**{**given, "skip_special_tokens": False, "logprobs": 1, **changes})
+
+
+def text(ids: list[int], matched: int | str | None, **changes: Any) -> str:
+    sample = {
+        "response_ids": ids,
+        "rollout_log_probs": [-0.5] * len(ids),
+        "finish_reason": "length" if matched is None else "stop",
+        "matched": matched,
+    }
+    (completion,) = output(sample, wanted(**changes), decode).outputs
+    assert completion.token_ids == ids  # the trainer's tokens are all there
+    return completion.text
+
+
+def test_the_text_ends_before_what_ended_the_response() -> None:
+    assert text([1, 2, EOS], EOS) == "one two"
+    assert text([1, 2, 3], "END") == "one two "
+    assert text([1, 2, 3, 4], None) == "one two END more"
+
+
+def test_the_text_has_the_end_if_the_agent_asks_for_it() -> None:
+    assert text([1, 2, EOS], EOS, include_stop_str_in_output=True) == "one two<eos>"
+    assert text([1, 3], "END", include_stop_str_in_output=True) == "one END"
+
+
+def test_an_agents_own_parameters_reach_the_engine() -> None:
+    sent = parameters(wanted(stop="\n", stop_token_ids=[7], min_p=0.1, repetition_penalty=1.1))
+    assert (sent["stop"], sent["stop_token_ids"]) == (["\n"], [7])
+    assert (sent["min_p"], sent["repetition_penalty"]) == (0.1, 1.1)
+    assert parameters(wanted(top_k=0))["top_k"] == -1  # vLLM's "all tokens", and SGLang's
+
+
+def test_a_parameter_without_a_counterpart_is_an_error() -> None:
+    with pytest.raises(ValueError, match="sampling parameter logit_bias: is not supported"):
+        parameters(wanted(logit_bias={5: -1.0}))
