@@ -127,6 +127,11 @@ class Batch:
             group.size -= 1
             self._send_soon()
 
+    def forget(self, group_id: str) -> None:
+        """Drops a group that was not sent; the other groups wait no longer for it."""
+        if self._waiting.pop(group_id, None) is not None:
+            self._send_soon()
+
     def close(self) -> None:
         """Aborts what is in progress."""
         if self._timer is not None:

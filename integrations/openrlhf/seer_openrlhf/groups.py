@@ -118,6 +118,7 @@ class Groups:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._batch.forget(name)
 
     async def _response(self, engine: SampleEngine, place: int, call: Json) -> Json:
         """Returns the response of one executor, with the figures of its sample."""

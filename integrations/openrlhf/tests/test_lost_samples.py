@@ -1,8 +1,12 @@
 """Samples that were aborted or lost never reach the trainer: their group is repeated as a whole."""
 
+from typing import Any
+
 import pytest
 from fake_fleet import FakeFleet, Fault
+from openrlhf.utils.agent import SingleTurnAgentExecutor
 from sampling import Setup, sampling
+from seer_openrlhf import batch
 from seer_openrlhf.client import ServerError
 from seer_openrlhf.groups import ATTEMPTS, PromptFailed
 
@@ -48,6 +52,24 @@ def test_an_empty_prompt_is_an_error_of_one_line() -> None:
     with sampling(setup) as run, pytest.raises(PromptFailed) as failure:
         run.batch()
     assert str(failure.value) == ("prompt '' failed 3 times: ValueError: the prompt has no tokens")
+
+
+def test_other_groups_do_not_wait_for_one_that_failed_before_its_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch, "IDLE_S", 3600.0)
+
+    class Hasty(SingleTurnAgentExecutor):  # type: ignore[misc]
+        failed = False
+
+        async def execute(self, *, label: str, **call: Any) -> Any:
+            if label == "1" and not self.failed:
+                self.failed = True
+                raise OSError("no sandbox")
+            return await super().execute(label=label, **call)
+
+    with sampling(Setup(executor=Hasty())) as run:
+        assert len(run.batch()) == 8
 
 
 def test_the_batch_after_a_failed_one_starts_afresh() -> None:
