@@ -39,9 +39,15 @@ async def rolled_out(url: str, batches: list[list[Json]]) -> tuple[list[list[Jso
         front.expect(len(batch))
         calls = (
             front.generate_responses(
-                row["input"], row["label"], params, TOKENS, tokenizer, num_samples=SAMPLES
+                row["input"],
+                row["label"],
+                params,
+                TOKENS,
+                tokenizer,
+                num_samples=SAMPLES,
+                place=place,
             )
-            for row in batch
+            for place, row in enumerate(batch)
         )
         responses += await asyncio.gather(*calls)
         reports.append((await server.get(f"/rollout/batch-{number}.1"))["report"])
