@@ -119,7 +119,7 @@ async def test_a_server_that_is_killed_leaves_no_engine(server_flags: SeerFlags)
     server = Server(server_flags.url, token=None, admin_token=None, timeout_s=600)
 
     async def kill() -> None:
-        while not (await server.get("/rollouts"))["rollouts"]:
+        while not (await server.get("/rollouts"))["rollouts"]:  # noqa: ASYNC110 - of a process
             await asyncio.sleep(0.05)
         (serve,) = [each for each in psutil.Process().children() if "serve" in each.cmdline()]
         serve.kill()
