@@ -14,7 +14,8 @@ from seer_sgl.types import EngineInfo
 from .auth import add_admin_route
 from .control.bodies import field, read_fields
 from .control.control import Control
-from .errors import BadRequest, Conflict
+from .control.fleet_calls import call
+from .errors import BadRequest, Conflict, Failed
 from .json import json_response
 from .operations import operation
 
@@ -29,6 +30,7 @@ def add_worker_routes(app: web.Application, control: Control) -> None:
         ("POST", "/workers", workers.add),
         ("GET", "/workers/{id}", workers.get),
         ("DELETE", "/workers/{id}", workers.remove),
+        ("POST", "/workers/{id}/generate", workers.generate),
         ("GET", "/list_workers", workers.urls),
         ("POST", "/add_worker", workers.add_by_query),
         ("POST", "/remove_worker", workers.remove_by_query),
@@ -67,6 +69,16 @@ class Workers:
             if info is None
             else json_response(self._described(info))
         )
+
+    async def generate(self, http: web.Request) -> web.Response:
+        """SGLang's /generate on one worker, as it is, which also shows what its weights are."""
+        engine = self._service.engine(http.match_info["id"])
+        if engine is None:
+            return _missing(http.match_info["id"])
+        reply = await call(engine, "POST", "/generate", await http.read())
+        if reply.status is None:
+            raise Failed(reply.message)
+        return json_response(reply.reply, reply.status)
 
     @operation(status=202)
     async def add(self, http: web.Request) -> web.Response:

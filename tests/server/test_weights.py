@@ -239,6 +239,43 @@ async def test_a_collective_update_does_not_begin_without_a_member_of_its_group(
         assert status == 200, answer
 
 
+async def test_a_group_made_in_an_update_has_the_engines_that_take_part() -> None:
+    first, other = two()
+    async with served(first, other) as it:
+        other.refused["/begin_weight_update"] = 500
+        assert (await it.post("/begin_weight_update"))[0] == 200
+        group = {"rank_offset": 1, "world_size": 2, "group_name": "g"}
+        status, answer = await it.post("/init_weights_update_group", **group)
+        assert (status, list(answer["engines"])) == (200, ["e0"]), answer
+        status, answer = await it.post(DISTRIBUTED, group_name="g", weight_version="v2")
+        assert (status, list(answer["engines"])) == (200, ["e0"]), answer
+        assert (await it.post("/end_weight_update"))[0] == 200
+        assert list(it.service.driver.stale) == ["e1"]
+
+
+async def test_an_engine_that_is_silent_for_the_timeout_misses_the_update() -> None:
+    first, other = two()
+    async with served(first, other) as it:
+        other.slow_s = 2.0
+        fields = {"model_path": "new", "weight_version": "v2"}
+        status, answer = await it.post(f"{DISK}?timeout=0.2", **fields)
+        assert (status, answer["engines"]["e1"]["status"]) == (200, None), answer
+        assert list(it.service.driver.stale) == ["e1"]
+        for text in ("0", "nan", "soon", "1e9"):
+            assert (await it.post(f"{DISK}?timeout={text}", **fields))[0] == 400
+
+
+async def test_one_engine_alone_generates_for_a_check_of_its_weights() -> None:
+    first, other = two()
+    async with served(first, other) as it:
+        params = {"max_new_tokens": 1, "sampling_seed": SEED}
+        body = {"rid": "check", "input_ids": PROMPT, "sampling_params": params}
+        status, answer = await it.post("/workers/e1/generate", **body)
+        assert (status, len(answer["output_ids"])) == (200, 1), answer
+        assert (len(first.seen), len(other.seen)) == (0, 1)
+        assert (await it.post("/workers/e9/generate", **body))[0] == 404
+
+
 async def test_an_engine_is_stopped_only_after_the_update_that_it_takes_part_in() -> None:
     fakes = two()
     async with served(*fakes) as it:

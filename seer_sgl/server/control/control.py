@@ -6,13 +6,16 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from seer_sgl.engine.client import HttpEngine
-from seer_sgl.server.errors import HttpError, Unavailable
+from seer_sgl.server.errors import BadRequest, HttpError, Unavailable
 from seer_sgl.server.holds import Holds
 from seer_sgl.server.json import json_response
 from seer_sgl.server.service import Service
+
+from .fleet_calls import CALL_S, limited
 
 logger = logging.getLogger(__name__)
 SESSION = "begin_weight_update"  # the hold until end_weight_update
@@ -20,6 +23,13 @@ RELEASED = "release_memory_occupation"  # the hold until all memory is back
 Answer = tuple[int, Any]  # HTTP status and JSON
 Start = tuple[str, str | None]  # engine id, and the instance of its server
 Work = Callable[[web.Request, bytes], Awaitable[Answer]]
+
+
+class Session(msgspec.Struct):
+    """A client's update between begin and end. `engines`: have taken part in all of it so far."""
+
+    engines: dict[str, HttpEngine]
+    version: str | None = None
 
 
 class Control:
@@ -35,6 +45,7 @@ class Control:
         # Tags of memory, by engine and its start: a server started again has all its memory.
         self.released: dict[Start, set[str]] = {}
         self.groups: dict[str, frozenset[Start]] = {}  # the trainer's process groups, by name
+        self.session: Session | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -69,6 +80,18 @@ class Control:
             raise Unavailable("the fleet has no engine")
         return engines
 
+    def taking_part(self) -> list[HttpEngine]:
+        """Returns the engines of the update between begin and end; all engines without one.
+
+        Raises Unavailable if there is none.
+        """
+        engines = self.engines()
+        if self.session is not None:
+            engines = [each for each in engines if each.info.engine_id in self.session.engines]
+        if not engines:
+            raise Unavailable("no engine is left in the weight update")
+        return engines
+
     def ranks(self) -> dict[str, int]:
         """Returns the number of ranks by engine id, in the order of the fleet."""
         return {engine.info.engine_id: engine.info.ranks for engine in self.engines()}
@@ -90,12 +113,17 @@ class Control:
         return handle
 
     def locked(self, work: Work) -> Callable[[web.Request], Awaitable[web.Response]]:
-        """Returns the handler of a call that waits for the ones before it."""
+        """Returns the handler of a call that waits for the ones before it.
+
+        The query's `timeout` limits the seconds in which each engine must answer.
+        """
 
         @functools.wraps(work)
         async def one_at_a_time(http: web.Request, body: bytes) -> Answer:
+            within_s = _timeout_s(http)
             async with self.lock:
-                return await work(http, body)
+                with limited(within_s):
+                    return await work(http, body)
 
         return self.handler(one_at_a_time)
 
@@ -134,6 +162,20 @@ def start_of(engine: HttpEngine) -> Start:
 def _refusal(error: HttpError) -> dict[str, Any]:
     """Returns SGLang's fields of a control call that failed, and those of its other errors."""
     return {"success": False, "message": str(error), "error": {"message": str(error)}}
+
+
+def _timeout_s(http: web.Request) -> float:
+    """Returns the query's `timeout`. Raises BadRequest unless it is above 0 and at most CALL_S."""
+    text = http.query.get("timeout")
+    if text is None:
+        return CALL_S
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= CALL_S:
+        raise BadRequest(f"timeout: {text!r} is not a number above 0 and up to {CALL_S:g}")
+    return seconds
 
 
 async def _answer(work: Work, http: web.Request, body: bytes) -> Answer:

@@ -1,8 +1,10 @@
 """Sends one control call to many engines concurrently; collective operations need that."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from http import HTTPStatus
 
 from seer_sgl.engine.client import HttpEngine
@@ -17,6 +19,17 @@ CALL_S = 1800.0
 QUICK_S = 60.0  # for a call that only changes what the scheduler does
 REPLY_BYTES = 256 << 20  # of one engine: weights_checker returns a checksum per tensor and rank
 IDLE_POLL_S = 0.1
+_limit_s: ContextVar[float] = ContextVar("_limit_s", default=CALL_S)
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Limits the calls of the block, and of the tasks that it starts, to so many seconds each."""
+    token = _limit_s.set(seconds)
+    try:
+        yield
+    finally:
+        _limit_s.reset(token)
 
 
 async def call(
@@ -27,6 +40,7 @@ async def call(
     within_s: float = CALL_S,
 ) -> EngineReply:
     """Returns an engine's reply to one call; never raises for what the engine does."""
+    within_s = min(within_s, _limit_s.get())
     try:
         async with asyncio.timeout(within_s), engine.send(method, path, body) as answer:
             return read_reply(answer.status, await read_body(answer, REPLY_BYTES))
@@ -57,7 +71,7 @@ async def until_idle(engine: HttpEngine, *, waits: bool) -> EngineReply:
     SGLang flushes after new weights, and when it releases memory, and ends if it cannot. `waits`
     False: requests that run stay (they are paused in place), so that one try decides.
     """
-    deadline = time.monotonic() + CALL_S
+    deadline = time.monotonic() + _limit_s.get()
     while True:
         # Without a timeout of SGLang's: with one it never flushes while it is paused.
         reply = await call(engine, "POST", "/flush_cache")

@@ -22,10 +22,15 @@ class ProcessGroups:
         self._control = control
 
     async def init_group(self, _: web.Request, body: bytes) -> Answer:
-        """Makes every engine's ranks join the trainer's process group."""
+        """Makes every engine's ranks join the trainer's process group.
+
+        Between begin and end of an update: the ranks of the engines that take part in it, because
+        the others would wait for an engine that does not answer.
+        """
         control, fields = self._control, read_fields(body)
-        bodies, name = group_bodies(fields, control.ranks()), group_name(fields)
-        engines = control.engines()
+        engines = control.taking_part()
+        ranks = {engine.info.engine_id: engine.info.ranks for engine in engines}
+        bodies, name = group_bodies(fields, ranks), group_name(fields)
         async with control.holds.during("init_weights_update_group"):
             replies = await call_all(engines, "POST", "/init_weights_update_group", bodies)
         failed = failures(replies, all_needed=True)

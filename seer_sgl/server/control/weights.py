@@ -10,20 +10,13 @@ from seer_sgl.server.errors import BadRequest
 from seer_sgl.server.json import dumps
 
 from .bodies import Fields, field, read_fields, tensor_bodies
-from .control import SESSION, Answer, Control
+from .control import SESSION, Answer, Control, Session
 from .fleet_calls import call_all, each_idle
 from .groups import group_name, require_complete
 from .replies import EngineReply, Replies, combined, failed_of, named
 from .taking_part import all_opened, let_serve, still, succeeded
 
 UPDATE = "a weight update"
-
-
-class _Session(msgspec.Struct):
-    """A client's update between begin and end. `engines`: have taken part in all of it so far."""
-
-    engines: dict[str, HttpEngine]
-    version: str | None = None
 
 
 class _Update(msgspec.Struct, frozen=True):
@@ -60,13 +53,12 @@ class WeightUpdates:
 
     def __init__(self, control: Control) -> None:
         self._control = control
-        self._session: _Session | None = None
 
     async def begin(self, _: web.Request, body: bytes) -> Answer:
         """Opens a session on every engine; nothing is dispatched until `end`."""
         control = self._control
         read_fields(body)
-        if self._session is not None:
+        if control.session is not None:
             raise BadRequest(
                 "a weight-update session is already open; call end_weight_update() first"
             )
@@ -76,15 +68,15 @@ class WeightUpdates:
             replies = await all_opened(engines, body or b"{}")
             took_part = succeeded(engines, replies)
             if took_part:
-                self._session = _Session(took_part)
+                control.session = Session(took_part)
         finally:
-            if self._session is None:
+            if control.session is None:
                 control.holds.end(SESSION)
         return self._answer(replies)
 
     async def end(self, _: web.Request, body: bytes) -> Answer:
         """Closes the session. An engine that missed a part of it is stale."""
-        control, session = self._control, self._session
+        control, session = self._control, self._control.session
         read_fields(body)
         if session is None:
             raise BadRequest("no weight-update session is open; call begin_weight_update() first")
@@ -96,7 +88,7 @@ class WeightUpdates:
             replies = {name: replies[name] for name in session.engines if name in replies}
             await let_serve(control.service, took_part, session.version)
         finally:
-            self._session = None
+            control.session = None
             control.holds.end(SESSION)
         return self._answer(replies)
 
@@ -132,8 +124,8 @@ class WeightUpdates:
         async with control.holds.during(UPDATE):
             replies = await call_all(engines, "POST", "/update_weight_version", body)
             took_part = succeeded(engines, replies)
-            if self._session is not None:
-                self._session.version = version
+            if control.session is not None:
+                control.session.version = version
             elif took_part:
                 stale = control.service.driver.stale
                 current = {name: each for name, each in took_part.items() if name not in stale}
@@ -145,11 +137,9 @@ class WeightUpdates:
 
     async def _update(self, update: "_Update") -> Answer:
         """Makes one update. Without a session of the client's the engines serve it at once."""
-        control, session = self._control, self._session
+        control, session = self._control, self._control.session
         version, flushes, aborts = update.version, update.flushes, update.aborts
-        engines = control.engines()
-        if session is not None:
-            engines = [each for each in engines if each.info.engine_id in session.engines]
+        engines = control.taking_part()
         if update.collective:
             require_complete(control, group_name(update.fields), engines)
         if aborts:
