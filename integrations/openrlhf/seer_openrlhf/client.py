@@ -57,6 +57,19 @@ class Server:
         """Returns the answer of a call of the control plane. Raises ServerError."""
         return await self._answer("POST", path, body, self._admin_token)
 
+    async def outcome(self, path: str, body: Mapping[str, Any] | None) -> tuple[int, Json]:
+        """Returns status and answer of a call of the control plane, which may take any time.
+
+        It is a GET without a body. Raises ServerError if the server does not answer with JSON.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
+        method = "GET" if body is None else "POST"
+        try:
+            async with self._send(method, path, body, self._admin_token, timeout) as answer:
+                return answer.status, self._decoded(await answer.read(), path)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._lost(path, error) from None
+
     async def rollout(self, body: Mapping[str, Any]) -> AsyncIterator[Json]:
         """Yields the lines of one `POST /rollout`: start, samples, groups, end.
 

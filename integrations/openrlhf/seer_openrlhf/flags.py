@@ -57,6 +57,9 @@ class SeerFlags:
     timeout_s: float = 1800.0
     bucket_mb: int = 512
     over_sampling: float = 1.0
+    sync: str = "distributed"
+    sync_dir: str = ""
+    check: str = "on"
 
 
 def read_flags(argv: Sequence[str]) -> tuple[SeerFlags, list[str]]:
@@ -196,6 +199,17 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
         "help": f"with {FILTERING}: prompts in progress from the start, as a multiple of a "
         f"batch's; default {SeerFlags.over_sampling:g}",
     },
+    "sync": {
+        "choices": ("distributed", "disk"),
+        "help": "how weights reach the engines: a process group, or a folder that all see; "
+        f"default {SeerFlags.sync}",
+    },
+    "sync_dir": {"metavar": "FOLDER", "help": "with --seer.sync disk: that folder"},
+    "check": {
+        "choices": ("on", "off"),
+        "help": "compare the engines' weights with the trainer's after each update; "
+        f"default {SeerFlags.check}",
+    },
 }
 
 
@@ -207,6 +221,10 @@ def _problems(flags: SeerFlags, given: Mapping[str, object]) -> Iterator[str]:
         yield "--seer.url: is not of the form http://host:port"
     if "command" in given and not flags.config:
         yield "--seer.command: is for --seer.config"
+    if flags.sync == "disk" and not flags.sync_dir:
+        yield "--seer.sync_dir: is missing; --seer.sync disk needs a folder that all engines see"
+    if flags.sync_dir and flags.sync != "disk":
+        yield "--seer.sync_dir: is for --seer.sync disk"
     if not _is_command(flags.command):
         yield "--seer.command: is not a command line (a quote may be open)"
     for name in ("token_env", "admin_token_env"):

@@ -6,6 +6,8 @@ OpenRLHF's own executors, so that rewards, truncation and multi-turn agents stay
 
 import contextlib
 import os
+from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any
 
 import ray
@@ -13,9 +15,10 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .batch import Batch, clock
-from .client import Server
+from .client import Server, ServerError
 from .flags import current_flags
 from .groups import Groups
+from .prompt_log_probs import log_probs_of
 from .rewards import RewardExecutor
 from .weight_clock import WeightClock
 
@@ -34,6 +37,8 @@ class Front:
         self._batch: Batch | None = None
         self._groups: Groups | None = None  # of the batch
         self._weights = WeightClock()
+        # A trainer that was killed may have left a pause: the first end of one is always sent.
+        self._paused = True
 
     # Generation
 
@@ -117,11 +122,28 @@ class Front:
 
     # Weights
 
-    async def ranks(self) -> int:
-        """Returns the number of ranks of all engines together."""
-        info = await self._server.get("/server_info")
-        ranks: int = info["seer"]["ranks"]
-        return ranks
+    async def update(self, path: str, fields: Json | None) -> Json:
+        """Returns the server's answer to a part of a weight update, or why there is none.
+
+        It is a GET without fields. A refusal is an answer, with `success` false.
+        """
+        try:
+            with self._weights.during(path, (fields or {}).get("weight_version")):
+                status, answer = await self._server.outcome(path, fields)
+        except ServerError as error:
+            return {"lost": True, "message": str(error)}
+        return {"success": status == HTTPStatus.OK, **answer}
+
+    async def log_probs(self, engine: str, ids: Sequence[int]) -> Json:
+        """Returns an engine's `log_probs` of all ids but the first, or why there are none.
+
+        A pause of OpenRLHF's ends here: a paused engine would not answer.
+        """
+        try:
+            await self.resume_generation()
+            return await log_probs_of(self._server, engine, ids)
+        except ServerError as error:
+            return {"lost": True, "message": str(error)}
 
     async def control(self, path: str, **fields: Any) -> Json:
         """Returns the server's answer to a call of its control plane."""
@@ -130,11 +152,14 @@ class Front:
 
     async def pause_generation(self) -> None:
         """Stops generation; responses keep their tokens."""
+        self._paused = True
         await self.control("/pause_generation", mode="retract")
 
     async def resume_generation(self) -> None:
-        """Ends the pause."""
-        await self.control("/continue_generation")
+        """Ends the pause, if there is one."""
+        if self._paused:
+            await self.control("/continue_generation")
+            self._paused = False
 
     async def reset_prefix_cache(self) -> None:
         """Does nothing: the server drops the KV of old weights with every update."""

@@ -115,13 +115,33 @@ SEAMS = (
         module="openrlhf.trainer.ray.ppo_actor",
         name="ActorPPOTrainer._init_vllm_sync_group",
         parameters="(backend)",
-        purpose="overridden: the process group that SGLang's engines join",
+        purpose="overridden: the process group that SGLang's engines join is made with an update",
+    ),
+    Seam(
+        module="openrlhf.trainer.ray.ppo_actor",
+        name="ActorPPOTrainer.ppo_train",
+        parameters="(kl_ctl)",
+        purpose="overridden: the check of weights takes a sample before the training",
     ),
     Seam(
         module="openrlhf.trainer.ray.ppo_actor",
         name="ActorPPOTrainer.broadcast_to_vllm",
         parameters="()",
         purpose="overridden: a weight update in buckets, through the server",
+    ),
+    Seam(
+        module="openrlhf.models.actor",
+        name="Actor.forward",
+        parameters="(sequences, action_mask=None, attention_mask=None, return_output=False, "
+        "allgather_logits=False, return_logprobs=False, ring_attn_group=None, "
+        "packed_seq_lens=None, return_entropy=False, **mm_inputs)",
+        purpose="called: the trainer's log probabilities for the check of weights",
+    ),
+    Seam(
+        module="openrlhf.utils.deepspeed.deepspeed",
+        name="DeepspeedStrategy.save_model",
+        parameters="(model, tokenizer, output_dir, **kwargs)",
+        purpose="called: the weights for --seer.sync disk",
     ),
     Seam(
         module="openrlhf.trainer.ray.vllm_engine",

@@ -1,9 +1,14 @@
-"""OpenRLHF's actor trainer, which sends its weights to the engines behind the server."""
+"""OpenRLHF's actor trainer, which sends its weights to the engines behind the server.
+
+Every step is taken on all ranks, because parameters of ZeRO-3 are gathered by all. Rank 0 does what
+concerns the engines, and shares the outcome.
+"""
 
 import logging
-import uuid
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import deepspeed
 import ray
@@ -11,71 +16,123 @@ import torch
 from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
 from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 
-from . import process_group
+from . import probe
+from .broadcasts import BroadcastSender
 from .buckets import buckets
-from .flags import SeerFlags, current_flags
+from .calls import FrontCalls, UpdateFailed, WeightError
+from .check import Check, Probe
+from .disk import DiskSender
+from .flags import current_flags
+from .own_log_probs import own_log_probs, sample_ids
 from .ports import free_port
+from .versions import Versions, checkpoint_step
 
 logger = logging.getLogger(__name__)
-
-
-class WeightError(RuntimeError):
-    """The weights did not reach the engines."""
+shown = logging.getLogger("openrlhf.weights")  # INFO is shown for OpenRLHF's own loggers only
+T = TypeVar("T")
+ATTEMPTS = 3  # to send the weights of one step
 
 
 class SeerActorTrainer(ActorPPOTrainer):
-    """Replaces vLLM's PyNccl group, which SGLang cannot join, by a torch process group."""
+    """Sends weights through the server, where OpenRLHF has a process group with vLLM's engines."""
 
-    _seer: SeerFlags
-    _group: Any
-    _group_name: str
-    _version: int
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._seer = seer = current_flags()
+        ckpt = self.args.ckpt
+        folder = Path(ckpt.path, "_actor")
+        self._versions = Versions(checkpoint_step(folder) if ckpt.load_enable else 0)
+        self._calls = FrontCalls(self.vllm_engines[0], seer.timeout_s)
+        self._broadcasts = BroadcastSender(
+            self._calls, self.args.vllm.sync_backend, seer.timeout_s, _address
+        )
+        self._disk = DiskSender(self._calls, Path(seer.sync_dir).absolute(), seer.timeout_s)
+        self._check = Check(self._calls, seer.timeout_s)
+        self._ids: list[int] = []  # of the probe
+        self._old: list[float] | None = None  # its log probabilities with the weights sent last
+        # Engines may hold other weights, of an earlier run for example, and a send that cannot
+        # work is found before the first rollout.
+        self._shared(self._calls.resume)
+        self.broadcast_to_vllm()
 
     def _init_vllm_sync_group(self, backend: str) -> None:
-        """Makes the group of this rank 0 and every rank of every engine."""
-        self._seer, self._version = current_flags(), 0
-        front = self.vllm_engines[0]
-        host, port = ray.util.get_node_ip_address(), free_port("")
-        ranks = self._get(front.ranks.remote(), "/server_info")
-        self._group_name = f"openrlhf-{uuid.uuid4().hex}"
-        joined = front.control.remote(
-            "/init_weights_update_group",
-            master_address=host,
-            master_port=port,
-            rank_offset=1,
-            world_size=1 + ranks,
-            group_name=self._group_name,
-            backend=backend,
-        )
-        self._group = process_group.join(
-            self._group_name,
-            backend,
-            f"{host}:{port}",
-            world_size=1 + ranks,
-            timeout_s=self._seer.timeout_s,
-        )
-        self._control_answer(joined, "/init_weights_update_group")
+        """Does nothing: the group is made with an update, of the engines that answer then."""
+
+    def ppo_train(self, kl_ctl: float) -> Any:
+        """Trains (ActorPPOTrainer.ppo_train), after it has computed what the check compares."""
+        if self._seer.check == "on" and len(self.replay_buffer.items) and self._old is None:
+            items = self.replay_buffer.items
+            self._ids = self._shared(lambda: sample_ids(items[0], probe.TOKENS))
+            self._old = self._log_probs()
+        return super().ppo_train(kl_ctl)
 
     def broadcast_to_vllm(self) -> None:
-        """Sends all parameters to every engine, under the next version."""
-        leads = torch.distributed.get_rank() == 0
-        if leads:
-            self._version += 1
-            self._control("/begin_weight_update")
-        for bucket in buckets(self._parameters(), self._bucket_bytes()):
-            tensors = [parameter for _, parameter in bucket]
-            with self._gathered(tensors):
-                if leads:
-                    self._send([(name, parameter.data) for name, parameter in bucket])
-        if leads:
-            self._control("/end_weight_update")
+        """Sends all parameters to every engine that answers, and checks that they have them.
+
+        Raises WeightError, which names the step and the engines.
+        """
+        step, begun = self._versions.next(self.actor.model.global_steps), time.monotonic()
+        try:
+            engines = self._send(step)
+            sent_s = time.monotonic() - begun
+            if self._seer.check == "on":
+                self._require_equal(step, engines)
+        except WeightError as error:
+            raise WeightError(f"step {step}: {error}") from None
+        if self._leads:
+            line = "step %s: weights sent to %s in %.1f s, %.1f s with the check (difference %.2g)"
+            both_s = time.monotonic() - begun
+            shown.info(line, step, ", ".join(engines), sent_s, both_s, self._check.largest)
         torch_dist_barrier_and_cuda_sync()
+
+    def _send(self, step: int) -> list[str]:
+        """Sends the weights, and returns the engines that have them. Raises WeightError."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return self._on_disk(step) if self._seer.sync == "disk" else self._broadcast(step)
+            except UpdateFailed as error:
+                if attempt == ATTEMPTS:
+                    raise WeightError(f"{error} (attempt {attempt})") from None
+                if self._leads:
+                    logger.warning("step %s: sending the weights again: %s", step, error)
+        raise AssertionError("unreachable")
+
+    def _broadcast(self, step: int) -> list[str]:
+        self._shared(lambda: self._broadcasts.begin(step))
+        failure: UpdateFailed | WeightError | None = None
+        for bucket in buckets(self._parameters(), self._seer.bucket_mb << 20):
+            with self._gathered([parameter for _, parameter in bucket]):
+                if self._leads and failure is None:
+                    try:
+                        self._broadcasts.send([(name, each.data) for name, each in bucket])
+                    except (UpdateFailed, WeightError) as error:
+                        failure = error
+        return self._shared(lambda: self._broadcasts.end(failure))
+
+    def _on_disk(self, step: int) -> list[str]:
+        self.strategy.save_model(self.actor, self.tokenizer, str(self._disk.folder(step)))
+        return self._shared(lambda: self._disk.load(step))
+
+    def _require_equal(self, step: int, engines: list[str]) -> None:
+        """Sends the weights once more if an engine does not have them. Raises WeightError."""
+        if not self._ids:
+            self._ids = probe.first_ids(self.actor.model.module.config.vocab_size)
+        found = Probe(self._ids, self._log_probs(), self._old)
+        self._old = None
+        problems = self._shared(lambda: self._check.problems(step, engines, found))
+        if problems:
+            if self._leads:
+                logger.warning("step %s: sending the weights again: %s", step, "; ".join(problems))
+            engines = self._send(step)
+            problems = self._shared(lambda: self._check.problems(step, engines, found))
+        if problems:
+            raise WeightError("; ".join(problems))
+
+    def _log_probs(self) -> list[float]:
+        return own_log_probs(self.actor, self._ids, self.strategy.ring_attn_group)
 
     def _parameters(self) -> list[tuple[str, Any]]:
         return list(self.actor.model.module.named_parameters())
-
-    def _bucket_bytes(self) -> int:
-        return current_flags().bucket_mb << 20
 
     def _gathered(self, parameters: list[Any]) -> Any:
         """Returns a context in which rank 0 has the whole parameters (ZeRO-3, tensor parallel)."""
@@ -87,48 +144,26 @@ class SeerActorTrainer(ActorPPOTrainer):
             )
         return deepspeed.zero.GatheredParameters(parameters, enabled=ds.zero_stage == 3)
 
-    def _send(self, bucket: list[tuple[str, torch.Tensor]]) -> None:
-        """Broadcasts one bucket while the engines receive it."""
-        answer = self.vllm_engines[0].control.remote(
-            "/update_weights_from_distributed",
-            names=[name for name, _ in bucket],
-            dtypes=[str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
-            shapes=[list(tensor.shape) for _, tensor in bucket],
-            group_name=self._group_name,
-            weight_version=str(self._version),
-        )
-        for _, tensor in bucket:
-            torch.distributed.broadcast(tensor, src=0, group=self._group)
-        self._control_answer(answer, "/update_weights_from_distributed")
+    @property
+    def _leads(self) -> bool:
+        rank: int = torch.distributed.get_rank()
+        return rank == 0
 
-    def _control(self, path: str, **fields: Any) -> None:
-        self._control_answer(self.vllm_engines[0].control.remote(path, **fields), path)
-
-    def _control_answer(self, reference: Any, path: str) -> None:
-        """Raises WeightError if no engine has done what it was asked; a failed one is stale."""
-        answer = self._get(reference, path)
-        if not answer.get("success", True):
-            raise WeightError(f"step {self._version}: {path}: {answer.get('message')}")
-        failed = failed_engines(answer)
-        if failed:
-            logger.warning("step %s: %s failed on %s", self._version, path, ", ".join(failed))
-
-    def _get(self, reference: Any, what: str) -> Any:
-        try:
-            return ray.get(reference, timeout=self._seer.timeout_s)
-        except ray.exceptions.GetTimeoutError:
-            raise WeightError(
-                f"step {self._version}: {what} has no answer after {self._seer.timeout_s:g} s"
-            ) from None
+    def _shared(self, work: Callable[[], T]) -> T:
+        """Returns what `work` returns on rank 0, on every rank; raises its error on every rank."""
+        outcome: list[Any] = [None, None]
+        if self._leads:
+            try:
+                outcome[0] = work()
+            except (UpdateFailed, WeightError) as error:
+                outcome[1] = error
+        torch.distributed.broadcast_object_list(outcome, src=0)
+        result, failure = outcome
+        if failure is not None:
+            raise failure
+        found: T = result
+        return found
 
 
-def failed_engines(answer: Mapping[str, Any]) -> list[str]:
-    """Returns the engines that a combined answer of the server does not report as successful."""
-    engines = answer.get("engines")
-    if not isinstance(engines, Mapping):
-        return []
-    return sorted(
-        name
-        for name, reply in engines.items()
-        if not isinstance(reply, Mapping) or reply.get("status") != 200
-    )
+def _address() -> tuple[str, int]:
+    return ray.util.get_node_ip_address(), free_port("")

@@ -1,0 +1,62 @@
+"""Compares an engine's log probabilities of some tokens with the trainer's own. Pure.
+
+Equal weights give nearly equal log probabilities: kernels and the order of sums differ. Other
+weights give other ones.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+
+TOKENS = 256  # of the probe: a short forward pass, and many numbers to average
+# The largest mean difference of log probabilities that is still numerical noise, in nats.
+TOLERANCE = 0.1
+# Differences between new and old weights count from here, in standard deviations of the noise.
+CLEAR = 6.0
+
+
+def first_ids(vocab_size: int) -> list[int]:
+    """Returns tokens for the first probe, which comes before any sample; always the same."""
+    return random.Random(0).choices(range(vocab_size), k=TOKENS)
+
+
+def problem(
+    engine: Sequence[float], new: Sequence[float], old: Sequence[float] | None = None
+) -> str | None:
+    """Returns why an engine does not have the new weights; None if it may have them.
+
+    All are log probabilities of the same tokens: the engine's, and the trainer's with its weights
+    now and before the last step. One step may change the weights by less than TOLERANCE shows;
+    then the place of the engine's numbers between the old and the new ones decides.
+    """
+    if len(engine) != len(new):
+        return f"it returned {len(engine)} log probabilities, not {len(new)}"
+    mean = difference(engine, new)
+    if not mean <= TOLERANCE:  # NaN is no pass
+        return f"its log probabilities differ from the trainer's by {mean:.3g} (mean)"
+    place = position(engine, new, old) if old is not None and len(old) == len(new) else None
+    if place is not None and place < 0.5:
+        return "its log probabilities are those of the previous weights"
+    return None
+
+
+def difference(engine: Sequence[float], own: Sequence[float]) -> float:
+    """Returns the mean absolute difference, in nats."""
+    return sum(abs(a - b) for a, b in zip(engine, own, strict=True)) / max(1, len(own))
+
+
+def position(engine: Sequence[float], new: Sequence[float], old: Sequence[float]) -> float | None:
+    """Returns where the engine is on the line from old (0) to new (1); below 0.5: nearer to old.
+
+    None if old and new differ too little to decide. The noise is what the line does not explain
+    of the engine's numbers; it would move the result by the noise / distance of old and new.
+    """
+    step = [b - a for a, b in zip(old, new, strict=True)]
+    done = [b - a for a, b in zip(old, engine, strict=True)]
+    length = math.sqrt(sum(each * each for each in step))
+    if length == 0.0:
+        return None
+    place = sum(a * b for a, b in zip(step, done, strict=True)) / length**2
+    rest = [b - place * a for a, b in zip(step, done, strict=True)]
+    noise = math.sqrt(sum(each * each for each in rest) / max(1, len(rest) - 1))
+    return place if length > CLEAR * noise else None
