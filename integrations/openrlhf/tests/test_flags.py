@@ -50,6 +50,11 @@ def test_every_flag_has_an_option() -> None:
         ([*URL, "--seer.bucket=1"], "--seer.bucket: there is no such flag (see --help)"),
         ([*URL, "--seer.timeout_s", "0"], "--seer.timeout_s: '0' is not a number above 0"),
         ([*URL, "--seer.timeout_s", "inf"], "--seer.timeout_s: 'inf' is not a number above 0"),
+        (
+            [*URL, "--seer.sync", "disk"],
+            "--seer.sync_dir: is missing; --seer.sync disk needs a folder that all engines see",
+        ),
+        ([*URL, "--seer.sync_dir", "/tmp"], "--seer.sync_dir: is for --seer.sync disk"),
         ([*URL, "--seer.bucket_mb", "0.5"], "--seer.bucket_mb: '0.5' is not a whole number from 1"),
         ([*URL, "--seer.command", "seer-sgl"], "--seer.command: is for --seer.config"),
         (

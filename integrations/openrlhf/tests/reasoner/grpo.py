@@ -21,7 +21,8 @@ PROMPTS = ROOT / "bench" / "reasoner" / "prompts"
 ENGINES = HERE / "engines.yaml"  # for --seer.config, with ROOT as the working directory
 REWARD = HERE / "reward.py"
 COMMAND = HERE.parent / "cpu_command.py"
-OWN_SERVER = ("--seer.config", str(ENGINES), "--seer.command", str(ROOT / ".venv/bin/seer-sgl"))
+SEER = f"{ROOT}/.venv/bin/python -m seer_sgl"  # the checkout's, also if another one is installed
+OWN_SERVER = ("--seer.config", str(ENGINES), "--seer.command", SEER)
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,18 @@ def arguments(run: Run) -> list[str]:
     return [text for name, value in flags.items() for text in (f"--{name}", str(value))]
 
 
-def command(run: Run, python: Path, seer: Sequence[str] = OWN_SERVER) -> list[str]:
+def command(
+    run: Run,
+    python: Path,
+    seer: Sequence[str] = OWN_SERVER,
+    program: Sequence[str] = (str(COMMAND),),
+) -> list[str]:
     """Returns the whole command; `python` is the second environment's.
 
-    `seer` has the flags `--seer.*`; the default starts a server. Run it in ROOT.
+    `seer` has the flags `--seer.*`; the default starts a server. `program`: a script and its own
+    arguments. Run it in ROOT.
     """
-    return [str(python), str(COMMAND), *seer, *arguments(run)]
+    return [str(python), *program, *seer, *arguments(run)]
 
 
 def environment() -> dict[str, str]:

@@ -1,0 +1,116 @@
+"""The front's calls of the control plane: refusals are answers, and so is a lost server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+from seer_openrlhf.client import Server
+from seer_openrlhf.front import Front
+
+Json = dict[str, Any]
+META = {"input_token_logprobs": [[None, 5, None], [-0.5, 6, None], [-1.5, 7, None]]}
+
+
+class FakeControl:
+    """Answers by path, and records the paths."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.answers: dict[str, tuple[int, Any]] = {}
+
+    async def handle(self, request: web.Request) -> web.Response:
+        """Answers what the test has set."""
+        self.seen.append(f"{request.method} {request.path_qs} {request.headers['Authorization']}")
+        status, body = self.answers.get(request.path, (200, {"success": True}))
+        return web.json_response(body, status=status)
+
+
+@asynccontextmanager
+async def front_of(control: FakeControl) -> AsyncIterator[Front]:
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", control.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    server = Server(f"http://127.0.0.1:{port}", token="t", admin_token="a", timeout_s=30.0)
+    try:
+        yield Front(server, executor=None)
+    finally:
+        await server.close()
+        await runner.cleanup()
+
+
+def run(check: Callable[[FakeControl, Front], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        control = FakeControl()
+        async with front_of(control) as front:
+            await check(control, front)
+
+    asyncio.run(whole())
+
+
+def test_a_refusal_is_an_answer_and_needs_the_admin_token() -> None:
+    async def check(control: FakeControl, front: Front) -> None:
+        engines = {"e0": {"status": None, "reply": "gone"}}
+        refusal = {"success": False, "message": "no", "engines": engines}
+        control.answers["/begin_weight_update"] = (502, refusal)
+        assert await front.update("/begin_weight_update?timeout=60", {}) == refusal
+        control.answers["/end_weight_update"] = (401, {"error": "Unauthorized"})
+        answer = await front.update("/end_weight_update", {})
+        assert answer == {"success": False, "error": "Unauthorized"}
+        assert (await front.update("/workers", None))["success"]
+        assert control.seen == [
+            "POST /begin_weight_update?timeout=60 Bearer a",
+            "POST /end_weight_update Bearer a",
+            "GET /workers Bearer a",
+        ]
+
+    run(check)
+
+
+def test_log_probs_are_those_of_all_tokens_but_the_first_after_the_end_of_a_pause() -> None:
+    async def check(control: FakeControl, front: Front) -> None:
+        await front.resume_generation()  # the first one is always sent
+        await front.pause_generation()
+        control.answers["/workers/e1/generate"] = (200, {"meta_info": META})
+        for _ in range(2):
+            assert await front.log_probs("e1", [5, 6, 7]) == {"log_probs": [-0.5, -1.5]}
+        await front.resume_generation()
+        assert [line.split()[1] for line in control.seen] == [
+            "/continue_generation",
+            "/pause_generation",
+            "/continue_generation",
+            "/workers/e1/generate",
+            "/workers/e1/generate",
+        ]
+
+    run(check)
+
+
+def test_an_engine_that_is_gone_is_not_one_that_refuses() -> None:
+    async def check(control: FakeControl, front: Front) -> None:
+        for status, gone in ((502, True), (404, True), (400, False), (500, False)):
+            control.answers["/workers/e1/generate"] = (status, {"error": {"message": "why"}})
+            answer = await front.log_probs("e1", [5, 6])
+            assert answer == {"message": f"HTTP {status}: why", "gone": gone}
+
+    run(check)
+
+
+def test_a_lost_server_is_an_answer() -> None:
+    server = Server("http://127.0.0.1:9", token=None, admin_token=None, timeout_s=5.0)
+
+    async def check() -> None:
+        front = Front(server, executor=None)
+        for answer in (
+            await front.update("/begin_weight_update", {}),
+            await front.log_probs("e0", [5, 6]),
+        ):
+            assert answer["lost"] and "http://127.0.0.1:9 does not answer" in answer["message"]
+        await server.close()
+
+    asyncio.run(check())

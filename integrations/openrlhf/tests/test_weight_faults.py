@@ -1,0 +1,121 @@
+"""Weight updates that go wrong, and engines that end in them: real trainings with real engines."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from reasoner import grpo, prompts
+
+pytestmark = [pytest.mark.engines, pytest.mark.long]
+FAULTY = Path(__file__).with_name("faulty_command.py")
+STEP = re.compile(r"Global step (\d+): (\{.*\})")
+SMALL = ("--seer.bucket_mb", "1")  # several buckets: the model has 1.8 MB
+
+
+class Trained(NamedTuple):
+    """A training that has ended."""
+
+    status: int
+    output: str
+
+    @property
+    def kl(self) -> dict[int, float]:
+        """The difference of log probabilities of engines and trainer, by step."""
+        return {
+            int(step): abs(ast.literal_eval(figures)["vllm_kl"])
+            for step, figures in STEP.findall(self.output)
+        }
+
+
+def train(
+    folder: Path, fault: str, steps: int, *seer: str, engines: int = 2, **run: Any
+) -> Trained:
+    """Runs a training with a fault. `seer`: more of the flags `--seer.*`."""
+    dataset, config = folder / "prompts.jsonl", folder / "engines.yaml"
+    chosen = grpo.Run(dataset=dataset, folder=folder, **run)
+    count = steps * chosen.prompts_per_step
+    prompts.write(grpo.PROMPTS / "train.jsonl", dataset, count, most_steps=20)
+    config.write_text(grpo.ENGINES.read_text().replace("count: 2", f"count: {engines}"))
+    server = ("--seer.config", str(config), "--seer.command", grpo.SEER)
+    command = grpo.command(chosen, Path(sys.executable), [*server, *seer], [str(FAULTY), fault])
+    return ended(command)
+
+
+def differences(it: Trained) -> list[str]:
+    """Returns the trainer's lines about its updates."""
+    return re.findall(r"step \d+: weights sent to .*", it.output)
+
+
+def ended(command: Sequence[str]) -> Trained:
+    done = subprocess.run(
+        command,
+        cwd=grpo.ROOT,
+        env={**os.environ, **grpo.environment()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    it = Trained(done.returncode, done.stdout)
+    print(it.kl, *differences(it), sep="\n")  # shown by pytest -s
+    return it
+
+
+CONTROLS = {
+    "skipped": "step 2: engine e0: its log probabilities are those of the previous weights; "
+    "engine e1: its log probabilities are those of the previous weights",
+    "swapped": "step 1: engine e0: its log probabilities differ from the trainer's by ",
+    f"one:{grpo.MODEL}": "step 2: engine e1: its log probabilities are those of the previous ",
+}
+
+
+@pytest.mark.parametrize(("fault", "line"), CONTROLS.items(), ids=["skipped", "swapped", "one"])
+def test_the_check_ends_the_training_at_the_wrong_update(
+    tmp_path: Path, fault: str, line: str
+) -> None:
+    it = train(tmp_path, fault, 2)
+    assert it.status != 0
+    assert line in it.output, it.output[-3000:]
+    assert len(it.kl) == int(line[5]) - 1, "it ends in the update of that step"
+
+
+@pytest.mark.parametrize("fault", CONTROLS, ids=["skipped", "swapped", "one"])
+def test_without_the_check_the_log_probabilities_show_the_wrong_update(
+    tmp_path: Path, fault: str
+) -> None:
+    it = train(tmp_path, fault, 3, "--seer.check", "off")
+    assert it.status == 0, it.output[-3000:]
+    assert it.kl[1] <= 1e-3 < it.kl[3]
+
+
+def test_engines_that_end_after_before_and_in_an_update_leave_the_training_to_the_last_one(
+    tmp_path: Path,
+) -> None:
+    it = train(tmp_path, "kill", 4, *SMALL, engines=3)
+    assert it.status == 0, it.output[-3000:]
+    assert sorted(it.kl) == [1, 2, 3, 4] and max(it.kl.values()) <= 1e-3
+    assert "step 0: engine e0 is not checked: " in it.output
+    assert "step 1: the update goes on without engine e0: " in it.output
+    assert re.search(r"step 2: sending the weights again: .*engine e1: ", it.output)
+    assert re.search(r"step 3: the update goes on without engine e0: .*; engine e1: ", it.output)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_other_zero_stages_send_the_same(tmp_path: Path, stage: int) -> None:
+    it = train(tmp_path, "none", 3, *SMALL, zero_stage=stage)
+    assert it.status == 0, it.output[-3000:]
+    assert sorted(it.kl) == [1, 2, 3] and max(it.kl.values()) <= 1e-3
+
+
+def test_weights_through_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "sync"
+    it = train(tmp_path, "none", 3, "--seer.sync", "disk", "--seer.sync_dir", str(folder))
+    assert it.status == 0, it.output[-3000:]
+    assert sorted(it.kl) == [1, 2, 3] and max(it.kl.values()) <= 1e-3
+    assert [each.name for each in folder.iterdir()] == ["step-3"]
