@@ -1,16 +1,25 @@
 """A weight update through a process group: begin, the buckets, end; on rank 0 of the trainer."""
 
-import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .calls import QUICK_S, SLACK_S, Calls, Json, UpdateFailed, WeightError, ask, done, failures
+from .calls import (
+    QUICK_S,
+    SLACK_S,
+    Calls,
+    Json,
+    UpdateFailed,
+    WeightError,
+    ask,
+    done,
+    failures,
+    logger,
+)
 from .calls import named as lines
 from .process_group import Group
 
-logger = logging.getLogger(__name__)
 BEGIN, END = "/begin_weight_update", "/end_weight_update"
 JOIN, LEAVE = "/init_weights_update_group", "/destroy_weights_update_group"
 UPDATE = "/update_weights_from_distributed"

@@ -3,11 +3,13 @@
 They go through the front actor, which has the server's tokens and returns failures as answers.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import ray
 
+logger = logging.getLogger("openrlhf.weights")  # OpenRLHF shows its own loggers in workers
 Json = dict[str, Any]
 QUICK_S = 60.0  # for a call in which an engine moves no weights; one that needs longer hangs
 SLACK_S = 30.0  # for the answer of the server after its engines' last one

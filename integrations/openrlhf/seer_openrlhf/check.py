@@ -1,13 +1,11 @@
 """The check after a weight update: every engine has the trainer's weights. On rank 0."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .calls import Calls, EngineGone, UpdateFailed, ask, done, failures, named
+from .calls import Calls, EngineGone, UpdateFailed, ask, done, failures, logger, named
 from .probe import difference, problem
 
-logger = logging.getLogger(__name__)
 CHECKSUMS = "/weights_checker"
 
 

@@ -1,12 +1,10 @@
 """A weight update through a folder that the trainer and all engines see; on rank 0."""
 
-import logging
 import shutil
 from pathlib import Path
 
-from .calls import Calls, UpdateFailed, WeightError, ask, done, failures, named
+from .calls import Calls, UpdateFailed, WeightError, ask, done, failures, logger, named
 
-logger = logging.getLogger(__name__)
 UPDATE = "/update_weights_from_disk"
 
 

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 TOKENS = 256  # of the probe: a short forward pass, and many numbers to average
 # The largest mean difference of log probabilities that is still numerical noise, in nats.
 TOLERANCE = 0.1
-# Differences between new and old weights count from here, in standard deviations of the noise.
-CLEAR = 6.0
+# An engine's place between the old and the new weights counts if its standard deviation is below
+# 1 / CLEAR. The trainer's numbers have noise too, so that a step without effect shows the middle
+# for either weights: only a place clearly nearer to the old ones is a problem.
+CLEAR = 20.0
+OLD_PLACE = 0.25
 
 
 def first_ids(vocab_size: int) -> list[int]:
@@ -35,8 +38,8 @@ def problem(
     if not mean <= TOLERANCE:  # NaN is no pass
         return f"its log probabilities differ from the trainer's by {mean:.3g} (mean)"
     place = position(engine, new, old) if old is not None and len(old) == len(new) else None
-    if place is not None and place < 0.5:
-        return "its log probabilities are those of the previous weights"
+    if place is not None and place < OLD_PLACE:
+        return f"its log probabilities are those of the previous weights (place {place:.2f})"
     return None
 
 
@@ -46,7 +49,7 @@ def difference(engine: Sequence[float], own: Sequence[float]) -> float:
 
 
 def position(engine: Sequence[float], new: Sequence[float], old: Sequence[float]) -> float | None:
-    """Returns where the engine is on the line from old (0) to new (1); below 0.5: nearer to old.
+    """Returns where the engine is on the line from old (0) to new (1).
 
     None if old and new differ too little to decide. The noise is what the line does not explain
     of the engine's numbers; it would move the result by the noise / distance of old and new.

@@ -4,7 +4,6 @@ Every step is taken on all ranks, because parameters of ZeRO-3 are gathered by a
 concerns the engines, and shares the outcome.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 from . import probe
 from .broadcasts import BroadcastSender
 from .buckets import buckets
-from .calls import FrontCalls, UpdateFailed, WeightError
+from .calls import FrontCalls, UpdateFailed, WeightError, logger
 from .check import Check, Probe
 from .disk import DiskSender
 from .flags import current_flags
@@ -27,8 +26,6 @@ from .own_log_probs import own_log_probs, sample_ids
 from .ports import free_port
 from .versions import Versions, checkpoint_step
 
-logger = logging.getLogger(__name__)
-shown = logging.getLogger("openrlhf.weights")  # INFO is shown for OpenRLHF's own loggers only
 T = TypeVar("T")
 ATTEMPTS = 3  # to send the weights of one step
 
@@ -82,7 +79,7 @@ class SeerActorTrainer(ActorPPOTrainer):
         if self._leads:
             line = "step %s: weights sent to %s in %.1f s, %.1f s with the check (difference %.2g)"
             both_s = time.monotonic() - begun
-            shown.info(line, step, ", ".join(engines), sent_s, both_s, self._check.largest)
+            logger.info(line, step, ", ".join(engines), sent_s, both_s, self._check.largest)
         torch_dist_barrier_and_cuda_sync()
 
     def _send(self, step: int) -> list[str]:

@@ -38,7 +38,7 @@ def test_an_engine_with_the_previous_weights_is_named() -> None:
     it = fleet()
     it.log_probs_of["e1"] = OLD
     assert Check(it, 60.0).problems(4, ["e0", "e1"], PROBE) == [
-        "engine e1: its log probabilities are those of the previous weights"
+        "engine e1: its log probabilities are those of the previous weights (place 0.00)"
     ]
 
 

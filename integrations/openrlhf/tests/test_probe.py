@@ -40,7 +40,8 @@ def test_a_step_far_below_the_tolerance_shows_which_weights_an_engine_has(noise:
     updated, skipped = ([a + RANDOM.gauss(0.0, noise) for a in of] for of in (NEW, old))
     assert problem(updated, NEW, old) is None
     why = problem(skipped, NEW, old)
-    assert why == "its log probabilities are those of the previous weights"
+    assert why is not None
+    assert why.startswith("its log probabilities are those of the previous weights (place ")
 
 
 def test_a_step_below_the_noise_decides_nothing() -> None:
