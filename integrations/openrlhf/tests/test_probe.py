@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from seer_openrlhf.probe import TOLERANCE, first_ids, position, problem
+from seer_openrlhf.probe import first_ids, position, problem, tolerance
 
 RANDOM = random.Random(1)
 NEW = [-RANDOM.expovariate(1.0) for _ in range(255)]
@@ -21,9 +21,15 @@ def test_numerical_noise_is_no_problem(deviation: float) -> None:
 
 
 def test_other_weights_are_found_by_their_size() -> None:
-    engine = noisy(NEW, 2 * TOLERANCE)
+    engine = noisy(NEW, 2 * tolerance(NEW))
     why = problem(engine, NEW)
     assert why is not None and why.startswith("its log probabilities differ from the trainer's")
+
+
+def test_unlikely_tokens_have_more_noise() -> None:
+    unlikely = [14.0 * value for value in NEW]
+    engine = noisy(unlikely, 2 * tolerance(NEW))
+    assert problem(engine, unlikely) is None
 
 
 def test_not_a_number_is_a_problem() -> None:

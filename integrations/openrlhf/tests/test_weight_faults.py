@@ -49,7 +49,7 @@ def train(
 
 def differences(it: Trained) -> list[str]:
     """Returns the trainer's lines about its updates."""
-    return re.findall(r"step \d+: weights sent to .*", it.output)
+    return re.findall(r"step \d+: (?:weights|sending|engine|the update|not updated).*", it.output)
 
 
 def ended(command: Sequence[str]) -> Trained:
