@@ -28,19 +28,23 @@ class Check:
         self._calls = calls
         self._timeout_s = timeout_s
         self._checksums = True  # until an engine has none
-        self.largest = 0.0  # mean difference of an engine's log probabilities, in the last check
+        self._largest = 0.0  # mean difference of an engine's log probabilities
+        self.figures = ""  # of the last check, for the log
 
     def problems(self, step: int, engines: Sequence[str], probe: Probe) -> list[str]:
         """Returns a line for each engine that does not have the weights. Raises WeightError.
 
         `engines`: those that took part in the update. One that has ended since is no problem.
         """
-        self.largest = 0.0
-        return [
+        own = "" if probe.old is None else f"; by the step {difference(probe.new, probe.old):.2g}"
+        self._largest = 0.0
+        found = [
             *self._other_versions(step, engines),
             *self._other_checksums(),
             *self._other_log_probs(step, engines, probe),
         ]
+        self.figures = f" (log probabilities differ by {self._largest:.2g}{own})"
+        return found
 
     def _other_versions(self, step: int, engines: Sequence[str]) -> Iterator[str]:
         for each in self._calls.workers():
@@ -72,6 +76,6 @@ class Check:
             else:
                 why = problem(found, probe.new, probe.old)
                 if why is None:
-                    self.largest = max(self.largest, difference(found, probe.new))
+                    self._largest = max(self._largest, difference(found, probe.new))
                 if why is not None:
                     yield f"engine {engine}: {why}"

@@ -14,11 +14,11 @@ TOKENS = 256  # of the probe: a short forward pass, and many numbers to average
 # with the logits. Measured with bf16 on CPU: 0.003 for samples (size 0.5), 0.08 for random tokens
 # (size 14); exchanged matrices of one shape change them by 0.16 and 3.3.
 TOLERANCE, TOLERANCE_SHARE = 0.05, 0.02
-# An engine's place between the old and the new weights counts if its standard deviation is below
-# 1 / CLEAR. The trainer's numbers have noise too, so that a step without effect shows the middle
-# for either weights: only a place clearly nearer to the old ones is a problem.
-CLEAR = 20.0
-OLD_PLACE = 0.25
+# Whether an engine has the old or the new weights is decided if a step moves the log probabilities
+# by so many times the noise. The trainer's own numbers have noise as well: at this limit an engine
+# with the old weights is expected at 0.25 of the way from old to new, and one with the new at 0.75.
+CLEAR = 1.5
+OLD_PLACE = 0.4
 
 
 def first_ids(vocab_size: int) -> list[int]:
@@ -60,8 +60,8 @@ def difference(engine: Sequence[float], own: Sequence[float]) -> float:
 def position(engine: Sequence[float], new: Sequence[float], old: Sequence[float]) -> float | None:
     """Returns where the engine is on the line from old (0) to new (1).
 
-    None if old and new differ too little to decide. The noise is what the line does not explain
-    of the engine's numbers; it would move the result by the noise / distance of old and new.
+    None if old and new differ too little to decide, by CLEAR. The noise is what the line does not
+    explain of the engine's numbers.
     """
     step = [b - a for a, b in zip(old, new, strict=True)]
     done = [b - a for a, b in zip(old, engine, strict=True)]
@@ -70,5 +70,5 @@ def position(engine: Sequence[float], new: Sequence[float], old: Sequence[float]
         return None
     place = sum(a * b for a, b in zip(step, done, strict=True)) / length**2
     rest = [b - place * a for a, b in zip(step, done, strict=True)]
-    noise = math.sqrt(sum(each * each for each in rest) / max(1, len(rest) - 1))
+    noise = math.sqrt(sum(each * each for each in rest))
     return place if length > CLEAR * noise else None

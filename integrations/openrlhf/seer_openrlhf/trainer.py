@@ -77,9 +77,9 @@ class SeerActorTrainer(ActorPPOTrainer):
         except WeightError as error:
             raise WeightError(f"step {step}: {error}") from None
         if self._leads:
-            line = "step %s: weights sent to %s in %.1f s, %.1f s with the check (difference %.2g)"
-            both_s = time.monotonic() - begun
-            logger.info(line, step, ", ".join(engines), sent_s, both_s, self._check.largest)
+            line = "step %s: weights sent to %s in %.1f s, %.1f s with the check%s"
+            names, both_s = ", ".join(engines), time.monotonic() - begun
+            logger.info(line, step, names, sent_s, both_s, self._check.figures)
         torch_dist_barrier_and_cuda_sync()
 
     def _send(self, step: int) -> list[str]:
