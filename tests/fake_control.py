@@ -35,6 +35,7 @@ class FakeControl:
     continued: asyncio.Event = field(default_factory=asyncio.Event)
     weight_version: str = "v1"
     running: int = 0
+    transferring: bool = False  # KV is being stored; a paused scheduler does not see its end
 
     def control_routes(self) -> list[web.RouteDef]:
         """Returns the routes of these endpoints."""
@@ -105,12 +106,14 @@ class FakeControl:
     async def resume(self, _: dict[str, Any]) -> Any:
         """Ends the pause."""
         self.paused = None
+        self.transferring = False
         self.continued.set()
         return {"message": "Generation continued successfully.", "status": "ok"}
 
     async def flush(self, _: dict[str, Any]) -> Any:
-        """Refuses while requests run, and answers with text."""
-        return web.Response(text="Cache flushed.\n", status=400 if self.running else 200)
+        """Refuses while requests run or KV is being stored, and answers with text."""
+        busy = self.running or self.transferring
+        return web.Response(text="Cache flushed.\n", status=400 if busy else 200)
 
     async def release(self, fields: dict[str, Any]) -> Any:
         """Releases tags; ends with requests running, or at a second release."""

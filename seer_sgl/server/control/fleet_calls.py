@@ -10,6 +10,7 @@ from http import HTTPStatus
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.session import read_body
 from seer_sgl.errors import EngineUnavailable
+from seer_sgl.server.json import dumps
 
 from .replies import EngineReply, Replies, read_reply
 
@@ -65,11 +66,11 @@ async def call_all(
     return {e.info.engine_id: reply for e, reply in zip(engines, replies, strict=True)}
 
 
-async def until_idle(engine: HttpEngine, *, waits: bool) -> EngineReply:
+async def until_idle(engine: HttpEngine, *, pause: str | None) -> EngineReply:
     """Flushes an engine's cache once nothing runs there and all its KV is stored.
 
-    SGLang flushes after new weights, and when it releases memory, and ends if it cannot. `waits`
-    False: requests that run stay (they are paused in place), so that one try decides.
+    SGLang flushes after new weights, and when it releases memory, and ends if it cannot. `pause`:
+    the mode of the fleet's pause. In place, requests that run stay, so that one try decides.
     """
     deadline = time.monotonic() + _limit_s.get()
     while True:
@@ -77,12 +78,28 @@ async def until_idle(engine: HttpEngine, *, waits: bool) -> EngineReply:
         reply = await call(engine, "POST", "/flush_cache")
         if reply.ok or reply.status != HTTPStatus.BAD_REQUEST:
             return reply
-        if not waits or time.monotonic() >= deadline:
+        if pause == "in_place" or time.monotonic() >= deadline:
             return reply
+        if pause == "retract":
+            await _go_on_briefly(engine)
+        else:
+            await asyncio.sleep(IDLE_POLL_S)
+
+
+async def _go_on_briefly(engine: HttpEngine) -> None:
+    """Ends an engine's pause for a moment, before its weights change.
+
+    A paused scheduler does not look whether its transfers between device, host and store have
+    ended (`Scheduler.event_loop_normal`), and does not flush while they seem to go on.
+    """
+    await call(engine, "POST", "/continue_generation", b"{}", QUICK_S)
+    try:
         await asyncio.sleep(IDLE_POLL_S)
+    finally:
+        await call(engine, "POST", "/pause_generation", dumps({"mode": "retract"}), QUICK_S)
 
 
-async def each_idle(engines: Sequence[HttpEngine], *, waits: bool) -> Replies:
+async def each_idle(engines: Sequence[HttpEngine], *, pause: str | None) -> Replies:
     """Flushes several engines, each once it is idle, and returns the replies."""
-    replies = await asyncio.gather(*(until_idle(engine, waits=waits) for engine in engines))
+    replies = await asyncio.gather(*(until_idle(engine, pause=pause) for engine in engines))
     return {e.info.engine_id: reply for e, reply in zip(engines, replies, strict=True)}

@@ -63,7 +63,7 @@ class Memory:
         if not tags:
             return DONE
         if not released:  # else it has been idle since
-            idle = await until_idle(engine, waits=self._control.mode != "in_place")
+            idle = await until_idle(engine, pause=self._control.mode)
             if not idle.ok:
                 return idle
         reply = await call(engine, "POST", "/release_memory_occupation", _body(fields, tags))

@@ -147,7 +147,7 @@ class WeightUpdates:
         async with control.holds.during(UPDATE):
             replies: dict[str, EngineReply] = {}
             if flushes and not control.lacks_memory:
-                replies |= failed_of(await each_idle(engines, waits=control.mode != "in_place"))
+                replies |= failed_of(await each_idle(engines, pause=control.mode))
             if control.mode == "in_place" and any(each.status for each in replies.values()):
                 return _not_idle(replies)
             able = [each for each in engines if still(each, replies)]
