@@ -40,7 +40,7 @@ def test_another_number_of_tokens_is_a_problem() -> None:
     assert problem(NEW[1:], NEW) == "it returned 254 log probabilities, not 255"
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.003])
+@pytest.mark.parametrize("noise", [0.0, 0.002])
 def test_a_step_far_below_the_tolerance_shows_which_weights_an_engine_has(noise: float) -> None:
     old = noisy(NEW, 0.01)
     updated, skipped = ([a + RANDOM.gauss(0.0, noise) for a in of] for of in (NEW, old))
@@ -55,6 +55,12 @@ def test_a_step_below_the_noise_decides_nothing() -> None:
     engine = [value + RANDOM.gauss(0.0, 0.003) for value in old]
     assert position(engine, NEW, old) is None
     assert problem(engine, NEW, old) is None
+
+
+def test_noise_along_a_small_step_is_no_sign_of_old_weights() -> None:
+    old = noisy(NEW, 0.003)
+    along = [b - 0.6 * (b - a) for a, b in zip(old, NEW, strict=True)]
+    assert problem([value + RANDOM.gauss(0.0, 0.002) for value in along], NEW, old) is None
 
 
 def test_equal_weights_before_and_after_decide_nothing() -> None:
