@@ -7,7 +7,8 @@ Every error message names the file and the line (or the position in a Python seq
 
 import itertools
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,8 +70,8 @@ class PromptReader:
 
         Raises PromptError if one is invalid.
         """
-        records = itertools.islice(self._records(path), limit)
-        return list(self._unique(records, str(path), {}))
+        with closing(self._records(path)) as records:  # also the file, if a prompt is invalid
+            return list(self._unique(itertools.islice(records, limit), str(path), {}))
 
     def convert(self, prompts: Iterable[PromptLike]) -> list[Prompt]:
         """Returns prompts from Python objects: Prompts, mappings like a JSONL line, or texts.
@@ -89,7 +90,7 @@ class PromptReader:
         """
         return self._unique(self._items(prompts, source, len(places)), source, places)
 
-    def _records(self, path: Path) -> Iterator[tuple[str, str, PromptRecord]]:
+    def _records(self, path: Path) -> Generator[tuple[str, str, PromptRecord]]:
         """Yields (place, default id, record) for each non-empty line."""
         try:
             with path.open("rb") as lines:
