@@ -19,8 +19,8 @@ from .calls import (
 )
 from .calls import named as lines
 from .process_group import Group
+from .weight_clock import BEGIN, END
 
-BEGIN, END = "/begin_weight_update", "/end_weight_update"
 JOIN, LEAVE = "/init_weights_update_group", "/destroy_weights_update_group"
 UPDATE = "/update_weights_from_distributed"
 JOIN_S = 120.0  # all engines have just answered, and only connect to one another

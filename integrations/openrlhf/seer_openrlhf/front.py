@@ -145,24 +145,16 @@ class Front:
         except ServerError as error:
             return {"lost": True, "message": str(error)}
 
-    async def control(self, path: str, **fields: Any) -> Json:
-        """Returns the server's answer to a call of its control plane."""
-        with self._weights.during(path, fields.get("weight_version")):
-            return await self._server.control(path, fields)
-
     async def pause_generation(self) -> None:
         """Stops generation; responses keep their tokens."""
         self._paused = True
-        await self.control("/pause_generation", mode="retract")
+        await self._server.control("/pause_generation", {"mode": "retract"})
 
     async def resume_generation(self) -> None:
         """Ends the pause, if there is one."""
         if self._paused:
-            await self.control("/continue_generation")
+            await self._server.control("/continue_generation", {})
             self._paused = False
-
-    async def reset_prefix_cache(self) -> None:
-        """Does nothing: the server drops the KV of old weights with every update."""
 
 
 @ray.remote

@@ -29,7 +29,6 @@ class FakeFleet:
     def __init__(self, order: random.Random | None = None, fault: Fault | None = None) -> None:
         self.rollouts: list[Json] = []
         self.generated: list[Json] = []
-        self.controlled: list[tuple[str, Json]] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.aborted: Counter[str] = Counter()  # samples in progress when a client hung up
         self.version = "default"
@@ -87,11 +86,10 @@ class FakeFleet:
         """Returns what the front asks for."""
         return {"seer": {"ranks": 2}}
 
-    async def control(self, path: str, body: Mapping[str, Any]) -> Json:
+    async def outcome(self, path: str, body: Mapping[str, Any]) -> tuple[int, Json]:
         """Answers a call of the control plane."""
-        self.controlled.append((path, dict(body)))
         self.version = body.get("weight_version", self.version)
-        return {"success": True}
+        return 200, {"success": True}
 
     async def _gate(self, group_id: str, left: Counter[str]) -> None:
         await asyncio.sleep(0)

@@ -99,7 +99,7 @@ def dataloader(prompts: Sequence[str], strategy: Any) -> Any:
 
 def update(run: Sampling, version: str) -> None:
     """Updates the weights as the trainer does, through the front."""
-    control = run.ray.actor(run.front).control
-    run.ray.get(control.remote("/begin_weight_update"))
-    run.ray.get(control.remote("/update_weights_from_distributed", weight_version=version))
-    run.ray.get(control.remote("/end_weight_update"))
+    call = run.ray.actor(run.front).update
+    run.ray.get(call.remote("/begin_weight_update", {}))
+    run.ray.get(call.remote("/update_weights_from_distributed", {"weight_version": version}))
+    run.ray.get(call.remote("/end_weight_update", {}))

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 from fake_calls import FakeFleet, FakeGroup
-from seer_openrlhf.broadcasts import BEGIN, END, JOIN, LEAVE, UPDATE, BroadcastSender
+from seer_openrlhf.broadcasts import JOIN, LEAVE, UPDATE, BroadcastSender
 from seer_openrlhf.calls import UpdateFailed, WeightError
+from seer_openrlhf.weight_clock import BEGIN, END
 
 BUCKETS = [
     [("a", torch.zeros(2, 3, dtype=torch.bfloat16)), ("b", torch.ones(4))],
