@@ -1,13 +1,11 @@
 """Training and generation at the same time: ten real steps, with and without partial rollout."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from reasoner import grpo, prompts
-from test_training import STEP, status_of
+from trainings import completed, steps_of
 
 pytestmark = [pytest.mark.engines, pytest.mark.long]
 STEPS = 10
@@ -20,17 +18,7 @@ def test_samples_say_which_weights_their_tokens_are_from(partial: bool, tmp_path
         grpo.PROMPTS / "train.jsonl", run.dataset, STEPS * run.prompts_per_step, most_steps=60
     )
     flags = ["--train.async_enable", *(["--train.partial_rollout_enable"] if partial else [])]
-    done = subprocess.run(
-        [*grpo.command(run, Path(sys.executable)), *flags],
-        cwd=grpo.ROOT,
-        env={**os.environ, **grpo.environment()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output[-3000:]
-    steps = {int(number): status_of(text) for number, text in STEP.findall(output)}
+    steps = steps_of(completed([*grpo.command(run, Path(sys.executable)), *flags]))
     assert sorted(steps) == list(range(1, STEPS + 1))
     for step, figures in steps.items():
         # Step n trains what weights of step n - 1 at the newest have sampled, and n - 2 before.

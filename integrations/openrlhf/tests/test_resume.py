@@ -13,7 +13,7 @@ import pytest
 from reasoner import grpo, prompts
 from seer_openrlhf.flags import SeerFlags
 from seer_openrlhf.served import served
-from test_training import STEP, status_of
+from trainings import STEP, steps_of
 
 pytestmark = [pytest.mark.engines, pytest.mark.long]
 KILLED_AFTER, STEPS = 3, 6
@@ -63,7 +63,7 @@ def test_a_training_that_was_killed_goes_on_with_its_own_weights(url: str, tmp_p
     again = start(run, url, "--ckpt.load_enable")
     output, _ = again.communicate()
     assert again.returncode == 0, output[-3000:]
-    steps = {int(number): status_of(text) for number, text in STEP.findall(output)}
+    steps = steps_of(output)
     first = min(steps)
     # The checkpoint of the last step may not have been complete; the server has its weights.
     assert first in (KILLED_AFTER, KILLED_AFTER + 1), sorted(steps)

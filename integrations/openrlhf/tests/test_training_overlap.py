@@ -1,15 +1,12 @@
 """A real step whose rewards are slow: they run while other samples are still being generated."""
 
-import ast
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from reasoner import grpo, prompts
-from test_training import STEP
+from trainings import completed, steps_of
 
 REWARD_S = 2.0
 REWARD = """
@@ -35,18 +32,8 @@ def test_slow_rewards_begin_before_the_last_sample_ends(tmp_path: Path) -> None:
     slow.write_text(REWARD.format(folder=str(grpo.HERE), seconds=REWARD_S, log=str(log)))
     run = grpo.Run(dataset=dataset, folder=tmp_path)
     prompts.write(grpo.PROMPTS / "train.jsonl", dataset, run.prompts_per_step, most_steps=60)
-    done = subprocess.run(
-        [*grpo.command(run, Path(sys.executable)), "--reward.remote_url", str(slow)],
-        cwd=grpo.ROOT,
-        env={**os.environ, **grpo.environment()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output[-3000:]
-    ((_, status),) = STEP.findall(output)
-    figures = ast.literal_eval(status)
+    command = grpo.command(run, Path(sys.executable))
+    (figures,) = steps_of(completed([*command, "--reward.remote_url", str(slow)])).values()
     times = [json.loads(line) for line in log.read_text().splitlines()]
     assert len(times) == run.prompts_per_step * run.samples_per_prompt
     first, end = min(began for began, _ in times), max(ended for _, ended in times)

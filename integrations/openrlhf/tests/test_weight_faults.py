@@ -1,20 +1,16 @@
 """Weight updates that go wrong, and engines that end in them: real trainings with real engines."""
 
-import ast
-import os
 import re
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from reasoner import grpo, prompts
+from trainings import ended, steps_of
 
 pytestmark = [pytest.mark.engines, pytest.mark.long]
 FAULTY = Path(__file__).with_name("faulty_command.py")
-STEP = re.compile(r"Global step (\d+): (\{.*\})")
 SMALL = ("--seer.bucket_mb", "1")  # several buckets: the model has 1.8 MB
 
 
@@ -27,10 +23,7 @@ class Trained(NamedTuple):
     @property
     def kl(self) -> dict[int, float]:
         """The difference of log probabilities of engines and trainer, by step."""
-        return {
-            int(step): abs(ast.literal_eval(figures)["vllm_kl"])
-            for step, figures in STEP.findall(self.output)
-        }
+        return {step: abs(figures["vllm_kl"]) for step, figures in steps_of(self.output).items()}
 
 
 def train(
@@ -44,27 +37,14 @@ def train(
     config.write_text(grpo.ENGINES.read_text().replace("count: 2", f"count: {engines}"))
     server = ("--seer.config", str(config), "--seer.command", grpo.SEER)
     command = grpo.command(chosen, Path(sys.executable), [*server, *seer], [str(FAULTY), fault])
-    return ended(command)
+    it = Trained(*ended(command))
+    print(it.kl, *differences(it), sep="\n")  # shown by pytest -s
+    return it
 
 
 def differences(it: Trained) -> list[str]:
     """Returns the trainer's lines about its updates."""
     return re.findall(r"step \d+: (?:weights|sending|engine|the update|not updated).*", it.output)
-
-
-def ended(command: Sequence[str]) -> Trained:
-    done = subprocess.run(
-        command,
-        cwd=grpo.ROOT,
-        env={**os.environ, **grpo.environment()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    it = Trained(done.returncode, done.stdout)
-    print(it.kl, *differences(it), sep="\n")  # shown by pytest -s
-    return it
 
 
 RATE = 3e-3  # one step changes log probabilities by much more than the noise of bf16
