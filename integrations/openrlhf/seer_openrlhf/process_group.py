@@ -83,7 +83,8 @@ class Group:
         """Leaves the group, and aborts what is in progress, so that other ranks stop waiting.
 
         With gloo a send to a rank that hangs ends with the group's timeout only, and the group's
-        destructor waits for it: a thread of its own does.
+        destructor waits for it: a thread of its own does. A rank that has received a part of a
+        tensor is not woken up by gloo: it waits for a timeout of its own.
         """
         last = [self._group, self._works]  # the connections close with the last reference
         self._group, self._works = None, []

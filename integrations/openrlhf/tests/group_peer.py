@@ -1,7 +1,7 @@
 """Ranks of a process group that stand in for engines: python group_peer.py PORT WORLD RANK COUNT.
 
-It receives COUNT tensors and prints `end`; `failed` if it is disconnected before. With COUNT -1 it
-joins and then hangs, as an engine that receives nothing.
+It receives COUNT tensors, and prints `first` after one and `end` after all; `failed` if it is
+disconnected before. With COUNT -1 it joins and then hangs, as an engine that receives nothing.
 """
 
 import sys
@@ -36,12 +36,14 @@ def main(port: int, world_size: int, rank: int, count: int) -> None:
     if count < 0:
         time.sleep(600)
     tensor = torch.empty(NUMBERS)
-    for _ in range(count):
+    for done in range(count):
         try:
             torch.distributed.broadcast(tensor, src=0, group=group)
         except RuntimeError:
             print("failed", flush=True)
             return
+        if not done:
+            print("first", flush=True)
     print("end", float(tensor.sum()), flush=True)
 
 
