@@ -21,7 +21,7 @@ API_KEY = "SEER_SGL_API_KEY"  # the bearer token that the server requires
 LINK_URL = "SEER_SGL_LINK_URL"  # the URL of its driver's link
 LINK_TOKEN = "SEER_SGL_LINK_TOKEN"  # the bearer token of driver and draft hub
 HUB_URL = "SEER_SGL_HUB_URL"  # the URL of the draft hub
-INSTANCE = "SEER_SGL_INSTANCE"  # a name for this start of the server, which sets it itself
+INSTANCE = "SEER_SGL_INSTANCE"  # a name for this start of the server; not set: it chooses one
 DRAFT = "SEER_SGL_DRAFT"  # DraftSettings as JSON; not set: no drafting
 # SGLang's own switch (sglang.srt.utils.is_cpu); the launcher sets it where no GPU is visible.
 CPU_SWITCH = "SGLANG_USE_CPU_ENGINE"

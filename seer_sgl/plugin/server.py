@@ -30,7 +30,7 @@ VERIFY_POLL_S = 1.0
 def main(arguments: list[str]) -> None:
     """Runs the server until a signal ends it. `arguments`: SGLang's own flags."""
     end_with_parent()
-    os.environ[contract.INSTANCE] = uuid.uuid4().hex
+    os.environ.setdefault(contract.INSTANCE, uuid.uuid4().hex)
     api_key = os.environ.pop(API_KEY, None)
     if api_key is not None:
         arguments = ["--api-key", api_key, *arguments]  # the last of repeated flags counts

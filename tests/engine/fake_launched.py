@@ -1,11 +1,13 @@
 """Replaces the server module in tests of the launcher. `--mode` selects its behaviour.
 
-serve: becomes ready with our plugin; stock: becomes ready without it; die: prints a reason and
-ends; hang: never listens. It first starts a child process, which must end with its parent.
+serve: becomes ready with our plugin; stock: becomes ready without it; other: the server of another
+start answers at its port; die: prints a reason and ends; hang: never listens. It first starts a
+child process, which must end with its parent.
 """
 
 import argparse
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -27,6 +29,7 @@ def main() -> None:
     parser.add_argument("--mode")
     flags, _ = parser.parse_known_args()
     print("loading weights", flush=True)  # before the slow imports
+    from seer_sgl.link import contract
     from tests.fake_sglang import FakeSGLang
 
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -35,7 +38,9 @@ def main() -> None:
         sys.exit(3)
     if flags.mode == "hang":
         time.sleep(600)
-    plugin = {"version": "1", "missing": []} if flags.mode == "serve" else None
+    instance = "other" if flags.mode == "other" else os.environ[contract.INSTANCE]
+    report = {"version": "1", "missing": [], "instance": instance}
+    plugin = None if flags.mode == "stock" else report
     asyncio.run(serve(flags.port, FakeSGLang(plugin=plugin).app()))
 
 

@@ -107,6 +107,14 @@ async def test_a_local_engine_without_the_plugin_is_refused(model: Path, tmp_pat
             pass
 
 
+async def test_the_server_of_another_fleet_at_the_port_is_not_taken_for_the_started_one(
+    model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineStartError, match=r"another server than the one started answers at"):
+        async with open_fleet(config(model, "other", start_timeout_s=3), tmp_path):
+            pass
+
+
 async def test_cancelling_the_start_leaves_nothing(model: Path, tmp_path: Path) -> None:
     async def start() -> None:
         async with open_fleet(config(model, "hang"), tmp_path):

@@ -29,12 +29,16 @@ class EngineProcess(Protocol):
 
 
 class EngineStart(NamedTuple):
-    """An engine that is coming up. `process` is None for a server that was started elsewhere."""
+    """An engine that is coming up.
+
+    `process` and `instance`, its name for this start, are None for a server started elsewhere.
+    """
 
     engine_id: str
     url: str
     timeout_s: float  # until it must be ready
     process: EngineProcess | None = None
+    instance: str | None = None
 
     def exit_reason(self) -> str | None:
         """Returns how the process ended; None while it runs or if it was started elsewhere."""

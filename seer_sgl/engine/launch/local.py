@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import os
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from typing_extensions import override
 from seer_sgl.config import Cores, FlagValue, FleetConfig
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.kvpool.hicache import Pool
+from seer_sgl.link import contract
 from seer_sgl.processes import OwnedProcess, free_port, require_free_port
 
 from . import draft_flags
@@ -59,13 +61,14 @@ class LocalLauncher(Launcher):
         if engines.base_port is not None:
             require_free_port(port, "engines.base_port")
         self._slots[engine_id] = slot
+        instance = uuid.uuid4().hex
         process = await start_server(
             self._pool.flags()
             | draft_flags.flags(self._config.draft)
             | slot_flags(self._config, slot, port),
             self._log_dir / f"{engine_id}.log",
             cores,
-            self._environment,
+            {**self._environment, contract.INSTANCE: instance},
             api_key(engines),
         )
         if engine_id not in self._slots:  # `stop` or `aclose` was called meanwhile
@@ -73,7 +76,9 @@ class LocalLauncher(Launcher):
             raise EngineStartError(f"engine {engine_id} was stopped while it was starting")
         self._processes[engine_id] = process
         logger.debug("engine %s: process %d, log %s", engine_id, process.pid, process.log)
-        return EngineStart(engine_id, f"http://127.0.0.1:{port}", engines.start_timeout_s, process)
+        return EngineStart(
+            engine_id, f"http://127.0.0.1:{port}", engines.start_timeout_s, process, instance
+        )
 
     @override
     async def stop(self, engine_id: str) -> None:

@@ -77,7 +77,7 @@ async def await_ready(start: EngineStart, session: aiohttp.ClientSession) -> Eng
                 f"starting; the end of {process.log}:\n{process.log_tail()}"
             )
         try:
-            info = await describe(session, start.engine_id, start.url)
+            info = await _described(start, session)
         except EngineUnavailable as error:
             if time.monotonic() < deadline:
                 await asyncio.sleep(POLL_S)
@@ -94,3 +94,14 @@ async def await_ready(start: EngineStart, session: aiohttp.ClientSession) -> Eng
         if process is not None:
             process.note_shared_memory()
         return info
+
+
+async def _described(start: EngineStart, session: aiohttp.ClientSession) -> EngineInfo:
+    """Returns the description of the started server.
+
+    Raises EngineUnavailable also if another one answers: it may have taken the port first.
+    """
+    info = await describe(session, start.engine_id, start.url)
+    if start.instance is not None and info.plugin and info.instance != start.instance:
+        raise EngineUnavailable(f"another server than the one started answers at {start.url}")
+    return info
