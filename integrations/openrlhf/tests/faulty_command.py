@@ -7,6 +7,7 @@ in the third one, because the first optimizer step has a learning rate of 0:
   swapped   from the second update on, two tensors of one shape are exchanged
   one:DIR   from the third update on, engine e1 gets the weights in DIR again, at its own address
   kill      e0 is killed after the first update, e1 in the middle of the third one
+  hang      e1 is stopped in the middle of the third update, with SIGSTOP
 """
 
 from __future__ import annotations  # Ray's workers get `faulty` by value, without their names
@@ -47,8 +48,12 @@ def faulty(sender: Any, fault: str) -> Any:
 
         def send(self, bucket: Any) -> None:
             self.buckets += 1
-            if kind == "kill" and (self.updates, self.buckets) == (3, 2):
-                kill(url_of(self._calls, "e1"))
+            if (self.updates, self.buckets) == (3, 2):
+                for process in processes(url_of(self._calls, "e1")):
+                    if kind == "kill":
+                        process.kill()
+                    elif kind == "hang":
+                        process.suspend()
             if kind == "skipped":
                 self.first = {name: each.clone() for name, each in bucket} | vars(self).get(
                     "first", {}
@@ -62,7 +67,8 @@ def faulty(sender: Any, fault: str) -> Any:
         def end(self, failure: Any) -> Any:
             engines = super().end(failure)
             if kind == "kill" and self.updates == 1:
-                kill(url_of(self._calls, "e0"))
+                for process in processes(url_of(self._calls, "e0")):
+                    process.kill()
             if kind == "one" and self.updates >= 3:
                 push(url_of(self._calls, "e1"), folder, self._version)
             return engines
@@ -76,8 +82,8 @@ def url_of(calls: Any, engine: str) -> str:
     return str(url)
 
 
-def kill(url: str) -> None:
-    """Kills the engine that listens there, with its processes."""
+def processes(url: str) -> list[psutil.Process]:
+    """Returns the processes of the engine that listens there."""
     port = int(url.rpartition(":")[2])
     sockets = [each for each in psutil.net_connections("tcp") if each.pid and each.laddr]
     (pid,) = {
@@ -86,8 +92,7 @@ def kill(url: str) -> None:
         if each.status == psutil.CONN_LISTEN and tuple(each.laddr)[1:] == (port,)
     }
     engine = psutil.Process(pid)
-    for process in (*engine.children(recursive=True), engine):
-        process.kill()
+    return [*engine.children(recursive=True), engine]
 
 
 def push(url: str, folder: str, version: str) -> None:
