@@ -63,6 +63,13 @@ def test_noise_along_a_small_step_is_no_sign_of_old_weights() -> None:
     assert problem([value + RANDOM.gauss(0.0, 0.002) for value in along], NEW, old) is None
 
 
+def test_one_token_on_which_only_the_trainer_moves_decides_nothing() -> None:
+    old = noisy(NEW, 0.006)
+    engine = [value + RANDOM.gauss(0.0, 0.003) for value in NEW]
+    new = [NEW[0] + 1.0, *NEW[1:]]
+    assert problem(engine, new, old) is None
+
+
 def test_equal_weights_before_and_after_decide_nothing() -> None:
     assert problem(NEW, NEW, NEW) is None
 
