@@ -68,7 +68,10 @@ class SeerSamplesGenerator(SamplesGenerator):
             ahead, self._ahead = self._ahead, None
         if ahead is not None:
             self._progress.left_over = ahead.left_over(ended["left"])
-        return in_order(samples, ended["figures"], ended["version"]), *others
+        consumed, exhausted = others
+        if exhausted and self._evaluation is None:
+            self._progress.end()
+        return in_order(samples, ended["figures"], ended["version"]), consumed, exhausted
 
     def _dispatch_prompts_to_vllm(
         self, prompts: Sequence[str], labels: Any, *, images: Any = None, **generate_kwargs: Any
@@ -98,7 +101,7 @@ class SeerSamplesGenerator(SamplesGenerator):
             reserve = reserve_of(num_prompts, self._over_sampling)
         if not left_over and not reserve:
             return iterator
-        self._ahead = Ahead(left_over, iterator, reserve)
+        self._ahead = Ahead(left_over, self._progress.read(iterator), reserve)
         return self._ahead
 
     def _begin(self, seed: int) -> None:

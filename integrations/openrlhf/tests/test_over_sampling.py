@@ -125,16 +125,19 @@ def test_every_prompt_of_an_episode_is_judged_once(
     assert all(len(batch) == 4 for batch, _ in found[:-2])
 
 
-def test_a_checkpoint_keeps_the_prompts_that_were_in_progress() -> None:
+@pytest.mark.parametrize("factor", [1.0, 2.0])  # of the resumed run
+@pytest.mark.parametrize("done", range(1, 6))
+def test_a_checkpoint_keeps_the_prompts_that_were_in_progress(done: int, factor: float) -> None:
     fleet = FakeFleet()
     fleet.gates = {"0": asyncio.Event()}
-    with sampling(setup(1.5, set(), fleet=fleet)) as run:
-        first = used(run.batch())[::2]
+    with sampling(setup(2.0, set(), fleet=fleet)) as run:
+        first = [prompt for _ in range(done) for prompt in used(run.batch())[::2]]
         state = run.loader.state_dict()
-    with sampling(setup(1.0, set())) as resumed:  # the factor may be another one
+    with sampling(setup(factor, set())) as resumed:
         resumed.loader.load_state_dict(state)
         rest = [prompt for batch, _ in batches(resumed) for prompt in batch]
-    assert Counter([*first, *rest]) == Counter(range(24))
+        again = [prompt for batch, _ in batches(resumed) for prompt in batch]  # the next episode
+    assert Counter([*first, *rest]) == Counter(range(24)) == Counter(again)
 
 
 def test_an_evaluation_leaves_the_left_over_prompts_alone() -> None:
