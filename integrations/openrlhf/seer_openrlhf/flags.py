@@ -36,6 +36,7 @@ REFUSED_ABOVE_ZERO = {
 }
 FILTERING = "--algo.dynamic_filtering_enable"
 ENGINES = "--vllm.num_engines"  # OpenRLHF generates without engines if it is 0 or missing
+MOST_SECONDS = 1800  # that a call of the server's control plane may take
 
 
 class UsageError(ValueError):
@@ -54,7 +55,7 @@ class SeerFlags:
     command: str = "seer-sgl"
     token_env: str = "SEER_SGL_SERVER_KEY"
     admin_token_env: str = "SEER_SGL_ADMIN_KEY"
-    timeout_s: float = 1800.0
+    timeout_s: float = MOST_SECONDS
     bucket_mb: int = 512
     over_sampling: float = 1.0
     sync: str = "distributed"
@@ -136,8 +137,8 @@ def _parser() -> _Parser:
 
 def _seconds(text: str) -> float:
     value = _float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    if not 0 < value <= MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and at most {MOST_SECONDS}")
     return value
 
 
@@ -186,7 +187,8 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
     "timeout_s": {
         "metavar": "SECONDS",
         "type": _seconds,
-        "help": f"longest silence of the server or an engine; default {SeerFlags.timeout_s:g}",
+        "help": "longest silence of the server or an engine; default, and at most, "
+        f"{SeerFlags.timeout_s:g}",
     },
     "bucket_mb": {
         "metavar": "MB",

@@ -48,8 +48,11 @@ def test_every_flag_has_an_option() -> None:
         (["--seer.url"], "--seer.url: expected one argument"),
         (["--seer.ur", "http://a"], "--seer.ur: there is no such flag (see --help)"),
         ([*URL, "--seer.bucket=1"], "--seer.bucket: there is no such flag (see --help)"),
-        ([*URL, "--seer.timeout_s", "0"], "--seer.timeout_s: '0' is not a number above 0"),
-        ([*URL, "--seer.timeout_s", "inf"], "--seer.timeout_s: 'inf' is not a number above 0"),
+        ([*URL, "--seer.timeout_s", "0"], "--seer.timeout_s: '0' is not above 0 and at most 1800"),
+        (
+            [*URL, "--seer.timeout_s", "1801"],
+            "--seer.timeout_s: '1801' is not above 0 and at most 1800",
+        ),
         (
             [*URL, "--seer.sync", "disk"],
             "--seer.sync_dir: is missing; --seer.sync disk needs a folder that all engines see",
