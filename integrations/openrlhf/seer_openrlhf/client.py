@@ -17,6 +17,7 @@ Json = dict[str, Any]
 LINE_BYTES = 1 << 30  # one sample is one line
 CONNECT_S = 10.0
 LOOK_S = 30.0  # for the answer about a rollout that is silent
+LOOKS = 10  # at a silent rollout, during its timeout
 
 
 class ServerError(RuntimeError):
@@ -91,18 +92,18 @@ class Server:
 
     async def _pieces(self, content: aiohttp.StreamReader, rollout_id: str) -> AsyncIterator[bytes]:
         """Yields what arrives. Raises ServerError if a silent server reports no progress."""
-        seen = None
+        seen, equal = None, 0  # the figures of its last report, and how many reports had them since
         while True:
             try:
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(self._timeout_s / LOOKS):
                     piece = await content.readany()
             except TimeoutError:
                 found = await self._progress(rollout_id)
-                if found == seen:
+                seen, equal = found, equal + 1 if found == seen else 0
+                if equal == LOOKS:
                     raise ServerError(
                         f"/rollout: no progress at {self._url} for {self._timeout_s:g} s"
                     ) from None
-                seen = found
                 continue
             if not piece:
                 return

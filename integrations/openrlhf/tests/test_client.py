@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from seer_openrlhf.client import Server, ServerError
+from seer_openrlhf.client import LOOKS, Server, ServerError
 from seer_openrlhf.ports import free_port
 
 Json = dict[str, Any]
@@ -39,7 +39,7 @@ class Stream:
         assert request.match_info["id"] == BODY["rollout_id"]
         found = self.progress[min(self.looks, len(self.progress) - 1)]
         self.looks += 1
-        if self.looks == 3:
+        if self.looks == 2 * LOOKS:
             self.looked_at.set()
         return web.json_response(found)
 
@@ -121,6 +121,7 @@ async def test_a_silent_rollout_without_progress_is_an_error() -> None:
         with pytest.raises(ServerError) as caught:
             await events_of(server)
     assert str(caught.value) == f"/rollout: no progress at {url} for {SHORT_S} s"
+    assert stream.looks == LOOKS + 1, "the first one has nothing to be compared with"
 
 
 async def test_a_silent_rollout_with_progress_goes_on() -> None:
@@ -128,7 +129,7 @@ async def test_a_silent_rollout_with_progress_goes_on() -> None:
         await stream.looked_at.wait()
 
     stream = Stream([{"event": "start"}], until_looked_at)
-    stream.progress = [{"response_tokens": tokens} for tokens in range(5)]
+    stream.progress = [{"response_tokens": looks // LOOKS} for looks in range(3 * LOOKS)]
     async with client_of(stream, SHORT_S) as (server, _):
         with pytest.raises(ServerError, match="before the last line"):
             await events_of(server)
