@@ -128,8 +128,18 @@ class Groups:
             response: Json = await self._executor.execute(llm_engine=engine, **own)
         finally:
             engine.ended()
+        if not acts(response, call["max_length"]):
+            raise ValueError(f"a response has no token of its own in {call['max_length']} tokens")
         logs = response.get("extra_logs") or {}
         return {**response, "extra_logs": {**logs, **engine.figures.logs(), PLACE: place}}
+
+
+def acts(response: Json, length: int) -> bool:
+    """Returns whether a response has an action token before OpenRLHF truncates it.
+
+    Without one there is nothing to train on. The first token is never an action.
+    """
+    return any(max(start, 1) < min(end, length) for start, end in response["action_ranges"])
 
 
 def placed(response: Json, place: int | None) -> Json:

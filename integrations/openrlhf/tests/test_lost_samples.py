@@ -80,3 +80,19 @@ def test_the_batch_after_a_failed_one_starts_afresh() -> None:
         with pytest.raises(PromptFailed):
             run.batch()
         assert len(run.batch()) == 8
+
+
+@pytest.mark.parametrize("actions", [[], [(64, 70)], [(0, 1)], [(9, 9)]])
+def test_a_response_without_an_action_token_is_no_sample(actions: list[tuple[int, int]]) -> None:
+    class Silent:
+        """An executor whose responses have other actions."""
+
+        async def execute(self, **call: Any) -> Any:
+            response = await SingleTurnAgentExecutor().execute(**call)
+            return {**response, "action_ranges": actions}
+
+    with (
+        sampling(Setup(executor=Silent())) as run,
+        pytest.raises(PromptFailed, match="a response has no token of its own in 64 tokens"),
+    ):
+        run.batch()
