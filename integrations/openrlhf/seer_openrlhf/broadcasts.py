@@ -93,9 +93,12 @@ class BroadcastSender:
             "weight_version": self._version,
         }
         reference = self._calls.start(UPDATE, fields, self._timeout_s)
-        self._group.broadcast(tensor for _, tensor in bucket)
         deadline = time.monotonic() + self._timeout_s + SLACK_S
         error, answer = None, None
+        try:
+            self._group.broadcast(tensor for _, tensor in bucket)
+        except RuntimeError as failure:
+            error = _line(failure)
         while answer is None and error is None and time.monotonic() < deadline:
             answer = self._calls.answer(reference, POLL_S)
             error = self._group.error()
@@ -106,7 +109,11 @@ class BroadcastSender:
         if error is not None or failed or not answer.get("success"):
             self._abandon()
             raise UpdateFailed(lines(failed) or answer.get("message") or error or "no answer")
-        self._group.wait()
+        try:
+            self._group.wait()
+        except RuntimeError as failure:
+            self._abandon()
+            raise UpdateFailed(_line(failure)) from None
 
     def end(self, failure: UpdateFailed | WeightError | None) -> list[str]:
         """Ends the update, and returns the engines that have the weights.
@@ -129,7 +136,10 @@ class BroadcastSender:
         ranks = {each["id"]: int(each["metadata"]["ranks"]) for each in self._calls.workers()}
         world_size = 1 + sum(ranks.get(name, 0) for name in members)
         self._name = f"openrlhf-{uuid.uuid4().hex}"
-        host, port = self._address()
+        try:
+            host, port = self._address()
+        except OSError as error:
+            raise UpdateFailed(f"the process group was not made: {_line(error)}") from None
         join_s = min(JOIN_S, self._timeout_s)
         fields = {
             "master_address": host,
@@ -152,7 +162,7 @@ class BroadcastSender:
             )
         except (RuntimeError, OSError) as error:
             answer = self._calls.answer(reference, join_s + SLACK_S) or {}
-            why = lines(failures(answer)) or " ".join(str(error).split())[:300]
+            why = lines(failures(answer)) or _line(error)
             raise UpdateFailed(f"the process group was not made: {why}") from None
         self._members = members
         answer = self._calls.answer(reference, join_s + SLACK_S) or {}
@@ -178,3 +188,7 @@ class BroadcastSender:
 
     def _ask(self, path: str, engine_s: float) -> Json:
         return ask(self._calls, path, {}, min(engine_s, self._timeout_s))
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
