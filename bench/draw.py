@@ -6,16 +6,19 @@
 - `chunk`: the eight steps of a chunk, from prompt to sample.
 - `waterfall`: throughput over pinned groups, technique by technique, beside the paper's.
 - `gain`: what seer-sgl gains, by how long pinned engines idle, a dot per seed.
+- `learning`: right answers and response lengths of the trainings with OpenRLHF, step by step.
 """
 
 import argparse
 from pathlib import Path
 
 from bench.draw_diagrams import draw_architecture, draw_chunk
+from bench.draw_learning import draw_learning, read_trainings
 from bench.draw_results import draw_gain, draw_waterfall
-from bench.gains import ARMS_REPORT, SEEDS_REPORT, read_rounds
+from bench.gains import ARMS_REPORT, RESULTS, SEEDS_REPORT, read_rounds
 
 PICTURES = Path(__file__).parent / "pictures"
+LEARNING = RESULTS / "2026-11-23-cpu-rl"
 
 
 def draw_all(out: Path) -> list[Path]:
@@ -26,6 +29,7 @@ def draw_all(out: Path) -> list[Path]:
         *draw_chunk(out / "chunk"),
         *draw_waterfall(read_rounds(ARMS_REPORT), out / "waterfall"),
         *draw_gain(read_rounds(SEEDS_REPORT), out / "gain"),
+        *draw_learning(read_trainings(LEARNING), out / "learning"),
     ]
 
 
