@@ -8,6 +8,7 @@ from typing import Any
 from .calls import (
     QUICK_S,
     SLACK_S,
+    WHY_CHARACTERS,
     Calls,
     Json,
     UpdateFailed,
@@ -18,6 +19,7 @@ from .calls import (
     logger,
 )
 from .calls import named as lines
+from .failures import one_line
 from .process_group import Group
 from .weight_clock import BEGIN, END
 
@@ -98,7 +100,7 @@ class BroadcastSender:
         try:
             self._group.broadcast(tensor for _, tensor in bucket)
         except RuntimeError as failure:
-            error = _line(failure)
+            error = one_line(str(failure), WHY_CHARACTERS)
         while answer is None and error is None and time.monotonic() < deadline:
             answer = self._calls.answer(reference, POLL_S)
             error = self._group.error()
@@ -113,7 +115,7 @@ class BroadcastSender:
             self._group.wait()
         except RuntimeError as failure:
             self._abandon()
-            raise UpdateFailed(_line(failure)) from None
+            raise UpdateFailed(one_line(str(failure), WHY_CHARACTERS)) from None
 
     def end(self, failure: UpdateFailed | WeightError | None) -> list[str]:
         """Ends the update, and returns the engines that have the weights.
@@ -139,7 +141,9 @@ class BroadcastSender:
         try:
             host, port = self._address()
         except OSError as error:
-            raise UpdateFailed(f"the process group was not made: {_line(error)}") from None
+            raise UpdateFailed(
+                f"the process group was not made: {one_line(str(error), WHY_CHARACTERS)}"
+            ) from None
         join_s = min(JOIN_S, self._timeout_s)
         fields = {
             "master_address": host,
@@ -162,7 +166,7 @@ class BroadcastSender:
             )
         except (RuntimeError, OSError) as error:
             answer = self._calls.answer(reference, join_s + SLACK_S) or {}
-            why = lines(failures(answer)) or _line(error)
+            why = lines(failures(answer)) or one_line(str(error), WHY_CHARACTERS)
             raise UpdateFailed(f"the process group was not made: {why}") from None
         self._members = members
         answer = self._calls.answer(reference, join_s + SLACK_S) or {}
@@ -188,7 +192,3 @@ class BroadcastSender:
 
     def _ask(self, path: str, engine_s: float) -> Json:
         return ask(self._calls, path, {}, min(engine_s, self._timeout_s))
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

@@ -9,10 +9,13 @@ from typing import Any, Protocol
 
 import ray
 
+from .failures import one_line
+
 logger = logging.getLogger("openrlhf.weights")  # OpenRLHF shows its own loggers in workers
 Json = dict[str, Any]
 QUICK_S = 60.0  # for a call in which an engine moves no weights; one that needs longer hangs
 SLACK_S = 30.0  # for the answer of the server after its engines' last one
+WHY_CHARACTERS = 300  # of one engine's reason: a line may name several
 
 
 class WeightError(RuntimeError):
@@ -136,7 +139,7 @@ def _failure(outcome: Mapping[str, Any]) -> str | None:
     if status == 200 and not refused:
         return None
     message = reply.get("message") if isinstance(reply, Mapping) else reply
-    return " ".join(str(message or f"HTTP {status}").split())[:300]
+    return one_line(str(message or f"HTTP {status}"), WHY_CHARACTERS)
 
 
 def _last_line(error: Exception) -> str:

@@ -26,10 +26,10 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def one_line(text: str) -> str:
-    """Returns a text in one line of a bounded length."""
+def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
+    """Returns a text in one line of at most `most` characters."""
     joined = " ".join(text.split())
-    return joined if len(joined) <= MOST_CHARACTERS else joined[: MOST_CHARACTERS - 3] + "..."
+    return joined if len(joined) <= most else joined[: most - 3] + "..."
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -15,6 +15,9 @@ import torch.distributed
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
+from .failures import one_line
+
+ERROR_CHARACTERS = 200  # of gloo's and NCCL's own texts, which go on about what is typical
 LEAVE_S = 1.0  # a group without a rank that hangs is destroyed within milliseconds
 
 
@@ -51,7 +54,7 @@ class Group:
                 timeout=timedelta(seconds=timeout_s),
             )
         except RuntimeError as error:
-            why = " ".join(str(error).split())
+            why = one_line(str(error))
             traceback.clear_frames(error.__traceback__)  # they have the last references to it
             raise RuntimeError(why) from None
         return cls(group)
@@ -70,7 +73,7 @@ class Group:
                 if work.is_completed():
                     work.wait()
             except RuntimeError as error:
-                return " ".join(str(error).split())[:200]
+                return one_line(str(error), ERROR_CHARACTERS)
         return None
 
     def wait(self) -> None:
