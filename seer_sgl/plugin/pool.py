@@ -38,6 +38,7 @@ class PoolPart:
 
     def __init__(self, rank: PoolRank | None = None) -> None:
         self._rank = rank  # once a storage backend is attached
+        self._last_end = 0.0  # seconds (time.monotonic); of the last batch
 
     @property
     def attached(self) -> bool:
@@ -83,17 +84,17 @@ class PoolPart:
             ),
             Hook(
                 f"{SCHEDULER}.run_batch",
-                self.batch_begins,
-                "before",
-                "SGLang starts a batch here; the start of a prefill is recorded to measure its "
-                "rate.",
+                self.batch_ran,
+                "after",
+                "On a CPU a batch has ended here; the rate of a prefill is measured for the "
+                "driver's choice between fetching and recomputing.",
             ),
             Hook(
                 f"{SCHEDULER}.process_batch_result",
-                self.batch_ended,
+                self.batch_processed,
                 "after",
-                "SGLang has finished a batch here; the rate of a prefill is measured for the "
-                "driver's choice between fetching and recomputing.",
+                "SGLang has waited for the GPU here; the rate of a prefill is measured as on a "
+                "CPU.",
             ),
             Hook(
                 f"{TREE}.insert_req",
@@ -139,23 +140,38 @@ class PoolPart:
             self._rank.measured(messages.Rates(0, 0.0, tokens, time.monotonic() - began))
         return pages
 
-    def batch_begins(
-        self, scheduler: object, batch: SglScheduleBatch, *_: object, **__: object
-    ) -> None:
-        """Hook before `Scheduler.run_batch`: records when a prefill starts."""
-        if self._rank is not None and batch.forward_mode.is_extend():
-            batch.seer_began = time.monotonic()
-
-    def batch_ended(
-        self, result: R, scheduler: object, batch: SglScheduleBatch, *_: object, **__: object
+    def batch_ran(
+        self, result: R, scheduler: SglScheduler, batch: SglScheduleBatch, *_: object, **__: object
     ) -> R:
-        """Hook after `Scheduler.process_batch_result`: measures the rate of prefills."""
-        began = getattr(batch, "seer_began", None)
-        if self._rank is not None and began is not None and batch.forward_mode.is_extend():
-            tokens = batch.extend_num_tokens or 0
-            if tokens >= RATE_TOKENS:
-                self._rank.measured(messages.Rates(tokens, time.monotonic() - began, 0, 0.0))
+        """Hook after `Scheduler.run_batch`: measures the rate of prefills on a CPU."""
+        if scheduler.device == "cpu":
+            self._batch_ended(batch)
         return result
+
+    def batch_processed(
+        self, result: R, scheduler: SglScheduler, batch: SglScheduleBatch, *_: object, **__: object
+    ) -> R:
+        """Hook after `Scheduler.process_batch_result`: measures the rate of prefills on a GPU.
+
+        With overlapped scheduling `batch` is a copy, which has no attributes of ours.
+        """
+        if scheduler.device != "cpu":
+            self._batch_ended(batch)
+        return result
+
+    def _batch_ended(self, batch: SglScheduleBatch) -> None:
+        """Measures a prefill that ends now.
+
+        With overlapped scheduling SGLang launches a batch while the one before still runs.
+        """
+        now = time.monotonic()
+        began = max(batch.launch_ts or now, self._last_end)
+        self._last_end = now
+        mode = batch.forward_mode
+        if self._rank is not None and mode.is_extend() and not mode.is_target_verify():
+            tokens = sum(batch.extend_lens or ())
+            if tokens >= RATE_TOKENS and now > began:
+                self._rank.measured(messages.Rates(tokens, now - began, 0, 0.0))
 
     def call_finished(
         self, result: R, tree: SglRadixCache, req: SglReq, *, up_to: int, **_: object

@@ -154,7 +154,8 @@ class SglScheduleBatch(Protocol):
     return_logprob: bool
     top_logprobs_nums: list[int] | None
     token_ids_logprobs: list[list[int]] | None
-    seer_began: float | None  # seconds; when its prefill began (time.monotonic)
+    extend_lens: list[int] | None
+    launch_ts: float | None
     seer_count: Callable[[SglScheduleBatch], None] | None  # the delayed count of penalties
 
 
@@ -192,6 +193,7 @@ class SglScheduler(Protocol):
     """sglang.srt.managers.scheduler.Scheduler"""
 
     model_config: SglModelConfig
+    device: str
     forward_ct: int
     waiting_queue: list[SglReq]
     chunked_req: SglReq | None

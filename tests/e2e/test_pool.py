@@ -13,7 +13,9 @@ import pytest
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
 from seer_sgl.config import FlagValue
+from seer_sgl.plugin.pool import RATE_TOKENS
 from seer_sgl.scheduling import scheduler
+from seer_sgl.scheduling.costs import Costs
 from tests.e2e.compare import Migrations, Samples, assert_identical, by_key, roll
 from tests.e2e.conftest import HELD_OUT, MODEL
 from tests.listening import family, listeners
@@ -97,11 +99,25 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Samples:
     return samples
 
 
+def observed_prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Returns a list of the tokens of each prefill from which the driver learns the rate."""
+    found: list[int] = []
+    original = Costs.observe_prefill
+
+    def observe(self: Costs, tokens: int, seconds: float) -> None:
+        found.append(tokens)
+        original(self, tokens, seconds)
+
+    monkeypatch.setattr(Costs, "observe_prefill", observe)
+    return found
+
+
 @pytest.mark.parametrize("backend", ["mooncake", "file"])
 async def test_every_chunk_moves_with_the_kv_that_the_pool_has_and_no_token_changes(
     backend: str, whole: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "STORE_PATIENCE_S", 300.0)  # also enough on a slow machine
+    prefills = observed_prefills(monkeypatch)
     seen = Migrations()
     config = local(2, kv_pool=pooled(backend, directory=str(tmp_path / "pages")))
     config["engines"]["api_key"] = KEY
@@ -124,4 +140,5 @@ async def test_every_chunk_moves_with_the_kv_that_the_pool_has_and_no_token_chan
     assert sum(within_a_page) >= 0.95 * len(within_a_page), seen.recomputed_after_fetch
     assert report["cached_tokens"]["storage"] > 0
     assert report["retractions"] == 0
+    assert prefills and all(tokens >= RATE_TOKENS for tokens in prefills)
     assert_private(tmp_path / "pool", logs=2 if backend == "file" else 4)

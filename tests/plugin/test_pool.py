@@ -94,27 +94,54 @@ def test_a_fetch_that_is_long_enough_gives_a_rate(
     assert rank.rates == [Rates(0, 0.0, pool.RATE_TOKENS, 0.5)]
 
 
-def batch(tokens: int | None, *, extend: bool = True) -> Any:
-    mode = SimpleNamespace(is_extend=lambda: extend)
-    return SimpleNamespace(forward_mode=mode, extend_num_tokens=tokens)
+def scheduler(device: str) -> Any:
+    return SimpleNamespace(device=device)
+
+
+def launched(clock: FakeClock, tokens: int | None, **mode: bool) -> Any:
+    """Returns a batch as SGLang's ScheduleBatch.copy leaves it, launched now."""
+    kinds = {"is_extend": True, "is_target_verify": False, **mode}
+    lens = None if tokens is None else [tokens - 1, 1]
+    return SimpleNamespace(
+        forward_mode=SimpleNamespace(**{name: lambda k=kind: k for name, kind in kinds.items()}),
+        extend_lens=lens,
+        launch_ts=clock.now,
+    )
 
 
 def test_a_prefill_that_is_long_enough_gives_a_rate(
     rank: FakeRank, attached: PoolPart, clock: FakeClock
 ) -> None:
-    unseen = batch(5000)
-    attached.batch_ended("done", None, unseen)
-    for ran in (
-        batch(pool.RATE_TOKENS - 1),
-        batch(None),
-        batch(5000, extend=False),
-        batch(pool.RATE_TOKENS),
+    for tokens, mode in (
+        (pool.RATE_TOKENS - 1, {}),
+        (None, {}),
+        (5000, {"is_extend": False}),
+        (5000, {"is_target_verify": True}),
+        (pool.RATE_TOKENS, {}),
     ):
         clock.now += 3.0  # between two batches
-        attached.batch_begins("scheduler", ran)
+        ran = launched(clock, tokens, **mode)
         clock.now += 0.25
-        assert attached.batch_ended("done", None, ran, "result") == "done"
+        assert attached.batch_ran("done", scheduler("cpu"), ran) == "done"
+        clock.now += 1.0  # the next batch runs before the result of this one is processed
+        assert attached.batch_processed("done", scheduler("cpu"), ran, "result") == "done"
     assert rank.rates == [Rates(pool.RATE_TOKENS, 0.25, 0, 0.0)]
+
+
+def test_a_prefill_that_waits_for_the_batch_before_is_measured_from_its_end(
+    rank: FakeRank, attached: PoolPart, clock: FakeClock
+) -> None:
+    gpu = scheduler("cuda")
+    clock.now += 1.0
+    first = launched(clock, 5000)
+    clock.now += 0.25
+    second = launched(clock, pool.RATE_TOKENS)
+    for batch in (first, second):
+        attached.batch_ran("done", gpu, batch)
+    for batch in (first, second):
+        clock.now += 0.5
+        attached.batch_processed("done", gpu, batch, "result")
+    assert rank.rates == [Rates(5000, 0.75, 0, 0.0), Rates(pool.RATE_TOKENS, 0.5, 0, 0.0)]
 
 
 def test_a_server_reports_its_namespace_and_the_size_of_its_kv(
