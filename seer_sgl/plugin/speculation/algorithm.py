@@ -50,6 +50,8 @@ def register(status: DraftStatus) -> None:
 
         @override
         def handle_server_args(self, server_args: SglServerArgs) -> None:
+            from sglang.srt.environ import envs
+
             # The same settings as for SGLang's own n-gram drafting.
             refused = {
                 "enable-dp-attention": server_args.enable_dp_attention,
@@ -63,6 +65,9 @@ def register(status: DraftStatus) -> None:
             if server_args.device == "cpu":
                 server_args.disable_overlap_schedule = True
             server_args.enable_mixed_chunk = False
+            # SGLang's kernel that moves KV rows does not order its reads before its writes, and the
+            # rows of an accepted path overlap. The native move reads all rows first.
+            envs.SGLANG_NATIVE_MOVE_KV_CACHE.set(True)
             # One path of KV per request, as wide as the widest draft.
             server_args.speculative_eagle_topk = 1
             server_args.speculative_num_steps = 1
