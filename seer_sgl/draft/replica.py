@@ -140,11 +140,17 @@ class Replica:
             log.group.used_at = self._now
         self._drafter.detach(slot)
 
-    def source(self, slot: int, sequence: int) -> Source:
-        """Returns the source of the Drafter's `sequence`, seen from the sequence in `slot`."""
-        log = self._rows.get(slot)
-        if sequence < 0 or log is None:
+    def source(self, slot: int, sequence: int) -> Source | None:
+        """Returns the source of the Drafter's `sequence`, seen from the sequence in `slot`.
+
+        `own` is the sequence itself, `here` a sibling on this engine, and `elsewhere` a sibling on
+        another engine or of an earlier epoch. None: the call of the slot has ended.
+        """
+        if sequence < 0:
             return "prompt"
+        log = self._rows.get(slot)
+        if log is None:
+            return None
         if log.index == sequence:
             return "own"
         return "here" if log.group.index[sequence].own else "elsewhere"

@@ -1,7 +1,8 @@
-"""Draft trees as SGLang verifies them, and the paths that the target model accepts.
+"""Draft trees as SGLang verifies them.
 
 The layout is that of SGLang's `NgramVerifyInput`: a row of nodes, links to first children and next
-siblings, and an attention mask. Node 0 is the last verified token.
+siblings, and an attention mask. Node 0 is the last verified token. The walk that finds the accepted
+path is in plugin/speculation/walk.py, because it runs where the target's draws are.
 """
 
 from typing import NamedTuple
@@ -25,15 +26,16 @@ class Layout(NamedTuple):
 
     tokens: Int64  # [n, width]
     depths: Int64  # [n, width], 0 at the root
-    mask: NDArray[np.bool_]  # [n, width, width], row attends to column: its ancestors and itself
+    parents: Int64  # [n, width]
     first_child: Int64  # [n, width]
     next_sibling: Int64  # [n, width]
+    mask: NDArray[np.bool_]  # [n, width, width], row attends to column: its ancestors and itself
 
 
 class Accepted(NamedTuple):
     """The path through each tree that the target model took.
 
-    The tokens it emitted are `targets[i, nodes[i, :counts[i]]]`.
+    The tokens it emitted are its draws at the nodes `nodes[i, :counts[i]]`.
     """
 
     nodes: Int32  # [n, width], the root first, -1 after the last
@@ -50,35 +52,21 @@ def lay_out(roots: ArrayLike, drafts: Drafts, width: int) -> Layout:
     if width < 1 or tokens.shape != drafts.counts.shape:
         raise ValueError(f"{tokens.shape} roots, {drafts.counts.shape} drafts, width {width}")
     shape = (len(tokens), width)
-    layout = Layout(
-        np.empty(shape, np.int64),
-        np.empty(shape, np.int64),
-        np.empty((*shape, width), np.bool_),
-        np.empty(shape, np.int64),
-        np.empty(shape, np.int64),
-    )
+    links = [np.empty(shape, np.int64) for _ in range(5)]
+    mask = np.empty((*shape, width), np.bool_)
+    layout = Layout(links[0], links[1], links[2], links[3], links[4], mask)
     _lay_out(tokens, drafts.tokens, drafts.parents, drafts.counts, *layout)
     return layout
 
 
-def accept(layout: Layout, targets: ArrayLike) -> Accepted:
-    """Returns the accepted paths. `targets` [n, width]: the token the target drew after each node.
-
-    Sample and match: from the root on, the path follows the child that has the token drawn at the
-    node. All emitted tokens are draws of the target model, independent of the drafts. Raises
-    ValueError if the shape of the targets differs.
-    """
-    drawn = np.ascontiguousarray(targets, np.int64)
-    if drawn.shape != layout.tokens.shape:
-        raise ValueError(f"targets of {drawn.shape} for trees of {layout.tokens.shape}")
-    accepted = Accepted(np.empty(drawn.shape, np.int32), np.empty(len(drawn), np.int32))
-    _accept(layout.tokens, layout.first_child, layout.next_sibling, drawn, *accepted)
-    return accepted
+def is_chains(layout: Layout) -> bool:
+    """Returns whether no node has a sibling: every path then consists of a row's first nodes."""
+    return bool((layout.next_sibling < 0).all())
 
 
 @kernel(
     "void(int64[::1], int32[:,::1], int32[:,::1], int32[::1], int64[:,::1], int64[:,::1],"
-    " boolean[:,:,::1], int64[:,::1], int64[:,::1])"
+    " int64[:,::1], int64[:,::1], int64[:,::1], boolean[:,:,::1])"
 )
 def _lay_out(
     roots: Int64,
@@ -87,12 +75,14 @@ def _lay_out(
     counts: Int32,
     tokens: Int64,
     depths: Int64,
-    mask: NDArray[np.bool_],
+    parent_nodes: Int64,
     first_child: Int64,
     next_sibling: Int64,
+    mask: NDArray[np.bool_],
 ) -> None:
     width = tokens.shape[1]
     mask[:] = False
+    parent_nodes[:] = -1
     first_child[:] = -1
     next_sibling[:] = -1
     last_child = np.empty(width, np.int64)
@@ -109,6 +99,7 @@ def _lay_out(
             parent = int64(parents[row, node - 1]) + 1
             tokens[row, node] = drafts[row, node - 1]
             depths[row, node] = depths[row, parent] + 1
+            parent_nodes[row, node] = parent
             for ancestor in range(1, parent + 1):
                 mask[row, node, ancestor] = mask[row, parent, ancestor]
             if last_child[parent] < 0:
@@ -116,25 +107,3 @@ def _lay_out(
             else:
                 next_sibling[row, last_child[parent]] = node
             last_child[parent] = node
-
-
-@kernel("void(int64[:,::1], int64[:,::1], int64[:,::1], int64[:,::1], int32[:,::1], int32[::1])")
-def _accept(
-    tokens: Int64,
-    first_child: Int64,
-    next_sibling: Int64,
-    targets: Int64,
-    nodes: Int32,
-    counts: Int32,
-) -> None:
-    nodes[:] = -1
-    for row in range(len(tokens)):
-        node, count = int64(0), 0
-        while node >= 0:
-            nodes[row, count] = node
-            count += 1
-            drawn = targets[row, node]
-            node = first_child[row, node]
-            while node >= 0 and tokens[row, node] != drawn:
-                node = next_sibling[row, node]
-        counts[row] = count

@@ -20,6 +20,7 @@ class SglModelConfig(Protocol):
     """sglang.srt.configs.model_config.ModelConfig"""
 
     vocab_size: int
+    context_len: int
     hf_config: Any  # transformers' PretrainedConfig
 
 
@@ -118,6 +119,10 @@ class SglSamplingInfo(Protocol):
     grammars: Sequence[Any] | None
     has_custom_logit_processor: bool
     sampling_mask_batch_indices: torch.Tensor | None
+    grammar_mask: Any
+
+    def update_regex_vocab_mask(self) -> None: ...
+    def apply_logits_bias(self, logits: torch.Tensor, /) -> None: ...
 
 
 class SglReqToTokenPool(Protocol):
@@ -356,6 +361,8 @@ class SglModelRunner(Protocol):
     model: torch.nn.Module
     model_config: SglModelConfig
     max_running_requests: int
+    max_total_num_tokens: int
+    req_to_token_pool: SglReqToTokenPool
     spec_algorithm: Any
     attn_backend: Any
     decode_cuda_graph_runner: Any  # None with CUDA graphs disabled

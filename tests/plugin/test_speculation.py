@@ -15,7 +15,6 @@ from seer_sgl.draft.drafter import Drafter, Drafts
 from seer_sgl.draft.replica import Replica
 from seer_sgl.plugin.cpu import speculative_kernels as kernels
 from seer_sgl.plugin.speculation import ranks
-from seer_sgl.plugin.speculation.mask import attention_mask
 from seer_sgl.plugin.speculation.planner import PLAIN, Plan
 from seer_sgl.plugin.speculation.rows import BatchRows, origin_of
 
@@ -155,13 +154,6 @@ def test_what_one_rank_drafts_all_ranks_verify() -> None:
         assert plan.drafts.tokens[i, :count].tolist() == drafts.tokens[i, :count].tolist()
         assert plan.drafts.parents[i, :count].tolist() == drafts.parents[i, :count].tolist()
     assert ranks._unpack(ranks._pack(PLAIN, 2, 9), 2, 9) == PLAIN
-
-
-def test_on_a_gpu_every_node_sees_all_tokens_and_its_own_ancestors() -> None:
-    tree = torch.tensor([[[1, 0], [1, 1]], [[1, 0], [0, 1]]], dtype=torch.bool)
-    assert attention_mask(tree, torch.tensor([3, 1]), "cpu").tolist() == tree.flatten().tolist()
-    full = attention_mask(tree, torch.tensor([3, 1]), "meta")
-    assert full.shape == (2 * 5 + 2 * 3,)
 
 
 def test_the_operators_of_speculative_decoding_gather_scatter_and_move() -> None:

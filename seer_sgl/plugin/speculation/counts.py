@@ -29,9 +29,13 @@ class Counts:
         self.draft_s += seconds
 
     def verified(
-        self, drafts: Drafts, accepted: Accepted, source: Callable[[int, int], str]
+        self, drafts: Drafts, accepted: Accepted, source: Callable[[int, int], str | None]
     ) -> None:
-        """Counts a verified step. source: names the source of a row's entry in `Drafts.sources`."""
+        """Counts a verified step.
+
+        source: names the source of a row's entry in `Drafts.sources`, None if it is not known any
+        more.
+        """
         self.rows += len(accepted.counts)
         self.tokens += int(accepted.counts.sum())
         self._verifications += 1
@@ -39,9 +43,10 @@ class Counts:
             return
         rows, places = np.nonzero(accepted.nodes[:, 1:] >= 0)
         sequences = drafts.sources[rows, accepted.nodes[rows, places + 1] - 1]
-        self.sources.update(
-            source(row, one) for row, one in zip(rows.tolist(), sequences.tolist(), strict=True)
-        )
+        for row, sequence in zip(rows.tolist(), sequences.tolist(), strict=True):
+            name = source(row, sequence)
+            if name is not None:
+                self.sources[name] += 1
 
     def facts(self) -> dict[str, Any]:
         """Returns all counters, as JSON."""

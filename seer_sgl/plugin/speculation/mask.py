@@ -1,24 +1,37 @@
 """The attention mask of a verification, in the layout that the attention backend reads."""
 
-from typing import Any
-
 import torch
 
 
-def attention_mask(tree: torch.Tensor, seq_lens: torch.Tensor, device: Any) -> torch.Tensor:
-    """Returns the flattened mask of `n` trees.
+def attention_mask(
+    tree: torch.Tensor, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor
+) -> torch.Tensor:
+    """Returns the flattened mask of `n` trees, in SGLang's layout for this device.
 
-    tree: bool [n, width, width], true where a node attends to another. seq_lens: int64 [n] on the
-    CPU, tokens before the draft; every node attends to them. On a CPU the mask is the tree alone
-    (SGLang's QLEN_ONLY). On a GPU it is one matrix [width, tokens + width] per request (FULL_MASK).
+    tree: bool [n, width, width], true where a node attends to another. seq_lens: int64 [n], tokens
+    before the draft, on the tree's device and on the CPU; every node attends to them.
     """
-    if torch.device(device).type == "cpu":
+    from sglang.srt.speculative.eagle_utils import TreeMaskMode, default_tree_mask_mode
+
+    if default_tree_mask_mode() is TreeMaskMode.QLEN_ONLY:
         return tree.reshape(-1)
-    width = tree.shape[1]
-    rows = seq_lens + width  # of the matrix: entries of a row
-    starts = torch.cumsum(rows, 0) - rows
-    mask = torch.ones(int(rows.sum()) * width, dtype=torch.bool, device=device)
-    first = (starts * width)[:, None] + torch.arange(width) * rows[:, None] + seq_lens[:, None]
-    where = (first[:, :, None] + torch.arange(width)).to(device, non_blocking=True)
-    mask[where.view(-1)] = tree.reshape(-1)
+    return full_mask(tree, seq_lens, seq_lens_cpu)
+
+
+def full_mask(
+    tree: torch.Tensor, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor
+) -> torch.Tensor:
+    """Returns SGLang's FULL_MASK: one matrix [width, tokens + width] per request.
+
+    The CPU's lengths give the size, so the host does not wait for the device.
+    """
+    count, width, _ = tree.shape
+    device = tree.device
+    size = width * (int(seq_lens_cpu.sum()) + width * count)
+    mask = torch.ones(size, dtype=torch.bool, device=device)
+    columns = seq_lens + width  # of each matrix
+    starts = (columns.cumsum(0) - columns) * width
+    nodes = torch.arange(width, device=device)
+    rows = starts[:, None] + nodes * columns[:, None] + seq_lens[:, None]
+    mask[(rows[:, :, None] + nodes).view(-1)] = tree.reshape(-1)
     return mask

@@ -4,7 +4,7 @@ One rank of an engine drafts and sends its plan to the others (worker.py).
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +30,13 @@ class Plan(NamedTuple):
 
 
 PLAIN = Plan(1, None)
+
+
+class _Verification(NamedTuple):
+    drafts: Drafts
+    width: int
+    slots: NDArray[np.int64]  # of the Drafter, one per row
+    outcome: Callable[[], Accepted]
 
 
 class _Step(NamedTuple):
@@ -63,6 +70,7 @@ class Planner:
         self._acceptance = Acceptance(self._most)
         self._policy = DraftPolicy(widths, times, self._acceptance)
         self._step: _Step | None = None  # under way
+        self._verification: _Verification | None = None  # whose outcome has not been seen
 
     def plan(
         self,
@@ -80,6 +88,7 @@ class Planner:
         """
         now = time.perf_counter()
         self._time(now, len(reqs))
+        self._learn()
         self._replica.drain(time.monotonic())
         plan = PLAIN
         if not self._policy.resting():
@@ -89,10 +98,15 @@ class Planner:
         self.counts.stepped(plan.width, spent)
         return plan
 
-    def verified(self, plan: Plan, drafts: Drafts, accepted: Accepted) -> None:
-        """Learns from the verified drafts of a plan."""
-        self._acceptance.observe(drafts, accepted, plan.width)
-        self.counts.verified(drafts, accepted, self._rows.source)
+    def verifying(self, plan: Plan, outcome: Callable[[], Accepted]) -> None:
+        """Records that the drafts of the last plan are being verified.
+
+        outcome: waits for the accepted paths and returns them. The next plan learns from them, so
+        nothing waits here.
+        """
+        if plan.drafts is not None:
+            slots = self._rows.slots
+            self._verification = _Verification(plan.drafts, plan.width, slots, outcome)
 
     def interrupted(self) -> None:
         """Drops the timing of the current step, because a batch other than decoding has run."""
@@ -101,6 +115,7 @@ class Planner:
 
     def facts(self) -> dict[str, Any]:
         """Returns the counters of drafted and accepted tokens, as JSON."""
+        self._learn()
         tally = self._acceptance.tally
         return {
             **self.counts.facts(),
@@ -118,6 +133,17 @@ class Planner:
         step = self._step
         if step is not None and step.batch == batch:
             self._policy.times.observe(batch, step.width, now - step.began - step.unneeded_s)
+
+    def _learn(self) -> None:
+        """Learns from the last verification, if there is one that it has not learnt from."""
+        seen, self._verification = self._verification, None
+        if seen is None:
+            return
+        accepted = seen.outcome()
+        self._acceptance.observe(seen.drafts, accepted, seen.width)
+        self.counts.verified(
+            seen.drafts, accepted, lambda row, one: self._replica.source(int(seen.slots[row]), one)
+        )
 
     def _draft(
         self,

@@ -71,7 +71,7 @@ def _dummy(runner: SglModelRunner, batch: int, width: int, verifies: bool) -> An
         nodes = torch.arange(tokens, device=device).view(batch, width)
         verify = NgramVerifyInput(
             draft_token=zeros,
-            custom_mask=attention_mask(chain.expand(batch, -1, -1), seq_lens_cpu, device),
+            custom_mask=attention_mask(chain.expand(batch, -1, -1), seq_lens, seq_lens_cpu),
             positions=positions,
             retrieve_index=nodes,
             retrieve_next_token=nodes,

@@ -113,14 +113,6 @@ class BatchRows:
                 self._replica.grown(slot, ids[start : start + count])
                 start += count
 
-    def source(self, row: int, sequence: int) -> str:
-        """Returns the author of sequence `sequence` of the row's group (replica.Source).
-
-        `own` is the request itself, `here` a sibling on this engine, and `elsewhere` a sibling on
-        another engine or of an earlier epoch.
-        """
-        return self._replica.source(int(self.slots[row]), sequence)
-
     def leave(self, rid: str) -> None:
         """Removes a request from the batch, after adding its last tokens for its siblings."""
         if rid not in self._known:

@@ -5,34 +5,30 @@ position that plain decoding would use there. The accepted path is where the dra
 draws. A draft therefore decides how many tokens a step emits, never which tokens.
 """
 
-import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from seer_sgl.draft.drafter import Drafts
-from seer_sgl.draft.tree import Accepted, Layout, accept, lay_out
+from seer_sgl.draft.tree import Layout, lay_out
 from seer_sgl.plugin.sglang_types import (
     SglLogits,
     SglModelRunner,
-    SglSamplingInfo,
     SglScheduleBatch,
 )
 
+from .node_sampler import ASKED_LOGPROBS, NodeSampler
 from .planner import Plan
-
-# The fields of SamplingBatchInfo that the sampler uses and that have one row per request.
-_ROWS = ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed", "logit_bias")
+from .walk import Nodes, Walk, walk
 
 
 class Verified(NamedTuple):
     """A verified step of `n` requests with `width` nodes per request."""
 
     tokens: torch.Tensor  # int32 [n, width]: accepted tokens, then the bonus token, then 0
-    nodes: torch.Tensor  # int64 [n, width]: their nodes in the flattened batch, then -1
-    accepted: Accepted
+    walked: Walk
 
 
 def layout_of(last: NDArray[np.int32], plan: Plan) -> Layout:
@@ -44,86 +40,44 @@ def layout_of(last: NDArray[np.int32], plan: Plan) -> Layout:
     return lay_out(last, drafts, plan.width)
 
 
-def speculates(sampling: SglSamplingInfo) -> bool:
-    """Returns whether the sampler can draw at all nodes of a tree.
-
-    Penalties, grammars and the user's logit processors depend on the tokens before a node, so these
-    requests are sampled token by token.
-    """
-    return not (
-        sampling.grammars
-        or sampling.has_custom_logit_processor
-        or sampling.acc_additive_penalties is not None
-        or sampling.acc_scaling_penalties is not None
-        or sampling.sampling_mask_batch_indices is not None
-    )
-
-
 def verify(
     runner: SglModelRunner,
     batch: SglScheduleBatch,
     output: SglLogits,
-    layout: Layout,
+    nodes: Nodes,
     positions: torch.Tensor,
 ) -> Verified:
     """Draws at every node, walks the trees, and keeps the accepted tokens' logprobs in `output`.
 
     output: of the verification, logits [n * width, vocabulary]. positions: int64 [n * width].
     """
-    width = layout.tokens.shape[1]
-    sampling = _repeated(batch.sampling_info, width)
-    if sampling.logit_bias is not None:
-        output.next_token_logits.add_(sampling.logit_bias)
-    draws = runner.sampler(
-        output,
-        sampling,
-        batch.return_logprob,
-        _each(batch.top_logprobs_nums, width),
-        _each(batch.token_ids_logprobs, width),
-        positions,
-    )
-    targets: NDArray[np.int64] = draws.view(-1, width).cpu().numpy().astype(np.int64)
-    accepted = accept(layout, targets)
-    nodes = accepted.nodes.astype(np.int64)
-    base = np.arange(len(nodes))[:, None] * width
-    index = torch.from_numpy(np.where(nodes >= 0, nodes + base, -1)).to(draws.device)
-    at = index.clamp(min=0)
-    tokens = draws.view(-1)[at].to(torch.int32)
-    tokens.masked_fill_(index < 0, 0)
+    shape = nodes.tokens.shape
+    draws = NodeSampler(runner, batch, shape[1]).draw(output, positions).view(shape)
+    walked = walk(nodes, draws)
+    at = walked.path.clamp(min=0)
+    tokens = draws.gather(1, at).to(torch.int32).masked_fill_(walked.path < 0, 0)
     if batch.return_logprob:
-        _keep(output, at)
-    return Verified(tokens, index, accepted)
+        _keep(output, flat(walked).clamp_(min=0))
+    return Verified(tokens, walked)
 
 
-def _repeated(info: Any, width: int) -> Any:
-    """Returns the sampling parameters of every node, copied from its request."""
-    changes = {
-        name: value.repeat_interleave(width, dim=0)
-        for name in _ROWS
-        if (value := getattr(info, name)) is not None
-    }
-    return dataclasses.replace(info, **changes)
-
-
-def _each(values: list[Any] | None, width: int) -> list[Any]:
-    return [value for value in values or [] for _ in range(width)]
+def flat(walked: Walk) -> torch.Tensor:
+    """Returns the paths as nodes of the whole batch, int64 [n, width], -1 after the last."""
+    count, width = walked.path.shape
+    first = torch.arange(0, count * width, width, device=walked.path.device)
+    return (walked.path + first[:, None]).masked_fill_(walked.path < 0, -1)
 
 
 def _keep(output: SglLogits, at: torch.Tensor) -> None:
     """Keeps only the logprobs at the accepted nodes, in SGLang's shapes: [n, width], and flat
     lists of top logprobs."""
     output.next_token_logprobs = output.next_token_logprobs.view(-1)[at]
-    flat = at.view(-1)
-    for name in (
-        "next_token_top_logprobs_val",
-        "next_token_top_logprobs_idx",
-        "next_token_token_ids_logprobs_val",
-        "next_token_token_ids_logprobs_idx",
-    ):
+    nodes = at.view(-1)
+    for name in ASKED_LOGPROBS:
         values = getattr(output, name)
-        if not values:
+        if values is None or not len(values):
             continue
         if isinstance(values, torch.Tensor):
-            setattr(output, name, values[flat])
+            setattr(output, name, values[nodes])
         else:
-            setattr(output, name, [values[i] for i in flat.tolist()])
+            setattr(output, name, [values[i] for i in nodes.tolist()])

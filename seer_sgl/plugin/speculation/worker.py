@@ -3,6 +3,9 @@
 It replaces `NGRAMWorker` (sglang.srt.speculative.ngram_worker) and follows its design. Every row
 reserves KV slots for the widest draft. `batch.spec_info` carries the tokens of a step to the next
 one, also with overlapped scheduling.
+
+On a GPU the host waits for the device in one place: at the start of a decoding step, for the tokens
+of the step before. Everything else is queued, so that SGLang's scheduler can work meanwhile.
 """
 
 import logging
@@ -11,7 +14,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
 from sglang.srt.managers.scheduler import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -20,21 +22,23 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.ngram_info import NgramVerifyInput
 from sglang.srt.speculative.spec_utils import (
     commit_mamba_states_after_verify,
-    move_accept_tokens_to_target_kvcache,
     prepare_mamba_track_for_verify,
     record_stream_for_v2_verify,
 )
 from typing_extensions import override
 
-from seer_sgl.draft.tree import Layout
+from seer_sgl.draft.tree import Layout, is_chains
 from seer_sgl.plugin.drafting import DraftStatus
 from seer_sgl.plugin.sglang_types import SglResult, SglScheduleBatch, SglServerArgs, SglTargetWorker
 
 from . import ranks, start
 from .mask import attention_mask
+from .node_sampler import speculates
+from .outcome import Outcome
 from .planner import PLAIN, Plan, Planner
 from .shapes import Shapes
-from .verify import layout_of, speculates, verify
+from .verify import flat, layout_of, verify
+from .walk import Walk, upload
 
 logger = logging.getLogger(__name__)
 Publish = Callable[[torch.Tensor], object]  # receives the lengths after a step, int64 [n]
@@ -101,17 +105,18 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         # `runs` [n, stride]: the tokens of the last step, `run_lens` [n] of them per row.
         carried = batch.spec_info
         assert carried is not None
+        lens = carried.accept_lens.to("cpu", non_blocking=True)
         runs = carried.accept_tokens.cpu().numpy().reshape(-1, self._stride)
-        run_lens = carried.accept_lens.cpu().numpy()
+        run_lens = lens.numpy()
         plain = not speculates(batch.sampling_info)
         plan = PLAIN
         if self._planner is not None:
             totals = batch.seq_lens_cpu.numpy() + 1
             plan = self._aided(plan, self._planner.plan, batch.reqs, totals, runs, run_lens, plain)
         plan = ranks.agree(plan, len(batch.reqs), self._stride)
-        last = runs[np.arange(len(runs)), run_lens - 1]
         if plain or (plan.width == 1 and self._shapes.plain_decodes):
-            return self._decode(batch, last, on_publish, pp_proxy_tensors)
+            return self._decode(batch, on_publish, pp_proxy_tensors)
+        last = runs[np.arange(len(runs)), run_lens - 1]
         return self._verify(batch, plan, layout_of(last, plan), on_publish, pp_proxy_tensors)
 
     def _aided(self, otherwise: T, draft: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -137,13 +142,15 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
     def _decode(
         self,
         batch: SglScheduleBatch,
-        last: NDArray[np.int32],
         on_publish: Publish | None,
         pp_proxy_tensors: Any,
     ) -> GenerationBatchResult:
         """Runs a step without drafts: the target's own decoding, as without speculation."""
+        carried = batch.spec_info
+        assert carried is not None
+        runs = carried.accept_tokens.view(-1, self._stride).to(torch.int64)
         new_seq_lens = batch.seq_lens + 1
-        batch.input_ids = torch.from_numpy(last.astype(np.int64)).to(self.device)
+        batch.input_ids = runs.gather(1, carried.accept_lens[:, None].long() - 1).view(-1)
         slots = batch.req_to_token_pool.req_to_token[batch.req_pool_indices, batch.seq_lens]
         batch.out_cache_loc = slots.to(torch.int64)
         batch.seq_lens = new_seq_lens
@@ -169,11 +176,10 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
     ) -> GenerationBatchResult:
         """Runs a step with drafts: the target at every node, then the walk."""
         count, width = layout.tokens.shape
-        tree = torch.from_numpy(layout.mask).to(self.device)
-        depths = torch.from_numpy(layout.depths).to(self.device)
-        positions = (depths + batch.seq_lens[:, None]).view(-1)
+        nodes = upload(layout, self.device)
+        positions = (nodes.depths + batch.seq_lens[:, None]).view(-1)
         batch.forward_mode = ForwardMode.TARGET_VERIFY
-        batch.input_ids = torch.from_numpy(layout.tokens).to(self.device).view(-1)
+        batch.input_ids = nodes.tokens.view(-1)
         batch.out_cache_loc = assign_extend_cache_locs_func(
             req_pool_indices=batch.req_pool_indices,
             req_to_token=batch.req_to_token_pool.req_to_token,
@@ -184,32 +190,42 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             device=self.device,
         )
         prepare_mamba_track_for_verify(batch)
-        nodes = torch.arange(count * width, device=self.device).view(count, width)
         batch.spec_info = NgramVerifyInput(
             draft_token=batch.input_ids,
-            custom_mask=attention_mask(tree, batch.seq_lens_cpu, self.device),
+            custom_mask=attention_mask(nodes.mask, batch.seq_lens, batch.seq_lens_cpu),
             positions=positions,
-            retrieve_index=nodes,
-            retrieve_next_token=torch.from_numpy(layout.first_child).to(self.device),
-            retrieve_next_sibling=torch.from_numpy(layout.next_sibling).to(self.device),
+            retrieve_index=torch.arange(count * width, device=self.device).view(count, width),
+            retrieve_next_token=nodes.first_child,
+            retrieve_next_sibling=nodes.next_sibling,
             draft_token_num=width,
         )
         with self._shapes.of(width):
             result = self._target_worker.forward_batch_generation(
                 batch, pp_proxy_tensors=pp_proxy_tensors, is_verify=True
             )
-        verified = verify(self.model_runner, batch, result.logits_output, layout, positions)
-        lens = torch.from_numpy(verified.accepted.counts).to(self.device)
-        index = verified.nodes.to(torch.int32)
-        commit_mamba_states_after_verify(self._target_worker, batch, lens, index, width)
-        move_accept_tokens_to_target_kvcache(
-            batch, index, lens - 1, self.token_to_kv_pool_allocator
+        verified = verify(self.model_runner, batch, result.logits_output, nodes, positions)
+        walked, lens = verified.walked, verified.walked.lens
+        commit_mamba_states_after_verify(
+            self._target_worker, batch, lens, flat(walked).to(torch.int32), width
         )
+        if not is_chains(layout):  # on a chain, accepted KV is where it belongs
+            self._move_accepted(batch.out_cache_loc.view(count, width), walked)
         if self._planner is not None and plan.drafts is not None:
-            self._aided(None, self._planner.verified, plan, plan.drafts, verified.accepted)
+            self._aided(None, self._planner.verifying, plan, Outcome(walked))
         tokens = torch.zeros((count, self._stride), dtype=torch.int32, device=self.device)
         tokens[:, :width] = verified.tokens
         return self._result(result, tokens, lens, batch.seq_lens + lens, on_publish, width, True)
+
+    def _move_accepted(self, slots: torch.Tensor, walked: Walk) -> None:
+        """Moves the KV of accepted nodes to the first slots. slots: of all nodes, [n, width].
+
+        SGLang's `move_accept_tokens_to_target_kvcache` looks the targets up in `req_to_token`,
+        which the scheduler may already overwrite at this point; here they are the nodes' own slots.
+        """
+        accepted = slots.gather(1, walked.path.clamp(min=0))
+        sources = torch.where(walked.path >= 0, accepted, slots)
+        cache = self.token_to_kv_pool_allocator.get_kvcache()
+        cache.move_kv_cache(slots.reshape(-1), sources.view(-1))
 
     def _one_each(
         self,

@@ -1,0 +1,136 @@
+"""Sampling in parts is sampling: the same draws and logprobs, in SGLang's shapes."""
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from seer_sgl.plugin.speculation import node_sampler
+from seer_sgl.plugin.speculation.node_sampler import ASKED_LOGPROBS, NodeSampler
+
+COUNT, WIDTH, WORDS = 5, 3, 7
+
+
+@dataclasses.dataclass
+class Logits:
+    """The fields of LogitsProcessorOutput that a sampler writes."""
+
+    next_token_logits: torch.Tensor
+    next_token_logprobs: Any = None
+    next_token_top_logprobs_val: Any = None
+    next_token_top_logprobs_idx: Any = None
+    next_token_token_ids_logprobs_val: Any = None
+    next_token_token_ids_logprobs_idx: Any = None
+
+
+@dataclasses.dataclass
+class Sampling:
+    """The fields of SamplingBatchInfo that are used."""
+
+    temperatures: torch.Tensor
+    logit_bias: torch.Tensor | None
+    grammars: Any = None
+    grammar_mask: Any = None
+    has_custom_logit_processor: bool = False
+    acc_additive_penalties: torch.Tensor | None = None
+    acc_scaling_penalties: torch.Tensor | None = None
+    sampling_mask_batch_indices: Any = None
+    top_ps: Any = None
+    top_ks: Any = None
+    min_ps: Any = None
+    sampling_seed: Any = None
+
+    def update_regex_vocab_mask(self) -> None:
+        self.grammar_mask = "for this step"
+
+    def apply_logits_bias(self, logits: torch.Tensor) -> None:
+        assert self.grammar_mask == "for this step"
+        assert self.acc_additive_penalties is not None
+        logits.add_(self.acc_additive_penalties)
+
+
+class Sampler:
+    """Draws the likeliest word, shifted by the position. calls: nodes of each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def __call__(  # noqa: PLR0917 (SGLang's signature)
+        self,
+        output: Logits,
+        sampling: Sampling,
+        return_logprob: bool,
+        top_nums: list[int],
+        token_ids: list[list[int]],
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        nodes = len(positions)
+        self.calls.append(nodes)
+        assert len(top_nums) == len(token_ids) == len(sampling.temperatures) == nodes
+        logits = output.next_token_logits.div_(sampling.temperatures)
+        output.next_token_logprobs = logits.log_softmax(-1).max(-1).values
+        output.next_token_top_logprobs_val = [
+            row[:top].tolist() for row, top in zip(logits, top_nums, strict=True)
+        ]
+        output.next_token_token_ids_logprobs_val = [
+            row[ids] for row, ids in zip(logits, token_ids, strict=True)
+        ]
+        return logits.argmax(-1) + positions
+
+
+@pytest.mark.parametrize("bias", [None, torch.arange(COUNT * WORDS).view(COUNT, WORDS) / 10])
+@pytest.mark.parametrize(("requests", "calls"), [(4, [12, 3]), (2, [6, 6, 3]), (0, [3] * 5)])
+def test_parts_give_the_draws_and_logprobs_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, requests: int, calls: list[int], bias: torch.Tensor | None
+) -> None:
+    logits = torch.rand((COUNT * WIDTH, WORDS), generator=torch.Generator().manual_seed(1))
+    positions = torch.arange(COUNT * WIDTH)
+    given = None if bias is None else bias.repeat_interleave(WIDTH, 0)
+
+    def drawn(sampler: Sampler, most_bytes: int) -> tuple[list[int], Logits]:
+        monkeypatch.setattr(node_sampler, "MOST_BYTES", most_bytes)
+        batch: Any = SimpleNamespace(
+            sampling_info=Sampling(torch.arange(1.0, COUNT + 1)[:, None], bias),
+            return_logprob=True,
+            top_logprobs_nums=[0, 1, 2, 3, 4],
+            token_ids_logprobs=[[0], [1, 2], [3], [4], [5]],
+        )
+        output = Logits(logits.clone())
+        runner: Any = SimpleNamespace(sampler=sampler)
+        part = NodeSampler(runner, batch, WIDTH)
+        return part.draw(output, positions).tolist(), output
+
+    whole, in_parts = Sampler(), Sampler()
+    request_bytes = node_sampler.WORD_BYTES * WIDTH * WORDS
+    expected, once = drawn(whole, COUNT * request_bytes)
+    draws, parts = drawn(in_parts, requests * request_bytes)
+    assert whole.calls == [COUNT * WIDTH]
+    assert in_parts.calls == calls
+    assert draws == expected
+    biased = logits if given is None else logits + given
+    assert expected == (biased.argmax(-1) + positions).tolist()
+    assert torch.equal(parts.next_token_logprobs, once.next_token_logprobs)
+    for name in ASKED_LOGPROBS:
+        assert str(getattr(parts, name)) == str(getattr(once, name))
+
+
+def test_penalties_count_in_a_verification_without_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_sampler, "MOST_BYTES", 1)  # penalties are not cut into parts
+    penalties = torch.zeros(COUNT, WORDS)
+    penalties[:, 2] = 5.0
+    sampling = Sampling(torch.ones(COUNT, 1), None, acc_additive_penalties=penalties)
+    batch: Any = SimpleNamespace(
+        sampling_info=sampling,
+        return_logprob=True,
+        top_logprobs_nums=[0] * COUNT,
+        token_ids_logprobs=[[]] * COUNT,
+    )
+    sampler: Any = Sampler()
+    output: Any = Logits(torch.zeros(COUNT, WORDS))
+    runner: Any = SimpleNamespace(sampler=sampler)
+    draws = NodeSampler(runner, batch, 1).draw(output, torch.arange(COUNT))
+    assert draws.tolist() == [2, 3, 4, 5, 6]
+    assert sampler.calls == [COUNT]
+    assert sampling.grammar_mask is None, "its memory is not needed any more"
