@@ -19,17 +19,27 @@ PROBE_WEIGHT = 2.0  # the paper's lambda
 # Times the rate of plain decoding: the best of several estimates is usually a little too high.
 LEAST_GAIN = 1.05
 MAX_PAUSE = 32  # steps without drafts, while drafting gains too little
-MOST_NODES = 2048  # per verification, over all requests: each needs logits of the vocabulary
+MOST_NODES = 2048  # per verification, over all requests, unless the engine can verify more
 EXPLORE_EVERY = 64  # steps; then a neighbouring width is tried, to measure its time
 
 
 class DraftPolicy:
-    """Chooses the width of each verification. `widths`: ascending, the first is 1."""
+    """Chooses the width of each verification.
 
-    def __init__(self, widths: Sequence[int], times: StepTimes, acceptance: Acceptance) -> None:
+    widths: ascending, the first is 1. most_nodes: the maximum per verification.
+    """
+
+    def __init__(
+        self,
+        widths: Sequence[int],
+        times: StepTimes,
+        acceptance: Acceptance,
+        most_nodes: int = MOST_NODES,
+    ) -> None:
         self.widths = list(widths)
         self.times = times
         self.acceptance = acceptance
+        self._most_nodes = most_nodes
         self._pause = 0  # steps left without drafting
         self._patience = 1  # the next pause, steps
         self._steps = 0
@@ -50,14 +60,14 @@ class DraftPolicy:
         gained = np.cumsum(weights @ self.acceptance.expected(drafts))  # by the first k + 1 nodes
         best, best_rate = 1, LEAST_GAIN * total / self.times.predict(batch, 1)
         for width in self.widths[1:]:
-            if self._beyond(width, deepest) or batch * width > MOST_NODES:
+            if self._beyond(width, deepest) or batch * width > self._most_nodes:
                 break
             gain = float(gained[min(width - 1, gained.size) - 1])
             rate = (total + gain) / self.times.predict(batch, width)
             if rate > best_rate:
                 best, best_rate = width, rate
         self._rest_after(best)
-        return self._explored(best, deepest, MOST_NODES // batch)
+        return self._explored(best, deepest, self._most_nodes // batch)
 
     def _beyond(self, width: int, deepest: int) -> bool:
         """Returns whether the next narrower width already holds every draft."""

@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from seer_sgl.draft.acceptance import Acceptance
 from seer_sgl.draft.drafter import Drafter, Drafts
 from seer_sgl.draft.policy import DraftPolicy
 from seer_sgl.draft.replica import Replica
-from seer_sgl.draft.steps import StepTimes
 from seer_sgl.draft.tree import Accepted
 from seer_sgl.plugin.sglang_types import SglReq
 
@@ -49,26 +47,19 @@ class _Step(NamedTuple):
 class Planner:
     """Drafts for the running requests and learns from the accepted drafts.
 
-    widths: of a verification, ascending from 1. paths: the maximum of continuations per node; 1
-    drafts chains. times: of a step of this engine.
+    paths: the maximum of continuations per node; 1 drafts chains. policy: with the step times of
+    this engine.
     """
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        replica: Replica,
-        widths: Sequence[int],
-        paths: int,
-        times: StepTimes,
-    ) -> None:
+    def __init__(self, drafter: Drafter, replica: Replica, paths: int, policy: DraftPolicy) -> None:
         self.counts = Counts()
         self._drafter = drafter
         self._replica = replica
         self._rows = BatchRows(drafter, replica)
         self._paths = paths
-        self._most = widths[-1] - 1
-        self._acceptance = Acceptance(self._most)
-        self._policy = DraftPolicy(widths, times, self._acceptance)
+        self._most = policy.widths[-1] - 1
+        self._policy = policy
+        self._acceptance = policy.acceptance
         self._step: _Step | None = None  # under way
         self._verification: _Verification | None = None  # whose outcome has not been seen
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from seer_sgl.draft.policy import MOST_NODES
 from seer_sgl.plugin.sglang_types import SglModelRunner
 
 from .shapes import Shapes
@@ -28,7 +27,7 @@ def step_seconds(
 
     runner: ready to serve. Every rank of an engine must call this function.
     """
-    most = max(1, min(runner.max_running_requests, MOST_NODES // widths[-1]))
+    most = max(1, min(runner.max_running_requests, shapes.most_nodes // widths[-1]))
     times: dict[tuple[int, int], float] = {}
     for batch in batch_sizes(most):
         for width in widths:

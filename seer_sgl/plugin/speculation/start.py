@@ -1,7 +1,9 @@
 """Prepares drafting once the target is loaded."""
 
+from seer_sgl.draft.acceptance import Acceptance
 from seer_sgl.draft.automaton import MAX_TOKEN
 from seer_sgl.draft.drafter import Drafter
+from seer_sgl.draft.policy import DraftPolicy
 from seer_sgl.draft.steps import StepTimes
 from seer_sgl.link import contract
 from seer_sgl.plugin import drafting
@@ -54,7 +56,10 @@ def planner(
     if replica is None:
         return None
     paths = settings.paths if verifies_trees() else 1
-    result = Planner(drafter, replica, widths(stride), paths, StepTimes(times))
+    policy = DraftPolicy(
+        widths(stride), StepTimes(times), Acceptance(stride - 1), shapes.most_nodes
+    )
+    result = Planner(drafter, replica, paths, policy)
     reserve = get_alloc_reserve_per_decode()
     forward = [[batch, width, 1e3 * s] for (batch, width), s in times.items()]
     constant = {"draft_tokens": reserve, "paths": paths, "forward_ms": forward}

@@ -36,7 +36,7 @@ from .mask import attention_mask
 from .node_sampler import speculates
 from .outcome import Outcome
 from .planner import PLAIN, Plan, Planner
-from .shapes import Shapes
+from .shapes import Shapes, on_gpu, save_memory
 from .verify import flat, layout_of, verify
 from .walk import Walk, upload
 
@@ -77,6 +77,12 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         self.req_to_token_pool, self.token_to_kv_pool_allocator = pools
 
     @override
+    def init_attention_backends(self) -> None:
+        # SGLang creates the target's graphs next. They verify.
+        if on_gpu(self.model_runner):
+            save_memory(self.model_runner.attn_backend)
+
+    @override
     def init_cuda_graphs(self) -> None:
         # The target is complete: its steps can be measured.
         self._shapes = Shapes(self.model_runner, start.widths(self._stride), self._stride)
@@ -114,7 +120,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             totals = batch.seq_lens_cpu.numpy() + 1
             plan = self._aided(plan, self._planner.plan, batch.reqs, totals, runs, run_lens, plain)
         plan = ranks.agree(plan, len(batch.reqs), self._stride)
-        if plain or (plan.width == 1 and self._shapes.plain_decodes):
+        if plan.width == 1 and self._shapes.plain_decodes:
             return self._decode(batch, on_publish, pp_proxy_tensors)
         last = runs[np.arange(len(runs)), run_lens - 1]
         return self._verify(batch, plan, layout_of(last, plan), on_publish, pp_proxy_tensors)
@@ -158,9 +164,10 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         batch.seq_lens_sum = None
         batch.orig_seq_lens = batch.orig_seq_lens + 1
         batch.spec_info = None
-        result = self._target_worker.forward_batch_generation(
-            batch, pp_proxy_tensors=pp_proxy_tensors
-        )
+        with self._shapes.of(1):
+            result = self._target_worker.forward_batch_generation(
+                batch, pp_proxy_tensors=pp_proxy_tensors
+            )
         if batch.return_logprob:
             output = result.logits_output
             output.next_token_logprobs = output.next_token_logprobs.view(-1, 1)

@@ -1,0 +1,9 @@
+"""What the target needs per draft width."""
+
+from .probe import run_probe
+
+
+def test_verifying_backends_do_not_reserve_memory_for_decoding() -> None:
+    sizes = run_probe("-m", "tests.plugin.graph_buffers")
+    assert sizes["stock"] > 18e9
+    assert sizes["saved"] < 1.4e9
