@@ -1,5 +1,6 @@
 """Measures the target's time per step on the engine, by batch size and draft width."""
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from seer_sgl.plugin.sglang_types import SglModelRunner
 from .shapes import Shapes
 
 ROUNDS = 3
-CONTEXT = 64  # tokens that each request of the measurement attends to
+CONTEXT = 4096  # tokens that a request of the measurement attends to, if the KV cache has room
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -28,28 +29,51 @@ def step_seconds(
     runner: ready to serve. Every rank of an engine must call this function.
     """
     most = max(1, min(runner.max_running_requests, shapes.most_nodes // widths[-1]))
-    times: dict[tuple[int, int], float] = {}
-    for batch in batch_sizes(most):
-        for width in widths:
-            times[batch, width] = min(_seconds(runner, shapes, batch, width))
-    return times
+    return {
+        (batch, width): min(_seconds(runner, shapes, batch, width))
+        for batch in batch_sizes(most)
+        for width in widths
+    }
 
 
 def _seconds(runner: SglModelRunner, shapes: Shapes, batch: int, width: int) -> Iterator[float]:
     device = torch.get_device_module(runner.device)
-    for _ in range(ROUNDS):
-        verifies = width > 1 or not shapes.plain_decodes
-        forward_batch = _dummy(runner, batch, width, verifies)
-        device.synchronize()
-        began = time.perf_counter()
-        with shapes.of(width):
-            runner.forward(forward_batch)
-        device.synchronize()
-        yield time.perf_counter() - began
+    verifies = width > 1 or not shapes.plain_decodes
+    with _contexts(runner, batch) as length:
+        for _ in range(ROUNDS):
+            forward_batch = _dummy(runner, batch, width, length, verifies)
+            device.synchronize()
+            began = time.perf_counter()
+            with shapes.of(width):
+                runner.forward(forward_batch)
+            device.synchronize()
+            yield time.perf_counter() - began
 
 
-def _dummy(runner: SglModelRunner, batch: int, width: int, verifies: bool) -> Any:
-    """Returns a batch that decodes or verifies, with all KV in SGLang's padding slot 0."""
+@contextlib.contextmanager
+def _contexts(runner: SglModelRunner, batch: int) -> Iterator[int]:
+    """Lends `batch` requests a context each, of different KV slots; yields its length.
+
+    Nothing is running yet. One slot for all would stay in the GPU's cache, where reading KV costs
+    nothing.
+    """
+    table = runner.req_to_token_pool.req_to_token
+    slots = runner.max_total_num_tokens
+    length = max(1, min(CONTEXT, slots // batch, runner.model_config.context_len // 2))
+    rows = table[1 : batch + 1, :length]
+    taken = torch.arange(batch * length, dtype=table.dtype, device=table.device) % slots
+    rows.copy_(taken.view(batch, length))
+    try:
+        yield length
+    finally:
+        rows.zero_()
+
+
+def _dummy(runner: SglModelRunner, batch: int, width: int, length: int, verifies: bool) -> Any:
+    """Returns a batch of the requests 1 to `batch` that decodes or verifies after `length` tokens.
+
+    Its own KV goes to SGLang's padding slot 0.
+    """
     from sglang.srt.model_executor.forward_batch_info import (
         CaptureHiddenMode,
         ForwardBatch,
@@ -60,9 +84,9 @@ def _dummy(runner: SglModelRunner, batch: int, width: int, verifies: bool) -> An
     from .mask import attention_mask
 
     device, tokens = runner.device, batch * width
-    seq_lens_cpu = torch.full((batch,), CONTEXT, dtype=torch.int64)
+    seq_lens_cpu = torch.full((batch,), length, dtype=torch.int64)
     seq_lens = seq_lens_cpu.to(device)
-    positions = torch.full((tokens,), CONTEXT, dtype=torch.int64, device=device)
+    positions = torch.full((tokens,), length, dtype=torch.int64, device=device)
     zeros = torch.zeros(tokens, dtype=torch.int64, device=device)
     verify = None
     if verifies:
@@ -82,11 +106,11 @@ def _dummy(runner: SglModelRunner, batch: int, width: int, verifies: bool) -> An
         forward_mode=ForwardMode.TARGET_VERIFY if verify else ForwardMode.DECODE,
         batch_size=batch,
         input_ids=zeros,
-        req_pool_indices=torch.zeros(batch, dtype=torch.int64, device=device),
+        req_pool_indices=torch.arange(1, batch + 1, device=device),
         seq_lens=seq_lens,
         seq_lens_cpu=seq_lens_cpu,
         orig_seq_lens=seq_lens,
-        seq_lens_sum=batch * CONTEXT,
+        seq_lens_sum=batch * length,
         out_cache_loc=zeros,
         positions=positions,
         spec_algorithm=runner.spec_algorithm,
