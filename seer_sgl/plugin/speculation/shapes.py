@@ -76,10 +76,10 @@ class Shapes:
             runner.spec_algorithm = SpeculativeAlgorithm.NONE
         try:
             backend = runner._get_attention_backend(init_new_workspace=True)
-            if not decodes:
-                save_memory(backend, runner.attn_backend)
             graphs = None
             if runner.decode_cuda_graph_runner is not None:
+                if not decodes:
+                    save_memory(backend, runner.attn_backend)
                 graphs = DecodeCudaGraphRunner(
                     runner, attn_backend=backend, speculative_num_draft_tokens=width
                 )
