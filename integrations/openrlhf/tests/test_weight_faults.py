@@ -86,10 +86,11 @@ def test_engines_that_end_after_before_and_in_an_update_leave_the_training_to_th
     assert re.search(r"step 3: the update goes on without engine e0: .*; engine e1: ", it.output)
 
 
+@pytest.mark.timeout(1800)  # every call to the engine that hangs waits for up to a minute
 def test_an_engine_that_hangs_in_an_update_leaves_the_training_to_the_other_one(
     tmp_path: Path,
 ) -> None:
-    it = train(tmp_path, "hang", 4, *SMALL, "--seer.timeout_s", "60")
+    it = train(tmp_path, "hang", 4, *SMALL, "--seer.timeout_s", "120")
     assert it.status == 0, it.output[-3000:]
     assert sorted(it.kl) == [1, 2, 3, 4] and max(it.kl.values()) <= 1e-3
     assert re.search(r"step 2: sending the weights again: .*engine e1: ", it.output)
