@@ -70,7 +70,8 @@ class PluginReport(msgspec.Struct):
 
     `missing`: the SGLang names that it could not hook. `instance`: a name for this start of the
     server. `weights`: a name for the loaded weights. `vocab_size`: the width of the logits.
-    `draft`: a DraftReport and counters (report/draft_report.py), or null.
+    `draft`: a DraftReport and counters (report/draft_report.py), or null. `inexact`: the reason why
+    division or drafts can change the rounding of the engine's steps; None: they cannot.
     """
 
     version: str
@@ -81,6 +82,7 @@ class PluginReport(msgspec.Struct):
     vocab_size: Positive | None = None
     pool: PoolReport | None = None
     draft: msgspec.Raw = NULL
+    inexact: str | None = "the plugin does not report whether its steps round alike"
     work: EngineWork | None = None
 
 

@@ -12,6 +12,8 @@ from seer_sgl.draft.replica import Replica
 from seer_sgl.link.client import driver_link, hub_link
 from seer_sgl.link.contract import DRAFT, DraftSettings
 
+# Of a GPU engine without grouped drafting, whose plain steps are SGLang's own.
+DECODES = "its plain steps do not run the attention kernel of its prefill"
 FROM_HUB: tuple[type[Any], ...] = (Deltas, Want, Done)
 
 
@@ -51,9 +53,13 @@ def join(
 
 
 class DraftStatus:
-    """The report on drafting; None until the worker drafts."""
+    """The report on drafting; None until the worker drafts.
+
+    inexact: of an engine on a GPU, see PluginReport.
+    """
 
     def __init__(self) -> None:
+        self.inexact: str | None = DECODES
         self._facts: Callable[[], dict[str, Any]] | None = None
 
     def begin(self, facts: Callable[[], dict[str, Any]]) -> None:

@@ -29,6 +29,7 @@ class Plugin:
     """
 
     def __init__(self, *, on_cpu: bool) -> None:
+        self._on_cpu = on_cpu
         self._work = Work()
         self._pool = PoolPart()
         self._weights = Weights(self._pool)
@@ -77,6 +78,7 @@ class Plugin:
             vocab_size=scheduler.model_config.vocab_size,
             pool=self._pool.report(),
             draft=msgspec.Raw(msgspec.json.encode(self._drafting.report())),
+            inexact=None if self._on_cpu else self._drafting.inexact,
             work=self._work.report(scheduler),
         )
 

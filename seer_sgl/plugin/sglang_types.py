@@ -22,6 +22,7 @@ class SglModelConfig(Protocol):
     vocab_size: int
     context_len: int
     hf_config: Any  # transformers' PretrainedConfig
+    quantization: str | None
 
 
 class SglSamplingParams(Protocol):
@@ -367,6 +368,9 @@ class SglModelRunner(Protocol):
     attn_backend: Any
     decode_cuda_graph_runner: Any  # None with CUDA graphs disabled
     init_new_workspace: bool
+    prefill_attention_backend_str: str
+    decode_attention_backend_str: str
+    sliding_window_size: int | None
     sampler: Callable[..., torch.Tensor]
 
     def forward(self, forward_batch: Any, /) -> object: ...
@@ -390,6 +394,7 @@ class SglServerArgs(Protocol):
     It collects the fields of these classes:
     sglang.srt.arg_groups.fields.device.Device
     sglang.srt.arg_groups.fields.disagg.Disagg
+    sglang.srt.arg_groups.fields.exec_.ExecDeterministic
     sglang.srt.arg_groups.fields.exec_.ExecFeatures
     sglang.srt.arg_groups.fields.parallel.Parallel
     sglang.srt.arg_groups.fields.schedule.Schedule
@@ -407,5 +412,7 @@ class SglServerArgs(Protocol):
     enable_mixed_chunk: bool
     speculative_eagle_topk: int
     speculative_num_steps: int
+    speculative_num_draft_tokens: int | None
+    enable_deterministic_inference: bool
 
     def url(self) -> str: ...

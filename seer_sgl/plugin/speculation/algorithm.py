@@ -62,6 +62,12 @@ def register(status: DraftStatus) -> None:
             for flag, given in refused.items():
                 if given:
                     raise ValueError(f"--{flag}: not with --speculative-algorithm {ALGORITHM}")
+            # One kind of step for all tokens (engine/launch/exact.py) means little without it.
+            root_only = server_args.speculative_num_draft_tokens == 1
+            if root_only and not server_args.enable_deterministic_inference:
+                raise ValueError(
+                    "--speculative-num-draft-tokens 1: only with --enable-deterministic-inference"
+                )
             if server_args.device == "cpu":
                 server_args.disable_overlap_schedule = True
             server_args.enable_mixed_chunk = False

@@ -15,6 +15,8 @@ from .planner import PLAIN, Plan
 
 def agree(plan: Plan, count: int, stride: int) -> Plan:
     """Returns the first rank's plan for `count` requests, on every rank."""
+    if stride == 1:  # no rank drafts
+        return plan
     from sglang.srt.runtime_context import get_parallel
 
     ranks = get_parallel().tp_group  # other ways to share a batch are refused (algorithm.py)

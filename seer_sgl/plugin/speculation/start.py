@@ -9,7 +9,7 @@ from seer_sgl.link import contract
 from seer_sgl.plugin import drafting
 from seer_sgl.plugin.sglang_types import SglModelRunner
 
-from . import profile
+from . import exactness, profile
 from .planner import Planner
 from .shapes import Shapes
 
@@ -19,6 +19,8 @@ DEFAULT_MEMORY = 1 << 30  # bytes, for a server that was started with SGLang's f
 
 def widths(stride: int) -> list[int]:
     """Returns the widths of a verification: 1 (plain decoding), then 1 + 2, 1 + 4, ..., stride."""
+    if stride == 1:
+        return [1]
     most = stride - 1
     drafts = [1 << i for i in range(1, most.bit_length()) if 1 << i < most]
     return [1, *(1 + count for count in drafts), stride]
@@ -34,17 +36,21 @@ def verifies_trees() -> bool:
 def planner(
     runner: SglModelRunner, shapes: Shapes, stride: int, status: drafting.DraftStatus
 ) -> Planner | None:
-    """Returns this rank's Planner if the rank drafts. `stride`: nodes of the widest draft.
+    """Returns this rank's Planner if the rank drafts. `stride`: nodes of the widest draft; 1, the
+    root alone: no rank drafts.
 
     status: reports the planner from now on.
     """
     from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
     from sglang.srt.runtime_context import get_parallel
 
-    times = profile.step_seconds(runner, shapes, widths(stride))
     settings = drafting.settings() or contract.DraftSettings(
         "engine", stride - 1, 4, DEFAULT_MEMORY
     )
+    status.inexact = exactness.obstacle(runner, settings.paths if stride > 1 else 1)
+    if stride == 1:
+        return None
+    times = profile.step_seconds(runner, shapes, widths(stride))
     vocab_size = runner.model_config.vocab_size
     if vocab_size > MAX_TOKEN + 1:
         raise ValueError(f"draft.scope: {vocab_size} tokens, the index takes {MAX_TOKEN + 1}")

@@ -1,0 +1,75 @@
+"""Whether all steps of an engine on a GPU round alike, for `engines.exact` (docs/exactness.md)."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from seer_sgl.plugin.sglang_types import SglModelRunner
+
+ONE_KERNEL = "triton"  # with deterministic inference, it has one kernel for all but decoding
+
+
+class Target(NamedTuple):
+    """What decides about the kernels of an engine on a GPU that runs our algorithm.
+
+    backends: of the attention in prefill and in decoding. paths: the maximum of continuations per
+    node of a draft. window, recurrent: layers with a sliding window, or with a state.
+    """
+
+    deterministic: bool
+    backends: tuple[str, str]
+    paths: int
+    window: bool
+    recurrent: bool
+    quantization: str | None
+    compiled: bool
+    on_policy: bool
+
+
+def obstacle(runner: SglModelRunner, paths: int) -> str | None:
+    """Returns the first reason why division or drafts can change a bit; None if they cannot.
+
+    runner: a loaded target. paths: see Target.
+    """
+    return next(obstacles(target_of(runner, paths)), None)
+
+
+def obstacles(target: Target) -> Iterator[str]:
+    """Yields the reasons why division or drafts can change the rounding of a step."""
+    if not target.deterministic:
+        yield "it runs without deterministic inference"
+    for backend in target.backends:
+        if backend != ONE_KERNEL:
+            yield f"its attention backend is {backend}, not {ONE_KERNEL}"
+    if target.paths > 1:
+        yield f"it drafts trees of {target.paths} paths, not chains"
+    if target.window:
+        # The kernel's blocks begin at the window of the first token that it computes.
+        yield "its model has a sliding window"
+    if target.recurrent:
+        # A prefill sums over pieces of the prompt, a step over tokens.
+        yield "its model has recurrent layers (linear attention or Mamba)"
+    if target.quantization is not None:
+        # SGLang's batch-invariant products are of unquantized weights.
+        yield f"its weights are quantized ({target.quantization})"
+    if target.compiled:
+        yield "torch.compile makes kernels per batch size"
+    if target.on_policy:
+        yield "rl-on-policy-target replaces kernels"
+
+
+def target_of(runner: SglModelRunner, paths: int) -> Target:
+    """Returns the properties of a loaded target."""
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+    from sglang.srt.runtime_context import get_exec
+
+    execution, window = get_exec(), runner.sliding_window_size
+    return Target(
+        deterministic=execution.deterministic.enable_deterministic_inference,
+        backends=(runner.prefill_attention_backend_str, runner.decode_attention_backend_str),
+        paths=paths,
+        window=window is not None and window > 0,
+        recurrent=mambaish_config(runner.model_config) is not None,
+        quantization=runner.model_config.quantization,
+        compiled=execution.graph.enable_torch_compile,
+        on_policy=execution.deterministic.rl_on_policy_target is not None,
+    )
