@@ -345,6 +345,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int = 1  # of tensor and pipeline parallelism together
     vocab_size: int | None = None  # the number of token ids it may return; None: not reported
     incremental_streaming: bool = False  # an event of its streams has the new tokens only
+    inexact: str | None = None  # why its steps may round differently; None: they do not
 
 
 class EngineWork(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,6 +65,7 @@ class FakeSGLang(FakeControl):
     page_size: int = 1
     delay_s: float = 0.0
     has_tokenizer: bool = True
+    deterministic: bool = True
     plugin: dict[str, Any] | None = None
     faults: deque[str] = field(default_factory=deque)
     garbled: dict[str, str] = field(default_factory=dict)
@@ -272,7 +273,7 @@ class FakeSGLang(FakeControl):
                 "disable_radix_cache": False,
                 "dp_size": 1,
                 "tp_size": self.tp_size,
-                "enable_deterministic_inference": True,
+                "enable_deterministic_inference": self.deterministic,
                 "skip_tokenizer_init": not self.has_tokenizer,
                 "incremental_streaming_output": self.incremental,
                 "internal_states": [

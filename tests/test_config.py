@@ -177,6 +177,18 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
             f"{EXTERNAL}}}\ndraft: {{scope: engine, history: f}}",
             r":2: draft\.history: external engines need draft\.hub",
         ),
+        (
+            "engines: {exact: true, sglang: {enable_deterministic_inference: false}}",
+            r":1: engines\.sglang\.enable-deterministic-inference: engines\.exact needs it",
+        ),
+        (
+            "engines: {exact: true, sglang: {speculative-algorithm: NGRAM}}",
+            r":1: engines\.sglang\.speculative-algorithm: not with engines\.exact",
+        ),
+        (
+            "engines: {exact: true, sglang: {enable-torch-compile: true}}",
+            r":1: engines\.sglang\.enable-torch-compile: not with engines\.exact",
+        ),
         ("scheduling: {policy: fifo}", r":1: scheduling\.policy: invalid enum value 'fifo'"),
         ("scheduling: {policy: oracle}", r":1: scheduling\.policy: oracle needs scheduling\.len"),
         (

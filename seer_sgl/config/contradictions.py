@@ -41,12 +41,22 @@ POOL_FLAGS = {
 }
 
 
+# SGLang flags that let steps round differently, on any machine.
+INEXACT_FLAGS = (
+    "enable-mixed-chunk",
+    "enable-torch-compile",
+    "quantization",
+    "rl-on-policy-target",
+)
+
+
 def contradictions(config: Config) -> Iterator[Complaint]:
     """Yields every complaint, the most important first."""
     engines = config.engines
     yield from (_wrong_external if engines.launch == "external" else _wrong_local)(engines)
     yield from _wrong_pool(config.kv_pool, engines)
     yield from _wrong_draft(config.draft, engines)
+    yield from _wrong_exact(engines)
     yield from _wrong_scheduling(config)
     yield from _wrong_server(config.server)
     for name, why in config.sampling.problems():
@@ -178,6 +188,18 @@ def _wrong_draft(draft: DraftConfig, engines: EnginesConfig) -> Iterator[Complai
         for key, used in (("scope", draft.scope == "fleet"), ("history", draft.history)):
             if used:
                 yield f"draft.{key}", "external engines need draft.hub for this key"
+
+
+def _wrong_exact(engines: EnginesConfig) -> Iterator[Complaint]:
+    """Yields flags that cannot be exact anywhere. Those of a GPU: engine/launch/exact.py."""
+    if not engines.exact:
+        return
+    flags = engines.flags()
+    if flags.get("enable-deterministic-inference") is False:
+        yield "engines.sglang.enable-deterministic-inference", "engines.exact needs it"
+    for flag, value in flags.items():
+        if (flag in INEXACT_FLAGS and value is not False) or flag.startswith("speculative-"):
+            yield f"engines.sglang.{flag}", "not with engines.exact"
 
 
 def _wrong_scheduling(config: Config) -> Iterator[Complaint]:

@@ -68,6 +68,10 @@ class EnginesConfig(Section, frozen=True):
     sglang: dict[str, FlagValue] = {}
     """SGLang's own server flags, passed through unchanged: `{tp-size: 8, mem-fraction-static:
     0.85}`. Reports mask flags named after a key, token, password or secret."""
+    exact: bool = False
+    """On a GPU: run every step with one attention kernel, so that neither division nor drafts
+    change a bit, and refuse what cannot be exact; plain steps become slower. On a CPU: require
+    deterministic inference. ([What holds where](exactness.md#what-does-enginesexact-do))"""
     environment: dict[str, str] = {}
     """Environment variables of local engines. Reports mask their values."""
     urls: list[str] = []

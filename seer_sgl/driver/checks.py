@@ -6,7 +6,7 @@ Each check reports a problem in one line.
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
-from seer_sgl.config import DraftConfig, KvPoolConfig
+from seer_sgl.config import FleetConfig, KvPoolConfig
 from seer_sgl.errors import ConfigError
 from seer_sgl.types import EngineInfo, Prompt, Sampling
 
@@ -15,12 +15,17 @@ from seer_sgl.types import EngineInfo, Prompt, Sampling
 KV_LIMIT_SLACK = 8
 
 
-def check_engines(pool: KvPoolConfig, draft: DraftConfig, engines: Sequence[EngineInfo]) -> None:
+def check_engines(config: FleetConfig, engines: Sequence[EngineInfo]) -> None:
     """Raises ConfigError if the engines do not fit together or lack a configured feature."""
     problem = differences(engines)
     if problem is not None:
         raise ConfigError(problem)
+    pool, draft = config.kv_pool, config.draft
     for info in engines:
+        if config.engines.exact and info.inexact is not None:
+            raise ConfigError(
+                f"engines.exact: engine {info.engine_id} ({info.url}): {info.inexact}"
+            )
         if pool.backend != "none" and info.pool is None:
             raise ConfigError(
                 f"kv_pool.backend: engine {info.engine_id} ({info.url}) runs without a KV pool; "

@@ -96,7 +96,17 @@ def described(
         pipeline_stages=server.pp_size,
         ranks=server.tp_size * server.pp_size,
         incremental_streaming=server.incremental_streaming_output,
+        inexact=_inexact(server, plugin),
     )
+
+
+def _inexact(server: wire.ServerInfo, plugin: contract.PluginReport | None) -> str | None:
+    """Returns the reason why a server's steps may round differently; None if they do not."""
+    if plugin is None:
+        return "it runs without the seer-sgl plugin"
+    if not server.enable_deterministic_inference:
+        return "it runs without deterministic inference"
+    return None if plugin.inexact is None else one_line(plugin.inexact)
 
 
 def changes(before: EngineInfo, now: EngineInfo, version: str | None = None) -> list[str]:

@@ -22,10 +22,11 @@ from seer_sgl.processes import require_free_port
 from seer_sgl.types import EngineInfo
 
 from .client import HttpEngine
+from .launch.exact import require_exact
 from .launch.external import ExternalLauncher
 from .launch.launcher import EngineStart, Launcher
 from .launch.local import LocalLauncher
-from .launch.process import api_key, require_model, require_sglang
+from .launch.process import api_key, gpu_visible, require_model, require_sglang
 from .launch.ready import all_ready
 from .session import open_session
 
@@ -174,6 +175,7 @@ async def _open_launcher(
         return
     require_sglang()
     require_model(config.model.path or "")
+    require_exact(config, gpu_visible())
     async with open_pool(config.kv_pool, log_dir) as pool:
         logger.info("starting %d SGLang engine(s), logs in %s", config.engines.count, log_dir)
         launcher = LocalLauncher(config, log_dir, pool, environment)

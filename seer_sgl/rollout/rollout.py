@@ -106,7 +106,7 @@ class Rollout:
             for engine in fleet.engines:
                 engine.vocab_size = self._facts.vocab_size
             infos = [engine.info for engine in fleet.engines]
-            check_engines(self.config.kv_pool, self.config.draft, infos)
+            check_engines(self.config.fleet, infos)
             self._check_own_sampling(self.config.sampling, infos)
             for mismatch in mismatches(infos):
                 logger.warning("%s", mismatch)
@@ -148,9 +148,8 @@ class Rollout:
         engine = await fleet.join(url)
         try:
             engine.vocab_size = self._facts.vocab_size
-            config = self.config
-            check_engines(config.kv_pool, config.draft, [engine.info])
-            self._check_own_sampling(config.sampling, [engine.info])
+            check_engines(self.config.fleet, [engine.info])
+            self._check_own_sampling(self.config.sampling, [engine.info])
             driver.add_engine(engine)
         except BaseException:
             await fleet.stop_engine(engine.info.engine_id)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from seer_sgl.benchmark import fleets
 from seer_sgl.benchmark.arms import EVERY
 from seer_sgl.benchmark.config import BenchConfig, load_ready_bench, overrides_from
-from seer_sgl.benchmark.derive import arm_config
+from seer_sgl.benchmark.derive import arm_config, servers_config
 from seer_sgl.benchmark.fleets import runnable
 from seer_sgl.cli import cli
 from seer_sgl.errors import ConfigError
@@ -59,6 +59,18 @@ def test_servers_with_all_they_need_run_every_arm_of_their_kind() -> None:
     config = external(f"plain={PLAIN}", "drafting=http://a:3", overrides=SHARED)
     arms = {arm.name for arm in runnable(config)}
     assert arms == plain_arms(config) | {"seer", "greedy_seer"}
+
+
+def test_with_exact_engines_all_arms_are_alike_and_sglangs_own_speculation_is_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "seer_sgl")
+    config = load_ready_bench(gpu=False, overrides=["engines.exact=true"])
+    arms = runnable(config)
+    assert {*config.bench.arms} - {arm.name for arm in arms} == {"greedy_ngram"}
+    assert all(servers_config(arm, config).engines.exact for arm in arms)
+    reason = "engines.sglang.speculative-algorithm: not with engines.exact"
+    assert f"skipping arm greedy_ngram: {reason}" in caplog.messages
 
 
 def test_where_no_arm_remains_the_first_reason_is_told() -> None:

@@ -117,6 +117,6 @@ def test_a_bad_line_is_named(tmp_path: Path, text: str, complaint: str) -> None:
 def test_engines_that_do_not_draft_are_refused_where_drafting_is_asked_for() -> None:
     config = parse({"model": {"path": "m"}, "draft": {"scope": "fleet"}})
     drafting = msgspec.structs.replace(info("a"), draft_tokens=17)
-    check_engines(config.kv_pool, config.draft, [drafting])
+    check_engines(config.fleet, [drafting])
     with pytest.raises(ConfigError, match=r"draft\.scope: engine b .* drafts nothing"):
-        check_engines(config.kv_pool, config.draft, [drafting, info("b")])
+        check_engines(config.fleet, [drafting, info("b")])

@@ -248,6 +248,42 @@ async def test_min_p_with_seeds_is_sent_to_engines_with_the_plugin() -> None:
     assert {call["sampling_params"]["min_p"] for call in fake.seen} == {0.1}
 
 
+REPORT = {"version": "1", "missing": []}
+
+
+@pytest.mark.parametrize(
+    ("fake", "reason"),
+    [
+        (FakeSGLang(), "it runs without the seer-sgl plugin"),
+        (
+            FakeSGLang(plugin={**REPORT, "inexact": None}, deterministic=False),
+            "it runs without deterministic inference",
+        ),
+        (
+            FakeSGLang(plugin={**REPORT, "inexact": "its model has\na sliding window"}),
+            "its model has a sliding window",
+        ),
+        (FakeSGLang(plugin=REPORT), "the plugin does not report whether its steps round alike"),
+    ],
+)
+async def test_an_engine_that_is_not_exact_is_refused_where_that_is_asked_for(
+    fake: FakeSGLang, reason: str
+) -> None:
+    async with rolling(fake):
+        pass
+    with pytest.raises(ConfigError) as error:
+        async with rolling(fake, engines={"exact": True}):
+            pass
+    url = error.value.args[0].partition("(")[2].partition(")")[0]
+    assert str(error.value) == f"engines.exact: engine e0 ({url}): {reason}"
+
+
+async def test_an_exact_engine_serves_a_rollout_that_asks_for_one() -> None:
+    fake = FakeSGLang(plugin={**REPORT, "inexact": None})
+    async with rolling(fake, engines={"exact": True}) as rollout:
+        check(await all_groups(rollout))
+
+
 async def test_responses_cut_by_the_context_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     fake = FakeSGLang(max_request_len=50)
     async with rolling(fake) as rollout:

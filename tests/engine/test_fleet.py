@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from seer_sgl.config import FleetConfig, parse, with_values
 from seer_sgl.engine import fleet
 from seer_sgl.engine.fleet import Fleet, open_fleet
-from seer_sgl.engine.launch import process, ready
+from seer_sgl.engine.launch import local, process, ready
 from seer_sgl.engine.launch.process import require_model
 from seer_sgl.engine.launch.standalone import exec_engine
 from seer_sgl.errors import ConfigError, EngineStartError
@@ -34,6 +35,10 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     return folder
+
+
+# The command line of a fake server's child.
+CHILD = (sys.executable, "-c", "import time; time.sleep(600)")
 
 
 def config(model: Path, mode: str, **engines: Any) -> FleetConfig:
@@ -125,6 +130,24 @@ async def test_cancelling_the_start_leaves_nothing(model: Path, tmp_path: Path) 
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_exact_engines_run_one_kernel_on_a_gpu_and_what_cannot_starts_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (fleet, local):
+        monkeypatch.setattr(module, "gpu_visible", lambda: True)
+    settings = config(model, "serve", count=1, exact=True)
+    async with open_fleet(settings, tmp_path):
+        (command,) = {tuple(psutil.Process(pid).cmdline()) for pid in owned()} - {CHILD}
+        flags = " ".join(command)
+        assert "--attention-backend triton" in flags
+        assert "--speculative-algorithm SEER_GROUP --speculative-num-draft-tokens 1" in flags
+        assert "--enable-deterministic-inference" in flags
+    settings.engines.sglang["attention_backend"] = "fa3"
+    with pytest.raises(ConfigError, match=r"^engines\.sglang\.attention-backend: fa3, but"):
+        async with open_fleet(settings, tmp_path):
+            pass
 
 
 def ids(fleet: Fleet) -> list[str]:

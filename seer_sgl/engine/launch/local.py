@@ -16,7 +16,7 @@ from seer_sgl.kvpool.hicache import Pool
 from seer_sgl.link import contract
 from seer_sgl.processes import OwnedProcess, free_port, require_free_port
 
-from . import draft_flags
+from . import draft_flags, exact
 from .launcher import EngineStart, Launcher
 from .process import api_key, cpu_flags, gpu_visible, model_flags, open_ports, start_server
 
@@ -65,6 +65,7 @@ class LocalLauncher(Launcher):
         process = await start_server(
             self._pool.flags()
             | draft_flags.flags(self._config.draft)
+            | exact.flags(self._config, gpu_visible())
             | slot_flags(self._config, slot, port),
             self._log_dir / f"{engine_id}.log",
             cores,

@@ -16,7 +16,7 @@ from seer_sgl.link.contract import API_KEY, LINK_TOKEN, LINK_URL
 from seer_sgl.link.server import link_url, shared_token
 from seer_sgl.processes import free_port, require_free_port
 
-from . import draft_flags
+from . import draft_flags, exact
 from .process import (
     SERVER_MODULE,
     cpu_flags,
@@ -88,7 +88,9 @@ def _fleet_flags(config: FleetConfig) -> list[str]:
         raise ConfigError(
             f"engine: {FLEET}: with engines.launch: local, the driver starts the engines itself"
         )
-    flags = draft_flags.flags(config.draft) | config.engines.sglang
+    gpu = gpu_visible()
+    exact.require_exact(config, gpu)
+    flags = draft_flags.flags(config.draft) | exact.flags(config, gpu) | config.engines.flags()
     return server_flags(flags | model_flags(config.model))
 
 

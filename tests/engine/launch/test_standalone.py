@@ -48,7 +48,7 @@ def become(monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(*arguments: str) -> tuple[list[str], dict[str, str]]:
         with pytest.raises(Replaced):
             exec_engine([*arguments, "--port", str(free_port())])
-        command, environment = seen
+        command, environment = seen[-2:]
         assert command[1:3] == ["-m", SERVER_MODULE]
         return command[3:-2], environment
 
@@ -126,6 +126,20 @@ def test_an_engine_of_a_fleet_drafts_as_its_config_says(
     assert value_of(flags, "--speculative-num-draft-tokens") == "17"
     assert environment[HUB_URL] == "http://127.0.0.1:7701/link"
     assert json.loads(environment[DRAFT])["scope"] == "fleet"
+
+
+def test_an_exact_engine_of_a_fleet_verifies_the_root_alone_on_a_gpu(
+    become: Any, fleet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LINK_TOKEN, "secret")
+    fleet.write_text(fleet.read_text().replace("sglang:", "exact: true\n  sglang:"))
+    flags, _ = become("--fleet", str(fleet))
+    assert "--enable-deterministic-inference" in flags
+    assert "--speculative-algorithm" not in flags
+    monkeypatch.setattr(standalone, "gpu_visible", lambda: True)
+    flags, _ = become("--fleet", str(fleet))
+    assert value_of(flags, "--attention-backend") == "triton"
+    assert value_of(flags, "--speculative-num-draft-tokens") == "1"
 
 
 @pytest.mark.parametrize(("host", "confined"), [("127.0.0.1", True), ("0.0.0.0", False)])
