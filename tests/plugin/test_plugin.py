@@ -71,5 +71,16 @@ def test_a_scheduler_reports_the_plugin_without_weights_a_pool_or_drafting() -> 
     assert report["work"] == {"forward_steps": 3, "prefilled_tokens": 0}
 
 
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_an_engine_on_a_gpu_that_decodes_with_a_kernel_of_its_own_reports_that(
+    on_cpu: bool,
+) -> None:
+    scheduler: Any = SimpleNamespace(model_config=SimpleNamespace(vocab_size=100), forward_ct=3)
+    loaded = Plugin(on_cpu=on_cpu)
+    loaded.hooks = []
+    reason = "its plain steps do not run the attention kernel of its prefill"
+    assert loaded.report(scheduler).inexact == (None if on_cpu else reason)
+
+
 def test_a_process_that_sglang_has_not_loaded_the_plugin_into_has_none() -> None:
     assert plugin.current() is None
