@@ -7,6 +7,8 @@ from pathlib import Path
 
 from seer_sgl.config import Config
 from seer_sgl.engine.fleet import Fleet, open_fleet
+from seer_sgl.engine.launch.exact import require_exact
+from seer_sgl.engine.launch.process import gpu_visible
 from seer_sgl.errors import ConfigError
 from seer_sgl.link.contract import API_KEY
 
@@ -116,7 +118,9 @@ def _missing(arm: Arm, config: BenchConfig) -> str | None:
 def _contradiction(arm: Arm, config: BenchConfig) -> str | None:
     """Returns the problem of this config for servers of the arm's kind; None if there is none."""
     try:
-        servers_config(arm, config)
+        servers = servers_config(arm, config)
+        if servers.engines.launch == "local":
+            require_exact(servers.fleet, gpu_visible())
     except ConfigError as error:
         return str(error)
     return None

@@ -13,7 +13,10 @@ from seer_sgl.link.client import driver_link, hub_link
 from seer_sgl.link.contract import DRAFT, DraftSettings
 
 # Of a GPU engine without grouped drafting, whose plain steps are SGLang's own.
-DECODES = "its plain steps do not run the attention kernel of its prefill"
+DECODES = (
+    "its plain steps do not run the attention kernel of its prefill; start it with `seer-sgl "
+    "engine --fleet` and this config"
+)
 FROM_HUB: tuple[type[Any], ...] = (Deltas, Want, Done)
 
 

@@ -62,15 +62,19 @@ def test_servers_with_all_they_need_run_every_arm_of_their_kind() -> None:
 
 
 def test_with_exact_engines_all_arms_are_alike_and_sglangs_own_speculation_is_left_out(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO", "seer_sgl")
     config = load_ready_bench(gpu=False, overrides=["engines.exact=true"])
+    every, trees = {*config.bench.arms}, {"seer", "greedy_seer"}
     arms = runnable(config)
-    assert {*config.bench.arms} - {arm.name for arm in arms} == {"greedy_ngram"}
+    assert every - {arm.name for arm in arms} == {"greedy_ngram"}
     assert all(servers_config(arm, config).engines.exact for arm in arms)
     reason = "engines.sglang.speculative-algorithm: not with engines.exact"
     assert f"skipping arm greedy_ngram: {reason}" in caplog.messages
+    monkeypatch.setattr(fleets, "gpu_visible", lambda: True)
+    assert every - {arm.name for arm in runnable(config)} == {"greedy_ngram", *trees}
+    assert any("skipping arm seer: draft.paths: 4 drafts trees" in line for line in caplog.messages)
 
 
 def test_where_no_arm_remains_the_first_reason_is_told() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from seer_sgl.link.contract import REPORT
 from seer_sgl.plugin import plugin
+from seer_sgl.plugin.drafting import DECODES
 from seer_sgl.plugin.hook import Hook
 from seer_sgl.plugin.plugin import Plugin
 
@@ -78,8 +79,7 @@ def test_an_engine_on_a_gpu_that_decodes_with_a_kernel_of_its_own_reports_that(
     scheduler: Any = SimpleNamespace(model_config=SimpleNamespace(vocab_size=100), forward_ct=3)
     loaded = Plugin(on_cpu=on_cpu)
     loaded.hooks = []
-    reason = "its plain steps do not run the attention kernel of its prefill"
-    assert loaded.report(scheduler).inexact == (None if on_cpu else reason)
+    assert loaded.report(scheduler).inexact == (None if on_cpu else DECODES)
 
 
 def test_a_process_that_sglang_has_not_loaded_the_plugin_into_has_none() -> None:
