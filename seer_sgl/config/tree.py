@@ -63,8 +63,8 @@ class EnginesConfig(Section, frozen=True):
     count: Processes = 1
     """Local servers."""
     cores: Cores = None
-    """CPU cores to pin each local engine to, one list per engine; `auto`: one core per engine, in
-    turn."""
+    """CPU cores to pin each local engine to, one list per engine; `auto`: all cores in equal shares
+    where there is a GPU, else one core per engine, in turn."""
     sglang: dict[str, FlagValue] = {}
     """SGLang's own server flags, passed through unchanged: `{tp-size: 8, mem-fraction-static:
     0.85}`. Reports mask flags named after a key, token, password or secret."""

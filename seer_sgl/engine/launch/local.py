@@ -10,13 +10,14 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from seer_sgl.config import Cores, FlagValue, FleetConfig
+from seer_sgl.config import FlagValue, FleetConfig
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.kvpool.hicache import Pool
 from seer_sgl.link import contract
 from seer_sgl.processes import OwnedProcess, free_port, require_free_port
 
 from . import draft_flags, exact
+from .cores import engine_cores, machine_cores
 from .launcher import EngineStart, Launcher
 from .process import api_key, cpu_flags, gpu_visible, model_flags, open_ports, start_server
 
@@ -56,7 +57,7 @@ class LocalLauncher(Launcher):
         if url is not None:
             raise ConfigError(f"engines.launch: local cannot join a running engine ({url})")
         slot = next(i for i in itertools.count() if i not in self._slots.values())
-        cores = _cores(engines.cores, slot)
+        cores = engine_cores(engines.cores, slot, engines.count, machine_cores(), gpu_visible())
         port = free_port() if engines.base_port is None else engines.base_port + slot
         if engines.base_port is not None:
             require_free_port(port, "engines.base_port")
@@ -109,18 +110,3 @@ def slot_flags(config: FleetConfig, slot: int, port: int) -> dict[str, FlagValue
 def _ranks(own: Mapping[str, FlagValue]) -> int:
     """Returns the number of ranks of one server; each has its own GPU."""
     return int(str(own.get("tp-size", own.get("tensor-parallel-size", own.get("tp", 1)))))
-
-
-def _cores(cores: Cores, slot: int) -> list[int] | None:
-    """Returns the cores to pin an engine to; None if `engines.cores` is not set.
-
-    Raises ConfigError if the config has no list for this slot.
-    """
-    if cores == "auto":
-        usable = sorted(os.sched_getaffinity(0))
-        return [usable[slot % len(usable)]]
-    if not isinstance(cores, list):
-        return None
-    if slot >= len(cores):
-        raise ConfigError(f"engines.cores: {len(cores)} lists, and engine {slot + 1} needs one")
-    return cores[slot]
