@@ -104,8 +104,9 @@ class KvPoolConfig(Section, frozen=True):
     `none`: a chunk that moves is prefilled again."""
     page_size: Positive = 64
     """Tokens of a page; only full pages are shared."""
-    host_ratio: Annotated[float, msgspec.Meta(gt=1.0)] = 2.0
-    """Host KV tokens per device KV token (SGLang's `hicache-ratio`)."""
+    host_ratio: Annotated[float, msgspec.Meta(gt=1.0)] | None = None
+    """Host KV tokens per device KV token (SGLang's `hicache-ratio`). Default: 1.1 on a machine with
+    a GPU, else 2.0."""
     memory: str = "4gb"
     """Memory of a local store node."""
     stores: Processes = 1

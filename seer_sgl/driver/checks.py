@@ -113,6 +113,22 @@ def check_pool(pool: KvPoolConfig, chunk: int, kv_bytes_per_token: int | None) -
         )
 
 
+def cut_fetches(ratio: float, engines: Sequence[EngineInfo], longest: int) -> Iterator[str]:
+    """Yields one warning per engine that may be unable to fetch the KV of a long request.
+
+    The host memory beyond a copy of the device's KV is what is left for a fetch.
+    ratio: host KV tokens per device KV token. longest: tokens of a response.
+    """
+    for info in engines:
+        room, most = int((ratio - 1) * info.max_total_num_tokens), info.max_request_len
+        if room < min(longest, most):
+            yield (
+                f"kv_pool.host_ratio: engine {info.engine_id} has host memory for {room} KV tokens "
+                f"beyond its own {info.max_total_num_tokens}, but a response may have "
+                f"{min(longest, most)}; what it cannot fetch is computed again"
+            )
+
+
 def mismatches(engines: Sequence[EngineInfo]) -> list[str]:
     """Returns one warning per property that differs between engines; usually a mistake."""
     warnings = []

@@ -21,6 +21,13 @@ FILE_DIRECTORY = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"  # SGLang's own
 NAMESPACE = "SEER_SGL_POOL_NAMESPACE"  # keeps the fleets that share a pool apart
 REPLICAS = "seer_replicas"  # in HiCache's extra config, for our plugin
 
+# The host memory of an engine holds a copy of all KV that the device caches, and beyond that what
+# is being fetched: SGLang gives up no host copy while the device has the KV. What does not fit is
+# computed again. The KV of a GPU is so large that a tenth of it holds many requests, and its host
+# copy is page-locked. The few thousand tokens of an engine on a CPU need as much again.
+GPU_HOST_RATIO = 1.1
+CPU_HOST_RATIO = 2.0
+
 
 class Pool(msgspec.Struct, frozen=True):
     """The settings of an open KV pool for engines. `master`: host:port of Mooncake's master."""
@@ -29,8 +36,8 @@ class Pool(msgspec.Struct, frozen=True):
     master: str | None = None
     namespace: str = ""
 
-    def flags(self) -> dict[str, FlagValue]:
-        """Returns the SGLang flags of one engine; none without a pool.
+    def flags(self, gpu: bool) -> dict[str, FlagValue]:
+        """Returns the SGLang flags of one engine, with or without a GPU; none without a pool.
 
         The write policy is write_through, because the other policies do not write output tokens.
         The prefetch policy is wait_complete, because best_effort stops a prefetch early and hit
@@ -53,7 +60,7 @@ class Pool(msgspec.Struct, frozen=True):
         return {
             "page-size": config.page_size,
             "enable-hierarchical-cache": True,
-            "hicache-ratio": config.host_ratio,
+            "hicache-ratio": host_ratio(config, gpu),
             "hicache-write-policy": "write_through",
             "hicache-storage-backend": config.backend,
             "hicache-storage-prefetch-policy": "wait_complete",
@@ -69,6 +76,11 @@ class Pool(msgspec.Struct, frozen=True):
         if self.config.backend == "file" and self.config.directory:
             environment[FILE_DIRECTORY] = self.config.directory
         return environment
+
+
+def host_ratio(config: KvPoolConfig, gpu: bool) -> float:
+    """Returns the host KV tokens per device KV token of an engine with or without a GPU."""
+    return config.host_ratio or (GPU_HOST_RATIO if gpu else CPU_HOST_RATIO)
 
 
 @contextlib.asynccontextmanager

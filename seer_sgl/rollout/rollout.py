@@ -15,15 +15,22 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from seer_sgl.config import UNDIVIDED, Config, load, parse, with_values
-from seer_sgl.driver.checks import check_engines, check_pool, mismatches, unservable
+from seer_sgl.driver.checks import (
+    check_engines,
+    check_pool,
+    cut_fetches,
+    mismatches,
+    unservable,
+)
 from seer_sgl.driver.driver import Driver, Settings
 from seer_sgl.driver.groups import GroupMaker, derived_seed
 from seer_sgl.driver.observer import Observer
 from seer_sgl.driver.tokenizer import load_tokenizer
 from seer_sgl.engine.fleet import Fleet, open_fleet
-from seer_sgl.engine.launch.process import require_model
+from seer_sgl.engine.launch.process import gpu_visible, require_model
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
 from seer_sgl.kvpool.backend import resolved
+from seer_sgl.kvpool.hicache import host_ratio
 from seer_sgl.report import draft_report
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import report
@@ -108,8 +115,8 @@ class Rollout:
             infos = [engine.info for engine in fleet.engines]
             check_engines(self.config.fleet, infos)
             self._check_own_sampling(self.config.sampling, infos)
-            for mismatch in mismatches(infos):
-                logger.warning("%s", mismatch)
+            for warning in [*mismatches(infos), *self._cut_fetches(infos)]:
+                logger.warning("%s", warning)
             driver = await stack.enter_async_context(Driver.over(fleet, self._settings()))
             self._open = _Open(fleet, driver, stack.pop_all())
         return self
@@ -285,6 +292,16 @@ class Rollout:
         """Raises ConfigError if the engines cannot serve a run's own sampling."""
         for key, why in unservable(sampling, infos, tokenizer=self.tokenizer is not None):
             raise ConfigError(f"sampling.{key}: {why}")
+
+    def _cut_fetches(self, infos: Sequence[EngineInfo]) -> Iterable[str]:
+        """Returns warnings about engines whose host memory may be too small for a fetch."""
+        pool = self.config.kv_pool
+        local = self.config.engines.launch == "local"
+        if pool.backend == "none" or not (local or pool.host_ratio):
+            return ()  # an engine elsewhere has the default ratio of its own machine
+        return cut_fetches(
+            host_ratio(pool, gpu_visible()), infos, self.config.sampling.max_new_tokens
+        )
 
     def _check_groups(self, groups: Sequence[Group]) -> None:
         """Raises PromptError if the oracle lacks a length; logs responses with less room."""

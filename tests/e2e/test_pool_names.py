@@ -116,7 +116,7 @@ async def start(
     process = await start_server(
         cpu_flags()
         | SGLANG
-        | pool.flags()
+        | pool.flags(gpu=False)
         | {
             "model-path": str(model),
             "port": port,

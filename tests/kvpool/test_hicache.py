@@ -15,19 +15,21 @@ from seer_sgl.processes import own_address
 
 
 def extra_of(pool: Pool) -> dict[str, Any]:
-    flag = pool.flags()["hicache-storage-backend-extra-config"]
+    flag = pool.flags(gpu=False)["hicache-storage-backend-extra-config"]
     assert isinstance(flag, str)
     extra: dict[str, Any] = json.loads(flag)
     return extra
 
 
 def test_without_a_pool_an_engine_gets_no_flags() -> None:
-    assert Pool(KvPoolConfig()).flags() == {}
+    assert Pool(KvPoolConfig()).flags(gpu=False) == {}
 
 
 @pytest.mark.parametrize("backend", ["file", "mooncake"])
 def test_every_pool_writes_all_tokens_through_and_waits_for_what_it_reads(backend: Any) -> None:
-    flags = Pool(KvPoolConfig(backend=backend, page_size=16, host_ratio=3.5), "h:1").flags()
+    flags = Pool(KvPoolConfig(backend=backend, page_size=16, host_ratio=3.5), "h:1").flags(
+        gpu=False
+    )
     assert flags["hicache-storage-backend"] == backend
     assert flags["page-size"] == 16
     assert flags["hicache-ratio"] == 3.5
@@ -37,9 +39,17 @@ def test_every_pool_writes_all_tokens_through_and_waits_for_what_it_reads(backen
     assert flags["enable-cache-report"] is True
 
 
+def test_a_gpu_has_host_memory_for_a_tenth_more_than_its_kv_and_a_cpu_for_twice_as_much() -> None:
+    assert [
+        Pool(KvPoolConfig(backend="file")).flags(gpu)["hicache-ratio"] for gpu in (True, False)
+    ] == [1.1, 2.0]
+    chosen = Pool(KvPoolConfig(backend="file", host_ratio=1.5))
+    assert chosen.flags(gpu=True)["hicache-ratio"] == 1.5
+
+
 @pytest.mark.parametrize("backend", ["file", "mooncake"])
 def test_a_user_cannot_set_what_the_pool_sets(backend: Any) -> None:
-    flags = set(Pool(KvPoolConfig(backend=backend), "h:1").flags())
+    flags = set(Pool(KvPoolConfig(backend=backend), "h:1").flags(gpu=False))
     assert flags <= set(POOL_FLAGS)
 
 

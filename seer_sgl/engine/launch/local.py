@@ -64,7 +64,7 @@ class LocalLauncher(Launcher):
         self._slots[engine_id] = slot
         instance = uuid.uuid4().hex
         process = await start_server(
-            self._pool.flags()
+            self._pool.flags(gpu_visible())
             | draft_flags.flags(self._config.draft)
             | exact.flags(self._config, gpu_visible())
             | slot_flags(self._config, slot, port),

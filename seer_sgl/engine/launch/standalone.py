@@ -61,7 +61,7 @@ def exec_engine(arguments: list[str]) -> NoReturn:
         if fleet is not None:
             host = _value([*defaults, *flags], "--host")
             pool = asyncio.run(_pool(config.kv_pool, host in LOOPBACK))
-            defaults += server_flags(pool.flags())
+            defaults += server_flags(pool.flags(gpu_visible()))
             environment |= pool.environment()
     command = [sys.executable, "-m", SERVER_MODULE, *defaults, *flags]
     sys.stdout.flush()
