@@ -6,7 +6,7 @@ SEER_PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 UV := uv==0.13.8
-GPU := $(wildcard /proc/driver/nvidia/version /dev/kfd)
+GPU := $(wildcard /proc/driver/nvidia/version /dev/nvidiactl /dev/kfd)
 OVERRIDES := requirements-gpu-overrides.txt
 OPENRLHF := .venv-openrlhf
 

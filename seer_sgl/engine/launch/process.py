@@ -13,12 +13,14 @@ from seer_sgl.link.contract import API_KEY
 from seer_sgl.processes import OwnedProcess
 
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"  # NCCL's environment variable
+# Files of NVIDIA's and AMD's drivers. A sandbox may have the device without the /proc entry.
+GPU_SIGNS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/kfd")
 SERVER_MODULE = "seer_sgl.plugin.server"
 
 
 def gpu_visible() -> bool:
     """Returns whether this machine has a GPU, without importing torch."""
-    return Path("/proc/driver/nvidia/version").exists() or Path("/dev/kfd").exists()
+    return any(Path(sign).exists() for sign in GPU_SIGNS)
 
 
 def api_key(config: EnginesConfig) -> str | None:

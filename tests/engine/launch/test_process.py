@@ -1,5 +1,7 @@
 """What a server opens to other machines, as it is announced."""
 
+from pathlib import Path
+
 import pytest
 
 from seer_sgl.engine.launch import process
@@ -31,3 +33,9 @@ def test_nccl_is_announced_where_it_listens(
 ) -> None:
     monkeypatch.setattr(process, "gpu_visible", lambda: gpu)
     assert [("NCCL" in line) for line in open_ports(ranks, None, environment)] == [True] * is_open
+
+
+def test_make_and_the_launcher_agree_on_what_a_gpu_machine_is() -> None:
+    makefile = (Path(__file__).parents[3] / "Makefile").read_text()
+    (line,) = [line for line in makefile.splitlines() if line.startswith("GPU := ")]
+    assert line == f"GPU := $(wildcard {' '.join(process.GPU_SIGNS)})"
