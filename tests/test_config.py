@@ -266,7 +266,7 @@ def test_what_cannot_be_divided_is_known() -> None:
 def test_the_shipped_configs_are_valid() -> None:
     paths = set(Path("configs").glob("*.yaml"))
     benchmarks = set(Path("configs").glob("bench-*.yaml"))
-    assert len(benchmarks) == 2 < len(paths)
+    assert len(benchmarks) == 3 < len(paths)
     for path in paths - benchmarks:
         assert isinstance(load(path), Config)
     for path in benchmarks:

@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 import click
 import pytest
 
+from bench.gpu import session
+from bench.gpu.parts import Machine, Session, parts
 from seer_sgl import load_ready
 from seer_sgl.benchmark import config as benchmark
 from seer_sgl.cli import cli
@@ -131,15 +133,23 @@ def python(arguments: Arguments) -> None:
 
 
 def _parse_only(module: str, arguments: Arguments) -> None:
-    parse = argparse.ArgumentParser.parse_args
+    parser = argparse.ArgumentParser
+    parse, parse_known = parser.parse_args, parser.parse_known_args
 
     def parse_only(*options: Any) -> NoReturn:
-        parse(*options)
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(parser, "parse_known_args", parse_known)  # `parse` calls it
+            parse(*options)
+        raise Parsed
+
+    def parse_known_only(*options: Any) -> NoReturn:
+        parse_known(*options)
         raise Parsed
 
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # another test has imported the module
-        patch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+        patch.setattr(parser, "parse_args", parse_only)
+        patch.setattr(parser, "parse_known_args", parse_known_only)
         patch.setattr(sys, "argv", [module, *arguments])
         with pytest.raises((Parsed, SystemExit)) as ended:
             runpy.run_module(module, run_name="__main__")
@@ -154,9 +164,12 @@ def pytest_files(arguments: Arguments) -> None:
 
 
 def gpu_kit(arguments: Arguments) -> None:
-    """Checks `bench/gpu/run.sh ...`: its options are those of `seer-sgl bench`."""
-    if arguments:
-        seer_sgl(["bench", "--gpu", *arguments])
+    """Checks `bench/gpu/run.sh ...`: its options are those of a session and of `seer-sgl bench`."""
+    options, rest = session.arguments().parse_known_args(["OUT", *arguments])
+    known = [part.name for part in parts(Session(options.out), Machine(fa3=True))]
+    assert set(filter(None, options.parts.split(","))) <= set(known)
+    if rest:
+        seer_sgl(["bench", "--gpu", *rest])
 
 
 def export(arguments: Arguments) -> None:

@@ -1,0 +1,99 @@
+"""The parts of a session on a GPU machine: what is measured, in which order, by which command."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+SHAPES = "shapes"
+CONFIGS: Mapping[str, str] = {"reasoner": "bench-gpu-reasoner.yaml", SHAPES: "bench-gpu.yaml"}
+ENGINES = (2, 4)
+CONTEXTS = "64,1024,8192,30000"  # of the step times, tokens
+SMOKE = (
+    *("--servers", "plain,trees,pool"),
+    *("--prompts", "4", "--samples", "4", "--tokens", "128", "--chunk", "48"),
+)
+
+
+class Machine(NamedTuple):
+    """The properties of the machine that the commands depend on."""
+
+    gpus: int = 1
+    fa3: bool = False  # FlashAttention 3 can run: a Hopper GPU, and its kernels are installed
+
+
+class Part(NamedTuple):
+    """One part: its name, and the module of this project with its arguments."""
+
+    name: str
+    command: tuple[str, ...]
+
+
+class Session(NamedTuple):
+    """The folder of the results, and what the parts get besides: options of `seer-sgl bench` for
+    the benchmarks, and of bench.gpu.shapes for their inputs."""
+
+    out: Path
+    bench: Sequence[str] = ()
+    shapes: Sequence[str] = ()
+
+    @property
+    def inputs(self) -> Path:
+        """The folder of the shape and its workload."""
+        return self.out / "inputs"
+
+
+def parts(session: Session, machine: Machine) -> list[Part]:
+    """Returns all parts in order: first what says most in a minute, last what takes hours."""
+    float32, bfloat16 = "triton-float32", "triton-bfloat16"
+    model = ("--model", str(session.inputs / "model"))
+    fa3 = [_script(session, "exact-fa3", "exact", "--setups", "fa3-bfloat16")]
+    return [
+        _script(session, "machine", "machine"),
+        _script(session, "smoke", "exact", "--setups", float32, *SMOKE),
+        _script(session, "kv-moves", "kv_moves"),
+        _script(session, "exact-triton", "exact", "--setups", f"{float32},{bfloat16}"),
+        *(fa3 if machine.fa3 else []),
+        _script(session, "exact-greedy", "exact", "--setups", f"{bfloat16}-greedy"),
+        *(_benchmark(session, machine, "reasoner", engines) for engines in ENGINES),
+        *(_benchmark(session, machine, "shapes", engines) for engines in ENGINES),
+        _script(session, "steps", "step_times", *model, "--contexts", CONTEXTS),
+        _script(session, "trace", "step_trace"),
+        _script(session, "trace-shape", "step_trace", "--inputs", str(session.inputs)),
+        _script(session, "exact-flashinfer", "exact", "--setups", "flashinfer-bfloat16"),
+    ]
+
+
+def inputs(session: Session) -> Part:
+    """Returns the part that writes the shape and its workload, before all others."""
+    return Part("inputs", ("bench.gpu.shapes", "--out", str(session.inputs), *session.shapes))
+
+
+def configs(session: Session, machine: Machine) -> dict[Path, str]:
+    """Returns the configs of the benchmarks by file. With several GPUs each engine has its own."""
+    texts = {name: (ROOT / "configs" / name).read_text() for name in CONFIGS.values()}
+    if machine.gpus > 1:
+        texts = {name: re.sub(r"(?m)^ +base-gpu-id:.*\n", "", text) for name, text in texts.items()}
+    return {session.out / "configs" / name: text for name, text in texts.items()}
+
+
+def _script(session: Session, name: str, module: str, *arguments: str) -> Part:
+    return Part(name, (f"bench.gpu.{module}", str(session.out / f"{name}.json"), *arguments))
+
+
+def _benchmark(session: Session, machine: Machine, kind: str, engines: int) -> Part:
+    name = f"{kind}-{engines}"
+    own = [
+        "--config",
+        str(session.out / "configs" / CONFIGS[kind]),
+        "--out",
+        str(session.out / name),
+    ]
+    own += ["--engines", str(engines)]
+    if kind == SHAPES:
+        own += ["--set", f"model.path={session.inputs / 'model'}"]
+        own += ["--set", f"bench.workload={session.inputs / 'trace.jsonl'}"]
+    if kind == SHAPES and machine.fa3:
+        own += ["--set", "engines.sglang.attention-backend=fa3"]
+    return Part(name, ("seer_sgl", "bench", *own, *session.bench))
