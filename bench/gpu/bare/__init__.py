@@ -1,0 +1,1 @@
+"""SGLang and its packages on a GPU machine without a package index."""

@@ -1,0 +1,185 @@
+"""Installs SGLang on a GPU machine without a package index, from the folders of prepare.py.
+
+`python3 bench/gpu/bare/install.py FOLDER` takes one folder, in any order, and installs everything
+into ~/seer with the last one. Then `. ~/seer/env.sh` sets the environment for
+`python3 -m bench.gpu.session`. It needs Python 3.12, pip, gcc, and the packages beside which
+packages.txt was made.
+"""
+
+import argparse
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+PROGRAM = "bench/gpu/bare/install.py"
+HERE = Path(__file__).resolve().parent
+CHECKOUT = HERE.parents[2]
+PACKAGES = HERE / "packages.txt"
+SHIM = HERE / "shim.S"
+KERNELS = "kernels.tar.xz"
+SYSTEM_FILES = "*.deb"
+MANIFEST = "manifest.json"
+# A name that sglang-kernel expects of torch's libc10.so, and that shim.S defines.
+NEW_NAME = b"_ZN3c1019NotImplementedErrorC1ENS_14SourceLocation"
+# Torch loads its libraries for itself alone; the shim must find their names.
+LOAD_SHIM = """import ctypes, pathlib, torch
+ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib/libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
+ctypes.CDLL({shim!r}, ctypes.RTLD_GLOBAL)
+"""
+
+
+class Piece(NamedTuple):
+    """A piece of a file of `size` bytes, from `begin` to `end`."""
+
+    name: str
+    begin: int
+    end: int
+    size: int
+
+    @property
+    def file(self) -> str:
+        """The name of the piece in its folder."""
+        return self.name if self.end - self.begin == self.size else f"{self.name}.{self.begin}"
+
+
+def write_folder(
+    folder: Path, files: Path, pieces: Sequence[Piece], number: int, folders: int
+) -> None:
+    """Writes folder `number` of `folders`, with pieces of the files in `files`."""
+    folder.mkdir(parents=True)
+    for piece in pieces:
+        with (files / piece.name).open("rb") as file:
+            file.seek(piece.begin)
+            (folder / piece.file).write_bytes(file.read(piece.end - piece.begin))
+    manifest = {"number": number, "folders": folders, "pieces": pieces}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def stage(folder: Path, stage: Path) -> list[int]:
+    """Takes a folder over into `stage`. Returns the numbers of the folders that are missing."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    own = stage / str(manifest["number"])
+    shutil.rmtree(own, ignore_errors=True)
+    shutil.copytree(folder, own)
+    return [
+        number
+        for number in range(1, manifest["folders"] + 1)
+        if not (stage / str(number) / MANIFEST).exists()
+    ]
+
+
+def join(stage: Path, files: Path) -> None:
+    """Puts the files together from the pieces in `stage`."""
+    files.mkdir(exist_ok=True)
+    for manifest in stage.glob(f"*/{MANIFEST}"):
+        for piece in (Piece(*fields) for fields in json.loads(manifest.read_text())["pieces"]):
+            path = files / piece.name
+            with path.open("r+b" if path.exists() else "wb") as file:
+                file.seek(piece.begin)
+                file.write((manifest.parent / piece.file).read_bytes())
+
+
+def install(root: Path, files: Path) -> None:
+    """Installs packages, kernels and system libraries below `root`."""
+    site, libraries = root / "site", root / "lib"
+    libraries.mkdir(exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    pip += ["--no-compile", "--no-cache-dir", "--upgrade", "--target", str(site)]
+    run(*pip, *map(str, files.glob("*.whl")))
+    with tarfile.open(files / KERNELS) as kernels:
+        kernels.extractall(site, filter="data")
+    for package in files.glob(SYSTEM_FILES):
+        run("dpkg", "-x", str(package), str(root / "deb"))
+    for library in (root / "deb").glob("**/x86_64-linux-gnu/*.so*"):  # /lib and /usr/lib
+        shutil.copy(library, libraries, follow_symlinks=True)
+    if lacks_names():
+        shim = libraries / "shim.so"
+        run("gcc", "-shared", "-fPIC", "-nostdlib", "-o", str(shim), str(SHIM))
+        kernel = site / "sgl_kernel" / "__init__.py"
+        kernel.write_text(LOAD_SHIM.format(shim=str(shim)) + kernel.read_text())
+    describe_checkout(site)
+
+
+def lacks_names() -> bool:
+    """Returns whether this torch lacks the names that sglang-kernel expects."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    return NEW_NAME not in (Path(spec.origin).parent / "lib" / "libc10.so").read_bytes()
+
+
+def describe_checkout(site: Path) -> None:
+    """Makes the checkout a package, by whose entry point SGLang finds the plugin."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    name, version = project["name"], project["version"]
+    folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir(exist_ok=True)
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    (folder / "METADATA").write_text(metadata)
+    lines = []
+    for group, points in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{point} = {target}" for point, target in points.items())]
+    (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+def environment(root: Path) -> str:
+    """Returns the shell commands that set the environment."""
+    return "\n".join(
+        f"export {name}={value}"
+        for name, value in {
+            "PYTHONPATH": f"{CHECKOUT}:{root}/site",
+            "LD_LIBRARY_PATH": f"{root}/lib:$LD_LIBRARY_PATH",
+            "PATH": f"{root}/site/bin:$PATH",
+            "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TRITON_CACHE_DIR": f"{root}/triton",
+            "NUMBA_CACHE_DIR": f"{root}/numba",
+            "PYTHONUNBUFFERED": "1",
+        }.items()
+    )
+
+
+def main() -> None:
+    """Prints one line. Exits with status 2 if the folder or this Python is not usable."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="one of the folders of prepare.py")
+    parser.add_argument("--root", type=Path, default=Path.home() / "seer")
+    options = parser.parse_args()
+    root = options.root.resolve()
+    if not (options.folder / MANIFEST).exists():
+        fail(f"{options.folder} is no folder of prepare.py: it has no {MANIFEST}")
+    missing = stage(options.folder, root / "stage")
+    if missing:
+        print(f"{options.folder} is here; missing: {', '.join(map(str, missing))}")
+        return
+    if sys.version_info[:2] != (3, 12):
+        fail(f"the packages are for Python 3.12; this is {sys.version.split()[0]}")
+    join(root / "stage", root / "files")
+    install(root, root / "files")
+    (root / "env.sh").write_text(environment(root) + "\n")
+    print(f"installed; next: . {root}/env.sh && python3 -m bench.gpu.session ~/results")
+
+
+def run(*command: str) -> None:
+    """Runs a command. Ends the program if it fails; its own output says why."""
+    try:
+        subprocess.run(command, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        fail(f"this failed: {' '.join(command[:5])} ...")
+
+
+def fail(problem: str) -> None:
+    """Ends the program with one line and status 2."""
+    print(f"{PROGRAM}: {problem}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+if __name__ == "__main__":
+    main()
