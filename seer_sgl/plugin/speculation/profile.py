@@ -36,6 +36,12 @@ def step_seconds(
     }
 
 
+def context_length(runner: SglModelRunner, batch: int) -> int:
+    """Returns the tokens that each of `batch` requests attends to in the measurement."""
+    room = min(runner.max_total_num_tokens // batch, runner.model_config.context_len // 2)
+    return max(1, min(CONTEXT, room))
+
+
 def _seconds(runner: SglModelRunner, shapes: Shapes, batch: int, width: int) -> Iterator[float]:
     device = torch.get_device_module(runner.device)
     verifies = width > 1 or not shapes.plain_decodes
@@ -52,14 +58,14 @@ def _seconds(runner: SglModelRunner, shapes: Shapes, batch: int, width: int) -> 
 
 @contextlib.contextmanager
 def _contexts(runner: SglModelRunner, batch: int) -> Iterator[int]:
-    """Lends `batch` requests a context each, of different KV slots; yields its length.
+    """Lends `batch` requests a context each; yields its length.
 
-    Nothing is running yet. One slot for all would stay in the GPU's cache, where reading KV costs
-    nothing.
+    Nothing is running yet. The slots differ as far as there are enough: one slot for all would stay
+    in the GPU's cache, where reading KV costs nothing.
     """
     table = runner.req_to_token_pool.req_to_token
     slots = runner.max_total_num_tokens
-    length = max(1, min(CONTEXT, slots // batch, runner.model_config.context_len // 2))
+    length = context_length(runner, batch)
     rows = table[1 : batch + 1, :length]
     taken = torch.arange(batch * length, dtype=table.dtype, device=table.device) % slots
     rows.copy_(taken.view(batch, length))
