@@ -11,6 +11,7 @@ REASONER = Path(__file__).parents[1] / "reasoner"
 KV_TOKENS = 65536
 DTYPES = ("float32", "bfloat16", "float16")
 ON_CPU = "torch_native"  # the attention of a machine without a GPU
+EXACT = "triton"  # the attention of `engines.exact`
 CHAINS_ONLY = ("fa3",)  # attention without masks
 NEVER = 1 << 30  # an imbalance of engines that no rollout reaches
 
@@ -41,11 +42,13 @@ class Setup(NamedTuple):
 
 
 class Servers(NamedTuple):
-    """One kind of engines. `paths` of a draft: 0 without drafts, 1 for chains, more for trees."""
+    """One kind of engines. `paths` of a draft: 0 without drafts, 1 for chains, more for trees.
+    `exact`: as with `engines.exact`; chains are so with deterministic inference anyway."""
 
     name: str
     paths: int = 0
     pool: bool = False
+    exact: bool = False
 
 
 class Way(NamedTuple):
@@ -70,6 +73,7 @@ STAYS, MOVES = Way("divided", moves=False), Way("divided and moved", moves=True)
 PLAIN = Servers("plain")
 WAYS: Mapping[Servers, tuple[Way, ...]] = {
     PLAIN: (WHOLE, AGAIN, STAYS, MOVES),
+    Servers("exact", exact=True): (WHOLE, STAYS, MOVES),
     Servers("chains", paths=1): (WHOLE, AGAIN, STAYS, MOVES),
     Servers("pool", pool=True): (MOVES,),
     Servers("chains and pool", paths=1, pool=True): (MOVES,),
@@ -86,7 +90,8 @@ def kinds(setup: Setup, names: Sequence[str] | None = None) -> list[Servers]:
     if unknown := set(names or ()) - known.keys():
         raise ValueError(f"no engines {min(unknown)!r}; known: {', '.join(known)}")
     chosen = [known[name] for name in names] if names else list(WAYS)
-    return [one for one in chosen if one.paths <= 1 or setup.backend not in CHAINS_ONLY]
+    trees, exact = setup.backend not in CHAINS_ONLY, setup.backend == EXACT and setup.deterministic
+    return [one for one in chosen if (trees or one.paths <= 1) and (exact or not one.exact)]
 
 
 def engines(setup: Setup) -> dict[str, Any]:
@@ -121,7 +126,7 @@ def config(setup: Setup, servers: Servers, way: Way, work: Work) -> dict[str, An
     sampled = {"temperature": 1.0} if setup.deterministic else {"temperature": 0.0}
     return {
         "model": {"path": str(REASONER / "model")},
-        "engines": engines(setup),
+        "engines": engines(setup) | {"exact": servers.exact},
         "kv_pool": {"backend": "auto", "page_size": 16, "memory": "1gb"} if servers.pool else {},
         "draft": {"scope": "engine", "paths": servers.paths} if servers.paths else {},
         "scheduling": {"divide": False} if whole else {"chunk_tokens": work.chunk},
