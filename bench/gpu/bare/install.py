@@ -2,12 +2,11 @@
 
 `python3 bench/gpu/bare/install.py FOLDER` takes one folder, in any order, and installs everything
 into ~/seer with the last one. Then `. ~/seer/env.sh` sets the environment for
-`python3 -m bench.gpu.session`. It needs Python 3.12, pip, gcc, and the packages beside which
+`python3 -m bench.gpu.session`. It needs Python 3.12, pip, and the packages beside which
 packages.txt was made.
 """
 
 import argparse
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -22,17 +21,9 @@ PROGRAM = "bench/gpu/bare/install.py"
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[2]
 PACKAGES = HERE / "packages.txt"
-SHIM = HERE / "shim.S"
 KERNELS = "kernels.tar.xz"
 SYSTEM_FILES = "*.deb"
 MANIFEST = "manifest.json"
-# A name that sglang-kernel expects of torch's libc10.so, and that shim.S defines.
-NEW_NAME = b"_ZN3c1019NotImplementedErrorC1ENS_14SourceLocation"
-# Torch loads its libraries for itself alone; the shim must find their names.
-LOAD_SHIM = """import ctypes, pathlib, torch
-ctypes.CDLL(str(pathlib.Path(torch.__file__).parent / "lib/libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
-ctypes.CDLL({shim!r}, ctypes.RTLD_GLOBAL)
-"""
 
 
 class Piece(NamedTuple):
@@ -99,20 +90,7 @@ def install(root: Path, files: Path) -> None:
         run("dpkg", "-x", str(package), str(root / "deb"))
     for library in (root / "deb").glob("**/x86_64-linux-gnu/*.so*"):  # /lib and /usr/lib
         shutil.copy(library, libraries, follow_symlinks=True)
-    if lacks_names():
-        shim = libraries / "shim.so"
-        run("gcc", "-shared", "-fPIC", "-nostdlib", "-o", str(shim), str(SHIM))
-        kernel = site / "sgl_kernel" / "__init__.py"
-        kernel.write_text(LOAD_SHIM.format(shim=str(shim)) + kernel.read_text())
     describe_checkout(site)
-
-
-def lacks_names() -> bool:
-    """Returns whether this torch lacks the names that sglang-kernel expects."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return False
-    return NEW_NAME not in (Path(spec.origin).parent / "lib" / "libc10.so").read_bytes()
 
 
 def describe_checkout(site: Path) -> None:
@@ -130,7 +108,11 @@ def describe_checkout(site: Path) -> None:
 
 
 def environment(root: Path) -> str:
-    """Returns the shell commands that set the environment."""
+    """Returns the shell commands that set the environment.
+
+    SGLang's radix tree in Rust is compiled for torch 2.13, and reads the tensors of torch 2.11
+    wrongly ("got Bool"); SGLang has the same in Python.
+    """
     return "\n".join(
         f"export {name}={value}"
         for name, value in {
@@ -138,6 +120,7 @@ def environment(root: Path) -> str:
             "LD_LIBRARY_PATH": f"{root}/lib:$LD_LIBRARY_PATH",
             "PATH": f"{root}/site/bin:$PATH",
             "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
+            "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",
             "HF_HUB_OFFLINE": "1",
             "TRITON_CACHE_DIR": f"{root}/triton",
             "NUMBA_CACHE_DIR": f"{root}/numba",
