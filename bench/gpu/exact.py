@@ -11,9 +11,10 @@ that end in `-greedy` run without deterministic inference, where SGLang ignores 
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,10 +96,11 @@ async def compare(setup: Setup, chosen: Sequence[Servers], work: Work, rows: Row
     for servers in chosen:
         first: Responses | None = None
         try:
-            async for one in rollouts(setup, servers, work, rows):
-                first = one.samples if first is None else first
-                plain = first if servers == PLAIN else plain
-                rows.add(setup, servers, **_figures(one, plain, first))
+            async with contextlib.aclosing(rollouts(setup, servers, work, rows)) as each:
+                async for one in each:
+                    first = one.samples if first is None else first
+                    plain = first if servers == PLAIN else plain
+                    rows.add(setup, servers, **_figures(one, plain, first))
         except SeerError as error:
             failures += 1
             rows.add(setup, servers, error=str(error))
@@ -119,7 +121,9 @@ def _figures(one: Rolled, plain: Responses | None, first: Responses) -> dict[str
     }
 
 
-async def rollouts(setup: Setup, servers: Servers, work: Work, rows: Rows) -> AsyncIterator[Rolled]:
+async def rollouts(
+    setup: Setup, servers: Servers, work: Work, rows: Rows
+) -> AsyncGenerator[Rolled, None]:
     """Starts engines and yields a rollout for each of their ways. Raises SeerError."""
     whole = parse(config(setup, servers, WAYS[servers][0], work))
     fleet_config = with_values(whole, {"kv_pool": resolved(whole.kv_pool)}).fleet
