@@ -297,5 +297,8 @@ async def test_what_memory_cannot_hold_is_read_from_the_ssd(tmp_path: Path, ssd:
         (abandoned / LOCK).touch()
     async with opened(tmp_path / "logs", **keys) as it:
         assert not abandoned.exists()
-        assert await client_says(OVERFLOW, it.address) is ssd
+        # A slow SSD loses objects: they leave the memory before they are written. They are put
+        # again then, and the others stay.
+        found = await client_says(OVERFLOW, it.address)
+        assert (found or (ssd and await client_says(OVERFLOW, it.address))) is ssd
     assert not list((tmp_path / "ssd").glob("*")), "its files are removed"
