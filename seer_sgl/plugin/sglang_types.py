@@ -149,6 +149,7 @@ class SglScheduleBatch(Protocol):
     extend_num_tokens: int | None
     sampling_info: SglSamplingInfo
     spec_info: SglVerifyInput | None
+    has_grammar: bool
     req_to_token_pool: SglReqToTokenPool
     req_pool_indices: torch.Tensor
     input_ids: torch.Tensor

@@ -93,7 +93,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 
 def kinds_of_stop(samples: Iterable[Sample]) -> dict[str, dict[str, Any]]:
-    """Returns kinds of stop whose two stops the responses often reach one after the other."""
+    """Returns a grammar, and kinds of stop whose two stops often come one after the other."""
     pairs: Counter[tuple[int, int]] = Counter()
     for sample in samples:
         ids = list(sample.response_ids)
@@ -111,6 +111,7 @@ def kinds_of_stop(samples: Iterable[Sample]) -> dict[str, dict[str, Any]]:
         "no_stop_trim": T1 | {"stop": [y, x], "no_stop_trim": True},
         "stop_regex": T1 | {"stop_regex": [y, f"{x}|{y} ."], "stop_token_ids": [later]},
         "min_new_tokens": T1 | {"stop_token_ids": [later], "stop": [y], "min_new_tokens": 40},
+        "grammar": T1 | {"regex": "( [0-9]){30} ok"},  # token by token
     }
 
 
@@ -203,7 +204,7 @@ async def test_two_ways_to_stop_end_a_drafted_response_where_they_end_a_plain_on
         assert_identical(reference.samples[kind], parts)
         assert [one["engine_id"] for one in report["drafting"]["engines"]] == ["e0", "e1"]
         accepted[kind] = accepted_drafts(report)
-        whole = "stop_regex" in reference.sampling[kind]  # not divided
+        whole = {"stop_regex", "regex"} & set(reference.sampling[kind])  # not divided
         assert whole or report["chunks"] > report["samples"]
         stopped = [sample for sample in parts.values() if sample.finish_reason == "stop"]
         assert len(stopped) > len(parts) / 2, kind

@@ -114,7 +114,8 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         lens = carried.accept_lens.to("cpu", non_blocking=True)
         runs = carried.accept_tokens.cpu().numpy().reshape(-1, self._stride)
         run_lens = lens.numpy()
-        plain = not speculates(batch.sampling_info)
+        # SGLang gives the grammars to `sampling_info` later, with the forward pass.
+        plain = batch.has_grammar or not speculates(batch.sampling_info)
         plan = PLAIN
         if self._planner is not None:
             totals = batch.seq_lens_cpu.numpy() + 1
