@@ -1,0 +1,91 @@
+"""How a test starts emulated servers: `seer-sgl engine` with SGLang's flags and a plugin more.
+
+SGLang finds plugins by the entry points of installed packages. A package is installed if its
+metadata is in a folder on the path, so a folder of the test is enough.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from seer_sgl.config import FlagValue
+from seer_sgl.engine.launch.process import server_flags
+from seer_sgl.link import contract
+from seer_sgl.processes import free_port
+from tests.e2e.conftest import MODEL, ROOT, servers
+
+SETTINGS = "SEER_SGL_EMULATION"  # the environment variable
+LARGEST = 4  # requests in a graph; a larger batch runs without one
+GRAPHS: list[int | float | str] = [1, 2, LARGEST]
+WIDTHS = (1, 3, 5)  # with STRIDE
+STRIDE = 5
+FLAGS: Mapping[str, FlagValue] = {
+    "model-path": str(MODEL),
+    "attention-backend": "triton",
+    "dtype": "float32",
+    "cuda-graph-bs-decode": GRAPHS,
+    "max-running-requests": LARGEST,
+    "max-total-tokens": 4096,
+    "context-length": 1024,
+    "skip-server-warmup": True,
+    "watchdog-timeout": 3000,
+}
+DRAFTING: Mapping[str, FlagValue] = {
+    "speculative-algorithm": contract.ALGORITHM,
+    "speculative-num-draft-tokens": STRIDE,
+}
+EXACT: Mapping[str, FlagValue] = {"enable-deterministic-inference": True}
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the processes of a server emulate.
+
+    every_width: drafts are always verified, at each width in turn. triton: the attention is
+    SGLang's Triton backend; without it, only the event loop is emulated.
+    """
+
+    every_width: bool = False
+    triton: bool = True
+
+
+def settings() -> Settings:
+    """Returns the settings of this process."""
+    return msgspec.json.decode(os.environ[SETTINGS], type=Settings)
+
+
+def environment(folder: Path, chosen: Settings) -> dict[str, str]:
+    """Returns the variables that make an engine load the emulation.
+
+    folder: receives the metadata of the plugin's package.
+    """
+    package = folder / "seer_sgl_emulation-0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: seer-sgl-emulation\nVersion: 0")
+    (package / "entry_points.txt").write_text(
+        "[sglang.srt.plugins]\nseer_sgl_emulation = tests.emulation.plugin:load\n"
+    )
+    path = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        "PYTHONPATH": os.pathsep.join(path),
+        "TRITON_INTERPRET": "1",
+        SETTINGS: msgspec.json.encode(chosen).decode(),
+    }
+
+
+@contextlib.contextmanager
+def emulated(
+    folder: Path,
+    flags: Mapping[str, FlagValue],
+    chosen: Settings,
+    *,
+    paths: int = 4,
+) -> Iterator[str]:
+    """Yields the URL of an emulated server. paths: continuations per node of a draft."""
+    draft = contract.DraftSettings("engine", STRIDE - 1, paths, 1 << 28)
+    url = f"http://127.0.0.1:{free_port()}"
+    variables = environment(folder / "plugin", chosen) | {contract.DRAFT: draft.encoded()}
+    with servers([url], [server_flags({**FLAGS, **flags})], folder, variables):
+        yield url
