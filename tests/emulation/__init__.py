@@ -6,6 +6,7 @@
 | late.py | our copies to the host arrive when the host waits | SGLang's copies, pinned memory |
 | graphs.py | SGLang's `DecodeCudaGraphRunner`, one per draft width | what a graph bakes in |
 | turns.py | nothing: each drafted step is verified, at each width in turn | the draft policy |
+| times.py | nothing: the host's time per step, by part | the cost of launches |
 | interpreter.py, kernels.py | SGLang's Triton kernels, interpreted | compiled kernels, bfloat16 |
 | plugin.py, server.py | the plugin that brings all of it into a CPU engine | times, memory |
 

@@ -1,6 +1,6 @@
 """What has run in an emulated scheduler, as a part of SGLang's `/server_info`."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -20,6 +20,8 @@ class Counts:
         self.late = 0  # copies to the host that arrived late
         self.padded = 0  # replays of a graph that is larger than the batch
         self.eager: Counter[str] = Counter()  # steps without a graph, by forward mode
+        self.timed_steps = 0  # of full batches (times.py)
+        self.host_s: dict[str, float] = defaultdict(float)  # of the timed steps, by part
 
     def report(self) -> dict[str, Any]:
         """Returns the counters as JSON."""

@@ -44,11 +44,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the processes of a server emulate.
 
     every_width: drafts are always verified, at each width in turn. triton: the attention is
-    SGLang's Triton backend; without it, only the event loop is emulated.
+    SGLang's Triton backend; without it, only the event loop is emulated. timed_batch: requests in
+    a batch whose steps are timed; 0 times none.
     """
 
     every_width: bool = False
     triton: bool = True
+    timed_batch: int = 0
 
 
 def settings() -> Settings:
