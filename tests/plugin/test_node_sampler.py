@@ -63,7 +63,7 @@ class Sampler:
         sampling: Sampling,
         return_logprob: bool,
         top_nums: list[int],
-        token_ids: list[list[int]],
+        token_ids: list[list[int] | None],
         positions: torch.Tensor,
     ) -> torch.Tensor:
         nodes = len(positions)
@@ -71,19 +71,41 @@ class Sampler:
         assert len(top_nums) == len(token_ids) == len(sampling.temperatures) == nodes
         logits = output.next_token_logits.div_(sampling.temperatures)
         output.next_token_logprobs = logits.log_softmax(-1).max(-1).values
-        output.next_token_top_logprobs_val = [
-            row[:top].tolist() for row, top in zip(logits, top_nums, strict=True)
-        ]
-        output.next_token_token_ids_logprobs_val = [
-            row[ids] for row, ids in zip(logits, token_ids, strict=True)
-        ]
+        if any(top_nums):  # as sglang.srt.layers.logprob_processor.OutputLogprobProcessor
+            values, indices = logits.topk(max(top_nums), dim=-1)
+            output.next_token_top_logprobs_val = [
+                row[:top] for row, top in zip(values, top_nums, strict=True)
+            ]
+            output.next_token_top_logprobs_idx = [
+                row[:top] for row, top in zip(indices, top_nums, strict=True)
+            ]
+        if any(ids is not None for ids in token_ids):
+            output.next_token_token_ids_logprobs_val = [
+                row.new_empty(0) if ids is None else row[ids]
+                for row, ids in zip(logits, token_ids, strict=True)
+            ]
+            output.next_token_token_ids_logprobs_idx = [ids or [] for ids in token_ids]
         return logits.argmax(-1) + positions
 
 
 @pytest.mark.parametrize("bias", [None, torch.arange(COUNT * WORDS).view(COUNT, WORDS) / 10])
 @pytest.mark.parametrize(("requests", "calls"), [(4, [12, 3]), (2, [6, 6, 3]), (0, [3] * 5)])
-def test_parts_give_the_draws_and_logprobs_of_the_whole(
-    monkeypatch: pytest.MonkeyPatch, requests: int, calls: list[int], bias: torch.Tensor | None
+@pytest.mark.parametrize(
+    ("top_nums", "token_ids"),
+    [
+        ([0, 1, 2, 3, 4], [[0], [1, 2], [3], [4], [5]]),
+        ([2, 0, 0, 0, 0], [None, None, None, None, [5, 1]]),  # only the first, only the last
+        ([0, 0, 0, 0, 3], [[6], None, None, None, None]),
+        ([0] * COUNT, [None] * COUNT),
+    ],
+)
+def test_parts_give_the_draws_and_logprobs_of_the_whole(  # noqa: PLR0917
+    monkeypatch: pytest.MonkeyPatch,
+    requests: int,
+    calls: list[int],
+    bias: torch.Tensor | None,
+    top_nums: list[int],
+    token_ids: list[list[int] | None],
 ) -> None:
     logits = torch.rand((COUNT * WIDTH, WORDS), generator=torch.Generator().manual_seed(1))
     positions = torch.arange(COUNT * WIDTH)
@@ -94,8 +116,8 @@ def test_parts_give_the_draws_and_logprobs_of_the_whole(
         batch: Any = SimpleNamespace(
             sampling_info=Sampling(torch.arange(1.0, COUNT + 1)[:, None], bias),
             return_logprob=True,
-            top_logprobs_nums=[0, 1, 2, 3, 4],
-            token_ids_logprobs=[[0], [1, 2], [3], [4], [5]],
+            top_logprobs_nums=top_nums,
+            token_ids_logprobs=token_ids,
         )
         output = Logits(logits.clone())
         runner: Any = SimpleNamespace(sampler=sampler)
@@ -125,7 +147,7 @@ def test_penalties_count_in_a_verification_without_drafts(monkeypatch: pytest.Mo
         sampling_info=sampling,
         return_logprob=True,
         top_logprobs_nums=[0] * COUNT,
-        token_ids_logprobs=[[]] * COUNT,
+        token_ids_logprobs=[None] * COUNT,
     )
     sampler: Any = Sampler()
     output: Any = Logits(torch.zeros(COUNT, WORDS))

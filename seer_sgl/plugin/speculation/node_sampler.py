@@ -83,7 +83,7 @@ class NodeSampler:
             parts.append(part)
         if self._batch.return_logprob:
             for name in ("next_token_logprobs", *ASKED_LOGPROBS):
-                setattr(output, name, _joined([getattr(part, name) for part in parts]))
+                setattr(output, name, _joined(name, parts))
         return torch.cat(draws)
 
     def _one_each(self, output: SglLogits, positions: torch.Tensor) -> torch.Tensor:
@@ -125,10 +125,28 @@ class NodeSampler:
         return [value for value in (values or [])[rows] for _ in range(self._width)]
 
 
-def _joined(parts: list[Any]) -> Any:
-    """Returns the logprobs of all parts: one tensor, one list, or None as in the parts."""
-    if parts[0] is None:
+def _joined(name: str, parts: list[SglLogits]) -> Any:
+    """Returns the logprobs `name` of all parts: one tensor, one list, or None if no part has any.
+
+    The sampler sets a field only if a request of the part has asked for it.
+    """
+    values = [getattr(part, name) for part in parts]
+    first = next((value for value in values if value is not None), None)
+    if first is None:
         return None
-    if isinstance(parts[0], torch.Tensor):
-        return torch.cat(parts)
-    return [value for part in parts for value in part]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(values)
+    return [
+        row
+        for part, rows in zip(parts, values, strict=True)
+        for row in (_unasked(name, part) if rows is None else rows)
+    ]
+
+
+def _unasked(name: str, part: SglLogits) -> list[Any]:
+    """Returns what SGLang gives the nodes of requests that have not asked for logprobs `name`."""
+    logits = part.next_token_logits
+    if name == "next_token_token_ids_logprobs_idx":
+        return [[]] * len(logits)
+    dtype = torch.int64 if name.endswith("_idx") else logits.dtype
+    return [logits.new_empty(0, dtype=dtype)] * len(logits)
