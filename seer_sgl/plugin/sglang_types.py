@@ -23,6 +23,7 @@ class SglModelConfig(Protocol):
     context_len: int
     hf_config: Any  # transformers' PretrainedConfig
     quantization: str | None
+    model_is_mrope: bool
 
 
 class SglSamplingParams(Protocol):
@@ -368,7 +369,6 @@ class SglModelRunner(Protocol):
     spec_algorithm: Any
     attn_backend: Any
     decode_cuda_graph_runner: Any  # None with CUDA graphs disabled
-    init_new_workspace: bool
     prefill_attention_backend_str: str
     decode_attention_backend_str: str
     sliding_window_size: int | None
@@ -409,6 +409,7 @@ class SglServerArgs(Protocol):
     enable_dp_attention: bool
     disaggregation_mode: str
     enable_return_hidden_states: bool
+    enable_return_routed_experts: bool
     disable_overlap_schedule: bool
     enable_mixed_chunk: bool
     speculative_eagle_topk: int

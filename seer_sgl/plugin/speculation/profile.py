@@ -119,6 +119,7 @@ def _dummy(runner: SglModelRunner, batch: int, width: int, length: int, verifies
         seq_lens_sum=batch * length,
         out_cache_loc=zeros,
         positions=positions,
+        mrope_positions=positions.expand(3, -1) if runner.model_config.model_is_mrope else None,
         spec_algorithm=runner.spec_algorithm,
         spec_info=verify,
         capture_hidden_mode=CaptureHiddenMode.NULL,
