@@ -58,6 +58,7 @@ def register(status: DraftStatus) -> None:
                 "pp-size": server_args.pp_size > 1,
                 "disaggregation-mode": server_args.disaggregation_mode != "null",
                 "enable-return-hidden-states": server_args.enable_return_hidden_states,
+                "enable-return-routed-experts": server_args.enable_return_routed_experts,
             }
             for flag, given in refused.items():
                 if given:
