@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from seer_sgl.plugin.sglang_types import SglModelRunner
 
+from .shapes import has_state
+
 ONE_KERNEL = "triton"  # with deterministic inference, it has one kernel for all but decoding
 
 
@@ -59,7 +61,6 @@ def obstacles(target: Target) -> Iterator[str]:
 
 def target_of(runner: SglModelRunner, paths: int) -> Target:
     """Returns the properties of a loaded target."""
-    from sglang.srt.configs.hybrid_arch import mambaish_config
     from sglang.srt.runtime_context import get_exec
 
     execution, window = get_exec(), runner.sliding_window_size
@@ -68,7 +69,7 @@ def target_of(runner: SglModelRunner, paths: int) -> Target:
         backends=(runner.prefill_attention_backend_str, runner.decode_attention_backend_str),
         paths=paths,
         window=window is not None and window > 0,
-        recurrent=mambaish_config(runner.model_config) is not None,
+        recurrent=has_state(runner),
         quantization=runner.model_config.quantization,
         compiled=execution.graph.enable_torch_compile,
         on_policy=execution.deterministic.rl_on_policy_target is not None,

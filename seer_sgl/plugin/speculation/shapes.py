@@ -5,8 +5,9 @@ SGLang's adaptive EAGLE worker does per number of steps
 (`EAGLEWorkerV2.build_adaptive_runtime_state`). A CPU needs neither.
 
 A step without drafts is the target's own decoding, which splits long contexts and reads the KV of a
-head once for all queries that share it. With deterministic inference on a GPU it is a verification
-of width 1 instead: decoding has a kernel of its own, which rounds differently.
+head once for all queries that share it. On a GPU it is a verification of width 1 instead with
+deterministic inference, because decoding has a kernel of its own, which rounds differently, and for
+models with recurrent layers, whose states SGLang tracks for the radix cache in verifications only.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ class Shapes:
         self._by_width: dict[int, _Shape] = {}
         self._widest = stride
         deterministic = get_exec().deterministic.enable_deterministic_inference
-        self.plain_decodes = not on_gpu(runner) or not deterministic
+        self.plain_decodes = not on_gpu(runner) or not (deterministic or has_state(runner))
         if not on_gpu(runner):
             return
         self._by_width[stride] = _Shape(runner.attn_backend, runner.decode_cuda_graph_runner)
@@ -70,12 +71,13 @@ class Shapes:
         runner = self._runner
         override = get_context().override
         override("seer_sgl.shapes", speculative_num_draft_tokens=width)
-        workspace, algorithm = runner.init_new_workspace, runner.spec_algorithm
+        algorithm = runner.spec_algorithm
         decodes = width == 1 and self.plain_decodes
         if decodes:
             runner.spec_algorithm = SpeculativeAlgorithm.NONE
         try:
-            backend = runner._get_attention_backend(init_new_workspace=True)
+            # flashinfer's workspace, up to 2 GiB, is shared: one step runs at a time.
+            backend = runner._get_attention_backend(init_new_workspace=False)
             graphs = None
             if runner.decode_cuda_graph_runner is not None:
                 if not decodes:
@@ -84,7 +86,7 @@ class Shapes:
                     runner, attn_backend=backend, speculative_num_draft_tokens=width
                 )
         finally:
-            runner.init_new_workspace, runner.spec_algorithm = workspace, algorithm
+            runner.spec_algorithm = algorithm
             override("seer_sgl.shapes", speculative_num_draft_tokens=self._widest)
         return _Shape(backend, graphs)
 
@@ -92,6 +94,13 @@ class Shapes:
 def on_gpu(runner: SglModelRunner) -> bool:
     """Returns whether the target has a backend and graphs per width."""
     return torch.device(runner.device).type != "cpu"
+
+
+def has_state(runner: SglModelRunner) -> bool:
+    """Returns whether the model has recurrent layers (linear attention or Mamba)."""
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    return mambaish_config(runner.model_config) is not None
 
 
 def save_memory(backend: Any, widest: Any = None) -> None:

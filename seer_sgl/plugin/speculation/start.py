@@ -9,11 +9,10 @@ from seer_sgl.link import contract
 from seer_sgl.plugin import drafting
 from seer_sgl.plugin.sglang_types import SglModelRunner
 
-from . import exactness, profile
+from . import abilities, exactness, profile
 from .planner import Planner
 from .shapes import Shapes
 
-TREE_BACKENDS = frozenset({"torch_native", "triton", "flashinfer"})
 DEFAULT_MEMORY = 1 << 30  # bytes, for a server that was started with SGLang's flags alone
 
 
@@ -24,13 +23,6 @@ def widths(stride: int) -> list[int]:
     most = stride - 1
     drafts = [1 << i for i in range(1, most.bit_length()) if 1 << i < most]
     return [1, *(1 + count for count in drafts), stride]
-
-
-def verifies_trees() -> bool:
-    """Returns whether the target's attention reads the draft's mask; if not, drafts are chains."""
-    from sglang.srt.runtime_context import get_exec
-
-    return get_exec().kernel.attention_backend in TREE_BACKENDS
 
 
 def planner(
@@ -50,6 +42,10 @@ def planner(
     status.inexact = exactness.obstacle(runner, settings.paths if stride > 1 else 1)
     if stride == 1:
         return None
+    verifier = abilities.verifier_of(runner)
+    problem = abilities.obstacle(verifier)
+    if problem is not None:
+        raise ValueError(f"draft.scope: {problem}")
     times = profile.step_seconds(runner, shapes, widths(stride))
     vocab_size = runner.model_config.vocab_size
     if vocab_size > MAX_TOKEN + 1:
@@ -61,7 +57,7 @@ def planner(
     replica = drafting.join(drafter, settings, rank, ranks, vocab_size)
     if replica is None:
         return None
-    paths = settings.paths if verifies_trees() else 1
+    paths = settings.paths if abilities.verifies_trees(verifier) else 1
     policy = DraftPolicy(
         widths(stride), StepTimes(times), Acceptance(stride - 1), shapes.most_nodes
     )

@@ -211,11 +211,12 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             result = self._target_worker.forward_batch_generation(
                 batch, pp_proxy_tensors=pp_proxy_tensors, is_verify=True
             )
-        verified = verify(self.model_runner, batch, result.logits_output, nodes, positions)
-        walked, lens = verified.walked, verified.walked.lens
-        commit_mamba_states_after_verify(
-            self._target_worker, batch, lens, flat(walked).to(torch.int32), width
-        )
+            verified = verify(self.model_runner, batch, result.logits_output, nodes, positions)
+            walked, lens = verified.walked, verified.walked.lens
+            # The states are at the places that the backend of this width has noted.
+            commit_mamba_states_after_verify(
+                self._target_worker, batch, lens, flat(walked).to(torch.int32), width
+            )
         if not is_chains(layout):  # on a chain, accepted KV is where it belongs
             self._move_accepted(batch.out_cache_loc.view(count, width), walked)
         if self._planner is not None and plan.drafts is not None:

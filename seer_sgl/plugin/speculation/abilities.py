@@ -1,0 +1,70 @@
+"""What the target can verify, by what SGLang 0.5.21's attention backends do with drafts.
+
+On GPUs this is known from reading, and from Triton's interpreter.
+"""
+
+from typing import NamedTuple
+
+from seer_sgl.plugin.sglang_types import SglModelRunner
+
+TREE_BACKENDS = frozenset({"torch_native", "triton", "flashinfer"})  # others ignore a draft's mask
+
+
+class Verifier(NamedTuple):
+    """The part of an engine that verifies drafts.
+
+    backend: of the attention of verifications. window, recurrent: whether the model has layers with
+    a sliding window, or with a state.
+    """
+
+    gpu: bool
+    backend: str
+    deterministic: bool
+    window: bool
+    recurrent: bool
+
+
+def verifies_trees(verifier: Verifier) -> bool:
+    """Returns whether a node attends to its ancestors only; if not, drafts must be chains."""
+    if verifier.backend not in TREE_BACKENDS:
+        return False
+    # On a GPU, the positions of a window are those of the nodes' numbers, not of their depths, and
+    # recurrent layers run through all nodes in a row.
+    return not (verifier.gpu and (verifier.window or verifier.recurrent))
+
+
+def obstacle(verifier: Verifier) -> str | None:
+    """Returns why a draft could change tokens; None if it cannot.
+
+    With a sliding window, flashinfer reads the KV at the beginning of the context, and Triton's
+    kernel of deterministic inference reads the rows of a mask at the wrong place
+    (`extend_attention_fwd_unified`).
+    """
+    wrong = verifier.backend == "flashinfer" or (
+        verifier.backend == "triton" and verifier.deterministic
+    )
+    if not (verifier.gpu and verifier.window and wrong):
+        return None
+    return (
+        f"{verifier.backend} verifies drafts of a model with a sliding window wrongly; "
+        "set engines.sglang.attention-backend: fa3, or draft.scope: none"
+    )
+
+
+def verifier_of(runner: SglModelRunner) -> Verifier:
+    """Returns the facts of a loaded target."""
+    from sglang.srt.runtime_context import get_exec, get_spec
+
+    from .shapes import has_state, on_gpu
+
+    decodes = get_spec().speculative_attention_mode == "decode"
+    window = runner.sliding_window_size
+    return Verifier(
+        gpu=on_gpu(runner),
+        backend=runner.decode_attention_backend_str
+        if decodes
+        else runner.prefill_attention_backend_str,
+        deterministic=get_exec().deterministic.enable_deterministic_inference,
+        window=window is not None and window > 0,
+        recurrent=has_state(runner),
+    )
