@@ -132,6 +132,11 @@ class Driver:
         """Whether callers wait although no chunk is in flight and no retry is due."""
         return self._loop.stands_still
 
+    def check(self) -> list[str]:
+        """Returns what an idle driver still holds although it must not: a defect. Empty if all is
+        well."""
+        return self._loop.check()
+
     @property
     def paused(self) -> bool:
         """Whether no chunk is sent: during a pause, or while engines change their weights."""

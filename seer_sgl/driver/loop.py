@@ -106,6 +106,16 @@ class RolloutLoop(EngineControl):
         """Whether callers wait although no chunk is in flight and no retry is due."""
         return bool(self.runs.by_group) and not self._flights and self._scheduler.wake_at is None
 
+    def check(self) -> list[str]:
+        """Returns the broken invariants of an idle loop: chunks, groups and scheduler state that
+        are left over. Empty if all invariants hold."""
+        breaches = self._scheduler.check()
+        if self._flights:
+            breaches.append(f"{len(self._flights)} chunks are in flight")
+        if self.runs.by_group:
+            breaches.append(f"{len(self.runs.by_group)} groups are unfinished")
+        return breaches
+
     async def pause(self) -> None:
         """Stops dispatching, and returns when no chunk is in flight, except forwarded chunks.
 
