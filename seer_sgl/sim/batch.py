@@ -37,6 +37,7 @@ class Batch:
         self.wake_at: float | None = None
         self.running = RunningSet()
         self.idle_cache = IdleCache()
+        self.prefilled = 0  # input tokens that were computed
         self._capacity = engine.kv_tokens
         self._max_running = engine.max_running_requests
         self._reserve = engine.reserve_tokens
@@ -69,15 +70,29 @@ class Batch:
         if not self._full:
             self._interrupt(now)
 
-    def abort(self, uid: str, now: float) -> None:
-        """Removes an aborted chunk; its KV stays until eviction."""
+    def abort(self, rid: str, now: float) -> int:
+        """Removes an aborted chunk; its KV stays until eviction. Returns the tokens that it had
+        written."""
         self._interrupt(now)
         self._settle()
-        if uid in self.running.jobs:
-            self._release(self.running.jobs[uid])
+        job = self.running.jobs.get(rid)
+        if job is not None:
+            written = self.running.output(job)
+            self._release(job)
             self._full = False
-        else:
-            self._waiting = deque(job for job in self._waiting if job.uid != uid)
+            return written
+        waiting, self._waiting = self._waiting, deque[Job]()
+        for job in waiting:
+            if job.rid != rid:
+                self._waiting.append(job)
+        return sum(job.produced for job in waiting if job.rid == rid)
+
+    def written(self, now: float) -> int:
+        """Returns the tokens that all present chunks have written."""
+        self._interrupt(now)
+        self._settle()
+        running = sum(map(self.running.output, self.running.jobs.values()))
+        return running + sum(job.produced for job in self._waiting)
 
     def turn(self, now: float) -> list[Job]:
         """Ends the current pass. Returns the finished jobs; if there are none, begins the next
@@ -140,6 +155,7 @@ class Batch:
             left -= need
             cost += job.context - self._hit(job)
             admitted.append(job)
+        self.prefilled += cost
         for job in admitted:
             self.idle_cache.take(job.uid)
             running.enter(job)

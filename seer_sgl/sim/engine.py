@@ -51,24 +51,34 @@ class SimulatedEngine(Engine):
         self._lengths = lengths
         self._stored = stored
         self._loop = asyncio.get_running_loop()
-        step = StepTime(config.engine)
-        self._speculation = Speculation(config.speculation, step)
-        self._batch = Batch(config.engine, step, self._speculation)
-        self._replies: dict[str, asyncio.Future[Job]] = {}  # by request uid
+        self._step = StepTime(config.engine)
+        self._speculation = Speculation(config.speculation, self._step)
+        self._batch = Batch(config.engine, self._step, self._speculation)
+        self._replies: dict[str, asyncio.Future[Job]] = {}  # by rid
         self._timer: asyncio.TimerHandle | None = None
         self._link_free_at = 0.0
         self._info = engine_info(engine_id, config)
+        self.wasted_tokens = 0  # decoded, and in no reply that the driver received
 
     @property
     @override
     def info(self) -> EngineInfo:
         return self._info
 
+    @property
+    def version(self) -> str:
+        """The version of its weights."""
+        return VERSION
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """Input tokens that were computed."""
+        return self._batch.prefilled
+
     @override
     async def abort(self, chunk: Chunk) -> None:
-        self._batch.abort(chunk.request.uid, self._loop.time())
-        self._set_timer()
-        reply = self._replies.get(chunk.request.uid)
+        self._discard(chunk.rid)
+        reply = self._replies.get(chunk.rid)
         if reply is not None and not reply.done():
             reply.set_exception(ChunkRecalled("a simulated chunk keeps nothing"))
 
@@ -78,23 +88,22 @@ class SimulatedEngine(Engine):
         if job.fetched:
             await self._fetch(job.fetched)
         reply = self._loop.create_future()
-        self._replies[job.uid] = reply
+        self._replies[job.rid] = reply
         try:
-            self._batch.add(job, self._loop.time())
+            self._batch.add(job, self._now())
             self._set_timer()
             await reply
         except asyncio.CancelledError:
-            self._batch.abort(job.uid, self._loop.time())
-            self._set_timer()
+            self._discard(job.rid)
             raise
         finally:
-            del self._replies[job.uid]
+            del self._replies[job.rid]
         self._store(chunk)
-        return _reply(job, self._lengths[job.uid])
+        return self._reply(job)
 
     @override
     async def load(self) -> EngineLoad:
-        now, running, queued = self._loop.time(), len(self._batch.running), self._batch.waiting
+        now, running, queued = self._now(), len(self._batch.running), self._batch.waiting
         return EngineLoad(
             used_tokens=int(self._batch.held(now)),
             progress=(now,) if running + queued else ("idle",),
@@ -113,16 +122,18 @@ class SimulatedEngine(Engine):
     def _job(self, chunk: Chunk) -> Job:
         request = chunk.request
         tokens = min(self._lengths[request.uid] - request.generated, chunk.max_new_tokens)
-        # SGLang looks up every missing page in the pool, for all requests.
-        pooled = (
-            self._config.pool.enabled and request.generated > 0 and chunk.move is not Move.PREFILL
-        )
+        pooled = self._pooled(chunk)
         here = self._batch.idle_cache.length(request.uid)
         fetched = request.total_len if pooled and here < request.total_len else 0
         alpha = 0.0
         if self._speculation.enabled:
             alpha = self._speculation.acceptance(references(request))
         return Job(chunk, tokens, pooled=pooled, fetched=fetched, alpha=alpha)
+
+    def _pooled(self, chunk: Chunk) -> bool:
+        # SGLang looks up every missing page in the pool, for all requests.
+        enabled = self._config.pool.enabled
+        return enabled and chunk.request.generated > 0 and chunk.move is not Move.PREFILL
 
     async def _fetch(self, tokens: int) -> None:
         """Reads KV from the pool; the engine's network link transfers one fetch at a time."""
@@ -136,19 +147,50 @@ class SimulatedEngine(Engine):
             delay_s = self._config.pool.store_ms * 1e-3
             self._loop.call_later(delay_s, self._stored, chunk.rid, True)
 
+    def _discard(self, rid: str) -> None:
+        """Ends a chunk whose reply is not wanted."""
+        self.wasted_tokens += self._batch.abort(rid, self._now())
+        self._set_timer()
+
+    def _now(self) -> float:
+        """Returns the time on the engine's own clock."""
+        return self._loop.time()
+
+    def _loop_time(self, time: float) -> float:
+        """Returns the time on the event loop's clock for a later time on the engine's."""
+        return time
+
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._batch.wake_at is not None:
-            self._timer = self._loop.call_at(self._batch.wake_at, self._turn)
+            self._timer = self._loop.call_at(self._loop_time(self._batch.wake_at), self._turn)
 
     def _turn(self) -> None:
-        for job in self._batch.turn(self._loop.time()):
-            reply = self._replies.get(job.uid)
+        for job in self._batch.turn(self._now()):
+            reply = self._replies.get(job.rid)
             if reply is not None and not reply.done():
                 reply.set_result(job)
+            else:
+                self.wasted_tokens += job.tokens
         self._set_timer()
+
+    def _reply(self, job: Job) -> ChunkReply:
+        request, whole, version = job.chunk.request, self._lengths[job.uid], self.version
+        stops = whole < request.max_response_len and request.generated + job.tokens >= whole
+        source, first = token_source(job.uid, version), request.generated
+        return ChunkReply(
+            ids=ids(source, first, job.tokens),
+            logprobs=logprobs(source, first, job.tokens),
+            weight_spans=[WeightSpan(version, job.tokens)],
+            finish="stop" if stops else "length",
+            cached_device=job.device,
+            cached_host=job.host,
+            cached_storage=job.storage,
+            retractions=job.retractions,
+            verify_steps=job.steps if job.alpha else 0,
+        )
 
 
 class SimulatedFleet:
@@ -160,8 +202,7 @@ class SimulatedFleet:
         self.on_rates: OnRates = lambda _: None
         self.drafts = None
         self.engines = [
-            SimulatedEngine(f"e{number}", config, lengths, self._stored)
-            for number in range(config.engine.count)
+            self._engine(f"e{number}", config, lengths) for number in range(config.engine.count)
         ]
 
     @property
@@ -172,8 +213,21 @@ class SimulatedFleet:
     def forget(self, instance: str, uid: str, keep: int) -> None:
         """Does nothing: a simulated pool has unlimited space."""
 
+    async def live(self) -> None:
+        """Lets the fleet's own events happen, until cancelled: there are none."""
+
+    def _engine(
+        self, engine_id: str, config: SimConfig, lengths: Mapping[str, int]
+    ) -> SimulatedEngine:
+        return SimulatedEngine(engine_id, config, lengths, self._stored)
+
     def _stored(self, rid: str, complete: bool) -> None:
         self.on_stored(rid, complete)
+
+
+def token_source(uid: str, version: str = VERSION) -> str:
+    """Returns what determines the tokens of a response: its request and the weights."""
+    return f"{uid}, weights {version}"
 
 
 def references(request: Request) -> int:
@@ -208,20 +262,4 @@ def engine_info(engine_id: str, config: SimConfig) -> EngineInfo:
         pool=VERSION if config.pool.enabled else None,
         kv_bytes_per_token=int(engine.kv_bytes_per_token),
         draft_tokens=MAX_DRAFTS + 1 if config.speculation.enabled else 0,
-    )
-
-
-def _reply(job: Job, whole: int) -> ChunkReply:
-    request = job.chunk.request
-    stops = whole < request.max_response_len and request.generated + job.tokens >= whole
-    return ChunkReply(
-        ids=ids(job.tokens),
-        logprobs=logprobs(job.tokens),
-        weight_spans=[WeightSpan(VERSION, job.tokens)],
-        finish="stop" if stops else "length",
-        cached_device=job.device,
-        cached_host=job.host,
-        cached_storage=job.storage,
-        retractions=job.retractions,
-        verify_steps=job.steps if job.alpha else 0,
     )

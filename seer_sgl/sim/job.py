@@ -6,9 +6,10 @@ from seer_sgl.types import Chunk
 class Job:
     """A chunk, the tokens that it will return, and its progress.
 
-    `tokens`: the tokens that it returns; `pooled`: the KV of its input is in host memory or the
-    pool; `fetched`: input tokens that were fetched with it; `device`, `host`, `storage`: input
-    tokens found in each tier; `alpha`: probability that a draft token of it is accepted.
+    `rid`: of the chunk; `uid`: of its request; `tokens`: the tokens that it returns; `pooled`: the
+    KV of its input is in host memory or the pool; `fetched`: input tokens that were fetched with
+    it; `device`, `host`, `storage`: input tokens found in each tier; `alpha`: probability that a
+    draft token of it is accepted.
 
     While it runs, its sizes follow from the engine's progress P, the tokens that every running
     sequence has received: length = P + `length_base`, output = P + `output_base`.
@@ -31,6 +32,7 @@ class Job:
         "produced",
         "prompt_len",
         "retractions",
+        "rid",
         "steps",
         "storage",
         "tokens",
@@ -48,6 +50,7 @@ class Job:
     ) -> None:
         request = chunk.request
         self.chunk = chunk
+        self.rid = chunk.rid
         self.uid = request.uid
         self.group = request.group.uid
         self.prompt_len = request.prompt_len

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from seer_sgl.driver.driver import Driver, Settings
 from seer_sgl.driver.observer import Observer
-from seer_sgl.errors import SimulationError
+from seer_sgl.errors import SeerError, SimulationError, first_error
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.lengths import KnownLengths
@@ -14,13 +14,14 @@ from seer_sgl.types import Group, Prompt, Request
 
 from .clock import run_virtually
 from .config import SimConfig
-from .engine import SimulatedFleet
+from .engine import SimulatedFleet, token_source
 from .tokens import ids, logprobs
 from .workload import Responses
 
 SEED = 0  # lengths are given, so a run has no randomness
 # No other client uses a simulated engine, so its load is polled for the timeline only.
 POLL_S = 10.0
+SETTLE_S = 1.0  # chunks of given-up groups end in less
 FOREVER_S = 1e12  # simulated engines do not stall
 
 
@@ -45,36 +46,61 @@ async def _roll_out(
 ) -> Recorder:
     groups = make_groups(responses, config.workload.lengths.max)
     fleet = SimulatedFleet(config, true_lengths(groups, responses))
-    known = truth(responses) if config.scheduling.policy == "oracle" else prior
+    settings = driver_settings(config, known_lengths(config, responses, prior))
+    return await roll_out(groups, fleet, settings, observers)
+
+
+async def roll_out(
+    groups: Sequence[Group],
+    fleet: SimulatedFleet,
+    settings: Settings,
+    observers: Sequence[Observer] = (),
+) -> Recorder:
+    """Rolls the groups out on the event loop's clock. Returns the recorder of the run."""
     infos = [engine.info for engine in fleet.engines]
     recorder = Recorder("simulated", SEED, infos, groups, 0.0)
     clock = asyncio.get_running_loop().time
-    async with Driver.over(fleet, driver_settings(config, known), clock) as driver:
+    async with Driver.over(fleet, settings, clock) as driver:
         run = driver.submit(groups, [recorder, *observers])
-        failure: Exception | None = None
+        failure: BaseException | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
-                watch = tasks.create_task(_stand_still(driver))
+                beside = [
+                    tasks.create_task(fleet.live()),
+                    tasks.create_task(_stand_still(driver)),
+                ]
                 async for _ in run:
                     pass
-                watch.cancel()
-        except* SimulationError as failures:
-            failure = failures.exceptions[0]
+                for task in beside:
+                    task.cancel()
+        except* SeerError as failures:
+            failure = first_error(failures)
         # Python before 3.11.4 wraps what is raised inside `except*` into a group (gh-103590).
         if failure is not None:
             raise failure
+        await asyncio.sleep(SETTLE_S)
+        if breaches := driver.check():
+            raise SimulationError(f"the rollout is over, but {'; '.join(breaches)}")
     return recorder
 
 
 async def _stand_still(driver: Driver) -> None:
     """Raises SimulationError if no progress is possible. The loop cannot detect this, because the
-    monitor always has a next timer."""
-    while True:
+    monitor always has a next timer. If no engine is available, the monitor decides how long to
+    wait."""
+    still = 0  # consecutive polls; the driver may be about to send a chunk at one of them
+    while still < 2:
         await asyncio.sleep(POLL_S)
-        if driver.stands_still:
-            raise SimulationError(
-                "the simulation stands still: no engine can take the remaining requests"
-            )
+        available = any(state.available for state in driver.states())
+        still = still + 1 if driver.stands_still and available else 0
+    raise SimulationError("the simulation stands still: no engine can take the remaining requests")
+
+
+def known_lengths(
+    config: SimConfig, responses: Sequence[Responses], prior: KnownLengths | None
+) -> KnownLengths | None:
+    """Returns the lengths that the policy knows: the true ones for the oracle."""
+    return truth(responses) if config.scheduling.policy == "oracle" else prior
 
 
 def driver_settings(config: SimConfig, known: KnownLengths | None) -> Settings:
@@ -130,8 +156,8 @@ def make_groups(responses: Sequence[Responses], max_response_len: int) -> list[G
                 index=index,
                 seed=SEED,
                 max_response_len=max_response_len,
-                response_ids=ids(),
-                logprobs=logprobs(),
+                response_ids=ids(token_source(f"r{order}")),
+                logprobs=logprobs(token_source(f"r{order}")),
             )
             for index, order in zip(range(prompt.n), orders, strict=False)
         ]

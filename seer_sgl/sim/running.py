@@ -20,7 +20,7 @@ class RunningSet:
     """Jobs being decoded, and the KV they hold; siblings share the KV of their prompt."""
 
     def __init__(self) -> None:
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, Job] = {}  # by rid
         self.progress = 0.0  # tokens given to every sequence since the engine started
         self.steps = 0
         self._entries = itertools.count(1)
@@ -62,7 +62,7 @@ class RunningSet:
         job.length_base = job.context + 1 - self.progress
         job.output_base = job.produced + 1 - self.progress
         job.first_step = self.steps
-        self.jobs[job.uid] = job
+        self.jobs[job.rid] = job
         end = job.tokens - job.output_base
         heapq.heappush(self._by_end, (end, job.entry, job))
         rank = (job.output_base, -job.prompt_len)
@@ -71,7 +71,7 @@ class RunningSet:
 
     def leave(self, job: Job) -> None:
         """Removes a job that is done, retracted or aborted."""
-        del self.jobs[job.uid]
+        del self.jobs[job.rid]
         self._count(job, -1)
         job.steps += self.steps - job.first_step
         job.entry = 0
@@ -84,6 +84,10 @@ class RunningSet:
     def length(self, job: Job) -> float:
         """Returns the tokens of the job: prompt, earlier chunks and this one."""
         return self.progress + job.length_base
+
+    def output(self, job: Job) -> int:
+        """Returns the tokens that the job has written."""
+        return min(job.tokens, int(self.progress + job.output_base))
 
     def to_first_end(self) -> float:
         """Returns the tokens per sequence until the first job is done."""

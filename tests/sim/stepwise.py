@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from seer_sgl.sim import batch as rules
 from seer_sgl.sim.config import SimConfig
-from seer_sgl.sim.engine import engine_info
+from seer_sgl.sim.engine import engine_info, token_source
 from seer_sgl.sim.steps import StepTime
 from seer_sgl.sim.tokens import ids, logprobs
 from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, Move, WeightSpan
@@ -71,9 +71,10 @@ class StepwiseEngine:
             loop.call_later(pool.store_ms / 1e3, self.stored, chunk.rid, True)
         whole = self.lengths[request.uid]
         stops = sequence.tokens == left and whole < request.max_response_len
+        source = token_source(request.uid)
         return ChunkReply(
-            ids=ids(sequence.tokens),
-            logprobs=logprobs(sequence.tokens),
+            ids=ids(source, request.generated, sequence.tokens),
+            logprobs=logprobs(source, request.generated, sequence.tokens),
             weight_spans=[WeightSpan("simulated", sequence.tokens)],
             finish="stop" if stops else "length",
             retractions=sequence.retractions,
