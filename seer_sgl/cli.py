@@ -138,12 +138,11 @@ def serve(
 @click.option("--config", type=click.Path(path_type=Path), help="YAML like configs/sim/.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any of its keys.")
 @click.option("--sweep", metavar="KEY=V1,V2,...", help="One key at several values.")
+@click.option("--faults", type=click.Path(path_type=Path), help="YAML of faults; shows their cost.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for JSON and plots.")
 @log_level
-def simulate(
-    *, policy: str | None, sweep: str | None, as_json: bool, log_level: str, **options: Any
-) -> None:
+def simulate(*, log_level: str, **options: Any) -> None:
     """Predict a rollout without any engine.
 
     Runs the real scheduler in virtual time.
@@ -151,9 +150,10 @@ def simulate(
     from .sim.command import run_simulation
     from .sim.opening import SimRequest
 
-    out = options.pop("out")
+    inputs = ("workload", "trace", "config", "overrides")
+    sim_request = SimRequest(**{name: options.pop(name) for name in inputs})
     with log_to(open_console(), log_level):
-        run_simulation(SimRequest(**options), policy, sweep, as_json, out)
+        run_simulation(sim_request, **options)
 
 
 @cli.command()

@@ -1,23 +1,29 @@
 """`seer-sgl simulate`: the simulated time of a rollout by policy and settings."""
 
+import contextlib
 import json
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 
+from seer_sgl.driver import monitor
 from seer_sgl.errors import ConfigError
 from seer_sgl.files import explained
 from seer_sgl.report.style import can_draw
 
+from .fault_costs import costs_table, fault_cost
+from .faults import read_faults
 from .opening import SimRequest
 from .plots import draw_policies, draw_sweeps
 from .sweep import Point, parse_sweep
 from .tables import policies_table, sweep_table
 from .variants import VARIANTS, Scenario, check_variant
 
+Draw = Callable[[Path], object]  # draws the pictures of a result into a folder
 SWEPT = "seer"  # the policy of a sweep without --policy
 # The values that --out sweeps.
 CHUNK_SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -26,60 +32,106 @@ GROUP_SIZES = (2, 4, 8, 16, 32)
 
 
 def run_simulation(
-    sim_request: SimRequest, policy: str | None, sweep: str | None, as_json: bool, out: Path | None
+    sim_request: SimRequest,
+    *,
+    policy: str | None,
+    sweep: str | None,
+    faults: Path | None,
+    as_json: bool,
+    out: Path | None,
 ) -> None:
     """Prints the result; with `out`, also writes JSON and plots into that folder.
 
-    Raises ConfigError if the input cannot be simulated.
+    Raises ConfigError if the input cannot be simulated, and RolloutError if `faults` end a rollout.
     """
     if policy is not None:
         check_variant(policy)
+    if faults is not None and sweep is not None:
+        raise ConfigError("--faults: not together with --sweep")
     if out is not None:
         _make_folder(out)
     # Tables are wider than rich's default width for an output that is not a terminal.
-    console = Console(highlight=False, width=None if Console().is_terminal else 140)
-    if sweep is not None:
-        key, values = parse_sweep(sweep)
-        points = _points(sim_request, policy or SWEPT, key, values)
-        if not as_json:
-            console.print(sweep_table(key, points))
-        answer = _swept(key, points)
-        if out is not None:
-            _write(answer, out)
-            if can_draw():
-                draw_sweeps({key: points}, out / "sweep")
+    wide = Console(highlight=False, width=None if Console().is_terminal else 140)
+    console = None if as_json else wide
+    draw: Draw | None = None
+    if faults is not None:
+        answer = _disturbed(sim_request.open(), policy, faults, console)
+    elif sweep is not None:
+        answer, draw = _swept(sim_request, policy or SWEPT, sweep, console)
     else:
-        scenario = sim_request.open()
-        answer = _compared(scenario, policy, None if as_json else console)
-        if out is not None:
-            _write(answer, out)
-            if can_draw():
-                draw_policies(scenario, out)
-                draw_sweeps(dict(_usual_sweeps(sim_request, scenario)), out / "sweeps")
+        answer, draw = _compared(sim_request, policy, console)
+    if out is not None:
+        with explained(out / "report.json"):
+            (out / "report.json").write_text(json.dumps(answer, indent=2) + "\n")
+        if draw is not None and can_draw():
+            draw(out)
     if as_json:
         print(json.dumps(answer))
 
 
-def _compared(scenario: Scenario, policy: str | None, console: Console | None) -> dict[str, Any]:
+def _disturbed(
+    scenario: Scenario, policy: str | None, faults_file: Path, console: Console | None
+) -> dict[str, Any]:
+    faults = read_faults(faults_file, scenario.config.engine.count)
+    with _without_outages(monitor.logger):
+        costs = [fault_cost(scenario, name, faults) for name in ([policy] if policy else VARIANTS)]
+    if console is not None:
+        console.print(costs_table(scenario.name, costs))
+    return {
+        "workload": scenario.name,
+        "seed": faults.seed,
+        "policies": [msgspec.to_builtins(cost) for cost in costs],
+    }
+
+
+@contextlib.contextmanager
+def _without_outages(logger: logging.Logger) -> Iterator[None]:
+    """Keeps a logger's reports of simulated outages from the log, unless it shows everything."""
+    level = logger.level
+    if not logger.isEnabledFor(logging.DEBUG):
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _compared(
+    sim_request: SimRequest, policy: str | None, console: Console | None
+) -> tuple[dict[str, Any], Draw]:
+    scenario = sim_request.open()
     rows = [scenario.outcome(name) for name in ([policy] if policy else VARIANTS)]
     if console is not None:
         console.print(policies_table(rows, scenario.outcome_of_baseline(), scenario.config.paper))
+
+    def draw(out: Path) -> None:
+        draw_policies(scenario, out)
+        draw_sweeps(dict(_usual_sweeps(sim_request, scenario)), out / "sweeps")
+
     if policy is not None:
-        return msgspec.structs.asdict(rows[0])
-    return {
+        return msgspec.structs.asdict(rows[0]), draw
+    answer = {
         "workload": scenario.name,
         "policies": [msgspec.structs.asdict(row) for row in rows],
         "paper": msgspec.to_builtins(scenario.config.paper),
     }
+    return answer, draw
 
 
-def _swept(key: str, points: Sequence[Point]) -> dict[str, Any]:
-    return {
+def _swept(
+    sim_request: SimRequest, policy: str, sweep: str, console: Console | None
+) -> tuple[dict[str, Any], Draw]:
+    key, values = parse_sweep(sweep)
+    points = _points(sim_request, policy, key, values)
+    if console is not None:
+        console.print(sweep_table(key, points))
+    answer = {
         "workload": points[0].outcome.workload,
         "policy": points[0].outcome.policy,
         "key": key,
         "points": [msgspec.to_builtins(point) for point in points],
     }
+    return answer, lambda out: draw_sweeps({key: points}, out / "sweep")
 
 
 def _points(
@@ -113,11 +165,6 @@ def _usual_sweeps(sim_request: SimRequest, scenario: Scenario) -> Iterator[tuple
         sizes = [n for n in GROUP_SIZES if n <= requests]
         points = [quick(key, [n], f"workload.groups={requests // n}") for n in sizes]
         yield "n_samples_per_prompt", [point for (point,) in points]
-
-
-def _write(answer: dict[str, Any], out: Path) -> None:
-    with explained(out / "report.json"):
-        (out / "report.json").write_text(json.dumps(answer, indent=2) + "\n")
 
 
 def _make_folder(out: Path) -> None:

@@ -6,11 +6,13 @@ from typing import Any
 import msgspec
 
 from seer_sgl.config import with_values
-from seer_sgl.errors import ConfigError
+from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.scheduling.lengths import KnownLengths
 
 from .config import SimConfig
+from .faulted import Faulted, simulate_faulted
+from .faults import FaultsConfig
 from .outcome import Outcome, outcome
 from .run import simulate
 from .workload import Responses
@@ -75,6 +77,14 @@ class Scenario:
             config = with_values(self.config, VARIANTS[variant])
             self._records[variant] = simulate(self.responses, config, self._prior)
         return self._records[variant]
+
+    def faulted(self, variant: str, faults: FaultsConfig) -> Faulted:
+        """Returns the variant's run with faults. Raises RolloutError if the driver gives up."""
+        config = with_values(self.config, VARIANTS[variant])
+        try:
+            return simulate_faulted(self.responses, config, faults, self._prior)
+        except RolloutError as error:
+            raise RolloutError(f"{variant}: {error}") from error
 
     def outcome(self, variant: str, *, with_oracle: bool = True) -> Outcome:
         """Returns the variant's figures, with ratios to baseline and oracle."""

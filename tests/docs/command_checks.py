@@ -22,6 +22,7 @@ from seer_sgl.cli import cli
 from seer_sgl.config import load
 from seer_sgl.engine.launch.process import engine_environment
 from seer_sgl.link import contract
+from seer_sgl.sim.faults import read_faults
 from seer_sgl.sim.opening import SimRequest
 from seer_sgl.sim.sweep import parse_sweep
 from seer_sgl.sim.variants import check_variant
@@ -85,9 +86,11 @@ def _rollout(config: Path | None, ready: str | None, overrides: Arguments, **_: 
         load_ready(ready, overrides)
 
 
-def _simulate(policy: str | None, sweep: str | None, **options: Any) -> None:
+def _simulate(policy: str | None, sweep: str | None, faults: Path | None, **options: Any) -> None:
     inputs = ("workload", "trace", "config", "overrides")
-    SimRequest(**{key: options[key] for key in inputs}).open()
+    scenario = SimRequest(**{key: options[key] for key in inputs}).open()
+    if faults is not None:
+        read_faults(faults, scenario.config.engine.count)
     if policy is not None:
         check_variant(policy)
     if sweep is not None:

@@ -1,0 +1,91 @@
+"""What faults cost: the figures of a rollout with faults beside the same rollout without."""
+
+from collections.abc import Sequence
+
+import msgspec
+from rich.table import Table
+
+from seer_sgl.report.report import report
+
+from .faults import FaultsConfig
+from .outcome import Outcome, outcome
+from .variants import Scenario
+
+OUTAGES = ("death", "hang", "cut")
+COLUMNS = (
+    "wall s",
+    "with faults",
+    "",
+    "tail s",
+    "with faults",
+    "outages",
+    "lost chunks",
+    "wasted tokens",
+    "prefilled more",
+    "groups given up",
+)
+
+
+class FaultCost(msgspec.Struct, frozen=True, kw_only=True):
+    """The cost of faults under one policy. `faults`: how many happened, by kind; `wasted_tokens`:
+    decoded, and in no sample; `prefilled_tokens`: computed input tokens beyond those of the
+    rollout without faults."""
+
+    policy: str
+    undisturbed: Outcome
+    disturbed: Outcome
+    faults: dict[str, int]
+    lost_chunks: int
+    wasted_tokens: int
+    prefilled_tokens: int
+    given_up_groups: int
+
+
+def fault_cost(scenario: Scenario, variant: str, faults: FaultsConfig) -> FaultCost:
+    """Runs the variant with and without the faults. Raises RolloutError if the driver gives up."""
+    timeouts = {"stall_timeout_s", "recovery_timeout_s"}
+    calm = FaultsConfig(**{name: getattr(faults, name) for name in timeouts})
+    before, after = scenario.faulted(variant, calm), scenario.faulted(variant, faults)
+    figures = report(after.record)
+    return FaultCost(
+        policy=variant,
+        undisturbed=outcome(scenario.name, variant, before.record),
+        disturbed=outcome(scenario.name, variant, after.record),
+        faults=after.counts,
+        lost_chunks=figures["lost_chunks"],
+        wasted_tokens=after.wasted_tokens,
+        prefilled_tokens=after.prefilled_tokens - before.prefilled_tokens,
+        given_up_groups=figures["unfinished_groups"],
+    )
+
+
+def costs_table(workload: str, costs: Sequence[FaultCost]) -> Table:
+    """Returns a table with one row per policy."""
+    table = Table(title=workload, title_justify="left", caption=_happened(costs))
+    table.add_column("policy", no_wrap=True)
+    for name in COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    for cost in costs:
+        calm, hit = cost.undisturbed, cost.disturbed
+        table.add_row(
+            cost.policy,
+            f"{calm.wall_s:,.0f}",
+            f"{hit.wall_s:,.0f}",
+            f"{hit.wall_s / calm.wall_s - 1:+.1%}" if calm.wall_s else "",
+            f"{calm.tail_s:,.0f}",
+            f"{hit.tail_s:,.0f}",
+            f"{sum(cost.faults.get(kind, 0) for kind in OUTAGES):,}",
+            f"{cost.lost_chunks:,}",
+            f"{cost.wasted_tokens:,}",
+            f"{cost.prefilled_tokens:,}",
+            f"{cost.given_up_groups:,}",
+        )
+    return table
+
+
+def _happened(costs: Sequence[FaultCost]) -> str:
+    """Returns the faults of each policy's rollout in words; a longer one has more."""
+    return "\n".join(
+        f"{cost.policy}: " + (", ".join(f"{n:,} {kind}" for kind, n in cost.faults.items()) or "-")
+        for cost in costs
+    )
