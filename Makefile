@@ -1,5 +1,5 @@
-# make rollout | test | test-long | test-package | test-lowest | test-index | test-openrlhf | rl |
-# check | docs | bench | microbench: each target sets up .venv if it is missing or stale.
+# make rollout | test | test-long | soak | test-package | test-lowest | test-index | test-openrlhf |
+# rl | check | docs | bench | microbench: each target sets up .venv if it is missing or stale.
 # Needs python3 >= 3.11 with its venv module, and make. SEER_PYTHON selects another interpreter.
 
 SEER_PYTHON ?= python3
@@ -17,7 +17,7 @@ RDMA_PACKAGES := libibverbs1 $(if $(GPU),ibverbs-providers)
 HAS_RDMA := $(SEER_PYTHON) -c 'import ctypes, sys; list(map(ctypes.CDLL, sys.argv[1:]))' \
 	$(RDMA_LIBRARIES) 2>/dev/null
 
-.PHONY: venv rollout test test-long test-package test-lowest test-index openrlhf-env test-openrlhf \
+.PHONY: venv rollout test test-long soak test-package test-lowest test-index openrlhf-env test-openrlhf \
 	rl check docs bench microbench clean
 
 venv: $(READY)
@@ -67,6 +67,10 @@ test: check docs openrlhf-env
 # Slow tests: wider variants of the tests above.
 test-long: $(READY)
 	$(BIN)/python -m pytest --hypothesis-profile=ci --durations=12 -m long
+
+# Rollouts on simulated and fake engines with many faults (half an hour on two cores).
+soak: $(READY)
+	$(BIN)/python -m tests.soak
 
 # Quick tests in the unpacked source distribution; then the wheel in an empty environment and
 # folder: installed as the doctor says, and a rollout.

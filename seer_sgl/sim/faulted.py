@@ -9,6 +9,7 @@ import msgspec
 from typing_extensions import override
 
 from seer_sgl.driver import monitor
+from seer_sgl.driver.driver import Settings
 from seer_sgl.driver.observer import Observer
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.scheduling.lengths import KnownLengths
@@ -56,18 +57,25 @@ async def _roll_out(
 ) -> Faulted:
     groups = make_groups(responses, config.workload.lengths.max)
     fleet = FaultyFleet(config, true_lengths(groups, responses), faults)
-    settings = msgspec.structs.replace(
-        driver_settings(config, known_lengths(config, responses, prior)),
-        stall_timeout_s=faults.stall_timeout_s,
-        recovery_timeout_s=faults.recovery_timeout_s,
-        poll_s=monitor.POLL_S,
-    )
+    settings = faulted_settings(config, faults, known_lengths(config, responses, prior))
     record = await roll_out(groups, fleet, settings, observers)
     return Faulted(
         record=record,
         counts=fleet.counts,
         wasted_tokens=sum(engine.wasted_tokens for engine in fleet.faulty),
         prefilled_tokens=sum(engine.prefilled_tokens for engine in fleet.faulty),
+    )
+
+
+def faulted_settings(
+    config: SimConfig, faults: FaultsConfig, known: KnownLengths | None = None
+) -> Settings:
+    """Returns the settings of a driver that notices faults as a real one does."""
+    return msgspec.structs.replace(
+        driver_settings(config, known),
+        stall_timeout_s=faults.stall_timeout_s,
+        recovery_timeout_s=faults.recovery_timeout_s,
+        poll_s=monitor.POLL_S,
     )
 
 

@@ -67,7 +67,7 @@ async def roll_out(
             async with asyncio.TaskGroup() as tasks:
                 beside = [
                     tasks.create_task(fleet.live()),
-                    tasks.create_task(_stand_still(driver)),
+                    tasks.create_task(stand_still(driver)),
                 ]
                 async for _ in run:
                     pass
@@ -84,7 +84,7 @@ async def roll_out(
     return recorder
 
 
-async def _stand_still(driver: Driver) -> None:
+async def stand_still(driver: Driver) -> None:
     """Raises SimulationError if no progress is possible. The loop cannot detect this, because the
     monitor always has a next timer. If no engine is available, the monitor decides how long to
     wait."""
@@ -139,9 +139,14 @@ def truth(responses: Sequence[Responses]) -> KnownLengths:
     return known
 
 
-def make_groups(responses: Sequence[Responses], max_response_len: int) -> list[Group]:
-    """Returns groups of requests that store the number of their tokens instead of the tokens."""
-    orders = itertools.count()
+def make_groups(
+    responses: Sequence[Responses], max_response_len: int, first: int = 0
+) -> list[Group]:
+    """Returns groups of requests that store the number of their tokens instead of the tokens.
+
+    `first`: the number of the first request.
+    """
+    orders = itertools.count(first)
     groups = []
     for planned in responses:
         prompt = Prompt(
