@@ -21,6 +21,24 @@ def append_whole(file: io.FileIO, line: bytes) -> None:
         raise
 
 
+class FileReserve:
+    """Open descriptors that keep room for files that are opened later, when sockets may have taken
+    all others. Raises OSError."""
+
+    def __init__(self, count: int) -> None:
+        self._held: list[int] = []
+        for _ in range(count):
+            self._held.append(os.open(os.devnull, os.O_RDONLY))
+
+    def __del__(self) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Makes room for the files."""
+        while self._held:
+            os.close(self._held.pop())
+
+
 class LineFile:
     """Appends lines to a file without buffering: a killed process loses no written line.
 
@@ -30,6 +48,7 @@ class LineFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._reserve = FileReserve(1)
         self._file: io.FileIO | None = None
 
     def append(self, line: bytes) -> None:
@@ -42,6 +61,7 @@ class LineFile:
 
     def _opened(self) -> io.FileIO:
         if self._file is None:
+            self._reserve.release()
             self._file = io.FileIO(self.path, "w")
         return self._file
 

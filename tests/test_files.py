@@ -1,5 +1,7 @@
 """Files of lines on a disk that returns errors."""
 
+import io
+import os
 import resource
 from pathlib import Path
 
@@ -37,3 +39,22 @@ def test_an_earlier_file_stays_until_there_is_something_to_write(tmp_path: Path)
     first.close()
     second.close()
     assert path.read_text() == ""
+
+
+def test_the_first_line_is_written_although_no_more_files_may_be_opened(tmp_path: Path) -> None:
+    file = LineFile(tmp_path / "lines")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+    held: list[io.FileIO] = []
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                held.append(io.FileIO(os.devnull))
+        file.append(b"a line\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for taken in held:
+            taken.close()
+    file.close()
+    assert file.path.read_bytes() == b"a line\n"

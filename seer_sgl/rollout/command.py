@@ -16,7 +16,7 @@ from rich.console import Console
 from seer_sgl.config import Config
 from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import ConfigError, RolloutError
-from seer_sgl.files import explained
+from seer_sgl.files import FileReserve, explained
 from seer_sgl.report.progress import Progress
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.style import can_draw
@@ -29,6 +29,7 @@ from .samples import SampleWriter
 logger = logging.getLogger(__name__)
 # Twice the size of a report with a thousand engines and the largest timeline.
 RESERVE_BYTES = 4 << 20
+RESERVE_FILES = 8  # drawing the timeline reads fonts while it writes
 COMPARISON = "comparison.json"  # of `rollout --compare`
 
 
@@ -98,14 +99,19 @@ def _reason(ended: BaseException | None) -> str | None:
 
 @contextlib.contextmanager
 def _reserve(out: Path) -> Iterator[Callable[[], None]]:
-    """Reserves disk space for report and timeline until the yielded function is called.
+    """Reserves disk space and file descriptors for report and timeline until the yielded function
+    is called.
 
-    The samples may fill the disk. Raises ConfigError if the disk is already full.
+    The samples may fill the disk, and the sockets may take all descriptors. Raises ConfigError if
+    the disk is already full.
     """
     path = out / ".reserve"
+    with explained(path):
+        files = FileReserve(RESERVE_FILES)
 
     def release() -> None:
         path.unlink(missing_ok=True)
+        files.release()
 
     try:
         with path.open("wb") as file:
