@@ -18,11 +18,12 @@ def build_scheduler(
     costs: Costs | None = None,
     known: KnownLengths | None = None,
     placement: Placement | None = None,
+    max_inflight: int | None = None,
 ) -> Scheduler:
     """Returns a scheduler without engines.
 
     `known`: the lengths read from `scheduling.lengths`. `placement` replaces the policy's placement
-    (experiments).
+    (experiments). `max_inflight`: the most chunks in flight on all engines together.
     """
     cache_aware = CacheAware(
         costs, max_spread=scheduling.max_spread, gap=scheduling.fetch_gap_tokens
@@ -34,6 +35,7 @@ def build_scheduler(
         patience_s=patience_s,
         make_policy=strategy.make_policy,
         placement=placement or strategy.placement,
+        max_inflight=max_inflight,
     )
 
 

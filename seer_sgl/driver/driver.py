@@ -49,7 +49,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `recovery_timeout_s`: how long requests wait while no engine serves; then the driver ends,
     unless `gives_up` is False (a server, whose clients decide). `poll_s`: the interval between two
     polls of an engine. `known`: response lengths of an earlier rollout. `history`: its responses to
-    a prompt. `placement` replaces the policy's choice of engines (experiments).
+    a prompt. `placement` replaces the policy's choice of engines (experiments). `max_inflight`: the
+    most chunks in flight on all engines together.
     """
 
     scheduling: SchedulingConfig = SchedulingConfig()
@@ -62,6 +63,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     history: Responses = lambda _: ()
     costs: Costs | None = None
     placement: Placement | None = None
+    max_inflight: int | None = None
 
 
 class Driver:
@@ -78,6 +80,7 @@ class Driver:
             costs=self._costs,
             known=settings.known,
             placement=settings.placement,
+            max_inflight=settings.max_inflight,
         )
         self._loop = RolloutLoop(self._scheduler, clock, StopStrings(settings.tokenizer).amend)
         self._monitor = Monitor(

@@ -8,6 +8,8 @@ import aiohttp
 from aiohttp.abc import AbstractStreamWriter
 from typing_extensions import override
 
+from seer_sgl.errors import ConfigError
+
 # SGLang's uvicorn closes an idle connection after 5 s; reusing one at that moment loses a request.
 KEEPALIVE_S = 4.0
 CONNECT_TIMEOUT_S = 10.0
@@ -21,6 +23,12 @@ PROBES = {
 }
 # The scheduler bounds the chunks in flight per engine; this limit only guards against a defect.
 MAX_CONNECTIONS = 1 << 16
+
+# Open files that are not connections of chunks: in all, and per engine (its log and control calls).
+OTHER_FILES = 48
+FILES_PER_ENGINE = 4
+# The other connections are idle: they wait KEEPALIVE_S for the next chunk on their engine.
+BUSY_SHARE = 0.75
 
 
 def open_session(api_key: str | None = None) -> aiohttp.ClientSession:
@@ -48,6 +56,23 @@ def probing_socket(address: aiohttp.AddrInfoType) -> socket.socket:
         if hasattr(socket, name):  # Linux has all of them
             probing.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return probing
+
+
+def most_chunks(engines: int) -> int:
+    """Returns the most chunks that may be in flight by the limit of open files; at least two per
+    engine.
+
+    Raises ConfigError if the limit is lower.
+    """
+    raise_file_limit()
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = int((limit - OTHER_FILES - FILES_PER_ENGINE * engines) * BUSY_SHARE)
+    if most < 2 * engines:
+        raise ConfigError(
+            f"the limit of open files, {limit}, is too low for {engines} engines; raise it with "
+            "`ulimit -n`"
+        )
+    return most
 
 
 def raise_file_limit() -> None:

@@ -28,6 +28,7 @@ from seer_sgl.driver.observer import Observer
 from seer_sgl.driver.tokenizer import load_tokenizer
 from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.engine.launch.process import gpu_visible, require_model
+from seer_sgl.engine.session import most_chunks
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
 from seer_sgl.kvpool.backend import resolved
 from seer_sgl.kvpool.hicache import host_ratio
@@ -81,6 +82,7 @@ class Rollout:
         self._given = fleet
         self._gives_up = gives_up
         self._open: _Open | None = None
+        self._most_chunks = 0  # in flight at once, by the limit of open files
         seed = self.config.rollout.seed
         self._seed = secrets.randbits(32) if seed is None else seed
         self._costs = Costs()
@@ -117,6 +119,8 @@ class Rollout:
             self._check_own_sampling(self.config.sampling, infos)
             for warning in [*mismatches(infos), *self._cut_fetches(infos)]:
                 logger.warning("%s", warning)
+            # A server has a connection to a client for each of them.
+            self._most_chunks = most_chunks(len(infos)) // (1 if self._gives_up else 2)
             driver = await stack.enter_async_context(Driver.over(fleet, self._settings()))
             self._open = _Open(fleet, driver, stack.pop_all())
         return self
@@ -209,6 +213,7 @@ class Rollout:
                 longest = limits.true_length(request)
                 request.max_response_len = min(longest, request.max_response_len)
         self._check_groups(groups)
+        self._warn_of_file_limit(groups)
         self.recorder = recorder = Recorder(rollout_id, seed, self.engines, groups, started_at)
         given_up: list[Group] = []
         run = driver.submit(
@@ -270,7 +275,19 @@ class Rollout:
             history=self._history.of,
             costs=self._costs,
             placement=self._placement,
+            max_inflight=self._most_chunks,
         )
+
+    def _warn_of_file_limit(self, groups: Sequence[Group]) -> None:
+        runnable = sum(info.max_running_requests for info in self.engines)
+        wanted = min(sum(len(group.requests) for group in groups), runnable)
+        if self._most_chunks < wanted:
+            logger.warning(
+                "the limit of open files allows %d requests at once, of %d that the engines would "
+                "run; raise it with `ulimit -n`",
+                self._most_chunks,
+                wanted,
+            )
 
     def _warn_of_short_responses(self, groups: Sequence[Group]) -> None:
         short = [

@@ -40,6 +40,7 @@ class Scheduler:
     `chunk_tokens`: the token budget of a chunk. `divide` False sends every request undivided. A
     request that another chunk cannot continue is also undivided, and restarts after an abort.
     `patience_s`: a group is given up only after failures that lasted at least this long.
+    `max_inflight`: the most chunks in flight on all engines together.
     """
 
     def __init__(
@@ -50,7 +51,10 @@ class Scheduler:
         patience_s: float = 60.0,
         make_policy: Callable[[], Policy] = FirstComeFirstServed,
         placement: Placement | None = None,
+        max_inflight: int | None = None,
     ) -> None:
+        self._inflight = 0
+        self._max_inflight = max_inflight
         self._chunk_tokens = chunk_tokens
         self._divide = divide
         self._policy = FairShare(make_policy)
@@ -217,6 +221,8 @@ class Scheduler:
             self._policy.push(waited)
         for refused in self._refused.due(now):
             self._policy.push(refused)
+        if self._max_inflight is not None and self._inflight >= self._max_inflight:
+            return None
         while (request := self._policy.peek()) is not None:
             budget = self._budget(request)
             chosen = self._choose(request, request.total_len + budget)
@@ -238,6 +244,7 @@ class Scheduler:
         slot = self._fleet[chunk.engine_id]
         if slot.ledger is not None and result.reply is not None and result.reply.retractions:
             slot.ledger.feedback.retracted()
+        self._inflight -= 1
         self._fleet.end(slot, request, chunk.kv_tokens)
         self._policy.ended(request)
         request.state, request.returned_at = RequestState.PENDING, result.now
@@ -312,6 +319,7 @@ class Scheduler:
         self, request: Request, slot: EngineSlot, move: Move, budget: int, now: float
     ) -> Chunk:
         total_len = request.total_len + budget
+        self._inflight += 1
         self._fleet.start(slot, request, total_len)
         self._policy.started(request)
         request.state = RequestState.RUNNING

@@ -106,6 +106,18 @@ def test_nothing_is_sent_beyond_kv_capacity_or_inflight_limit() -> None:
     assert [slot.inflight for slot in scheduler.engines] == [2]
 
 
+def test_no_more_is_sent_than_all_engines_together_may_have() -> None:
+    scheduler = Scheduler(20, max_inflight=3)
+    for engine_id in ("a", "b"):
+        scheduler.add_engine(EngineSlot(engine_id, None, 10))
+    scheduler.submit(make_group(n=6))
+    first, *_ = [take(scheduler) for _ in range(3)]
+    assert scheduler.next_assignment(0.0) is None
+    failed(scheduler, first, EngineUnavailable("gone"))
+    take(scheduler)
+    assert scheduler.next_assignment(0.0) is None
+
+
 def test_undivided_requests_are_sent_whole() -> None:
     scheduler = Scheduler(30, divide=False)
     scheduler.add_engine(EngineSlot("e0", None, 10))
