@@ -1,7 +1,7 @@
 """Single faults of simulated engines: what they cost, and what they must not cost."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -56,15 +56,13 @@ class Chunks(Observer):
                 yield result
 
 
-def rolled(
-    *overrides: str, observers: Sequence[Observer] = (), **faults: object
-) -> tuple[Faulted, Chunks]:
+def rolled(*overrides: str, **faults: object) -> tuple[Faulted, Chunks]:
     """Returns a rollout of 128 requests on four engines with faults, checked."""
     config = small(*SETTINGS, *overrides)
     responses = sample(config.workload)
     once, chunks = ExactlyOnce(responses, config.workload.lengths.max), Chunks()
     plan = msgspec.convert(faults, FaultsConfig)
-    result = simulate_faulted(responses, config, plan, None, [once, chunks, *observers])
+    result = simulate_faulted(responses, config, plan, None, [once, chunks])
     once.check()
     return result, chunks
 
