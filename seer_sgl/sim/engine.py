@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Self
+from typing import NamedTuple, Self
 
 from typing_extensions import override
 
 from seer_sgl.driver.engine import Engine
-from seer_sgl.errors import ChunkRecalled
 from seer_sgl.link.server import OnRates, OnStored
 from seer_sgl.types import (
     Chunk,
@@ -34,6 +33,13 @@ MAX_REQUEST_SLACK = 6  # SGLang accepts inputs of up to max_total_num_tokens - 6
 Stored = Callable[[str, bool], None]
 
 
+class _Call(NamedTuple):
+    """A chunk on the engine; `done` is set when its job has ended."""
+
+    job: Job
+    done: asyncio.Future[None]
+
+
 class SimulatedEngine(Engine):
     """A simulated engine. `lengths`: response tokens of each request, by uid.
 
@@ -54,7 +60,7 @@ class SimulatedEngine(Engine):
         self._step = StepTime(config.engine)
         self._speculation = Speculation(config.speculation, self._step)
         self._batch = Batch(config.engine, self._step, self._speculation)
-        self._replies: dict[str, asyncio.Future[Job]] = {}  # by rid
+        self._calls: dict[str, _Call] = {}  # by rid
         self._timer: asyncio.TimerHandle | None = None
         self._link_free_at = 0.0
         self._info = engine_info(engine_id, config)
@@ -77,27 +83,30 @@ class SimulatedEngine(Engine):
 
     @override
     async def abort(self, chunk: Chunk) -> None:
-        self._discard(chunk.rid)
-        reply = self._replies.get(chunk.rid)
-        if reply is not None and not reply.done():
-            reply.set_exception(ChunkRecalled("a simulated chunk keeps nothing"))
+        call = self._calls.get(chunk.rid)
+        if call is None or call.done.done():
+            return
+        job, written = call.job, self._batch.abort(chunk.rid, self._now())
+        self._set_timer()
+        job.tokens, job.aborted = min(written, job.tokens - 1), True
+        call.done.set_result(None)
 
     @override
     async def generate(self, chunk: Chunk, on_tokens: OnTokens | None = None) -> ChunkReply:
         job = self._job(chunk)
         if job.fetched:
             await self._fetch(job.fetched)
-        reply = self._loop.create_future()
-        self._replies[job.rid] = reply
+        done = self._loop.create_future()
+        self._calls[job.rid] = _Call(job, done)
         try:
             self._batch.add(job, self._now())
             self._set_timer()
-            await reply
+            await done
         except asyncio.CancelledError:
             self._discard(job.rid)
             raise
         finally:
-            del self._replies[job.rid]
+            del self._calls[job.rid]
         self._store(chunk)
         return self._reply(job)
 
@@ -169,9 +178,9 @@ class SimulatedEngine(Engine):
 
     def _turn(self) -> None:
         for job in self._batch.turn(self._now()):
-            reply = self._replies.get(job.rid)
-            if reply is not None and not reply.done():
-                reply.set_result(job)
+            call = self._calls.get(job.rid)
+            if call is not None and not call.done.done():
+                call.done.set_result(None)
             else:
                 self.wasted_tokens += job.tokens
         self._set_timer()
@@ -184,7 +193,7 @@ class SimulatedEngine(Engine):
             ids=ids(source, first, job.tokens),
             logprobs=logprobs(source, first, job.tokens),
             weight_spans=[WeightSpan(version, job.tokens)],
-            finish="stop" if stops else "length",
+            finish="abort" if job.aborted else "stop" if stops else "length",
             cached_device=job.device,
             cached_host=job.host,
             cached_storage=job.storage,

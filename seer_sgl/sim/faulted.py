@@ -84,6 +84,7 @@ class FaultyFleet(SimulatedFleet):
 
     def __init__(self, config: SimConfig, lengths: Mapping[str, int], faults: FaultsConfig) -> None:
         self._faults = FleetFaults(faults)
+        self._settings = config, lengths
         self.faulty: list[FaultyEngine] = []
         super().__init__(config, lengths)
 
@@ -91,6 +92,10 @@ class FaultyFleet(SimulatedFleet):
     def counts(self) -> Counter[str]:
         """The faults that happened, by name."""
         return self._faults.counts
+
+    def start_engine(self) -> FaultyEngine:
+        """Returns one more engine, which the driver has to add."""
+        return self._engine(f"e{len(self.faulty)}", *self._settings)
 
     @override
     def _engine(

@@ -244,6 +244,6 @@ class FaultyEngine(SimulatedEngine):
         self._link_free_at, self._again = 0.0, None
         self._clock.thaw()
         self._set_timer()
-        for reply in [*self._replies.values(), *self._lost.values()]:
+        for reply in [*(call.done for call in self._calls.values()), *self._lost.values()]:
             if not reply.done():
                 reply.set_exception(self._unavailable("connection reset"))

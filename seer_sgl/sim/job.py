@@ -16,6 +16,7 @@ class Job:
     """
 
     __slots__ = (
+        "aborted",
         "alpha",
         "chunk",
         "device",
@@ -68,6 +69,7 @@ class Job:
         self.first_step = 0
         self.steps = 0  # decode steps it took part in
         self.retractions = 0
+        self.aborted = False  # it ended early, with the tokens that it had written
 
     @property
     def context(self) -> int:

@@ -91,8 +91,8 @@ async def stand_still(driver: Driver) -> None:
     still = 0  # consecutive polls; the driver may be about to send a chunk at one of them
     while still < 2:
         await asyncio.sleep(POLL_S)
-        available = any(state.available for state in driver.states())
-        still = still + 1 if driver.stands_still and available else 0
+        able = not driver.paused and any(state.available for state in driver.states())
+        still = still + 1 if driver.stands_still and able else 0
     raise SimulationError("the simulation stands still: no engine can take the remaining requests")
 
 
