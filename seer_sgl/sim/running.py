@@ -13,6 +13,7 @@ from typing import TypeVar
 from .job import Job
 
 Rank = TypeVar("Rank", float, tuple[float, int])
+MOST_VOID = 64  # entries of jobs that have left, in addition to one per job
 EPSILON = 1e-6  # tokens; progress is a float when drafts are accepted
 
 
@@ -24,7 +25,8 @@ class RunningSet:
         self.progress = 0.0  # tokens given to every sequence since the engine started
         self.steps = 0
         self._entries = itertools.count(1)
-        # Entries of jobs that have left stay until they reach the front; their number is void.
+        # Entries of jobs that have left stay until they reach the front, or until most entries of a
+        # queue are such; their number is void.
         self._by_end: list[tuple[float, int, Job]] = []
         self._by_output: list[tuple[tuple[float, int], int, Job]] = []  # least output first
         self._siblings: Counter[str] = Counter()
@@ -67,6 +69,8 @@ class RunningSet:
         heapq.heappush(self._by_end, (end, job.entry, job))
         rank = (job.output_base, -job.prompt_len)
         heapq.heappush(self._by_output, (rank, job.entry, job))
+        _drop_void(self._by_end, len(self.jobs))
+        _drop_void(self._by_output, len(self.jobs))
         self._count(job, +1)
 
     def leave(self, job: Job) -> None:
@@ -138,3 +142,11 @@ def _forget(queue: list[tuple[Rank, int, Job]]) -> None:
     """Drops the first entries of the queue whose jobs have left."""
     while queue[0][2].entry != queue[0][1]:
         heapq.heappop(queue)
+
+
+def _drop_void(queue: list[tuple[Rank, int, Job]], valid: int) -> None:
+    """Rebuilds a queue of mostly void entries. The front may not move: without retractions the
+    queue of outputs is not read."""
+    if len(queue) > MOST_VOID + 2 * valid:
+        queue[:] = [entry for entry in queue if entry[2].entry == entry[1]]
+        heapq.heapify(queue)
