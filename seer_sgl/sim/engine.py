@@ -107,7 +107,7 @@ class SimulatedEngine(Engine):
             raise
         finally:
             del self._calls[job.rid]
-        self._store(chunk)
+        self._store(job)
         return self._reply(job)
 
     @override
@@ -133,16 +133,21 @@ class SimulatedEngine(Engine):
         tokens = min(self._lengths[request.uid] - request.generated, chunk.max_new_tokens)
         pooled = self._pooled(chunk)
         here = self._batch.idle_cache.length(request.uid)
-        fetched = request.total_len if pooled and here < request.total_len else 0
+        fetched = pooled if here < pooled else 0
         alpha = 0.0
         if self._speculation.enabled:
             alpha = self._speculation.acceptance(references(request))
-        return Job(chunk, tokens, pooled=pooled, fetched=fetched, alpha=alpha)
+        whole = request.total_len <= pooled
+        return Job(chunk, tokens, pooled=whole, fetched=fetched, alpha=alpha)
 
-    def _pooled(self, chunk: Chunk) -> bool:
-        # SGLang looks up every missing page in the pool, for all requests.
-        enabled = self._config.pool.enabled
-        return enabled and chunk.request.generated > 0 and chunk.move is not Move.PREFILL
+    def _pooled(self, chunk: Chunk) -> int:
+        """Returns the tokens of a chunk's input whose KV is in the pool.
+
+        SGLang looks up every missing page there, for all requests.
+        """
+        request = chunk.request
+        none = chunk.move is Move.PREFILL or not request.generated or not self._config.pool.enabled
+        return 0 if none else request.total_len
 
     async def _fetch(self, tokens: int) -> None:
         """Reads KV from the pool; the engine's network link transfers one fetch at a time."""
@@ -151,10 +156,10 @@ class SimulatedEngine(Engine):
         self._link_free_at = max(now, self._link_free_at) + seconds
         await asyncio.sleep(self._link_free_at - now + pool.latency_ms * 1e-3)
 
-    def _store(self, chunk: Chunk) -> None:
+    def _store(self, job: Job) -> None:
         if self._config.pool.enabled:
             delay_s = self._config.pool.store_ms * 1e-3
-            self._loop.call_later(delay_s, self._stored, chunk.rid, True)
+            self._loop.call_later(delay_s, self._stored, job.rid, True)
 
     def _discard(self, rid: str) -> None:
         """Ends a chunk whose reply is not wanted."""

@@ -17,6 +17,7 @@ from .batch import Batch
 from .config import SimConfig
 from .engine import VERSION, SimulatedEngine, Stored
 from .faults import Kind
+from .job import Job
 from .messages import FleetFaults, MessageFaults
 from .outages import Connection, EngineClock
 
@@ -40,7 +41,7 @@ class FaultyEngine(SimulatedEngine):
     ) -> None:
         super().__init__(engine_id, config, lengths, stored)
         self._counts = faults.counts
-        self._missing = faults.missing
+        self._pool = faults.pool
         self._messages = MessageFaults(faults, engine_id)
         self._clock = EngineClock(self._set_timer)
         self._connection = Connection()
@@ -178,23 +179,29 @@ class FaultyEngine(SimulatedEngine):
             raise self._unavailable("connection reset")
 
     @override
-    def _pooled(self, chunk: Chunk) -> bool:
-        return super()._pooled(chunk) and chunk.request.uid not in self._missing
+    def _pooled(self, chunk: Chunk) -> int:
+        # Also for Move.PREFILL: after a lost chunk SGLang finds the pages of the chunks before it.
+        return self._pool.setdefault(chunk.request.uid, 0)
 
     @override
-    def _store(self, chunk: Chunk) -> None:
+    def _store(self, job: Job) -> None:
         if not self._config.pool.enabled:
             return
-        request, ack = chunk.request, self._messages.ack()
-        continues = request.generated + chunk.max_new_tokens < self._lengths[request.uid]
-        self._missing.discard(request.uid)
-        if continues and not ack.present:
-            self._missing.add(request.uid)
-        delay_s = ack.fate.delay_s + self._config.pool.store_ms * 1e-3
+        request, ack = job.chunk.request, self._messages.ack()
+        delay_s = self._config.pool.store_ms * 1e-3
+        if request.generated + job.tokens >= self._lengths[job.uid]:
+            self._pool.pop(job.uid, None)  # nothing will read it
+        elif ack.present:
+            length = request.total_len + job.tokens
+            self._loop.call_later(delay_s, self._write, job.uid, length, self._instance)
         for _ in range(ack.fate.copies):
-            self._loop.call_later(
-                delay_s, self._acknowledge, chunk.rid, ack.complete, self._instance
-            )
+            late_s = delay_s + ack.fate.delay_s
+            self._loop.call_later(late_s, self._acknowledge, job.rid, ack.complete, self._instance)
+
+    def _write(self, uid: str, length: int, instance: int) -> None:
+        """Writes the KV of a request into the pool, unless the server that had it has ended."""
+        if instance == self._instance and uid in self._pool:
+            self._pool[uid] = length
 
     def _acknowledge(self, rid: str, complete: bool, instance: int) -> None:
         """Acknowledges a write, unless the server that made it has ended."""

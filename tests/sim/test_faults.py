@@ -144,7 +144,7 @@ def test_acknowledgements_that_lie_cost_prefill_and_no_token() -> None:
     calm, _ = rolled(*crowded)
     result, _ = rolled(*crowded, acks=AckConfig(untrue=0.9))
     assert result.counts["untrue acks"] > 50
-    assert result.prefilled_tokens > 1.2 * calm.prefilled_tokens
+    assert result.prefilled_tokens > 1.1 * calm.prefilled_tokens
     assert result.wasted_tokens == 0
 
 
@@ -176,7 +176,7 @@ def test_a_fleet_that_is_away_for_too_long_ends_the_rollout() -> None:
 def test_requests_that_always_fail_give_up_their_groups_and_leave_nothing_behind() -> None:
     config = small(*SETTINGS)
     faults = FaultsConfig(
-        recovery_timeout_s=5.0, stall_timeout_s=5.0, replies=ReplyConfig(lost=0.7)
+        recovery_timeout_s=5.0, stall_timeout_s=5.0, replies=ReplyConfig(lost=0.4)
     )
     result = simulate_faulted(sample(config.workload), config, faults)
     assert 0 < report(result.record)["unfinished_groups"] < config.workload.groups
