@@ -67,9 +67,13 @@ class OpenRuns(RunControl):
             run.unfinished[group.uid] = group
             self._scheduler.submit(group)
             self._submitted(run, group.requests)
-            if group.complete:  # it has no requests
+            if group.withdrawn or _has_all_samples(group):  # given up before, or without requests
                 self.leave(run, group)
         self._wake()
+
+    @override
+    def restore(self, run: Run, request: Request) -> None:
+        self.finished(run, request)
 
     @override
     def complete(self, run: Run) -> None:

@@ -17,6 +17,9 @@ class RunControl(Protocol):
     def add(self, run: "Run", groups: Sequence[Group]) -> None:
         """Starts the rollout of more groups."""
 
+    def restore(self, run: "Run", request: Request) -> None:
+        """Reports a request as finished that was so when it was added."""
+
     def complete(self, run: "Run") -> None:
         """Marks an open run as complete: no more groups follow."""
 
@@ -89,6 +92,10 @@ class Run:
         in use; then nothing has changed.
         """
         self._control.add(self, groups)
+
+    def restore(self, request: Request) -> None:
+        """Makes the sample of a request that was finished when it was added, and reports it."""
+        self._control.restore(self, request)
 
     def complete(self) -> None:
         """Marks the run as complete: no more groups follow."""

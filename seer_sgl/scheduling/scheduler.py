@@ -122,11 +122,14 @@ class Scheduler:
         self._setbacks.elapsed(seconds)
 
     def submit(self, group: Group) -> None:
-        """Makes all requests of the group ready; while it is growing, more may follow."""
-        if group.complete:  # it has no requests
+        """Makes the group's unfinished requests ready; while it is growing, more may follow."""
+        if group.complete or group.withdrawn:  # nothing is left to do
             return
         self._policy.join(group)
-        self._add(group.requests)
+        finished = [r for r in group.requests if r.state is RequestState.FINISHED]
+        self._add(r for r in group.requests if r.state is not RequestState.FINISHED)
+        for request in finished:  # by an earlier process
+            self._report_length(request)
 
     def check_new(self, requests: Iterable[Request]) -> None:
         """Raises ValueError if a request's uid is already rolled out or appears twice."""
@@ -359,10 +362,13 @@ class Scheduler:
             self._drop(request)
         if request.group.withdrawn:
             return
-        if reason != "abort":  # the full length of an aborted request is unknown
-            self._policy.finished(request)
+        self._report_length(request)
         if request.group.complete:
             self._policy.leave(request.group)
+
+    def _report_length(self, request: Request) -> None:
+        if request.finish_reason != "abort":  # the full length of an aborted request is unknown
+            self._policy.finished(request)
 
     def _ready(self, request: Request) -> bool:
         """Returns whether a policy has the request: it is pending and does not wait for its KV."""
