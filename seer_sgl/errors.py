@@ -3,7 +3,8 @@
 SeerError
 ├── InputError              the user's mistake: exit status 2
 │   ├── ConfigError         a config file, a --set, an impossible combination
-│   └── PromptError         a prompt: names file and line
+│   ├── PromptError         a prompt: names file and line
+│   └── JournalError        a journal that cannot be begun or resumed: names its folder
 ├── PoolError               the KV pool did not become ready: exit status 1
 ├── HubError                the draft hub did not become ready: exit status 1
 ├── EngineStartError        an engine did not become ready: exit status 1
@@ -43,6 +44,10 @@ class ConfigError(InputError):
 
 class PromptError(InputError):
     """A prompt is invalid; the message names the file and the line."""
+
+
+class JournalError(InputError):
+    """A journal cannot be begun or resumed; the message names its folder and the reason."""
 
 
 class PoolError(SeerError):

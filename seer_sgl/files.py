@@ -9,10 +9,10 @@ from pathlib import Path
 from .errors import RolloutError
 
 
-def append_whole(file: io.FileIO, line: bytes) -> None:
-    """Writes a line at the end of a file. Raises OSError; then the file is unchanged."""
+def append_whole(file: io.FileIO, content: bytes) -> None:
+    """Writes bytes at the end of a file. Raises OSError; then the file is unchanged."""
     size = file.seek(0, os.SEEK_END)
-    rest = memoryview(line)
+    rest = memoryview(content)
     try:
         while rest:  # a disk that becomes full accepts only a part, and the next write fails
             rest = rest[file.write(rest) :]

@@ -1,0 +1,97 @@
+"""Writes the blocks of a journal in a thread, so that the event loop never waits for a disk."""
+
+import contextlib
+import io
+import logging
+import os
+import threading
+from collections.abc import Sequence
+
+from seer_sgl.files import append_whole
+
+from .blocks import Tail, make_block
+
+logger = logging.getLogger(__name__)
+# The time that a block gathers records: twenty syncs per second cost little, and a killed driver
+# loses no older chunk, unless the disk is slower.
+GATHER_S = 0.05
+# Records that wait for the disk. A disk that is further behind has failed.
+MOST_WAITING = 256 << 20
+
+
+class BlockWriter:
+    """Appends records to a file that is open for writing, at `tail`.
+
+    After the first error it writes nothing more, and drops what it receives: the file ends with the
+    last whole block. `name`: the journal's, in log messages.
+    """
+
+    sync = staticmethod(os.fdatasync)
+
+    def __init__(self, file: io.FileIO, tail: Tail, name: str) -> None:
+        self._file = file
+        self._tail = tail
+        self._name = name
+        self._lock = threading.Lock()
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._due = threading.Event()  # records wait, or the writer is being closed
+        self._closing = threading.Event()
+        self._error: str | None = None
+        self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
+        self._thread.start()
+
+    @property
+    def error(self) -> str | None:
+        """The reason why records are missing; None while there are all of them."""
+        return self._error
+
+    def append(self, record: bytes) -> None:
+        """Takes a record; it is on disk soon. Never blocks and never raises."""
+        with self._lock:
+            if self._error is None and self._waiting_bytes > MOST_WAITING:
+                self._fail(f"the disk is {self._waiting_bytes >> 20} MiB behind")
+            if self._error is not None:
+                return
+            self._waiting.append(record)
+            self._waiting_bytes += len(record)
+        if not self._due.is_set():
+            self._due.set()
+
+    def close(self) -> None:
+        """Writes and syncs what waits, and closes the file. Blocks until then."""
+        self._closing.set()
+        self._due.set()
+        self._thread.join()
+        with contextlib.suppress(OSError):  # everything is synced
+            self._file.close()
+
+    def _work(self) -> None:
+        while True:
+            self._due.wait()
+            closing = self._closing.wait(GATHER_S)
+            with self._lock:
+                records, self._waiting, self._waiting_bytes = self._waiting, [], 0
+                self._due.clear()
+            if records and self._error is None:
+                self._write(records)
+            if closing:
+                return
+
+    def _write(self, records: Sequence[bytes]) -> None:
+        block, tail = make_block(records, self._tail)
+        try:
+            append_whole(self._file, block)
+            self.sync(self._file.fileno())
+        except OSError as error:
+            with self._lock:
+                self._fail(error.strerror or str(error))
+            with contextlib.suppress(OSError):  # a reader cuts a torn block too
+                self._file.truncate(self._tail.position)
+            return
+        self._tail = tail
+
+    def _fail(self, why: str) -> None:
+        self._error = why
+        self._waiting, self._waiting_bytes = [], 0
+        logger.error("%s: %s; the rollout goes on without its journal", self._name, why)
