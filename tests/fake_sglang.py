@@ -252,11 +252,13 @@ class FakeSGLang(FakeControl):
         return before, after
 
     async def abort_request(self, http: web.Request) -> web.Response:
-        """Records the abort."""
+        """Records the abort. Like SGLang, it needs the id of a call, and ends all that begin so."""
         rid = (await http.json())["rid"]
         self.aborted.append(rid)
         if rid in self._abort:
-            self._abort[rid].set()
+            for running, aborted in self._abort.items():
+                if running.startswith(rid):
+                    aborted.set()
         return web.json_response({})
 
     async def server_info(self, _: web.Request) -> web.Response:

@@ -1,0 +1,93 @@
+"""Ends the requests that a dead driver has left on an engine.
+
+SGLang's scheduler aborts every request whose id begins with the one to abort
+(`Scheduler.abort_request`). But its front end passes on only an id that it knows
+(`TokenizerManager.abort_request`). So a request of our own, the marker, has the prefix as its id:
+with its abort, the scheduler ends the orphans too.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+
+from seer_sgl.errors import EngineError, EngineUnavailable
+
+from .client import HttpEngine
+from .describe import REPLY_BYTES
+from .session import read_body
+from .wire import Finish
+
+logger = logging.getLogger(__name__)
+TIMEOUT_S = 30.0  # an engine that is paused does not answer
+ABORT_EVERY_S = 0.02
+# A marker may end before the abort arrives. Then the next one is sent.
+MARKERS = 5
+MARKER_TOKENS = 256
+# With its second token, one decode step of the whole batch has ended after the abort: SGLang ends
+# running requests, and frees their KV, with their next step.
+SETTLED_TOKENS = 2
+
+
+class _Meta(msgspec.Struct):
+    finish_reason: Finish
+
+
+class _Reply(msgspec.Struct):
+    meta_info: _Meta
+
+
+_decoder = msgspec.json.Decoder(_Reply)
+
+
+async def end_orphans(engine: HttpEngine, prefix: str) -> None:
+    """Aborts all requests of an engine whose id begins with `prefix`, and waits for their end.
+
+    Never raises: if it fails, they decode on until SGLang finds that their connection is closed.
+    """
+    why = "it answered before it could be aborted"
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            for _ in range(MARKERS):
+                if await _aborted(engine, prefix):
+                    await _generate(engine, f"{prefix}/settled", SETTLED_TOKENS)
+                    return
+    except TimeoutError:
+        why = f"no answer in {TIMEOUT_S:g} s"
+    except (EngineError, msgspec.DecodeError) as error:
+        why = str(error)
+    logger.warning(
+        "engine %s: requests of the process before may still run: %s", engine.info.engine_id, why
+    )
+
+
+async def _aborted(engine: HttpEngine, prefix: str) -> bool:
+    """Sends a marker and aborts it. Returns whether the abort has reached the scheduler."""
+    tokens = min(MARKER_TOKENS, engine.info.max_request_len - 1)
+    marker = asyncio.create_task(_generate(engine, prefix, tokens))
+    try:
+        while not marker.done():
+            await asyncio.wait({marker}, timeout=ABORT_EVERY_S)
+            if not marker.done():
+                await _post(engine, "/abort_request", {"rid": prefix})
+        return await marker == "abort"
+    finally:
+        marker.cancel()
+
+
+async def _generate(engine: HttpEngine, rid: str, tokens: int) -> str:
+    """Has the engine generate some tokens; returns the finish reason."""
+    # Neutral sampling with a seed: other requests of the batch keep their noise.
+    params = {"max_new_tokens": tokens, "ignore_eos": True, "sampling_seed": 0}
+    body = {"rid": rid, "input_ids": [0], "sampling_params": params}
+    reply = await _post(engine, "/generate", body)
+    return _decoder.decode(reply).meta_info.finish_reason.type
+
+
+async def _post(engine: HttpEngine, path: str, body: dict[str, Any]) -> bytes:
+    async with engine.send("POST", path, msgspec.json.encode(body)) as response:
+        reply = await read_body(response, REPLY_BYTES)
+    if response.status >= 400:
+        raise EngineUnavailable(f"HTTP {response.status} on {path}")
+    return reply
