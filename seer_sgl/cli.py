@@ -58,6 +58,10 @@ def cli() -> None:
 @out_folder("out")
 @set_keys
 @click.option("--overwrite", is_flag=True, help="Replace the samples of an earlier rollout.")
+@click.option(
+    "--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with DIR's journal."
+)
+@click.option("--extend", is_flag=True, help="With --resume: prompts were added at the end.")
 @click.option("--compare", is_flag=True, help="Compare with plain SGLang, afterwards.")
 @log_level
 def rollout(
@@ -68,6 +72,8 @@ def rollout(
     out: Path,
     overrides: tuple[str, ...],
     overwrite: bool,
+    resume: Path | None,
+    extend: bool,
     compare: bool,
     log_level: str,
 ) -> None:
@@ -82,14 +88,19 @@ def rollout(
     console = open_console()
     with log_to(console, log_level):
         settings = _settings(config, ready, overrides)
+        if extend and resume is None:
+            raise ConfigError("--extend: only with --resume")
+        if compare and resume is not None:
+            raise ConfigError("--compare: not together with --resume")
         if compare:
             from .benchmark.comparison import roll_out_and_compare
 
             run(roll_out_and_compare(settings, out, overwrite, console))
         else:
-            from .rollout.command import roll_out
+            from .rollout.command import Resume, roll_out
 
-            run(roll_out(settings, out, overwrite, console))
+            going_on = None if resume is None else Resume(resume, extend)
+            run(roll_out(settings, out, overwrite, console, resume=going_on))
         logger.info("%s", NEXT)
 
 

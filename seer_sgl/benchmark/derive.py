@@ -20,7 +20,7 @@ def arm_config(arm: Arm, base: Config, seed: int, lengths: str | None) -> Config
     }
     if arm.undivided:
         tree["scheduling"]["max_inflight_per_engine"] = None  # all requests are sent at once
-    tree["rollout"] |= {"seed": seed, "max_prompts": None}
+    tree["rollout"] |= {"seed": seed, "max_prompts": None, "journal": None}
     if arm.greedy:
         tree["sampling"] |= {"temperature": 0.0}
     return parse(tree | _left_out(arm))

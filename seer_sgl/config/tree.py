@@ -218,6 +218,9 @@ class RolloutConfig(Section, frozen=True):
     """Use only the first lines of the file."""
     seed: Natural | None = None
     """Seed that every request is seeded from. Default: drawn; the report contains it."""
+    journal: str | None = None
+    """Folder that keeps what every chunk brings, for `--resume` after a crash
+    ([Journal](journal.md)). Default: none."""
 
 
 class ServerConfig(Section, frozen=True):

@@ -67,6 +67,15 @@ KEYS: Mapping[str, str] = {
         "mean time until received tokens were in the index, s; an idle engine lets them wait"
     ),
     "drafting.engines[].wait_s.max": "the longest time since the engine started, s",
+    "resumed": (
+        "what a journal restored; null if the rollout was not resumed. The counts of chunks, moves "
+        "and engines are of the last process; samples, tokens and times are of the whole rollout"
+    ),
+    "resumed.runs": "processes before the last one",
+    "resumed.samples": "samples that were restored",
+    "resumed.requests": "unfinished requests that went on from their last chunk",
+    "resumed.tokens": "response tokens of both",
+    "resumed.at_s": "when the last process began, s; the time between two processes is left out",
     "engines[]": "one entry per engine",
     "engines[].engine_id": "the engine",
     "engines[].url": "its address",
@@ -78,11 +87,11 @@ KEYS: Mapping[str, str] = {
     "engines[].lost_chunks": "chunks that it lost",
     "engines[].bad_replies": "lost chunks whose reply was unreadable or could not be true",
     "engines[].response_tokens": "tokens that it generated",
-    "engines[].throughput_tok_s": "those per second of `wall_s`",
+    "engines[].throughput_tok_s": "those per second of `wall_s`, from `resumed.at_s` on",
     "engines[].retractions": "its preemptions",
     "engines[].kv_capacity": "KV tokens that it can hold",
     "engines[].kv_peak": "the largest share of them in use",
-    "engines[].idle_share": "share of `wall_s` without a chunk in flight",
+    "engines[].idle_share": "share of that time without a chunk in flight",
     "engines[].mean_inflight": "mean chunks in flight",
     "engines[].max_inflight": "most chunks in flight",
     "engines[].mean_running": "mean requests in its batch, those of other clients included",

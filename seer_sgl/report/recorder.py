@@ -3,6 +3,7 @@
 The cost is a few appends per chunk. The report and the timeline are computed from them at the end.
 """
 
+import bisect
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -94,10 +95,12 @@ class Recorder(Observer):
         self.cached: Counter[str] = Counter()
         self.verify_steps = 0
         self.finish_reasons: Counter[str] = Counter()
-        self.finished_at = array("d")  # in order
-        self.response_lens = array("i")  # of finished requests, same order
+        self.finished_at = array("d")  # ascending
+        self.response_lens = array("i")  # of finished requests
         self.speculated_tokens = 0
         self.drafting: dict[str, Any] | None = None  # the report's section, set after the run
+        self.resumed: dict[str, Any] | None = None  # the report's section, of a resumed rollout
+        self.begun_s = 0.0  # when this process began, in the time of the rollout
 
     @override
     def sent(self, chunk: Chunk, now: float) -> None:
@@ -145,7 +148,8 @@ class Recorder(Observer):
 
     @override
     def finished(self, request: Request, sample: Sample) -> None:
-        self.finished_at.append((request.finished_at or 0.0) - self.started_at)
+        # Restored requests are reported while others already finish.
+        bisect.insort(self.finished_at, (request.finished_at or 0.0) - self.started_at)
         self.response_lens.append(request.generated)
         self.finish_reasons[request.finish_reason or "abort"] += 1
 

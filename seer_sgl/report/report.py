@@ -60,7 +60,8 @@ def report(record: Recorder) -> dict[str, Any]:
             "max": lengths[-1] if lengths else 0,
         },
         "drafting": record.drafting,
-        "engines": [_engine(engine, wall_s) for engine in record.engines.values()],
+        "resumed": record.resumed,
+        "engines": [_engine(engine, wall_s, record.begun_s) for engine in record.engines.values()],
     }
 
 
@@ -69,8 +70,8 @@ def quantile(ordered: Sequence[Number], share: float) -> Number | int:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0
 
 
-def _engine(engine: EngineRecord, wall_s: float) -> dict[str, Any]:
-    info = engine.info
+def _engine(engine: EngineRecord, wall_s: float, begun_s: float) -> dict[str, Any]:
+    info, own_s = engine.info, max(0.0, wall_s - begun_s)
     return {
         "engine_id": info.engine_id,
         "url": info.url,
@@ -82,12 +83,12 @@ def _engine(engine: EngineRecord, wall_s: float) -> dict[str, Any]:
         "lost_chunks": engine.lost_chunks,
         "bad_replies": engine.bad_replies,
         "response_tokens": engine.response_tokens,
-        "throughput_tok_s": round(engine.response_tokens / wall_s, 1) if wall_s else 0.0,
+        "throughput_tok_s": round(engine.response_tokens / own_s, 1) if own_s else 0.0,
         "retractions": engine.retractions,
         "kv_capacity": info.max_total_num_tokens,
         "kv_peak": round(max(engine.used_tokens, default=0) / info.max_total_num_tokens, 4),
-        "idle_share": round(1 - _busy_s(engine) / wall_s, 4) if wall_s else 0.0,
-        "mean_inflight": round(_mean_inflight(engine, wall_s), 2),
+        "idle_share": round(1 - _busy_s(engine) / own_s, 4) if own_s else 0.0,
+        "mean_inflight": round(_mean_inflight(engine, wall_s, own_s), 2),
         "max_inflight": max(engine.inflight_count, default=0),
         "mean_running": _mean(engine.running),
         "mean_queued": _mean(engine.queued),
@@ -106,10 +107,10 @@ def _busy_s(engine: EngineRecord) -> float:
     return sum(end - begin for begin, end, count in spans if count)
 
 
-def _mean_inflight(engine: EngineRecord, wall_s: float) -> float:
-    if not wall_s or not engine.inflight_at:
+def _mean_inflight(engine: EngineRecord, wall_s: float, own_s: float) -> float:
+    if not own_s or not engine.inflight_at:
         return 0.0
     # An interrupted rollout has chunks in flight after its last finished request.
     begins = [min(at, wall_s) for at in engine.inflight_at]
     spans = zip(begins, [*begins[1:], wall_s], engine.inflight_count, strict=True)
-    return sum((end - begin) * count for begin, end, count in spans) / wall_s
+    return sum((end - begin) * count for begin, end, count in spans) / own_s

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from rich.console import Console
 
 from seer_sgl.config import Config
@@ -23,6 +24,7 @@ from seer_sgl.report.style import can_draw
 from seer_sgl.report.timeline import draw_timeline
 from seer_sgl.types import Prompt
 
+from .journaled import RolloutJournal
 from .rollout import Rollout
 from .samples import SampleWriter
 
@@ -30,7 +32,19 @@ logger = logging.getLogger(__name__)
 # Twice the size of a report with a thousand engines and the largest timeline.
 RESERVE_BYTES = 4 << 20
 RESERVE_FILES = 8  # drawing the timeline reads fonts while it writes
+SAMPLES = "samples.jsonl"
 COMPARISON = "comparison.json"  # of `rollout --compare`
+
+
+class _OfRollout(msgspec.Struct):
+    rollout_id: str
+
+
+class Resume(NamedTuple):
+    """The journal of a rollout that goes on. `extend`: there may be more prompts."""
+
+    folder: Path
+    extend: bool = False
 
 
 class RolledOut(NamedTuple):
@@ -45,9 +59,11 @@ async def roll_out(
     out: Path,
     overwrite: bool,
     console: Console,
+    *,
     observers: Sequence[Observer] = (),
+    resume: Resume | None = None,
 ) -> RolledOut:
-    """Rolls `config.rollout.prompts` out into the folder `out`.
+    """Rolls `config.rollout.prompts` out into the folder `out`, or goes on with a rollout.
 
     It writes the finished samples, their report and their timeline, also after an error or
     interrupt. Raises SeerError, or CancelledError when interrupted.
@@ -58,8 +74,27 @@ async def roll_out(
     rollout = Rollout(config, log_dir=out / "engines")
     prompts = rollout.read_prompts(Path(config.rollout.prompts))
     requests = sum(prompt.n for prompt in prompts)
-    samples = _new_samples_file(out, overwrite)
-    logger.info("%d groups, %d requests", len(prompts), requests)
+    with _journal(config, resume) as journal:
+        samples = _new_samples_file(out, overwrite or _has_samples_of(out, journal))
+        logger.info("%d groups, %d requests", len(prompts), requests)
+        if journal is not None and journal.is_complete(len(prompts)):
+            return _write_again(rollout, journal, prompts, samples)
+        return await _roll_out(
+            rollout, prompts, samples, console, observers=observers, journal=journal
+        )
+
+
+async def _roll_out(
+    rollout: Rollout,
+    prompts: list[Prompt],
+    samples: Path,
+    console: Console,
+    *,
+    observers: Sequence[Observer],
+    journal: RolloutJournal | None,
+) -> RolledOut:
+    """Rolls out. `journal`: of a rollout that goes on; None for a new one."""
+    out, requests = samples.parent, sum(prompt.n for prompt in prompts)
     with _reserve(out) as release:
         async with rollout:
             progress = Progress(rollout.engines, len(prompts), requests)
@@ -69,7 +104,12 @@ async def roll_out(
             unwritten: list[str] = []
             try:
                 async with progress.shown(console):
-                    async for _ in rollout.run(prompts, [writer, progress, *observers]):
+                    all_observers = [writer, progress, *observers]
+                    if journal is None:
+                        groups = rollout.run(prompts, all_observers)
+                    else:
+                        groups = rollout.resume(journal, prompts, all_observers)
+                    async for _ in groups:
                         pass
             except BaseException as error:
                 ended = error
@@ -87,6 +127,55 @@ async def roll_out(
             if unwritten:
                 raise RolloutError(unwritten[0])
             return RolledOut(prompts, rollout.report())
+
+
+@contextlib.contextmanager
+def _journal(config: Config, resume: Resume | None) -> Iterator[RolloutJournal | None]:
+    """Opens the journal of a rollout that goes on; yields None for a new rollout.
+
+    Raises JournalError, also if the journal of a new rollout cannot begin.
+    """
+    if resume is not None:
+        with RolloutJournal.resume(resume.folder, extend=resume.extend) as journal:
+            yield journal
+        return
+    if config.rollout.journal is not None:
+        with RolloutJournal.begin(config.rollout.journal):
+            pass  # engines take minutes to start
+    yield None
+
+
+def _has_samples_of(out: Path, journal: RolloutJournal | None) -> bool:
+    """Returns whether the folder has samples of the journal's rollout, which may be replaced."""
+    if journal is None or journal.stored is None:
+        return False
+    with contextlib.suppress(OSError, msgspec.DecodeError), (out / SAMPLES).open("rb") as lines:
+        first = msgspec.json.decode(lines.readline(), type=_OfRollout)
+        return first.rollout_id == journal.stored.header.rollout_id
+    return False
+
+
+def _write_again(
+    rollout: Rollout, journal: RolloutJournal, prompts: list[Prompt], samples: Path
+) -> RolledOut:
+    """Writes the samples and the report of a rollout that was complete. No engine starts."""
+    writer = SampleWriter(samples)
+    given_up: RolloutError | None = None
+    try:
+        for _ in rollout.replay(journal, prompts, [writer]):
+            pass
+    except RolloutError as error:
+        given_up = error
+    writer.close()
+    path = samples.parent / "report.json"
+    with explained(path):
+        report = {**journal.report(), "error": _reason(given_up)}
+        path.write_text(json.dumps(report, indent=2) + "\n")
+    if given_up is not None:
+        raise given_up
+    logger.info("%s", _summary(rollout.report()))
+    logger.info("wrote %s and the report beside it", samples)
+    return RolledOut(prompts, rollout.report())
 
 
 def _reason(ended: BaseException | None) -> str | None:
@@ -128,7 +217,7 @@ def _reserve(out: Path) -> Iterator[Callable[[], None]]:
 
 def _new_samples_file(out: Path, overwrite: bool) -> Path:
     """Returns the path of the samples file. Raises ConfigError if it is not writable."""
-    samples = out / "samples.jsonl"
+    samples = out / SAMPLES
     if samples.exists() and not overwrite:
         raise ConfigError(f"--out {out}: {samples} exists; use another folder or --overwrite")
     try:

@@ -5,33 +5,32 @@ async with Rollout(config) as rollout:
         train_on(group.samples)
 """
 
+import asyncio
 import contextlib
 import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from seer_sgl.config import UNDIVIDED, Config, load, parse, with_values
+from seer_sgl.config import Config, load, parse, with_values
 from seer_sgl.driver.checks import (
     check_engines,
     check_pool,
-    cut_fetches,
     mismatches,
-    unservable,
 )
 from seer_sgl.driver.driver import Driver, Settings
 from seer_sgl.driver.groups import GroupMaker, derived_seed
 from seer_sgl.driver.observer import Observer
 from seer_sgl.driver.tokenizer import load_tokenizer
 from seer_sgl.engine.fleet import Fleet, open_fleet
-from seer_sgl.engine.launch.process import gpu_visible, require_model
+from seer_sgl.engine.launch.process import require_model
+from seer_sgl.engine.orphans import end_orphans
 from seer_sgl.engine.session import most_chunks
-from seer_sgl.errors import ConfigError, PromptError, RolloutError
+from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.kvpool.backend import resolved
-from seer_sgl.kvpool.hicache import host_ratio
 from seer_sgl.report import draft_report
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import report
@@ -40,8 +39,10 @@ from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.placement import Placement
 from seer_sgl.types import EngineInfo, Group, Prompt, Sampling
 
+from .checks import check_groups, check_own_sampling, check_sampling, warnings_of_fetches
 from .history import History, read_history
-from .lengths import expect_all, read_lengths
+from .journaled import RolloutJournal, Start
+from .lengths import read_lengths
 from .model import model_facts
 from .prompts import PromptLike, PromptReader
 
@@ -87,6 +88,7 @@ class Rollout:
         self._seed = secrets.randbits(32) if seed is None else seed
         self._costs = Costs()
         self._runs = 0
+        self._replayed: dict[str, Any] | None = None  # the report of a rollout that was complete
         self.recorder: Recorder | None = None  # of the current or latest run
 
         lengths = self.config.scheduling.lengths
@@ -116,8 +118,8 @@ class Rollout:
                 engine.vocab_size = self._facts.vocab_size
             infos = [engine.info for engine in fleet.engines]
             check_engines(self.config.fleet, infos)
-            self._check_own_sampling(self.config.sampling, infos)
-            for warning in [*mismatches(infos), *self._cut_fetches(infos)]:
+            self._check_own(self.config.sampling, infos)
+            for warning in [*mismatches(infos), *warnings_of_fetches(self.config, infos)]:
                 logger.warning("%s", warning)
             # A server has a connection to a client for each of them.
             self._most_chunks = most_chunks(len(infos)) // (1 if self._gives_up else 2)
@@ -160,7 +162,7 @@ class Rollout:
         try:
             engine.vocab_size = self._facts.vocab_size
             check_engines(self.config.fleet, [engine.info])
-            self._check_own_sampling(self.config.sampling, [engine.info])
+            self._check_own(self.config.sampling, [engine.info])
             driver.add_engine(engine)
         except BaseException:
             await fleet.stop_engine(engine.info.engine_id)
@@ -174,6 +176,8 @@ class Rollout:
 
         Raises RolloutError before the first run.
         """
+        if self._replayed is not None:
+            return self._replayed
         if self.recorder is None:
             raise RolloutError("no run was started yet")
         return report(self.recorder)
@@ -198,28 +202,119 @@ class Rollout:
         prompts: Prompt objects, mappings like a line of a prompts file, or texts. `limits`: the
         maximum tokens of single responses (to replay a trace). Leaving the loop early aborts the
         chunks in flight. Raises PromptError before the first chunk is sent. Raises RolloutError
-        after all other groups if some groups were given up.
+        after all other groups if some groups were given up, or if the journal is incomplete.
         """
+        folder = self.config.rollout.journal
+        with contextlib.ExitStack() as stack:
+            journal = None if folder is None else stack.enter_context(RolloutJournal.begin(folder))
+            async with contextlib.aclosing(
+                self._roll(prompts, observers, limits, journal)
+            ) as groups:
+                async for group in groups:
+                    yield group
+
+    async def resume(
+        self,
+        journal: RolloutJournal | Path | str | None = None,
+        prompts: Iterable[PromptLike] | None = None,
+        observers: Sequence[Observer] = (),
+        limits: KnownLengths | None = None,
+        *,
+        extend: bool = False,
+    ) -> AsyncGenerator[Group, None]:
+        """Goes on with the rollout of a journal, and yields all of its groups like `run`.
+
+        journal: its folder; default `rollout.journal`. prompts: those of the rollout; default
+        `rollout.prompts`. `observers` receive every sample once, restored ones too. `extend`: there
+        may be more prompts, behind the others. Raises JournalError if the rollout cannot go on.
+        """
+        with contextlib.ExitStack() as stack:
+            if not isinstance(journal, RolloutJournal):
+                folder = journal or self.config.rollout.journal
+                if folder is None:
+                    raise ConfigError("rollout.journal: no journal to resume")
+                journal = stack.enter_context(RolloutJournal.resume(folder, extend=extend))
+            if prompts is None:
+                if self.config.rollout.prompts is None:
+                    raise ConfigError("rollout.prompts: no prompts")
+                prompts = self.read_prompts(self.config.rollout.prompts)
+            prompts = self.prompt_reader().convert(prompts)
+            if journal.is_complete(len(prompts)):
+                for group in self.replay(journal, prompts, observers):
+                    yield group
+                return
+            async with contextlib.aclosing(
+                self._roll(prompts, observers, limits, journal)
+            ) as groups:
+                async for group in groups:
+                    yield group
+
+    def replay(
+        self,
+        journal: RolloutJournal,
+        prompts: Sequence[Prompt],
+        observers: Sequence[Observer] = (),
+    ) -> Iterator[Group]:
+        """Yields the groups of a rollout whose journal is complete. No engine is needed.
+
+        Raises JournalError if the prompts or the sampling parameters are others, and RolloutError
+        like `run`.
+        """
+        logger.info("%s: the rollout is complete", journal.name)
+        groups = journal.replay(
+            prompts,
+            self.config.sampling,
+            self.config.rollout.seed,
+            self.tokenizer,
+            observers,
+        )
+        self._replayed = journal.report()
+        for group in groups:
+            if group.failure is None:
+                group.samples.sort(key=lambda sample: sample.index)
+                yield group
+        _raise_if_given_up([group for group in groups if group.failure is not None], len(groups))
+
+    async def _roll(
+        self,
+        prompts: Iterable[PromptLike],
+        observers: Sequence[Observer],
+        limits: KnownLengths | None,
+        journal: RolloutJournal | None,
+    ) -> AsyncGenerator[Group, None]:
         fleet, driver = self._opened.fleet, self.driver
         prompts = self.prompt_reader().convert(prompts)
         self._check_sampling(prompts, self.config.sampling)
-        rollout_id, seed = new_rollout_id(), self.next_seed()
+        start = self._start(journal)
         drafted = await _drafted(fleet)
-        started_at = clock()
-        maker = GroupMaker(rollout_id, seed)
+        started_at = clock() - start.elapsed_s
+        maker = GroupMaker(start.run_id, start.seed)
         groups = self._groups(prompts, maker, self.config.sampling, started_at)
         if limits is not None:
             for request in itertools.chain.from_iterable(group.requests for group in groups):
                 longest = limits.true_length(request)
                 request.max_response_len = min(longest, request.max_response_len)
-        self._check_groups(groups)
+        check_groups(groups, self._known, self.config.scheduling)
         self._warn_of_file_limit(groups)
-        self.recorder = recorder = Recorder(rollout_id, seed, self.engines, groups, started_at)
+        own: list[Observer] = []
+        if journal is not None:
+            journal.open(start, self.config.sampling, self.engines, groups, started_at)
+            own = [journal.observer]
+            await self.end_orphans(journal)
+        recorder = Recorder(start.rollout_id, start.seed, self.engines, groups, started_at)
+        recorder.begun_s = start.elapsed_s
+        recorder.resumed = None if journal is None else journal.resumed()
+        self.recorder, self._replayed = recorder, None
         given_up: list[Group] = []
-        run = driver.submit(
-            groups, [recorder, *observers], rollout_id=rollout_id, started_at=started_at
+        run = driver.open_run(
+            [recorder, *own, *observers], rollout_id=start.rollout_id, started_at=started_at
         )
         try:
+            run.add(groups)
+            for request in [] if journal is None else journal.restored.finished:
+                run.restore(request)
+                await asyncio.sleep(0)  # chunks are sent meanwhile
+            run.complete()
             async for group in run:
                 if group.failure is not None:
                     given_up.append(group)
@@ -229,13 +324,30 @@ class Rollout:
         finally:
             run.close()
             recorder.drafting = draft_report.section(drafted, await _drafted(fleet))
-        if given_up:
-            first = given_up[0]
-            assert first.failure is not None
+        if journal is not None:
+            journal.finish(self.report())
+        _raise_if_given_up(given_up, len(groups))
+        if journal is not None and journal.error is not None:
             raise RolloutError(
-                f"{len(given_up)} of {len(groups)} groups were given up; "
-                f"the first, {first.group_id!r}: {first.failure.message}"
+                f"{journal.name}: {journal.error}: it lacks the end of the rollout, which is "
+                "complete"
             )
+
+    def _start(self, journal: RolloutJournal | None) -> Start:
+        """Returns how to begin or to go on with a rollout."""
+        setting, seed = self.config.rollout.seed, self.next_seed()
+        start = None if journal is None else journal.start(setting)
+        if start is not None:
+            return start
+        rollout_id = new_rollout_id()
+        return Start(rollout_id, rollout_id, seed, setting)
+
+    async def end_orphans(self, journal: RolloutJournal) -> None:
+        """Ends the requests of a journal's earlier processes, on engines that outlived them."""
+        outlived = self.config.engines.launch == "external" or self._given is not None
+        if journal.stored is not None and outlived:
+            prefix = journal.stored.header.run_id
+            await asyncio.gather(*(end_orphans(engine, prefix) for engine in self.fleet.engines))
 
     def prompt_reader(self, n: int | None = None, sampling: Sampling | None = None) -> PromptReader:
         """Returns a reader of prompts for the open fleet.
@@ -257,10 +369,10 @@ class Rollout:
 
         Raises InputError if the engines cannot serve one of them, RolloutError without engines.
         """
-        self._check_own_sampling(sampling, self.engines)
+        self._check_own(sampling, self.engines)
         self._check_sampling(prompts, sampling)
         groups = self._groups(prompts, maker, sampling, clock())
-        self._check_groups(groups)
+        check_groups(groups, self._known, self.config.scheduling)
         return groups
 
     def _settings(self) -> Settings:
@@ -289,63 +401,13 @@ class Rollout:
                 wanted,
             )
 
-    def _warn_of_short_responses(self, groups: Sequence[Group]) -> None:
-        short = [
-            group
-            for group in groups
-            if group.requests[0].max_response_len < group.sampling.max_new_tokens
-        ]
-        if short:
-            wanted = max(group.sampling.max_new_tokens for group in short)
-            logger.warning(
-                "%d of %d prompts leave less than max_new_tokens = %d tokens in the context; "
-                "their responses end there",
-                len(short),
-                len(groups),
-                wanted,
-            )
-
-    def _check_own_sampling(self, sampling: Sampling, infos: Sequence[EngineInfo]) -> None:
-        """Raises ConfigError if the engines cannot serve a run's own sampling."""
-        for key, why in unservable(sampling, infos, tokenizer=self.tokenizer is not None):
-            raise ConfigError(f"sampling.{key}: {why}")
-
-    def _cut_fetches(self, infos: Sequence[EngineInfo]) -> Iterable[str]:
-        """Returns warnings about engines whose host memory may be too small for a fetch."""
-        pool = self.config.kv_pool
-        local = self.config.engines.launch == "local"
-        if pool.backend == "none" or not (local or pool.host_ratio):
-            return ()  # an engine elsewhere has the default ratio of its own machine
-        return cut_fetches(
-            host_ratio(pool, gpu_visible()), infos, self.config.sampling.max_new_tokens
-        )
-
-    def _check_groups(self, groups: Sequence[Group]) -> None:
-        """Raises PromptError if the oracle lacks a length; logs responses with less room."""
-        if self._known is not None and self.config.scheduling.policy == "oracle":
-            expect_all(self._known, groups, str(self.config.scheduling.lengths))
-        self._warn_of_short_responses(groups)
+    def _check_own(self, sampling: Sampling, infos: Sequence[EngineInfo]) -> None:
+        check_own_sampling(sampling, infos, tokenizer=self.tokenizer is not None)
 
     def _check_sampling(self, prompts: Sequence[Prompt], default: Sampling) -> None:
-        """Raises PromptError if the engines cannot serve a prompt; logs undivided sampling."""
-        undivided: dict[str, None] = {}
-        for prompt in prompts:
-            if prompt.sampling is None:
-                continue
-            for key, why in unservable(
-                prompt.sampling, self.engines, tokenizer=self.tokenizer is not None
-            ):
-                raise PromptError(f"prompt {prompt.prompt_id!r}: sampling.{key}: {why}")
-        if not self.config.scheduling.divide or self.config.scheduling.policy in UNDIVIDED:
-            return
-        for prompt in prompts:
-            sampling = prompt.sampling or default
-            undivided |= dict.fromkeys(sampling.undivided_because())
-        if undivided:
-            logger.warning(
-                "requests run undivided: sampling.%s cannot cross a chunk boundary",
-                ", sampling.".join(undivided),
-            )
+        has_tokenizer = self.tokenizer is not None
+        scheduling = self.config.scheduling
+        check_sampling(prompts, default, self.engines, scheduling, tokenizer=has_tokenizer)
 
     def _groups(
         self, prompts: Iterable[Prompt], maker: GroupMaker, default: Sampling, now: float
@@ -375,6 +437,16 @@ class Rollout:
         n = n or self.config.rollout.n_samples_per_prompt
         sampling = sampling or self.config.sampling
         return PromptReader(n, self.tokenizer, vocab_size, max_prompt_len, sampling)
+
+
+def _raise_if_given_up(given_up: Sequence[Group], groups: int) -> None:
+    if given_up:
+        first = given_up[0]
+        assert first.failure is not None
+        raise RolloutError(
+            f"{len(given_up)} of {groups} groups were given up; "
+            f"the first, {first.group_id!r}: {first.failure.message}"
+        )
 
 
 def new_rollout_id() -> str:

@@ -1,12 +1,12 @@
 """The keys that docs/report.md explains are those of a report."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from seer_sgl.report.draft_report import Reading, section
 from seer_sgl.report.keys import KEYS
-from tests.driver.test_loop import PROMPTS, rolling
-from tests.fake_sglang import FakeSGLang
+from tests.rollout.fakes import fakes, rolled
 
 from .test_draft_report import engine, hub
 
@@ -31,11 +31,11 @@ def paths(value: Any, path: str = "") -> Iterator[str]:
         yield path
 
 
-async def test_every_key_of_the_report_is_explained_and_no_other() -> None:
-    async with rolling(FakeSGLang()) as rollout:
-        async for _ in rollout.run(PROMPTS):
-            pass
-        report = rollout.report()
+async def test_every_key_of_the_report_is_explained_and_no_other(tmp_path: Path) -> None:
+    async with fakes() as it:
+        kept = it.config_with(rollout={"journal": str(tmp_path)})
+        await rolled(kept, groups=1)
+        _, report = await rolled(it.config, resume=tmp_path)
     before = Reading({"e0": engine(0)}, hub(0))
     drafting = section(before, Reading({"e0": engine(3)}, hub(3)))
     assert drafting is not None

@@ -1,0 +1,82 @@
+"""Checks of a rollout's sampling, prompts and groups against the engines and the config."""
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from seer_sgl.config import UNDIVIDED, Config, SchedulingConfig
+from seer_sgl.driver.checks import cut_fetches, unservable
+from seer_sgl.engine.launch.process import gpu_visible
+from seer_sgl.errors import ConfigError, PromptError
+from seer_sgl.kvpool.hicache import host_ratio
+from seer_sgl.scheduling.lengths import KnownLengths
+from seer_sgl.types import EngineInfo, Group, Prompt, Sampling
+
+from .lengths import expect_all
+
+logger = logging.getLogger(__name__)
+
+
+def check_own_sampling(sampling: Sampling, infos: Sequence[EngineInfo], tokenizer: bool) -> None:
+    """Raises ConfigError if the engines cannot serve a run's own sampling.
+
+    tokenizer: whether this process has one.
+    """
+    for key, why in unservable(sampling, infos, tokenizer):
+        raise ConfigError(f"sampling.{key}: {why}")
+
+
+def check_sampling(
+    prompts: Sequence[Prompt],
+    default: Sampling,
+    infos: Sequence[EngineInfo],
+    scheduling: SchedulingConfig,
+    *,
+    tokenizer: bool,
+) -> None:
+    """Raises PromptError if the engines cannot serve a prompt; logs undivided sampling."""
+    undivided: dict[str, None] = {}
+    for prompt in prompts:
+        if prompt.sampling is None:
+            continue
+        for key, why in unservable(prompt.sampling, infos, tokenizer):
+            raise PromptError(f"prompt {prompt.prompt_id!r}: sampling.{key}: {why}")
+    if not scheduling.divide or scheduling.policy in UNDIVIDED:
+        return
+    for prompt in prompts:
+        sampling = prompt.sampling or default
+        undivided |= dict.fromkeys(sampling.undivided_because())
+    if undivided:
+        logger.warning(
+            "requests run undivided: sampling.%s cannot cross a chunk boundary",
+            ", sampling.".join(undivided),
+        )
+
+
+def check_groups(
+    groups: Sequence[Group], known: KnownLengths | None, scheduling: SchedulingConfig
+) -> None:
+    """Raises PromptError if the oracle lacks a length; logs responses with less room."""
+    if known is not None and scheduling.policy == "oracle":
+        expect_all(known, groups, str(scheduling.lengths))
+    short = [
+        group
+        for group in groups
+        if group.requests[0].max_response_len < group.sampling.max_new_tokens
+    ]
+    if short:
+        wanted = max(group.sampling.max_new_tokens for group in short)
+        logger.warning(
+            "%d of %d prompts leave less than max_new_tokens = %d tokens in the context; "
+            "their responses end there",
+            len(short),
+            len(groups),
+            wanted,
+        )
+
+
+def warnings_of_fetches(config: Config, infos: Sequence[EngineInfo]) -> Iterable[str]:
+    """Returns warnings about engines whose host memory may be too small for a fetch."""
+    pool, local = config.kv_pool, config.engines.launch == "local"
+    if pool.backend == "none" or not (local or pool.host_ratio):
+        return ()  # an engine elsewhere has the default ratio of its own machine
+    return cut_fetches(host_ratio(pool, gpu_visible()), infos, config.sampling.max_new_tokens)

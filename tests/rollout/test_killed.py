@@ -1,0 +1,163 @@
+"""`seer-sgl rollout` killed with SIGKILL and resumed: every sample once, as in a calm rollout."""
+
+import asyncio
+import contextlib
+import json
+import random
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.fake_sglang import response_of
+from tests.link.test_link import until
+from tests.rollout.fakes import LIMIT, LONGEST, PROMPTS, Fakes, fakes, journal_now
+
+REQUESTS = 24
+
+
+class Driver:
+    """A driver process. `folder`: of its config, prompts, journal and samples."""
+
+    def __init__(self, folder: Path, process: asyncio.subprocess.Process) -> None:
+        self.folder = folder
+        self.process = process
+
+    async def kill(self) -> None:
+        """Kills it, and waits until the system has ended it."""
+        self.process.kill()
+        await self.process.wait()
+
+    async def end(self) -> str:
+        """Waits until it ends by itself; returns what it has logged."""
+        _, output = await self.process.communicate()
+        return output.decode()
+
+
+@contextlib.asynccontextmanager
+async def driver(folder: Path, *options: str) -> AsyncIterator[Driver]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "seer_sgl", "rollout", "--config", str(folder / "config.yaml")),
+        *("--out", str(folder / "out"), *options),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield Driver(folder, process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def prepare(folder: Path, it: Fakes) -> Path:
+    """Writes config and prompts; returns the journal's folder."""
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps(prompt) + "\n" for prompt in PROMPTS))
+    tree = it.config_with(rollout={"prompts": str(prompts), "journal": str(folder / "journal")})
+    (folder / "config.yaml").write_text(yaml.safe_dump(tree))
+    return folder / "journal"
+
+
+def samples_in(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "out" / "samples.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def check_samples(folder: Path) -> None:
+    """Fails unless every sample is in the file once, with the tokens of an undivided call."""
+    samples = samples_in(folder)
+    keys = [(sample["group_id"], sample["index"]) for sample in samples]
+    assert len(keys) == len(set(keys)) == REQUESTS
+    for sample in samples:
+        whole = response_of(sample["seed"], len(sample["prompt_ids"]), LONGEST)
+        assert sample["response_ids"] == whole[:LIMIT]
+        logprobs = [-1.0 - token / 1000 for token in whole[:LIMIT]]
+        assert sample["rollout_log_probs"] == pytest.approx(logprobs, abs=1e-6)
+
+
+async def killed_once(folder: Path, it: Fakes, calls: int, *options: str) -> bool:
+    """Kills a driver after so many calls. Returns whether that was before its end."""
+    before = len(it.seeds())
+    async with driver(folder, *options) as it_runs:
+        await until(
+            lambda: len(it.seeds()) - before >= calls or it_runs.process.returncode is not None
+        )
+        await it_runs.kill()
+        return it_runs.process.returncode == -9
+
+
+async def rolled_with_kills(folder: Path, it: Fakes, moments: Sequence[int]) -> int:
+    """A rollout that is killed after so many calls each, and resumed. Returns the kills."""
+    journal, kills = prepare(folder, it), 0
+    options: list[str] = []
+    for moment in moments:
+        finished = journal_now(journal).finished if options else set()
+        calls = len(it.seeds())
+        killed = await killed_once(folder, it, moment, *options)
+        assert not finished & set(it.seeds()[calls:]), "a finished request was sent again"
+        if not (journal / "journal").exists():  # killed before the first chunk was sent
+            continue
+        kills += killed
+        options = ["--resume", str(journal)]
+    before, calls = journal_now(journal), len(it.seeds())
+    async with driver(folder, *options) as last:
+        output = await last.end()
+        assert last.process.returncode == 0, output
+    assert not before.finished & set(it.seeds()[calls:]), "a finished request was sent again"
+    check_samples(folder)
+    report = json.loads((folder / "out" / "report.json").read_text())
+    assert report["samples"] == REQUESTS
+    if "is complete" not in output:
+        assert report["resumed"]["samples"] == len(before.finished)
+        assert report["resumed"]["tokens"] == before.tokens
+    return kills
+
+
+async def test_a_killed_driver_loses_nothing_also_when_killed_again(tmp_path: Path) -> None:
+    async with fakes(delay_s=0.05, max_running_requests=4) as it:
+        assert await rolled_with_kills(tmp_path, it, [30, 20]) == 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(10))
+async def test_a_driver_killed_at_random_moments_loses_nothing(tmp_path: Path, seed: int) -> None:
+    async with fakes(delay_s=0.05, max_running_requests=4) as it:
+        draw = random.Random(seed)
+        moments = [draw.randint(2, 50) for _ in range(draw.randint(1, 3))]
+        assert await rolled_with_kills(tmp_path, it, moments) >= 1
+
+
+async def test_a_complete_rollout_writes_the_same_files_again(tmp_path: Path) -> None:
+    async with fakes() as it:
+        journal = prepare(tmp_path, it)
+        async with driver(tmp_path) as first:
+            output = await first.end()
+            assert first.process.returncode == 0, output
+    # The fakes have ended: no engine is asked.
+    out, again = tmp_path / "out", tmp_path / "again"
+    async with driver(tmp_path, "--resume", str(journal), "--out", str(again)) as second:
+        output = await second.end()
+        assert second.process.returncode == 0, output
+        assert "the rollout is complete" in output
+    for name in ("samples.jsonl", "report.json"):
+        assert (again / name).read_bytes() == (out / name).read_bytes()
+
+
+async def test_bad_input_is_one_line_and_status_2(tmp_path: Path) -> None:
+    async with fakes() as it:
+        journal = prepare(tmp_path, it)
+        (tmp_path / "file").write_text("")
+        for options, message in (
+            (["--resume", str(tmp_path / "none")], "none: no journal is there"),
+            (["--set", f"rollout.journal={tmp_path / 'file'}"], "file: File exists"),
+        ):
+            async with driver(tmp_path, *options) as refused:
+                output = await refused.end()
+                assert refused.process.returncode == 2
+                assert message in output
+                assert len(output.splitlines()) == 1
+        assert not journal.exists()
+        assert not it.seeds()

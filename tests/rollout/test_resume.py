@@ -1,0 +1,319 @@
+"""A rollout with a journal on fake servers: interrupted, resumed, extended, refused."""
+
+import errno
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from seer_sgl import Rollout
+from seer_sgl.driver.journal import writer
+from seer_sgl.errors import JournalError, RolloutError, SeerError
+from seer_sgl.types import Group
+from tests.fake_sglang import FakeSGLang
+from tests.link.test_link import until
+from tests.rollout.fakes import (
+    PROMPTS,
+    Fakes,
+    Logging,
+    N,
+    check,
+    collect,
+    fakes,
+    journal_now,
+    rolled,
+    samples_of,
+)
+
+
+def kept(path: Path) -> dict[str, Any]:
+    return {"rollout": {"journal": str(path)}}
+
+
+async def interrupted(it: Fakes, path: Path, groups: int = 2) -> None:
+    """Leaves a rollout with a journal early."""
+    await rolled(it.config_with(**kept(path)), groups=groups)
+
+
+async def test_an_interrupted_rollout_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with fakes(delay_s=0.005) as it:
+        path = tmp_path / "journal"
+        calm, _ = await rolled(it.config)
+        await interrupted(it, path)
+        before, calls = journal_now(path), len(it.seeds())
+        assert before.finished
+        assert before.begun - before.finished, "some requests are in their middle"
+        groups, report = await rolled(it.config, resume=path)
+        later = it.seeds()[calls:]
+        assert not before.finished & set(later), "a finished request was sent again"
+        check(samples_of(groups))
+        for key, sample in samples_of(calm).items():
+            again = samples_of(groups)[key]
+            assert again.response_ids == sample.response_ids
+            assert again.rollout_log_probs == sample.rollout_log_probs
+            assert (again.finish_reason, again.matched) == (sample.finish_reason, sample.matched)
+            assert again.weight_spans == sample.weight_spans
+        assert report["resumed"] == {
+            "runs": 1,
+            "samples": len(before.finished),
+            "requests": len(before.begun - before.finished),
+            "tokens": before.tokens,
+            "at_s": report["resumed"]["at_s"],
+        }
+        assert report["samples"] == len(PROMPTS) * N
+        assert report["unfinished_groups"] == 0
+
+
+async def test_a_rollout_is_resumed_any_number_of_times(tmp_path: Path) -> None:
+    async with fakes(delay_s=0.005) as it:
+        path = tmp_path / "journal"
+        await interrupted(it, path, groups=1)
+        for groups in (2, 3, 4):
+            before = journal_now(path)
+            _, report = await rolled(it.config, resume=path, groups=groups)
+            assert report["resumed"]["runs"] == groups - 1
+            assert journal_now(path).tokens >= before.tokens
+        groups_now, report = await rolled(it.config, resume=path)
+        assert report["resumed"]["runs"] == 4
+        check(samples_of(groups_now))
+        rids = [call["rid"] for call in it.calls if "." in call["rid"]]  # those of requests
+        assert len(rids) == len(set(rids))
+
+
+async def test_a_complete_rollout_is_given_again_without_a_chunk(
+    tmp_path: Path, log_lines: list[str]
+) -> None:
+    async with fakes() as it:
+        path = tmp_path / "journal"
+        groups, report = await rolled(it.config_with(**kept(path)))
+        calls = len(it.seeds())
+        again, report_again = await rolled(it.config, resume=path)
+        assert len(it.seeds()) == calls
+        assert samples_of(again) == samples_of(groups)
+        assert report_again == report
+        assert f"journal {path}: the rollout is complete" in log_lines
+
+
+async def test_a_new_rollout_replaces_a_complete_journal_but_no_unfinished_one(
+    tmp_path: Path,
+) -> None:
+    async with fakes() as it:
+        path = tmp_path / "journal"
+        config = it.config_with(**kept(path))
+        await rolled(config)
+        await rolled(config, groups=1)
+        with pytest.raises(JournalError, match="it has an unfinished rollout; go on with it by"):
+            await rolled(config)
+        groups, _ = await rolled(it.config, resume=path)
+        check(samples_of(groups))
+
+
+async def test_added_prompts_are_rolled_out_beside_the_others(tmp_path: Path) -> None:
+    async with fakes(delay_s=0.005) as it:
+        path = tmp_path / "journal"
+        first, more = PROMPTS[:4], PROMPTS[4:]
+        await rolled(it.config_with(**kept(path)), first, groups=1)
+        with pytest.raises(JournalError, match="2 prompts are not in it; --extend adds them"):
+            await rolled(it.config, [*first, *more], resume=path)
+        await rolled(it.config, [*first, *more], resume=path, extend=True, groups=2)
+        with pytest.raises(JournalError, match="2 of its 6 prompts are missing"):
+            await rolled(it.config, first, resume=path)
+        groups, _ = await rolled(it.config, [*first, *more], resume=path)
+        check(samples_of(groups))
+
+
+async def test_prompts_are_added_to_a_complete_rollout(tmp_path: Path) -> None:
+    async with fakes() as it:
+        path = tmp_path / "journal"
+        done, _ = await rolled(it.config_with(**kept(path)), PROMPTS[:4])
+        calls = len(it.seeds())
+        groups, report = await rolled(it.config, PROMPTS, resume=path, extend=True)
+        assert len(set(it.seeds()[calls:])) == 2 * N
+        check(samples_of(groups))
+        assert samples_of(groups).items() >= samples_of(done).items()
+        assert report["resumed"]["samples"] == 4 * N
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "sampling.temperature: 1.0 in the journal, 0.5 now": {"sampling": {"temperature": 0.5}},
+    "sampling.max_new_tokens: 50 in the journal, 40 now": {"sampling": {"max_new_tokens": 40}},
+    "rollout.seed: 3 in the journal, 4 now": {"rollout": {"seed": 4}},
+    "prompt 'p0' is not the one in the journal": {"rollout": {"n_samples_per_prompt": 5}},
+}
+
+
+@pytest.mark.parametrize("message", CHANGES)
+async def test_another_config_is_refused_by_name(tmp_path: Path, message: str) -> None:
+    async with fakes() as it:
+        path = tmp_path / "journal"
+        await interrupted(it, path)
+        before = (path / "journal").read_bytes()
+        with pytest.raises(JournalError, match=message):
+            await rolled(it.config_with(**CHANGES[message]), resume=path)
+        assert (path / "journal").read_bytes() == before, "a refused resume writes nothing"
+
+
+def newer_weights(fake: FakeSGLang) -> None:
+    fake.weight_version = "v2"
+
+
+def other_model(fake: FakeSGLang) -> None:
+    fake.model_path = "other"
+
+
+def other_noise(fake: FakeSGLang) -> None:
+    fake.deterministic = False
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (newer_weights, "weight version: 'v1' in the journal, 'v2' now"),
+        (other_model, "model: 'fake' in the journal, 'other' now"),
+        (other_noise, "deterministic inference: True in the journal, False now"),
+    ],
+)
+async def test_engines_with_another_model_are_refused_by_name(
+    tmp_path: Path, change: Any, message: str
+) -> None:
+    async with fakes() as it:
+        path = tmp_path / "journal"
+        await interrupted(it, path)
+        for fake in it.servers:
+            change(fake)
+        with pytest.raises(JournalError, match=message):
+            await rolled(it.config, resume=path)
+
+
+async def test_a_changed_prompt_is_refused_by_name(tmp_path: Path) -> None:
+    async with fakes() as it:
+        path = tmp_path / "journal"
+        await interrupted(it, path)
+        changed = [*PROMPTS[:2], {"id": "p2", "prompt_ids": [6]}, *PROMPTS[3:]]
+        swapped = [PROMPTS[1], PROMPTS[0], *PROMPTS[2:]]
+        for prompts, name in ((changed, "p2"), (swapped, "p1")):
+            with pytest.raises(JournalError, match=f"prompt '{name}' is not the one in the"):
+                await rolled(it.config, prompts, resume=path, extend=True)
+
+
+class Refuses(Logging):
+    """Refuses the requests of one prompt."""
+
+    @override
+    def fault_of(self, call: dict[str, Any]) -> str:
+        super().fault_of(call)
+        return "400" if len(call["input_ids"]) == 3 else ""
+
+
+async def test_a_group_that_was_given_up_is_not_sent_again(tmp_path: Path) -> None:
+    async with fakes(kind=Refuses, delay_s=0.005) as it:
+        path = tmp_path / "journal"
+        await interrupted(it, path, groups=1)
+        calls = len(it.calls)
+        for _ in range(2):
+            done: list[Group] = []
+            async with Rollout(it.config) as rollout:
+                with pytest.raises(RolloutError, match="1 of 6 groups were given up; the first,"):
+                    await collect(rollout.resume(path, PROMPTS), done)
+                assert rollout.report()["unfinished_groups"] == 1
+            check(samples_of(done), PROMPTS[1:])
+        assert len(it.calls) > calls
+        assert all(len(call["input_ids"]) != 3 for call in it.calls[calls:])
+
+
+async def test_a_journal_in_use_is_refused_with_the_process(tmp_path: Path) -> None:
+    async with fakes(delay_s=0.005) as it:
+        path = tmp_path / "journal"
+        async with Rollout(it.config_with(**kept(path))) as rollout:
+            async for _ in rollout.run(PROMPTS):
+                with pytest.raises(JournalError, match=f"process {os.getpid()} is using it"):
+                    await rolled(it.config, resume=path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no journal is there"),
+        (b"", "it is empty; nothing is there to resume"),
+        (b"seer-sgl journal 9\n", "it has version 9; this seer-sgl reads version 1"),
+        (b"something else\n", "it is no journal of seer-sgl"),
+    ],
+)
+async def test_a_folder_without_a_journal_is_refused(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    async with fakes() as it:
+        if content is not None:
+            (tmp_path / "journal").write_bytes(content)
+        with pytest.raises(JournalError, match=message):
+            await rolled(it.config, resume=tmp_path)
+
+
+class FullDisk:
+    """A disk that takes some syncs and then no more."""
+
+    def __init__(self, syncs: int) -> None:
+        self.left = syncs
+
+    def sync(self, file: int) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("syncs", [0, 3])
+async def test_without_room_for_the_journal_the_rollout_ends_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, syncs: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fakes(delay_s=0.02) as it:
+        path = tmp_path / "journal"
+        done: list[Group] = []
+        monkeypatch.setattr(writer.BlockWriter, "sync", staticmethod(FullDisk(syncs).sync))
+        async with Rollout(it.config_with(**kept(path))) as rollout:
+            with pytest.raises(RolloutError, match="No space left on device: it lacks the end"):
+                await collect(rollout.run(PROMPTS), done)
+        check(samples_of(done))
+        errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+        assert errors == [
+            f"journal {path}: No space left on device; the rollout goes on without its journal"
+        ]
+        monkeypatch.undo()
+        before = journal_now(path)
+        assert bool(before.tokens) == bool(syncs)
+        groups, report = await rolled(it.config, resume=path)
+        check(samples_of(groups))
+        assert report["resumed"]["tokens"] == before.tokens
+
+
+async def test_orphans_of_a_dead_driver_end_before_the_first_chunk(tmp_path: Path) -> None:
+    async with fakes(delay_s=0.4) as it:
+        path = tmp_path / "journal"
+        config = it.config_with(**kept(path))
+        async with Rollout(config) as rollout:
+            run = rollout.run(PROMPTS)
+            await anext(run)
+            await until(lambda: all(fake.running for fake in it.servers))
+            for engine in rollout.fleet.engines:  # the driver dies: nothing is aborted
+                engine.abort = _nothing  # type: ignore[method-assign, assignment]
+            await run.aclose()
+        calls = [len(fake.seen) for fake in it.servers]
+        assert all(fake.running for fake in it.servers), "they run for nobody"
+        groups, _ = await rolled(it.config, resume=path)
+        check(samples_of(groups))
+        for fake, count in zip(it.servers, calls, strict=True):
+            first, second = fake.seen[count : count + 2]
+            assert first["rid"] in fake.aborted
+            assert fake.seen[0]["rid"].startswith(first["rid"])
+            assert second["rid"] == f"{first['rid']}/settled"
+
+
+async def _nothing(_: object) -> None:
+    pass
+
+
+def test_errors_of_a_journal_are_mistakes_of_the_user() -> None:
+    assert issubclass(JournalError, SeerError)
+    assert JournalError("x").exit_status == 2
