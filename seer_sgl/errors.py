@@ -50,6 +50,10 @@ class JournalError(InputError):
     """A journal cannot be begun or resumed; the message names its folder and the reason."""
 
 
+class JournalInUse(JournalError):
+    """A living process uses the journal; the message has its id."""
+
+
 class PoolError(SeerError):
     """The KV pool did not start; the message includes the end of a log."""
 

@@ -16,6 +16,7 @@ NDJSON = "application/x-ndjson"
 # In Python `$` also matches before a final newline, which the header of the answer cannot carry.
 RolloutId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,128}$(?!\n)")]
 GroupId = str | int
+JournalName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$(?!\n)")]
 T = TypeVar("T")
 
 
@@ -35,6 +36,9 @@ class RolloutOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, f
     with the last group."""
     dynamic_filtering: bool = False
     """Whether a group counts only after `POST /rollout/{id}/accept`; needs `target_groups`."""
+    journal: JournalName | None = None
+    """Folder in the server's `rollout.journal` that keeps what every chunk brings. If it has a
+    rollout of these groups, that one goes on. Default: none."""
     stream: Literal["groups", "samples"] = "groups"
     """What a line has: a complete group, or one sample as soon as it is finished."""
 

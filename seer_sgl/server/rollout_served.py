@@ -13,6 +13,7 @@ from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import RolloutError
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import report
+from seer_sgl.rollout.journaled import RolloutJournal
 from seer_sgl.types import (
     Chunk,
     ChunkResult,
@@ -31,6 +32,7 @@ from .rollout_tally import End, Tally
 # Requests submitted ahead of the reader, as a multiple of what the engines can run at once: while
 # one such number decodes, another is ready, so that no engine waits and the policy has a choice.
 AHEAD = 2
+REACHED = ("complete", "target", "exhausted")  # the ends of a rollout that need not go on
 clock = time.monotonic
 
 
@@ -42,7 +44,8 @@ class ServedRollout(Observer):
     of a rollout of that size in the scheduler from the start, and one that stops holds back the
     groups that were not submitted; submitted ones are decoded to their end and wait in memory.
 
-    `options.seed` and `options.rollout_id` are set. `released` receives numbers of responses that
+    `options.seed` and `options.rollout_id` are set. `journal`: open, if it has one; the rollout
+    closes it. `started_at`: the zero of its times. `released` receives numbers of responses that
     are no longer in progress, and `ended` is called once.
     """
 
@@ -53,6 +56,8 @@ class ServedRollout(Observer):
         driver: Driver,
         *,
         max_inflight: int | None,
+        journal: RolloutJournal | None,
+        started_at: float,
         released: Callable[[int], None],
         ended: Callable[["ServedRollout"], None],
     ) -> None:
@@ -61,7 +66,7 @@ class ServedRollout(Observer):
         self.options = options
         self.rollout_id = options.rollout_id
         self.tally = Tally(len(groups), options.target_groups, options.dynamic_filtering)
-        self.started_at = clock()
+        self.started_at = started_at
         self.ended_at: float | None = None
         self.end: End | None = None
         self.error: str | None = None
@@ -78,14 +83,18 @@ class ServedRollout(Observer):
         self._reserved = self.requests
         self._driver = driver
         self._max_inflight = max_inflight
+        self._journal = journal
         self._released = released
         self._when_ended = ended
         self._events: asyncio.Queue[Group | Sample | None] = asyncio.Queue()
         recorder = Recorder(self.rollout_id, options.seed, driver.engines, groups, self.started_at)
         self._recorder: Recorder | None = recorder  # until the report is made
-        self._run = driver.open_run(
-            [recorder, self], rollout_id=self.rollout_id, started_at=self.started_at
-        )
+        if journal is not None:
+            recorder.resumed = journal.resumed()
+            recorder.begun_s = 0.0 if journal.stored is None else journal.stored.elapsed_s
+        kept = [] if journal is None else [journal.observer]
+        own: list[Observer] = [recorder, *kept, self]
+        self._run = driver.open_run(own, rollout_id=self.rollout_id, started_at=started_at)
 
     @property
     def caller(self) -> str:
@@ -205,6 +214,8 @@ class ServedRollout(Observer):
         asyncio.get_running_loop().call_soon(self.fill)
 
     def _add(self, groups: Sequence[Group]) -> None:
+        if self._journal is not None and groups:
+            self._journal.observer.extend(groups)
         requests = sum(len(group.requests) for group in groups)
         self._waiting.extend(groups)
         self.tally.total += len(groups)
@@ -220,8 +231,13 @@ class ServedRollout(Observer):
         self._ahead += len(group.requests)
         now = clock()
         for request in group.requests:
-            request.submitted_at = now
+            if not request.engines:  # else restored, with the time of its first process
+                request.submitted_at = now
         self._run.add([group])
+        for request in group.requests:
+            self.tokens += request.generated
+            if request.state is RequestState.FINISHED:
+                self._run.restore(request)
         return group
 
     def _replacement(self) -> Group | None:
@@ -250,6 +266,14 @@ class ServedRollout(Observer):
         self.sent_to.clear()
         if self._recorder is not None:
             self.report, self._recorder = report(self._recorder), None
+        if self._journal is not None:
+            # Not here: it waits for the disk.
+            asyncio.get_running_loop().run_in_executor(None, self._end_journal, self._journal)
+
+    def _end_journal(self, journal: RolloutJournal) -> None:
+        if self.end in REACHED and self.report is not None:
+            journal.finish(self.report)
+        journal.close()
 
     def _slots(self, info: EngineInfo) -> int:
         most = info.max_running_requests

@@ -1,15 +1,20 @@
 """The rollouts that clients have started, and the newest ones that have ended."""
 
 import asyncio
+import contextlib
+import math
 import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import msgspec
 
 from seer_sgl.config import ServerConfig
 from seer_sgl.driver.groups import GroupMaker
+from seer_sgl.errors import JournalInUse
+from seer_sgl.rollout.journaled import RolloutJournal, Start
 from seer_sgl.rollout.prompts import PromptReader, PromptRecord, overridden
 from seer_sgl.rollout.rollout import Rollout, new_rollout_id
 from seer_sgl.types import Group, Prompt, Sampling
@@ -75,24 +80,35 @@ class Rollouts:
         prompts = await self._prompts(body.groups, reader, places)
         if body.target_groups is not None and body.target_groups > len(prompts):
             raise BadRequest(f"target_groups: {body.target_groups} of {len(prompts)} groups")
-        rollout_id = body.rollout_id or new_rollout_id()
-        if rollout_id in self._running:
-            raise Conflict(f"rollout {rollout_id!r} is in progress")
-        requests = self._require_room(prompts)
-        seed = self._rollout.next_seed() if body.seed is None else body.seed
-        # Not the client's name alone: its chunks of before may still be in flight.
-        maker = GroupMaker(f"{rollout_id}-{secrets.token_hex(4)}", seed)
-        groups = self._rollout.make_groups(prompts, maker, sampling)
-        served = ServedRollout(
-            msgspec.structs.replace(_options(body), rollout_id=rollout_id, seed=seed),
-            groups,
-            self._rollout.driver,
-            max_inflight=self._rollout.config.scheduling.max_inflight_per_engine,
-            released=self._generation.release,
-            ended=self._keep,
-        )
+        with contextlib.ExitStack() as stack:
+            journal = self._journal(body)
+            if journal is not None:
+                stack.callback(journal.close)
+                await self._rollout.end_orphans(journal)
+            start = self._start(body, journal)
+            if start.rollout_id in self._running:
+                raise Conflict(f"rollout {start.rollout_id!r} is in progress")
+            requests = self._require_room(prompts)
+            maker = GroupMaker(start.run_id, start.seed)
+            groups = self._rollout.make_groups(prompts, maker, sampling)
+            started_at = clock() - start.elapsed_s
+            if journal is not None:
+                journal.open(start, sampling, self._rollout.engines, groups, started_at)
+                groups.sort(key=_completed_at)
+            options = {"rollout_id": start.rollout_id, "seed": start.seed}
+            served = ServedRollout(
+                msgspec.structs.replace(_options(body), **options),
+                groups,
+                self._rollout.driver,
+                max_inflight=self._rollout.config.scheduling.max_inflight_per_engine,
+                journal=journal,
+                started_at=started_at,
+                released=self._generation.release,
+                ended=self._keep,
+            )
+            stack.pop_all()  # the rollout closes its journal
         self._generation.reserve(requests)
-        self._running[rollout_id] = served
+        self._running[start.rollout_id] = served
         self._inputs[served] = _Input(reader, maker, sampling, places)
         return served
 
@@ -129,6 +145,31 @@ class Rollouts:
         """Ends every rollout with an error."""
         for served in list(self._running.values()):
             served.finish("failed", why)
+
+    def _journal(self, body: RolloutBody) -> RolloutJournal | None:
+        """Returns the journal that a body names. Raises HttpError or JournalError."""
+        if body.journal is None:
+            return None
+        folder = self._rollout.config.rollout.journal
+        if folder is None:
+            raise BadRequest("journal: the server has no rollout.journal")
+        try:
+            return RolloutJournal.begin_or_resume(Path(folder) / body.journal)
+        except JournalInUse as error:
+            raise Conflict(str(error)) from error
+
+    def _start(self, body: RolloutBody, journal: RolloutJournal | None) -> Start:
+        """Returns how to begin or to go on. Raises BadRequest if the journal has another name."""
+        start = None if journal is None else journal.start(body.seed)
+        if start is None:
+            rollout_id = body.rollout_id or new_rollout_id()
+            # Not the client's name alone: its chunks of before may still be in flight.
+            run_id = f"{rollout_id}-{secrets.token_hex(4)}"
+            seed = self._rollout.next_seed() if body.seed is None else body.seed
+            return Start(rollout_id, run_id, seed, body.seed)
+        if body.rollout_id not in (None, start.rollout_id):
+            raise BadRequest(f"rollout_id: the journal has rollout {start.rollout_id!r}")
+        return start
 
     async def _prompts(
         self, records: Records, reader: PromptReader, places: dict[str, str]
@@ -170,6 +211,12 @@ class Rollouts:
             if len(self._ended) <= REMEMBERED and clock() - (oldest.ended_at or 0) < REMEMBERED_S:
                 return
             self._ended.popitem(last=False)
+
+
+def _completed_at(group: Group) -> float:
+    """Returns the sort key by which restored groups are delivered in their order, then others."""
+    ends = [request.finished_at for request in group.requests if request.finished_at is not None]
+    return max(ends) if group.complete else math.inf
 
 
 def _options(body: RolloutBody) -> RolloutOptions:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from seer_sgl.errors import JournalError
+from seer_sgl.errors import JournalError, JournalInUse
 from seer_sgl.files import append_whole
 
 from .blocks import Tail, first_line, make_block
@@ -100,7 +100,7 @@ class JournalFolder:
         except BlockingIOError as error:
             pid = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
             owner = f"process {pid}" if pid.isdigit() else "another process"
-            raise JournalError(f"{self.name}: {owner} is using it") from error
+            raise JournalInUse(f"{self.name}: {owner} is using it") from error
         except OSError as error:
             raise JournalError(f"{self.name}: {error.strerror or error}") from error
         with self.explained():

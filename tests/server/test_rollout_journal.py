@@ -1,0 +1,163 @@
+"""Rollouts with a journal on a server that ends: the next one goes on with them."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from seer_sgl.errors import JournalInUse
+from seer_sgl.rollout.rollout import Rollout
+from tests.fake_sglang import FakeSGLang
+from tests.rollout.fakes import Fakes, JournalNow, fakes, journal_now
+
+from .helpers import Served, served_config
+from .rollout_client import assert_calm, groups_of, prompts, rollout
+
+LIMIT = 40
+N = 2
+GROUPS = prompts(6, N)
+
+
+@contextlib.asynccontextmanager
+async def server(it: Fakes, folder: Path, **options: Any) -> AsyncIterator[Served]:
+    """Serves the fakes; `folder` is the one of its journals."""
+    config = it.config_with(
+        rollout={"journal": str(folder)}, sampling={"max_new_tokens": LIMIT}, server={"port": 0}
+    )
+    async with served_config(Rollout(config, gives_up=False, **options)) as served:
+        yield served
+
+
+async def some(served: Served, groups: int, **options: Any) -> set[str]:
+    """Reads a rollout until so many groups are there. Returns their names."""
+    found = set()
+    async with rollout(served, GROUPS, journal="step-1", **options) as stream:
+        async for line in stream.lines():
+            if line["event"] == "group":
+                found.add(line["group_id"])
+            if len(found) == groups:
+                break
+    return found
+
+
+async def unlocked(path: Path) -> JournalNow:
+    """Waits until the journal of an ended rollout is on disk; returns what it has."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(JournalInUse):
+                return journal_now(path)
+            await asyncio.sleep(0.01)
+
+
+def assert_whole(lines: list[dict[str, Any]], fake: FakeSGLang) -> None:
+    groups = groups_of(lines)
+    assert sorted(groups) == sorted(prompt["id"] for prompt in GROUPS)
+    for samples in groups.values():
+        assert_calm(samples, fake, LIMIT, N)
+    assert lines[-1]["event"] == "end"
+    assert lines[-1]["state"] == "complete"
+    assert lines[-1]["samples"] == len(GROUPS) * N
+
+
+async def test_a_server_started_again_goes_on_with_a_rollout(tmp_path: Path) -> None:
+    async with fakes(delay_s=0.01) as it:
+        path = tmp_path / "step-1"
+        async with server(it, tmp_path) as first:
+            before = await some(first, 2)
+            assert len(before) == 2
+        kept, calls = await unlocked(path), len(it.seeds())
+        assert kept.finished
+        async with (
+            server(it, tmp_path) as second,
+            rollout(second, GROUPS, journal="step-1") as stream,
+        ):
+            lines = await stream.rest()
+        assert not kept.finished & set(it.seeds()[calls:])
+        assert_whole(lines, it.servers[0])
+        again = await unlocked(path)
+        assert again.tokens == lines[-1]["response_tokens"]
+        assert len(again.finished) == len(GROUPS) * N
+
+
+async def test_a_client_that_left_goes_on_on_the_same_server(tmp_path: Path) -> None:
+    async with fakes(delay_s=0.01) as it, server(it, tmp_path) as served:
+        await some(served, 1)
+        await unlocked(tmp_path / "step-1")
+        async with rollout(served, GROUPS, journal="step-1") as stream:
+            assert_whole(await stream.rest(), it.servers[0])
+
+
+async def test_a_complete_rollout_is_delivered_again_without_a_chunk(tmp_path: Path) -> None:
+    async with fakes() as it, server(it, tmp_path) as served:
+        async with rollout(served, GROUPS, journal="step-1") as stream:
+            first = groups_of(await stream.rest())
+        await unlocked(tmp_path / "step-1")
+        calls = len(it.seeds())
+        async with rollout(served, GROUPS, journal="step-1") as stream:
+            lines = await stream.rest()
+        assert_whole(lines, it.servers[0])
+        assert groups_of(lines) == first
+        assert len(it.seeds()) == calls
+
+
+async def test_with_a_target_restored_groups_count_first(tmp_path: Path) -> None:
+    async with fakes(delay_s=0.01) as it, server(it, tmp_path) as served:
+        before = await some(served, 2, target_groups=3)
+        await unlocked(tmp_path / "step-1")
+        async with rollout(served, GROUPS, journal="step-1", target_groups=3) as stream:
+            lines = await stream.rest()
+        assert lines[-1]["state"] == "target"
+        assert before <= set(lines[-1]["group_ids"])
+        assert len(lines[-1]["group_ids"]) == 3
+
+
+async def test_groups_that_a_reject_brought_are_in_the_journal(tmp_path: Path) -> None:
+    async with fakes(delay_s=0.01) as it:
+        more = prompts(7, N)[6:]
+        async with (
+            server(it, tmp_path) as served,
+            rollout(served, GROUPS, journal="step-1", target_groups=6) as stream,
+        ):
+            async for line in stream.lines():
+                if line["event"] == "group":
+                    status, _ = await stream.verdict("reject", line["group_id"], groups=more)
+                    assert status == 200
+                    break
+        kept, calls = await unlocked(tmp_path / "step-1"), len(it.seeds())
+        async with server(it, tmp_path) as served:
+            status, reply = await served.post("/rollout", groups=GROUPS, journal="step-1", seed=7)
+            assert status == 400
+            assert "1 of its 7 prompts are missing" in str(reply)
+            async with rollout(served, [*GROUPS, *more], journal="step-1") as stream:
+                groups = groups_of(await stream.rest())
+        assert len(groups) == 7
+        assert not kept.finished & set(it.seeds()[calls:])
+
+
+async def test_bad_journals_are_refused(tmp_path: Path) -> None:
+    async with fakes(delay_s=0.01) as it, server(it, tmp_path) as served:
+        for name in ("..", ".", "a/b", "", "x\n"):
+            status, _ = await served.post("/rollout", groups=GROUPS, journal=name)
+            assert status == 400
+        async with rollout(served, GROUPS, journal="step-1"):
+            status, reply = await served.post("/rollout", groups=GROUPS, journal="step-1", seed=7)
+            assert status == 409
+            assert "is using it" in str(reply)
+        await unlocked(tmp_path / "step-1")
+        for changed, message in (
+            ({"seed": 8}, "rollout.seed: 7 in the journal, 8 now"),
+            ({"seed": 7, "sampling": {"temperature": 0.5}}, "sampling.temperature: 1.0 in the"),
+            ({"seed": 7, "rollout_id": "other"}, "rollout_id: the journal has rollout"),
+        ):
+            status, reply = await served.post(
+                "/rollout", groups=GROUPS, journal="step-1", **changed
+            )
+            assert status == 400
+            assert message in str(reply)
+    async with fakes() as it:
+        config = it.config_with(server={"port": 0})
+        async with served_config(Rollout(config, gives_up=False)) as served:
+            status, reply = await served.post("/rollout", groups=GROUPS, journal="step-1")
+            assert status == 400
+            assert "the server has no rollout.journal" in str(reply)
