@@ -1,9 +1,9 @@
-"""Measures what a journal costs the driver: rollouts with and without one, on fake engines.
+"""Measures what a journal costs, beside the CPU time of a rollout.
 
-`python -m bench.journal --json` rolls out like bench.driver, several times without and with a
-journal. It prints the CPU time of the driver's process per chunk (medians), the journal's own part
-of it (the calls of its observer, and its thread), and the size of the journal. `--folder`: where
-the journal is written; its disk decides the cost of a sync.
+`python -m bench.journal --json` rolls a ready config out on its own SGLang servers, with a journal.
+It prints the CPU time of all processes of the rollout, and the journal's own part of it: the calls
+of its observer, and its thread. `--driver` measures the driver alone, which is the smaller part:
+rollouts on fake engines (bench.driver), in turn without and with a journal.
 """
 
 import argparse
@@ -11,16 +11,18 @@ import json
 import shutil
 import statistics
 import tempfile
-import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import uvloop
 from typing_extensions import override
 
 from bench.driver import config, start_fakes, write_prompts
-from seer_sgl.driver.journal import writer
+from seer_sgl import load_ready
+from seer_sgl.config import with_values
 from seer_sgl.driver.journal.folder import FILE
 from seer_sgl.driver.journal.journal import Journal
 from seer_sgl.driver.journal.writer import BlockWriter
@@ -30,15 +32,16 @@ from seer_sgl.types import ChunkResult
 
 
 class Spent:
-    """The CPU time of the journal's parts in seconds, and its syncs."""
+    """The CPU seconds of the journal's parts, and its blocks."""
 
-    def __init__(self) -> None:
-        self.calls_s = 0.0
-        self.thread_s = 0.0
-        self.blocks = 0
+    calls_s = 0.0
+    thread_s = 0.0
+    blocks = 0
 
-
-spent = Spent()
+    @classmethod
+    def reset(cls) -> None:
+        """Begins a new measurement."""
+        cls.calls_s, cls.thread_s, cls.blocks = 0.0, 0.0, 0
 
 
 class TimedJournal(Journal):
@@ -48,7 +51,7 @@ class TimedJournal(Journal):
     def grown(self, result: ChunkResult) -> None:
         began = time.thread_time()
         super().grown(result)
-        spent.calls_s += time.thread_time() - began
+        Spent.calls_s += time.thread_time() - began
 
 
 class TimedWriter(BlockWriter):
@@ -57,17 +60,48 @@ class TimedWriter(BlockWriter):
     @override
     def _work(self) -> None:
         super()._work()
-        spent.thread_s += time.thread_time()
-        assert threading.current_thread().name == "journal"
+        Spent.thread_s += time.thread_time()
 
     @override
-    def _write(self, records: Any) -> None:
-        spent.blocks += 1
+    def _write(self, records: Sequence[bytes]) -> None:
+        Spent.blocks += 1
         super()._write(records)
 
 
+def cpu_s(processes: Sequence[psutil.Process]) -> float:
+    """Returns the CPU seconds of processes since their start, with their ended children."""
+    return sum(sum(process.cpu_times()[:4]) for process in processes)
+
+
+async def real_rollout(options: argparse.Namespace) -> dict[str, Any]:
+    """Rolls a ready config out with a journal. Returns the figures."""
+    ready = with_values(load_ready(options.ready), {"rollout.journal": str(options.folder)})
+    async with Rollout(ready, log_dir=options.folder.parent / "logs") as rollout:
+        prompts = rollout.read_prompts(str(ready.rollout.prompts))
+        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        before = cpu_s(processes)
+        async for _ in rollout.run(prompts):
+            pass
+        whole_s = cpu_s(processes) - before
+        report = rollout.report()
+    own_s = Spent.calls_s + Spent.thread_s
+    size = (options.folder / FILE).stat().st_size
+    return {
+        "ready": options.ready,
+        "chunks": report["chunks"],
+        "response_tokens": report["response_tokens"],
+        "rollout_cpu_s": round(whole_s, 2),
+        "journal_cpu_s": round(own_s, 4),
+        "journal_percent": round(100 * own_s / whole_s, 4),
+        "journal_us_per_chunk": round(own_s / report["chunks"] * 1e6, 1),
+        "blocks": Spent.blocks,
+        "journal_bytes": size,
+        "bytes_per_token": round(size / report["response_tokens"], 2),
+    }
+
+
 async def roll(urls: list[str], prompts: Path, options: argparse.Namespace, kept: bool) -> float:
-    """Rolls out once. Returns the CPU seconds of this process."""
+    """Rolls out once on fake engines. Returns the CPU seconds of this process."""
     tree = config(urls, options.chunk_tokens, options.chunks * options.chunk_tokens)
     if kept:
         tree["rollout"]["journal"] = str(options.folder)
@@ -75,54 +109,65 @@ async def roll(urls: list[str], prompts: Path, options: argparse.Namespace, kept
         read = rollout.read_prompts(prompts)
         began = time.process_time()
         samples = sum([len(group.samples) async for group in rollout.run(read)])
-        cpu_s = time.process_time() - began
+        spent_s = time.process_time() - began
     assert samples == options.requests
-    return cpu_s
+    return spent_s
 
 
-def measure(urls: list[str], prompts: Path, options: argparse.Namespace) -> dict[str, Any]:
+def driver_alone(urls: list[str], prompts: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Rolls out in turn without and with a journal. Returns the figures."""
     chunks = options.requests * options.chunks
-    plain, kept = [], []
+    plain, kept, own = [], [], []
     for number in range(options.rounds + 1):
         before = uvloop.run(roll(urls, prompts, options, kept=False))
-        spent.__init__()  # type: ignore[misc]
+        Spent.reset()
         after = uvloop.run(roll(urls, prompts, options, kept=True))
         if number:  # the first pair warms up
             plain.append(before / chunks * 1e6)
             kept.append(after / chunks * 1e6)
-    own_us = (spent.calls_s + spent.thread_s) / chunks * 1e6
-    size = (options.folder / FILE).stat().st_size
-    without, with_journal = statistics.median(plain), statistics.median(kept)
+            own.append((Spent.calls_s + Spent.thread_s) / chunks * 1e6)
+    without, own_us = statistics.median(plain), statistics.median(own)
     return {
         "chunks": chunks,
         "chunk_tokens": options.chunk_tokens,
         "rounds": options.rounds,
-        "cpu_us_per_chunk": round(without, 1),
-        "cpu_us_per_chunk_with_journal": round(with_journal, 1),
-        "cpu_us_per_chunk_range": [round(min(plain), 1), round(max(plain), 1)],
-        "difference_percent": round(100 * (with_journal / without - 1), 2),
-        "own_us_per_chunk": round(own_us, 2),
-        "own_calls_us_per_chunk": round(spent.calls_s / chunks * 1e6, 2),
-        "own_thread_us_per_chunk": round(spent.thread_s / chunks * 1e6, 2),
-        "own_percent": round(100 * own_us / without, 2),
-        "blocks": spent.blocks,
-        "gather_s": writer.GATHER_S,
-        "journal_mb": round(size / 1e6, 2),
-        "journal_bytes_per_token": round(size / chunks / options.chunk_tokens, 2),
+        "driver_us_per_chunk": round(without, 1),
+        "driver_us_per_chunk_range": [round(min(plain), 1), round(max(plain), 1)],
+        "with_journal_us_per_chunk": round(statistics.median(kept), 1),
+        "journal_us_per_chunk": round(own_us, 2),
+        "journal_percent_of_driver": round(100 * own_us / without, 2),
+        "blocks": Spent.blocks,
+        "bytes_per_token": round(
+            (options.folder / FILE).stat().st_size / chunks / options.chunk_tokens, 2
+        ),
     }
+
+
+def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """Returns the figures of the chosen measurement."""
+    if not options.driver:
+        return uvloop.run(real_rollout(options))
+    fakes, urls = start_fakes(options)
+    try:
+        write_prompts(options, scratch / "prompts.jsonl")
+        return driver_alone(urls, scratch / "prompts.jsonl", options)
+    finally:
+        fakes.kill()
+        fakes.wait()
 
 
 def main() -> None:
     """Measures, and prints one JSON object last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", type=int, default=2_000)
+    parser.add_argument("--ready", default="cpu-seer", help="a ready config")
+    parser.add_argument("--driver", action="store_true", help="measure the driver alone")
+    parser.add_argument("--requests", type=int, default=1_000)
     parser.add_argument("--engines", type=int, default=16)
     parser.add_argument("--input-tokens", type=int, default=1024)
     parser.add_argument("--chunk-tokens", type=int, default=1024)
     parser.add_argument("--chunks", type=int, default=4, help="chunks per request")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of rollouts")
-    parser.add_argument("--folder", type=Path, default=None, help="folder of the journal")
+    parser.add_argument("--folder", type=Path, help="folder of the journal; its disk matters")
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
     options = parser.parse_args()
     for name, timed in (("Journal", TimedJournal), ("BlockWriter", TimedWriter)):
@@ -130,17 +175,13 @@ def main() -> None:
     raise_file_limit()
     scratch = Path(tempfile.mkdtemp())
     options.folder = options.folder or scratch / "journal"
-    fakes, urls = start_fakes(options)
     try:
-        write_prompts(options, scratch / "prompts.jsonl")
-        figures = measure(urls, scratch / "prompts.jsonl", options)
+        figures = measure(options, scratch)
     finally:
         shutil.rmtree(scratch)
-        fakes.kill()
-        fakes.wait()
     if not options.json:
         for key, value in figures.items():
-            print(f"{key:32} {value}")
+            print(f"{key:28} {value}")
     print(json.dumps(figures))
 
 

@@ -145,8 +145,8 @@ async def test_orphans_end_and_other_requests_do_not(engine_urls: list[str]) -> 
             while (await engine.load()).running < 4:  # noqa: ASYNC110 (the engine has no event)
                 await asyncio.sleep(0.01)
         await end_orphans(engine, "dead")
-        assert (await engine.load()).running == 1, "only the other one runs when it returns"
         replies = await asyncio.gather(*orphans)
+        assert not other.done()
         assert {reply.finish for reply in replies} == {"abort"}
         assert all(0 < len(reply.ids) < 2000 for reply in replies)
         reply = await other

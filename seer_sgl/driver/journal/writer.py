@@ -60,8 +60,9 @@ class BlockWriter:
 
     def close(self) -> None:
         """Writes and syncs what waits, and closes the file. Blocks until then."""
-        self._closing.set()
-        self._due.set()
+        with self._lock:
+            self._closing.set()
+            self._due.set()
         self._thread.join()
         with contextlib.suppress(OSError):  # everything is synced
             self._file.close()
@@ -69,10 +70,12 @@ class BlockWriter:
     def _work(self) -> None:
         while True:
             self._due.wait()
-            closing = self._closing.wait(GATHER_S)
+            self._closing.wait(GATHER_S)
             with self._lock:
                 records, self._waiting, self._waiting_bytes = self._waiting, [], 0
-                self._due.clear()
+                closing = self._closing.is_set()
+                if not closing:
+                    self._due.clear()
             if records and self._error is None:
                 self._write(records)
             if closing:

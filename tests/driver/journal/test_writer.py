@@ -1,0 +1,95 @@
+"""The thread that writes the blocks."""
+
+import itertools
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from seer_sgl.driver.journal import writer
+from seer_sgl.driver.journal.folder import JournalFolder
+from seer_sgl.driver.journal.records import Resumed, encode
+from seer_sgl.driver.journal.stored import read, records
+from tests.driver.journal.kept import header_of, make_groups
+
+CYCLES = 60
+
+
+def resumes(folder: JournalFolder) -> list[int]:
+    stored = read(folder)
+    assert stored is not None
+    return [record.run for record in records(folder, stored) if isinstance(record, Resumed)]
+
+
+def append(to: writer.BlockWriter, runs: range) -> None:
+    for run in runs:
+        to.append(encode(Resumed(run=run, at=0.0)))
+
+
+def test_a_writer_that_is_closed_just_before_it_drains_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "GATHER_S", 0.0)
+    with JournalFolder(tmp_path, create=True) as folder:
+        open_writer = writer.BlockWriter(*folder.begin(header_of(make_groups())), "journal")
+        closer = threading.Thread(target=open_writer.close, daemon=True)
+        append(open_writer, range(1))
+        with open_writer._lock:
+            append_unlocked = open_writer._waiting.append
+            append_unlocked(encode(Resumed(run=1, at=0.0)))
+            open_writer._due.set()
+            time.sleep(0.05)  # it waits for the lock
+            closer.start()
+            time.sleep(0.05)
+        closer.join(30.0)
+        assert not closer.is_alive()
+        assert resumes(folder) == [0, 1]
+
+
+def test_a_writer_ends_with_any_number_of_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "GATHER_S", 0.0)
+    with JournalFolder(tmp_path, create=True) as folder:
+        for count in itertools.islice(itertools.cycle([0, 1, 3]), CYCLES):
+            open_writer = writer.BlockWriter(*folder.begin(header_of(make_groups())), "journal")
+            append(open_writer, range(count))
+            open_writer.close()
+            assert resumes(folder) == list(range(count))
+
+
+def test_records_stay_in_order_and_gather_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, go_on = threading.Event(), threading.Event()
+
+    def slow(_: int) -> None:
+        synced.set()
+        go_on.wait()
+
+    monkeypatch.setattr(writer.BlockWriter, "sync", staticmethod(slow))
+    with JournalFolder(tmp_path, create=True) as folder:
+        open_writer = writer.BlockWriter(*folder.begin(header_of(make_groups())), "journal")
+        append(open_writer, range(1))
+        synced.wait()
+        append(open_writer, range(1, 50))  # while the disk is busy
+        go_on.set()
+        open_writer.close()
+        assert resumes(folder) == list(range(50))
+        stored = read(folder)
+        assert stored is not None
+        assert len(stored.blocks) == 3, "the header, the first record, and all others"
+
+
+def test_a_disk_that_is_far_behind_ends_the_journal_and_not_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "MOST_WAITING", 100)
+    monkeypatch.setattr(writer, "GATHER_S", 60.0)
+    with JournalFolder(tmp_path, create=True) as folder:
+        open_writer = writer.BlockWriter(*folder.begin(header_of(make_groups())), "journal")
+        append(open_writer, range(100))
+        assert open_writer.error == "the disk is 0 MiB behind"
+        open_writer.close()
+        assert resumes(folder) == []
