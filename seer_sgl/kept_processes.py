@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from .processes import OwnedProcess
+from .restarts import Incidents, Restarts
 
 logger = logging.getLogger(__name__)
 WATCH_S = 0.5
@@ -58,20 +59,19 @@ class KeptProcess:
 
 @contextlib.asynccontextmanager
 async def kept_alive(processes: Sequence[KeptProcess]) -> AsyncIterator[None]:
-    """Restarts processes that die during the block; their memory is lost.
+    """Restarts processes that die during the block (restarts.py); their memory is lost.
 
     The caller starts the processes before, and stops them afterwards.
     """
+    incidents = Incidents()
+    kept = [(process, Restarts(process.name, incidents)) for process in processes]
 
     async def keep() -> None:
         while True:
             await asyncio.sleep(WATCH_S)
-            for process in processes:
+            for process, restarts in kept:
                 if process.ended:
-                    reason = process.exit_reason()
-                    logger.warning("%s is being restarted: %s", process.name, reason)
-                    await process.stop()
-                    await process.start()
+                    await _restart(process, restarts)
 
     keeper = asyncio.create_task(keep())
     try:
@@ -79,3 +79,19 @@ async def kept_alive(processes: Sequence[KeptProcess]) -> AsyncIterator[None]:
     finally:
         keeper.cancel()
         await asyncio.wait({keeper})
+
+
+async def _restart(process: KeptProcess, restarts: Restarts) -> None:
+    """Starts a process that has ended, once that is due."""
+    if restarts.quarantine is not None:
+        return
+    reason, now = process.exit_reason(), asyncio.get_running_loop().time()
+    if not restarts.down:
+        restarts.ended(str(reason), now)
+    if restarts.due(now):
+        logger.warning("%s is being restarted: %s", process.name, reason)
+        await process.stop()
+        await process.start()
+        restarts.started(now)
+    elif restarts.quarantine is not None:
+        logger.error("%s is not started again: %s", process.name, restarts.quarantine)

@@ -1,0 +1,100 @@
+"""When a process that ended is started again, and when it is not: backoff and quarantine. Pure."""
+
+from collections import deque
+from typing import NamedTuple
+
+STABLE_S = 60.0  # a process that ran for this long is as good as a new one
+MOST_FAILURES = 5  # in a row; then it stays down
+LONGEST_PAUSE_S = 30.0
+# Processes that end within this time of each other end for one reason outside of them.
+TOGETHER_S = 5.0
+
+
+REMEMBERED_S = 3600.0
+
+
+class Incidents:
+    """The recent ends of all processes of one kind, to tell the fault of one from the fault of
+    many."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()  # of all processes
+        self._ends: deque[tuple[float, str]] = deque()
+
+    def ended(self, name: str, now: float) -> None:
+        """Records that a process that had been ready ended."""
+        self._ends.append((now, name))
+        while self._ends[0][0] < now - REMEMBERED_S:
+            self._ends.popleft()
+
+    def common(self, at: float) -> bool:
+        """Returns whether most processes, and more than one, ended around the time `at`."""
+        ended = {name for when, name in self._ends if abs(when - at) <= TOGETHER_S} & self.names
+        return len(ended) >= 2 and 2 * len(ended) > len(self.names)
+
+
+class _Failure(NamedTuple):
+    """`ready`: the process had worked; else it failed to start."""
+
+    at: float
+    ready: bool
+
+
+class Restarts:
+    """The starts of one process. Times are seconds on the caller's clock.
+
+    It is started again at once, then after pauses that double. After MOST_FAILURES in a row it is
+    quarantined: it stays down. An end that it shares with most others of its kind does not count,
+    and one that comes STABLE_S after its start begins a new row.
+    """
+
+    def __init__(self, name: str, incidents: Incidents) -> None:
+        self.name = name
+        self.count = 0  # of starts after the first
+        self.quarantine: str | None = None  # why it stays down
+        self._incidents = incidents
+        self._row: deque[_Failure] = deque(maxlen=MOST_FAILURES)
+        self._started_at: float | None = None  # None: never, as far as is known
+        self._reason: str | None = None  # why it is down; None: it is not
+        incidents.names.add(name)
+
+    @property
+    def down(self) -> bool:
+        """Whether its end was recorded, and no start since."""
+        return self._reason is not None
+
+    def ended(self, reason: str, now: float, *, ready: bool = True) -> None:
+        """Records its end. `ready`: it had worked; else it failed to start."""
+        if ready and (self._started_at is None or now - self._started_at >= STABLE_S):
+            self._row.clear()
+        self._row.append(_Failure(now, ready))
+        self._reason = reason
+        if ready:
+            self._incidents.ended(self.name, now)
+
+    def due(self, now: float) -> bool:
+        """Returns whether it is to be started now; decides on the quarantine."""
+        if self._reason is None or self.quarantine is not None:
+            return False
+        if now - self._row[-1].at < self._pause:
+            return False
+        failures = sum(not (each.ready and self._incidents.common(each.at)) for each in self._row)
+        if failures < MOST_FAILURES:
+            return True
+        self.quarantine = f"it failed {failures} times in a row; the last time: {self._reason}"
+        self._incidents.names.discard(self.name)
+        return False
+
+    def started(self, now: float) -> None:
+        """Records that it was started again."""
+        self.count += 1
+        self._reason, self._started_at = None, now
+
+    def ready(self, now: float) -> None:
+        """Records that it works from now on, if its start took a while."""
+        self._started_at = now
+
+    @property
+    def _pause(self) -> float:
+        doublings = len(self._row) - 2
+        return 0.0 if doublings < 0 else min(float(2**doublings), LONGEST_PAUSE_S)
