@@ -10,6 +10,7 @@ SeerError
 ├── EngineStartError        an engine did not become ready: exit status 1
 ├── EngineError             one chunk did not come back
 │   ├── EngineUnavailable   connection, HTTP status: another engine can run the chunk
+│   │   ├── EngineDied      its server has ended: each of its chunks may be the cause
 │   │   ├── BadReply        an unreadable or impossible reply
 │   │   └── ChunkAborted    aborted by another client, and it cannot be continued
 │   ├── ChunkInterrupted    the driver took it back (stuck engine, lost reply, group given up)
@@ -87,6 +88,13 @@ class EngineUnavailable(EngineError):
     """The engine is unreachable or failing. The chunk can run elsewhere."""
 
     kind = "unavailable"
+
+
+class EngineDied(EngineUnavailable):
+    """The server ended while it had the chunk: its process has exited, or the connection broke and
+    no server, or another one, answers at its address."""
+
+    kind = "died"
 
 
 class BadReply(EngineUnavailable):

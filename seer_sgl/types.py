@@ -15,6 +15,8 @@ from .errors import ChunkAborted, ChunkRecalled, EngineError, EngineUnavailable,
 from .sampling import Sampling as Sampling  # noqa: PLC0414 (a data type like the ones below)
 
 FinishReason = Literal["stop", "length", "abort"]
+# What ends with a request that failed for good: the request alone, or all of its group.
+OnFailure = Literal["sample", "group"]
 
 
 def token_array(ids: Any = ()) -> "array[int]":
@@ -98,15 +100,16 @@ Forward = Callable[[str], Awaitable[None]]
 
 
 class FailureKind(Enum):
-    """The reason why a group does not have all its samples."""
+    """The reason why a request has no whole sample."""
 
-    REFUSED = "refused"  # engines refuse one of its requests
-    LOST = "lost"  # chunks of one of its requests keep failing
-    LEFT = "left"  # its caller left before it was complete
+    REFUSED = "refused"  # engines refuse it
+    LOST = "lost"  # its chunks keep failing
+    KILLED = "killed"  # engines died while they ran it
+    LEFT = "left"  # its caller left before its group was complete
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """The failure of a group that ended incomplete."""
+    """The failure of a request, or of the group that was given up because of it."""
 
     kind: FailureKind
     message: str
@@ -146,6 +149,10 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     failing_since: float | None = None  # when the first of these chunks ended, awake seconds
     # By engine id: the error of its last chunk, if no chunk of any engine brought tokens since.
     setbacks: dict[str, Exception] = msgspec.field(default_factory=dict)
+    kills: int = 0  # engines that died with it, while it may be the cause (scheduling/suspects.py)
+    suspect_until: int = 0  # the response length at which it is not the cause of these deaths
+    alone: bool = False  # its next chunk is the only one of such a request on its engine
+    failure: Failure | None = None  # why it was given up
     aborting: bool = False  # its caller aborted it: it ends with the chunk in flight
     watched: bool = False  # its tokens are reported as they arrive
     rid: str = ""  # the id of the newest chunk
@@ -232,8 +239,9 @@ class Group(msgspec.Struct, kw_only=True, eq=False, weakref=True):
 
     `uid` is unique even if two callers use the same `group_id`. Requests may be added while a group
     is `growing`. A group is complete when it no longer grows and all its requests are finished.
-    `samples` has one entry per finished request. A withdrawn group is never sent again; see
-    `failure`.
+    `samples` has one entry per finished request; a request that failed for good is finished too. A
+    withdrawn group is never sent again; see `failure`. `on_failure`: whether it is withdrawn if one
+    of its requests fails for good.
     """
 
     group_id: str
@@ -246,6 +254,7 @@ class Group(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     growing: bool = False
     withdrawn: bool = False
     failure: Failure | None = None
+    on_failure: OnFailure = "group"
     continues: bool = True  # another chunk can continue an unfinished request
 
     def __post_init__(self) -> None:
@@ -288,7 +297,8 @@ class ChunkResult(msgspec.Struct, kw_only=True, frozen=True):
 
     A reply that leaves an undivided request unfinished becomes an error here, before its tokens
     count: its sampling state (grammar, penalties) ended with the call. If the caller aborted the
-    request, the reply stays. `recalled`: the driver ended the chunk early.
+    request, the reply stays. `recalled`: the driver ended the chunk early. `dropped`: the tokens of
+    a reply that became an error.
     """
 
     chunk: Chunk
@@ -296,6 +306,7 @@ class ChunkResult(msgspec.Struct, kw_only=True, frozen=True):
     reply: ChunkReply | None = None
     error: Exception | None = None
     recalled: bool = False
+    dropped: int = 0
 
     def __post_init__(self) -> None:
         chunk, reply = self.chunk, self.reply
@@ -316,6 +327,7 @@ class ChunkResult(msgspec.Struct, kw_only=True, frozen=True):
             f"engine {chunk.engine_id}: {subject} ended ({reply.finish}) after {tokens}",
             engine_id=chunk.engine_id,
         )
+        msgspec.structs.force_setattr(self, "dropped", len(reply.ids))
         msgspec.structs.force_setattr(self, "reply", None)
         msgspec.structs.force_setattr(self, "error", error)
 
@@ -396,7 +408,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     rollout_log_probs: "array[float]"
     """Log probability of each response token, before top-p and top-k."""
     finish_reason: FinishReason
-    """`stop`, `length`, or `abort` (asked for by the caller)."""
+    """`stop`, `length`, or `abort` (asked for by the caller, or see `failure`)."""
     matched: int | str | None
     """The stop string or token that ended it."""
     weight_version: str
@@ -421,3 +433,5 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """When it finished, seconds."""
     metadata: Any = None
     """The prompt's `metadata`, unchanged."""
+    failure: str | None = None
+    """Why the request was given up with the tokens it had; null for a whole response."""

@@ -27,6 +27,7 @@ from tests.garbage import CONTROL, GARBAGE
 EOS = 0
 VOCAB = 1000
 STREAMED = 3  # tokens per event
+DYING_TURNS = 10  # of the event loop
 
 
 def token_at(seed: int, position: int) -> int:
@@ -53,7 +54,7 @@ class FakeSGLang(FakeControl):
     Each /generate call consumes one of `faults`: ok, stall, lost (the reply in transit), reset,
     abort (half-way), abort_late (in the last step, whose stop SGLang does not check),
     abort_queued (before a token), mid_body, slow, garbage (the next shape of tests/garbage.py),
-    `garbage NAME` (that shape), or a status.
+    `garbage NAME` (that shape), die (with all its connections), or a status.
     `garbled`: shapes of the replies to other calls, by path.
     `prompt_lens`: the position where a seed's response begins (seed -> prompt tokens).
     """
@@ -91,6 +92,11 @@ class FakeSGLang(FakeControl):
         default_factory=asyncio.Event
     )  # set when the last fault is `stall`
     incremental: bool = False  # as with --incremental-streaming-output
+    dead: asyncio.Event = field(default_factory=asyncio.Event)
+    starts: int = 0
+    _runner: web.AppRunner | None = None
+    _server: asyncio.Server | None = None
+    _port: int = 0
     _abort: dict[str, asyncio.Event] = field(default_factory=dict)  # by rid, of running calls
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
     _shapes: Iterator[str] = field(default_factory=lambda: itertools.cycle(GARBAGE))
@@ -153,6 +159,8 @@ class FakeSGLang(FakeControl):
         if fault == "reset":
             assert http.transport is not None
             http.transport.abort()
+        if fault == "die":
+            self.die()
         if fault.isdigit():
             return web.json_response({"error": {"message": f"fault {fault}"}}, status=int(fault))
         if await self._aborted_within(call["rid"], 1.0 if fault == "slow" else self.delay_s):
@@ -320,6 +328,52 @@ class FakeSGLang(FakeControl):
         """Answers `/health` with the status that the test has set."""
         return web.Response(status=200 if self.healthy else 503)
 
+    async def start(self) -> str:
+        """Starts to listen, on the port of before if it has died; returns the URL."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self.starts += 1
+        self.startup_s += 1.0  # another start
+        self.dead.clear()
+        self._runner = web.AppRunner(self.app(), access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
+        await site.start()
+        assert isinstance(site._server, asyncio.Server)
+        self._server = site._server
+        self._port = self._server.sockets[0].getsockname()[1]
+        return f"http://127.0.0.1:{self._port}"
+
+    def die(self) -> None:
+        """Closes its port and all its connections at once, as a killed process does."""
+        assert self._server is not None
+        loop = asyncio.get_running_loop()
+        for listening in self._server.sockets:
+            loop.remove_reader(listening.fileno())
+        self.dead.set()
+        self._abort_connections(DYING_TURNS)
+
+    def _abort_connections(self, turns: int) -> None:
+        """Aborts all connections, and closes the port in the last of so many turns of the loop.
+
+        asyncio finishes what it has accepted in later turns, and leaks it if the port is closed.
+        """
+        assert self._runner is not None
+        assert self._server is not None
+        for connection in self._runner.server.connections if self._runner.server else ():
+            if connection.transport is not None:
+                connection.transport.abort()
+        if turns:
+            asyncio.get_running_loop().call_soon(self._abort_connections, turns - 1)
+        else:
+            self._server.close()
+
+    async def close(self) -> None:
+        """Ends the server, dead or alive."""
+        self.wake_stalled()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
     def wake_stalled(self) -> None:
         """Lets stalled calls continue."""
         self._woken.set()
@@ -328,17 +382,10 @@ class FakeSGLang(FakeControl):
 @contextlib.asynccontextmanager
 async def serving(fake: FakeSGLang) -> AsyncIterator[str]:
     """Serves on a free loopback port; yields the URL."""
-    runner = web.AppRunner(fake.app(), access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    assert site._server is not None
-    port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield await fake.start()
     finally:
-        fake.wake_stalled()
-        await runner.cleanup()
+        await fake.close()
 
 
 async def _serve_for_ever(options: dict[str, Any]) -> None:

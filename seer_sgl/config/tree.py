@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 import msgspec
 
 from seer_sgl.bounds import Natural, Positive
-from seer_sgl.types import Sampling
+from seer_sgl.types import OnFailure, Sampling
 
 from .addresses import LAST_PORT
 
@@ -208,7 +208,7 @@ class SchedulingConfig(Section, frozen=True):
 
 
 class RolloutConfig(Section, frozen=True):
-    """The prompts and the seed of a rollout."""
+    """The prompts and the seed of a rollout, and what its failures cost."""
 
     prompts: str | None = None
     """Prompts file ([format](getting-started.md#your-own-prompts))."""
@@ -221,6 +221,12 @@ class RolloutConfig(Section, frozen=True):
     journal: str | None = None
     """Folder that keeps what every chunk brings, for `--resume` after a crash
     ([Journal](journal.md)). Default: none."""
+    on_failure: OnFailure = "group"
+    """What is given up when a request fails for good: `group`: all samples of its prompt; `sample`:
+    that sample alone, which comes back with the tokens so far and its `failure`."""
+    max_engine_kills: Annotated[int, msgspec.Meta(ge=2)] = 2
+    """A request is given up if so many engines died while they ran it; one more if it was not the
+    only suspect on the last of them ([suspects](fleet.md#requests-that-engines-die-of))."""
 
 
 class ServerConfig(Section, frozen=True):

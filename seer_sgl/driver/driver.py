@@ -21,7 +21,7 @@ from seer_sgl.link.messages import Rates
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.placement import Placement
-from seer_sgl.types import EngineInfo, Group
+from seer_sgl.types import EngineInfo, Group, OnFailure
 
 from . import monitor
 from .build_scheduler import build_scheduler, new_slot
@@ -48,9 +48,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `stall_timeout_s`: an engine that has work but makes no progress for this time is stuck.
     `recovery_timeout_s`: how long requests wait while no engine serves; then the driver ends,
     unless `gives_up` is False (a server, whose clients decide). `poll_s`: the interval between two
-    polls of an engine. `known`: response lengths of an earlier rollout. `history`: its responses to
-    a prompt. `placement` replaces the policy's choice of engines (experiments). `max_inflight`: the
-    most chunks in flight on all engines together.
+    polls of an engine. `max_engine_kills`: a request is given up if so many engines died while they
+    ran it. `known`: response lengths of an earlier rollout. `history`: its responses to a prompt.
+    `placement` replaces the policy's choice of engines (experiments). `max_inflight`: the most
+    chunks in flight on all engines together.
     """
 
     scheduling: SchedulingConfig = SchedulingConfig()
@@ -58,6 +59,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     recovery_timeout_s: float = 60.0
     gives_up: bool = True
     poll_s: float | None = None  # default: monitor.POLL_S
+    max_engine_kills: int = 2
     tokenizer: Tokenizer | None = None
     known: KnownLengths | None = None
     history: Responses = lambda _: ()
@@ -77,6 +79,7 @@ class Driver:
         self._scheduler = build_scheduler(
             settings.scheduling,
             patience_s=settings.recovery_timeout_s,
+            max_engine_kills=settings.max_engine_kills,
             costs=self._costs,
             known=settings.known,
             placement=settings.placement,
@@ -161,11 +164,13 @@ class Driver:
         rollout_id: str = "",
         started_at: float = 0.0,
         caller: str | None = None,
+        on_failure: OnFailure = "group",
     ) -> Run:
         """Starts the rollout of some groups and returns an iterator of finished groups.
 
         `rollout_id` goes into the samples. `started_at` is the zero of their times, on the
-        driver's clock. All runs of one `caller` have one share of the fleet.
+        driver's clock. All runs of one `caller` have one share of the fleet. `on_failure`: what is
+        given up when a request fails for good: the request alone, or its group.
 
         Raises RolloutError if the driver has ended, ConfigError for stop strings without a
         tokenizer, and ValueError if the uid of a group or a request is already in use.
@@ -173,7 +178,13 @@ class Driver:
         self._raise_if_ended()
         if self._settings.tokenizer is None and any(group.sampling.stops() for group in groups):
             raise ConfigError("sampling.stop: stop strings need a tokenizer: set model.path")
-        run = self.open_run(observers, rollout_id=rollout_id, started_at=started_at, caller=caller)
+        run = self.open_run(
+            observers,
+            rollout_id=rollout_id,
+            started_at=started_at,
+            caller=caller,
+            on_failure=on_failure,
+        )
         try:
             run.add(groups)
         except ValueError:
@@ -189,6 +200,7 @@ class Driver:
         rollout_id: str = "",
         started_at: float = 0.0,
         caller: str | None = None,
+        on_failure: OnFailure = "group",
         texts: bool = True,
     ) -> Run:
         """Returns a run without groups, to which groups are added while it is open.
@@ -201,7 +213,8 @@ class Driver:
         caller = f"run {next(self._numbers)}" if caller is None else caller
         tokenizer = self._settings.tokenizer if texts else None
         maker = SampleMaker(rollout_id, started_at, tokenizer)
-        return self._loop.runs.open(maker, [*self._own_observers(), *observers], caller)
+        own = [*self._own_observers(), *observers]
+        return self._loop.runs.open(maker, own, caller, on_failure)
 
     async def pause(self) -> None:
         """Stops dispatching, and returns when no chunk is in flight, except forwarded chunks.

@@ -250,7 +250,7 @@ class RolloutLoop(EngineControl):
             logger.debug("chunk %s was lost: %s", result.chunk.rid, result.error)
         if finished and group.uid in run.unfinished:
             self.runs.finished(run, request)
-        elif group.uid in run.unfinished and group.withdrawn:
+        if group.uid in run.unfinished and group.withdrawn:
             self.runs.leave(run, group)
         self.runs.check()
 

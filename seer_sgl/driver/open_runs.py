@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from seer_sgl.errors import ChunkInterrupted, RolloutError
 from seer_sgl.scheduling.scheduler import Scheduler
-from seer_sgl.types import Failure, FailureKind, Group, Request, RequestState
+from seer_sgl.types import Failure, FailureKind, Group, OnFailure, Request, RequestState
 
 from .flights import Clock, Flights
 from .observer import Observer
@@ -43,10 +43,14 @@ class OpenRuns(RunControl):
         return [*self.standing, *own]
 
     def open(
-        self, make_sample: SampleMaker, observers: Sequence[Observer], caller: str = ""
+        self,
+        make_sample: SampleMaker,
+        observers: Sequence[Observer],
+        caller: str = "",
+        on_failure: OnFailure = "group",
     ) -> Run:
         """Returns a run without groups, which stays open until it is completed or closed."""
-        run = Run(self, make_sample, observers, caller, self.standing)
+        run = Run(self, make_sample, observers, caller, self.standing, on_failure=on_failure)
         self._open[run] = None
         return run
 
@@ -62,7 +66,7 @@ class OpenRuns(RunControl):
         self._scheduler.check_new(request for group in groups for request in group.requests)
         self._open[run] = None
         for group in groups:
-            group.caller = run.caller
+            group.caller, group.on_failure = run.caller, run.on_failure
             self.by_group[group.uid] = run
             run.unfinished[group.uid] = group
             self._scheduler.submit(group)

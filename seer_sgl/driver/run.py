@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol, Self
 
 from seer_sgl.errors import RolloutError
-from seer_sgl.types import Group, Request
+from seer_sgl.types import Group, OnFailure, Request
 
 from .observer import Observer
 from .samples import SampleMaker
@@ -53,11 +53,14 @@ class Run:
         own_observers: Sequence[Observer],
         caller: str,
         standing: Sequence[Observer] = (),
+        *,
+        on_failure: OnFailure = "group",
     ) -> None:
         self.own_observers = own_observers
         self._standing = standing
         self.make_sample = make_sample
         self.caller = caller
+        self.on_failure = on_failure
         self.open = True
         self.unfinished: dict[str, Group] = {}  # by uid
         self._control = control

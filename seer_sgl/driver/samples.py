@@ -16,7 +16,7 @@ class SampleMaker:
         self._tokenizer = tokenizer
 
     def __call__(self, request: Request) -> Sample:
-        """Returns the sample of a complete request."""
+        """Returns the sample of a request that is complete or was given up."""
         started, finished = request.started_at or 0.0, request.finished_at or 0.0
         return Sample(
             rollout_id=self._rollout_id,
@@ -41,6 +41,7 @@ class SampleMaker:
             started_at=round(started - self._started_at, 6),
             finished_at=round(finished - self._started_at, 6),
             metadata=request.group.prompt.metadata,
+            failure=None if request.failure is None else request.failure.message,
         )
 
     def _text(self, request: Request) -> str | None:

@@ -14,6 +14,7 @@ import msgspec
 
 from seer_sgl.errors import (
     BadReply,
+    EngineDied,
     EngineError,
     EngineStartError,
     EngineUnavailable,
@@ -53,6 +54,10 @@ REPLY_BYTES_PER_TOKEN = 1 << 10
 REFUSALS = (400, 413, 422)
 
 
+class Unreachable(EngineUnavailable):
+    """The connection failed."""
+
+
 class StartedAgain(EngineUnavailable):
     """Another server answers at the engine's URL."""
 
@@ -77,6 +82,9 @@ class HttpEngine:
         self._checked_version: str | None = None  # the newest that a poll has shown
         self._exit_reason = exit_reason
         self._session = session
+        self._look = asyncio.Lock()  # one look at the server at a time
+        self._looked_at = 0.0  # when the last one began, the event loop's time
+        self._ended: str | None = None  # its result: why the server has ended
 
     @property
     def info(self) -> EngineInfo:
@@ -135,8 +143,8 @@ class HttpEngine:
         """Runs one chunk and returns its reply. Cancelling the call aborts it on the server.
 
         on_tokens: receives the new tokens as they arrive. Raises RequestRejected if SGLang refuses
-        the request, BadReply for an impossible reply, and EngineUnavailable for all other failures
-        (connection, other HTTP status).
+        the request, BadReply for an impossible reply, EngineDied if the server ended meanwhile, and
+        EngineUnavailable for all other failures (connection, other HTTP status).
         """
         drafting, stream = self._info.draft_tokens > 0, on_tokens is not None
         body = LateBody(lambda: wire.encode_generate(chunk, drafting, stream))
@@ -144,7 +152,7 @@ class HttpEngine:
         limit = REPLY_BYTES + REPLY_BYTES_PER_TOKEN * chunk.max_new_tokens
         try:
             if on_tokens is None:
-                reply = await self._call("POST", "/generate", body, limit)
+                reply = await self._post_chunk(body, limit)
                 decoded = wire.decode_generate(reply, chunk, vocab_size)
             else:
                 streamed = StreamedReply(chunk, vocab_size)
@@ -158,6 +166,12 @@ class HttpEngine:
         if decoded.weight_spans and decoded.weight_spans[-1].version != self._info.weight_version:
             await self._keep_up()  # weights were updated, or another server answers
         return decoded
+
+    async def _post_chunk(self, body: aiohttp.Payload, limit: int) -> bytes:
+        try:
+            return await self._call("POST", "/generate", body, limit)
+        except Unreachable as error:
+            raise await self._broken(error) from error
 
     async def _stream(
         self, body: LateBody, streamed: StreamedReply, on_tokens: OnTokens, limit: int
@@ -176,7 +190,7 @@ class HttpEngine:
                             known = version
                         on_tokens(new)
         except (aiohttp.ClientError, OSError) as error:
-            raise self._unreachable(error) from error
+            raise await self._broken(error) from error
         except Refused as refused:
             kind = RequestRejected if refused.status in REFUSALS else EngineUnavailable
             why = f"{self._name}: HTTP {refused.status}: {one_line(str(refused))}"
@@ -195,7 +209,8 @@ class HttpEngine:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Sends a request to the server as it is, and yields the answer with any HTTP status.
 
-        body: JSON. Raises EngineUnavailable if the connection fails, also inside the block.
+        body: JSON. Raises EngineUnavailable if the connection fails, also inside the block, and
+        EngineDied if the server ended.
         """
         # LateBody: for more than a megabyte of plain bytes aiohttp issues a ResourceWarning.
         data = None if body is None else LateBody(lambda: body)
@@ -205,7 +220,7 @@ class HttpEngine:
             ) as response:
                 yield response
         except (aiohttp.ClientError, OSError) as error:
-            raise self._unreachable(error) from error
+            raise await self._broken(error) from error
 
     async def load(self) -> EngineLoad:
         """Returns `/v1/loads`, summed over data-parallel ranks. Raises EngineUnavailable.
@@ -321,9 +336,38 @@ class HttpEngine:
             raise self._failure(response.status, reply)
         return reply
 
-    def _unreachable(self, error: Exception) -> EngineUnavailable:
+    def _unreachable(self, error: Exception) -> "Unreachable":
         reason = self._exit_reason() or str(error) or type(error).__name__
-        return EngineUnavailable(f"{self._name}: {reason}", engine_id=self._info.engine_id)
+        return Unreachable(f"{self._name}: {reason}", engine_id=self._info.engine_id)
+
+    async def _broken(self, error: Exception) -> EngineUnavailable:
+        """Returns the error of a chunk whose connection broke: EngineDied if the server ended.
+
+        All chunks of a server that ends break at once; they share one look at it.
+        """
+        if isinstance(error.__cause__ or error, aiohttp.ClientConnectorError):
+            return self._as_unreachable(error)  # the server has never received it
+        broke_at = asyncio.get_running_loop().time()
+        async with self._look:
+            if self._looked_at < broke_at:
+                self._looked_at = asyncio.get_running_loop().time()
+                self._ended = await self._end()
+        if self._ended is None:
+            return self._as_unreachable(error)
+        return EngineDied(self._ended, engine_id=self._info.engine_id)
+
+    def _as_unreachable(self, error: Exception) -> EngineUnavailable:
+        return error if isinstance(error, Unreachable) else self._unreachable(error)
+
+    async def _end(self) -> str | None:
+        """Returns why the server that had our chunks has ended; None if it still answers."""
+        try:
+            now = await describe(self._session, self._info.engine_id, self._info.url)
+        except (EngineUnavailable, EngineStartError) as error:
+            ended = self._exit_reason()
+            return str(error) if ended is None else f"{self._name}: {ended}"
+        again = now.instance != self._info.instance
+        return f"{self._name}: it was started again" if again else None
 
     def _failure(self, status: int, reply: bytes) -> EngineError:
         """Returns the error for an HTTP error status."""

@@ -10,13 +10,19 @@ KEYS: Mapping[str, str] = {
     "seed": "the seed that every request's seed is derived from",
     "groups": "groups whose samples are complete",
     "unfinished_groups": "groups without all of their samples",
-    "samples": "finished samples",
+    "samples": "finished samples, without those that have a `failure`",
     "response_tokens": "tokens of the finished samples",
     "wall_s": "seconds until the last sample finished",
     "throughput_tok_s": "`response_tokens` per second of `wall_s`",
     "tail_s": "seconds spent on the last 10 % of the requests",
     "chunks": "chunks that returned",
-    "lost_chunks": "chunks that an engine lost; they were sent again",
+    "lost_chunks": "chunks that an engine lost",
+    "retries": "chunks that were sent because the request's chunk before was lost",
+    "failed_requests": "requests that were given up; each has a sample with a `failure`",
+    "wasted_tokens": (
+        "response tokens that came back and are in no sample; what a lost chunk had decoded is "
+        "unknown"
+    ),
     "migrations": "chunks on another engine than the one before",
     "fetches": "chunks for which SGLang read KV from the pool",
     "planned_fetches": "chunks that the driver sent to another engine to read their KV there",

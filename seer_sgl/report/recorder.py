@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import override
 
 from seer_sgl.driver.observer import Observer
-from seer_sgl.errors import BadReply
+from seer_sgl.errors import BadReply, ChunkRecalled
 from seer_sgl.types import (
     Chunk,
     ChunkReply,
@@ -23,6 +23,7 @@ from seer_sgl.types import (
     Group,
     Move,
     Request,
+    RequestState,
     Sample,
 )
 
@@ -98,6 +99,10 @@ class Recorder(Observer):
         self.finished_at = array("d")  # ascending
         self.response_lens = array("i")  # of finished requests
         self.speculated_tokens = 0
+        self.failed_requests = 0
+        self.retries = 0
+        self.wasted_tokens = 0  # came back and are in no sample
+        self._lost: set[str] = set()  # uids of requests whose newest chunk was lost
         self.drafting: dict[str, Any] | None = None  # the report's section, set after the run
         self.resumed: dict[str, Any] | None = None  # the report's section, of a resumed rollout
         self.begun_s = 0.0  # when this process began, in the time of the rollout
@@ -105,6 +110,9 @@ class Recorder(Observer):
     @override
     def sent(self, chunk: Chunk, now: float) -> None:
         self.engines[chunk.engine_id].step(now - self.started_at, +1)
+        if chunk.request.uid in self._lost:
+            self._lost.discard(chunk.request.uid)
+            self.retries += 1
 
     @override
     def lost(self, result: ChunkResult) -> None:
@@ -112,6 +120,9 @@ class Recorder(Observer):
         engine.step(result.now - self.started_at, -1)
         engine.lost_chunks += 1
         engine.bad_replies += isinstance(result.error, BadReply)
+        self.wasted_tokens += result.dropped
+        if not isinstance(result.error, ChunkRecalled):
+            self._lost.add(result.chunk.request.uid)
 
     @override
     def grown(self, result: ChunkResult) -> None:
@@ -148,6 +159,10 @@ class Recorder(Observer):
 
     @override
     def finished(self, request: Request, sample: Sample) -> None:
+        self._lost.discard(request.uid)
+        if sample.failure is not None:
+            self.failed_requests += 1
+            return
         # Restored requests are reported while others already finish.
         bisect.insort(self.finished_at, (request.finished_at or 0.0) - self.started_at)
         self.response_lens.append(request.generated)
@@ -156,6 +171,10 @@ class Recorder(Observer):
     @override
     def closed(self, group: Group, failure: Failure | None) -> None:
         self.finished_groups += failure is None
+        for request in group.requests:
+            self._lost.discard(request.uid)
+            if request.state is not RequestState.FINISHED:
+                self.wasted_tokens += request.generated - request.given
 
     @override
     def joined(self, info: EngineInfo, now: float) -> None:

@@ -266,8 +266,9 @@ def _write_results(
 
 def _summary(report: dict[str, Any]) -> str:
     left = f" ({report['unfinished_groups']} unfinished)" if report["unfinished_groups"] else ""
+    failed = f" ({report['failed_requests']} failed)" if report["failed_requests"] else ""
     return (
-        f"{report['groups']} groups{left}, {report['samples']} samples, "
+        f"{report['groups']} groups{left}, {report['samples']} samples{failed}, "
         f"{report['response_tokens']} tokens in {report['wall_s']:.1f} s: "
         f"{report['throughput_tok_s']:.0f} tok/s, tail {report['tail_s']:.1f} s, "
         f"{report['chunks']} chunks, {report['migrations']} migrations, "

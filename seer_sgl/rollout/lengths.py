@@ -29,12 +29,15 @@ class LengthRecord(msgspec.Struct, kw_only=True):
     index: Length | None = None
     response_length: Length | None = None
     lengths: list[Length] | None = None
+    failure: str | None = None  # of a sample that was given up: its length is unknown
 
     def samples(self) -> list[tuple[int | None, int]]:
         """Returns the sample index (None: the next one) and the length of each response."""
         if self.lengths is not None:
             return list(enumerate(self.lengths))
-        return [] if self.response_length is None else [(self.index, self.response_length)]
+        if self.response_length is None or self.failure is not None:
+            return []
+        return [(self.index, self.response_length)]
 
 
 _decoder = msgspec.json.Decoder(LengthRecord)

@@ -307,7 +307,10 @@ class Rollout:
         self.recorder, self._replayed = recorder, None
         given_up: list[Group] = []
         run = driver.open_run(
-            [recorder, *own, *observers], rollout_id=start.rollout_id, started_at=started_at
+            [recorder, *own, *observers],
+            rollout_id=start.rollout_id,
+            started_at=started_at,
+            on_failure=self.config.rollout.on_failure,
         )
         try:
             run.add(groups)
@@ -382,6 +385,7 @@ class Rollout:
             stall_timeout_s=engines.stall_timeout_s,
             recovery_timeout_s=engines.recovery_timeout_s,
             gives_up=self._gives_up,
+            max_engine_kills=self.config.rollout.max_engine_kills,
             tokenizer=self.tokenizer,
             known=self._known,
             history=self._history.of,

@@ -6,7 +6,7 @@ no network.
 
 from collections.abc import Callable, Iterable, Sequence
 
-from seer_sgl.errors import ChunkRecalled
+from seer_sgl.errors import ChunkRecalled, EngineDied
 from seer_sgl.types import (
     Chunk,
     ChunkReply,
@@ -26,6 +26,7 @@ from .fair_share import FairShare
 from .placement import CacheAware, Placed, Placement, Wait
 from .policy import FirstComeFirstServed, Policy
 from .setbacks import Setbacks
+from .suspects import Suspects
 
 # The longest wait of a request that should move for its KV to be stored; usually 4 to 30 ms.
 STORE_PATIENCE_S = 1.0
@@ -39,7 +40,8 @@ class Scheduler:
 
     `chunk_tokens`: the token budget of a chunk. `divide` False sends every request undivided. A
     request that another chunk cannot continue is also undivided, and restarts after an abort.
-    `patience_s`: a group is given up only after failures that lasted at least this long.
+    `patience_s`: a request is given up only after failures that lasted at least this long.
+    `max_engine_kills`: likewise if so many engines died while they ran it (suspects.py).
     `max_inflight`: the most chunks in flight on all engines together.
     """
 
@@ -49,6 +51,7 @@ class Scheduler:
         *,
         divide: bool = True,
         patience_s: float = 60.0,
+        max_engine_kills: int = 2,
         make_policy: Callable[[], Policy] = FirstComeFirstServed,
         placement: Placement | None = None,
         max_inflight: int | None = None,
@@ -66,6 +69,7 @@ class Scheduler:
         self._no_wait: set[str] = set()
         self._parking = DelayedRequests()
         self._setbacks = Setbacks(self._fleet, patience_s)
+        self._suspects = Suspects(max_engine_kills)
         # Refused requests that no other engine can take now.
         self._refused = DelayedRequests()
 
@@ -193,7 +197,7 @@ class Scheduler:
         for request in self._live.values():
             request.stored = False
             if self._parking.leave(request):
-                self._policy.push(request)
+                self._make_ready(request)
 
     def stored(self, rid: str, complete: bool) -> Request | None:
         """Records that the KV of chunk `rid` is in the pool, or that a part is permanently missing.
@@ -211,7 +215,7 @@ class Scheduler:
         if not complete:
             self._no_wait.add(request.uid)  # the KV will never be complete
         if self._parking.leave(request):
-            self._policy.push(request)
+            self._make_ready(request)
         return request
 
     def next_assignment(self, now: float) -> Chunk | None:
@@ -221,11 +225,16 @@ class Scheduler:
         """
         for waited in self._parking.due(now):
             self._no_wait.add(waited.uid)
-            self._policy.push(waited)
+            self._make_ready(waited)
         for refused in self._refused.due(now):
-            self._policy.push(refused)
+            self._make_ready(refused)
+        for tested in self._suspects.released():
+            self._policy.push(tested)
         if self._max_inflight is not None and self._inflight >= self._max_inflight:
             return None
+        suspect = self._next_suspect(now)
+        if suspect is not None:
+            return suspect if isinstance(suspect, Chunk) else None
         while (request := self._policy.peek()) is not None:
             budget = self._budget(request)
             chosen = self._choose(request, request.total_len + budget)
@@ -250,6 +259,8 @@ class Scheduler:
         self._inflight -= 1
         self._fleet.end(slot, request, chunk.kv_tokens)
         self._policy.ended(request)
+        died = isinstance(result.error, EngineDied)
+        self._suspects.ended(request, slot.engine_id)
         request.state, request.returned_at = RequestState.PENDING, result.now
         if result.reply is None:
             request.rid, request.stored = "", False  # the stored KV may not match our tokens
@@ -261,17 +272,20 @@ class Scheduler:
             self._setbacks.failed(request, slot, result.error)
         elif not recalled:
             self._setbacks.forgiven(request, slot)
+            self._suspects.proceeded(request)
         if request.aborting and request.state is not RequestState.FINISHED:
             self._finish(request, "abort", None, result.now)
         if request.state is RequestState.FINISHED or group.withdrawn:
             return
-        failure = self._setbacks.verdict(request, slot) if failed else None
+        failure = self._suspects.killed(chunk, str(result.error)) if died else None
+        if failure is None and failed:
+            failure = self._setbacks.verdict(request, slot)
         if failure is not None:
-            self.withdraw(group, failure)
+            self._give_up(request, failure, result.now)
         elif failed and request.refusals and not self._setbacks.others(request):
             self._refused.park(request, result.now + REFUSED_PAUSE_S)
         else:
-            self._policy.push(request)
+            self._make_ready(request)
 
     def check(self) -> list[str]:
         """Returns the broken invariants of an idle scheduler: chunks, reserved KV and requests that
@@ -286,6 +300,7 @@ class Scheduler:
             breaches.append(f"{len(self._live)} requests are left, such as {min(self._live)}")
         if self._no_wait or (self._parking.next_due, self._refused.next_due) != (None, None):
             breaches.append("requests are left waiting")
+        breaches += self._suspects.breaches()
         if self._policy.callers:
             breaches.append(f"{self._policy.callers} callers are left")
         return breaches
@@ -296,6 +311,45 @@ class Scheduler:
         slot = self._fleet[oldest.engine_id]
         later = slot.started - oldest.number
         return later - (slot.inflight - 1) >= OVERTAKEN
+
+    def _make_ready(self, request: Request) -> None:
+        """Makes a pending request wait for its next chunk."""
+        if not self._suspects.take(request):
+            self._policy.push(request)
+
+    def _next_suspect(self, now: float) -> Chunk | Wait | None:
+        """Returns the next chunk of a suspect, on an engine without another one.
+
+        Wait.FOR_ROOM: no engine has room for it, and no suspect runs, so that it goes next. None:
+        other requests go first.
+        """
+        request = self._suspects.first
+        if request is None:
+            return None
+        budget = self._suspects.budget(request, self._budget(request))
+        total_len = request.total_len + budget
+        others = self._setbacks.others(request) or [each for each in self._fleet if each.available]
+        able = (
+            each
+            for each in others
+            if self._suspects.may_join(each) and each.admits(request, total_len)
+        )
+        slot = min(able, key=lambda each: each.inflight, default=None)
+        if slot is None:
+            return None if self._suspects.running or request.refusals else Wait.FOR_ROOM
+        self._suspects.leave(request)
+        return self._start(request, slot, self._move(request, slot), budget, now)
+
+    def _move(self, request: Request, slot: EngineSlot) -> Move:
+        """Returns how the KV of a request without KV in the pool gets to an engine."""
+        return Move.STAY if self._fleet.home(request) in (None, slot) else Move.PREFILL
+
+    def _give_up(self, request: Request, failure: Failure, now: float) -> None:
+        """Ends a request that failed for good, with the tokens it has; perhaps with its group."""
+        request.failure = failure
+        if request.group.on_failure == "group":
+            self.withdraw(request.group, failure)
+        self._finish(request, "abort", None, now)
 
     def _choose(self, request: Request, total_len: int) -> Placed | Wait:
         """Returns the engine of the request's next chunk: one that has not refused it, if there is
@@ -309,8 +363,7 @@ class Scheduler:
         slot = min(able, key=lambda slot: slot.inflight, default=None)
         if slot is None:
             return Wait.FOR_ROOM
-        stays = self._fleet.home(request) in (None, slot)
-        return Placed(slot, Move.STAY if stays else Move.PREFILL)
+        return Placed(slot, self._move(request, slot))
 
     def _budget(self, request: Request) -> int:
         """Returns the response tokens of the request's next chunk."""
@@ -325,6 +378,7 @@ class Scheduler:
         self._inflight += 1
         self._fleet.start(slot, request, total_len)
         self._policy.started(request)
+        self._suspects.started(request, slot.engine_id)
         request.state = RequestState.RUNNING
         request.attempts += 1
         # SGLang's /abort_request matches by prefix: the terminator keeps c1 from aborting c10.
@@ -371,8 +425,8 @@ class Scheduler:
             self._policy.finished(request)
 
     def _ready(self, request: Request) -> bool:
-        """Returns whether a policy has the request: it is pending and does not wait for its KV."""
-        waits = request in self._parking or request in self._refused
+        """Returns whether a policy has the request: it is pending and waits nowhere else."""
+        waits = request in self._parking or request in self._refused or request in self._suspects
         return request.state is RequestState.PENDING and not waits
 
     def _add(self, requests: Iterable[Request]) -> None:
@@ -384,4 +438,5 @@ class Scheduler:
         self._live.pop(request.uid, None)
         self._parking.leave(request)
         self._refused.leave(request)
+        self._suspects.leave(request)
         self._no_wait.discard(request.uid)

@@ -1,4 +1,4 @@
-"""The rules that give up a group or exclude an engine after chunks without tokens.
+"""The rules that give up a request or exclude an engine after chunks without tokens.
 
 If one engine refuses a request, another engine decides: if it refuses the request too, the request
 is at fault; else the first engine is.
@@ -23,7 +23,7 @@ MAX_REFUSED_GROUPS = 3
 class Setbacks:
     """Judges requests and engines by the chunks that returned without a token.
 
-    `patience_s`: a group is given up only after failures that lasted at least this long.
+    `patience_s`: a request is given up only after failures that lasted at least this long.
     """
 
     def __init__(self, fleet: EngineIndex, patience_s: float) -> None:
@@ -63,8 +63,8 @@ class Setbacks:
                 self._fleet.changed(slot)
 
     def verdict(self, request: Request, slot: EngineSlot) -> Failure | None:
-        """Returns the reason to give up the request's group after a failure on `slot`; None if the
-        group continues."""
+        """Returns the reason to give up the request after a failure on `slot`; None if there is
+        none."""
         last = request.setbacks[slot.engine_id]
         if isinstance(last, RequestRejected):
             if len(request.refusals) > 1:

@@ -85,8 +85,6 @@ class Answer:
         self.matched: int | str | None = None
         self.weight_spans: list[WeightSpan] = []
         self.error: HttpError | None = None
-        self.attempts = 0  # requests that were made for it
-        self.unwanted = False  # its client wants no more of it
         self._news = asyncio.Event()
 
     @property

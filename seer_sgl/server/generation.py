@@ -7,7 +7,6 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 
-import msgspec
 from typing_extensions import override
 
 from seer_sgl.config import ServerConfig
@@ -29,7 +28,7 @@ from seer_sgl.types import (
     token_array,
 )
 
-from .calls import Answer, Call, spans_after
+from .calls import Answer, Call
 from .errors import BadRequest, Failed, HttpError, TooMany, Unavailable
 from .sessions import Sessions
 from .siblings import OpenGroup, Siblings, continued
@@ -37,7 +36,6 @@ from .siblings import OpenGroup, Siblings, continued
 logger = logging.getLogger(__name__)
 CALLER = "server"  # the share of all single requests, beside one share per rollout
 TICK_S = 0.25  # between two checks for groups to close
-MOST_ATTEMPTS = 2  # in its group, and once alone: a sibling may be at fault
 
 
 class Generation(Observer):
@@ -60,7 +58,8 @@ class Generation(Observer):
         self._orders = itertools.count()
         self._in_rollouts = 0  # responses of rollouts in progress
         self._ended: RolloutError | None = None
-        self._run: Run = driver.open_run([self], caller=CALLER, texts=False)
+        # Siblings are requests of different clients: none ends because of another.
+        self._run: Run = driver.open_run([self], caller=CALLER, on_failure="sample", texts=False)
 
     @property
     def in_progress(self) -> int:
@@ -152,7 +151,6 @@ class Generation(Observer):
 
     def give_up(self, answer: Answer) -> None:
         """Ends one response early; its client wants no more of it."""
-        answer.unwanted = True
         if answer.request is not None and not answer.ended:
             self._run.abort(answer.request)
 
@@ -205,6 +203,9 @@ class Generation(Observer):
 
     @override
     def finished(self, request: Request, sample: Sample) -> None:
+        if request.failure is not None:
+            self._failed(request, request.failure)
+            return
         forward = self._forwards.get(request.uid)
         if forward is not None and not forward.done():
             forward.set_result(None)
@@ -218,21 +219,19 @@ class Generation(Observer):
         opened = self._siblings.of(group)
         if opened is not None:
             self._siblings.close(opened)
-        if failure is None:
-            return
-        for request in group.requests:
-            forward = self._forwards.get(request.uid)
-            if forward is not None and not forward.done():
-                forward.set_exception(_error_of(failure))
-            answer = self._by_request.pop(request.uid, None)
-            if answer is None:
-                continue
-            alone = len(group.requests) == 1
-            if alone or answer.attempts >= MOST_ATTEMPTS or failure.kind is FailureKind.LEFT:
-                self._answers.pop(answer.call.rid, None)
-                answer.failed(_error_of(failure), self._clock())
-            else:
-                asyncio.get_running_loop().call_soon(self._place_alone, answer)
+        if failure is not None:
+            for request in group.requests:
+                self._failed(request, failure)
+
+    def _failed(self, request: Request, failure: Failure) -> None:
+        """Ends the response or the forwarded call of a request with an error."""
+        forward = self._forwards.get(request.uid)
+        if forward is not None and not forward.done():
+            forward.set_exception(_error_of(failure))
+        answer = self._by_request.get(request.uid)
+        if answer is not None:
+            self._forget(answer)
+            answer.failed(_error_of(failure), self._clock())
 
     def _place(self, answer: Answer) -> None:
         """Makes the driver's request for a call, in the group of its siblings."""
@@ -271,7 +270,6 @@ class Generation(Observer):
     def _request(self, answer: Answer, group: Group) -> Request:
         """Returns the request of a call in a group whose prompt the call begins with."""
         call, order = answer.call, next(self._orders)
-        answer.attempts += 1
         given = call.prompt_ids[len(group.prompt.prompt_ids) :]
         answer.given = len(given)
         request = Request(
@@ -296,27 +294,6 @@ class Generation(Observer):
             request.home, request.stored = before.engines[-1], before.stored
         return request
 
-    def _place_alone(self, answer: Answer) -> None:
-        """Goes on with a response whose group was given up, in a group of its own."""
-        before = answer.request
-        if before is None or answer.ended:
-            return
-        ids, logprobs = before.response_ids[answer.given :], before.logprobs[answer.given :]
-        if len(answer.ids) > len(ids):  # of a chunk that did not come back
-            ids, logprobs = answer.ids, answer.logprobs
-        group = msgspec.structs.replace(
-            self._new_group(answer.call), growing=False, prompt=before.group.prompt
-        )
-        answer.request = request = self._request(answer, group)
-        group.requests = [request]
-        if ids:
-            spans = spans_after(before.weight_spans, answer.given)
-            _prefill(request, ids, logprobs, self._version(), spans)
-        self._by_request[request.uid] = answer
-        self._run.add([group])
-        if answer.unwanted:
-            self._run.abort(request)
-
     def _close(self, opened: OpenGroup) -> None:
         self._siblings.close(opened)
         self._run.complete_group(opened.group)
@@ -339,19 +316,9 @@ class Generation(Observer):
                 self._close(opened)
 
 
-def _prefill(
-    request: Request,
-    ids: "array[int]",
-    logprobs: "array[float]",
-    version: str,
-    spans: Sequence[WeightSpan] = (),
-) -> None:
-    """Puts tokens that were generated before into a new request.
-
-    `version`: of the tokens behind the `spans`.
-    """
-    rest = len(ids) - sum(span.tokens for span in spans)
-    spans = [*spans, WeightSpan(version, rest)]
+def _prefill(request: Request, ids: "array[int]", logprobs: "array[float]", version: str) -> None:
+    """Puts tokens that were generated before, by weights `version`, into a new request."""
+    spans = [WeightSpan(version, len(ids))]
     request.append(ChunkReply(ids=ids, logprobs=logprobs, weight_spans=spans, finish="abort"))
 
 

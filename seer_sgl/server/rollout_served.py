@@ -20,6 +20,7 @@ from seer_sgl.types import (
     EngineInfo,
     Failure,
     Group,
+    OnFailure,
     Request,
     RequestState,
     Sample,
@@ -58,6 +59,7 @@ class ServedRollout(Observer):
         max_inflight: int | None,
         journal: RolloutJournal | None,
         started_at: float,
+        on_failure: OnFailure,
         released: Callable[[int], None],
         ended: Callable[["ServedRollout"], None],
     ) -> None:
@@ -94,7 +96,9 @@ class ServedRollout(Observer):
             recorder.begun_s = 0.0 if journal.stored is None else journal.stored.elapsed_s
         kept = [] if journal is None else [journal.observer]
         own: list[Observer] = [recorder, *kept, self]
-        self._run = driver.open_run(own, rollout_id=self.rollout_id, started_at=started_at)
+        self._run = driver.open_run(
+            own, rollout_id=self.rollout_id, started_at=started_at, on_failure=on_failure
+        )
 
     @property
     def caller(self) -> str:

@@ -101,6 +101,7 @@ class Rollouts:
                 groups,
                 self._rollout.driver,
                 max_inflight=self._rollout.config.scheduling.max_inflight_per_engine,
+                on_failure=self._rollout.config.rollout.on_failure,
                 journal=journal,
                 started_at=started_at,
                 released=self._generation.release,

@@ -312,3 +312,13 @@ async def test_a_name_in_use_is_refused() -> None:
         await busy
     assert status == 400
     assert "Duplicate request ID" in reply["error"]["message"]
+
+
+async def test_a_session_whose_turn_failed_ends_after_its_timeout() -> None:
+    class Refuses(FakeSGLang):
+        def fault_of(self, call: dict[str, Any]) -> str:
+            return "400"
+
+    async with served(Refuses(), server={"session_timeout_s": 0.01}) as it:
+        assert (await it.post("/generate", **body(13, session_id="s")))[0] == 400
+        await until(lambda: it.service.generation.sessions == 0)

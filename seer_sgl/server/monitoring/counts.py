@@ -116,7 +116,9 @@ class ServerCounts(FleetCounts):
     def finished(self, request: Request, sample: Sample) -> None:
         now = self._clock()
         self._end(request)
-        reason = request.finish_reason or "abort"
+        reason: str = request.finish_reason or "abort"
+        if request.failure is not None:
+            reason = request.failure.kind.value
         forwarded = request.forward is not None and reason != "abort"
         self.ends[FORWARDED if forwarded else reason] += 1
         self.tails.finished(request.group.caller, now)

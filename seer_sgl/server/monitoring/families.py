@@ -11,8 +11,17 @@ from .series import counters, gauge, gauges, known
 from .snapshot import Snapshot
 
 # Present from the start, so that a rate over them has a beginning.
-REASONS = ("stop", "length", "abort", FORWARDED, "refused", "lost", "left")
-ERRORS = ("unavailable", "bad_reply", "aborted", "interrupted", "recalled", "rejected", "other")
+REASONS = ("stop", "length", "abort", FORWARDED, "refused", "lost", "killed", "left")
+ERRORS = (
+    "unavailable",
+    "died",
+    "bad_reply",
+    "aborted",
+    "interrupted",
+    "recalled",
+    "rejected",
+    "other",
+)
 
 
 def families(snapshot: Snapshot) -> Iterator[Metric]:
@@ -35,7 +44,7 @@ def _requests(snapshot: Snapshot) -> Iterator[Metric]:
     yield counters(
         "seer_requests_ended",
         "Requests that have ended. reason: the finish reason stop, length or abort; forwarded "
-        "(undivided, answered by the engine); or why its group was given up: refused, lost, left.",
+        "(undivided, answered by the engine); or why it was given up: refused, lost, killed, left.",
         ("reason",),
         known(counts.ends, REASONS),
     )
@@ -97,9 +106,9 @@ def _work(counts: ServerCounts) -> Iterator[Metric]:
         yield counters(f"seer_{name}", text, (), [((), value)])
     yield counters(
         "seer_chunk_errors",
-        "Chunks that came back with an error. kind: unavailable, bad_reply, aborted (by another "
-        "client of the engine), interrupted, recalled (by the server: abort, pause, drain), "
-        "rejected, other.",
+        "Chunks that came back with an error. kind: unavailable, died, bad_reply, aborted (by "
+        "another client of the engine), interrupted, recalled (by the server: abort, pause, "
+        "drain), rejected, other.",
         ("kind",),
         known(counts.errors, ERRORS),
     )

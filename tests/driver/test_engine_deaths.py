@@ -1,0 +1,181 @@
+"""Engines that die while they have chunks: a request that kills is given up, and no other one."""
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import pytest
+
+from seer_sgl.driver import monitor
+from seer_sgl.errors import RolloutError
+from seer_sgl.rollout.rollout import Rollout
+from seer_sgl.types import Group
+from tests.fake_sglang import FakeSGLang, response_of
+from tests.link.test_link import until
+
+from .test_loop import PROMPTS, all_groups, check, rolling
+
+POISON = [6, 6, 6]
+MANY = [*({"prompt_ids": [5] * (2 + i % 9), "id": f"p{i}"} for i in range(63))]
+
+
+class Mortal(FakeSGLang):
+    """Dies of one prompt, once its response has `deadly_from` tokens."""
+
+    deadly_from = 0
+
+    def fault_of(self, call: dict[str, Any]) -> str:
+        ids, budget = call["input_ids"], call["sampling_params"]["max_new_tokens"]
+        deadly = ids[:3] == POISON and len(ids) - 3 + budget > self.deadly_from
+        return "die" if deadly else ""
+
+
+def fleet_of(count: int, **options: Any) -> list[Mortal]:
+    return [Mortal(delay_s=0.01, longest=200, **options) for _ in range(count)]
+
+
+async def groups_of(rollout: Rollout, prompts: list[dict[str, Any]]) -> list[Group]:
+    return [group async for group in rollout.run(prompts)]
+
+
+def check_whole(group: Group, limit: int = 60) -> None:
+    for sample in group.samples:
+        whole = response_of(sample.seed, len(sample.prompt_ids), 200)
+        assert list(sample.response_ids) == whole[:limit]
+        assert sample.failure is None
+
+
+@pytest.mark.parametrize("place", [0, 31, 63])
+async def test_two_engines_die_of_a_request_and_all_others_are_whole(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    prompts = [*MANY[:place], {"prompt_ids": POISON, "id": "poison"}, *MANY[place:]]
+    fakes = fleet_of(4)
+    settings = {"n_samples_per_prompt": 1, "on_failure": "sample"}
+    async with rolling(*fakes, rollout=settings) as rollout:
+        groups = await groups_of(rollout, prompts)
+        report = rollout.report()
+    failed = [group for group in groups if group.group_id == "poison"]
+    assert sum(fake.dead.is_set() for fake in fakes) == 2, failed[0].samples
+    assert len(groups) == 64
+    (sample,) = failed[0].samples
+    assert sample.finish_reason == "abort"
+    assert str(sample.failure).startswith("2 engines died while they ran it; the last one: ")
+    for group in groups:
+        if group.group_id != "poison":
+            check_whole(group)
+    assert (report["failed_requests"], report["samples"], report["groups"]) == (1, 63, 64)
+    assert report["retries"] == report["lost_chunks"] - 1 > 0
+
+
+async def test_a_request_that_kills_late_comes_back_with_its_tokens_and_kills_three_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Chunks of 40 tokens are longer than the short first chunk of a suspect."""
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    fakes = fleet_of(5)
+    for fake in fakes:
+        fake.deadly_from = 49
+    prompts = [*MANY[:20], {"prompt_ids": POISON, "id": "poison"}]
+    async with rolling(
+        *fakes,
+        rollout={"n_samples_per_prompt": 1, "on_failure": "sample", "seed": 5},
+        scheduling={"chunk_tokens": 40},
+    ) as rollout:
+        groups = await groups_of(rollout, prompts)
+    poison = next(group for group in groups if group.group_id == "poison").samples[0]
+    whole = response_of(poison.seed, 3, 200)
+    assert len(whole) > 60, "the response is long enough to kill"
+    assert sum(fake.dead.is_set() for fake in fakes) == 3
+    assert poison.response_length == 48, "a whole chunk and a short one"
+    assert list(poison.response_ids) == whole[: poison.response_length]
+    assert poison.failure is not None
+    for group in groups:
+        if group.group_id != "poison":
+            check_whole(group)
+
+
+@pytest.mark.parametrize("on_failure", ["group", "sample"])
+async def test_siblings_of_a_request_that_was_given_up_go_on_only_if_they_should(
+    on_failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+
+    unlucky: list[int] = []  # the seed of one request
+
+    class Picky(FakeSGLang):
+        """Refuses one request of a group after its first chunk."""
+
+        def fault_of(self, call: dict[str, Any]) -> str:
+            ids, seed = call["input_ids"], call["sampling_params"]["sampling_seed"]
+            if len(ids) == 11 + 8 and ids[:11] == [5] * 11 and not unlucky:
+                unlucky.append(seed)
+            return "400" if seed in unlucky else ""
+
+    async with rolling(
+        Picky(longest=200),
+        Picky(longest=200),
+        rollout={"on_failure": on_failure},
+    ) as rollout:
+        groups: list[Group] = []
+        error = ""
+        try:
+            async for group in rollout.run(PROMPTS):
+                groups.append(group)  # noqa: PERF401
+        except RolloutError as given_up:
+            error = str(given_up)
+        report = rollout.report()
+    assert report["failed_requests"] == 1
+    if on_failure == "group":
+        assert "1 of 4 groups were given up" in error
+        assert len(groups) == 3
+        assert report["wasted_tokens"] > 0
+        return
+    assert not error
+    assert len(groups) == 4
+    failed = [s for group in groups for s in group.samples if s.failure is not None]
+    assert [sample.seed for sample in failed] == unlucky
+    assert failed[0].response_length == 8
+    assert report["samples"] == 15
+    assert report["wasted_tokens"] == 0
+
+
+async def test_engines_that_die_one_after_another_and_come_back_cost_no_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    """The second one dies when no request is a suspect because of the first."""
+    fakes = [FakeSGLang(delay_s=0.03, longest=200) for _ in range(3)]
+    fakes[0].faults = deque(["ok"] * 3 + ["die"])
+
+    async with rolling(*fakes, sampling={"max_response_len": 300}) as rollout:
+        running = asyncio.create_task(all_groups(rollout))
+        await fakes[0].dead.wait()
+        await fakes[0].start()
+        live = rollout.driver._scheduler._live
+        await until(lambda: live and not any(request.kills for request in live.values()))
+        fakes[1].faults.append("die")
+        await fakes[1].dead.wait()
+        await fakes[1].start()
+        check(await running, longest=200, limit=300)
+        report = rollout.report()
+    assert [fake.starts for fake in fakes] == [2, 2, 1]
+    assert report["failed_requests"] == 0
+    assert report["lost_chunks"] >= 2
+
+
+async def test_a_chunk_that_an_engine_never_received_is_not_the_cause_of_its_death(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    fake = FakeSGLang(delay_s=0.01, longest=60)
+    async with rolling(fake, engines={"recovery_timeout_s": 20.0}) as rollout:
+        fake.die()
+        running = asyncio.create_task(all_groups(rollout))
+        await asyncio.sleep(0.3)
+        await fake.start()
+        check(await running, longest=60)
+        report = rollout.report()
+    assert report["lost_chunks"] > 0
+    assert report["failed_requests"] == 0

@@ -1,0 +1,189 @@
+"""Requests whose engine died: they run apart, so that the next death names the one to blame."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seer_sgl.errors import EngineDied, EngineUnavailable
+from seer_sgl.scheduling.engine_index import EngineSlot
+from seer_sgl.scheduling.ledger import KVLedger
+from seer_sgl.scheduling.scheduler import Scheduler
+from seer_sgl.scheduling.suspects import TEST_TOKENS
+from seer_sgl.types import Chunk, ChunkResult, FailureKind, Group, Request, RequestState
+from tests.helpers import UNDIVIDABLE, make_group, make_reply
+
+CHUNK = 40
+LONGEST = 100
+
+
+class World:
+    """Engines in rounds: each round sends what can be sent; then every chunk comes back.
+
+    `deadly`: whether a chunk ends its engine, and with it all other chunks there. A dead engine is
+    back in the next round.
+    """
+
+    def __init__(
+        self, engines: int, deadly: Callable[[Chunk], bool], *, max_kills: int = 2, slots: int = 8
+    ) -> None:
+        self.scheduler = Scheduler(CHUNK, patience_s=0.0, max_engine_kills=max_kills)
+        for number in range(engines):
+            self.scheduler.add_engine(EngineSlot(f"e{number}", KVLedger(10_000, 1), slots))
+        self.deadly = deadly
+        self.deaths: list[list[Request]] = []  # the requests that each death took
+        self.together = 0  # the most suspects that one engine had at a time
+
+    def round(self) -> bool:
+        """Returns whether there was work."""
+        sent: dict[str, list[Chunk]] = {}
+        while (chunk := self.scheduler.next_assignment(0.0)) is not None:
+            sent.setdefault(chunk.engine_id, []).append(chunk)
+        for engine_id, chunks in sent.items():
+            self.together = max(self.together, sum(chunk.request.alone for chunk in chunks))
+            died = any(map(self.deadly, chunks))
+            if died:
+                self.deaths.append([chunk.request for chunk in chunks])
+                self.scheduler.set_available(engine_id, False)
+            for chunk in chunks:
+                error, reply = None, None
+                if died:
+                    error = EngineDied("it was killed", engine_id=engine_id)
+                else:
+                    reply = make_reply(chunk.max_new_tokens)
+                result = ChunkResult(chunk=chunk, now=0.0, reply=reply, error=error)
+                self.scheduler.complete(result)
+            self.scheduler.set_available(engine_id, True)
+        return bool(sent)
+
+    def roll_out(self, group: Group) -> None:
+        self.scheduler.submit(group)
+        while self.round():
+            assert len(self.deaths) < 100
+        assert not self.scheduler.check()
+
+
+def single(n: int, **options: object) -> Group:
+    group = make_group(n=n, max_response_len=LONGEST, **options)  # type: ignore[arg-type]
+    group.on_failure = "sample"
+    return group
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    n=st.integers(1, 40),
+    engines=st.integers(1, 6),
+    slots=st.integers(1, 12),
+    max_kills=st.integers(2, 4),
+    poison=st.tuples(st.integers(0, 39), st.integers(0, LONGEST - 1)),
+)
+def test_a_request_that_kills_is_given_up_alone_after_few_engines(
+    n: int, engines: int, slots: int, max_kills: int, poison: tuple[int, int]
+) -> None:
+    culprit, at = poison[0] % n, poison[1]
+
+    def deadly(chunk: Chunk) -> bool:
+        begin = chunk.request.generated
+        return chunk.request.index == culprit and begin <= at < begin + chunk.max_new_tokens
+
+    world, group = World(engines, deadly, max_kills=max_kills, slots=slots), single(n)
+    world.roll_out(group)
+    for request in group.requests:
+        assert request.state is RequestState.FINISHED
+        if request.index == culprit:
+            assert request.failure is not None
+            assert request.failure.kind is FailureKind.KILLED
+            assert request.generated <= at
+        else:
+            assert request.failure is None
+            assert request.generated == LONGEST
+    assert max_kills <= len(world.deaths) <= max_kills + 1
+    assert world.together <= 1
+    if at % CHUNK < TEST_TOKENS:
+        assert len(world.deaths) == max_kills, "its tests had no other suspect beside them"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    fates=st.lists(st.booleans(), min_size=1, max_size=60),
+    n=st.integers(1, 20),
+)
+def test_whatever_engines_die_of_every_request_ends_once(fates: list[bool], n: int) -> None:
+    rest = iter(fates)
+    world, group = World(3, lambda _: next(rest, False)), single(n)
+    world.roll_out(group)
+    for request in group.requests:
+        assert request.state is RequestState.FINISHED
+        if request.failure is None:
+            assert request.generated == LONGEST
+        else:
+            deaths = sum(request in death for death in world.deaths)
+            assert deaths >= 2
+
+
+def test_a_suspect_is_cleared_by_passing_what_its_lost_chunk_could_have_been() -> None:
+    deaths = {(0, 0), (0, TEST_TOKENS + CHUNK)}  # of request 0, at these lengths
+
+    def deadly(chunk: Chunk) -> bool:
+        place = (chunk.request.index, chunk.request.generated)
+        if place in deaths:
+            deaths.discard(place)
+            return True
+        return False
+
+    world, group = World(2, deadly), single(4)
+    world.roll_out(group)
+    assert len(world.deaths) == 2
+    assert all(request.failure is None for request in group.requests)
+    assert all(request.kills <= 1 for request in group.requests)
+
+
+def test_requests_that_cannot_be_divided_are_tested_whole() -> None:
+    seen = []
+
+    def deadly(chunk: Chunk) -> bool:
+        seen.append(chunk.max_new_tokens)
+        return chunk.request.index == 2
+
+    world = World(3, deadly)
+    group = single(5, sampling=UNDIVIDABLE)
+    world.roll_out(group)
+    assert set(seen) == {LONGEST}
+    assert [request.failure is not None for request in group.requests] == [i == 2 for i in range(5)]
+    assert len(world.deaths) == 2
+
+
+def test_suspects_do_not_wait_for_each_other_when_one_of_them_is_aborted() -> None:
+    world, group = World(1, lambda _: not world.deaths), single(3)
+    world.scheduler.submit(group)
+    world.round()
+    assert len(world.deaths) == 1
+    assert world.scheduler.abort(group.requests[0], 0.0)
+    while world.round():
+        pass
+    assert [request.generated for request in group.requests] == [0, LONGEST, LONGEST]
+    assert not world.scheduler.check()
+
+
+def test_an_engine_that_fails_without_dying_makes_no_suspects() -> None:
+    scheduler = Scheduler(CHUNK)
+    scheduler.add_engine(EngineSlot("e0", None, 10))
+    group = single(2)
+    scheduler.submit(group)
+    for _ in range(2):
+        chunk = scheduler.next_assignment(0.0)
+        assert chunk is not None
+        scheduler.complete(ChunkResult(chunk=chunk, now=0.0, error=EngineUnavailable("HTTP 500")))
+        assert not chunk.request.alone
+
+
+@pytest.mark.parametrize("on_failure", ["group", "sample"])
+def test_the_group_of_a_request_that_was_given_up_ends_only_if_it_says_so(on_failure: str) -> None:
+    world, group = World(2, lambda chunk: chunk.request.index == 1), single(4)
+    group.on_failure = on_failure  # type: ignore[assignment]
+    world.roll_out(group)
+    culprit = group.requests[1]
+    assert culprit.failure is not None
+    assert group.withdrawn is (on_failure == "group")
+    assert group.failure is (culprit.failure if on_failure == "group" else None)
