@@ -11,6 +11,7 @@ SeerError
 ├── EngineError             one chunk did not come back
 │   ├── EngineUnavailable   connection, HTTP status: another engine can run the chunk
 │   │   ├── EngineDied      its server has ended: each of its chunks may be the cause
+│   │   ├── StartedAgain    another server answers at its address
 │   │   ├── BadReply        an unreadable or impossible reply
 │   │   └── ChunkAborted    aborted by another client, and it cannot be continued
 │   ├── ChunkInterrupted    the driver took it back (stuck engine, lost reply, group given up)
@@ -95,6 +96,10 @@ class EngineDied(EngineUnavailable):
     no server, or another one, answers at its address."""
 
     kind = "died"
+
+
+class StartedAgain(EngineUnavailable):
+    """Another server answers at the engine's URL."""
 
 
 class BadReply(EngineUnavailable):

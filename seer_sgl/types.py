@@ -360,6 +360,27 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     inexact: str | None = None  # why its steps may round differently; None: they do not
 
 
+class WrongWeights(str):
+    """The reason why an engine cannot serve, if it answers and has other weights."""
+
+
+class ServerPhase(Enum):
+    """What became of the server process of an engine."""
+
+    RUNNING = "running"  # as far as is known; always, if it was started elsewhere
+    ENDED = "ended"  # it will be started again
+    STARTING = "starting"  # it is being started again, and is not ready
+    QUARANTINED = "quarantined"  # it ended too often and stays down
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """The server process of an engine. `starts`: how often the fleet has started it again."""
+
+    phase: ServerPhase = ServerPhase.RUNNING
+    why: str = ""
+    starts: int = 0
+
+
 class EngineWork(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's work counters since its start.
 

@@ -29,6 +29,7 @@ from .checks import LengthLimits, differences, same_server
 from .draft_groups import DraftKeeper, Responses
 from .engine import Engine, EngineFleet
 from .flights import Clock
+from .health import State
 from .loop import RolloutLoop
 from .monitor import Monitor
 from .observer import Observer
@@ -150,7 +151,10 @@ class Driver:
 
     def states(self) -> list[EngineState]:
         """Returns the state of each engine, in order of joining."""
-        return [EngineState.of(slot, self.stale) for slot in self._scheduler.engines]
+        return [
+            EngineState.of(slot, self._monitor.health(slot.engine_id))
+            for slot in self._scheduler.engines
+        ]
 
     def observe(self, observer: Observer) -> None:
         """Adds an observer of all runs, present and later ones."""
@@ -214,6 +218,9 @@ class Driver:
         tokenizer = self._settings.tokenizer if texts else None
         maker = SampleMaker(rollout_id, started_at, tokenizer)
         own = [*self._own_observers(), *observers]
+        for state in self.states():
+            for observer in own:
+                observer.health(state.engine_id, state.state, state.why, self._clock())
         return self._loop.runs.open(maker, own, caller, on_failure)
 
     async def pause(self) -> None:
@@ -289,12 +296,11 @@ class Driver:
         Its chunks in flight end as they end. Raises ConfigError if it is not in the fleet.
         """
         self._require(engine_id)
-        self._monitor.stale[engine_id] = why
-        self._loop.set_available(engine_id, False)
+        self._monitor.mark_stale(engine_id, why)
 
     def clear_stale(self, engine_id: str) -> None:
         """Lets an engine come back that was marked stale; the monitor checks it first."""
-        self._monitor.stale.pop(engine_id, None)
+        self._monitor.clear_stale(engine_id)
 
     @property
     def stale(self) -> Mapping[str, str]:
@@ -348,6 +354,7 @@ class Driver:
         slot = new_slot(self._settings.scheduling, engine.info)
         self._loop.add_engine(slot, engine)
         self._monitor.add(slot, engine)
+        self._loop.health_changed(slot.engine_id, State.HEALTHY, "")
 
     def _check_fit(self, info: EngineInfo) -> None:
         present = self.engines

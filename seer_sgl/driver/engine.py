@@ -5,7 +5,7 @@ from typing import Protocol
 
 from seer_sgl.link.hub import DraftSink
 from seer_sgl.link.server import OnRates, OnStored
-from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, OnTokens
+from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, OnTokens, Server
 
 
 class Engine(Protocol):
@@ -30,9 +30,22 @@ class Engine(Protocol):
     async def problem(self, weight_version: str | None = None) -> str | None:
         """Returns the reason why the engine cannot serve; None if it generates and is unchanged.
 
-        weight_version: the version that a restarted engine must serve; None: the one it served
-        before.
+        A WrongWeights if only its weights are in the way. weight_version: the version that a
+        restarted engine must serve; None: the one it served before.
         """
+
+    @property
+    def server(self) -> Server:
+        """What became of its server process."""
+        return Server()
+
+    async def restore(self, current: EngineInfo) -> str | None:
+        """Loads the weights of another description into a server that was started again.
+
+        They come from the folder of the last update from disk. Returns why the engine does not have
+        them; None if it has.
+        """
+        return "its server was started elsewhere"
 
     async def refresh(self) -> EngineInfo:
         """Returns the engine's current description, and stores it as `info`."""

@@ -16,8 +16,9 @@ from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import Chunk, ChunkResult, EngineLoad, RequestState
 
 from .engine import Engine
+from .engine_control import EngineControl
 from .flights import Clock, Flight, Flights
-from .monitor import EngineControl
+from .health import State
 from .open_runs import OpenRuns
 from .stop_strings import Amend
 
@@ -180,6 +181,11 @@ class RolloutLoop(EngineControl):
         for observer in self.runs.observers:
             observer.reweighed(engine_id, version, self._clock())
         self._wake()
+
+    @override
+    def health_changed(self, engine_id: str, state: State, why: str) -> None:
+        for observer in self.runs.observers:
+            observer.health(engine_id, state, why, self._clock())
 
     @override
     def elapsed(self, seconds: float) -> None:

@@ -9,97 +9,19 @@ virtual machine), the clock would show a long silence of healthy engines.
 
 import asyncio
 import logging
-from typing import Any, Protocol
 
-from seer_sgl.errors import EngineError, RolloutError
+from seer_sgl.errors import EngineError, RolloutError, StartedAgain
 from seer_sgl.scheduling.placement import EngineSlot
-from seer_sgl.types import EngineLoad
+from seer_sgl.types import ServerPhase, WrongWeights
 
+from . import stall
 from .engine import Engine
-from .shortfall import Shortfall
+from .engine_control import EngineControl
+from .health import Health, State
+from .watched import Watched
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.5
-READMISSION_MOST_S = 8.0  # the longest pause before the next try of an engine that serves nothing
-
-
-class EngineControl(Protocol):
-    """The monitor's interface to the rollout loop."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether no caller waits, or dispatch is paused or on hold."""
-
-    @property
-    def stopped(self) -> bool:
-        """Whether no chunk is dispatched until `resume` or `release`."""
-
-    @property
-    def paused(self) -> bool:
-        """Whether the driver is paused: its user may have paused the engines too."""
-
-    def set_available(self, engine_id: str, available: bool) -> None:
-        """Marks an engine as available or out: chunks go to available engines only."""
-
-    def interrupt(self, engine_id: str, why: str) -> None:
-        """Takes every chunk back from an engine and sends it again, elsewhere if possible."""
-
-    def resend_lost(self, engine_id: str) -> None:
-        """Sends the chunk again that an engine has lost, if the loop can identify it."""
-
-    def loaded(self, engine_id: str, load: EngineLoad) -> None:
-        """Records the load that an engine reported."""
-
-    def elapsed(self, seconds: float) -> None:
-        """Advances the time by `seconds`, counted in polls."""
-
-    def reweighed(self, engine_id: str, version: str) -> None:
-        """Records that an engine serves other weights than at its last poll."""
-
-
-class StallClock:
-    """Detects that an engine with work has not moved for `timeout_s`. Pure."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._mark: tuple[Any, ...] | None = None
-        self._since = 0.0
-
-    def stalled(self, now: float, inflight: int, mark: tuple[Any, ...]) -> bool:
-        """Returns whether the engine is stuck.
-
-        `mark`: counters and returned chunks; it changes whenever the engine makes progress.
-        """
-        if inflight == 0 or mark != self._mark:
-            self._mark, self._since = mark, now
-        return now - self._since >= self._timeout_s
-
-
-class Readmission:
-    """The backoff before an engine that is out is tried again. Pure.
-
-    The first try is immediate. The pauses then double while the engine passes its health check but
-    serves nothing.
-    """
-
-    def __init__(self, first_s: float) -> None:
-        self._first_s = first_s
-        self._tries = 0  # since a chunk last brought tokens
-        self._at = 0.0  # the time of the last try
-
-    def due(self, now: float, trouble: str) -> bool:
-        """Returns whether the next try is due.
-
-        `trouble`: why the engine's newest chunk brought no tokens; empty if it brought some.
-        """
-        if not trouble:
-            self._tries = 0
-        pause = self._first_s * float(2**self._tries - 1)
-        return now - self._at >= min(pause, READMISSION_MOST_S)
-
-    def tried(self, now: float) -> None:
-        """Records that the engine is available again."""
-        self._tries, self._at = min(self._tries + 1, 30), now
 
 
 class Monitor:
@@ -117,9 +39,8 @@ class Monitor:
         gives_up: bool = True,
         poll_s: float | None = None,
     ) -> None:
-        self._engines: dict[EngineSlot, Engine] = {}
+        self._watched: dict[str, Watched] = {}  # by engine id
         self._tasks: asyncio.TaskGroup | None = None  # while it runs
-        self._watches: dict[EngineSlot, asyncio.Task[None]] = {}
         self._control = control
         self._stall_timeout_s = stall_timeout_s
         self._recovery_timeout_s = recovery_timeout_s
@@ -132,38 +53,58 @@ class Monitor:
         self._why = ""  # the newest reason why an engine is out
         # The version that an engine must serve to come back; None: any.
         self.weight_version: str | None = None
-        # By engine id: why it may not come back before the next weight update.
-        self.stale: dict[str, str] = {}
         # By engine id: the start of the server that has the newest weights, if no version names
         # them. A server that was started again has other weights of the same version.
         self.unnamed: dict[str, str | None] = {}
 
+    @property
+    def stale(self) -> dict[str, str]:
+        """The engines that may not come back before the next weight update: why, by id."""
+        lacking = ((name, each.health.lacks) for name, each in self._watched.items())
+        return {name: why for name, why in lacking if why is not None}
+
+    def health(self, engine_id: str) -> Health:
+        """Returns the state of an engine."""
+        return self._watched[engine_id].health
+
     def add(self, slot: EngineSlot, engine: Engine) -> None:
         """Starts polling one more engine."""
-        self._engines[slot] = engine
+        watched = self._watched[slot.engine_id] = Watched(
+            slot, engine, self._stall_timeout_s, self._poll_s
+        )
         if slot.available:
             self._available.add(slot)
         if self._tasks is not None:
-            self._watches[slot] = self._tasks.create_task(self._watch(slot, engine))
+            watched.task = self._tasks.create_task(self._watch(watched))
 
     def remove(self, engine_id: str) -> None:
         """Stops polling an engine."""
-        for slot in [slot for slot in self._engines if slot.engine_id == engine_id]:
-            del self._engines[slot]
-            self._served -= slot.served
-            self.stale.pop(engine_id, None)
-            self.unnamed.pop(engine_id, None)
-            watch = self._watches.pop(slot, None)
-            if watch is not None:
-                watch.cancel()
+        watched = self._watched.pop(engine_id, None)
+        self.unnamed.pop(engine_id, None)
+        if watched is not None:
+            self._served -= watched.slot.served
+            if watched.task is not None:
+                watched.task.cancel()
+
+    def mark_stale(self, engine_id: str, why: str) -> None:
+        """Takes an engine out until `clear_stale`: it does not have the current weights."""
+        watched = self._watched[engine_id]
+        watched.health.missed(why)
+        self._control.set_available(engine_id, False)
+        self._publish(watched)
+
+    def clear_stale(self, engine_id: str) -> None:
+        """Lets an engine come back that was marked stale, once it has passed its check."""
+        if engine_id in self._watched:
+            self._watched[engine_id].health.has_weights()
 
     async def run(self) -> None:
         """Polls until cancelled. Raises RolloutError if no engine serves for too long."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._count())
-            for slot, engine in self._engines.items():
-                self._watches[slot] = tasks.create_task(self._watch(slot, engine))
+            for watched in self._watched.values():
+                watched.task = tasks.create_task(self._watch(watched))
 
     async def _count(self) -> None:
         while True:
@@ -173,82 +114,123 @@ class Monitor:
             self._follow_weights()
             self._require_serving()
 
-    async def _watch(self, slot: EngineSlot, engine: Engine) -> None:
-        stall, readmission = StallClock(self._stall_timeout_s), Readmission(self._poll_s)
-        shortfall = Shortfall()
-        progress: tuple[Any, ...] | None = None  # None while the engine does not answer
-        version = engine.info.weight_version
-        out = not slot.available
+    async def _watch(self, watched: Watched) -> None:
         while True:
             await asyncio.sleep(self._poll_s)
-            before, progress = progress, None
-            why = slot.trouble
-            try:
-                load = await engine.load()
-            except EngineError as error:
-                why = self._why = str(error)
-                if slot.available:
-                    self._control.set_available(slot.engine_id, False)
-            else:
-                self._control.loaded(slot.engine_id, load)
-                progress = load.progress
-                if engine.info.weight_version != version:
-                    version = engine.info.weight_version
-                    self._control.reweighed(slot.engine_id, version)
-                if shortfall.seen(slot, load):
-                    self._control.resend_lost(slot.engine_id)
-            if slot.inflight and before != progress and None not in (before, progress):
-                self._alive_at = self._awake_s  # it may be out, but its chunks make progress
-            mark = () if progress is None else (slot.completed, *progress)
-            working = 0 if self._control.idle else slot.inflight  # a paused engine stands still
-            if stall.stalled(self._awake_s, working, mark):
-                why = f"engine {slot.engine_id}: no progress for {self._stall_timeout_s:g} s"
-                self._why = why
-                self._control.set_available(slot.engine_id, False)
-                self._control.interrupt(slot.engine_id, self._why)
-            elif progress is not None and not slot.available:
-                await self._readmit(slot, engine, readmission)
-            if slot.available is out:
-                out = not out
-                self._log(slot.engine_id, why if out else None)
+            watched.follow()
+            if watched.slot.available and not watched.health.serves:
+                self._control.set_available(watched.name, False)
+            await self._poll(watched)
+            self._publish(watched)
 
-    def _log(self, engine_id: str, why: str | None) -> None:
-        """Logs that an engine is out, or (None) back.
+    async def _poll(self, watched: Watched) -> None:
+        slot, engine, health = watched.slot, watched.engine, watched.health
+        before, watched.progress = watched.progress, None
+        try:
+            load = await engine.load()
+        except EngineError as error:
+            self._failed(watched, error)
+        else:
+            self._control.loaded(slot.engine_id, load)
+            watched.progress = load.progress
+            if engine.info.weight_version != watched.version:
+                watched.version = engine.info.weight_version
+                self._control.reweighed(slot.engine_id, watched.version)
+            if watched.shortfall.seen(slot, load):
+                self._control.resend_lost(slot.engine_id)
+        progress = watched.progress
+        if slot.inflight and before != progress and None not in (before, progress):
+            self._alive_at = self._awake_s  # it may be out, but its chunks make progress
+        mark = () if progress is None else (slot.completed, *progress)
+        working = 0 if self._control.idle else slot.inflight  # a paused engine stands still
+        if watched.stall.stalled(self._awake_s, working, mark):
+            self._why = f"engine {slot.engine_id}: no progress for {self._stall_timeout_s:g} s"
+            health.failed(self._why)
+            self._control.set_available(slot.engine_id, False)
+            self._control.interrupt(slot.engine_id, self._why)
+        elif progress is not None and not slot.available:
+            await self._readmit(watched)
 
-        An empty reason: it is leaving. A stale engine was logged as such.
-        """
-        if why is None:
-            logger.info("engine %s serves again", engine_id)
-        elif why and engine_id not in self.stale:
-            logger.warning("engine %s is out of service: %s", engine_id, why)
+    def _failed(self, watched: Watched, error: EngineError) -> None:
+        """Records that the engine does not answer a poll as it should."""
+        slot, health = watched.slot, watched.health
+        if watched.engine.server.phase is ServerPhase.RUNNING:
+            self._why = str(error)
+        if isinstance(error, StartedAgain):
+            watched.started_elsewhere(str(error))
+        else:
+            health.failed(str(error))
+        if slot.available:
+            self._control.set_available(slot.engine_id, False)
 
-    async def _readmit(self, slot: EngineSlot, engine: Engine, readmission: Readmission) -> None:
+    async def _readmit(self, watched: Watched) -> None:
+        """Checks an engine that is out and answers, and lets it serve if nothing is wrong."""
+        slot, engine, health = watched.slot, watched.engine, watched.health
+        if health.state in (State.DRAINING, State.QUARANTINED):
+            return
+        if engine.server.phase is not ServerPhase.RUNNING:  # it is not ready yet
+            return
         self._why = slot.trouble or self._why
         # A health check generates a token: a paused engine would not answer, and an engine without
         # its memory would fail.
-        if self._control.paused or not readmission.due(self._awake_s, slot.trouble):
+        if self._control.paused or not watched.readmission.due(self._awake_s, slot.trouble):
             return
-        problem = self.stale.get(slot.engine_id)
+        instance = engine.info.instance
+        problem = await self._problem(watched)
+        if engine.info.instance != instance:
+            watched.started_elsewhere("it was started again")
+            self._publish(watched)
+        if isinstance(problem, WrongWeights):
+            serving = (each.engine for each in self._watched.values() if each.health.serves)
+            if await watched.restore(next(serving, None)):
+                self.unnamed.pop(watched.name, None)
+                health.has_weights()
+                problem = await self._problem(watched)
+        if slot.leaving:
+            return
+        if health.state is State.DEAD:
+            health.started("it answers again")
+        if problem is None and health.lacks is not None:  # it has just missed an update
+            problem = WrongWeights(health.lacks)
         if problem is None:
-            problem = await engine.problem(self.weight_version) or self._other_weights(engine)
-        if problem is None:
-            readmission.tried(self._awake_s)
+            watched.readmission.tried(self._awake_s)
+            health.answered(None)
             self._control.set_available(slot.engine_id, True)
         else:
             self._why = problem
+            health.answered(problem)
 
-    def _other_weights(self, engine: Engine) -> str | None:
-        version, instance = engine.info.weight_version, engine.info.instance
-        if self.unnamed.get(engine.info.engine_id, instance) != instance:
-            return (
-                f"engine {engine.info.engine_id}: it was started again after a weight update that "
-                "had no version"
+    async def _problem(self, watched: Watched) -> str | None:
+        """Returns why an engine cannot serve; None if it can."""
+        if watched.health.lacks is not None:
+            return WrongWeights(watched.health.lacks)
+        problem = await watched.engine.problem(self.weight_version)
+        return problem or self._other_weights(watched.engine)
+
+    def _publish(self, watched: Watched) -> None:
+        """Logs and reports a change of an engine's state."""
+        state = watched.health.change()
+        if state is None:
+            return
+        if state in (State.DEAD, State.QUARANTINED):
+            self._why = f"engine {watched.name}: {watched.health.why}"
+        watched.log(state)
+        self._control.health_changed(watched.name, state, watched.health.why)
+
+    def _other_weights(self, engine: Engine) -> WrongWeights | None:
+        name, version, instance = (
+            engine.info.engine_id,
+            engine.info.weight_version,
+            engine.info.instance,
+        )
+        if self.unnamed.get(name, instance) != instance:
+            return WrongWeights(
+                f"engine {name}: it was started again after a weight update that had no version"
             )
         if self.weight_version is None or version == self.weight_version:
             return None
-        return (
-            f"engine {engine.info.engine_id}: it serves weights {version}, not "
-            f"{self.weight_version}"
+        return WrongWeights(
+            f"engine {name}: it serves weights {version}, not {self.weight_version}"
         )
 
     def _follow_weights(self) -> None:
@@ -258,7 +240,8 @@ class Monitor:
         """
         if self.weight_version is None or self._control.stopped:
             return
-        versions = {e.info.weight_version for slot, e in self._engines.items() if slot.available}
+        serving = (each for each in self._watched.values() if each.slot.available)
+        versions = {each.engine.info.weight_version for each in serving}
         if len(versions) == 1:
             (self.weight_version,) = versions
 
@@ -269,13 +252,16 @@ class Monitor:
         next. An engine that fails its first chunk after each try does not serve.
 
         The timeout includes the longest pause between two tries. So a request that fails on every
-        engine gives up its own group first.
+        engine gives up its own group first. An engine that the fleet is starting again is waited
+        for.
         """
-        available = {slot for slot in self._engines if slot.available}
-        served = sum(slot.served for slot in self._engines)
-        serves = served > self._served or available & self._available
+        slots = [each.slot for each in self._watched.values()]
+        available = {slot for slot in slots if slot.available}
+        served = sum(slot.served for slot in slots)
+        serves = served > self._served or available & self._available or self._returning
         self._available, self._served = available, served
-        patience_s = self._recovery_timeout_s + min(self._recovery_timeout_s, READMISSION_MOST_S)
+        longest_pause_s = min(self._recovery_timeout_s, stall.READMISSION_MOST_S)
+        patience_s = self._recovery_timeout_s + longest_pause_s
         if self._control.idle or serves or not self._gives_up:
             self._alive_at = self._awake_s
         elif self._awake_s - self._alive_at >= patience_s:
@@ -283,3 +269,9 @@ class Monitor:
                 f"no engine has served for {self._recovery_timeout_s:g} s"
                 + (f"; last error: {self._why}" if self._why else "")
             )
+
+    @property
+    def _returning(self) -> bool:
+        """Whether the fleet is starting an engine again."""
+        phases = {each.engine.server.phase for each in self._watched.values()}
+        return bool(phases & {ServerPhase.ENDED, ServerPhase.STARTING})

@@ -14,6 +14,8 @@ from seer_sgl.types import (
     Sample,
 )
 
+from .health import State
+
 
 class Observer:
     """Receives the events of one run, or of all runs (`Driver.observe`).
@@ -54,6 +56,9 @@ class Observer:
 
     def reweighed(self, engine_id: str, version: str, now: float) -> None:
         """An engine serves weights `version`, which it did not at its last poll."""
+
+    def health(self, engine_id: str, state: State, why: str, now: float) -> None:
+        """An engine is in this state from now on; at the start of a run, once per engine."""
 
     def joined(self, info: EngineInfo, now: float) -> None:
         """An engine joined the fleet."""

@@ -19,20 +19,32 @@ from seer_sgl.errors import (
     EngineStartError,
     EngineUnavailable,
     RequestRejected,
+    StartedAgain,
 )
 from seer_sgl.link import contract
-from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, EngineWork, OnTokens
+from seer_sgl.types import (
+    Chunk,
+    ChunkReply,
+    EngineInfo,
+    EngineLoad,
+    EngineWork,
+    OnTokens,
+    Server,
+    WrongWeights,
+)
 
 from . import wire
 from .describe import (
     CONTROL_TIMEOUT_S,
     MAY_CHANGE,
     REPLY_BYTES,
+    WEIGHTS,
     changes,
     decode_control,
     describe,
     explanation,
     one_line,
+    only_weights,
 )
 from .session import LateBody, read_body
 from .stream import Refused, StreamedReply, events
@@ -50,6 +62,8 @@ FLUSH_TIMEOUT_S = 30.0
 # Far above a valid reply (about 45 bytes per token), so that no reply fills the driver's memory.
 REPLY_BYTES_PER_TOKEN = 1 << 10
 
+UNVERIFIED = "being restored"  # the version of weights until their digest is known to be right
+
 # Status codes that mean the request itself is wrong. SGLang uses 400.
 REFUSALS = (400, 413, 422)
 
@@ -58,15 +72,8 @@ class Unreachable(EngineUnavailable):
     """The connection failed."""
 
 
-class StartedAgain(EngineUnavailable):
-    """Another server answers at the engine's URL."""
-
-
 class HttpEngine:
-    """One SGLang server behind a URL.
-
-    `exit_reason` returns how the server's process ended; None while it runs.
-    """
+    """One SGLang server behind a URL. `server` returns what became of its process."""
 
     # The caller's number of token ids; the number that a server's plugin reports takes precedence.
     vocab_size: int | None = None
@@ -75,12 +82,12 @@ class HttpEngine:
         self,
         info: EngineInfo,
         session: aiohttp.ClientSession,
-        exit_reason: Callable[[], str | None] = lambda: None,
+        server: Callable[[], Server] = Server,
     ) -> None:
         self._info = info
         self._refresh_at = 0.0  # the event loop's time
         self._checked_version: str | None = None  # the newest that a poll has shown
-        self._exit_reason = exit_reason
+        self._server = server
         self._session = session
         self._look = asyncio.Lock()  # one look at the server at a time
         self._looked_at = 0.0  # when the last one began, the event loop's time
@@ -90,6 +97,11 @@ class HttpEngine:
     def info(self) -> EngineInfo:
         """The server's description from the time it joined or last came back."""
         return self._info
+
+    @property
+    def server(self) -> Server:
+        """What became of the server's process."""
+        return self._server()
 
     async def abort(self, chunk: Chunk) -> None:
         """Ends a chunk early: SGLang answers its call with the tokens generated so far.
@@ -277,9 +289,7 @@ class HttpEngine:
 
         Raises EngineUnavailable or RequestRejected.
         """
-        await self.flush()  # SGLang flushes too, but crashes if it has to wait for the flush
-        body = {"model_path": self._info.model_path, "weight_version": version}
-        await self._call("POST", "/update_weights_from_disk", aiohttp.JsonPayload(body))
+        await self._load_weights(self._info.model_path, version)
 
     async def problem(self, weight_version: str | None = None) -> str | None:
         """Returns the reason why the engine cannot serve; None if it generates and is unchanged.
@@ -298,9 +308,43 @@ class HttpEngine:
             now = msgspec.structs.replace(now, pool=None)
         changed = changes(self._info, now, weight_version)
         if changed:
-            return f"{self._name} came back with another {', '.join(changed)}"
+            why = f"{self._name} came back with another {', '.join(changed)}"
+            return WrongWeights(why) if only_weights(changed) else why
         self._info = now
         return None
+
+    async def restore(self, current: EngineInfo) -> str | None:
+        """Loads the weights of `current` from its model path, unless the server has them already.
+
+        Returns why the server does not have them; None if it has. The digest decides: the folder
+        may have changed, or a later update may not have come from disk. So the weights get their
+        version last.
+        """
+        if current.weights is None:
+            return f"{self._name}: a server without the plugin does not name its weights"
+        try:
+            now = await describe(self._session, self._info.engine_id, self._info.url)
+            if now.weights != current.weights:
+                await self._load_weights(current.model_path, UNVERIFIED)
+                now = await describe(self._session, self._info.engine_id, self._info.url)
+            if now.weights != current.weights:
+                return (
+                    f"{self._name}: {current.model_path} does not have weights "
+                    f"{current.weight_version}"
+                )
+            if now.weight_version != current.weight_version:
+                body = {"new_version": current.weight_version, "abort_all_requests": False}
+                await self._call("POST", "/update_weight_version", aiohttp.JsonPayload(body))
+        except (EngineError, EngineStartError) as error:
+            return str(error)
+        same = {name: getattr(current, name) for name in WEIGHTS}
+        self._info = msgspec.structs.replace(self._info, **same)
+        return None
+
+    async def _load_weights(self, path: str, version: str) -> None:
+        await self.flush()  # SGLang flushes too, but crashes if it has to wait for the flush
+        body = {"model_path": path, "weight_version": version}
+        await self._call("POST", "/update_weights_from_disk", aiohttp.JsonPayload(body))
 
     @property
     def _name(self) -> str:
@@ -337,7 +381,7 @@ class HttpEngine:
         return reply
 
     def _unreachable(self, error: Exception) -> "Unreachable":
-        reason = self._exit_reason() or str(error) or type(error).__name__
+        reason = self.server.why or str(error) or type(error).__name__
         return Unreachable(f"{self._name}: {reason}", engine_id=self._info.engine_id)
 
     async def _broken(self, error: Exception) -> EngineUnavailable:
@@ -364,8 +408,8 @@ class HttpEngine:
         try:
             now = await describe(self._session, self._info.engine_id, self._info.url)
         except (EngineUnavailable, EngineStartError) as error:
-            ended = self._exit_reason()
-            return str(error) if ended is None else f"{self._name}: {ended}"
+            why = self.server.why
+            return f"{self._name}: {why}" if why else str(error)
         again = now.instance != self._info.instance
         return f"{self._name}: it was started again" if again else None
 

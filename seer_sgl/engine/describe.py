@@ -1,5 +1,6 @@
 """Reads and checks the description of a server, and compares two descriptions of one engine."""
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import aiohttp
@@ -17,6 +18,7 @@ T = TypeVar("T")
 # EngineInfo fields that a trainer may change while the engine runs, or a restart without harm. The
 # rollout relies on all the other fields.
 MAY_CHANGE = ("instance", "model_path", "weight_version", "weights", "incremental_streaming")
+WEIGHTS = ("model_path", "weight_version", "weights")  # the fields that describe the weights
 CONTROL_TIMEOUT_S = 10.0  # a reply to anything but /generate
 REPLY_BYTES = 4 << 20  # a reply without tokens, or the non-token part of a /generate reply
 MAX_MESSAGE = 500  # characters of a server's explanation
@@ -133,6 +135,11 @@ def changes(before: EngineInfo, now: EngineInfo, version: str | None = None) -> 
     elif None not in (now.weights, before.weights) and now.weights != before.weights:
         changed.append(f"weights under the same weight_version ({now.weight_version})")
     return changed
+
+
+def only_weights(changed: Sequence[str]) -> bool:
+    """Returns whether `changes` found other weights and no other difference."""
+    return all(change.startswith(("weight", "model_path")) for change in changed)
 
 
 def decode_control(body: bytes | msgspec.Raw, kind: type[T], name: str) -> T:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import copy
+import functools
 import itertools
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from seer_sgl.processes import require_free_port
 from seer_sgl.types import EngineInfo
 
 from .client import HttpEngine
+from .keeper import Keeper
 from .launch.exact import require_exact
 from .launch.external import ExternalLauncher
 from .launch.launcher import EngineStart, Launcher
@@ -55,6 +57,7 @@ class Fleet:
         self._config = config
         self._launcher = launcher
         self._session = session
+        self._keeper = Keeper(launcher, session)
         self._numbers = itertools.count()  # an engine id is never reused
 
     async def start_engine(self) -> HttpEngine:
@@ -84,10 +87,15 @@ class Fleet:
         for engine in self.engines:
             if engine.info.engine_id == engine_id:
                 self.engines.remove(engine)
+                await self._keeper.remove(engine_id)
                 await self._launcher.stop(engine_id)
                 logger.info("engine %s has left the fleet", engine_id)
                 return
         raise ConfigError(f"the fleet has no engine {engine_id}")
+
+    async def keep(self) -> None:
+        """Starts local engines again that have ended, until cancelled (keeper.py)."""
+        await self._keeper.run()
 
     def with_engines(self, engines: Sequence[HttpEngine]) -> "Fleet":
         """Returns a fleet with other engines on the same link.
@@ -111,6 +119,7 @@ class Fleet:
                 await self._linked(start, info) for start, info in zip(starts, infos, strict=True)
             ]
         except BaseException:
+            await asyncio.gather(*map(self._keeper.remove, ids))
             await asyncio.gather(*map(self._launcher.stop, ids))
             raise
         self.engines += engines
@@ -126,7 +135,9 @@ class Fleet:
                 info = msgspec.structs.replace(info, pool=None)
             else:
                 await self._await_link(info)
-        return HttpEngine(info, self._session, start.exit_reason)
+        self._keeper.add(start, info)
+        server = functools.partial(self._keeper.server, start.engine_id)
+        return HttpEngine(info, self._session, server)
 
     async def _await_link(self, info: EngineInfo) -> None:
         try:
@@ -159,7 +170,12 @@ async def open_fleet(config: FleetConfig, log_dir: Path) -> AsyncIterator[Fleet]
         launcher = await stack.enter_async_context(opening)
         fleet = Fleet(config.engines, launcher, link=link, drafts=hub, session=session)
         await fleet.start_all()
-        yield fleet
+        keeping = asyncio.create_task(fleet.keep())
+        try:
+            yield fleet
+        finally:
+            keeping.cancel()
+            await asyncio.wait({keeping})
 
 
 @contextlib.asynccontextmanager

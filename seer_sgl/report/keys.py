@@ -18,6 +18,7 @@ KEYS: Mapping[str, str] = {
     "chunks": "chunks that returned",
     "lost_chunks": "chunks that an engine lost",
     "retries": "chunks that were sent because the request's chunk before was lost",
+    "respawns": "engines that were started again after their server had ended",
     "failed_requests": "requests that were given up; each has a sample with a `failure`",
     "wasted_tokens": (
         "response tokens that came back and are in no sample; what a lost chunk had decoded is "
@@ -102,6 +103,13 @@ KEYS: Mapping[str, str] = {
     "engines[].max_inflight": "most chunks in flight",
     "engines[].mean_running": "mean requests in its batch, those of other clients included",
     "engines[].mean_queued": "mean requests in its queue, new or preempted",
+    "engines[].states[]": "one entry at the start, and one per change of its state",
+    "engines[].states[].at_s": "seconds since the rollout began",
+    "engines[].states[].state": (
+        "`healthy`, `suspect`, `dead`, `starting`, `stale`, `draining` or `quarantined` "
+        "([states](fleet.md#states-of-an-engine))"
+    ),
+    "engines[].states[].why": "the reason; empty while it is healthy",
     "error": (
         "in `report.json` only: the reason why the rollout ended early; null when it is complete"
     ),

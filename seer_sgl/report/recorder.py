@@ -11,6 +11,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from seer_sgl.driver.health import State
 from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import BadReply, ChunkRecalled
 from seer_sgl.types import (
@@ -48,6 +49,7 @@ class EngineRecord:
         self.used_tokens = array("q")
         self.running = array("q")
         self.queued = array("q")  # requests that wait inside the engine
+        self.states: list[tuple[float, State, str]] = []  # changes: seconds, state, reason
 
     def step(self, now: float, change: int) -> None:
         """Records that one chunk more (+1) or less (-1) is in flight from `now` on."""
@@ -179,6 +181,10 @@ class Recorder(Observer):
     @override
     def joined(self, info: EngineInfo, now: float) -> None:
         self.engines.setdefault(info.engine_id, EngineRecord(info))
+
+    @override
+    def health(self, engine_id: str, state: State, why: str, now: float) -> None:
+        self.engines[engine_id].states.append((now - self.started_at, state, why))
 
     @override
     def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from seer_sgl.driver.health import State
+
 from .recorder import EngineRecord, Recorder
 
 Number = TypeVar("Number", int, float)
@@ -42,6 +44,7 @@ def report(record: Recorder) -> dict[str, Any]:
         "retries": record.retries,
         "failed_requests": record.failed_requests,
         "wasted_tokens": record.wasted_tokens,
+        "respawns": sum(map(_respawns, record.engines.values())),
         "migrations": record.migrations,
         "fetches": record.fetches,
         "planned_fetches": record.planned_fetches,
@@ -95,7 +98,15 @@ def _engine(engine: EngineRecord, wall_s: float, begun_s: float) -> dict[str, An
         "max_inflight": max(engine.inflight_count, default=0),
         "mean_running": _mean(engine.running),
         "mean_queued": _mean(engine.queued),
+        "states": [
+            {"at_s": round(max(0.0, at), 3), "state": state.value, "why": why}
+            for at, state, why in engine.states
+        ],
     }
+
+
+def _respawns(engine: EngineRecord) -> int:
+    return sum(state is State.STARTING for _, state, _ in engine.states)
 
 
 def _mean(counts: Sequence[int]) -> float:

@@ -415,7 +415,7 @@ async def test_a_watched_request_keeps_nothing_of_an_engine_started_again_unnoti
 async def test_an_engine_that_goes_and_comes_back_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", "seer_sgl.driver.monitor")
+    caplog.set_level("INFO", "seer_sgl.driver")
     first, second = FakeSGLang(), FakeSGLang()
     async with staged(first, second) as stage:
         first.away = True

@@ -163,6 +163,7 @@ async def test_engines_that_die_one_after_another_and_come_back_cost_no_sample(
     assert [fake.starts for fake in fakes] == [2, 2, 1]
     assert report["failed_requests"] == 0
     assert report["lost_chunks"] >= 2
+    assert report["respawns"] == 2
 
 
 async def test_a_chunk_that_an_engine_never_received_is_not_the_cause_of_its_death(

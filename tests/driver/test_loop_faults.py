@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from seer_sgl import Rollout
-from seer_sgl.driver import monitor
-from seer_sgl.driver.monitor import StallClock
+from seer_sgl.driver import monitor, stall
 from seer_sgl.driver.observer import Observer
+from seer_sgl.driver.stall import StallClock
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import EngineStartError, RolloutError
 from seer_sgl.types import ChunkResult, Failure, FailureKind, Group
@@ -64,7 +64,7 @@ async def test_replies_that_cannot_be_true_cost_chunks_and_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(monitor, "POLL_S", 0.02)
-    monkeypatch.setattr(monitor, "READMISSION_MOST_S", 0.02)
+    monkeypatch.setattr(stall, "READMISSION_MOST_S", 0.02)
     monkeypatch.setattr(HttpEngine, "vocab_size", property(lambda _: VOCAB, lambda *_: None))
     shapes = [shape for shape in GARBAGE if shape != "endless"]
     bad = FakeSGLang(faults=deque(f"garbage {shape}" for shape in shapes), longest=200)
@@ -143,7 +143,7 @@ async def test_a_request_that_always_fails_gives_up_its_group_and_no_other(
 ) -> None:
     """Each failure takes the engine out before the monitor polls it."""
     monkeypatch.setattr(monitor, "POLL_S", 0.02)
-    monkeypatch.setattr(monitor, "READMISSION_MOST_S", 0.04)
+    monkeypatch.setattr(stall, "READMISSION_MOST_S", 0.04)
     prompts = [*PROMPTS, *({"prompt_ids": [6] * 9, "id": f"q{i}"} for i in range(60))]
     groups = []
     async with rolling(Poisoned(delay_s=0.005), engines={"recovery_timeout_s": 0.2}) as rollout:

@@ -151,7 +151,7 @@ async def test_nothing_that_dies_costs_a_sample_or_a_token(
 ) -> None:
     plain = local(1, scheduling={"divide": False}, sampling=SHORT)
     async with Rollout(plain, log_dir=tmp_path / "plain") as rollout:
-        whole = [(await run(rollout))[0] for _ in range(5)]
+        whole = [(await run(rollout))[0] for _ in range(6)]
 
     pool = pooled("mooncake", memory="32mb")
     divided = local(2, kv_pool=pool, scheduling={"chunk_tokens": 64}, sampling=SHORT)
@@ -184,3 +184,7 @@ async def test_nothing_that_dies_costs_a_sample_or_a_token(
         assert strike.struck
         assert_identical(whole[4], parts)
         assert report["lost_chunks"] > 0
+        await until(lambda: rollout.driver.available(doomed.engine_id))
+        parts, report = await run(rollout)
+        assert_identical(whole[5], parts)
+        assert report["engines"][1]["chunks"] > 0, "it was started again"

@@ -1,8 +1,11 @@
 """Replaces the server module in tests of the launcher. `--mode` selects its behaviour.
 
 serve: becomes ready with our plugin; stock: becomes ready without it; other: the server of another
-start answers at its port; die: prints a reason and ends; hang: never listens. It first starts a
-child process, which must end with its parent.
+start answers at its port; die: prints a reason and ends; hang: never listens; once: serves, and
+ends at every later start. It first starts a child process, which must end with its parent.
+
+The weights of a folder are what its file `weights` says. `--starts FOLDER`: each start leaves a
+file there. `--prompt-len`: of all prompts, which another process has not seen begin.
 """
 
 import argparse
@@ -11,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 
@@ -23,25 +27,64 @@ async def serve(port: int, app: Any) -> None:
     await asyncio.Event().wait()
 
 
+def weights_in(folder: str) -> str:
+    path = Path(folder) / "weights"
+    return path.read_text() if path.exists() else "the first"
+
+
+def app_of(flags: argparse.Namespace) -> Any:
+    from seer_sgl.link import contract
+    from tests.fake_sglang import FakeSGLang
+
+    class Launched(FakeSGLang):
+        async def update(self, fields: dict[str, Any]) -> Any:
+            reply = await super().update(fields)
+            if self.plugin is not None:
+                self.plugin["weights"] = weights_in(fields["model_path"])
+            self.model_path = fields["model_path"]
+            return reply
+
+    class Fixed(dict[int, int]):
+        def setdefault(self, _: int, length: int = 0) -> int:
+            return flags.prompt_len or length
+
+    instance = "other" if flags.mode == "other" else os.environ[contract.INSTANCE]
+    weights = weights_in(flags.model_path)
+    report = {"version": "1", "missing": [], "instance": instance, "weights": weights}
+    return Launched(
+        plugin=None if flags.mode == "stock" else report,
+        longest=flags.longest,
+        delay_s=flags.delay_s,
+        weight_version="default",
+        model_path=flags.model_path,
+        prompt_lens=Fixed() if flags.prompt_len else {},
+    ).app()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
     parser.add_argument("--mode")
+    parser.add_argument("--model-path")
+    parser.add_argument("--starts", type=Path)
+    parser.add_argument("--longest", type=int, default=50)
+    parser.add_argument("--delay-s", type=float, default=0.0)
+    parser.add_argument("--prompt-len", type=int)
     flags, _ = parser.parse_known_args()
     print("loading weights", flush=True)  # before the slow imports
-    from seer_sgl.link import contract
-    from tests.fake_sglang import FakeSGLang
-
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    if flags.mode == "die":
+    again = False
+    if flags.starts is not None:
+        place = flags.starts / str(flags.port)
+        again = place.exists()
+        with place.open("a") as starts:
+            starts.write(f"{os.getpid()}\n")
+    if flags.mode == "die" or (flags.mode == "once" and again):
         print("ValueError: the weights are gone", flush=True)
         sys.exit(3)
     if flags.mode == "hang":
         time.sleep(600)
-    instance = "other" if flags.mode == "other" else os.environ[contract.INSTANCE]
-    report = {"version": "1", "missing": [], "instance": instance}
-    plugin = None if flags.mode == "stock" else report
-    asyncio.run(serve(flags.port, FakeSGLang(plugin=plugin).app()))
+    asyncio.run(serve(flags.port, app_of(flags)))
 
 
 main()

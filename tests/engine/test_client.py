@@ -18,7 +18,7 @@ from seer_sgl.engine.client import MAX_COUNT, HttpEngine
 from seer_sgl.engine.describe import decode_control, describe, described
 from seer_sgl.engine.session import PROBES, open_session, probing_socket
 from seer_sgl.errors import BadReply, EngineStartError, EngineUnavailable, RequestRejected
-from seer_sgl.types import Chunk, ChunkReply, EngineInfo, Move, Request, Sampling
+from seer_sgl.types import Chunk, ChunkReply, EngineInfo, Move, Request, Sampling, Server
 from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving
 from tests.garbage import CONTROL, DEEP, GARBAGE, STATE
 from tests.helpers import make_group, make_reply
@@ -290,7 +290,7 @@ async def test_a_refused_connection_is_unavailable() -> None:
         with pytest.raises(EngineUnavailable):
             await gone.load()
         assert "Cannot connect" in (await gone.problem() or "")
-        dead = HttpEngine(engine.info, session, lambda: "it ended, status 3")
+        dead = HttpEngine(engine.info, session, lambda: Server(why="it ended, status 3"))
         with pytest.raises(EngineUnavailable, match=r"engine e0 .*: it ended, status 3"):
             await dead.load()
 

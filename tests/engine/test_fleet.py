@@ -212,7 +212,7 @@ async def test_an_engine_that_is_being_started_when_the_fleet_closes_is_ended(
     async with open_fleet(config(model, "serve", count=1), tmp_path) as opened:
         starting = asyncio.create_task(opened.start_engine())
         await asyncio.sleep(0)  # its process is being created
-    with pytest.raises(EngineStartError, match="e1 was stopped while it was starting"):
+    with pytest.raises(EngineStartError, match=r"e1 (was stopped|ended with .*) while"):
         await starting
 
 

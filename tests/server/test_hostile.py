@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.server import bodies, command
-from seer_sgl.types import token_array
+from seer_sgl.types import Server, ServerPhase, token_array
 from tests.fake_sglang import FakeSGLang
 from tests.link.test_link import until
 from tests.server.helpers import served
@@ -251,7 +251,8 @@ async def test_an_engines_failure_names_no_file_of_the_server() -> None:
     fake = FakeSGLang(longest=1000)
     async with served(fake) as it:
         engine = it.service.fleet.engines[0]
-        engine._exit_reason = lambda: "its process ended with status 9; its log: /srv/logs/e0.log"
+        why = "its process ended with status 9; its log: /srv/logs/e0.log"
+        engine._server = lambda: Server(phase=ServerPhase.ENDED, why=why)
         fake.away = True
         status, reply = await it.post("/model_info")
         assert status == 405

@@ -12,7 +12,7 @@ from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.engine import engine_info, token_source
 from seer_sgl.sim.steps import StepTime
 from seer_sgl.sim.tokens import ids, logprobs
-from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, Move, WeightSpan
+from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, Move, Server, WeightSpan
 
 
 class Sequence:
@@ -84,6 +84,13 @@ class StepwiseEngine:
         return EngineLoad(used_tokens=self.held(), progress=())
 
     async def problem(self, _: str | None = None) -> str | None:
+        return None
+
+    @property
+    def server(self) -> Server:
+        return Server()
+
+    async def restore(self, _: EngineInfo) -> str | None:
         return None
 
     def held(self) -> int:

@@ -19,6 +19,10 @@ class ExternalLauncher(Launcher):
         return EngineStart(engine_id, url.rstrip("/"), JOIN_TIMEOUT_S)
 
     @override
+    async def start_again(self, engine_id: str, kv_tokens: int) -> EngineStart:
+        raise ConfigError("engines.launch: external starts no engines")
+
+    @override
     async def stop(self, engine_id: str) -> None:
         return
 

@@ -48,8 +48,8 @@ class EngineStart(NamedTuple):
 class Launcher(Protocol):
     """Starts or joins engines, and ends the servers that it started.
 
-    `start` and `stop` may be called at any time and concurrently. `aclose` ends every remaining
-    server, also after a failed or cancelled start.
+    `start`, `start_again` and `stop` may be called at any time and concurrently. `aclose` ends
+    every remaining server, also after a failed or cancelled start.
     """
 
     async def start(self, engine_id: str, url: str | None = None) -> EngineStart:
@@ -57,6 +57,12 @@ class Launcher(Protocol):
 
         Raises ConfigError if the config has no room for the engine, or if this launcher requires
         or rejects a url. Raises EngineStartError if the engine is stopped meanwhile.
+        """
+
+    async def start_again(self, engine_id: str, kv_tokens: int) -> EngineStart:
+        """Starts the server of an engine again that has ended, at the same URL; does not wait.
+
+        kv_tokens: the KV capacity that it had and is to have. Raises like `start`.
         """
 
     async def stop(self, engine_id: str) -> None:

@@ -5,6 +5,7 @@ import itertools
 import logging
 import os
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -44,6 +45,8 @@ class LocalLauncher(Launcher):
             **config.engines.environment,
         }
         self._slots: dict[str, int] = {}  # by engine id
+        self._ports: dict[str, int] = {}  # likewise
+        self._starts: Counter[str] = Counter()  # likewise
         self._processes: dict[str, OwnedProcess] = {}
         flags = config.engines.flags()
         address = str(flags["dist-init-addr"]) if "dist-init-addr" in flags else None
@@ -57,19 +60,39 @@ class LocalLauncher(Launcher):
         if url is not None:
             raise ConfigError(f"engines.launch: local cannot join a running engine ({url})")
         slot = next(i for i in itertools.count() if i not in self._slots.values())
-        cores = engine_cores(engines.cores, slot, engines.count, machine_cores(), gpu_visible())
         port = free_port() if engines.base_port is None else engines.base_port + slot
         if engines.base_port is not None:
             require_free_port(port, "engines.base_port")
-        self._slots[engine_id] = slot
+        self._slots[engine_id], self._ports[engine_id] = slot, port
+        return await self._started(engine_id)
+
+    @override
+    async def start_again(self, engine_id: str, kv_tokens: int) -> EngineStart:
+        process = self._processes.get(engine_id)
+        if process is not None:
+            await process.stop()  # what it has left
+            self._processes.pop(engine_id, None)
+        if engine_id not in self._slots:
+            raise EngineStartError(f"engine {engine_id} was stopped")
+        # SGLang measures its free memory; the schedule relies on the capacity of before.
+        return await self._started(engine_id, {"max-total-tokens": kv_tokens})
+
+    async def _started(
+        self, engine_id: str, defaults: Mapping[str, FlagValue] | None = None
+    ) -> EngineStart:
+        """Starts a server in the engine's slot. `defaults`: flags below all others."""
+        engines, slot, port = self._config.engines, self._slots[engine_id], self._ports[engine_id]
+        number, self._starts[engine_id] = self._starts[engine_id], self._starts[engine_id] + 1
         instance = uuid.uuid4().hex
         process = await start_server(
-            self._pool.flags(gpu_visible())
+            dict(defaults or {})
+            | self._pool.flags(gpu_visible())
             | draft_flags.flags(self._config.draft)
             | exact.flags(self._config, gpu_visible())
             | slot_flags(self._config, slot, port),
-            self._log_dir / f"{engine_id}.log",
-            cores,
+            # The log of a server that has ended explains its end: it stays.
+            self._log_dir / (f"{engine_id}.{number}.log" if number else f"{engine_id}.log"),
+            engine_cores(engines.cores, slot, engines.count, machine_cores(), gpu_visible()),
             {**self._environment, contract.INSTANCE: instance},
             api_key(engines),
         )
@@ -89,6 +112,7 @@ class LocalLauncher(Launcher):
             await process.stop()
             self._processes.pop(engine_id, None)
         self._slots.pop(engine_id, None)
+        self._ports.pop(engine_id, None)
 
     @override
     async def aclose(self) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from seer_sgl.engine.client import HttpEngine, StartedAgain
-from seer_sgl.errors import ConfigError, EngineUnavailable
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.errors import ConfigError, EngineUnavailable, StartedAgain
 
 from .bodies import Fields, field, read_fields, with_fields
 from .control import RELEASED, Answer, Control

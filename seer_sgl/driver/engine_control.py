@@ -1,0 +1,44 @@
+"""The monitor's interface to the rollout loop."""
+
+from typing import Protocol
+
+from seer_sgl.types import EngineLoad
+
+from .health import State
+
+
+class EngineControl(Protocol):
+    """What the monitor asks of the loop, and reports to it."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no caller waits, or dispatch is paused or on hold."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no chunk is dispatched until `resume` or `release`."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether the driver is paused: its user may have paused the engines too."""
+
+    def set_available(self, engine_id: str, available: bool) -> None:
+        """Marks an engine as available or out: chunks go to available engines only."""
+
+    def interrupt(self, engine_id: str, why: str) -> None:
+        """Takes every chunk back from an engine and sends it again, elsewhere if possible."""
+
+    def resend_lost(self, engine_id: str) -> None:
+        """Sends the chunk again that an engine has lost, if the loop can identify it."""
+
+    def loaded(self, engine_id: str, load: EngineLoad) -> None:
+        """Records the load that an engine reported."""
+
+    def elapsed(self, seconds: float) -> None:
+        """Advances the time by `seconds`, counted in polls."""
+
+    def reweighed(self, engine_id: str, version: str) -> None:
+        """Records that an engine serves other weights than at its last poll."""
+
+    def health_changed(self, engine_id: str, state: State, why: str) -> None:
+        """Records that an engine is in another state."""

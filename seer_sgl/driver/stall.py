@@ -1,0 +1,50 @@
+"""Two clocks of the monitor: when an engine is stuck, and when one that is out is tried again."""
+
+from typing import Any
+
+READMISSION_MOST_S = 8.0  # the longest pause before the next try of an engine that serves nothing
+
+
+class StallClock:
+    """Detects that an engine with work has not moved for `timeout_s`. Pure."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._mark: tuple[Any, ...] | None = None
+        self._since = 0.0
+
+    def stalled(self, now: float, inflight: int, mark: tuple[Any, ...]) -> bool:
+        """Returns whether the engine is stuck.
+
+        `mark`: counters and returned chunks; it changes whenever the engine makes progress.
+        """
+        if inflight == 0 or mark != self._mark:
+            self._mark, self._since = mark, now
+        return now - self._since >= self._timeout_s
+
+
+class Readmission:
+    """The backoff before an engine that is out is tried again. Pure.
+
+    The first try is immediate. The pauses then double while the engine passes its health check but
+    serves nothing.
+    """
+
+    def __init__(self, first_s: float) -> None:
+        self._first_s = first_s
+        self._tries = 0  # since a chunk last brought tokens
+        self._at = 0.0  # the time of the last try
+
+    def due(self, now: float, trouble: str) -> bool:
+        """Returns whether the next try is due.
+
+        `trouble`: why the engine's newest chunk brought no tokens; empty if it brought some.
+        """
+        if not trouble:
+            self._tries = 0
+        pause = self._first_s * float(2**self._tries - 1)
+        return now - self._at >= min(pause, READMISSION_MOST_S)
+
+    def tried(self, now: float) -> None:
+        """Records that the engine is available again."""
+        self._tries, self._at = min(self._tries + 1, 30), now

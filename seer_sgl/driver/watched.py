@@ -1,0 +1,100 @@
+"""One engine as the monitor sees it."""
+
+import asyncio
+import logging
+from typing import Any
+
+from seer_sgl.errors import EngineError
+from seer_sgl.scheduling.placement import EngineSlot
+from seer_sgl.types import ServerPhase
+
+from .engine import Engine
+from .health import Health, State
+from .shortfall import Shortfall
+from .stall import Readmission, StallClock
+
+logger = logging.getLogger(__name__)
+
+
+class Watched:
+    """One engine, and what the monitor remembers of it."""
+
+    def __init__(
+        self, slot: EngineSlot, engine: Engine, stall_timeout_s: float, poll_s: float
+    ) -> None:
+        self.slot = slot
+        self.engine = engine
+        self.health = Health()
+        self.stall = StallClock(stall_timeout_s)
+        self.readmission = Readmission(poll_s)
+        self.shortfall = Shortfall()
+        self.progress: tuple[Any, ...] | None = None  # None while the engine does not answer
+        self.version = engine.info.weight_version
+        self.task: asyncio.Task[None] | None = None
+        self._starts = engine.server.starts
+        self._restored: tuple[int, str | None] | None = None  # start and weights of the last try
+        self._logged = False  # that it is out
+        self._replaced = False  # another server answers, and has not served yet
+
+    @property
+    def name(self) -> str:
+        """The engine's id."""
+        return self.slot.engine_id
+
+    def follow(self) -> None:
+        """Takes over what the fleet and the loop know of the engine."""
+        health, server = self.health, self.engine.server
+        if self.slot.leaving:
+            health.drain()
+        elif server.phase is ServerPhase.QUARANTINED:
+            health.quarantined(server.why)
+        elif server.phase is ServerPhase.ENDED:
+            health.died(server.why)
+        elif server.phase is ServerPhase.STARTING or server.starts != self._starts:
+            health.started(server.why)
+        elif health.serves and not self.slot.available:
+            health.failed(self.slot.trouble)
+        self._starts = server.starts
+
+    def started_elsewhere(self, why: str) -> None:
+        """Records that another server answers, once until it serves."""
+        if not self._replaced:
+            self._replaced = True
+            self.health.started(why)
+
+    async def restore(self, peer: Engine | None) -> bool:
+        """Returns whether an engine that the fleet has started again was given the current weights.
+
+        They are loaded from where `peer`, an engine that serves, has them from; without one, from
+        where the engine had them from before, if it has missed no update. Each start and each
+        update is tried once.
+        """
+        starts, current = self.engine.server.starts, self.engine.info
+        if not starts or (peer is None and self.health.lacks is not None):
+            return False
+        if peer is not None:
+            try:
+                current = await peer.refresh()
+            except EngineError:
+                return False
+        if self._restored == (starts, current.weights):
+            return False
+        self._restored = starts, current.weights
+        problem = await self.engine.restore(current)
+        if problem is None:
+            logger.info("engine %s has loaded weights %s", self.name, current.weight_version)
+        else:
+            logger.warning("engine %s waits for a weight update: %s", self.name, problem)
+        return problem is None
+
+    def log(self, state: State) -> None:
+        """Logs that the engine is out, once, and that it is back."""
+        health = self.health
+        if state is State.HEALTHY:
+            self._logged = self._replaced = False
+            logger.info("engine %s serves again", self.name)
+        # What lacks a weight update was logged with the update, and a start by the fleet.
+        known = state in (State.STARTING, State.DRAINING) or health.why in ("", health.lacks)
+        if state is not State.HEALTHY and not known and not self._logged:
+            self._logged = True
+            logger.warning("engine %s is out of service: %s", self.name, health.why)

@@ -1,0 +1,117 @@
+"""Starts the servers of engines again that have ended, with backoff and quarantine."""
+
+import asyncio
+import logging
+
+import aiohttp
+
+from seer_sgl.errors import ConfigError, EngineStartError
+from seer_sgl.restarts import Incidents, Restarts
+from seer_sgl.types import EngineInfo, Server, ServerPhase
+
+from .launch.launcher import EngineStart, Launcher
+from .launch.ready import await_ready
+
+logger = logging.getLogger(__name__)
+WATCH_S = 0.5
+
+
+class _Kept:
+    """One engine: its newest start, and its starts so far."""
+
+    def __init__(self, start: EngineStart, info: EngineInfo, incidents: Incidents) -> None:
+        self.start = start
+        self.kv_tokens = info.max_total_num_tokens
+        self.restarts = Restarts(start.engine_id, incidents)
+        self.why = ""  # how its server ended the last time
+        self.starting: asyncio.Task[None] | None = None
+
+    @property
+    def phase(self) -> ServerPhase:
+        """What became of the server."""
+        if self.restarts.quarantine is not None:
+            return ServerPhase.QUARANTINED
+        if self.starting is not None:
+            return ServerPhase.STARTING
+        ended = self.restarts.down or self.start.exit_reason() is not None
+        return ServerPhase.ENDED if ended else ServerPhase.RUNNING
+
+
+class Keeper:
+    """Watches the servers that the launcher has started. Joined servers are not its concern.
+
+    A server that was started again has the id, the place and the URL of the one before. The driver
+    checks it before it sends chunks there.
+    """
+
+    def __init__(self, launcher: Launcher, session: aiohttp.ClientSession) -> None:
+        self._launcher = launcher
+        self._session = session
+        self._incidents = Incidents()
+        self._kept: dict[str, _Kept] = {}  # by engine id
+
+    def add(self, start: EngineStart, info: EngineInfo) -> None:
+        """Watches a server from now on, if it was started here."""
+        if start.process is not None:
+            self._kept[start.engine_id] = _Kept(start, info, self._incidents)
+
+    async def remove(self, engine_id: str) -> None:
+        """Leaves a server alone from now on; a start in progress is cancelled."""
+        kept = self._kept.pop(engine_id, None)
+        if kept is None:
+            return
+        self._incidents.names.discard(engine_id)
+        if kept.starting is not None:
+            kept.starting.cancel()
+            await asyncio.wait({kept.starting})
+
+    def server(self, engine_id: str) -> Server:
+        """Returns what became of an engine's server."""
+        kept = self._kept.get(engine_id)
+        if kept is None:
+            return Server()
+        phase = kept.phase
+        why = kept.restarts.quarantine or kept.start.exit_reason() or ""
+        if not why and phase is not ServerPhase.RUNNING:
+            why = kept.why
+        return Server(phase=phase, why=why, starts=kept.restarts.count)
+
+    async def run(self) -> None:
+        """Watches until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await asyncio.sleep(WATCH_S)
+                for kept in self._kept.values():
+                    if kept.starting is None and self._due(kept):
+                        kept.starting = tasks.create_task(self._start(kept))
+
+    def _due(self, kept: _Kept) -> bool:
+        """Records the end of a server. Returns whether it is to be started again now."""
+        restarts, now = kept.restarts, asyncio.get_running_loop().time()
+        reason = kept.start.exit_reason()
+        if reason is not None and not restarts.down:
+            kept.why = reason
+            restarts.ended(reason, now)
+        if not restarts.down or restarts.quarantine is not None:
+            return False
+        if restarts.due(now):
+            return True
+        if restarts.quarantine is not None:
+            logger.error("engine %s is not started again: %s", restarts.name, restarts.quarantine)
+        return False
+
+    async def _start(self, kept: _Kept) -> None:
+        loop, restarts, engine_id = asyncio.get_running_loop(), kept.restarts, kept.start.engine_id
+        logger.warning("engine %s is being started again: %s", engine_id, kept.why)
+        began = loop.time()
+        restarts.started(began)
+        try:
+            kept.start = await self._launcher.start_again(engine_id, kept.kv_tokens)
+            await await_ready(kept.start, self._session)
+            restarts.ready(loop.time())
+            logger.info("engine %s is up again after %.0f s", engine_id, loop.time() - began)
+        except (EngineStartError, ConfigError) as error:
+            kept.why = str(error).partition("\n")[0].rstrip(":")
+            restarts.ended(kept.why, loop.time(), ready=False)
+        finally:
+            kept.starting = None

@@ -1,0 +1,120 @@
+"""The states of an engine: what may follow what, whatever the monitor sees."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seer_sgl.driver.health import TRANSITIONS, Health, ImpossibleTransition, State
+from seer_sgl.types import WrongWeights
+
+WRONG = WrongWeights("it serves weights a, not b")
+
+
+def test_a_dead_engine_is_not_healthy_before_it_was_started() -> None:
+    health = Health()
+    health.died("killed")
+    with pytest.raises(ImpossibleTransition, match="healthy after dead"):
+        health.answered(None)
+    health.failed("no answer")
+    assert (health.state, health.why) == (State.DEAD, "killed")
+    health.started("again")
+    health.answered(None)
+    assert health.serves
+
+
+def test_an_engine_that_missed_an_update_is_not_healthy_without_the_weights() -> None:
+    health = Health()
+    health.missed("it missed a weight update")
+    with pytest.raises(ImpossibleTransition, match="it lacks the weights"):
+        health.answered(None)
+    health.died("killed")
+    health.started("again")
+    with pytest.raises(ImpossibleTransition, match="it lacks the weights"):
+        health.answered(None)
+    health.answered(WrongWeights(health.lacks or ""))
+    assert health.state is State.STALE
+    health.has_weights()
+    assert not health.serves, "its weights are checked first"
+    health.answered(None)
+    assert health.serves
+
+
+def test_an_engine_with_other_weights_stays_stale_until_a_check_finds_the_right_ones() -> None:
+    health = Health()
+    health.started("it was started again")
+    health.answered(WRONG)
+    assert (health.state, health.why) == (State.STALE, WRONG)
+    health.failed("no answer")
+    health.answered("HTTP 503")
+    assert health.state is State.STALE
+    health.answered(None)
+    assert health.serves
+
+
+@pytest.mark.parametrize("end", [State.DRAINING, State.QUARANTINED])
+def test_an_engine_that_leaves_or_is_quarantined_never_serves_again(end: State) -> None:
+    health = Health()
+    health.drain() if end is State.DRAINING else health.quarantined("it failed 5 times in a row")
+    health.failed("x")
+    health.died("x")
+    health.started("x")
+    health.missed("x")
+    health.has_weights()
+    assert health.state is end
+    with pytest.raises(ImpossibleTransition):
+        health.answered(None)
+
+
+def test_a_change_is_reported_once() -> None:
+    health = Health()
+    assert health.change() is None
+    health.failed("reset")
+    health.failed("another reset")
+    assert (health.change(), health.why, health.change()) == (State.SUSPECT, "reset", None)
+
+
+SIGNALS = {
+    "failed": lambda health: health.failed("f"),
+    "died": lambda health: health.died("d"),
+    "started": lambda health: health.started("s"),
+    "missed": lambda health: health.missed("m"),
+    "has weights": lambda health: health.has_weights(),
+    "good": lambda health: health.answered(None),
+    "bad": lambda health: health.answered("bad"),
+    "other weights": lambda health: health.answered(WRONG),
+    "drain": lambda health: health.drain(),
+    "quarantined": lambda health: health.quarantined("q"),
+}
+
+
+@given(st.lists(st.sampled_from(sorted(SIGNALS)), max_size=40))
+def test_whatever_is_seen_only_possible_states_follow(signals: list[str]) -> None:
+    health = Health()
+    started = has_weights = True
+    for signal in signals:
+        before, lacks = health.state, health.lacks
+        try:
+            SIGNALS[signal](health)
+        except ImpossibleTransition:
+            assert signal in ("good", "quarantined")
+            assert health.state is before
+            continue
+        after = health.state
+        if signal == "died" and after is State.DEAD:
+            started = False
+        if signal == "started" and after is State.STARTING:
+            started = True
+        if signal in ("missed", "has weights"):
+            has_weights = signal == "has weights"
+        if before is not after:
+            passed = {after} if signal != "started" else {State.DEAD, State.STARTING}
+            if signal == "quarantined":
+                passed |= {State.DEAD}
+            assert passed & TRANSITIONS[before]
+        if after is State.HEALTHY and before is not State.HEALTHY:
+            assert signal == "good"
+            assert started
+            assert has_weights
+            assert lacks is None
+        if before in (State.DRAINING, State.QUARANTINED):
+            assert after in (before, State.DRAINING)

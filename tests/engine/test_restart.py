@@ -1,0 +1,278 @@
+"""Local engines that die are started again by the real launcher; the servers are fakes."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seer_sgl import Rollout, restarts
+from seer_sgl.config import parse
+from seer_sgl.driver import monitor
+from seer_sgl.driver.health import State
+from seer_sgl.engine import keeper
+from seer_sgl.engine.fleet import Fleet, open_fleet
+from seer_sgl.engine.launch import process
+from seer_sgl.errors import RolloutError
+from seer_sgl.types import Group, ServerPhase
+from tests.fake_sglang import response_of
+from tests.link.test_link import until
+
+from .test_fleet import nothing_left as nothing_left  # noqa: PLC0414 (an autouse fixture)
+
+OURS = ("recovery_timeout_s", "stall_timeout_s")  # settings of the driver
+PROMPT_LEN = 7
+PROMPTS = [{"prompt_ids": [5 + i] * PROMPT_LEN, "id": f"p{i}"} for i in range(12)]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "SERVER_MODULE", "tests.engine.fake_launched")
+    monkeypatch.setattr(monitor, "POLL_S", 0.05)
+    monkeypatch.setattr(keeper, "WATCH_S", 0.05)
+    monkeypatch.setattr(restarts, "LONGEST_PAUSE_S", 0.2)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return weights_folder(tmp_path / "model", "the first")
+
+
+def weights_folder(folder: Path, weights: str) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "weights").write_text(weights)
+    return folder
+
+
+def config(model: Path, starts: Path, mode: str = "serve", **sections: Any) -> dict[str, Any]:
+    starts.mkdir(exist_ok=True)
+    flags = {"mode": mode, "longest": 300, "delay-s": 0.1, "prompt-len": PROMPT_LEN}
+    return {
+        "model": {"path": str(model)},
+        "engines": {
+            "count": 2,
+            "sglang": {**flags, "starts": str(starts)},
+            **sections.pop("engines", {}),
+        },
+        "scheduling": {"chunk_tokens": 16},
+        "sampling": {"max_response_len": 250},
+        "rollout": {"n_samples_per_prompt": 4, "seed": 1},
+        **sections,
+    }
+
+
+@contextlib.asynccontextmanager
+async def rolling(settings: dict[str, Any], tmp_path: Path) -> AsyncIterator[Rollout]:
+    """Opens a rollout of a fleet that the real launcher starts; its model has no tokenizer."""
+    async with open_fleet(parse(settings).fleet, tmp_path / "logs") as fleet:
+        urls = [engine.info.url for engine in fleet.engines]
+        engines = {key: settings["engines"][key] for key in OURS if key in settings["engines"]}
+        outside = {**settings, "engines": {"launch": "external", "urls": urls, **engines}}
+        del outside["model"]
+        async with Rollout(outside, fleet=fleet) as rollout:
+            yield rollout
+
+
+def pid_of(starts: Path, url: str) -> int:
+    """Returns the process id of the newest server at a URL."""
+    return int((starts / url.rpartition(":")[2]).read_text().split()[-1])
+
+
+def started(starts: Path, url: str) -> int:
+    return len((starts / url.rpartition(":")[2]).read_text().split())
+
+
+def kill(starts: Path, url: str) -> None:
+    os.kill(pid_of(starts, url), signal.SIGKILL)
+
+
+def check(groups: list[Group]) -> None:
+    assert sorted(group.group_id for group in groups) == sorted(str(p["id"]) for p in PROMPTS)
+    for group in groups:
+        assert sorted(sample.index for sample in group.samples) == [0, 1, 2, 3]
+        for sample in group.samples:
+            whole = response_of(sample.seed, PROMPT_LEN, 300)[:250]
+            assert list(sample.response_ids) == whole
+            assert sample.failure is None
+
+
+async def all_groups(rollout: Rollout) -> list[Group]:
+    return [group async for group in rollout.run(PROMPTS)]
+
+
+async def test_a_killed_engine_is_started_again_and_serves_and_no_sample_changes(
+    model: Path, tmp_path: Path, log_lines: list[str]
+) -> None:
+    starts = tmp_path / "starts"
+    async with rolling(config(model, starts), tmp_path) as rollout:
+        url = rollout.engines[1].url
+        running = asyncio.create_task(all_groups(rollout))
+        await until(lambda: rollout.driver.in_flight("e1"))
+        kill(starts, url)
+        check(await running)
+        killed = rollout.report()
+        await until(lambda: rollout.driver.available("e1"))
+        check(await all_groups(rollout))
+        calm = rollout.report()
+        assert rollout.engines[1].url == url
+    assert started(starts, url) == 2
+    assert (killed["respawns"], killed["failed_requests"]) == (1, 0)
+    assert killed["engines"][1]["lost_chunks"] == killed["lost_chunks"] == killed["retries"] > 0
+    states = [entry["state"] for entry in killed["engines"][1]["states"]]
+    assert states[0] == "healthy"
+    assert "starting" in states
+    assert calm["engines"][1]["chunks"] > 0, "it serves again"
+    assert calm["respawns"] == 0
+    again = "engine e1 is being started again: its process ended with status -9; its log: "
+    assert any(line.startswith(again) for line in log_lines)
+    assert any(line.startswith("engine e1 is up again after") for line in log_lines)
+    assert "loading weights" in (tmp_path / "logs" / "e1.1.log").read_text()
+
+
+async def test_the_only_engine_may_die_and_the_rollout_waits_for_it(
+    model: Path, tmp_path: Path
+) -> None:
+    starts = tmp_path / "starts"
+    settings = config(model, starts, engines={"count": 1, "recovery_timeout_s": 0.1})
+    async with rolling(settings, tmp_path) as rollout:
+        running = asyncio.create_task(all_groups(rollout))
+        await until(lambda: rollout.driver.in_flight("e0"))
+        kill(starts, rollout.engines[0].url)
+        check(await running)
+
+
+async def test_an_engine_that_fails_to_start_is_quarantined_with_the_reason(
+    model: Path, tmp_path: Path, log_lines: list[str]
+) -> None:
+    starts = tmp_path / "starts"
+    async with rolling(config(model, starts, "once"), tmp_path) as rollout:
+        url = rollout.engines[1].url
+        running = asyncio.create_task(all_groups(rollout))
+        await until(lambda: rollout.driver.in_flight("e1"))
+        kill(starts, url)
+        engine = rollout.fleet.engines[1]
+        await until(lambda: engine.server.phase is ServerPhase.QUARANTINED)
+        await until(lambda: rollout.driver.states()[1].state is State.QUARANTINED)
+        check(await running)
+        check(await all_groups(rollout))
+        report = rollout.report()
+    assert started(starts, url) == restarts.MOST_FAILURES
+    last = report["engines"][1]["states"][-1]
+    assert last["state"] == "quarantined"
+    assert last["why"].startswith(f"it failed {restarts.MOST_FAILURES} times in a row; the last")
+    assert "ended with status 3 while starting" in last["why"]
+    assert any(line.startswith("engine e1 is not started again: it failed") for line in log_lines)
+
+
+async def test_the_rollout_ends_with_the_reason_when_no_engine_can_come_back(
+    model: Path, tmp_path: Path
+) -> None:
+    starts = tmp_path / "starts"
+    engines = {"count": 1, "recovery_timeout_s": 0.2}
+    async with rolling(config(model, starts, "once", engines=engines), tmp_path) as rollout:
+        running = asyncio.create_task(all_groups(rollout))
+        await until(lambda: rollout.driver.in_flight("e0"))
+        kill(starts, rollout.engines[0].url)
+        with pytest.raises(RolloutError, match=r"no engine has served .* it failed 5 times in a"):
+            await running
+
+
+async def test_an_engine_started_again_loads_the_weights_of_the_last_update_from_disk(
+    model: Path, tmp_path: Path, log_lines: list[str]
+) -> None:
+    starts, newer = tmp_path / "starts", weights_folder(tmp_path / "newer", "the second")
+    async with rolling(config(model, starts), tmp_path) as rollout:
+        for engine in rollout.fleet.engines:
+            await engine._load_weights(str(newer), "v2")
+        await rollout.driver.reweigh("v2")
+        kill(starts, rollout.engines[1].url)
+        await until(lambda: not rollout.driver.available("e1"))
+        await until(lambda: rollout.driver.available("e1"))
+        first, second = rollout.engines
+        assert (second.weight_version, second.weights) == ("v2", "the second")
+        assert second.model_path == first.model_path == str(newer)
+    assert any(line == "engine e1 has loaded weights v2" for line in log_lines)
+
+
+async def test_the_only_engine_loads_what_it_had_itself(model: Path, tmp_path: Path) -> None:
+    starts, newer = tmp_path / "starts", weights_folder(tmp_path / "newer", "the second")
+    settings = config(model, starts, engines={"count": 1})
+    async with rolling(settings, tmp_path) as rollout:
+        await rollout.fleet.engines[0]._load_weights(str(newer), "v2")
+        await rollout.driver.reweigh("v2")
+        kill(starts, rollout.engines[0].url)
+        await until(lambda: not rollout.driver.available("e0"))
+        await until(lambda: rollout.driver.available("e0"))
+        assert rollout.engines[0].weights == "the second"
+
+
+async def test_an_engine_that_missed_the_update_while_it_was_dead_loads_it(
+    model: Path, tmp_path: Path
+) -> None:
+    starts, newer = tmp_path / "starts", weights_folder(tmp_path / "newer", "the second")
+    async with rolling(config(model, starts), tmp_path) as rollout:
+        driver = rollout.driver
+        kill(starts, rollout.engines[1].url)
+        await until(lambda: not driver.available("e1"))
+        await rollout.fleet.engines[0]._load_weights(str(newer), "v2")
+        await rollout.fleet.engines[0].refresh()
+        driver.mark_stale("e1", "it missed a weight update")
+        driver.adopt_weights("v2")
+        await until(lambda: driver.available("e1"))
+        assert not driver.stale
+        assert rollout.engines[1].weights == "the second"
+
+
+async def test_an_engine_whose_weights_are_on_no_disk_is_stale_until_the_next_update(
+    model: Path, tmp_path: Path, log_lines: list[str]
+) -> None:
+    starts, newer = tmp_path / "starts", weights_folder(tmp_path / "newer", "the second")
+    async with rolling(config(model, starts), tmp_path) as rollout:
+        for engine in rollout.fleet.engines:
+            await engine._load_weights(str(newer), "v2")
+        await rollout.driver.reweigh("v2")
+        (newer / "weights").write_text("the third, which no engine has")
+        kill(starts, rollout.engines[1].url)
+        await until(lambda: rollout.driver.states()[1].state is State.STALE)
+        check(await all_groups(rollout))
+        report = rollout.report()
+        assert report["engines"][1]["chunks"] == 0
+        assert rollout.driver.states()[1].state is State.STALE
+        for engine in rollout.fleet.engines:
+            await engine._load_weights(str(newer), "v3")
+        await rollout.driver.reweigh("v3")
+        await until(lambda: rollout.driver.available("e1"))
+    assert any("engine e1 waits for a weight update: " in line for line in log_lines)
+
+
+async def test_engines_that_all_die_at_once_again_and_again_are_not_quarantined(
+    model: Path, tmp_path: Path
+) -> None:
+    starts = tmp_path / "starts"
+    async with rolling(config(model, starts), tmp_path) as rollout:
+        for _ in range(restarts.MOST_FAILURES + 1):
+            for info in rollout.engines:
+                kill(starts, info.url)
+            await until(lambda: not any(map(rollout.driver.available, ("e0", "e1"))))
+            await until(lambda: all(map(rollout.driver.available, ("e0", "e1"))))
+        check(await all_groups(rollout))
+
+
+async def test_an_engine_removed_while_it_starts_again_leaves_nothing(
+    model: Path, tmp_path: Path
+) -> None:
+    starts = tmp_path / "starts"
+    fleet: Fleet
+    async with open_fleet(parse(config(model, starts)).fleet, tmp_path / "logs") as fleet:
+        engine = fleet.engines[1]
+        kill(starts, engine.info.url)
+        await until(lambda: engine.server.phase is ServerPhase.STARTING)
+        await fleet.stop_engine("e1")
+        assert engine.server.phase is ServerPhase.RUNNING, "as of an engine that is not ours"
+        added = await fleet.start_engine()
+        assert added.info.engine_id == "e2"
