@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +269,7 @@ class FullDisk:
 async def test_without_room_for_the_journal_the_rollout_ends_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, syncs: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with fakes(delay_s=0.02) as it:
+    async with fakes(delay_s=0.1) as it:
         path = tmp_path / "journal"
         done: list[Group] = []
         monkeypatch.setattr(writer.BlockWriter, "sync", staticmethod(FullDisk(syncs).sync))
@@ -317,3 +318,38 @@ async def _nothing(_: object) -> None:
 def test_errors_of_a_journal_are_mistakes_of_the_user() -> None:
     assert issubclass(JournalError, SeerError)
     assert JournalError("x").exit_status == 2
+
+
+@dataclass(eq=False)
+class RefusesSome(Logging):
+    """Refuses the requests with some seeds, which all such servers share."""
+
+    refuses: set[int] = field(default_factory=set)
+
+    @override
+    def fault_of(self, call: dict[str, Any]) -> str:
+        fault = super().fault_of(call)
+        return "400" if call["sampling_params"].get("sampling_seed") in self.refuses else fault
+
+
+async def test_a_request_that_failed_for_good_is_not_sent_again(tmp_path: Path) -> None:
+    refused: set[int] = set()
+    async with fakes(kind=RefusesSome, refuses=refused, delay_s=0.005) as it:
+        path = tmp_path / "journal"
+        calm, _ = await rolled(it.config)
+        refused.add(it.seeds()[0])
+        journaled = it.config_with(rollout={"journal": str(path), "on_failure": "sample"})
+        await rolled(journaled, groups=2)
+        sent = len(it.seeds())
+        groups, report = await rolled(it.config_with(rollout={"on_failure": "sample"}), resume=path)
+        assert not refused & set(it.seeds()[sent:])
+    samples = samples_of(groups)
+    [failed] = [sample for sample in samples.values() if sample.failure is not None]
+    assert failed.failure is not None
+    assert "refused" in failed.failure
+    assert failed.finish_reason == "abort"
+    assert report["failed_requests"] == 1
+    whole = samples_of(calm)
+    for key, sample in samples.items():
+        assert sample is failed or sample.response_ids == whole[key].response_ids
+    assert samples.keys() == whole.keys()

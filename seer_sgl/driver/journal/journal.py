@@ -57,7 +57,8 @@ class Journal(Observer):
         request = chunk.request
         if reply is None or request.group.withdrawn:
             return
-        ended = request.state is RequestState.FINISHED
+        # A request that failed for good may have tokens of its last chunk; its end follows.
+        ended = request.state is RequestState.FINISHED and request.failure is None
         if ended:
             self._kept.add(request.order)
         self._writer.append(
@@ -84,6 +85,8 @@ class Journal(Observer):
         if request.order in self._kept:
             self._kept.remove(request.order)
             return
+        if request.group.withdrawn:  # with the whole group
+            return
         started_at = None if request.started_at is None else self._since(request.started_at)
         self._writer.append(
             encode(
@@ -94,6 +97,7 @@ class Journal(Observer):
                     ended_at=self._since(request.finished_at or 0.0),
                     finish=request.finish_reason or "abort",
                     matched=request.matched,
+                    failure=request.failure,
                 )
             )
         )

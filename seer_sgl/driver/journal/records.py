@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from seer_sgl.types import FailureKind, FinishReason, WeightSpan
+from seer_sgl.types import Failure, FailureKind, FinishReason, WeightSpan
 
 
 class Header(msgspec.Struct, array_like=True, tag=0, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class Returned(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False, kw
 
 
 class Ended(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
-    """A request that ended without a chunk: its caller aborted it."""
+    """A request that ended without a chunk: its caller aborted it, or it failed for good."""
 
     order: int
     submitted_at: float
@@ -60,6 +60,7 @@ class Ended(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):
     ended_at: float
     finish: FinishReason
     matched: int | str | None
+    failure: Failure | None = None
 
 
 class GivenUp(msgspec.Struct, array_like=True, tag=3, frozen=True, kw_only=True):

@@ -66,6 +66,7 @@ def _apply(record: Returned | Ended | GivenUp, request: Request, started_at: flo
     if record.started_at is not None:
         request.started_at = started_at + record.started_at
     if isinstance(record, Ended):
+        request.failure = record.failure
         request.finish(record.finish, record.matched, started_at + record.ended_at)
         return
     if record.seed != request.seed:
