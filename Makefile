@@ -118,6 +118,7 @@ bench: $(READY)
 # Benchmarks of single components.
 microbench: $(READY)
 	$(BIN)/python -m bench.driver --profile
+	$(BIN)/python -m bench.journal
 	$(BIN)/python -m bench.scheduler
 	$(BIN)/python -m bench.sim_reality
 	$(BIN)/python -m bench.attention
