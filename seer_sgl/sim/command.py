@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from seer_sgl.driver import monitor
+from seer_sgl.driver import monitor, watched
 from seer_sgl.errors import ConfigError
 from seer_sgl.files import explained
 from seer_sgl.report.style import can_draw
@@ -73,7 +73,7 @@ def _disturbed(
     scenario: Scenario, policy: str | None, faults_file: Path, console: Console | None
 ) -> dict[str, Any]:
     faults = read_faults(faults_file, scenario.config.engine.count)
-    with _without_outages(monitor.logger):
+    with _without_outages():
         costs = [fault_cost(scenario, name, faults) for name in ([policy] if policy else VARIANTS)]
     if console is not None:
         console.print(costs_table(scenario.name, costs))
@@ -85,15 +85,18 @@ def _disturbed(
 
 
 @contextlib.contextmanager
-def _without_outages(logger: logging.Logger) -> Iterator[None]:
-    """Keeps a logger's reports of simulated outages from the log, unless it shows everything."""
-    level = logger.level
-    if not logger.isEnabledFor(logging.DEBUG):
-        logger.setLevel(logging.ERROR)
+def _without_outages() -> Iterator[None]:
+    """Keeps the reports of simulated outages from the log, unless it shows everything."""
+    loggers = [monitor.logger, watched.logger]
+    levels = [each.level for each in loggers]
+    for each in loggers:
+        if not each.isEnabledFor(logging.DEBUG):
+            each.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
 
 
 def _compared(

@@ -19,7 +19,7 @@ from aiohttp import web
 from typing_extensions import override
 
 from seer_sgl import Rollout
-from seer_sgl.driver import monitor
+from seer_sgl.driver import monitor, stall
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.types import Sample
 from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving
@@ -131,7 +131,7 @@ async def rolling(servers: int, seed: int, counts: Counter[str]) -> AsyncIterato
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(patch.object(HttpEngine, "vocab_size", vocab_size))
         stack.enter_context(patch.object(monitor, "POLL_S", 0.05))
-        stack.enter_context(patch.object(monitor, "READMISSION_MOST_S", 0.2))
+        stack.enter_context(patch.object(stall, "READMISSION_MOST_S", 0.2))
         urls = []
         for number in range(servers):
             fake = StormyFake(
