@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 from typing_extensions import override
 
-from seer_sgl.config import with_values
+from seer_sgl.config import UNDIVIDED, with_values
 from seer_sgl.driver.observer import Observer
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.engine import VERSION
@@ -29,7 +29,7 @@ from seer_sgl.sim.workload import Responses, sample
 from seer_sgl.types import Chunk, ChunkResult, Failure, Group, Request, RequestState, Sample
 
 STEP_MS = 100.0  # slow engines: a response takes as long as a few outages
-PATIENCE_S = 20_000.0  # no group is given up; a rollout without progress ends as a failure
+PATIENCE_S = 100_000.0  # no group is given up; a rollout without progress ends as a failure
 
 
 class Storm(msgspec.Struct, frozen=True):
@@ -63,6 +63,8 @@ def storm(seed: int, requests: int) -> Storm:
     config = with_values(SimConfig(), values)
     config = with_values(config, VARIANTS[draw.choice([*["seer"] * 3, *sorted(VARIANTS)])])
     response_s = longest * StepTime(config.engine).fixed(1)
+    if config.scheduling.policy in UNDIVIDED:  # a fault costs all that waits in the engine, too
+        response_s *= 10
     return Storm(sample(config.workload), config, faults_of(draw, seed, response_s))
 
 
