@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from seer_sgl.plugin.sglang_types import SglModelRunner
 
+from .shapes import has_state, has_window, on_gpu
+
 TREE_BACKENDS = frozenset({"torch_native", "triton", "flashinfer"})  # others ignore a draft's mask
 
 
@@ -55,16 +57,13 @@ def verifier_of(runner: SglModelRunner) -> Verifier:
     """Returns the facts of a loaded target."""
     from sglang.srt.runtime_context import get_exec, get_spec
 
-    from .shapes import has_state, on_gpu
-
     decodes = get_spec().speculative_attention_mode == "decode"
-    window = runner.sliding_window_size
     return Verifier(
         gpu=on_gpu(runner),
         backend=runner.decode_attention_backend_str
         if decodes
         else runner.prefill_attention_backend_str,
         deterministic=get_exec().deterministic.enable_deterministic_inference,
-        window=window is not None and window > 0,
+        window=has_window(runner),
         recurrent=has_state(runner),
     )

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from seer_sgl.plugin.sglang_types import SglModelRunner
 
-from .shapes import has_state
+from .shapes import has_state, has_window
 
 ONE_KERNEL = "triton"  # with deterministic inference, it has one kernel for all but decoding
 
@@ -63,12 +63,12 @@ def target_of(runner: SglModelRunner, paths: int) -> Target:
     """Returns the properties of a loaded target."""
     from sglang.srt.runtime_context import get_exec
 
-    execution, window = get_exec(), runner.sliding_window_size
+    execution = get_exec()
     return Target(
         deterministic=execution.deterministic.enable_deterministic_inference,
         backends=(runner.prefill_attention_backend_str, runner.decode_attention_backend_str),
         paths=paths,
-        window=window is not None and window > 0,
+        window=has_window(runner),
         recurrent=has_state(runner),
         quantization=runner.model_config.quantization,
         compiled=execution.graph.enable_torch_compile,

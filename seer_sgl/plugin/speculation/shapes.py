@@ -103,6 +103,11 @@ def has_state(runner: SglModelRunner) -> bool:
     return mambaish_config(runner.model_config) is not None
 
 
+def has_window(runner: SglModelRunner) -> bool:
+    """Returns whether the model has layers with a sliding window."""
+    return (runner.sliding_window_size or 0) > 0
+
+
 def save_memory(backend: Any, widest: Any = None) -> None:
     """Keeps a verifying backend from reserving graph buffers that it never reads.
 
