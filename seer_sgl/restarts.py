@@ -8,14 +8,14 @@ MOST_FAILURES = 5  # in a row; then it stays down
 LONGEST_PAUSE_S = 30.0
 # Processes that end within this time of each other end for one reason outside of them.
 TOGETHER_S = 5.0
-
-
-REMEMBERED_S = 3600.0
+REMEMBERED_S = 3600.0  # how long an end can be compared with others
 
 
 class Incidents:
-    """The recent ends of all processes of one kind, to tell the fault of one from the fault of
-    many."""
+    """The recent ends of all processes of one kind.
+
+    They show whether one process failed, or most of them at once.
+    """
 
     def __init__(self) -> None:
         self.names: set[str] = set()  # of all processes

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Stored(NamedTuple):
-    """What a checked journal says of its rollout.
+    """The facts of a rollout, read from a checked journal.
 
     `header`: with the prompts that were added. `runs`: of earlier processes. `elapsed_s`: the time
     of the rollout at the last record. `weight_version`: of the newest token, else of the header.
