@@ -17,11 +17,12 @@ Responses = Callable[[Prompt], Sequence["array[int]"]]
 
 
 class DraftKeeper(Observer):
-    """Sends the history and the end of each group to the draft hub.
+    """Sends the earlier responses and the end of each group to the draft hub.
 
-    Groups are identified by uid, because two rollouts may use the same group id. The history is
-    sent with the first chunk of a group: the responses of earlier epochs to its prompt. They are
-    numbered from HISTORY_FROM on, beyond the requests of a group that may still grow.
+    Groups are identified by uid, because two rollouts may use the same group id. With the first
+    chunk of a group, two kinds of responses are sent: the tokens that a journal has restored, and
+    the history, which is the responses of earlier epochs to the prompt. The history is numbered
+    from HISTORY_FROM on, beyond the requests of a group that may still grow.
     """
 
     def __init__(self, drafts: DraftSink, history: Responses = lambda _: ()) -> None:
@@ -34,6 +35,10 @@ class DraftKeeper(Observer):
         group = chunk.request.group
         if group.uid not in self._begun:
             self._begun.add(group.uid)
+            for request in group.requests:
+                if request.generated:
+                    # A copy: the hub's client keeps it, and the response may grow.
+                    self._drafts.load(group.uid, request.index, request.response_ids[:])
             for number, response in enumerate(self._history(group.prompt), HISTORY_FROM):
                 self._drafts.load(group.uid, number, response)
 

@@ -14,7 +14,7 @@ from seer_sgl.driver.draft_groups import HISTORY_FROM, DraftKeeper
 from seer_sgl.errors import ConfigError
 from seer_sgl.rollout.history import History, read_history
 from seer_sgl.types import Chunk, Group, Move
-from tests.helpers import LEFT, make_group
+from tests.helpers import LEFT, make_group, make_reply
 from tests.report.test_report import info
 
 IDS = list(range(10))  # the ids of make_group's prompts
@@ -71,6 +71,24 @@ def test_a_group_that_is_given_up_is_over_once_and_one_that_never_began_is_not_m
     keeper.closed(group, LEFT)
     keeper.closed(group, LEFT)
     assert hub.heard == ["g"]
+
+
+def test_restored_tokens_come_with_the_first_chunk_and_do_not_change_later() -> None:
+    loaded: list[tuple[int, array[int]]] = []
+
+    class Keeping(FakeHub):
+        def load(self, group: str, sequence: int, tokens: "array[int]") -> None:
+            loaded.append((sequence, tokens))
+
+    group = make_group("g", n=3)
+    group.requests[0].append(make_reply(2, "stop", first=5))
+    group.requests[0].finish("stop", None, 1.0)
+    group.requests[2].append(make_reply(1, first=7))
+    keeper = DraftKeeper(Keeping())
+    send(keeper, group, 1)
+    group.requests[2].append(make_reply(1, first=8))
+    send(keeper, group, 2)
+    assert [(number, list(ids)) for number, ids in loaded] == [(0, [5, 6]), (2, [7])]
 
 
 def test_history_comes_with_the_first_chunk_as_sequences_after_the_groups_own() -> None:
