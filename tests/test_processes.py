@@ -15,7 +15,7 @@ import pytest
 
 from seer_sgl import processes, shared_memory
 from seer_sgl.errors import ConfigError
-from seer_sgl.processes import PORTS, OwnedProcess, free_port
+from seer_sgl.processes import PARENT_POLL_S, PORTS, OwnedProcess, free_port
 
 
 def test_a_free_port_is_given_once_and_is_none_of_an_outgoing_connection() -> None:
@@ -115,9 +115,7 @@ async def test_a_server_killed_outright_leaves_no_shared_memory(tmp_path: Path) 
     assert not left & in_shared_memory()
 
 
-async def test_a_driver_killed_outright_leaves_no_shared_memory_of_its_servers(
-    tmp_path: Path,
-) -> None:
+async def test_servers_outlive_a_stopped_driver_and_end_with_a_killed_one(tmp_path: Path) -> None:
     program, log = tmp_path / "server.py", tmp_path / "log"
     program.write_text(SHARES_MEMORY)
     driver = await asyncio.create_subprocess_exec(
@@ -126,8 +124,13 @@ async def test_a_driver_killed_outright_leaves_no_shared_memory_of_its_servers(
     await until(lambda: log.exists() and "up" in log.read_text())
     left = shared_memory.mapped_by(psutil.Process(driver.pid).children(recursive=True))
     assert len(left) >= 2
+    servers = psutil.Process(driver.pid).children(recursive=True)
+    driver.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(3 * PARENT_POLL_S)
+    assert all(server.status() != psutil.STATUS_ZOMBIE for server in servers)
     driver.kill()
     await driver.wait()
+    await until(lambda: not any(server.is_running() for server in servers))
     await until(lambda: not left & in_shared_memory())
 
 

@@ -1,0 +1,64 @@
+"""Two drivers that share real engines, each without knowledge of the other."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from seer_sgl import Rollout
+from seer_sgl.types import Chunk
+from tests.e2e.compare import Samples, assert_identical, by_key
+from tests.e2e.conftest import HELD_OUT, KV_TOKENS, external
+from tests.helpers import Returns
+
+pytestmark = pytest.mark.shared_engines
+SEEDS = (11, 12)
+PROMPTS, SAMPLES = 4, 16
+
+
+class Watch(Returns):
+    """The times at which a driver sent its chunks, and the least KV that it would have used."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        self.times: list[float] = []
+        self.least_usable = KV_TOKENS
+        self._engines = rollout.driver._scheduler.engines
+
+    @override
+    def sent(self, chunk: Chunk, now: float) -> None:
+        self.times.append(asyncio.get_running_loop().time())
+        for slot in self._engines:
+            assert slot.ledger is not None
+            self.least_usable = min(self.least_usable, slot.ledger.feedback.usable)
+
+
+async def rolled(urls: list[str], seed: int) -> tuple[Samples, Any, Watch]:
+    """Rolls out with a driver of its own."""
+    config = external(
+        urls,
+        sampling={"max_response_len": 800},
+        scheduling={"chunk_tokens": 256},
+        rollout={"seed": seed, "n_samples_per_prompt": SAMPLES, "max_prompts": PROMPTS},
+    )
+    async with Rollout(config) as rollout:
+        watch = Watch(rollout)
+        groups = [g async for g in rollout.run(rollout.read_prompts(HELD_OUT), [watch])]
+        report = rollout.report()
+    return by_key([sample for group in groups for sample in group.samples]), report, watch
+
+
+async def test_two_drivers_on_the_same_engines_get_the_samples_of_calm_ones(
+    engine_urls: list[str],
+) -> None:
+    calm = [(await rolled(engine_urls, seed))[0] for seed in SEEDS]
+    both = await asyncio.gather(*(rolled(engine_urls, seed) for seed in SEEDS))
+    for (samples, report, watch), alone in zip(both, calm, strict=True):
+        assert_identical(alone, samples)
+        assert report["lost_chunks"] == report["failed_requests"] == report["wasted_tokens"] == 0
+        assert watch.least_usable < KV_TOKENS * 3 / 4, "it left room for the other one"
+    # Together they would have promised more KV than there is.
+    peaks = [max(e["kv_peak"] for e in report["engines"]) for _, report, _ in both]
+    assert sum(peaks) > 1
+    times = [watch.times for *_, watch in both]
+    assert max(each[0] for each in times) < min(each[-1] for each in times), "both ran at once"
