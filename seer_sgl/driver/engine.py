@@ -50,6 +50,10 @@ class Engine(Protocol):
     async def refresh(self) -> EngineInfo:
         """Returns the engine's current description, and stores it as `info`."""
 
+    def end_server(self, why: str) -> None:
+        """Has a server that hangs ended and started again, unless it was started elsewhere."""
+        return
+
 
 class PluginLink(Protocol):
     """The server that receives the reports of the engines' plugins."""

@@ -111,6 +111,8 @@ class Monitor:
             await asyncio.sleep(self._poll_s)
             self._awake_s += self._poll_s
             self._control.elapsed(self._poll_s)
+            for watched in self._watched.values():
+                watched.end_if_hung(self._awake_s, self._control.paused)
             self._follow_weights()
             self._require_serving()
 

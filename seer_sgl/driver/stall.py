@@ -2,6 +2,9 @@
 
 from typing import Any
 
+# The server of an engine that is out for so many `stall_timeout_s` is started again. That is long,
+# because a start takes minutes, and a busy machine may only be slow.
+HUNG_AFTER = 4
 READMISSION_MOST_S = 8.0  # the longest pause before the next try of an engine that serves nothing
 
 

@@ -11,7 +11,7 @@ from seer_sgl.types import ServerPhase
 from .engine import Engine
 from .health import Health, State
 from .shortfall import Shortfall
-from .stall import Readmission, StallClock
+from .stall import HUNG_AFTER, Readmission, StallClock
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ class Watched:
         self.engine = engine
         self.health = Health()
         self.stall = StallClock(stall_timeout_s)
+        self._hung = StallClock(HUNG_AFTER * stall_timeout_s)
         self.readmission = Readmission(poll_s)
         self.shortfall = Shortfall()
         self.progress: tuple[Any, ...] | None = None  # None while the engine does not answer
@@ -55,6 +56,15 @@ class Watched:
         elif health.serves and not self.slot.available:
             health.failed(self.slot.trouble)
         self._starts = server.starts
+
+    def end_if_hung(self, now: float, paused: bool) -> None:
+        """Has the server of an engine that is out for too long, and has not ended, started again.
+
+        A paused engine cannot show that it works.
+        """
+        suspect = self.health.state is State.SUSPECT and not paused
+        if self._hung.stalled(now, int(suspect), ()):
+            self.engine.end_server(f"it hung: {self.health.why}")
 
     def started_elsewhere(self, why: str) -> None:
         """Records that another server answers, once until it serves."""

@@ -73,7 +73,10 @@ class Unreachable(EngineUnavailable):
 
 
 class HttpEngine:
-    """One SGLang server behind a URL. `server` returns what became of its process."""
+    """One SGLang server behind a URL.
+
+    `server` returns what became of its process, and `end_server` has it started again.
+    """
 
     # The caller's number of token ids; the number that a server's plugin reports takes precedence.
     vocab_size: int | None = None
@@ -83,11 +86,13 @@ class HttpEngine:
         info: EngineInfo,
         session: aiohttp.ClientSession,
         server: Callable[[], Server] = Server,
+        end_server: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._info = info
         self._refresh_at = 0.0  # the event loop's time
         self._checked_version: str | None = None  # the newest that a poll has shown
         self._server = server
+        self.end_server = end_server
         self._session = session
         self._look = asyncio.Lock()  # one look at the server at a time
         self._looked_at = 0.0  # when the last one began, the event loop's time

@@ -137,7 +137,8 @@ class Fleet:
                 await self._await_link(info)
         self._keeper.add(start, info)
         server = functools.partial(self._keeper.server, start.engine_id)
-        return HttpEngine(info, self._session, server)
+        end_server = functools.partial(self._keeper.end, start.engine_id)
+        return HttpEngine(info, self._session, server, end_server)
 
     async def _await_link(self, info: EngineInfo) -> None:
         try:

@@ -76,6 +76,13 @@ class Keeper:
             why = kept.why
         return Server(phase=phase, why=why, starts=kept.restarts.count)
 
+    def end(self, engine_id: str, why: str) -> None:
+        """Has a server that runs and hangs started again, as if it had ended."""
+        kept = self._kept.get(engine_id)
+        if kept is not None and kept.phase is ServerPhase.RUNNING:
+            kept.why = why
+            kept.restarts.ended(why, asyncio.get_running_loop().time())
+
     async def run(self) -> None:
         """Watches until cancelled."""
         async with asyncio.TaskGroup() as tasks:

@@ -134,6 +134,27 @@ async def test_a_killed_engine_is_started_again_and_serves_and_no_sample_changes
     assert "loading weights" in (tmp_path / "logs" / "e1.1.log").read_text()
 
 
+async def test_an_engine_that_hangs_for_good_is_started_again(
+    model: Path, tmp_path: Path, log_lines: list[str]
+) -> None:
+    starts = tmp_path / "starts"
+    settings = config(model, starts, engines={"stall_timeout_s": 0.5})
+    async with rolling(settings, tmp_path) as rollout:
+        url = rollout.engines[1].url
+        running = asyncio.create_task(all_groups(rollout))
+        await until(lambda: rollout.driver.in_flight("e1"))
+        os.kill(pid_of(starts, url), signal.SIGSTOP)
+        check(await running)
+        hung = rollout.report()
+        await until(lambda: rollout.driver.available("e1"))
+        check(await all_groups(rollout))
+        assert rollout.report()["engines"][1]["chunks"] > 0, "it serves again"
+    assert started(starts, url) == 2
+    assert hung["engines"][1]["lost_chunks"] == hung["lost_chunks"] > 0
+    again = "engine e1 is being started again: it hung: "
+    assert any(line.startswith(again) for line in log_lines)
+
+
 async def test_the_only_engine_may_die_and_the_rollout_waits_for_it(
     model: Path, tmp_path: Path
 ) -> None:
