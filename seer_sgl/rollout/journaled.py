@@ -22,6 +22,7 @@ from seer_sgl.driver.observer import Observer
 from seer_sgl.driver.samples import SampleMaker
 from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.errors import JournalError
+from seer_sgl.report.recorder import Recorder
 from seer_sgl.types import EngineInfo, Group, Prompt, Sampling
 
 logger = logging.getLogger(__name__)
@@ -187,11 +188,12 @@ class RolloutJournal:
             self._journal.complete(json.dumps(report).encode())
             self._journal.close()
 
-    def resumed(self) -> dict[str, Any] | None:
-        """Returns the report's section `resumed`; None for a new rollout."""
+    def mark(self, recorder: Recorder) -> None:
+        """Gives the record of a rollout that goes on its time so far and what was restored."""
         if self.stored is None:
-            return None
-        return {
+            return
+        recorder.begun_s = self.stored.elapsed_s
+        recorder.resumed = {
             "runs": self.stored.runs,
             "samples": len(self.restored.finished),
             "requests": self.restored.continued,

@@ -7,11 +7,12 @@ async with Rollout(config) as rollout:
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -31,7 +32,6 @@ from seer_sgl.engine.orphans import end_orphans
 from seer_sgl.engine.session import most_chunks
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.kvpool.backend import resolved
-from seer_sgl.report import draft_report
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import report
 from seer_sgl.scheduling.costs import Costs
@@ -45,6 +45,7 @@ from .journaled import RolloutJournal, Start
 from .lengths import read_lengths
 from .model import model_facts
 from .prompts import PromptLike, PromptReader
+from .running import Running, drafts_of, in_order, raise_if_given_up
 
 logger = logging.getLogger(__name__)
 clock = time.monotonic
@@ -191,7 +192,7 @@ class Rollout:
             Path(path), self.config.rollout.max_prompts
         )
 
-    async def run(
+    def run(
         self,
         prompts: Iterable[PromptLike],
         observers: Sequence[Observer] = (),
@@ -204,16 +205,9 @@ class Rollout:
         chunks in flight. Raises PromptError before the first chunk is sent. Raises RolloutError
         after all other groups if some groups were given up, or if the journal is incomplete.
         """
-        folder = self.config.rollout.journal
-        with contextlib.ExitStack() as stack:
-            journal = None if folder is None else stack.enter_context(RolloutJournal.begin(folder))
-            async with contextlib.aclosing(
-                self._roll(prompts, observers, limits, journal)
-            ) as groups:
-                async for group in groups:
-                    yield group
+        return self._roll(self._begin_journal, prompts, observers, limits)
 
-    async def resume(
+    def resume(
         self,
         journal: RolloutJournal | Path | str | None = None,
         prompts: Iterable[PromptLike] | None = None,
@@ -228,26 +222,8 @@ class Rollout:
         `rollout.prompts`. `observers` receive every sample once, restored ones too. `extend`: there
         may be more prompts, behind the others. Raises JournalError if the rollout cannot go on.
         """
-        with contextlib.ExitStack() as stack:
-            if not isinstance(journal, RolloutJournal):
-                folder = journal or self.config.rollout.journal
-                if folder is None:
-                    raise ConfigError("rollout.journal: no journal to resume")
-                journal = stack.enter_context(RolloutJournal.resume(folder, extend=extend))
-            if prompts is None:
-                if self.config.rollout.prompts is None:
-                    raise ConfigError("rollout.prompts: no prompts")
-                prompts = self.read_prompts(self.config.rollout.prompts)
-            prompts = self.prompt_reader().convert(prompts)
-            if journal.is_complete(len(prompts)):
-                for group in self.replay(journal, prompts, observers):
-                    yield group
-                return
-            async with contextlib.aclosing(
-                self._roll(prompts, observers, limits, journal)
-            ) as groups:
-                async for group in groups:
-                    yield group
+        opening = functools.partial(self._resumed_journal, journal, extend)
+        return self._roll(opening, prompts, observers, limits)
 
     def replay(
         self,
@@ -271,22 +247,52 @@ class Rollout:
         self._replayed = journal.report()
         for group in groups:
             if group.failure is None:
-                group.samples.sort(key=lambda sample: sample.index)
-                yield group
-        _raise_if_given_up([group for group in groups if group.failure is not None], len(groups))
+                yield in_order(group)
+        raise_if_given_up([group for group in groups if group.failure is not None], len(groups))
 
     async def _roll(
         self,
-        prompts: Iterable[PromptLike],
+        opening: Callable[[], contextlib.AbstractContextManager[RolloutJournal | None]],
+        prompts: Iterable[PromptLike] | None,
         observers: Sequence[Observer],
         limits: KnownLengths | None,
-        journal: RolloutJournal | None,
     ) -> AsyncGenerator[Group, None]:
-        fleet, driver = self._opened.fleet, self.driver
-        prompts = self.prompt_reader().convert(prompts)
+        with opening() as journal:
+            if prompts is None:
+                if self.config.rollout.prompts is None:
+                    raise ConfigError("rollout.prompts: no prompts")
+                prompts = self.read_prompts(self.config.rollout.prompts)
+            prompts = self.prompt_reader().convert(prompts)
+            if journal is not None and journal.is_complete(len(prompts)):
+                for group in self.replay(journal, prompts, observers):
+                    yield group
+                return
+            running = await self._started(prompts, limits, journal)
+            self.recorder, self._replayed = running.recorder, None
+            async with contextlib.aclosing(running.groups(observers)) as groups:
+                async for group in groups:
+                    yield group
+
+    def _begin_journal(self) -> contextlib.AbstractContextManager[RolloutJournal | None]:
+        folder = self.config.rollout.journal
+        return contextlib.nullcontext() if folder is None else RolloutJournal.begin(folder)
+
+    def _resumed_journal(
+        self, journal: RolloutJournal | Path | str | None, extend: bool
+    ) -> contextlib.AbstractContextManager[RolloutJournal]:
+        if isinstance(journal, RolloutJournal):
+            return contextlib.nullcontext(journal)
+        folder = journal or self.config.rollout.journal
+        if folder is None:
+            raise ConfigError("rollout.journal: no journal to resume")
+        return RolloutJournal.resume(folder, extend=extend)
+
+    async def _started(
+        self, prompts: Sequence[Prompt], limits: KnownLengths | None, journal: RolloutJournal | None
+    ) -> Running:
+        """Returns a rollout that is checked and restored, and of which no chunk is sent."""
         self._check_sampling(prompts, self.config.sampling)
-        start = self._start(journal)
-        drafted = await _drafted(fleet)
+        start, drafted = self._start(journal), await drafts_of(self.fleet)
         started_at = clock() - start.elapsed_s
         maker = GroupMaker(start.run_id, start.seed)
         groups = self._groups(prompts, maker, self.config.sampling, started_at)
@@ -296,45 +302,19 @@ class Rollout:
                 request.max_response_len = min(longest, request.max_response_len)
         check_groups(groups, self._known, self.config.scheduling)
         self._warn_of_file_limit(groups)
-        own: list[Observer] = []
         if journal is not None:
             journal.open(start, self.config.sampling, self.engines, groups, started_at)
-            own = [journal.observer]
             await self.end_orphans(journal)
-        recorder = Recorder(start.rollout_id, start.seed, self.engines, groups, started_at)
-        recorder.begun_s = start.elapsed_s
-        recorder.resumed = None if journal is None else journal.resumed()
-        self.recorder, self._replayed = recorder, None
-        given_up: list[Group] = []
-        run = driver.open_run(
-            [recorder, *own, *observers],
-            rollout_id=start.rollout_id,
+        return Running(
+            self.fleet,
+            self.driver,
+            groups,
+            start=start,
             started_at=started_at,
+            drafted=drafted,
+            journal=journal,
             on_failure=self.config.rollout.on_failure,
         )
-        try:
-            run.add(groups)
-            for request in [] if journal is None else journal.restored.finished:
-                run.restore(request)
-                await asyncio.sleep(0)  # chunks are sent meanwhile
-            run.complete()
-            async for group in run:
-                if group.failure is not None:
-                    given_up.append(group)
-                    continue
-                group.samples.sort(key=lambda sample: sample.index)
-                yield group
-        finally:
-            run.close()
-            recorder.drafting = draft_report.section(drafted, await _drafted(fleet))
-        if journal is not None:
-            journal.finish(self.report())
-        _raise_if_given_up(given_up, len(groups))
-        if journal is not None and journal.error is not None:
-            raise RolloutError(
-                f"{journal.name}: {journal.error}: it lacks the end of the rollout, which is "
-                "complete"
-            )
 
     def _start(self, journal: RolloutJournal | None) -> Start:
         """Returns how to begin or to go on with a rollout."""
@@ -443,24 +423,9 @@ class Rollout:
         return PromptReader(n, self.tokenizer, vocab_size, max_prompt_len, sampling)
 
 
-def _raise_if_given_up(given_up: Sequence[Group], groups: int) -> None:
-    if given_up:
-        first = given_up[0]
-        assert first.failure is not None
-        raise RolloutError(
-            f"{len(given_up)} of {groups} groups were given up; "
-            f"the first, {first.group_id!r}: {first.failure.message}"
-        )
-
-
 def new_rollout_id() -> str:
     """Returns a name that no other rollout has."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(8)}"
-
-
-async def _drafted(fleet: Fleet) -> draft_report.Reading:
-    drafters = [engine for engine in fleet.engines if engine.info.draft_tokens > 0]
-    return await draft_report.read(drafters, fleet.drafts)
 
 
 class _Open(NamedTuple):

@@ -92,8 +92,7 @@ class ServedRollout(Observer):
         recorder = Recorder(self.rollout_id, options.seed, driver.engines, groups, self.started_at)
         self._recorder: Recorder | None = recorder  # until the report is made
         if journal is not None:
-            recorder.resumed = journal.resumed()
-            recorder.begun_s = 0.0 if journal.stored is None else journal.stored.elapsed_s
+            journal.mark(recorder)
         kept = [] if journal is None else [journal.observer]
         own: list[Observer] = [recorder, *kept, self]
         self._run = driver.open_run(
