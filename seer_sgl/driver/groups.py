@@ -1,7 +1,8 @@
 """Turns prompts into groups of requests; each request has its own seed."""
 
+import copy
 import hashlib
-import itertools
+from typing import Self
 
 from seer_sgl.types import Group, Prompt, Request, Sampling
 
@@ -15,7 +16,11 @@ class GroupMaker:
     def __init__(self, run_id: str, seed: int) -> None:
         self._run_id = run_id
         self._seed = seed
-        self._order = itertools.count()
+        self._next = 0  # the order of the next request
+
+    def fork(self) -> Self:
+        """Returns a maker that goes on from here. The groups of one of both may be used."""
+        return copy.copy(self)
 
     def group(self, prompt: Prompt, sampling: Sampling, limit: int, now: float) -> Group:
         """Returns a group with the prompt's n requests.
@@ -37,7 +42,7 @@ class GroupMaker:
         return [self._request(group, first + number, limit, now) for number in range(count)]
 
     def _request(self, group: Group, index: int, limit: int, now: float) -> Request:
-        order = next(self._order)
+        order, self._next = self._next, self._next + 1
         return Request(
             uid=f"{self._run_id}.{order}",
             order=order,

@@ -128,10 +128,13 @@ class Rollouts:
             for prompt in prompts:
                 self._require_short(prompt, places)
             requests = self._require_room(prompts)
-            more = self._rollout.make_groups(prompts, given.maker, given.sampling)
+            # A journal names requests by their order: groups that are refused must take none.
+            maker = given.maker.fork()
+            more = self._rollout.make_groups(prompts, maker, given.sampling)
             replaced_by = served.reject(str(body.group_id), more)
             self._generation.reserve(requests)
             given.places.update(places)
+            given.maker = maker
             return served, replaced_by
         return served, served.reject(str(body.group_id), more)
 

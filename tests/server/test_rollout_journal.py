@@ -161,3 +161,35 @@ async def test_bad_journals_are_refused(tmp_path: Path) -> None:
             status, reply = await served.post("/rollout", groups=GROUPS, journal="step-1")
             assert status == 400
             assert "the server has no rollout.journal" in str(reply)
+
+
+async def test_a_refused_reject_does_not_shift_the_journal(tmp_path: Path) -> None:
+    async with fakes(delay_s=0.01) as it:
+        more = prompts(9, N)[6:]
+        async with (
+            server(it, tmp_path) as served,
+            rollout(
+                served, GROUPS, journal="step-1", target_groups=6, dynamic_filtering=True
+            ) as stream,
+        ):
+            async for line in stream.lines():
+                if line["event"] == "group":
+                    for name, groups, wanted in (
+                        ("unknown", more[:2], 404),
+                        (line["group_id"], more[2:], 200),
+                    ):
+                        status, _ = await stream.verdict("reject", name, groups=groups)
+                        assert status == wanted
+                    break
+            async for line in stream.lines():
+                if line["event"] == "group" and line["group_id"] == "g8":
+                    break
+        kept, calls = await unlocked(tmp_path / "step-1"), len(it.seeds())
+        async with (
+            server(it, tmp_path) as served,
+            rollout(served, [*GROUPS, more[2]], journal="step-1") as stream,
+        ):
+            groups_again = groups_of(await stream.rest())
+        assert sorted(groups_again) == ["g0", "g1", "g2", "g3", "g4", "g5", "g8"]
+        assert kept.finished
+        assert not kept.finished & set(it.seeds()[calls:])
