@@ -255,6 +255,9 @@ class RolloutJournal:
         self, stored: Stored, now: Header, groups: Sequence[Group], started_at: float
     ) -> None:
         kept = msgspec.structs.replace(stored.header, weight_version=stored.weight_version)
+        if stored.weight_version != stored.header.weight_version:
+            # The digest and the folder are of older weights; the newer ones have a version only.
+            kept = msgspec.structs.replace(kept, weights=None, model=now.model)
         for problem in differences(kept, now, groups, self._extend):
             raise JournalError(f"{self.name}: {problem}")
         try:

@@ -353,3 +353,23 @@ async def test_a_request_that_failed_for_good_is_not_sent_again(tmp_path: Path) 
     for key, sample in samples.items():
         assert sample is failed or sample.response_ids == whole[key].response_ids
     assert samples.keys() == whole.keys()
+
+
+async def test_after_a_weight_update_the_engines_must_have_the_newest_weights(
+    tmp_path: Path,
+) -> None:
+    report = {"version": "1", "missing": [], "instance": "one", "weights": "first"}
+    async with fakes(count=1, delay_s=0.005, plugin=report) as it:
+        path, fake = tmp_path / "journal", it.servers[0]
+        async with Rollout(it.config_with(**kept(path))) as rollout:
+            async for group in rollout.run(PROMPTS):
+                if group.samples[-1].weight_version == "v2":
+                    break
+                fake.weight_version, fake.model_path = "v2", "folder/v2"
+                report["weights"] = "second"
+        fake.weight_version, fake.model_path, report["weights"] = "v1", "fake", "first"
+        with pytest.raises(JournalError, match="weight version: 'v2' in the journal, 'v1' now"):
+            await rolled(it.config, resume=path)
+        fake.weight_version, fake.model_path, report["weights"] = "v2", "folder/v2", "second"
+        groups, _ = await rolled(it.config, resume=path)
+        check(samples_of(groups))
