@@ -146,12 +146,19 @@ def _journal(config: Config, resume: Resume | None) -> Iterator[RolloutJournal |
 
 
 def _has_samples_of(out: Path, journal: RolloutJournal | None) -> bool:
-    """Returns whether the folder has samples of the journal's rollout, which may be replaced."""
+    """Returns whether the folder has samples of the journal's rollout, which may be replaced.
+
+    A process that ended early may have left no line, or the beginning of one.
+    """
     if journal is None or journal.stored is None:
         return False
+    own = _OfRollout(journal.stored.header.rollout_id)
     with contextlib.suppress(OSError, msgspec.DecodeError), (out / SAMPLES).open("rb") as lines:
-        first = msgspec.json.decode(lines.readline(), type=_OfRollout)
-        return first.rollout_id == journal.stored.header.rollout_id
+        first = lines.readline()
+        begin = msgspec.json.encode(own)[:-1]
+        if first.startswith(begin) or begin.startswith(first):
+            return True
+        return msgspec.json.decode(first, type=_OfRollout) == own
     return False
 
 

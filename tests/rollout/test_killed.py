@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
+import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -161,3 +162,25 @@ async def test_bad_input_is_one_line_and_status_2(tmp_path: Path) -> None:
                 assert len(output.splitlines()) == 1
         assert not journal.exists()
         assert not it.seeds()
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"rollout_id":'])
+async def test_a_samples_file_without_a_sample_stands_in_no_way(
+    tmp_path: Path, torn: bytes
+) -> None:
+    async with fakes(delay_s=0.5) as it:
+        journal = prepare(tmp_path, it)
+        async with driver(tmp_path) as first:
+            await until(lambda: bool(it.seeds()))
+            first.process.send_signal(signal.SIGINT)
+            output = await first.end()
+            assert first.process.returncode == 130, output
+        samples = tmp_path / "out" / "samples.jsonl"
+        assert samples.read_bytes() == b"", "it was interrupted before the first sample"
+        samples.write_bytes(torn)  # a machine that stopped in the middle of the first line
+        for fake in it.servers:
+            fake.delay_s = 0.0
+        async with driver(tmp_path, "--resume", str(journal)) as second:
+            output = await second.end()
+            assert second.process.returncode == 0, output
+        check_samples(tmp_path)
