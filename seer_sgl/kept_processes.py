@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
+from .errors import ConfigError
 from .processes import OwnedProcess
 from .restarts import Incidents, Restarts
 
@@ -90,8 +91,12 @@ async def _restart(process: KeptProcess, restarts: Restarts) -> None:
         restarts.ended(str(reason), now)
     if restarts.due(now):
         logger.warning("%s is being restarted: %s", process.name, reason)
-        await process.stop()
-        await process.start()
-        restarts.started(now)
+        try:
+            await process.stop()
+            await process.start()
+        except (ConfigError, OSError) as error:  # no descriptor, no room for its log
+            restarts.ended(str(error), now, ready=False)
+        else:
+            restarts.started(now)
     elif restarts.quarantine is not None:
         logger.error("%s is not started again: %s", process.name, restarts.quarantine)

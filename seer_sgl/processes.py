@@ -5,6 +5,7 @@ A killed driver (SIGKILL) cannot end its children, so the children watch for its
 """
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -192,7 +193,7 @@ class OwnedProcess:
         finally:
             _signal_group(self.pid, signal.SIGKILL)
             for member in family:
-                if member.is_running():
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended by now
                     member.kill()
         await self._process.wait()
         shared_memory.remove(self._shared_memory)

@@ -1,6 +1,7 @@
 """Child processes: free ports, private logs and the shared memory that they leave behind."""
 
 import asyncio
+import errno
 import mmap
 import os
 import signal
@@ -9,12 +10,14 @@ import sys
 from collections.abc import Callable
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from seer_sgl import processes, shared_memory
+from seer_sgl import kept_processes, processes, shared_memory
 from seer_sgl.errors import ConfigError
+from seer_sgl.kept_processes import KeptProcess, kept_alive
 from seer_sgl.processes import PARENT_POLL_S, PORTS, OwnedProcess, free_port
 
 
@@ -69,6 +72,7 @@ if __name__ == "__main__":
 DRIVER = """
 import asyncio, os, sys
 from pathlib import Path
+from typing import Any
 from seer_sgl.processes import OwnedProcess
 
 async def main():
@@ -148,3 +152,38 @@ def test_shared_memory_of_others_and_other_files_are_left_alone(tmp_path: Path) 
         model.unlink()
         theirs.close()
         theirs.unlink()
+
+
+async def test_a_child_that_ends_while_it_is_being_ended_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await OwnedProcess.start(["sleep", "600"], tmp_path / "log", os.environ)
+    # As it was a moment ago: it ends between the question and the signal.
+    monkeypatch.setattr(psutil.Process, "is_running", lambda _: True)
+    await process.stop()
+    assert process.exit_status == -signal.SIGTERM
+
+
+async def test_a_process_that_cannot_be_started_again_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, failures = OwnedProcess.start, []
+
+    async def exhausted(*arguments: Any) -> OwnedProcess:
+        if not failures:
+            failures.append(OSError(errno.EMFILE, "Too many open files"))
+            raise failures[-1]
+        return await start(*arguments)
+
+    monkeypatch.setattr(kept_processes, "WATCH_S", 0.01)
+    process = KeptProcess("it", ["sleep", "600"], tmp_path / "log", os.environ)
+    await process.start()
+    try:
+        async with kept_alive([process]), asyncio.timeout(30):
+            assert process._process is not None
+            os.kill(process._process.pid, signal.SIGKILL)
+            monkeypatch.setattr(OwnedProcess, "start", exhausted)
+            while not failures or process.ended:
+                await asyncio.sleep(0.01)
+    finally:
+        await process.stop()

@@ -117,7 +117,7 @@ class Keeper:
             await await_ready(kept.start, self._session)
             restarts.ready(loop.time())
             logger.info("engine %s is up again after %.0f s", engine_id, loop.time() - began)
-        except (EngineStartError, ConfigError) as error:
+        except (EngineStartError, ConfigError, OSError) as error:  # OSError: no descriptor, no fork
             kept.why = str(error).partition("\n")[0].rstrip(":")
             restarts.ended(kept.why, loop.time(), ready=False)
         finally:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from seer_sgl.engine import keeper
 from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.engine.launch import process
 from seer_sgl.errors import RolloutError
+from seer_sgl.processes import OwnedProcess
 from seer_sgl.types import Group, ServerPhase
 from tests.fake_sglang import response_of
 from tests.link.test_link import until
@@ -297,3 +299,29 @@ async def test_an_engine_removed_while_it_starts_again_leaves_nothing(
         assert engine.server.phase is ServerPhase.RUNNING, "as of an engine that is not ours"
         added = await fleet.start_engine()
         assert added.info.engine_id == "e2"
+
+
+async def test_a_start_without_descriptors_is_a_failed_start(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = tmp_path / "starts"
+    failures: list[OSError] = []
+    start = OwnedProcess.start
+
+    async def exhausted(*arguments: Any) -> OwnedProcess:
+        if len(failures) < 2:
+            failures.append(OSError(errno.EMFILE, "Too many open files"))
+            raise failures[-1]
+        return await start(*arguments)
+
+    settings = config(model, starts, engines={"count": 1, "recovery_timeout_s": 5})
+    async with rolling(settings, tmp_path) as rollout:
+        url = rollout.engines[0].url
+        running = asyncio.create_task(all_groups(rollout))
+        await until(lambda: rollout.driver.in_flight("e0"))
+        monkeypatch.setattr(OwnedProcess, "start", exhausted)
+        kill(starts, url)
+        async with asyncio.timeout(60):
+            check(await running)
+    assert len(failures) == 2
+    assert started(starts, url) == 2
