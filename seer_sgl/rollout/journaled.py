@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -134,7 +135,8 @@ class RolloutJournal:
         if self.stored is None:
             return None
         header, runs = self.stored.header, self.stored.runs
-        run_id = f"{header.run_id}-{runs}"  # orphans of earlier runs have other ids
+        # Orphans of earlier runs have other ids, also of a run whose journal could not be written.
+        run_id = f"{header.run_id}-{runs}-{secrets.token_hex(4)}"
         elapsed_s = self.stored.elapsed_s
         return Start(header.rollout_id, run_id, header.seed, seed_setting, elapsed_s)
 

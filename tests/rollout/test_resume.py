@@ -373,3 +373,17 @@ async def test_after_a_weight_update_the_engines_must_have_the_newest_weights(
         fake.weight_version, fake.model_path, report["weights"] = "v2", "folder/v2", "second"
         groups, _ = await rolled(it.config, resume=path)
         check(samples_of(groups))
+
+
+async def test_two_resumes_without_room_send_no_request_under_one_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fakes(delay_s=0.005) as it:
+        path = tmp_path / "journal"
+        await interrupted(it, path, groups=1)
+        calls = len(it.calls)
+        monkeypatch.setattr(writer.BlockWriter, "sync", staticmethod(FullDisk(0).sync))
+        for _ in range(2):
+            await rolled(it.config, resume=path, groups=1)
+        rids = [call["rid"] for call in it.calls[calls:] if "." in call["rid"]]
+        assert len(rids) == len(set(rids)) > 0
