@@ -272,7 +272,8 @@ class Scheduler:
             self._setbacks.failed(request, slot, result.error)
         elif not recalled:
             self._setbacks.forgiven(request, slot)
-            self._suspects.proceeded(request)
+            if not died:  # else these tokens had arrived before
+                self._suspects.proceeded(request)
         if request.aborting and request.state is not RequestState.FINISHED:
             self._finish(request, "abort", None, result.now)
         if request.state is RequestState.FINISHED or group.withdrawn:

@@ -22,12 +22,19 @@ class World:
     """Engines in rounds: each round sends what can be sent; then every chunk comes back.
 
     `deadly`: whether a chunk ends its engine, and with it all other chunks there. A dead engine is
-    back in the next round.
+    back in the next round. `kept`: tokens of such a chunk that had arrived (watched requests).
     """
 
     def __init__(
-        self, engines: int, deadly: Callable[[Chunk], bool], *, max_kills: int = 2, slots: int = 8
+        self,
+        engines: int,
+        deadly: Callable[[Chunk], bool],
+        *,
+        max_kills: int = 2,
+        slots: int = 8,
+        kept: int = 0,
     ) -> None:
+        self.kept = kept
         self.scheduler = Scheduler(CHUNK, patience_s=0.0, max_engine_kills=max_kills)
         for number in range(engines):
             self.scheduler.add_engine(EngineSlot(f"e{number}", KVLedger(10_000, 1), slots))
@@ -50,6 +57,8 @@ class World:
                 error, reply = None, None
                 if died:
                     error = EngineDied("it was killed", engine_id=engine_id)
+                    kept = min(self.kept, chunk.max_new_tokens - 1)
+                    reply = make_reply(kept, finish="abort") if kept else None
                 else:
                     reply = make_reply(chunk.max_new_tokens)
                 result = ChunkResult(chunk=chunk, now=0.0, reply=reply, error=error)
@@ -187,3 +196,15 @@ def test_the_group_of_a_request_that_was_given_up_ends_only_if_it_says_so(on_fai
     assert culprit.failure is not None
     assert group.withdrawn is (on_failure == "group")
     assert group.failure is (culprit.failure if on_failure == "group" else None)
+
+
+@pytest.mark.parametrize("kept", [0, 1, TEST_TOKENS, CHUNK - 1])
+def test_tokens_that_arrived_before_a_death_clear_nothing(kept: int) -> None:
+    world = World(3, lambda chunk: chunk.max_new_tokens > kept, kept=kept)
+    group = single(1)
+    group.requests[0].max_response_len = 100 * CHUNK
+    world.roll_out(group)
+    (request,) = group.requests
+    assert request.failure is not None
+    assert request.failure.kind is FailureKind.KILLED
+    assert len(world.deaths) == (2 if kept < TEST_TOKENS else 3)
