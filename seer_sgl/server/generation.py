@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import secrets
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +57,8 @@ class Generation(Observer):
         self._by_request: dict[str, Answer] = {}  # by the uid of the driver's request
         self._forwards: dict[str, asyncio.Future[None]] = {}  # likewise
         self._orders = itertools.count()
+        # Engines refuse an id that another server's request has, or one of a server that died.
+        self._prefix = secrets.token_hex(4)
         self._in_rollouts = 0  # responses of rollouts in progress
         self._ended: RolloutError | None = None
         # Siblings are requests of different clients: none ends because of another.
@@ -164,12 +167,12 @@ class Generation(Observer):
         longest = self._driver.limits.longest_prompt
         prompt_len = min(max(1, prompt_len), longest)
         order = next(self._orders)
-        uid = f"forward/{order}"
+        uid = f"{self._prefix}-forward/{order}"
         prompt = Prompt(prompt_id=uid, prompt_ids=token_array([0]) * prompt_len, n=1)
         group = Group(group_id=uid, uid=uid, prompt=prompt)
         limit = min(max(1, budget), longest + 1 - prompt_len)
         request = Request(
-            uid=f"f{order}",
+            uid=f"{self._prefix}-f{order}",
             order=order,
             group=group,
             index=0,
@@ -256,7 +259,7 @@ class Generation(Observer):
             self._close(opened)
 
     def _new_group(self, call: Call) -> Group:
-        uid = f"s{next(self._orders)}"
+        uid = f"{self._prefix}-s{next(self._orders)}"
         group_id = call.group_id or uid
         named = call.group_id is not None or call.session_id is not None
         return Group(
@@ -273,7 +276,7 @@ class Generation(Observer):
         given = call.prompt_ids[len(group.prompt.prompt_ids) :]
         answer.given = len(given)
         request = Request(
-            uid=f"r{order}",
+            uid=f"{self._prefix}-r{order}",
             order=order,
             group=group,
             index=len(group.requests),

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from seer_sgl.config import parse
+from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.types import Request
-from tests.fake_sglang import FakeSGLang
+from tests.fake_sglang import FakeSGLang, serving
 from tests.link.test_link import until
 from tests.server.chat_fake import model_folder
-from tests.server.helpers import CHUNK, Served, served, whole
+from tests.server.helpers import CHUNK, Served, served, served_config, whole
 
 PROMPT = [5, 6, 7, 8]
 LIMIT = 40
@@ -322,3 +324,15 @@ async def test_a_session_whose_turn_failed_ends_after_its_timeout() -> None:
     async with served(Refuses(), server={"session_timeout_s": 0.01}) as it:
         assert (await it.post("/generate", **body(13, session_id="s")))[0] == 400
         await until(lambda: it.service.generation.sessions == 0)
+
+
+async def test_two_servers_on_one_engine_name_no_call_alike() -> None:
+    fake = FakeSGLang(longest=1000, prompt_lens={})
+    async with contextlib.AsyncExitStack() as stack:
+        engines = {"launch": "external", "urls": [await stack.enter_async_context(serving(fake))]}
+        config = parse({"engines": engines, "server": {"port": 0}})
+        for seed in (1 << 20, 2 << 20):
+            it = await stack.enter_async_context(served_config(Rollout(config, gives_up=False)))
+            await it.generate(**body(seed))
+    rids = [call["rid"] for call in fake.seen]
+    assert len(rids) == len(set(rids)) >= 2
