@@ -117,10 +117,12 @@ async def start_server(
     cores: list[int] | None = None,
     extra_environment: Mapping[str, str] | None = None,
     api_key: str | None = None,
+    *,
+    module: str = SERVER_MODULE,
 ) -> OwnedProcess:
     """Starts an SGLang server with our plugin, pinned to `cores` if given."""
     environment = engine_environment(len(cores) if cores else 1) | dict(extra_environment or {})
     if api_key is not None:  # not a flag: every user can read command lines
         environment[API_KEY] = api_key
-    command = [sys.executable, "-m", SERVER_MODULE, *server_flags(flags)]
+    command = [sys.executable, "-m", module, *server_flags(flags)]
     return await OwnedProcess.start(command, log, environment, cores)

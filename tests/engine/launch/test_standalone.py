@@ -12,8 +12,8 @@ import pytest
 from seer_sgl import loopback
 from seer_sgl.config import EnginesConfig, KvPoolConfig, load
 from seer_sgl.engine.launch import standalone
-from seer_sgl.engine.launch.local import slot_flags
 from seer_sgl.engine.launch.process import SERVER_MODULE
+from seer_sgl.engine.launch.server import Place, place_flags
 from seer_sgl.engine.launch.standalone import exec_engine
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import FILE_DIRECTORY, NAMESPACE, Pool
@@ -82,7 +82,7 @@ def test_code_of_the_model_is_trusted_by_engines_as_by_the_driver(
     flags, _ = become("--fleet", str(fleet))
     assert ("--trust-remote-code" in flags) == trusted
     local = load(fleet).fleet._replace(engines=EnginesConfig())
-    assert ("trust-remote-code" in slot_flags(local, 0, 1)) == trusted
+    assert ("trust-remote-code" in place_flags(local, Place("127.0.0.1", 1))) == trusted
 
 
 def test_an_engine_of_a_fleet_takes_what_its_config_says(

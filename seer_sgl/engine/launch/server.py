@@ -1,0 +1,86 @@
+"""The SGLang server of one engine of a fleet: flags, environment and process, on any machine."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from seer_sgl.config import FlagValue, FleetConfig
+from seer_sgl.kvpool.hicache import Pool
+from seer_sgl.link import contract
+from seer_sgl.processes import OwnedProcess, free_port
+
+from . import draft_flags, exact, process
+from .process import api_key, cpu_flags, gpu_visible, model_flags, start_server
+
+
+class Plan(NamedTuple):
+    """What the servers of a fleet have in common.
+
+    `environment`: variables of each server, besides the config's. `module`: the program.
+    """
+
+    config: FleetConfig
+    pool: Pool
+    environment: Mapping[str, str]
+    module: str
+
+    @classmethod
+    def of(cls, config: FleetConfig, pool: Pool, environment: Mapping[str, str]) -> "Plan":
+        """Returns the plan of SGLang servers with our plugin."""
+        return cls(config, pool, environment, process.SERVER_MODULE)
+
+
+class Place(NamedTuple):
+    """Where one server runs on its machine. `cores`: those that it is pinned to; None: any."""
+
+    host: str
+    port: int
+    base_gpu: int = 0
+    cores: list[int] | None = None
+
+
+async def start_planned(
+    plan: Plan, place: Place, instance: str, log: Path, kv_tokens: int | None = None
+) -> OwnedProcess:
+    """Starts the server of an engine on this machine. `instance`: a name for this start.
+
+    kv_tokens: the KV capacity that it is to have; None: what SGLang finds. Raises ConfigError.
+    """
+    config, gpu = plan.config, gpu_visible()
+    # SGLang measures its free memory; the schedule relies on the capacity of before.
+    flags: dict[str, FlagValue] = {} if kv_tokens is None else {"max-total-tokens": kv_tokens}
+    return await start_server(
+        flags
+        | plan.pool.flags(gpu)
+        | draft_flags.flags(config.draft)
+        | exact.flags(config, gpu)
+        | place_flags(config, place),
+        log,
+        place.cores,
+        {
+            **plan.pool.environment(),
+            **draft_flags.environment(config.draft),
+            **plan.environment,
+            **config.engines.environment,
+            contract.INSTANCE: instance,
+        },
+        api_key(config.engines),
+        module=plan.module,
+    )
+
+
+def place_flags(config: FleetConfig, place: Place) -> dict[str, FlagValue]:
+    """Returns the flags of model, machine and place. The user's flags override our defaults."""
+    # The port for ranks that SGLang itself picks may be taken by an outgoing connection first.
+    flags = model_flags(config.model) | {
+        "host": place.host,
+        "port": place.port,
+        "nccl-port": free_port(),
+    }
+    flags |= {"base-gpu-id": place.base_gpu} if gpu_visible() else cpu_flags()
+    return flags | config.engines.flags()
+
+
+def ranks(own: Mapping[str, FlagValue]) -> int:
+    """Returns the number of ranks of one server; each has its own GPU."""
+    return int(str(own.get("tp-size", own.get("tensor-parallel-size", own.get("tp", 1)))))
