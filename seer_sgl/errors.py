@@ -8,6 +8,7 @@ SeerError
 ├── PoolError               the KV pool did not become ready: exit status 1
 ├── HubError                the draft hub did not become ready: exit status 1
 ├── EngineStartError        an engine did not become ready: exit status 1
+│   └── EngineDelayed       it has no place yet, or lost it: it may become ready later
 ├── EngineError             one chunk did not come back
 │   ├── EngineUnavailable   connection, HTTP status: another engine can run the chunk
 │   │   ├── EngineDied      its server has ended: each of its chunks may be the cause
@@ -66,6 +67,15 @@ class HubError(SeerError):
 
 class EngineStartError(SeerError):
     """An engine did not become ready; the message includes the end of its log."""
+
+
+class EngineDelayed(EngineStartError):
+    """The cluster has no room for an engine, or lost its node while it was starting."""
+
+    def __init__(self, engine_id: str, why: str) -> None:
+        super().__init__(f"engine {engine_id}: {why}")
+        self.engine_id = engine_id
+        self.why = why
 
 
 class EngineError(SeerError):

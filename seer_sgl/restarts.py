@@ -60,8 +60,12 @@ class Restarts:
 
     @property
     def down(self) -> bool:
-        """Whether its end was recorded, and no start since."""
+        """Whether its end or absence was recorded, and no start since."""
         return self._reason is not None
+
+    def absent(self, reason: str) -> None:
+        """Records that it was never started, which is no failure."""
+        self._reason = reason
 
     def ended(self, reason: str, now: float, *, ready: bool = True) -> None:
         """Records its end. `ready`: it had worked; else it failed to start."""
@@ -76,7 +80,7 @@ class Restarts:
         """Returns whether it is to be started now; decides on the quarantine."""
         if self._reason is None or self.quarantine is not None:
             return False
-        if now - self._row[-1].at < self._pause:
+        if self._row and now - self._row[-1].at < self._pause:
             return False
         failures = sum(not (each.ready and self._incidents.common(each.at)) for each in self._row)
         if failures < MOST_FAILURES:

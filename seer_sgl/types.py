@@ -374,11 +374,15 @@ class ServerPhase(Enum):
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """The server process of an engine. `starts`: how often the fleet has started it again."""
+    """The server process of an engine. `starts`: how often the fleet has started it again.
+
+    `url`: of the newest server, which may run on another machine than the first; None: unchanged.
+    """
 
     phase: ServerPhase = ServerPhase.RUNNING
     why: str = ""
     starts: int = 0
+    url: str | None = None
 
 
 class EngineWork(msgspec.Struct, frozen=True, kw_only=True):

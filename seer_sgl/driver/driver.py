@@ -332,7 +332,7 @@ class Driver:
             return engine_id, None
 
     def add_engine(self, engine: Engine) -> None:
-        """Adds an engine, which receives chunks at once.
+        """Adds an engine, which receives chunks at once if its server runs.
 
         Raises ConfigError if it does not fit the other engines or is already in the fleet.
         """
@@ -353,8 +353,8 @@ class Driver:
     def _join(self, engine: Engine) -> None:
         slot = new_slot(self._settings.scheduling, engine.info)
         self._loop.add_engine(slot, engine)
-        self._monitor.add(slot, engine)
         self._loop.health_changed(slot.engine_id, State.HEALTHY, "")
+        self._monitor.add(slot, engine)
 
     def _check_fit(self, info: EngineInfo) -> None:
         present = self.engines

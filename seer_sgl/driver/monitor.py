@@ -72,6 +72,10 @@ class Monitor:
         watched = self._watched[slot.engine_id] = Watched(
             slot, engine, self._stall_timeout_s, self._poll_s
         )
+        watched.follow()
+        if not watched.health.serves:  # its server was not started yet
+            self._control.set_available(slot.engine_id, False)
+            self._publish(watched)
         if slot.available:
             self._available.add(slot)
         if self._tasks is not None:
@@ -156,12 +160,12 @@ class Monitor:
     def _failed(self, watched: Watched, error: EngineError) -> None:
         """Records that the engine does not answer a poll as it should."""
         slot, health = watched.slot, watched.health
-        if watched.engine.server.phase is ServerPhase.RUNNING:
+        if watched.engine.server.phase is ServerPhase.RUNNING:  # else it is not expected to answer
             self._why = str(error)
+            if not isinstance(error, StartedAgain):
+                health.failed(str(error))
         if isinstance(error, StartedAgain):
             watched.started_elsewhere(str(error))
-        else:
-            health.failed(str(error))
         if slot.available:
             self._control.set_available(slot.engine_id, False)
 

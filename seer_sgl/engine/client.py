@@ -126,7 +126,7 @@ class HttpEngine:
         """
         self._refresh_at = asyncio.get_running_loop().time() + REFRESH_EVERY_S
         try:
-            current = await describe(self._session, self._info.engine_id, self._info.url)
+            current = await describe(self._session, self._info.engine_id, self._url)
         except EngineStartError as error:
             raise EngineUnavailable(str(error), engine_id=self._info.engine_id) from error
         if current.instance != self._info.instance and not new_weights:
@@ -193,7 +193,7 @@ class HttpEngine:
     async def _stream(
         self, body: LateBody, streamed: StreamedReply, on_tokens: OnTokens, limit: int
     ) -> ChunkReply:
-        url, known = f"{self._info.url}/generate", self._info.weight_version
+        url, known = f"{self._url}/generate", self._info.weight_version
         try:
             async with self._session.post(url, data=body) as response:
                 if response.status >= 400:
@@ -233,7 +233,7 @@ class HttpEngine:
         data = None if body is None else LateBody(lambda: body)
         try:
             async with self._session.request(
-                method, self._info.url + path, data=data, headers=headers
+                method, self._url + path, data=data, headers=headers
             ) as response:
                 yield response
         except (aiohttp.ClientError, OSError) as error:
@@ -306,7 +306,7 @@ class HttpEngine:
         """
         try:
             await self._control("/health", HEALTH_TIMEOUT_S)
-            now = await describe(self._session, self._info.engine_id, self._info.url)
+            now = await describe(self._session, self._info.engine_id, self._url)
         except (EngineError, EngineStartError) as error:
             return str(error)
         if self._info.pool is None:  # the fleet does not use the engine's pool (engine/fleet.py)
@@ -328,10 +328,10 @@ class HttpEngine:
         if current.weights is None:
             return f"{self._name}: a server without the plugin does not name its weights"
         try:
-            now = await describe(self._session, self._info.engine_id, self._info.url)
+            now = await describe(self._session, self._info.engine_id, self._url)
             if now.weights != current.weights:
                 await self._load_weights(current.model_path, UNVERIFIED)
-                now = await describe(self._session, self._info.engine_id, self._info.url)
+                now = await describe(self._session, self._info.engine_id, self._url)
             if now.weights != current.weights:
                 return (
                     f"{self._name}: {current.model_path} does not have weights "
@@ -352,8 +352,13 @@ class HttpEngine:
         await self._call("POST", "/update_weights_from_disk", aiohttp.JsonPayload(body))
 
     @property
+    def _url(self) -> str:
+        """The URL of the newest server; `info` has it once that server was checked."""
+        return self._server().url or self._info.url
+
+    @property
     def _name(self) -> str:
-        return f"engine {self._info.engine_id} ({self._info.url})"
+        return f"engine {self._info.engine_id} ({self._url})"
 
     async def _plugin(self) -> contract.PluginReport | None:
         """Returns the current report of our plugin; None for a stock server."""
@@ -377,7 +382,7 @@ class HttpEngine:
         limit: int = REPLY_BYTES,
     ) -> bytes:
         try:
-            async with self._session.request(method, self._info.url + path, data=body) as response:
+            async with self._session.request(method, self._url + path, data=body) as response:
                 reply = await read_body(response, limit)
         except (aiohttp.ClientError, OSError) as error:
             raise self._unreachable(error) from error
@@ -411,7 +416,7 @@ class HttpEngine:
     async def _end(self) -> str | None:
         """Returns why the server that had our chunks has ended; None if it still answers."""
         try:
-            now = await describe(self._session, self._info.engine_id, self._info.url)
+            now = await describe(self._session, self._info.engine_id, self._url)
         except (EngineUnavailable, EngineStartError) as error:
             why = self.server.why
             return f"{self._name}: {why}" if why else str(error)

@@ -17,12 +17,12 @@ WATCH_S = 0.5
 
 
 class _Kept:
-    """One engine: its newest start, and its starts so far."""
+    """One engine: its newest start, and its starts so far. `start` None: it had none yet."""
 
-    def __init__(self, start: EngineStart, info: EngineInfo, incidents: Incidents) -> None:
+    def __init__(self, info: EngineInfo, start: EngineStart | None, incidents: Incidents) -> None:
         self.start = start
         self.kv_tokens = info.max_total_num_tokens
-        self.restarts = Restarts(start.engine_id, incidents)
+        self.restarts = Restarts(info.engine_id, incidents)
         self.why = ""  # how its server ended the last time
         self.starting: asyncio.Task[None] | None = None
 
@@ -33,15 +33,21 @@ class _Kept:
             return ServerPhase.QUARANTINED
         if self.starting is not None:
             return ServerPhase.STARTING
-        ended = self.restarts.down or self.start.exit_reason() is not None
+        ended = self.restarts.down or self.exit_reason is not None
         return ServerPhase.ENDED if ended else ServerPhase.RUNNING
+
+    @property
+    def exit_reason(self) -> str | None:
+        """How its newest server ended; None if that runs, or if there was none."""
+        return None if self.start is None else self.start.exit_reason()
 
 
 class Keeper:
     """Watches the servers that the launcher has started. Joined servers are not its concern.
 
-    A server that was started again has the id, the place and the URL of the one before. The driver
-    checks it before it sends chunks there.
+    A server that was started again has the engine id of the one before. A local one has its place
+    and URL too; a cluster chooses a place, so an engine's URL is that of its newest server. The
+    driver checks the server before it sends chunks there.
     """
 
     def __init__(self, launcher: Launcher, session: aiohttp.ClientSession) -> None:
@@ -53,7 +59,13 @@ class Keeper:
     def add(self, start: EngineStart, info: EngineInfo) -> None:
         """Watches a server from now on, if it was started here."""
         if start.process is not None:
-            self._kept[start.engine_id] = _Kept(start, info, self._incidents)
+            self._kept[start.engine_id] = _Kept(info, start, self._incidents)
+
+    def add_late(self, info: EngineInfo, why: str) -> None:
+        """Starts the server of an engine as soon as it can be. `info`: what it is to be like."""
+        kept = self._kept[info.engine_id] = _Kept(info, None, self._incidents)
+        kept.why = why
+        kept.restarts.absent(why)
 
     async def remove(self, engine_id: str) -> None:
         """Leaves a server alone from now on; a start in progress is cancelled."""
@@ -71,10 +83,11 @@ class Keeper:
         if kept is None:
             return Server()
         phase = kept.phase
-        why = kept.restarts.quarantine or kept.start.exit_reason() or ""
+        why = kept.restarts.quarantine or self._launcher.delay(engine_id) or kept.exit_reason or ""
         if not why and phase is not ServerPhase.RUNNING:
             why = kept.why
-        return Server(phase=phase, why=why, starts=kept.restarts.count)
+        url = None if kept.start is None else kept.start.url
+        return Server(phase=phase, why=why, starts=kept.restarts.count, url=url)
 
     def end(self, engine_id: str, why: str) -> None:
         """Has a server that runs and hangs started again, as if it had ended."""
@@ -95,7 +108,7 @@ class Keeper:
     def _due(self, kept: _Kept) -> bool:
         """Records the end of a server. Returns whether it is to be started again now."""
         restarts, now = kept.restarts, asyncio.get_running_loop().time()
-        reason = kept.start.exit_reason()
+        reason = kept.exit_reason
         if reason is not None and not restarts.down:
             kept.why = reason
             restarts.ended(reason, now)
@@ -108,15 +121,16 @@ class Keeper:
         return False
 
     async def _start(self, kept: _Kept) -> None:
-        loop, restarts, engine_id = asyncio.get_running_loop(), kept.restarts, kept.start.engine_id
-        logger.warning("engine %s is being started again: %s", engine_id, kept.why)
+        loop, restarts, engine_id = asyncio.get_running_loop(), kept.restarts, kept.restarts.name
+        again = "" if kept.start is None else " again"
+        logger.warning("engine %s is being started%s: %s", engine_id, again, kept.why)
         began = loop.time()
         restarts.started(began)
         try:
             kept.start = await self._launcher.start_again(engine_id, kept.kv_tokens)
             await await_ready(kept.start, self._session)
             restarts.ready(loop.time())
-            logger.info("engine %s is up again after %.0f s", engine_id, loop.time() - began)
+            logger.info("engine %s is up%s after %.0f s", engine_id, again, loop.time() - began)
         except (EngineStartError, ConfigError, OSError) as error:  # OSError: no descriptor, no fork
             kept.why = str(error).partition("\n")[0].rstrip(":")
             restarts.ended(kept.why, loop.time(), ready=False)

@@ -13,7 +13,7 @@ class EngineProcess(Protocol):
 
     @property
     def exit_status(self) -> int | None:
-        """The exit status; None while the process runs."""
+        """The exit status; None while the process runs, or if it was lost with its machine."""
 
     def exit_reason(self) -> str | None:
         """Returns how the process ended, in one line; None while it runs."""
@@ -29,7 +29,7 @@ class EngineProcess(Protocol):
 
 
 class EngineStart(NamedTuple):
-    """An engine that is coming up.
+    """An engine that is coming up. `url`: of this start.
 
     `process` and `instance`, its name for this start, are None for a server started elsewhere.
     """
@@ -56,14 +56,20 @@ class Launcher(Protocol):
         """Starts one more server, or joins the one at `url`; does not wait until it is ready.
 
         Raises ConfigError if the config has no room for the engine, or if this launcher requires
-        or rejects a url. Raises EngineStartError if the engine is stopped meanwhile.
+        or rejects a url. Raises EngineDelayed if it can be started later only, and EngineStartError
+        if the engine is stopped meanwhile.
         """
 
     async def start_again(self, engine_id: str, kv_tokens: int) -> EngineStart:
-        """Starts the server of an engine again that has ended, at the same URL; does not wait.
+        """Starts the server of an engine again that has ended; does not wait until it is ready.
 
-        kv_tokens: the KV capacity that it had and is to have. Raises like `start`.
+        It waits until there is room for the server. kv_tokens: the KV capacity that it had and is
+        to have. Raises like `start`.
         """
+
+    def delay(self, engine_id: str) -> str | None:
+        """Returns why a start waits for room; None if none does."""
+        return None
 
     async def stop(self, engine_id: str) -> None:
         """Ends an engine's server and its child processes; a joined server keeps running."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import aiohttp
 
 from seer_sgl.engine.describe import describe
-from seer_sgl.errors import ConfigError, EngineStartError, EngineUnavailable
+from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError, EngineUnavailable
 from seer_sgl.types import EngineInfo
 
 from .launcher import EngineStart
@@ -20,17 +20,22 @@ REMIND_S = 15.0
 
 async def all_ready(
     starts: Sequence[EngineStart], session: aiohttp.ClientSession
-) -> list[EngineInfo]:
+) -> list[EngineInfo | EngineDelayed]:
     """Waits for all engines concurrently and returns their descriptions.
 
-    Raises the first failure, EngineStartError or ConfigError, and cancels the other waits.
+    The description of an engine whose machine was lost meanwhile is the error. Raises the first
+    other failure, EngineStartError or ConfigError, and cancels the other waits.
     """
     began = time.monotonic()
     pending = {start.engine_id: start for start in starts}
 
-    async def wait(start: EngineStart) -> EngineInfo:
-        info = await await_ready(start, session)
-        del pending[start.engine_id]
+    async def wait(start: EngineStart) -> EngineInfo | EngineDelayed:
+        try:
+            info = await await_ready(start, session)
+        except EngineDelayed as delayed:
+            return delayed
+        finally:
+            del pending[start.engine_id]
         logger.info(
             "engine %s ready after %.0f s: %s, SGLang %s, %d KV tokens, %d requests, %s",
             info.engine_id,
@@ -67,7 +72,10 @@ async def all_ready(
 
 
 async def await_ready(start: EngineStart, session: aiohttp.ClientSession) -> EngineInfo:
-    """Polls an engine until it returns its description. Raises EngineStartError."""
+    """Polls an engine until it returns its description.
+
+    Raises EngineStartError, and EngineDelayed if its machine was lost.
+    """
     process = start.process
     deadline = time.monotonic() + start.timeout_s
     while True:
@@ -76,6 +84,8 @@ async def await_ready(start: EngineStart, session: aiohttp.ClientSession) -> Eng
                 f"engine {start.engine_id} ended with status {process.exit_status} while "
                 f"starting; the end of {process.log}:\n{process.log_tail()}"
             )
+        if (lost := start.exit_reason()) is not None:
+            raise EngineDelayed(start.engine_id, lost)
         try:
             info = await _described(start, session)
         except EngineUnavailable as error:
