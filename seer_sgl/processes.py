@@ -25,7 +25,9 @@ from .errors import ConfigError
 PARENT_PID = "SEER_SGL_PARENT_PID"
 PARENT_POLL_S = 1.0
 PORTS = range(20000, 32768)  # outgoing connections begin at 32768 (Linux's ip_local_port_range)
+LOOPBACK = "127.0.0.1"
 _given: set[int] = set()  # ports that free_port has returned
+_held: list[int] | None = None  # file descriptors that keep them from other processes
 LOG_TAIL_LINES = 8
 LAST_LINE_CHARS = 100
 STOP_GRACE_S = 5.0
@@ -34,23 +36,52 @@ LOG_PATH = "; its log: "  # in the reason why a process ended
 PRIVATE = 0o600  # the mode of logs: servers print requests, paths and settings
 
 
-def free_port() -> int:
-    """Returns a free TCP port of the loopback interface. Raises ConfigError if there is none.
+def free_port(host: str = LOOPBACK) -> int:
+    """Returns a TCP port that is free on loopback and on `host`, an address of this machine.
 
     A server opens the port up to half a minute later. So the port is outside the system's range for
-    outgoing connections, and is never returned twice.
+    outgoing connections, and is never returned twice. Raises ConfigError if there is none.
     """
     for port in random.sample(PORTS, len(PORTS)):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
+        if port not in _given and all(_is_free(port, each) for each in {LOOPBACK, host}):
+            if _held is not None and not _hold(port):
                 continue
-        if port not in _given:
             _given.add(port)
             return port
     raise ConfigError(f"no free port from {PORTS.start} to {PORTS.stop - 1}")
+
+
+def _is_free(port: int, host: str) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+def hold_ports() -> None:
+    """Keeps the ports of `free_port` from all processes of this machine that called this too.
+
+    Each process starts one server of many: without it, two of them may choose one port.
+    """
+    global _held  # noqa: PLW0603 (of the process, as _given)
+    if _held is None:
+        _held = []
+
+
+def _hold(port: int) -> bool:
+    """Takes the UDP port of the same number, which no server uses, until this process ends."""
+    assert _held is not None
+    lock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        lock.bind((LOOPBACK, port))
+    except OSError:
+        lock.close()
+        return False
+    _held.append(lock.detach())
+    return True
 
 
 def require_free_port(port: int, key: str, host: str = "127.0.0.1") -> None:
@@ -164,15 +195,11 @@ class OwnedProcess:
 
     def log_tail(self) -> str:
         """Returns the last non-empty lines of the log, indented, for an error message."""
-        return "\n".join(f"    {line}" for line in self._log_lines()[-LOG_TAIL_LINES:])
+        return log_tail(self.log)
 
     def last_line(self) -> str:
         """Returns the last non-empty line of the log, cut to LAST_LINE_CHARS characters."""
-        return (self._log_lines() or ["nothing in its log yet"])[-1][:LAST_LINE_CHARS]
-
-    def _log_lines(self) -> list[str]:
-        text = self.log.read_text(errors="replace")
-        return [line.rstrip() for line in text.splitlines() if line.strip()]
+        return last_line(self.log)
 
     def note_shared_memory(self) -> None:
         """Records the shared memory of this process and its children, for removal in `stop`.
@@ -197,6 +224,21 @@ class OwnedProcess:
                     member.kill()
         await self._process.wait()
         shared_memory.remove(self._shared_memory)
+
+
+def log_tail(log: Path) -> str:
+    """Returns the last non-empty lines of a log, indented, for an error message."""
+    return "\n".join(f"    {line}" for line in _log_lines(log)[-LOG_TAIL_LINES:])
+
+
+def last_line(log: Path) -> str:
+    """Returns the last non-empty line of a log, cut to LAST_LINE_CHARS characters."""
+    return (_log_lines(log) or ["nothing in its log yet"])[-1][:LAST_LINE_CHARS]
+
+
+def _log_lines(log: Path) -> list[str]:
+    text = log.read_text(errors="replace")
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
 
 
 def _family(pid: int) -> list[psutil.Process]:

@@ -125,6 +125,8 @@ def _complaints(config: BenchConfig) -> list[tuple[str, str]]:
         complaints.append(("rollout.prompts", "set this key or bench.workload"))
     if config.bench.workload is not None and not config.sampling.ignore_eos:
         complaints.append(("sampling.ignore_eos", "bench.workload needs true for its lengths"))
+    if config.engines.launch == "ray":
+        complaints.append(("engines.launch", "the benchmark needs local or external"))
     if config.engines.launch == "external" and not config.bench.urls:
         complaints.append(("bench.urls", "launch: external needs this key"))
     if config.scheduling.policy != "seer":

@@ -1,7 +1,7 @@
 """Checks that types cannot express: contradictions, and settings impossible on this machine."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from .addresses import LAST_PORT, is_address, is_url
 from .tree import (
@@ -23,6 +23,7 @@ RESERVED_FLAGS = {
     "port": "engines.base_port",
     "api-key": "engines.api_key",
 }
+SEVERAL_NODES = ("nnodes", "node-rank", "dist-init-addr")  # SGLang flags
 LEAST_MEMORY = 16 << 20  # bytes; Mooncake mounts segments in pieces of 16 MiB
 LEAST_SSD = 64 << 20  # bytes; a few buckets of pages
 LEAST_DRAFT_MEMORY = 1 << 20  # bytes; about ten thousand tokens in an engine's index
@@ -53,7 +54,11 @@ INEXACT_FLAGS = (
 def contradictions(config: Config) -> Iterator[Complaint]:
     """Yields every complaint, the most important first."""
     engines = config.engines
-    yield from (_wrong_external if engines.launch == "external" else _wrong_local)(engines)
+    yield from WRONG_LAUNCH[engines.launch](engines)
+    if engines.launch != "ray":
+        for key in ("ray_address", "ray_resources"):
+            if getattr(engines, key):
+                yield f"engines.{key}", "only for launch: ray"
     yield from _wrong_pool(config.kv_pool, engines)
     yield from _wrong_draft(config.draft, engines)
     yield from _wrong_exact(engines)
@@ -61,8 +66,8 @@ def contradictions(config: Config) -> Iterator[Complaint]:
     yield from _wrong_server(config.server)
     for name, why in config.sampling.problems():
         yield f"sampling.{name}".rstrip("."), why
-    if engines.launch == "local" and config.model.path is None:
-        yield "model.path", "missing; engines.launch: local needs a model"
+    if engines.launch != "external" and config.model.path is None:
+        yield "model.path", f"missing; engines.launch: {engines.launch} needs a model"
 
 
 def _wrong_external(engines: EnginesConfig) -> Iterator[Complaint]:
@@ -76,22 +81,15 @@ def _wrong_external(engines: EnginesConfig) -> Iterator[Complaint]:
     if engines.link is not None and not is_address(engines.link):
         yield "engines.link", f"{engines.link!r} is not of the form host:port"
     if engines.environment:
-        yield "engines.environment", "only for launch: local"
+        yield "engines.environment", "only for engines that are started, not for launch: external"
 
 
-def _wrong_local(engines: EnginesConfig) -> Iterator[Complaint]:
+def _wrong_started(engines: EnginesConfig) -> Iterator[Complaint]:
+    """Yields complaints about engines that the driver starts, here or on a cluster."""
     if engines.urls:
         yield "engines.urls", "only for launch: external"
     if engines.link is not None:
-        yield "engines.link", "only for launch: external; local engines get the driver's address"
-    if isinstance(engines.cores, list):
-        if len(engines.cores) != engines.count:
-            yield "engines.cores", f"{len(engines.cores)} lists for count: {engines.count}"
-        if not all(engines.cores):
-            yield "engines.cores", "an engine without a core"
-        absent = {core for cores in engines.cores for core in cores} - os.sched_getaffinity(0)
-        if absent:
-            yield "engines.cores", f"no core {min(absent)} on this machine"
+        yield "engines.link", "only for launch: external; other engines get the driver's address"
     for name in engines.environment:
         if not name or "=" in name:
             yield "engines.environment", f"{name!r} cannot be the name of a variable"
@@ -100,12 +98,47 @@ def _wrong_local(engines: EnginesConfig) -> Iterator[Complaint]:
         if flag in flags:
             yield f"engines.sglang.{flag}", f"use {key}"
     if "host" in flags:
-        yield "engines.sglang.host", "local engines listen on loopback only, for their driver"
+        where = "loopback only, for their driver" if engines.launch == "local" else "their node"
+        yield "engines.sglang.host", f"{engines.launch} engines listen on {where}"
+
+
+def _wrong_ray(engines: EnginesConfig) -> Iterator[Complaint]:
+    yield from _wrong_started(engines)
+    address = engines.ray_address
+    if address is not None and address.startswith("ray://"):
+        yield "engines.ray_address", "no ray:// address: run the driver on a node of the cluster"
+    elif address not in (None, "auto", "local") and not is_address(str(address)):
+        yield "engines.ray_address", f"{address!r} is not host:port, auto or local"
+    for key in ("cores", "base_port"):
+        if getattr(engines, key) is not None:
+            yield f"engines.{key}", "only for launch: local"
+    for flag in (*SEVERAL_NODES, "base-gpu-id"):
+        if flag in engines.flags():
+            yield f"engines.sglang.{flag}", "not for launch: ray, which gives an engine one node"
+
+
+def _wrong_local(engines: EnginesConfig) -> Iterator[Complaint]:
+    yield from _wrong_started(engines)
+    if isinstance(engines.cores, list):
+        if len(engines.cores) != engines.count:
+            yield "engines.cores", f"{len(engines.cores)} lists for count: {engines.count}"
+        if not all(engines.cores):
+            yield "engines.cores", "an engine without a core"
+        absent = {core for cores in engines.cores for core in cores} - os.sched_getaffinity(0)
+        if absent:
+            yield "engines.cores", f"no core {min(absent)} on this machine"
     if engines.base_port is not None and engines.base_port + engines.count - 1 > LAST_PORT:
         yield (
             "engines.base_port",
             f"{engines.count} ports from {engines.base_port} exceed {LAST_PORT}",
         )
+
+
+WRONG_LAUNCH: Mapping[str, Callable[[EnginesConfig], Iterator[Complaint]]] = {
+    "local": _wrong_local,
+    "ray": _wrong_ray,
+    "external": _wrong_external,
+}
 
 
 def _wrong_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[Complaint]:
@@ -114,7 +147,9 @@ def _wrong_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[Complain
     if engines.launch == "external":
         yield from _wrong_shared_pool(pool, engines)
     elif pool.namespace is not None:
-        yield "kv_pool.namespace", "only for launch: external; each local run has its own namespace"
+        yield "kv_pool.namespace", "only for launch: external; each other run has its own namespace"
+    if engines.launch == "ray":
+        yield from _wrong_cluster_pool(pool)
     flags = engines.flags()
     for flag, key in POOL_FLAGS.items():
         if flag in flags:
@@ -164,6 +199,18 @@ def _wrong_shared_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[C
         yield "kv_pool.master", "external engines need a Mooncake that already runs"
     if pool.backend == "file" and not pool.directory:
         yield "kv_pool.directory", "backend: file needs a folder that every engine can access"
+
+
+def _wrong_cluster_pool(pool: KvPoolConfig) -> Iterator[Complaint]:
+    """Yields missing settings of a pool for engines on the nodes of a cluster."""
+    if pool.backend == "auto":
+        yield "kv_pool.backend", "auto is only for launch: local; name the pool of these engines"
+    if pool.open_ports:
+        yield "kv_pool.open_ports", "only for launch: local; here the nodes' addresses decide"
+    if pool.backend == "mooncake" and pool.master is None:
+        yield "kv_pool.master", "engines on a Ray cluster need a Mooncake that already runs"
+    if pool.backend == "file" and not pool.directory:
+        yield "kv_pool.directory", "backend: file needs a folder that every node can access"
 
 
 def _wrong_draft(draft: DraftConfig, engines: EnginesConfig) -> Iterator[Complaint]:

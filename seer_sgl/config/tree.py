@@ -56,12 +56,20 @@ Cores = list[list[Natural]] | Literal["auto"] | None
 
 
 class EnginesConfig(Section, frozen=True):
-    """The SGLang servers: started here (`local`) or already running (`external`, by `urls`)."""
+    """The SGLang servers: started here (`local`), on a cluster (`ray`), or already running
+    (`external`, by `urls`)."""
 
-    launch: Literal["local", "external"] = "local"
-    """`local` starts servers on this machine; `external` joins servers that already run."""
+    launch: Literal["local", "ray", "external"] = "local"
+    """`local` starts servers on this machine; `ray` starts them on the nodes of a Ray cluster
+    ([how](fleet.md#engines-on-a-ray-cluster)); `external` joins servers that already run."""
     count: Processes = 1
-    """Local servers."""
+    """Servers to start."""
+    ray_address: str | None = None
+    """host:port of a Ray cluster that this machine is a node of; `auto`: the one that runs here;
+    `local`: a new one for this command. Default: `RAY_ADDRESS`, else `local`."""
+    ray_resources: dict[str, Annotated[float, msgspec.Meta(gt=0.0)]] = {}
+    """What Ray reserves for an engine: `{GPU: 8, CPU: 16}`. Default: a GPU per rank; on a cluster
+    without GPUs, a CPU per rank."""
     cores: Cores = None
     """CPU cores to pin each local engine to, one list per engine; `auto`: all cores in equal shares
     where there is a GPU, else one core per engine, in turn."""
@@ -73,7 +81,7 @@ class EnginesConfig(Section, frozen=True):
     change a bit, and refuse what cannot be exact; plain steps become slower. On a CPU: require
     deterministic inference. ([What holds where](exactness.md#what-does-enginesexact-do))"""
     environment: dict[str, str] = {}
-    """Environment variables of local engines. Reports mask their values."""
+    """Environment variables of the engines that are started. Reports mask their values."""
     urls: list[str] = []
     """Addresses of external engines."""
     link: str | None = None
@@ -88,7 +96,8 @@ class EnginesConfig(Section, frozen=True):
     recovery_timeout_s: Seconds = 60.0
     """Seconds that a rollout waits while no engine serves."""
     api_key: str | None = None
-    """Bearer token of the engines. Default: `SEER_SGL_API_KEY`."""
+    """Bearer token of the engines. Default: `SEER_SGL_API_KEY`; on a Ray cluster of several
+    machines, a new one."""
 
     def flags(self) -> dict[str, FlagValue]:
         """Returns the user's own SGLang flags, spelled as on a command line."""

@@ -6,33 +6,33 @@ import copy
 import functools
 import itertools
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import aiohttp
 import msgspec
 
 from seer_sgl.config import EnginesConfig, FleetConfig
-from seer_sgl.errors import ConfigError, EngineStartError
+from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError
 from seer_sgl.kvpool.backend import resolved
-from seer_sgl.kvpool.hicache import open_pool
 from seer_sgl.link.contract import HUB_URL, LINK_TOKEN, LINK_URL
-from seer_sgl.link.hub import DraftSink, HubClient, start_hub
-from seer_sgl.link.server import LinkServer, link_url, open_link, shared_token
-from seer_sgl.processes import require_free_port
+from seer_sgl.link.hub import DraftSink
+from seer_sgl.link.server import LinkServer
+from seer_sgl.processes import LOOPBACK
 from seer_sgl.types import EngineInfo
 
 from .client import HttpEngine
 from .keeper import Keeper
-from .launch.exact import require_exact
-from .launch.external import ExternalLauncher
 from .launch.launcher import EngineStart, Launcher
-from .launch.local import LocalLauncher
-from .launch.process import api_key, gpu_visible, require_model, require_sglang
+from .launch.process import api_key
+from .launch.ray_cluster import open_cluster
 from .launch.ready import all_ready
+from .opening import on_cluster, open_driver_link, open_hub, open_launcher
 from .session import open_session
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 LINK_TIMEOUT_S = 15.0  # an engine's plugin tries twice a second
 
 
@@ -74,9 +74,13 @@ class Fleet:
         return engine
 
     async def start_all(self) -> None:
-        """Starts or joins the engines of the config concurrently. Raises like `start_engine`."""
+        """Starts or joins the engines of the config concurrently. Raises like `start_engine`.
+
+        On a cluster one engine is enough: those that have no room there are started later.
+        """
         config = self._config
-        await self._add(config.urls if config.launch == "external" else [None] * config.count)
+        urls = config.urls if config.launch == "external" else [None] * config.count
+        await self._add(urls, later=config.launch == "ray")
 
     async def stop_engine(self, engine_id: str) -> None:
         """Removes an engine, and ends its processes if they were started here.
@@ -106,24 +110,46 @@ class Fleet:
         other.engines = list(engines)
         return other
 
-    async def _add(self, urls: Sequence[str | None]) -> list[HttpEngine]:
-        """Starts or joins engines concurrently: all of them or none. A url of None: starts one."""
+    async def _add(self, urls: Sequence[str | None], *, later: bool = False) -> list[HttpEngine]:
+        """Starts or joins engines concurrently: all of them or none. A url of None: starts one.
+
+        later: engines that are delayed are started later, provided that another one is ready now.
+        """
         ids = [f"e{next(self._numbers)}" for _ in urls]
         try:
-            starts = [
-                await self._launcher.start(engine_id, url)
-                for engine_id, url in zip(ids, urls, strict=True)
-            ]
+            placed = await _all_done(map(self._placed, ids, urls))
+            starts = [start for start in placed if isinstance(start, EngineStart)]
             infos = await all_ready(starts, self._session)
-            engines = [
-                await self._linked(start, info) for start, info in zip(starts, infos, strict=True)
-            ]
+            ready = [info for info in infos if isinstance(info, EngineInfo)]
+            delayed = [each for each in (*placed, *infos) if isinstance(each, EngineDelayed)]
+            if delayed and not (later and ready):
+                raise delayed[0]
+            engines = {
+                info.engine_id: await self._linked(start, info)
+                for start, info in zip(starts, infos, strict=True)
+                if isinstance(info, EngineInfo)
+            }
+            engines |= {each.engine_id: self._late(each, ready[0]) for each in delayed}
         except BaseException:
             await asyncio.gather(*map(self._keeper.remove, ids))
             await asyncio.gather(*map(self._launcher.stop, ids))
             raise
-        self.engines += engines
-        return engines
+        added = [engines[engine_id] for engine_id in ids]
+        self.engines += added
+        return added
+
+    async def _placed(self, engine_id: str, url: str | None) -> EngineStart | EngineDelayed:
+        try:
+            return await self._launcher.start(engine_id, url)
+        except EngineDelayed as delayed:
+            return delayed
+
+    def _late(self, delayed: EngineDelayed, like: EngineInfo) -> HttpEngine:
+        """Returns an engine that has no server yet and is described like another one."""
+        logger.warning("engine %s is started later: %s", delayed.engine_id, delayed.why)
+        info = msgspec.structs.replace(like, engine_id=delayed.engine_id, url="", instance=None)
+        self._keeper.add_late(info, delayed.why)
+        return self._engine(info)
 
     async def _linked(self, start: EngineStart, info: EngineInfo) -> HttpEngine:
         """Returns the engine once its plugin is linked; without a KV pool if it cannot link.
@@ -136,8 +162,11 @@ class Fleet:
             else:
                 await self._await_link(info)
         self._keeper.add(start, info)
-        server = functools.partial(self._keeper.server, start.engine_id)
-        end_server = functools.partial(self._keeper.end, start.engine_id)
+        return self._engine(info)
+
+    def _engine(self, info: EngineInfo) -> HttpEngine:
+        server = functools.partial(self._keeper.server, info.engine_id)
+        end_server = functools.partial(self._keeper.end, info.engine_id)
         return HttpEngine(info, self._session, server, end_server)
 
     async def _await_link(self, info: EngineInfo) -> None:
@@ -161,13 +190,18 @@ async def open_fleet(config: FleetConfig, log_dir: Path) -> AsyncIterator[Fleet]
     """
     config = config._replace(kv_pool=resolved(config.kv_pool))
     async with contextlib.AsyncExitStack() as stack:
-        link = await stack.enter_async_context(_open_link(config))
-        hub = await stack.enter_async_context(_open_hub(config, log_dir, link.token))
+        cluster = None
+        if config.engines.launch == "ray":
+            cluster = await stack.enter_async_context(open_cluster(config.engines))
+            config = on_cluster(config, cluster)
+        host = LOOPBACK if cluster is None else cluster.address
+        link = await stack.enter_async_context(open_driver_link(config, host))
+        hub = await stack.enter_async_context(open_hub(config, log_dir, link.token, host))
         session = await stack.enter_async_context(open_session(api_key(config.engines)))
         environment = {LINK_URL: link.url, LINK_TOKEN: link.token}
         if hub is not None:
             environment[HUB_URL] = hub.url
-        opening = _open_launcher(config, log_dir, environment)
+        opening = open_launcher(config, log_dir, environment, cluster)
         launcher = await stack.enter_async_context(opening)
         fleet = Fleet(config.engines, launcher, link=link, drafts=hub, session=session)
         await fleet.start_all()
@@ -179,62 +213,13 @@ async def open_fleet(config: FleetConfig, log_dir: Path) -> AsyncIterator[Fleet]
             await asyncio.wait({keeping})
 
 
-@contextlib.asynccontextmanager
-async def _open_launcher(
-    config: FleetConfig, log_dir: Path, environment: Mapping[str, str]
-) -> AsyncIterator[Launcher]:
-    """Opens the launcher of `engines.launch`; on exit it ends every server it started.
-
-    `environment`: the environment variables of each server that is started here.
-    """
-    if config.engines.launch == "external":
-        yield ExternalLauncher()
-        return
-    require_sglang()
-    require_model(config.model.path or "")
-    require_exact(config, gpu_visible())
-    async with open_pool(config.kv_pool, log_dir) as pool:
-        logger.info("starting %d SGLang engine(s), logs in %s", config.engines.count, log_dir)
-        launcher = LocalLauncher(config, log_dir, pool, environment)
-        async with contextlib.aclosing(launcher):
-            yield launcher
-
-
-def _open_link(config: FleetConfig) -> contextlib.AbstractAsyncContextManager[LinkServer]:
-    if config.engines.link is None:
-        # An engine uses one token for driver and hub.
-        token = None if config.draft.hub is None else _hub_token()
-        return open_link(token=token)
-    token = shared_token("engines")
-    host, _, port = config.engines.link.rpartition(":")
-    require_free_port(int(port), "engines.link", host)
-    return open_link(host, int(port), token)
-
-
-@contextlib.asynccontextmanager
-async def _open_hub(
-    config: FleetConfig, log_dir: Path, token: str
-) -> AsyncIterator[HubClient | None]:
-    """Opens the client of the draft hub, and starts the hub for local engines that draft.
-
-    Yields None without a hub. `token`: the link's token, which a hub started here shares.
-    """
-    draft = config.draft
-    async with contextlib.AsyncExitStack() as stack:
-        if draft.hub is not None:
-            url, token = link_url(draft.hub), _hub_token()
-        elif draft.scope != "none" and config.engines.launch == "local":
-            # Scopes `engine` and `request` need it too, although their engines share no tokens: it
-            # passes the end of each group on (and `draft.history`). Without it, an engine keeps
-            # the tokens of finished groups until `draft.memory` is full.
-            url = await stack.enter_async_context(start_hub(draft, log_dir, token))
-        else:
-            yield None
-            return
-        hub = HubClient(url, token)
-        stack.callback(hub.close)
-        yield hub
-
-
-def _hub_token() -> str:
-    return shared_token("draft hub", "draft.hub")
+async def _all_done(starts: Iterable[Awaitable[T]]) -> list[T]:
+    """Returns all results; if one fails or this is cancelled, the others have ended too."""
+    tasks = [asyncio.ensure_future(start) for start in starts]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -18,7 +18,7 @@ from seer_sgl.config import DraftConfig
 from seer_sgl.draft.messages import Deltas, Done, batched, pieces, wire_name
 from seer_sgl.errors import HubError
 from seer_sgl.kept_processes import KeptProcess, kept_alive
-from seer_sgl.processes import free_port
+from seer_sgl.processes import LOOPBACK, free_port
 
 from . import contract, messages
 from .client import Link
@@ -98,13 +98,15 @@ class HubClient(DraftSink):
 
 
 @contextlib.asynccontextmanager
-async def start_hub(config: DraftConfig, log_dir: Path, token: str) -> AsyncIterator[str]:
-    """Starts a draft hub on loopback for the block, restarts it if it dies, and yields its URL.
+async def start_hub(
+    config: DraftConfig, log_dir: Path, token: str, host: str = LOOPBACK
+) -> AsyncIterator[str]:
+    """Starts a draft hub on `host` for the block, restarts it if it dies, and yields its URL.
 
     Raises HubError if it does not become ready.
     """
-    port = free_port()
-    arguments = ["drafthub", "--port", str(port), "--memory", config.memory]
+    port = free_port(host)
+    arguments = ["drafthub", "--host", host, "--port", str(port), "--memory", config.memory]
     process = KeptProcess(
         "draft hub",
         [sys.executable, "-m", "seer_sgl", *arguments],
@@ -115,7 +117,7 @@ async def start_hub(config: DraftConfig, log_dir: Path, token: str) -> AsyncIter
         await process.start()
         await _ready(process)
         async with kept_alive([process]):
-            yield link_url(f"127.0.0.1:{port}")
+            yield link_url(f"{host}:{port}")
     finally:
         await process.stop()
 

@@ -137,8 +137,9 @@ class Workers:
 
     async def _join(self, url: str) -> EngineInfo:
         """Returns the engine at a URL once it is in the fleet. Raises HttpError or ConfigError."""
-        if self._service.config.engines.launch != "external":
-            raise Conflict("engines.launch: local; only an external fleet takes more engines")
+        launch = self._service.config.engines.launch
+        if launch != "external":
+            raise Conflict(f"engines.launch: {launch}; only an external fleet takes more engines")
         if not is_url(url):
             raise BadRequest(f"url: {url!r} is not of the form http://host:port")
         async with self._control.lock:  # no update begins meanwhile

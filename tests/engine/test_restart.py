@@ -72,7 +72,7 @@ def config(model: Path, starts: Path, mode: str = "serve", **sections: Any) -> d
 async def rolling(settings: dict[str, Any], tmp_path: Path) -> AsyncIterator[Rollout]:
     """Opens a rollout of a fleet that the real launcher starts; its model has no tokenizer."""
     async with open_fleet(parse(settings).fleet, tmp_path / "logs") as fleet:
-        urls = [engine.info.url for engine in fleet.engines]
+        urls = [engine.info.url for engine in fleet.engines if engine.info.url]
         engines = {key: settings["engines"][key] for key in OURS if key in settings["engines"]}
         outside = {**settings, "engines": {"launch": "external", "urls": urls, **engines}}
         del outside["model"]

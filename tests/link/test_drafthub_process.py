@@ -142,7 +142,7 @@ async def test_a_hub_that_cannot_start_is_reported_with_the_end_of_its_log(
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        monkeypatch.setattr(hub, "free_port", lambda: taken.getsockname()[1])
+        monkeypatch.setattr(hub, "free_port", lambda *_: taken.getsockname()[1])
         with pytest.raises(HubError, match=r"(?s)draft hub: .* status 2; .*Address already in use"):
             async with start_hub(DraftConfig(), tmp_path, "secret"):
                 pass

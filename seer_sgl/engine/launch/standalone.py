@@ -86,7 +86,8 @@ def _without_fleet(arguments: list[str]) -> tuple[list[str], str | None]:
 def _fleet_flags(config: FleetConfig) -> list[str]:
     if config.engines.launch != "external":
         raise ConfigError(
-            f"engine: {FLEET}: with engines.launch: local, the driver starts the engines itself"
+            f"engine: {FLEET}: with engines.launch: {config.engines.launch}, the driver starts the "
+            "engines itself"
         )
     gpu = gpu_visible()
     exact.require_exact(config, gpu)

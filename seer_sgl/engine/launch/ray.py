@@ -1,0 +1,204 @@
+"""SGLang servers on the nodes of a Ray cluster: an actor per engine, in a placement group."""
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import (
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from typing_extensions import override
+
+from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError, SeerError
+
+from .launcher import EngineStart, Launcher
+from .ray_host import EngineHost, Hosted
+from .ray_process import RemoteProcess
+from .server import Plan
+
+logger = logging.getLogger(__name__)
+ROOM_S = 10.0  # an engine that Ray has not placed after this time has no room for now
+STOP_S = 20.0  # for the end of a server on a node that answers
+PLACED = "CREATED"  # the state of a placement group whose resources are reserved
+CALLS = 4  # at once, of an actor: `follow` and `stop` must not wait for each other
+
+
+class RayLauncher(Launcher):
+    """Starts servers where Ray has room. `resources`: what Ray reserves for each.
+
+    The actor of an engine is never restarted by Ray. Its end is the end of its server, and the
+    keeper starts the engine again in a new place.
+    """
+
+    def __init__(self, plan: Plan, resources: Mapping[str, float], log_dir: Path) -> None:
+        self._plan = plan
+        self._resources = dict(resources)
+        self._log_dir = log_dir
+        self._wanted: set[str] = set()  # engine ids
+        self._rooms: dict[str, _Room] = {}  # by engine id
+        self._delays: dict[str, str] = {}  # likewise
+        self._starts: Counter[str] = Counter()  # likewise
+
+    @override
+    async def start(self, engine_id: str, url: str | None = None) -> EngineStart:
+        if url is not None:
+            raise ConfigError(f"engines.launch: ray cannot join a running engine ({url})")
+        self._wanted.add(engine_id)
+        return await self._started(engine_id)
+
+    @override
+    async def start_again(self, engine_id: str, kv_tokens: int) -> EngineStart:
+        await self._leave(engine_id)
+        if engine_id not in self._wanted:
+            raise EngineStartError(f"engine {engine_id} was stopped")
+        return await self._started(engine_id, kv_tokens)
+
+    @override
+    def delay(self, engine_id: str) -> str | None:
+        return self._delays.get(engine_id)
+
+    @override
+    async def stop(self, engine_id: str) -> None:
+        self._wanted.discard(engine_id)
+        await self._leave(engine_id)
+
+    @override
+    async def aclose(self) -> None:
+        self._wanted.clear()
+        await asyncio.gather(*map(self._leave, list(self._rooms)))
+
+    async def _started(self, engine_id: str, kv_tokens: int | None = None) -> EngineStart:
+        """Starts a server. Without `kv_tokens` it is the first one of the engine."""
+        number, self._starts[engine_id] = self._starts[engine_id], self._starts[engine_id] + 1
+        log = self._log_dir / (f"{engine_id}.{number}.log" if number else f"{engine_id}.log")
+        instance, timeout_s = uuid.uuid4().hex, self._plan.config.engines.start_timeout_s
+        room = self._rooms[engine_id] = _Room(self._resources)
+        starting = asyncio.create_task(room.start(self._plan, instance, kv_tokens, log))
+        try:
+            await self._placed(engine_id, room, starting, first=kv_tokens is None)
+            await starting
+        except RayError as error:
+            await self._leave(engine_id)
+            raise EngineDelayed(engine_id, f"its actor ended: {_first_line(error)}") from error
+        except BaseException:
+            starting.cancel()
+            await asyncio.wait({starting})
+            await self._leave(engine_id)
+            raise
+        finally:
+            self._delays.pop(engine_id, None)
+        if self._rooms.get(engine_id) is not room:  # `stop` or `aclose` was called meanwhile
+            await room.leave()
+            raise EngineStartError(f"engine {engine_id} was stopped while it was starting")
+        assert room.process is not None
+        assert room.hosted is not None
+        hosted = room.hosted
+        logger.info("engine %s: process %d on %s", engine_id, hosted.pid, hosted.host)
+        url = f"http://{hosted.host}:{hosted.port}"
+        return EngineStart(engine_id, url, timeout_s, room.process, instance)
+
+    async def _placed(
+        self, engine_id: str, room: "_Room", starting: asyncio.Task[None], *, first: bool
+    ) -> None:
+        """Waits until the cluster has room for an engine.
+
+        At its first start it waits for ROOM_S if another engine has a place, and else for
+        `start_timeout_s`; then raises EngineDelayed.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._plan.config.engines.start_timeout_s
+        while True:
+            done, _ = await asyncio.wait({starting}, timeout=ROOM_S)
+            if done or await room.reserved():
+                return
+            why = f"the cluster has no room for {_listed(self._resources)}"
+            others = any(other.hosted is not None for other in self._rooms.values())
+            if first and (others or loop.time() > deadline):
+                raise EngineDelayed(engine_id, why)
+            if engine_id not in self._delays:
+                logger.warning("engine %s waits: %s", engine_id, why)
+            self._delays[engine_id] = why
+
+    async def _leave(self, engine_id: str) -> None:
+        room = self._rooms.pop(engine_id, None)
+        if room is not None:
+            await room.leave()
+
+
+class _Room:
+    """The resources of one server on a node of the cluster, reserved or asked for."""
+
+    def __init__(self, resources: Mapping[str, float]) -> None:
+        self.hosted: Hosted | None = None
+        self.process: RemoteProcess | None = None
+        named = {**resources}
+        self._group: Any = placement_group([dict(resources)], strategy="PACK")
+        self._host: Any = (
+            ray.remote(EngineHost)
+            .options(
+                num_cpus=named.pop("CPU", 0),
+                num_gpus=named.pop("GPU", 0),
+                resources=named,
+                max_restarts=0,
+                max_task_retries=0,
+                max_concurrency=CALLS,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, 0),
+            )
+            .remote()
+        )
+
+    async def reserved(self) -> bool:
+        """Returns whether the resources are reserved."""
+        table = await asyncio.to_thread(placement_group_table, self._group)
+        return bool(table["state"] == PLACED)
+
+    async def start(self, plan: Plan, instance: str, kv_tokens: int | None, log: Path) -> None:
+        """Starts the server once there is room. Raises ConfigError, and RayError if it is lost."""
+        try:
+            self.hosted = Hosted(*await self._host.start.remote(plan, instance, kv_tokens))
+        except RayTaskError as error:
+            if isinstance(error.cause, SeerError):
+                raise error.cause from None
+            raise EngineStartError(f"the actor of an engine failed: {error}") from error
+        self.process = RemoteProcess(self._host, self.hosted, log, _why_lost)
+
+    async def leave(self) -> None:
+        """Ends the server and its actor, and frees the resources."""
+        if self.hosted is not None:
+            with contextlib.suppress(RayError, TimeoutError):
+                await asyncio.wait_for(self._host.stop.remote(), STOP_S)
+        if self.process is not None:
+            await self.process.close()
+        await asyncio.to_thread(self._free)
+
+    def _free(self) -> None:
+        with contextlib.suppress(RayError, ValueError):
+            ray.kill(self._host)
+        with contextlib.suppress(RayError):
+            remove_placement_group(self._group)
+
+
+async def _why_lost(hosted: Hosted, error: Exception) -> str:
+    """Returns why the actor of a server is gone."""
+    nodes = await asyncio.to_thread(ray.nodes)
+    if any(node["NodeID"] == hosted.node_id and node["Alive"] for node in nodes):
+        return f"its actor on {hosted.host} ended: {_first_line(error)}"
+    return f"its node {hosted.host} left the cluster"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _listed(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())

@@ -1,0 +1,94 @@
+"""The Ray actor that runs the server of one engine on its node.
+
+The server is a child process of the actor. It ends with the actor, and so with its node, its Ray
+and its driver (processes.end_with_parent).
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import shutil
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from seer_sgl import processes
+from seer_sgl.errors import ConfigError
+from seer_sgl.processes import OwnedProcess, free_port
+
+from .exact import require_exact
+from .process import api_key, gpu_visible, require_model, require_sglang
+from .server import Place, Plan, start_planned
+
+FOLLOW_S = 2.0  # a call of `follow` returns after this time at the latest
+MOST_BYTES = 1 << 20  # of the log, per call
+
+
+class Hosted(NamedTuple):
+    """A server on a node of the cluster. `node_id`: Ray's name of the node."""
+
+    host: str
+    port: int
+    pid: int
+    node_id: str
+
+
+class Output(NamedTuple):
+    """A part of a server's log, and its exit status once the log is at its end."""
+
+    log: bytes
+    exit_status: int | None
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether a node's address leads to its own machine only."""
+    return ipaddress.ip_address(host).is_loopback
+
+
+class EngineHost:
+    """Starts one server on the node where Ray has placed this actor."""
+
+    def __init__(self) -> None:
+        self._process: OwnedProcess | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix="seer-sgl-"))
+
+    async def start(self, plan: Plan, instance: str, kv_tokens: int | None) -> Hosted:
+        """Starts the server on the node's address at a free port. Raises ConfigError."""
+        import ray
+
+        processes.hold_ports()
+        config, host = plan.config, ray.util.get_node_ip_address()
+        require_sglang()
+        require_model(config.model.path or "")
+        require_exact(config, gpu_visible())
+        if not is_loopback(host) and api_key(config.engines) is None:
+            raise ConfigError(f"engines.api_key: missing for a server at {host}")
+        place = Place(host, free_port(host))  # Ray shows the actor its own GPUs only
+        log = self._folder / "engine.log"
+        self._process = await start_planned(plan, place, instance, log, kv_tokens)
+        node_id = ray.get_runtime_context().get_node_id()
+        return Hosted(host, place.port, self._process.pid, node_id)
+
+    async def follow(self, offset: int) -> Output:
+        """Returns the log from `offset` on, once there is enough of it or the server has ended."""
+        process = self._process
+        assert process is not None
+        if process.log.stat().st_size - offset < MOST_BYTES:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), FOLLOW_S)
+        status = process.exit_status  # before the log, which is complete then
+        with process.log.open("rb") as log:
+            log.seek(offset)
+            text = log.read(MOST_BYTES)
+        return Output(text, status if len(text) < MOST_BYTES else None)
+
+    async def note_shared_memory(self) -> None:
+        """Records the shared memory of the server, for removal after its end."""
+        assert self._process is not None
+        self._process.note_shared_memory()
+
+    async def stop(self) -> None:
+        """Ends the server and its child processes."""
+        if self._process is not None:
+            await self._process.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)

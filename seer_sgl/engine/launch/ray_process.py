@@ -1,0 +1,96 @@
+"""The driver's side of a server on a node of a Ray cluster: its log, and how it ended."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from ray.exceptions import ActorUnavailableError, RayError
+from typing_extensions import override
+
+from seer_sgl.errors import ConfigError
+from seer_sgl.processes import LOG_PATH, last_line, log_tail, open_private
+
+from .launcher import EngineProcess
+from .ray_host import Hosted, Output
+
+RETRY_S = 0.5
+
+
+class RemoteProcess(EngineProcess):
+    """Copies the log of a server into a file here, which outlives its node, until it ends.
+
+    `host`: the actor that runs it. `why_lost`: returns why an actor is gone.
+    """
+
+    def __init__(
+        self,
+        host: Any,
+        hosted: Hosted,
+        log: Path,
+        why_lost: Callable[[Hosted, Exception], Awaitable[str]],
+    ) -> None:
+        self._host = host
+        self._hosted = hosted
+        self._log = log
+        self._why_lost = why_lost
+        self._status: int | None = None
+        self._lost: str | None = None
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            open_private(log).close()
+        except OSError as error:
+            raise ConfigError(f"log file {log}: {error.strerror}") from error
+        self._following = asyncio.create_task(self._follow())
+
+    @property
+    @override
+    def log(self) -> Path:
+        return self._log
+
+    @property
+    @override
+    def exit_status(self) -> int | None:
+        return self._status
+
+    @override
+    def exit_reason(self) -> str | None:
+        if self._lost is not None:
+            return f"{self._lost}{LOG_PATH}{self._log}"
+        if self._status is None:
+            return None
+        where = f"on {self._hosted.host} " if self._hosted.host else ""
+        return f"its process {where}ended with status {self._status}{LOG_PATH}{self._log}"
+
+    @override
+    def log_tail(self) -> str:
+        return log_tail(self._log)
+
+    @override
+    def last_line(self) -> str:
+        return last_line(self._log)
+
+    @override
+    def note_shared_memory(self) -> None:
+        self._host.note_shared_memory.remote()
+
+    async def close(self) -> None:
+        """Stops watching the server."""
+        self._following.cancel()
+        await asyncio.wait({self._following})
+
+    async def _follow(self) -> None:
+        offset = 0
+        while self._status is None:
+            try:
+                output: Output = await self._host.follow.remote(offset)
+            except ActorUnavailableError:  # a broken connection; Ray decides what it means
+                await asyncio.sleep(RETRY_S)
+            except RayError as error:
+                self._lost = await self._why_lost(self._hosted, error)
+                return
+            else:
+                with self._log.open("ab") as log:
+                    log.write(output.log)
+                offset += len(output.log)
+                self._status = output.exit_status
