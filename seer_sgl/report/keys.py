@@ -18,7 +18,7 @@ KEYS: Mapping[str, str] = {
     "chunks": "chunks that returned",
     "lost_chunks": "chunks that an engine lost",
     "retries": "chunks that were sent because the request's chunk before was lost",
-    "respawns": "engines that were started again after their server had ended",
+    "respawns": "starts of servers during the rollout, after an end or without room before",
     "failed_requests": "requests that were given up; each has a sample with a `failure`",
     "wasted_tokens": (
         "response tokens that came back and are in no sample; what a lost chunk had decoded is "
@@ -85,7 +85,7 @@ KEYS: Mapping[str, str] = {
     "resumed.at_s": "when the last process began, s; the time between two processes is left out",
     "engines[]": "one entry per engine",
     "engines[].engine_id": "the engine",
-    "engines[].url": "its address",
+    "engines[].url": "its address when the run began",
     "engines[].sglang_version": "its SGLang",
     "engines[].plugin": "the version of the plugin in it; null in a stock server",
     "engines[].weight_version": "the name of its weights, from SGLang",

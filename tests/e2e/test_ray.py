@@ -1,0 +1,69 @@
+"""Real engines on a Ray cluster of three nodes: one is lost in a rollout and another one joins."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from seer_sgl import Rollout
+from tests.e2e.compare import assert_identical
+from tests.e2e.conftest import HELD_OUT
+from tests.e2e.test_engine_restart import roll
+from tests.e2e.test_pool import SGLANG, local, pooled
+from tests.e2e.test_pool_faults import until
+from tests.engine.ray_cluster import cluster_of
+
+pytestmark = [pytest.mark.own_engines, pytest.mark.long, pytest.mark.timeout(1800)]
+
+
+async def test_a_node_that_is_lost_in_a_rollout_and_one_that_joins_change_no_sample(
+    tmp_path: Path, log_lines: list[str]
+) -> None:
+    settings = local(
+        3,
+        scheduling={"chunk_tokens": 64},
+        kv_pool=pooled("file", directory=str(tmp_path / "pool")),
+        draft={"scope": "fleet"},
+    )
+    settings["rollout"]["n_samples_per_prompt"] = 4
+    with cluster_of(3) as nodes:
+        settings["engines"] = {
+            "launch": "ray",
+            "ray_address": nodes.address,
+            "count": 3,
+            "sglang": SGLANG,
+        }
+        async with Rollout(settings, log_dir=tmp_path / "logs") as rollout:
+            driver, engines = rollout.driver, rollout.fleet.engines
+            before = [engine.info.url for engine in engines]
+            prompts = rollout.read_prompts(HELD_OUT)[:4]
+            calm, found = await roll(rollout, prompts)
+            assert all(engine["chunks"] > 0 for engine in found["engines"])
+
+            running = asyncio.create_task(roll(rollout, prompts))
+            await until(lambda: all(driver.in_flight(e.info.engine_id) > 1 for e in engines))
+            await asyncio.to_thread(nodes.kill, 1)
+            samples, found = await running
+            assert_identical(calm, samples)
+            assert sum(engine["lost_chunks"] > 0 for engine in found["engines"]) == 1
+            (lost,) = (i for i, each in enumerate(found["engines"]) if each["lost_chunks"])
+            name = engines[lost].info.engine_id
+            await until(lambda: engines[lost].server.starts == 1)
+            assert not driver.available(name)
+
+            joining = asyncio.create_task(asyncio.to_thread(nodes.add))
+            served = 0
+            while not served:  # rollouts go on while the engine starts on the new node
+                samples, found = await roll(rollout, prompts)
+                assert_identical(calm, samples)
+                assert found["failed_requests"] == 0
+                served = found["engines"][lost]["chunks"]
+            await joining
+            assert engines[lost].server.starts == 1
+            after = [engine.info.url for engine in engines]
+            assert [url for i, url in enumerate(after) if i != lost] == [
+                url for i, url in enumerate(before) if i != lost
+            ]
+            assert after[lost] != before[lost]
+    again = f"engine {name} is being started again: its node 127.0.0.1 left the cluster"
+    assert any(line.startswith(again) for line in log_lines)

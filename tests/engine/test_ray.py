@@ -1,0 +1,150 @@
+"""Engines on a Ray cluster of several nodes on this machine; the servers are fakes."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from seer_sgl.config import parse
+from seer_sgl.driver.health import State
+from seer_sgl.engine.fleet import open_fleet
+from seer_sgl.errors import ConfigError
+from tests.link.test_link import until
+
+from .ray_cluster import Nodes, cluster_of
+from .test_restart import all_groups, check, config, pid_of, rolling
+from .test_restart import model as model  # noqa: PLC0414 (a fixture)
+from .test_restart import quick as quick  # noqa: PLC0414 (an autouse fixture)
+
+NO_ROOM = "the cluster has no room for 1 CPU"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Nodes]:
+    """Two nodes, each with room for one engine."""
+    with cluster_of(2) as nodes:
+        yield nodes
+
+
+@pytest.fixture(autouse=True)
+def soon(cluster: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    from seer_sgl.engine.launch import ray
+
+    monkeypatch.setattr(ray, "ROOM_S", 2.0)
+
+
+def on(cluster: Nodes, count: int, **engines: Any) -> dict[str, Any]:
+    return {"launch": "ray", "ray_address": cluster.address, "count": count, **engines}
+
+
+def names(log_lines: list[str], beginning: str, end: str = "") -> list[str]:
+    """Returns the second words of log lines: ids of engines."""
+    found = (line for line in log_lines if beginning in line and line.endswith(end))
+    return [line.split()[1].rstrip(":") for line in found]
+
+
+async def test_a_server_of_ray_that_dies_is_started_again_and_ends_with_the_fleet(
+    cluster: Nodes, model: Path, tmp_path: Path, log_lines: list[str]
+) -> None:
+    starts = tmp_path / "starts"
+    async with rolling(config(model, starts, engines=on(cluster, 2)), tmp_path) as rollout:
+        first = rollout.engines[1].url
+        running = asyncio.create_task(all_groups(rollout))
+        await until(lambda: rollout.driver.in_flight("e1"))
+        os.kill(pid_of(starts, first), signal.SIGKILL)
+        check(await running)
+        await until(lambda: rollout.driver.available("e1"))
+        assert rollout.engines[1].url != first
+        pids = [pid_of(starts, info.url) for info in rollout.engines]
+        assert all(map(psutil.pid_exists, pids))
+    assert not any(map(psutil.pid_exists, pids))
+    assert any("process on 127.0.0.1 ended with status -9" in line for line in log_lines)
+    assert "loading weights" in (tmp_path / "logs" / "e1.log").read_text()
+    assert "loading weights" in (tmp_path / "logs" / "e1.1.log").read_text()
+
+
+async def test_what_a_node_refuses_is_one_line_here(
+    cluster: Nodes, model: Path, tmp_path: Path
+) -> None:
+    (model / "config.json").unlink()
+    settings = config(model, tmp_path / "starts", engines=on(cluster, 2))
+    with pytest.raises(ConfigError, match=r"^model\.path: .* has no config\.json$"):
+        async with open_fleet(parse(settings).fleet, tmp_path / "logs"):
+            pass
+
+
+DRIVER = """
+import asyncio, json, sys
+from pathlib import Path
+from seer_sgl.config import parse
+from seer_sgl.engine.fleet import open_fleet
+from seer_sgl.engine.launch import process
+
+async def main():
+    process.SERVER_MODULE = "tests.engine.fake_launched"
+    async with open_fleet(parse(json.loads(sys.argv[1])).fleet, Path(sys.argv[2])) as fleet:
+        print("open", *(engine.info.url for engine in fleet.engines), flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_servers_on_nodes_end_when_their_driver_is_killed(
+    cluster: Nodes, model: Path, tmp_path: Path
+) -> None:
+    starts = tmp_path / "starts"
+    settings = json.dumps(config(model, starts, engines=on(cluster, 2)))
+    driver = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", DRIVER, settings, str(tmp_path)), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert driver.stdout is not None
+        opened = (await driver.stdout.readline()).decode().split()
+        assert opened[0] == "open"
+        pids = [pid_of(starts, url) for url in opened[1:]]
+        assert len(pids) == 2
+        assert all(map(psutil.pid_exists, pids))
+    finally:
+        driver.kill()
+        await driver.wait()
+    await until(lambda: not any(map(psutil.pid_exists, pids)))
+
+
+async def test_an_engine_without_room_joins_later_and_a_lost_node_is_a_lost_engine(
+    cluster: Nodes, model: Path, tmp_path: Path, log_lines: list[str]
+) -> None:
+    starts = tmp_path / "starts"
+    async with rolling(config(model, starts, engines=on(cluster, 3)), tmp_path) as rollout:
+        driver, engines = rollout.driver, rollout.fleet.engines
+        (late,) = names(log_lines, "is started later", NO_ROOM)
+        states = {each.engine_id: each.state for each in driver.states()}
+        assert states.pop(late) in (State.DEAD, State.STARTING)
+        assert set(states.values()) == {State.HEALTHY}
+        pids = {info.engine_id: pid_of(starts, info.url) for info in rollout.engines if info.url}
+
+        running = asyncio.create_task(all_groups(rollout))
+        await until(lambda: all(map(driver.in_flight, pids)))
+        await asyncio.to_thread(cluster.kill, 1)
+        check(await running)
+        report = rollout.report()
+        (lost,) = (each["engine_id"] for each in report["engines"] if each["lost_chunks"])
+        await until(lambda: not psutil.pid_exists(pids[lost]))
+        await until(lambda: bool(names(log_lines, "left the cluster")))
+        assert names(log_lines, "left the cluster") == [lost]
+        assert report["failed_requests"] == 0
+
+        await asyncio.to_thread(lambda: [cluster.add() for _ in range(2)])
+        await until(lambda: driver.available(late) and driver.available(lost))
+        check(await all_groups(rollout))
+        served = {each["engine_id"]: each["chunks"] for each in rollout.report()["engines"]}
+        assert len(served) == 3
+        assert min(served.values()) > 0
+        assert [each.server.starts for each in engines].count(1) == 2
