@@ -21,6 +21,7 @@ engines:
 scheduling:
   chunk_tokens: 64
 """
+RAY = "engines: {launch: ray"
 EXTERNAL = "engines: {launch: external, urls: ['http://a:1']"
 
 
@@ -102,6 +103,22 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
             "kv_pool: {backend: mooncake, namespace: x}",
             r":1: kv_pool\.namespace: only for launch: external",
         ),
+        ("engines: {ray_address: auto}", r":1: engines\.ray_address: only for launch: ray"),
+        ("engines: {ray_resources: {GPU: 1}}", r"engines\.ray_resources: only for launch: ray"),
+        (
+            f"{RAY}, ray_resources: {{GPU: 0}}}}",
+            r"ray_resources.*: expected float > 0",
+        ),
+        (f"{RAY}, ray_address: 'ray://a:1'}}", r":1: engines\.ray_address: no ray:// address"),
+        (f"{RAY}, ray_address: here}}", r"'here' is not host:port, auto or local"),
+        (f"{RAY}, cores: auto}}", r":1: engines\.cores: only for launch: local"),
+        (f"{RAY}, base_port: 3000}}", r":1: engines\.base_port: only for launch: local"),
+        (f"{RAY}, link: 'a:1'}}", r":1: engines\.link: only for launch: external"),
+        (f"{RAY}, sglang: {{nnodes: 2}}}}", r":1: engines\.sglang\.nnodes: not for launch: ray"),
+        (f"{RAY}, sglang: {{host: a}}}}", r"sglang\.host: ray engines listen on their node"),
+        (f"{RAY}}}\nkv_pool: {{backend: auto}}", r":2: kv_pool\.backend: auto is only for"),
+        (f"{RAY}}}\nkv_pool: {{backend: file}}", r":2: kv_pool\.directory: .* every node"),
+        (f"{RAY}}}\nkv_pool: {{backend: mooncake}}", r":2: kv_pool\.master: engines on a Ray"),
         ("engines:\n  cores: [[0]]\n  count: 2", r":2: engines\.cores: 1 lists for count: 2"),
         ("engines:\n  cores: [[9999]]", r":2: engines\.cores: no core 9999"),
         ("engines:\n  sglang:\n    port: 1", r":3: engines\.sglang\.port: use engines\.base_port"),

@@ -39,6 +39,27 @@ def test_a_port_somebody_listens_on_is_not_free(monkeypatch: pytest.MonkeyPatch)
     assert free_port() == port
 
 
+def test_processes_that_hold_their_ports_choose_different_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port = free_port()
+    monkeypatch.setattr(processes, "PORTS", range(port, port + 1))
+    monkeypatch.setattr(processes, "_held", None)
+    processes.hold_ports()
+    for _ in range(2):  # as two processes, each with its own memory of ports
+        monkeypatch.setattr(processes, "_given", set())
+        if processes._held:
+            with pytest.raises(ConfigError, match="no free port"):
+                free_port()
+        else:
+            assert free_port() == port
+    assert processes._held
+    os.close(processes._held.pop())
+    monkeypatch.setattr(processes, "_given", set())
+    assert free_port() == port
+    os.close(processes._held.pop())
+
+
 @pytest.mark.parametrize("before", ["", "what the last one wrote"])
 async def test_a_log_is_for_its_owner_to_read(tmp_path: Path, before: str) -> None:
     log = tmp_path / "logs" / "e0.log"

@@ -61,7 +61,8 @@ async def all_ready(
         async with asyncio.TaskGroup() as group:
             reminder = group.create_task(remind())
             tasks = [group.create_task(wait(start)) for start in starts]
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            if tasks:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             reminder.cancel()
     except* (EngineStartError, ConfigError) as failures:
         failure = failures.exceptions[0]

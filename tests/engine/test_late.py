@@ -1,0 +1,154 @@
+"""Engines that a cluster has no room for at first, or starts again at another URL; no Ray here."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from seer_sgl.config import parse
+from seer_sgl.driver.health import State
+from seer_sgl.engine import fleet
+from seer_sgl.engine.fleet import open_fleet
+from seer_sgl.engine.launch.launcher import EngineStart, Launcher
+from seer_sgl.engine.launch.local import LocalLauncher
+from seer_sgl.engine.launch.ray_cluster import Cluster
+from seer_sgl.engine.launch.server import Plan
+from seer_sgl.errors import EngineDelayed, EngineStartError
+from seer_sgl.restarts import MOST_FAILURES
+from tests.link.test_link import until
+
+from .test_fleet import nothing_left as nothing_left  # noqa: PLC0414 (an autouse fixture)
+from .test_restart import all_groups, check, config, kill, rolling, weights_folder
+from .test_restart import model as model  # noqa: PLC0414 (a fixture)
+from .test_restart import quick as quick  # noqa: PLC0414 (an autouse fixture)
+
+NO_ROOM = "the cluster has no room for 1 CPU"
+
+
+class Room:
+    """The ids of the engines that the cluster has room for, and of those that wait."""
+
+    def __init__(self, *engine_ids: str) -> None:
+        self.engine_ids = set(engine_ids)
+        self.waiting: set[str] = set()
+
+
+class InRoom(LocalLauncher):
+    """Starts servers here, each at another URL than the one before, where there is room."""
+
+    room: Room
+
+    @override
+    async def start(self, engine_id: str, url: str | None = None) -> EngineStart:
+        if engine_id not in self.room.engine_ids:
+            raise EngineDelayed(engine_id, NO_ROOM)
+        return await super().start(engine_id, url)
+
+    @override
+    async def start_again(self, engine_id: str, kv_tokens: int) -> EngineStart:
+        await self.stop(engine_id)
+        self.room.waiting.add(engine_id)
+        await until(lambda: engine_id in self.room.engine_ids)
+        self.room.waiting.discard(engine_id)
+        return await super().start(engine_id)
+
+    @override
+    def delay(self, engine_id: str) -> str | None:
+        return NO_ROOM if engine_id in self.room.waiting else None
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Room:
+    opened = Room("e0", "e1")
+
+    class Here(Cluster):
+        @override
+        def launcher(self, plan: Plan, log_dir: Path) -> Launcher:
+            launcher = InRoom(plan.config, log_dir, plan.pool, plan.environment)
+            launcher.room = opened
+            return launcher
+
+    @contextlib.asynccontextmanager
+    async def open_here(_: Any) -> AsyncIterator[Cluster]:
+        yield Here("127.0.0.1", {"CPU": 1})
+
+    monkeypatch.setattr(fleet, "open_cluster", open_here)
+    return opened
+
+
+def of_ray(model: Path, starts: Path, mode: str = "serve") -> dict[str, Any]:
+    return config(model, starts, mode, engines={"launch": "ray"})
+
+
+async def test_an_engine_without_room_joins_with_the_current_weights_once_there_is_room(
+    model: Path, tmp_path: Path, room: Room, log_lines: list[str]
+) -> None:
+    starts, newer = tmp_path / "starts", weights_folder(tmp_path / "newer", "the second")
+    room.engine_ids = {"e0"}
+    async with rolling(of_ray(model, starts), tmp_path) as rollout:
+        driver = rollout.driver
+        assert driver.states()[1].state in (State.DEAD, State.STARTING)
+        assert not driver.available("e1")
+        check(await all_groups(rollout))
+        alone = rollout.report()
+        assert (alone["lost_chunks"], alone["engines"][1]["chunks"]) == (0, 0)
+        await until(lambda: rollout.fleet.engines[1].server.why == NO_ROOM)
+        assert len(alone["engines"][1]["states"]) <= 3, "nothing changes while it waits"
+
+        await rollout.fleet.engines[0]._load_weights(str(newer), "v2")
+        driver.mark_stale("e1", "it missed a weight update")
+        await driver.reweigh("v2")
+        room.engine_ids.add("e1")
+        await until(lambda: driver.available("e1"))
+        assert rollout.engines[1].weights == "the second"
+        check(await all_groups(rollout))
+        both = rollout.report()
+        assert min(each["chunks"] for each in both["engines"]) > 0
+    assert f"engine e1 is started later: {NO_ROOM}" in log_lines
+
+
+async def test_an_engine_that_gets_another_url_serves_there(
+    model: Path, tmp_path: Path, room: Room
+) -> None:
+    starts = tmp_path / "starts"
+    async with rolling(of_ray(model, starts), tmp_path) as rollout:
+        first = rollout.engines[1].url
+        room.engine_ids.discard("e1")
+        running = asyncio.create_task(all_groups(rollout))
+        await until(lambda: rollout.driver.in_flight("e1"))
+        kill(starts, first)
+        check(await running)
+        killed = rollout.report()
+        assert killed["engines"][1]["lost_chunks"] == killed["lost_chunks"] > 0
+        engine = rollout.fleet.engines[1]
+        await until(lambda: engine.server.why == NO_ROOM)
+        check(await all_groups(rollout))
+        room.engine_ids.add("e1")
+        await until(lambda: rollout.driver.available("e1"))
+        assert engine.info.url == engine.server.url != first
+        assert engine.server.starts == 1 < MOST_FAILURES
+        check(await all_groups(rollout))
+        assert rollout.report()["engines"][1]["chunks"] > 0
+
+
+async def test_a_fleet_without_room_for_any_engine_does_not_start(
+    model: Path, tmp_path: Path, room: Room
+) -> None:
+    room.engine_ids = set()
+    with pytest.raises(EngineStartError, match=f"^engine e0: {NO_ROOM}$"):
+        async with open_fleet(parse(of_ray(model, tmp_path / "starts")).fleet, tmp_path / "logs"):
+            pass
+
+
+async def test_an_engine_that_fails_to_start_is_no_late_engine(
+    model: Path, tmp_path: Path, room: Room
+) -> None:
+    room.engine_ids = {"e0"}
+    with pytest.raises(EngineStartError, match="e0 ended with status 3 while starting"):
+        settings = parse(of_ray(model, tmp_path / "starts", "die")).fleet
+        async with open_fleet(settings, tmp_path / "logs"):
+            pass
