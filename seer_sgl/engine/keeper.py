@@ -14,6 +14,8 @@ from .launch.ready import await_ready
 
 logger = logging.getLogger(__name__)
 WATCH_S = 0.5
+FIRST = ("engine %s is being started: %s", "engine %s is up after %.0f s")
+AGAIN = ("engine %s is being started again: %s", "engine %s is up again after %.0f s")
 
 
 class _Kept:
@@ -122,15 +124,15 @@ class Keeper:
 
     async def _start(self, kept: _Kept) -> None:
         loop, restarts, engine_id = asyncio.get_running_loop(), kept.restarts, kept.restarts.name
-        again = "" if kept.start is None else " again"
-        logger.warning("engine %s is being started%s: %s", engine_id, again, kept.why)
+        begins, works = FIRST if kept.start is None else AGAIN
+        logger.warning(begins, engine_id, kept.why)
         began = loop.time()
         restarts.started(began)
         try:
             kept.start = await self._launcher.start_again(engine_id, kept.kv_tokens)
             await await_ready(kept.start, self._session)
             restarts.ready(loop.time())
-            logger.info("engine %s is up%s after %.0f s", engine_id, again, loop.time() - began)
+            logger.info(works, engine_id, loop.time() - began)
         except (EngineStartError, ConfigError, OSError) as error:  # OSError: no descriptor, no fork
             kept.why = str(error).partition("\n")[0].rstrip(":")
             restarts.ended(kept.why, loop.time(), ready=False)
