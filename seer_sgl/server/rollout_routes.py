@@ -44,6 +44,7 @@ def add_rollout_routes(app: web.Application, rollouts: Rollouts) -> None:
     app.router.add_get("/rollouts", handlers.list)
     app.router.add_get("/rollout/{id}", handlers.show)
     app.router.add_delete("/rollout/{id}", handlers.abort)
+    app.router.add_delete("/journal/{name}", handlers.remove_journal)
     app.router.add_post("/rollout/{id}/accept", handlers.accept)
     app.router.add_post("/rollout/{id}/reject", handlers.reject)
 
@@ -63,7 +64,8 @@ class _Handlers:
 
     async def list(self, _: web.Request) -> web.Response:
         """The rollouts in progress, and the ended ones that are remembered."""
-        return json_response({"rollouts": [summary(served) for served in self._rollouts]})
+        rollouts = [summary(served) for served in self._rollouts]
+        return json_response({"rollouts": rollouts, "journals": self._rollouts.journals})
 
     async def show(self, http: web.Request) -> web.Response:
         """The progress of a rollout."""
@@ -74,6 +76,12 @@ class _Handlers:
         served = self._rollouts.find(http.match_info["id"])
         served.finish("aborted")
         return json_response(summary(served))
+
+    async def remove_journal(self, http: web.Request) -> web.Response:
+        """Removes the journal of a rollout that is not to go on."""
+        name = http.match_info["name"]
+        self._rollouts.remove_journal(name)
+        return json_response({"removed": name})
 
     async def accept(self, http: web.Request) -> web.Response:
         """Makes a delivered group count."""
@@ -136,6 +144,7 @@ def _start_line(served: ServedRollout) -> bytes:
         groups=served.tally.total,
         samples=served.requests,
         target_groups=served.tally.target,
+        resumed=served.resumed,
     )
 
 

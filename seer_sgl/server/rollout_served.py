@@ -77,6 +77,7 @@ class ServedRollout(Observer):
         self.tokens = 0
         self.delivered = 0  # groups that the reader has taken
         self.report: dict[str, Any] | None = None  # once it has ended
+        self.resumed: dict[str, Any] | None = None  # as in the report
         self.running: dict[str, Group] = {}  # submitted and unfinished, by group id
         self.sent_to: dict[str, str] = {}  # the engine of a chunk in flight, by request
         self._waiting = deque(groups)
@@ -93,6 +94,7 @@ class ServedRollout(Observer):
         self._recorder: Recorder | None = recorder  # until the report is made
         if journal is not None:
             journal.mark(recorder)
+            self.resumed = recorder.resumed
         kept = [] if journal is None else [journal.observer]
         own: list[Observer] = [recorder, *kept, self]
         self._run = driver.open_run(

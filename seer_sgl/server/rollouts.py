@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from seer_sgl.config import ServerConfig
+from seer_sgl.config import ServerConfig, plain
 from seer_sgl.driver.groups import GroupMaker
+from seer_sgl.driver.journal.folder import JournalFolder
 from seer_sgl.errors import JournalInUse
 from seer_sgl.rollout.journaled import RolloutJournal, Start
 from seer_sgl.rollout.prompts import PromptReader, PromptRecord, overridden
@@ -21,7 +22,7 @@ from seer_sgl.types import Group, Prompt, Sampling
 
 from .errors import BadRequest, Conflict, NotFound
 from .generation import Generation
-from .rollout_body import RejectBody, RolloutBody, RolloutOptions
+from .rollout_body import JournalName, RejectBody, RolloutBody, RolloutOptions
 from .rollout_served import ServedRollout
 
 # An ended rollout is kept for the client that asks for its report; a report is a few kilobytes.
@@ -50,6 +51,11 @@ class Rollouts:
         """Yields the rollouts in progress, then the remembered ones."""
         self._forget()
         yield from [*self._running.values(), *self._ended.values()]
+
+    @property
+    def journals(self) -> bool:
+        """Whether rollouts can have a journal."""
+        return self._rollout.config.rollout.journal is not None
 
     @property
     def in_progress(self) -> list[ServedRollout]:
@@ -150,17 +156,33 @@ class Rollouts:
         for served in list(self._running.values()):
             served.finish("failed", why)
 
+    def remove_journal(self, name: str) -> None:
+        """Removes a journal that no rollout uses. Raises HttpError or JournalError."""
+        try:
+            path = self._journal_path(msgspec.convert(name, JournalName))
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"journal: {plain(str(error))}") from error
+        if not path.is_dir():
+            raise NotFound(f"no journal {name!r}")
+        try:
+            JournalFolder(path, create=True).remove()  # it may have no file yet
+        except JournalInUse as error:
+            raise Conflict(str(error)) from error
+
     def _journal(self, body: RolloutBody) -> RolloutJournal | None:
         """Returns the journal that a body names. Raises HttpError or JournalError."""
         if body.journal is None:
             return None
+        try:
+            return RolloutJournal.begin_or_resume(self._journal_path(body.journal))
+        except JournalInUse as error:
+            raise Conflict(str(error)) from error
+
+    def _journal_path(self, name: str) -> Path:
         folder = self._rollout.config.rollout.journal
         if folder is None:
             raise BadRequest("journal: the server has no rollout.journal")
-        try:
-            return RolloutJournal.begin_or_resume(Path(folder) / body.journal)
-        except JournalInUse as error:
-            raise Conflict(str(error)) from error
+        return Path(folder) / name
 
     def _start(self, body: RolloutBody, journal: RolloutJournal | None) -> Start:
         """Returns how to begin or to go on. Raises BadRequest if the journal has another name."""

@@ -6,13 +6,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from yarl import URL
+
 from seer_sgl.errors import JournalInUse
 from seer_sgl.rollout.rollout import Rollout
 from tests.fake_sglang import FakeSGLang
 from tests.rollout.fakes import Fakes, JournalNow, fakes, journal_now
 
 from .helpers import Served, served_config
-from .rollout_client import assert_calm, groups_of, prompts, rollout
+from .rollout_client import Stream, assert_calm, get, groups_of, prompts, rollout
 
 LIMIT = 40
 N = 2
@@ -193,3 +195,56 @@ async def test_a_refused_reject_does_not_shift_the_journal(tmp_path: Path) -> No
         assert sorted(groups_again) == ["g0", "g1", "g2", "g3", "g4", "g5", "g8"]
         assert kept.finished
         assert not kept.finished & set(it.seeds()[calls:])
+
+
+async def test_samples_of_unfinished_groups_are_delivered_again(tmp_path: Path) -> None:
+    async with fakes(delay_s=0.01) as it, server(it, tmp_path) as served:
+        options = {"journal": "step-1", "stream": "samples"}
+        async with rollout(served, GROUPS, **options) as stream:
+            first = [line async for line in until_samples(stream, 3)]
+        assert first[0]["resumed"] is None
+        await unlocked(tmp_path / "step-1")
+        async with rollout(served, GROUPS, **options) as stream:
+            lines = await stream.rest()
+    samples = [(line["group_id"], line["index"]) for line in lines if line["event"] == "sample"]
+    assert len(samples) == len(set(samples)) == len(GROUPS) * N
+    resumed = lines[0]["resumed"]
+    assert resumed["samples"] >= 3
+    assert resumed["tokens"] >= sum(len(line["response_ids"]) for line in first[1:])
+
+
+async def until_samples(stream: Stream, count: int) -> AsyncIterator[dict[str, Any]]:
+    """Yields the lines until so many samples are there."""
+    async for line in stream.lines():
+        if line["event"] != "group":
+            yield line
+        count -= line["event"] == "sample"
+        if not count:
+            return
+
+
+async def test_a_journal_is_removed_unless_a_rollout_uses_it(tmp_path: Path) -> None:
+    async with fakes(delay_s=0.01) as it, server(it, tmp_path) as served:
+        assert (await get(served, "/rollouts"))["journals"] is True
+        assert await removed(served, "step-1") == 404
+        assert await removed(served, "..%2F..") == 400
+        async with rollout(served, GROUPS, journal="step-1"):
+            assert await removed(served, "step-1") == 409
+        await unlocked(tmp_path / "step-1")
+        assert await removed(served, "step-1") == 200
+        async with rollout(served, GROUPS, journal="step-1") as stream:
+            lines = await stream.rest()
+        assert lines[0]["resumed"] is None
+        assert_whole(lines, it.servers[0])
+    async with fakes() as it:
+        config = it.config_with(server={"port": 0})
+        async with served_config(Rollout(config, gives_up=False)) as served:
+            assert (await get(served, "/rollouts"))["journals"] is False
+            assert await removed(served, "step-1") == 400
+
+
+async def removed(served: Served, name: str) -> int:
+    """Asks for the end of a journal; returns the status."""
+    path = URL(f"{served.url}/journal/{name}", encoded=True)
+    async with served.session.delete(path) as reply:
+        return reply.status

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import io
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -78,6 +79,14 @@ class JournalFolder:
                 file.close()
                 raise
         return file
+
+    def remove(self) -> None:
+        """Removes the folder with what is in it, and releases the lock. Raises JournalError."""
+        try:
+            with self.explained():
+                shutil.rmtree(self.path)
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Releases the lock."""
