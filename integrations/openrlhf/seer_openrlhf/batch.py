@@ -12,7 +12,8 @@ derives them from the seed and the names of a rollout; requests to `/generate` b
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,8 +33,8 @@ class SampleLost(RuntimeError):
 class Generator(Protocol):
     """The part of the server's client that a batch uses."""
 
-    def rollout(self, body: Mapping[str, Any]) -> AsyncIterator[Json]:
-        """Yields the lines of a rollout."""
+    def rollout(self, body: Mapping[str, Any]) -> AsyncGenerator[Json]:
+        """Yields the lines of a rollout. Lines may come twice, if it was sent again."""
 
     async def generate(self, body: Mapping[str, Any]) -> Json:
         """Returns SGLang's reply to one request."""
@@ -178,8 +179,9 @@ class Batch:
         error: Exception = SampleLost("the rollout ended without the sample")
         self.figures.sent(clock())
         try:
-            async for event in self._server.rollout(body):
-                self._deliver(event, groups)
+            async with aclosing(self._server.rollout(body)) as events:
+                async for event in events:
+                    self._deliver(event, groups)
         except Exception as failure:
             error = failure
         for asks in groups.values():
@@ -191,8 +193,12 @@ class Batch:
         Raises SampleLost if the rollout failed.
         """
         if event.get("event") == "sample":
-            self.figures.finished(len(event["response_ids"]), clock())
-            _answer(groups[event["group_id"]][event["index"]], event)
+            ask = groups[event["group_id"]][event["index"]]
+            if not ask.answer.done():
+                self.figures.finished(len(event["response_ids"]), clock())
+            _answer(ask, event)
+        elif event.get("event") == "start" and event.get("resumed"):
+            self.figures.restored_tokens += event["resumed"]["tokens"]
         elif event.get("event") == "group" and "error" in event:
             _fail(groups[event["group_id"]], SampleLost(str(event["error"].get("message"))))
         elif event.get("event") == "end" and event.get("error"):

@@ -34,7 +34,8 @@ Bucket = Sequence[tuple[str, Any]]  # names and tensors
 class BroadcastSender:
     """Sends weights to the engines that answer.
 
-    A group that has other members than the engines of an update is made anew. `address`: returns
+    A group that has other members than the engines of an update is made anew, also if the server
+    has ended since, whose engines have the same names at its next start. `address`: returns
     this host and a free port. `join`: of process_group.Group.
     """
 
@@ -55,6 +56,7 @@ class BroadcastSender:
         self._name = ""
         self._members: list[str] = []
         self._version = ""
+        self._ends = 0  # of the server
 
     def begin(self, step: int) -> None:
         """Begins an update of all engines that answer. Raises WeightError if there is none.
@@ -72,7 +74,8 @@ class BroadcastSender:
             raise WeightError(f"no engine is left: {lines(failed) or answer.get('message')}")
         if failed:
             logger.warning("step %s: the update goes on without %s", step, lines(failed))
-        if self._group is None or present != self._members:
+        ended, self._ends = answer.get("ends", 0) != self._ends, answer.get("ends", 0)
+        if self._group is None or present != self._members or ended:
             try:
                 self._leave()
                 self._make_group(present)

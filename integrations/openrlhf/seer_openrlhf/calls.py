@@ -22,6 +22,10 @@ class WeightError(RuntimeError):
     """The weights did not reach the engines, and another attempt would not help."""
 
 
+class ServerGone(WeightError):
+    """The server has ended; the weights can be sent again when it is back."""
+
+
 class UpdateFailed(RuntimeError):
     """An attempt to send the weights failed; the next one may succeed."""
 
@@ -37,7 +41,7 @@ class Calls(Protocol):
         """Starts a call, in which each engine has `engine_s` to answer. Returns its reference."""
 
     def answer(self, reference: Any, within_s: float) -> Json | None:
-        """Returns the answer; None if there is none yet. Raises WeightError without a server."""
+        """Returns the answer; None if there is none yet. Raises ServerGone, and WeightError."""
 
     def workers(self) -> list[Json]:
         """Returns the server's description of every engine, GET /workers. Raises WeightError."""
@@ -59,6 +63,11 @@ class FrontCalls:
         self._front = front
         self._timeout_s = timeout_s
 
+    def join(self, rank: int, ranks: int, *, asynchronous: bool) -> None:
+        """Lets the front have the weights sent again, by this actor. Every rank calls it."""
+        actor = ray.get_runtime_context().current_actor
+        ray.get(self._front.join.remote(rank, ranks, actor, asynchronous=asynchronous))
+
     def start(self, path: str, fields: Json, engine_s: float) -> Any:
         """Implements Calls."""
         return self._front.update.remote(f"{path}?timeout={engine_s:g}", fields)
@@ -72,7 +81,7 @@ class FrontCalls:
         except ray.exceptions.RayError as error:
             raise WeightError(f"the front has failed: {_last_line(error)}") from None
         if answer.get("lost"):
-            raise WeightError(answer["message"])
+            raise ServerGone(answer["message"])
         return answer
 
     def workers(self) -> list[Json]:
@@ -95,6 +104,13 @@ class FrontCalls:
             ray.get(self._front.resume_generation.remote(), timeout=self._timeout_s)
         except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
             raise WeightError(f"/continue_generation: {_last_line(error)}") from None
+
+    def until_up(self, why: str) -> None:
+        """Returns when a server that has ended is back. Raises WeightError."""
+        try:
+            ray.get(self._front.until_up.remote(why))
+        except ray.exceptions.RayError as error:
+            raise WeightError(_last_line(error)) from None
 
     def _require(self, reference: Any, path: str) -> Json:
         answer = self.answer(reference, self._timeout_s)

@@ -5,7 +5,7 @@ Its errors are plain and have one line of text, because Ray sends them to other 
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -16,12 +16,21 @@ from .failures import one_line
 Json = dict[str, Any]
 LINE_BYTES = 1 << 30  # one sample is one line
 CONNECT_S = 10.0
+HEALTH_S = 20.0
 LOOK_S = 30.0  # for the answer about a rollout that is silent
 LOOKS = 10  # at a silent rollout, during its timeout
 
 
 class ServerError(RuntimeError):
     """The server refused a call, failed, or did not answer."""
+
+
+class ServerRefused(ServerError):
+    """The server has answered with another status than 200."""
+
+
+class ServerLost(ServerError):
+    """The server has ended, or the connection to it."""
 
 
 class Server:
@@ -54,6 +63,19 @@ class Server:
         """Returns SGLang's reply to one request of `/generate`. Raises ServerError."""
         return await self._answer("POST", "/generate", body, self._token)
 
+    async def delete(self, path: str) -> Json:
+        """Returns the JSON answer of a DELETE. Raises ServerError."""
+        return await self._answer("DELETE", path, None, self._token)
+
+    async def up(self) -> bool:
+        """Returns whether an engine of the server serves, by `/health`."""
+        timeout = aiohttp.ClientTimeout(total=HEALTH_S, sock_connect=CONNECT_S)
+        try:
+            async with self._send("GET", "/health", None, None, timeout) as answer:
+                return bool(answer.status == 200)
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
     async def control(self, path: str, body: Mapping[str, Any]) -> Json:
         """Returns the answer of a call of the control plane. Raises ServerError."""
         return await self._answer("POST", path, body, self._admin_token)
@@ -71,10 +93,10 @@ class Server:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._lost(path, error) from None
 
-    async def rollout(self, body: Mapping[str, Any]) -> AsyncIterator[Json]:
+    async def rollout(self, body: Mapping[str, Any]) -> AsyncGenerator[Json]:
         """Yields the lines of one `POST /rollout`: start, samples, groups, end.
 
-        Raises ServerError if the stream ends before its end line.
+        Raises ServerLost if the stream ends before its end line, and ServerError.
         """
         try:
             # Without `sock_read`: `_pieces` watches the silence.
@@ -88,7 +110,7 @@ class Server:
                         return
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._lost("/rollout", error) from None
-        raise ServerError(f"/rollout: {self._url} has ended its answer before the last line")
+        raise ServerLost(f"/rollout: {self._url} has ended its answer before the last line")
 
     async def _pieces(self, content: aiohttp.StreamReader, rollout_id: str) -> AsyncIterator[bytes]:
         """Yields what arrives. Raises ServerError if a silent server reports no progress."""
@@ -154,14 +176,14 @@ class Server:
             return ServerError(f"{path}: no word from {self._url} for {self._timeout_s:g} s")
         reason = one_line(str(error)) or type(error).__name__
         if isinstance(error, aiohttp.ClientConnectorError):
-            return ServerError(f"{path}: {self._url} does not answer: {reason}")
-        return ServerError(f"{path}: the connection to {self._url} has ended: {reason}")
+            return ServerLost(f"{path}: {self._url} does not answer: {reason}")
+        return ServerLost(f"{path}: the connection to {self._url} has ended: {reason}")
 
     async def _require_ok(self, answer: aiohttp.ClientResponse, path: str) -> None:
         if answer.status == 200:
             return
         text = (await answer.content.read(1 << 16)).decode(errors="replace")
-        raise ServerError(f"{path}: {self._url} answers {answer.status}: {_message(text)}")
+        raise ServerRefused(f"{path}: {self._url} answers {answer.status}: {_message(text)}")
 
     def _decoded(self, text: bytes, path: str) -> Json:
         try:

@@ -52,6 +52,7 @@ class BatchFigures:
 
     def __init__(self) -> None:
         self.repeated_groups = 0
+        self.restored_tokens = 0  # by the journal of the server
         self._began: float | None = None
         self._ends: list[float] = []
         self._tokens = 0
@@ -84,6 +85,7 @@ class BatchFigures:
             "seer_reward_wait_s": reward_wait_s,
             "seer_tokens_per_s": self._tokens / rollout_s if rollout_s else 0.0,
             "seer_repeated_groups": float(self.repeated_groups),
+            "seer_restored_tokens": float(self.restored_tokens),
         }
 
 

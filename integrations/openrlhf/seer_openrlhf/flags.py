@@ -56,6 +56,7 @@ class SeerFlags:
     token_env: str = "SEER_SGL_SERVER_KEY"
     admin_token_env: str = "SEER_SGL_ADMIN_KEY"
     timeout_s: float = MOST_SECONDS
+    wait_s: float = 900.0
     bucket_mb: int = 512
     over_sampling: float = 1.0
     sync: str = "distributed"
@@ -142,6 +143,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _wait(text: str) -> float:
+    value = _float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+    return value
+
+
 def _megabytes(text: str) -> int:
     value = _float(text)
     if not (1 <= value < math.inf and value.is_integer()):
@@ -189,6 +197,12 @@ OPTIONS: Mapping[str, dict[str, Any]] = {
         "type": _seconds,
         "help": "longest silence of the server or an engine; default, and at most, "
         f"{SeerFlags.timeout_s:g}",
+    },
+    "wait_s": {
+        "metavar": "SECONDS",
+        "type": _wait,
+        "help": "how long a server that has ended may take to be back, which --seer.config starts "
+        f"again; 0: the training ends at once; default {SeerFlags.wait_s:g}",
     },
     "bucket_mb": {
         "metavar": "MB",

@@ -4,6 +4,7 @@ It has the methods of OpenRLHF's `RolloutRayActor` (trainer/ray/vllm_engine.py),
 OpenRLHF's own executors, so that rewards, truncation and multi-turn agents stay theirs.
 """
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Sequence
@@ -15,10 +16,13 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .batch import Batch, clock
-from .client import Server, ServerError
+from .client import Server, ServerError, ServerLost
+from .failures import reason
 from .flags import current_flags
 from .groups import Groups
+from .lasting import Lasting
 from .prompt_log_probs import log_probs_of
+from .revival import Revival
 from .rewards import RewardExecutor
 from .weight_clock import WeightClock
 
@@ -29,14 +33,21 @@ _fronts: list[Any] = []  # Ray would end an actor without a handle before it is 
 
 
 class Front:
-    """The actor. `executor`: OpenRLHF's, which turns prompts into responses with rewards."""
+    """The actor. `executor`: OpenRLHF's, which turns prompts into responses with rewards.
 
-    def __init__(self, server: Server, executor: Any) -> None:
+    `wait_s`: how long a server that has ended may take to be back; 0: it is not waited for.
+    """
+
+    def __init__(self, server: Server, executor: Any, wait_s: float = 0.0) -> None:
         self._server = server
         self._executor = executor
         self._batch: Batch | None = None
         self._groups: Groups | None = None  # of the batch
         self._weights = WeightClock()
+        self._trainers: dict[int, Any] = {}  # the actors of the policy, by rank
+        self._asynchronous = False
+        self._revival = Revival(server, self._weights, wait_s, self._send)
+        self._lasting = Lasting(server, self._revival, self._weights)
         # A trainer that was killed may have left a pause: the first end of one is always sent.
         self._paused = True
 
@@ -45,7 +56,7 @@ class Front:
     async def open_batch(self, name: str, seed: int) -> None:
         """Begins a batch: its prompts are rolled out together. `seed`: of their rollouts."""
         self.close_batch()
-        self._batch = Batch(self._server, name, seed)
+        self._batch = Batch(self._lasting, name, seed)
         self._groups = Groups(self._batch, self._executor)
 
     def expect(self, prompts: int) -> None:
@@ -118,21 +129,47 @@ class Front:
     async def close(self) -> None:
         """Ends the batch and closes the connections to the server."""
         self.close_batch()
+        await self._lasting.close()
         await self._server.close()
 
     # Weights
 
+    def join(self, rank: int, ranks: int, actor: Any, *, asynchronous: bool) -> None:
+        """Records an actor of the policy: `broadcast_to_vllm` of all ranks sends the weights."""
+        self._trainers[rank] = actor
+        self._asynchronous = asynchronous and ranks > 1
+
+    async def until_up(self, why: str) -> None:
+        """Returns when a server that has ended is back. Raises ServerError."""
+        await self._revival.until_up(ServerLost(why))
+
+    async def _send(self) -> None:
+        """Makes the trainer send its weights. Raises ServerError.
+
+        OpenRLHF's trainer waits for the samples meanwhile; an asynchronous one does not. Its ranks
+        could receive this call and one of the trainer's in different orders, and wait for one
+        another for ever.
+        """
+        if self._asynchronous:
+            raise ServerError("the weights of several asynchronous ranks cannot be sent again")
+        sent = [self._trainers[rank].broadcast_to_vllm.remote() for rank in self._trainers]
+        try:
+            await asyncio.gather(*sent)
+        except RayError as error:
+            raise ServerError(f"the weights cannot be sent again: {reason(error)}") from None
+
     async def update(self, path: str, fields: Json | None) -> Json:
         """Returns the server's answer to a part of a weight update, or why there is none.
 
-        It is a GET without fields. A refusal is an answer, with `success` false.
+        It is a GET without fields. A refusal is an answer, with `success` false. `ends`: how often
+        the server has ended so far.
         """
         try:
             with self._weights.during(path, (fields or {}).get("weight_version")):
                 status, answer = await self._server.outcome(path, fields)
         except ServerError as error:
             return {"lost": True, "message": str(error)}
-        return {"success": status == HTTPStatus.OK, **answer}
+        return {"success": status == HTTPStatus.OK, **answer, "ends": self._revival.ends}
 
     async def log_probs(self, engine: str, ids: Sequence[int]) -> Json:
         """Returns an engine's `log_probs` of all ids but the first, or why there are none.
@@ -148,13 +185,21 @@ class Front:
     async def pause_generation(self) -> None:
         """Stops generation; responses keep their tokens."""
         self._paused = True
-        await self._server.control("/pause_generation", {"mode": "retract"})
+        await self._control("/pause_generation", {"mode": "retract"})
 
     async def resume_generation(self) -> None:
         """Ends the pause, if there is one."""
         if self._paused:
-            await self._server.control("/continue_generation", {})
+            await self._control("/continue_generation", {})
             self._paused = False
+
+    async def _control(self, path: str, body: Json) -> None:
+        """Makes a call, once more if the server has ended and is back. Raises ServerError."""
+        try:
+            await self._server.control(path, body)
+        except ServerLost as error:
+            await self._revival.until_up(error)
+            await self._server.control(path, body)
 
 
 @ray.remote
@@ -162,7 +207,8 @@ class SeerFront(Front):
     """The front as a Ray actor: it makes its client and OpenRLHF's executor itself."""
 
     def __init__(self, server: Json, agent_func_path: str | None, reward_url: Any) -> None:
-        super().__init__(Server(**server), make_executor(agent_func_path, reward_url))
+        wait_s = current_flags().wait_s
+        super().__init__(Server(**server), make_executor(agent_func_path, reward_url), wait_s)
 
 
 def make_executor(agent_func_path: str | None, reward_url: Any) -> Any:

@@ -23,6 +23,10 @@ LOGS = Path("logs")  # seer-sgl writes the engines' logs to the same folder
 TAIL_BYTES = 4096
 POLL_S = 0.2
 STOP_S = 30.0  # for the server and its engines, before they are killed
+# Before the server is started again, by its ends in a row; the first one is for its engines, which
+# end by themselves. An end after STEADY_S begins a new row.
+PAUSES_S = (2.0, 4.0, 8.0, 16.0)
+STEADY_S = 120.0
 # The server reads these two, whatever the variables of --seer.token_env are called.
 SERVER_KEY, ADMIN_KEY = "SEER_SGL_SERVER_KEY", "SEER_SGL_ADMIN_KEY"
 # Of the trainer's Python, which is another one than seer-sgl's.
@@ -41,21 +45,24 @@ if os.getppid() == int(sys.argv[1]):
 def served(flags: SeerFlags) -> Iterator[str]:
     """Runs `seer-sgl serve` during the block, and yields its URL once it is ready.
 
-    It listens on loopback only. A line is printed when it is ready, and if it ends during the
-    block. Raises ServeError if it cannot be started, or is not ready within the flag timeout_s.
+    It listens on loopback only. If it ends during the block, it is started again at the same URL,
+    unless the flag wait_s is 0. A line is printed when it is ready, and for each end and start.
+    Raises ServeError if it cannot be started, or is not ready within the flag timeout_s.
     """
     port = free_port(HOST)
     child = _start(flags, port)
-    stopping = threading.Event()
     try:
         url = f"http://{HOST}:{port}"
         child.wait_until_ready(url, flags.timeout_s)
-        _print(f"seer-sgl serve is ready at {url}; its log: {child.log}")
-        threading.Thread(target=_report_end, args=(child, stopping), daemon=True).start()
+    except BaseException:
+        child.stop()
+        raise
+    _print(f"seer-sgl serve is ready at {url}; its log: {child.log}")
+    keeper = Keeper(child, flags, port)
+    try:
         yield url
     finally:
-        stopping.set()
-        child.stop()
+        keeper.stop()
 
 
 def server_environment(environment: Mapping[str, str], flags: SeerFlags) -> dict[str, str]:
@@ -110,6 +117,49 @@ class Child:
         return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
 
+class Keeper:
+    """A thread that starts the server again when it has ended, until `stop`."""
+
+    def __init__(self, child: Child, flags: SeerFlags, port: int) -> None:
+        self._child = child
+        self._flags = flags
+        self._port = port
+        self._stopping = threading.Event()
+        # Linux ends a child with the thread that has started it: this one lives as long.
+        self._thread = threading.Thread(target=self._keep, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the server."""
+        self._stopping.set()
+        while self._thread.is_alive():
+            self._child.stop()  # a new one, if the thread was starting it
+            self._thread.join(POLL_S)
+
+    def _keep(self) -> None:
+        failures = 0
+        while True:
+            begun = time.monotonic()
+            self._child.process.wait()
+            if self._stopping.is_set():
+                return
+            _print(self._child.end())
+            failures = 1 if time.monotonic() - begun > STEADY_S else failures + 1
+            if not self._flags.wait_s:
+                return
+            if failures > len(PAUSES_S):
+                _print(f"it is not started again: it has ended {failures} times in a row")
+                return
+            if self._stopping.wait(PAUSES_S[failures - 1]):
+                return
+            try:
+                self._child = _start(self._flags, self._port)
+            except (ServeError, OSError) as error:
+                _print(f"it cannot be started again: {error}")
+                return
+            _print(f"seer-sgl serve is being started again; its log: {self._child.log}")
+
+
 def _start(flags: SeerFlags, port: int) -> Child:
     environment = server_environment(os.environ, flags)
     program, *options = shlex.split(flags.command)
@@ -138,12 +188,6 @@ def _new_log() -> tuple[int, Path]:
     except OSError as error:
         raise ServeError(f"{LOGS}: a log cannot be written: {error.strerror}") from None
     return descriptor, LOGS / Path(path).name
-
-
-def _report_end(child: Child, stopping: threading.Event) -> None:
-    child.process.wait()
-    if not stopping.is_set():
-        _print(child.end())
 
 
 def _print(text: str) -> None:

@@ -4,6 +4,7 @@ Every step is taken on all ranks, because parameters of ZeRO-3 are gathered by a
 concerns the engines, and shares the outcome.
 """
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from openrlhf.utils.distributed_util import torch_dist_barrier_and_cuda_sync
 from . import probe
 from .broadcasts import BroadcastSender
 from .buckets import buckets
-from .calls import FrontCalls, UpdateFailed, WeightError, logger
+from .calls import FrontCalls, ServerGone, UpdateFailed, WeightError, logger
 from .check import Check, Probe
 from .disk import DiskSender
 from .flags import current_flags
@@ -47,6 +48,11 @@ class SeerActorTrainer(ActorPPOTrainer):
         self._check = Check(self._calls, seer.timeout_s)
         self._ids: list[int] = []  # of the probe
         self._old: list[float] | None = None  # its log probabilities with the weights sent last
+        self._calls.join(
+            torch.distributed.get_rank(),
+            torch.distributed.get_world_size(),
+            asynchronous=self.args.train.async_enable,
+        )
         # Engines may hold other weights, of an earlier run for example, and a send that cannot
         # work is found before the first rollout.
         self._shared(self._calls.resume)
@@ -68,19 +74,31 @@ class SeerActorTrainer(ActorPPOTrainer):
 
         Raises WeightError, which names the step and the engines.
         """
-        step, begun = self._versions.next(self.actor.model.global_steps), time.monotonic()
+        step = self._versions.next(self.actor.model.global_steps)
         try:
-            engines = self._send(step)
-            sent_s = time.monotonic() - begun
-            if self._seer.check == "on":
-                self._require_equal(step, engines)
+            for _ in range(ATTEMPTS - 1):
+                try:
+                    self._send_and_check(step)
+                    break
+                except ServerGone as error:
+                    self._shared(functools.partial(self._calls.until_up, str(error)))
+            else:
+                self._send_and_check(step)
         except WeightError as error:
             raise WeightError(f"step {step}: {error}") from None
+        torch_dist_barrier_and_cuda_sync()
+
+    def _send_and_check(self, step: int) -> None:
+        """Sends the weights, and compares the engines' with them. Raises WeightError."""
+        begun = time.monotonic()
+        engines = self._send(step)
+        sent_s = time.monotonic() - begun
+        if self._seer.check == "on":
+            self._require_equal(step, engines)
         if self._leads:
             line = "step %s: weights sent to %s in %.1f s, %.1f s with the check%s"
             names, both_s = ", ".join(engines), time.monotonic() - begun
             logger.info(line, step, names, sent_s, both_s, self._check.figures)
-        torch_dist_barrier_and_cuda_sync()
 
     def _send(self, step: int) -> list[str]:
         """Sends the weights, and returns the engines that have them. Raises WeightError."""

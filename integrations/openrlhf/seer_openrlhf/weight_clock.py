@@ -14,12 +14,14 @@ clock = time.monotonic
 class WeightClock:
     """The weights that the engines were sent, as seen from the calls of the control plane.
 
-    `version`: of the trainer's newest weights; 0 before the first update. `seconds`: from the first
-    to the last call of the last update.
+    `version`: of the trainer's newest weights; 0 before the first update. `sent`: of the newest
+    ones that were sent as a whole; None before. `seconds`: from the first to the last call of the
+    last update.
     """
 
     def __init__(self) -> None:
         self.version = 0
+        self.sent: int | None = None
         self.seconds = 0.0
         self._began: float | None = None
 
@@ -29,13 +31,17 @@ class WeightClock:
         path, _, _ = path.partition("?")
         updates = path in (BEGIN, END) or path.startswith(UPDATE)
         alone = updates and self._began is None and path != BEGIN
-        if updates and self._began is None:
+        if path == BEGIN or (updates and self._began is None):
             self._began = clock()
-        yield
+        try:
+            yield
+        except BaseException:
+            self._began = None  # the server is lost; the trainer begins again
+            raise
         if not updates or self._began is None:
             return
         if weight_version is not None:
             self.version = version_number(weight_version)
         self.seconds = clock() - self._began
         if alone or path == END:
-            self._began = None
+            self._began, self.sent = None, self.version

@@ -18,6 +18,7 @@ class FakeFleet:
         self.calls: list[tuple[str, Json]] = []
         self.counts: Counter[str] = Counter()
         self.open = False
+        self.ends = 0  # of the server
         self.taking_part: list[str] = []
         self.members: dict[str, list[str]] = {}  # of the process groups
         self.versions = dict.fromkeys(engines, "default")
@@ -60,6 +61,11 @@ class FakeFleet:
         """Returns what the test has set."""
         return self.checksums
 
+    def restart(self) -> None:
+        """Ends the server with its engines; the next ones have the same names and no groups."""
+        self.ends += 1
+        self.open, self.members = False, {}
+
     def begin_weight_update(self, _: Json) -> Json:
         """Begins an update."""
         if self.open:
@@ -67,7 +73,7 @@ class FakeFleet:
         answer = self._replies(self.engines)
         self.taking_part = [name for name in self.engines if name in self.alive]
         self.open = bool(self.taking_part)
-        return answer
+        return {**answer, "ends": self.ends}
 
     def end_weight_update(self, _: Json) -> Json:
         """Ends the update."""

@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from byte_tokenizer import EOS
@@ -36,7 +36,7 @@ class FakeFleet:
         self._order = order
         self._fault = fault or (lambda *_: None)
 
-    async def rollout(self, body: Mapping[str, Any]) -> AsyncIterator[Json]:
+    async def rollout(self, body: Mapping[str, Any]) -> AsyncGenerator[Json]:
         """Yields the lines of a rollout, samples as they finish."""
         number = len(self.rollouts)
         self.rollouts.append(dict(body))
@@ -83,11 +83,13 @@ class FakeFleet:
         }
 
     async def get(self, path: str) -> Json:
-        """Returns what the front asks for."""
-        return {"seer": {"ranks": 2}}
+        """Returns what the front asks for: `/rollouts`."""
+        return {"rollouts": [], "journals": False}
 
-    async def outcome(self, path: str, body: Mapping[str, Any]) -> tuple[int, Json]:
+    async def outcome(self, path: str, body: Mapping[str, Any] | None) -> tuple[int, Json]:
         """Answers a call of the control plane."""
+        if body is None:
+            return 200, {"workers": [{"id": "e0", "metadata": {"weight_version": self.version}}]}
         self.version = body.get("weight_version", self.version)
         return 200, {"success": True}
 

@@ -4,11 +4,12 @@ The file that --config names has the mode:
 
 - `ready`: it answers, and its rollouts give every sample at once;
 - `silent`: its rollouts give the first sample and then nothing;
+- `mortal`: as `silent` until it is killed; the next one has journals and is `ready`;
 - `plain`: as an SGLang server, it has no rollouts;
 - `starting`: it is never ready; `broken`: it ends.
 
 What it was started with is written to the file `started` beside the config, as JSON, and to the
-file `rollouts` one line for each rollout that has begun.
+file `rollouts` one line for each rollout that has begun, to `removed` one for each removed journal.
 """
 
 import json
@@ -40,7 +41,9 @@ def main() -> None:
     if mode == "broken":
         sys.exit("a first line\nengines.count: 0 is below 1\n")
     print("starting", flush=True)
-    handler = handler_of(mode, config.with_name("rollouts"))
+    rollouts = config.with_name("rollouts")
+    again = mode == "mortal" and rollouts.exists()
+    handler = handler_of("ready" if again else mode, rollouts)
     ThreadingHTTPServer((options["--host"], int(options["--port"])), handler).serve_forever()
 
 
@@ -58,7 +61,7 @@ def handler_of(mode: str, rollouts: Path) -> type[BaseHTTPRequestHandler]:
             elif not self.allowed():
                 self.answer(401)
             elif mode != "plain" and self.path in ("/rollouts", "/workers"):
-                self.answer(200, b"{}")
+                self.answer(200, b'{"journals": true}' if mode == "mortal" else b"{}")
             else:
                 self.answer(404)
 
@@ -72,10 +75,15 @@ def handler_of(mode: str, rollouts: Path) -> type[BaseHTTPRequestHandler]:
                 self.end_headers()
                 for line in lines_of(body):
                     self.wfile.write(json.dumps(line).encode() + b"\n")
-                    if mode == "silent" and line["event"] == "sample":
+                    if mode in ("silent", "mortal") and line["event"] == "sample":
                         threading.Event().wait()
             else:
                 self.answer(200, b'{"success": true}')
+
+        def do_DELETE(self) -> None:
+            with rollouts.with_name("removed").open("a") as file:
+                file.write(self.path + "\n")
+            self.answer(200, b"{}")
 
         def allowed(self) -> bool:
             key = os.environ.get("SEER_SGL_SERVER_KEY")

@@ -38,6 +38,7 @@ class Setup:
     executor: Any = field(default_factory=SingleTurnAgentExecutor)
     shuffle: random.Random | None = None
     seed: int = 42
+    wait_s: float = 0.0  # for a server that has ended
 
 
 @dataclass
@@ -82,7 +83,7 @@ def sampling(setup: Setup) -> Iterator[Sampling]:
     )
     strategy = SimpleNamespace(args=args, is_rank_0=lambda: False)
     server: Any = setup.fleet
-    front = Front(server, setup.executor)
+    front = Front(server, setup.executor, setup.wait_s)
     with local_ray(setup.shuffle) as ray:
         loader = dataloader(setup.prompts, strategy)
         evaluation = dataloader(setup.eval_prompts, strategy)
@@ -99,7 +100,12 @@ def dataloader(prompts: Sequence[str], strategy: Any) -> Any:
 
 def update(run: Sampling, version: str) -> None:
     """Updates the weights as the trainer does, through the front."""
+    begin_update(run, version)
+    run.ray.get(run.ray.actor(run.front).update.remote("/end_weight_update", {}))
+
+
+def begin_update(run: Sampling, version: str) -> None:
+    """Begins to update the weights."""
     call = run.ray.actor(run.front).update
     run.ray.get(call.remote("/begin_weight_update", {}))
     run.ray.get(call.remote("/update_weights_from_distributed", {"weight_version": version}))
-    run.ray.get(call.remote("/end_weight_update", {}))

@@ -1,7 +1,7 @@
 """A batch of executors: whole groups go together, and each executor gets its own sample."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +22,7 @@ class FakeServer:
         self.generated: list[Json] = []
         self.fail = fail  # the group that is given up; "end": the stream ends early
 
-    async def rollout(self, body: Mapping[str, Any]) -> AsyncIterator[Json]:
+    async def rollout(self, body: Mapping[str, Any]) -> AsyncGenerator[Json]:
         self.rollouts.append(dict(body))
         yield {"event": "start"}
         for group in reversed(body["groups"]):
@@ -165,7 +165,7 @@ def test_a_lost_group_or_server_is_an_error_of_those_who_wait(
     fail: str, error: type[Exception]
 ) -> None:
     class Silent(FakeServer):
-        async def rollout(self, body: Mapping[str, Any]) -> AsyncIterator[Json]:
+        async def rollout(self, body: Mapping[str, Any]) -> AsyncGenerator[Json]:
             async for event in super().rollout(body):
                 if event["event"] != "sample" or event["group_id"] != "1":
                     yield event

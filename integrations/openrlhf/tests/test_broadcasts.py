@@ -102,6 +102,18 @@ def test_an_engine_that_ends_after_the_buckets_is_named(caplog: pytest.LogCaptur
     assert caplog.messages == ["step 3: not updated: engine e0: it does not answer"]
 
 
+def test_after_the_end_of_the_server_its_new_engines_join_a_new_group() -> None:
+    fleet = FakeFleet("e0", "e1")
+    sending = Sending(fleet)
+    sending.send(3)
+    fleet.restart()
+    assert sending.send(3) == ["e0", "e1"]
+    assert [group.left for group in sending.groups] == [1, 0]
+    paths(fleet)
+    sending.send(4)
+    assert paths(fleet) == [BEGIN, UPDATE, UPDATE, END], "once for each end"
+
+
 def test_an_engine_that_comes_back_or_joins_is_in_the_next_group() -> None:
     fleet = FakeFleet("e0", "e1")
     fleet.alive.remove("e0")

@@ -32,7 +32,7 @@ def server_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Se
         monkeypatch.setenv(name, value)
     config = tmp_path / "engines.yaml"
     config.write_text(grpo.ENGINES.read_text().replace("bfloat16", "float32"))
-    flags = SeerFlags(config=str(config), command=grpo.OWN_SERVER[3], timeout_s=600)
+    flags = SeerFlags(config=str(config), command=grpo.OWN_SERVER[3], timeout_s=600, wait_s=0)
     with served(flags) as url:
         yield replace(flags, url=url)
 

@@ -142,7 +142,7 @@ MODES = pytest.mark.parametrize(
 def test_a_server_that_is_killed_in_a_rollout_ends_the_training(
     flags: list[str], tmp_path: Path
 ) -> None:
-    with training(tmp_path, "silent", *flags) as run:
+    with training(tmp_path, "silent", "--seer.wait_s", "0", *flags) as run:
         run.wait_for_a_rollout()
         url = run.url
         os.kill(run.server["pid"], signal.SIGKILL)
@@ -154,19 +154,37 @@ def test_a_server_that_is_killed_in_a_rollout_ends_the_training(
     assert any("seer-sgl serve ended by SIGKILL" in line for line in lines)
 
 
+@MODES
+def test_a_server_that_is_killed_is_started_again_and_the_rollout_goes_on(
+    flags: list[str], tmp_path: Path
+) -> None:
+    with training(tmp_path, "mortal", *flags) as run:
+        run.wait_for_a_rollout()
+        os.kill(run.server["pid"], signal.SIGKILL)
+        status, lines = run.end()
+    output = "\n".join(lines)
+    assert (status, f"{PROMPTS * SAMPLES} samples" in lines) == (0, True), output
+    first, again = map(json.loads, (tmp_path / "rollouts").read_text().splitlines())
+    assert first == again and first["journal"].endswith(first["rollout_id"])
+    assert output.count("seer-sgl serve ended by SIGKILL") == 1
+    assert (tmp_path / "removed").read_text() == f"/journal/{first['journal']}\n"
+
+
 @pytest.mark.long
 def test_a_server_at_a_url_that_is_killed_ends_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").write_text("silent")
-    flags = SeerFlags(config=str(tmp_path / "config"), command=FAKE, timeout_s=60)
-    with served(flags) as url, training(tmp_path, "silent", url=url) as run:
+    flags = SeerFlags(config=str(tmp_path / "config"), command=FAKE, timeout_s=60, wait_s=0)
+    wait = ("--seer.wait_s", "3")
+    with served(flags) as url, training(tmp_path, "silent", *wait, url=url) as run:
         run.wait_for_a_rollout()
         os.kill(run.server["pid"], signal.SIGKILL)
         status, lines = run.end()
     assert status == 1
     assert f"the training failed: ServerError: /rollout: {url} has ended" in lines[-1]
+    assert lines[-1].endswith("; the server was not back after 3 s")
 
 
 @pytest.mark.long

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from fake_fleet import FakeFleet
-from sampling import Setup, sampling, update
+from sampling import Setup, begin_update, sampling, update
 from seer_openrlhf.figures import BatchFigures, SampleFigures, staleness, version_number
 from seer_openrlhf.weight_clock import WeightClock
 
@@ -98,7 +98,8 @@ def test_every_sample_has_the_figures_of_its_batch() -> None:
     with sampling(Setup(fleet=fleet)) as run:
         before = run.batch()
         update(run, "1")
-        fleet.version = "default"  # an engine that missed it would give such samples
+        begin_update(run, "2")
+        fleet.version = "1"  # of a response that began before the update, in partial rollout
         after = run.batch()
     assert {sample.info["seer_staleness"].item() for sample in before} == {0.0}
     assert {sample.info["seer_staleness"].item() for sample in after} == {1.0}

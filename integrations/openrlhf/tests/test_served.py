@@ -17,6 +17,7 @@ from seer_openrlhf.checks import ServeError, unhealthy
 from seer_openrlhf.flags import FLAGS, SeerFlags
 from seer_openrlhf.served import LOGS, served, server_environment
 
+PAUSES = "seer_openrlhf.served.PAUSES_S"
 FAKE = shlex.join([sys.executable, str(Path(__file__).with_name("fake_seer_sgl.py"))])
 
 
@@ -96,7 +97,7 @@ def test_a_server_that_is_killed_during_the_block_is_reported(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = set(threading.enumerate())
-    with served(flags_for(folder, "ready")):
+    with served(flags_for(folder, "ready", wait_s=0.0)):
         (watcher,) = set(threading.enumerate()) - before
         os.kill(started(folder)["pid"], signal.SIGKILL)
         watcher.join()
@@ -104,6 +105,55 @@ def test_a_server_that_is_killed_during_the_block_is_reported(
     assert line == (
         f"seer-openrlhf: seer-sgl serve ended by SIGKILL: starting; its log: {log_of(folder)}"
     )
+
+
+def test_a_server_that_is_killed_is_started_again_at_its_url(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PAUSES, (0.0,))
+    with served(flags_for(folder, "ready")) as url:
+        first = started(folder)
+        (folder / "started").unlink()
+        os.kill(first["pid"], signal.SIGKILL)
+        second = started(folder)
+        while unhealthy(url) is not None:
+            time.sleep(0.01)
+    assert second["options"] == first["options"] and second["pid"] != first["pid"]
+    assert not Path(f"/proc/{second['pid']}").exists()
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.partition(";")[0].partition(" at ")[0] for line in lines] == [
+        "seer-openrlhf: seer-sgl serve is ready",
+        "seer-openrlhf: seer-sgl serve ended by SIGKILL: starting",
+        "seer-openrlhf: seer-sgl serve is being started again",
+    ]
+    assert len({line.rpartition(": ")[2] for line in lines}) == 2, "each start has its log"
+
+
+def test_a_server_that_ends_again_and_again_is_given_up(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PAUSES, (0.0, 0.0))
+    before = set(threading.enumerate())
+    with served(flags_for(folder, "ready")):
+        (keeper,) = set(threading.enumerate()) - before
+        (folder / "config.yaml").write_text("broken")
+        os.kill(started(folder)["pid"], signal.SIGKILL)
+        keeper.join()
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[-1] == "seer-openrlhf: it is not started again: it has ended 3 times in a row"
+    assert sum("ended with status 1: engines.count: 0 is below 1" in line for line in lines) == 2
+
+
+def test_a_block_that_ends_between_two_starts_leaves_no_server(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PAUSES, (10**6,))
+    before = set(threading.enumerate())
+    with served(flags_for(folder, "ready")):
+        pid = started(folder)["pid"]
+        os.kill(pid, signal.SIGKILL)
+    assert set(threading.enumerate()) == before
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_an_end_that_the_block_asked_for_is_not_reported(

@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from aiohttp import web
-from seer_openrlhf.client import Server
+from seer_openrlhf.client import Server, ServerError
 from seer_openrlhf.front import Front
 
 Json = dict[str, Any]
@@ -58,10 +59,11 @@ def test_a_refusal_is_an_answer_and_needs_the_admin_token() -> None:
         engines = {"e0": {"status": None, "reply": "gone"}}
         refusal = {"success": False, "message": "no", "engines": engines}
         control.answers["/begin_weight_update"] = (502, refusal)
-        assert await front.update("/begin_weight_update?timeout=60", {}) == refusal
+        answer = await front.update("/begin_weight_update?timeout=60", {})
+        assert answer == {**refusal, "ends": 0}
         control.answers["/end_weight_update"] = (401, {"error": "Unauthorized"})
         answer = await front.update("/end_weight_update", {})
-        assert answer == {"success": False, "error": "Unauthorized"}
+        assert answer == {"success": False, "error": "Unauthorized", "ends": 0}
         assert (await front.update("/workers", None))["success"]
         assert control.seen == [
             "POST /begin_weight_update?timeout=60 Bearer a",
@@ -97,6 +99,15 @@ def test_an_engine_that_is_gone_is_not_one_that_refuses() -> None:
             control.answers["/workers/e1/generate"] = (status, {"error": {"message": "why"}})
             answer = await front.log_probs("e1", [5, 6])
             assert answer == {"message": f"HTTP {status}: why", "gone": gone}
+
+    run(check)
+
+
+def test_a_call_after_the_end_of_the_server_counts_it() -> None:
+    async def check(control: FakeControl, front: Front) -> None:
+        with pytest.raises(ServerError, match="^it has ended$"):
+            await front.until_up("it has ended")  # this front does not wait
+        assert (await front.update("/begin_weight_update", {}))["ends"] == 1
 
     run(check)
 
