@@ -49,6 +49,8 @@ class Lasting(Generator):
                     async with aclosing(self._server.rollout({**body, **named})) as events:
                         async for event in events:
                             self._revival.require(event.get("weight_spans", []), oldest)
+                            if journal is not None and event.get("event") == "end":
+                                _require_end(event)
                             yield event
                     return
                 except ServerLost as error:
@@ -104,3 +106,9 @@ class Lasting(Generator):
                 await self._server.delete(path)
                 return
             await asyncio.sleep(REMOVAL_PAUSE_S)
+
+
+def _require_end(event: Json) -> None:
+    """Raises ServerLost if a rollout has failed as a whole: its server ends by SIGTERM."""
+    if event.get("error"):
+        raise ServerLost(f"/rollout: {event['error']}")

@@ -8,6 +8,7 @@ in the third one, because the first optimizer step has a learning rate of 0:
   one:DIR   from the third update on, engine e1 gets the weights in DIR again, at its own address
   kill      e0 is killed after the first update, e1 in the middle of the third one
   hang      e1 is stopped in the middle of the third update, with SIGSTOP
+  server    the server is killed in the middle of the third update
 """
 
 from __future__ import annotations  # Ray's workers get `faulty` by value, without their names
@@ -21,6 +22,7 @@ from typing import Any
 
 import cpu_command
 import psutil
+from seer_openrlhf.flags import current_flags
 from stand_ins import cpu
 
 FAULT = "SEER_TEST_FAULT"
@@ -49,11 +51,11 @@ def faulty(sender: Any, fault: str) -> Any:
         def send(self, bucket: Any) -> None:
             self.buckets += 1
             if (self.updates, self.buckets) == (3, 2):
-                for process in processes(url_of(self._calls, "e1")):
-                    if kind == "kill":
-                        process.kill()
-                    elif kind == "hang":
-                        process.suspend()
+                if kind == "server":
+                    process_at(current_flags().url).kill()
+                elif kind in ("kill", "hang"):
+                    for process in processes(url_of(self._calls, "e1")):
+                        process.kill() if kind == "kill" else process.suspend()
             if kind == "skipped":
                 self.first = {name: each.clone() for name, each in bucket} | vars(self).get(
                     "first", {}
@@ -84,6 +86,12 @@ def url_of(calls: Any, engine: str) -> str:
 
 def processes(url: str) -> list[psutil.Process]:
     """Returns the processes of the engine that listens there."""
+    engine = process_at(url)
+    return [*engine.children(recursive=True), engine]
+
+
+def process_at(url: str) -> psutil.Process:
+    """Returns the process that listens there."""
     port = int(url.rpartition(":")[2])
     sockets = [each for each in psutil.net_connections("tcp") if each.pid and each.laddr]
     (pid,) = {
@@ -91,8 +99,7 @@ def processes(url: str) -> list[psutil.Process]:
         for each in sockets
         if each.status == psutil.CONN_LISTEN and tuple(each.laddr)[1:] == (port,)
     }
-    engine = psutil.Process(pid)
-    return [*engine.children(recursive=True), engine]
+    return psutil.Process(pid)
 
 
 def push(url: str, folder: str, version: str) -> None:

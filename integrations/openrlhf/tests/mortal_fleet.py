@@ -15,15 +15,19 @@ class MortalFleet(FakeFleet):
     """The client's methods, with a server that ends after some samples.
 
     `ends_after`: for each post of a rollout, how many samples it generates before the server ends;
-    after them rollouts are whole. `away`: how often it is looked at in vain after an end.
+    after them rollouts are whole. `by_sigterm`: it ends its streams before. `away`: how often it is
+    looked at in vain after an end.
     `generated_by`: (group, index, version) of every sample that was generated, not restored.
     """
 
-    def __init__(self, *ends_after: int, journals: bool = True, away: int = 2) -> None:
+    def __init__(
+        self, *ends_after: int, journals: bool = True, away: int = 2, by_sigterm: bool = False
+    ) -> None:
         super().__init__()
         self.ends_after = list(ends_after)
         self.keeps_journals = journals
         self.away = away
+        self.by_sigterm = by_sigterm
         self.looks = 0  # until it is up
         self.ends = 0
         self.journals: dict[str, dict[tuple[str, int], Json]] = {}
@@ -79,6 +83,9 @@ class MortalFleet(FakeFleet):
             elif (place := (event["group_id"], event["index"])) not in kept:
                 if left == 0:
                     self.end()
+                    if self.by_sigterm:
+                        yield {"event": "end", "error": "the server is shutting down"}
+                        return
                     raise ServerLost("/rollout: the connection has ended")
                 left -= 1
                 kept[place] = event

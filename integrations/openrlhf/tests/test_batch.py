@@ -37,6 +37,10 @@ class FakeServer:
             raise ServerError("the answer ended before its last line")
         yield {"event": "end", "error": None}
 
+    async def get(self, path: str) -> Json:
+        assert path == "/rollouts"
+        return {"rollouts": [], "journals": False}
+
     async def generate(self, body: Mapping[str, Any]) -> Json:
         self.generated.append(dict(body))
         triples = [(-0.5, body["input_ids"][-1] + 1000, None)]

@@ -51,9 +51,10 @@ def info(samples: list[Any], name: str) -> set[float]:
     return {sample.info[name].item() for sample in samples}
 
 
+@pytest.mark.parametrize("by_sigterm", [False, True])
 @pytest.mark.parametrize("ends_after", [(5,), (0,), (11,), (3, 0, 4)])
-def test_with_a_journal_the_rollout_goes_on(ends_after: tuple[int, ...]) -> None:
-    fleet = MortalFleet(*ends_after)
+def test_with_a_journal_the_rollout_goes_on(ends_after: tuple[int, ...], by_sigterm: bool) -> None:
+    fleet = MortalFleet(*ends_after, by_sigterm=by_sigterm)
     with trained(fleet) as (run, trainer):
         samples = run.batch()
     assert fleet.ends == trainer.sends == len(ends_after)
@@ -68,8 +69,9 @@ def test_with_a_journal_the_rollout_goes_on(ends_after: tuple[int, ...]) -> None
     assert (restored > 0) == (sum(ends_after) > 0)
 
 
-def test_without_a_journal_unfinished_groups_are_made_anew() -> None:
-    fleet = MortalFleet(2 * N + 1, journals=False)
+@pytest.mark.parametrize("by_sigterm", [False, True])
+def test_without_a_journal_unfinished_groups_are_made_anew(by_sigterm: bool) -> None:
+    fleet = MortalFleet(2 * N + 1, journals=False, by_sigterm=by_sigterm)
     with trained(fleet) as (run, trainer):
         samples = run.batch()
     assert (fleet.ends, trainer.sends) == (1, 1)

@@ -105,7 +105,7 @@ def test_an_engine_that_is_gone_is_not_one_that_refuses() -> None:
 
 def test_a_call_after_the_end_of_the_server_counts_it() -> None:
     async def check(control: FakeControl, front: Front) -> None:
-        with pytest.raises(ServerError, match="^it has ended$"):
+        with pytest.raises(ServerError, match=r"^it has ended$"):
             await front.until_up("it has ended")  # this front does not wait
         assert (await front.update("/begin_weight_update", {}))["ends"] == 1
 

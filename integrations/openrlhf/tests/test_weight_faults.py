@@ -86,6 +86,18 @@ def test_engines_that_end_after_before_and_in_an_update_leave_the_training_to_th
     assert re.search(r"step 3: the update goes on without engine e0: .*; engine e1: ", it.output)
 
 
+@pytest.mark.timeout(1200)
+def test_a_server_that_is_killed_in_an_update_gets_all_again(tmp_path: Path) -> None:
+    it = train(tmp_path, "server", 4, *SMALL, learning_rate=RATE)
+    assert it.status == 0, it.output[-3000:]
+    assert sorted(it.kl) == [1, 2, 3, 4] and max(it.kl.values()) <= 1e-3
+    assert it.output.count("seer-sgl serve ended by SIGKILL") == 1
+    sent = re.findall(r"step (\d): weights sent to e0, e1", it.output)
+    assert sent == ["0", "1", "2", "3", "4"], "each once as a whole"
+    versions = [figures["seer_oldest_version"] for figures in steps_of(it.output).values()]
+    assert versions == [0, 1, 2, 3]
+
+
 @pytest.mark.timeout(1800)  # every call to the engine that hangs waits for up to a minute
 def test_an_engine_that_hangs_in_an_update_leaves_the_training_to_the_other_one(
     tmp_path: Path,
