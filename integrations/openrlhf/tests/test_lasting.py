@@ -65,6 +65,8 @@ def test_with_a_journal_the_rollout_goes_on(ends_after: tuple[int, ...], by_sigt
     assert others == [first] * len(ends_after)
     assert fleet.removed == [first["journal"]]
     assert info(samples, "seer_repeated_groups") == {0.0}
+    (rate,), (seconds,) = info(samples, "seer_tokens_per_s"), info(samples, "seer_rollout_s")
+    assert rate * seconds == pytest.approx(sum(each.response_length.item() for each in samples))
     (restored,) = info(samples, "seer_restored_tokens")
     assert (restored > 0) == (sum(ends_after) > 0)
 
