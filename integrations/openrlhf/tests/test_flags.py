@@ -49,6 +49,8 @@ def test_every_flag_has_an_option() -> None:
         (["--seer.ur", "http://a"], "--seer.ur: there is no such flag (see --help)"),
         ([*URL, "--seer.bucket=1"], "--seer.bucket: there is no such flag (see --help)"),
         ([*URL, "--seer.timeout_s", "0"], "--seer.timeout_s: '0' is not above 0 and at most 1800"),
+        ([*URL, "--seer.wait_s", "-1"], "--seer.wait_s: '-1' is not a number from 0"),
+        ([*URL, "--seer.wait_s", "inf"], "--seer.wait_s: 'inf' is not a number from 0"),
         (
             [*URL, "--seer.timeout_s", "1801"],
             "--seer.timeout_s: '1801' is not above 0 and at most 1800",
