@@ -1,5 +1,5 @@
-# make rollout | test | test-long | soak | test-package | test-lowest | test-index | test-openrlhf |
-# rl | check | docs | bench | microbench: each target sets up .venv if it is missing or stale.
+# make rollout | test | test-long | soak | chaos | test-package | test-lowest | test-index |
+# test-openrlhf | rl | check | docs | bench | microbench: each target sets up .venv if it is missing or stale.
 # Needs python3 >= 3.11 with its venv module, and make. SEER_PYTHON selects another interpreter.
 
 SEER_PYTHON ?= python3
@@ -17,8 +17,8 @@ RDMA_PACKAGES := libibverbs1 $(if $(GPU),ibverbs-providers)
 HAS_RDMA := $(SEER_PYTHON) -c 'import ctypes, sys; list(map(ctypes.CDLL, sys.argv[1:]))' \
 	$(RDMA_LIBRARIES) 2>/dev/null
 
-.PHONY: venv rollout test test-long soak test-package test-lowest test-index openrlhf-env test-openrlhf \
-	rl check docs bench microbench clean
+.PHONY: venv rollout test test-long soak chaos test-package test-lowest test-index openrlhf-env \
+	test-openrlhf rl check docs bench microbench clean
 
 venv: $(READY)
 
@@ -71,6 +71,14 @@ test-long: $(READY)
 # Rollouts on simulated and fake engines with many faults (half an hour on two cores).
 soak: $(READY)
 	$(BIN)/python -m tests.soak
+
+# A rollout on three real engines with pool and drafts, while they, the pool, the draft hub and the
+# connections between them are killed, stopped, slowed and cut off. Prints its seed first; SEED
+# repeats it (10 minutes on two cores).
+SEED ?=
+MINUTES ?= 5
+chaos: $(READY)
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 # Quick tests in the unpacked source distribution; then the wheel in an empty environment and
 # folder: installed as the doctor says, and a rollout.

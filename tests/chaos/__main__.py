@@ -1,0 +1,98 @@
+"""`make chaos`: a seeded rollout on real engines while what it runs on is killed and disturbed.
+
+python -m tests.chaos                       # draws a seed, and prints it first
+python -m tests.chaos --seed 17             # the same plan again
+python -m tests.chaos --seed 17 --each      # each kind of fault in a rollout of its own
+
+The plan depends on the seed and the minutes alone. A fault is due when the rollout has a share of
+its tokens; the seconds depend on the machine. Exit status 1 if a sample is missing, doubled or
+differs from the calm run, if tokens were drawn twice beyond the chunks in flight, or if a fault did
+not happen.
+"""
+
+import argparse
+import json
+import logging
+import secrets
+import sys
+import time
+from pathlib import Path
+
+from seer_sgl import running
+
+from . import plan
+from .rolling import ENGINES, Chaotic, Rolled, Stage, stage
+from .verdict import Verdict, by_kind, judge
+
+MINUTES = 5  # of a round: each kind of fault once
+PROMPTS_PER_MINUTE = 20
+PROMPTS_OF_ONE = 12  # for a single fault
+WARM_UP = 4
+
+
+def main() -> None:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, help="of the plan; default: drawn")
+    parser.add_argument("--minutes", type=int, default=MINUTES, help="about, on two cores")
+    parser.add_argument("--each", action="store_true", help="each kind in a rollout of its own")
+    parser.add_argument("--only", help="kinds whose names contain this")
+    parser.add_argument("--out", type=Path, default=Path("out/chaos"), help="folder for logs")
+    options = parser.parse_args()
+    if options.seed is None:
+        options.seed = secrets.randbits(32)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    problems: list[str] = []
+
+    async def work() -> None:
+        problems.extend(await run(options))
+
+    running.run(work())
+    sys.exit(bool(problems))
+
+
+def line(text: str) -> None:
+    """Prints a line at once, with the time."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+async def run(options: argparse.Namespace) -> list[str]:
+    """Runs calm and chaotic rollouts. Returns a line per broken promise."""
+    line(f"seed {options.seed}; again: make chaos SEED={options.seed} MINUTES={options.minutes}")
+    rounds = max(1, options.minutes // MINUTES)
+    kinds = [kind for kind in plan.KINDS if options.only is None or options.only in kind.name]
+    faults = plan.draw(options.seed, ENGINES, rounds, kinds)
+    for fault in faults:
+        line(f"plan: {fault}")
+    plans = [[fault] for fault in faults] if options.each else [faults]
+    count = PROMPTS_OF_ONE if options.each else options.minutes * PROMPTS_PER_MINUTE
+    async with stage(options.out / str(options.seed)) as scene:
+        prompts = scene.prompts(count)
+        await scene.calm(prompts[-WARM_UP:])  # the draft index is compiled at its first use
+        calm = await scene.calm(prompts)
+        line(f"calm: {calm.report['wall_s']} s, {calm.report['response_tokens']} tokens")
+        ended = []
+        for number, chosen in enumerate(plans):
+            tokens = calm.report["response_tokens"]
+            chaotic = await scene.chaotic(
+                prompts, chosen, tokens, line, options.seed * 1000 + number
+            )
+            verdict = await judged(scene, calm, chaotic)
+            ended.append((chaotic, verdict))
+            line(json.dumps({"faults": [str(f.kind.name) for f in chosen], **verdict.costs}))
+    for text in by_kind([chaotic for chaotic, _ in ended]):
+        line(text)
+    problems = [problem for _, verdict in ended for problem in verdict.problems]
+    for problem in problems:
+        line(f"PROBLEM: {problem}")
+    line(f"seed {options.seed}: {'FAILED' if problems else 'every sample once, and the same'}")
+    return problems
+
+
+async def judged(scene: Stage, calm: Rolled, chaotic: Chaotic) -> Verdict:
+    """Returns the verdict; rolls the long prompts out once more, calmly."""
+    return judge(calm, await scene.calm(chaotic.long_prompts), chaotic)
+
+
+if __name__ == "__main__":
+    main()

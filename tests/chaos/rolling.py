@@ -1,0 +1,162 @@
+"""A rollout on three real engines with pool and drafts: calm, and with faults."""
+
+import contextlib
+import itertools
+import random
+import time
+from array import array
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from seer_sgl import Rollout
+from seer_sgl.driver.groups import GroupMaker
+from seer_sgl.report.recorder import Recorder
+from seer_sgl.report.report import report
+from seer_sgl.types import Group, Prompt, Sample, Sampling
+
+from .conductor import Happened, Tell, conducted
+from .ledger import Disturbance, Key, Ledger
+from .plan import STALL_TIMEOUT_S, Fault
+from .strikes import LONG_PROMPT, PREFILL_TOKENS, Strikes
+from .wires import Wires, wired
+
+ROOT = Path(__file__).resolve().parents[2]
+REASONER = ROOT / "bench" / "reasoner"
+HELD_OUT = REASONER / "prompts" / "held_out.jsonl"
+ENGINES = 3
+SAMPLES = 8
+CHUNK_TOKENS = 64
+MOST_TOKENS = 600
+SHORT = Sampling(max_new_tokens=48)  # of long prompts
+SEED = 7
+runs = itertools.count()
+
+
+def config() -> dict[str, Any]:
+    """Returns the config of the fleet: three engines, Mooncake, drafts of the whole fleet."""
+    return {
+        "model": {"path": str(REASONER / "model")},
+        "engines": {
+            "count": ENGINES,
+            "cores": "auto",
+            "stall_timeout_s": STALL_TIMEOUT_S,
+            "recovery_timeout_s": 300.0,
+            "sglang": {
+                "dtype": "float32",
+                "max-total-tokens": 16384,
+                "max-running-requests": 16,
+                "chunked-prefill-size": PREFILL_TOKENS,
+                "enable-deterministic-inference": True,
+                "skip-server-warmup": True,
+            },
+        },
+        "kv_pool": {"backend": "mooncake", "page_size": 16, "memory": "256mb"},
+        "draft": {"scope": "fleet", "memory": "64mb"},
+        "scheduling": {"chunk_tokens": CHUNK_TOKENS},
+        "sampling": {"max_response_len": MOST_TOKENS},
+        "rollout": {
+            "seed": SEED,
+            "n_samples_per_prompt": SAMPLES,
+            "max_engine_kills": 1000,  # the kills are not the requests' fault
+        },
+    }
+
+
+class Rolled(msgspec.Struct):
+    """What a rollout brought. `samples`: by group and index; `doubled`: those that came twice."""
+
+    samples: dict[Key, Sample]
+    doubled: list[Key]
+    report: dict[str, Any]
+    ledger: Ledger
+
+
+class Chaotic(msgspec.Struct):
+    """A rollout with faults."""
+
+    rolled: Rolled
+    happened: list[Happened]
+    disturbances: list[Disturbance]
+    long_prompts: list[Prompt]
+
+
+class Stage:
+    """An open rollout whose engines are behind proxies."""
+
+    def __init__(self, rollout: Rollout, wires: Wires) -> None:
+        self.rollout = rollout
+        self.wires = wires
+
+    def prompts(self, count: int) -> list[Prompt]:
+        """Returns the first held-out prompts."""
+        return self.rollout.read_prompts(HELD_OUT)[:count]
+
+    async def calm(self, prompts: Sequence[Prompt]) -> Rolled:
+        """Rolls the prompts out. The same prompts have the same seeds every time."""
+        return (await self.chaotic(prompts, [], 1)).rolled
+
+    async def chaotic(
+        self,
+        prompts: Sequence[Prompt],
+        plan: Sequence[Fault],
+        tokens: int,
+        tell: Tell = lambda _: None,
+        seed: int = 0,
+    ) -> Chaotic:
+        """Rolls the prompts out with the faults of a plan. `tokens`: of the calm run.
+
+        `tell` receives a line per fault. The prefill faults have long prompts, drawn from `seed`.
+        """
+        rollout, name, began = self.rollout, f"run{next(runs)}", time.monotonic()
+        prefills = [fault for fault in plan if fault.kind.deed == "kill in a prefill"]
+        long_prompts = [long_prompt(seed, number) for number in range(len(prefills))]
+        maker, groups = GroupMaker(name, SEED), list[Group]()
+        for prompt in [*prompts, *long_prompts]:
+            sampling = prompt.sampling or rollout.config.sampling
+            groups.append(maker.group(prompt, sampling, sampling.max_new_tokens, began))
+        record = Recorder(name, SEED, rollout.engines, groups, began)
+        late = groups[len(prompts) :]
+
+        def begin_long() -> str:
+            group = late.pop()
+            run.add([group])
+            if not late:
+                run.complete()
+            return group.group_id
+
+        ledger = Ledger()
+        strikes = Strikes(rollout, self.wires, ledger, begin_long)
+        async with conducted(plan, tokens, strikes, tell) as conductor:
+            run = rollout.driver.open_run(
+                [record, ledger, conductor], rollout_id=name, started_at=began
+            )
+            with contextlib.closing(run):
+                run.add(groups[: len(prompts)])
+                if not late:
+                    run.complete()
+                ended = [group async for group in run]
+            strikes.over = True
+        samples = [sample for group in ended for sample in group.samples if sample.failure is None]
+        counts = Counter((sample.group_id, sample.index) for sample in samples)
+        doubled = sorted(key for key, count in (counts | ledger.finishes).items() if count > 1)
+        keyed = {(sample.group_id, sample.index): sample for sample in samples}
+        rolled = Rolled(keyed, doubled, report(record), ledger)
+        return Chaotic(rolled, conductor.happened, strikes.disturbances, long_prompts)
+
+
+def long_prompt(seed: int, number: int) -> Prompt:
+    """Returns a prompt whose prefill takes a while, and which no engine has cached."""
+    draws = random.Random(f"{seed} {number}")
+    ids = array("i", [1, *(draws.randrange(3, 60) for _ in range(LONG_PROMPT - 1))])
+    return Prompt(prompt_id=f"long {seed} {number}", prompt_ids=ids, n=1, sampling=SHORT)
+
+
+@contextlib.asynccontextmanager
+async def stage(log_dir: Path) -> AsyncIterator[Stage]:
+    """Starts the fleet behind proxies for the block."""
+    async with wired() as wires, Rollout(config(), log_dir=log_dir) as rollout:
+        yield Stage(rollout, wires)

@@ -1,0 +1,311 @@
+"""Carries faults out against a running rollout, and checks that each has really happened."""
+
+import asyncio
+import contextlib
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from seer_sgl import Rollout
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.types import Chunk, ServerPhase
+
+from .ledger import Disturbance, Ledger
+from .plan import Fault
+from .wires import Wires, child, family
+
+LONG_PROMPT = 6000  # tokens
+PREFILL_TOKENS = 512  # of one part of a long prefill
+PREFILLED = f"#new-token: {PREFILL_TOKENS}"  # SGLang's log line of one part of a long prefill
+UNDER_WAY_S = 0.2  # a chunk or a write that lasts longer has begun
+DUTY_S, CYCLE_S = 0.02, 0.1  # of a throttled process
+DELAY_S = 0.3  # per piece of data on a slow wire
+POLL_S = 0.01
+PATIENCE_S = 240.0  # two starts of an engine on a busy machine
+
+
+class Missed(Exception):
+    """A fault that did not happen, and why."""
+
+
+class Strikes:
+    """The faults against one rollout. Faults of one target wait for each other.
+
+    `begin_long` submits a long prompt and returns its group id. `disturbances`: when engines were
+    disturbed. `over`: no chunk will be in flight any more.
+    """
+
+    def __init__(
+        self, rollout: Rollout, wires: Wires, ledger: Ledger, begin_long: Callable[[], str]
+    ) -> None:
+        self._rollout = rollout
+        self._wires = wires
+        self._ledger = ledger
+        self._begin_long = begin_long
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.disturbances: list[Disturbance] = []
+        self.over = False
+
+    async def carry_out(self, fault: Fault) -> str:
+        """Carries one fault out; returns what shows that it happened. Raises Missed."""
+        deeds: dict[str, Callable[[Fault], Coroutine[Any, Any, str]]] = {
+            "kill in a chunk": self._kill_in_a_chunk,
+            "kill in a prefill": self._kill_in_a_prefill,
+            "kill in a write": self._kill_in_a_write,
+            "kill at its start": self._kill_at_its_start,
+            "kill": self._kill_process,
+            "stop for long": self._stop_engine,
+            "throttle": self._throttle,
+        }
+        at_engine = fault.kind.place == "engine"
+        deeds["stop"] = self._stop_engine if at_engine else self._stop_process
+        deed = deeds.get(fault.kind.deed, self._disturb_wire)
+        try:
+            if fault.kind.deed == "kill in a prefill":  # the scheduler chooses its engine
+                return await deed(fault)
+            async with self._locks[fault.target]:
+                return await deed(fault)
+        except (psutil.Error, ProcessLookupError) as error:
+            raise Missed(f"no process: {error!r}") from error
+
+    async def _kill_in_a_chunk(self, fault: Fault) -> str:
+        await self._until_busy(fault.target)
+        return await self._killed(fault.target)
+
+    async def _kill_in_a_prefill(self, fault: Fault) -> str:
+        group_id = self._begin_long()
+
+        def chunks() -> list[Chunk]:
+            flights = (chunk for chunk, _ in self._ledger.in_flight.values())
+            return [chunk for chunk in flights if chunk.request.group.group_id == group_id]
+
+        await _until(chunks, "its prompt was not sent")
+        target = chunks()[0].engine_id
+        log = self._wires.servers[target].log
+        before = _parts(log)
+        await _until(lambda: _parts(log) > before or not chunks(), "its prefill did not begin")
+        if not chunks():
+            raise Missed("its prefill was over")
+        async with self._locks[target]:
+            if not chunks() or chunks()[0].engine_id != target:
+                raise Missed("another fault came first")
+            parts = _parts(log) - before
+            evidence = await self._killed(target)
+        return (
+            f"{target}, after {parts} of {-(-LONG_PROMPT // 512)} parts of the prefill; {evidence}"
+        )
+
+    async def _kill_in_a_write(self, fault: Fault) -> str:
+        async with self._locks["store"]:
+            await self._until_busy(fault.target)
+            with _stopped(child("store")):  # what is being written stays so
+                writes = 0
+                while not self.over:
+                    began = {
+                        uid for uid, name in self._ledger.unwritten.items() if name == fault.target
+                    }
+                    await asyncio.sleep(UNDER_WAY_S)
+                    still = self._ledger.unwritten.items()
+                    writes = sum(uid in began and name == fault.target for uid, name in still)
+                    if writes:
+                        break
+                if not writes:
+                    raise Missed("no page was being written")
+                self._kill(fault.target)
+        return f"{writes} requests' pages in writing; {await self._back(fault.target)}"
+
+    async def _kill_at_its_start(self, fault: Fault) -> str:
+        await self._until_busy(fault.target)
+        first = await self._killed(fault.target, back=False)
+        server = self._engine(fault.target)
+        await _until(
+            lambda: server.server.phase is ServerPhase.STARTING, "it was not started again"
+        )
+        await asyncio.sleep(fault.seconds)
+        if server.server.phase is not ServerPhase.STARTING:
+            raise Missed("it was up before the second kill")
+        starts = server.server.starts
+        self._kill(fault.target)
+        await _until(lambda: server.server.starts > starts, "it was not started twice")
+        back = await self._back(fault.target)
+        return f"{first}, and again {fault.seconds:.1f} s into its start; {back}"
+
+    async def _stop_engine(self, fault: Fault) -> str:
+        await self._until_busy(fault.target)
+        engine = fault.target
+        with self._disturbed(engine):
+            in_flight = len(self._ledger.on(engine))
+            with _stopped(psutil.Process(self._wires.servers[engine].pid)):
+                await asyncio.sleep(fault.seconds)
+                away = not self._rollout.driver.available(engine)
+            await self._until_serving(engine)
+        if fault.kind.deed == "stop for long" and not away:
+            raise Missed("nobody noticed")
+        return f"{in_flight} chunks in flight"
+
+    async def _throttle(self, fault: Fault) -> str:
+        await self._until_busy(fault.target)
+        loop, cycles = asyncio.get_running_loop(), 0
+        process = psutil.Process(self._wires.servers[fault.target].pid)
+        end = loop.time() + fault.seconds
+        with self._disturbed(fault.target):
+            while loop.time() < end:
+                with _stopped(process):
+                    await asyncio.sleep(CYCLE_S - DUTY_S)
+                await asyncio.sleep(DUTY_S)
+                cycles += 1
+            await self._until_serving(fault.target)
+        return f"stopped {cycles} times"
+
+    async def _kill_process(self, fault: Fault) -> str:
+        word = _word(fault.target)
+        before = child(word)
+        for process in family(before.pid):
+            process.kill()
+        again: list[int] = []
+
+        def restarted() -> bool:
+            with contextlib.suppress(ProcessLookupError):
+                again[:] = [child(word).pid]
+            return bool(again) and again != [before.pid]
+
+        await _until(restarted, "it was not started again")
+        return f"process {before.pid}, then {again[0]}"
+
+    async def _stop_process(self, fault: Fault) -> str:
+        process = child(_word(fault.target))
+        with _stopped(process):
+            await asyncio.sleep(fault.seconds)
+        return f"process {process.pid}"
+
+    async def _disturb_wire(self, fault: Fault) -> str:
+        wire, http = self._wires.of(fault.target), fault.kind.place == "http"
+        if http:
+            await self._until_busy(fault.target)
+        else:
+            await _until(lambda: len(wire) > 0, "nothing is connected")
+        before = wire.counts.copy()
+        with contextlib.ExitStack() as stack:
+            if http:
+                stack.enter_context(self._disturbed(fault.target))
+            in_flight = len(self._ledger.on(fault.target))
+            match fault.kind.deed:
+                case "slow":
+                    met = await wire.slow(fault.seconds, DELAY_S)
+                case "cut":
+                    met = await wire.cut(fault.seconds)
+                case "drop":
+                    met = await wire.drop(fault.seconds)
+                case "reset":
+                    met = wire.reset()
+                case _:
+                    met = wire.half_close()
+            if http:
+                await self._until_serving(fault.target)
+            elif fault.kind.deed in ("reset", "half-close"):
+                await _until(
+                    lambda: wire.counts["connections"] > before["connections"],
+                    "nothing connected again",
+                )
+        seen = wire.counts - before
+        kind = {"slow": "delayed", "cut": "held", "drop": "dropped"}.get(fault.kind.deed)
+        if not met or (kind is not None and not seen[kind]):
+            raise Missed(f"{met} connections, {dict(seen)}")
+        pieces = f", {seen[kind]} pieces {kind}" if kind is not None else ""
+        return f"{met} connections{pieces}" + (f", {in_flight} chunks in flight" if http else "")
+
+    async def _killed(self, engine_id: str, *, back: bool = True) -> str:
+        in_flight = self._kill(engine_id)
+        text = f"{in_flight} chunks in flight"
+        return f"{text}; {await self._back(engine_id)}" if back else text
+
+    def _kill(self, engine_id: str) -> int:
+        """Kills an engine's processes. Returns the chunks in flight there."""
+        now = asyncio.get_running_loop().time()
+        in_flight = len(self._ledger.on(engine_id))
+        self.disturbances.append(Disturbance(engine_id=engine_id, began=now))
+        for process in family(self._wires.servers[engine_id].pid):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        return in_flight
+
+    async def _back(self, engine_id: str) -> str:
+        """Waits until a killed engine serves again."""
+        loop = asyncio.get_running_loop()
+        began, driver = loop.time(), self._rollout.driver
+        await _until(lambda: not driver.available(engine_id), "nobody noticed")
+        await self._until_serving(engine_id)
+        for each in self.disturbances:
+            if each.engine_id == engine_id and each.ended is None:
+                each.ended = loop.time()
+        return f"back after {loop.time() - began:.0f} s"
+
+    @contextlib.contextmanager
+    def _disturbed(self, engine_id: str) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        disturbance = Disturbance(engine_id=engine_id, began=loop.time())
+        self.disturbances.append(disturbance)
+        yield
+        disturbance.ended = loop.time()
+
+    async def _until_serving(self, engine_id: str) -> None:
+        await _until(lambda: self._rollout.driver.available(engine_id), "it does not serve again")
+
+    async def _until_busy(self, engine_id: str) -> None:
+        """Waits until a chunk is under way on an engine that serves."""
+        loop = asyncio.get_running_loop()
+
+        def busy() -> bool:
+            if self.over:
+                raise Missed("the rollout was over")
+            flights = self._ledger.in_flight.values()
+            return self._rollout.driver.available(engine_id) and any(
+                chunk.engine_id == engine_id and loop.time() - sent_at > UNDER_WAY_S
+                for chunk, sent_at in flights
+            )
+
+        await _until(busy, "no chunk was in flight there")
+
+    def _engine(self, engine_id: str) -> HttpEngine:
+        return next(
+            engine for engine in self._rollout.fleet.engines if engine.info.engine_id == engine_id
+        )
+
+
+def _word(target: str) -> str:
+    """Returns the word that only the command line of this process has."""
+    return "drafthub" if target == "hub" else target
+
+
+def _parts(log: Path) -> int:
+    return log.read_text(errors="replace").count(PREFILLED)
+
+
+@contextlib.contextmanager
+def _stopped(process: psutil.Process) -> Iterator[None]:
+    """Stops a process and all below it for the block. Raises Missed if they do not stand still."""
+    members = family(process.pid)
+    try:
+        for member in members:
+            member.send_signal(signal.SIGSTOP)
+        yield
+        if process.status() != psutil.STATUS_STOPPED:
+            raise Missed("it did not stop")
+    finally:
+        for member in members:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.send_signal(signal.SIGCONT)
+
+
+async def _until(done: Callable[[], object], otherwise: str) -> None:
+    """Waits until `done`. Raises Missed."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not done():  # noqa: ASYNC110 (some conditions have no event)
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise Missed(otherwise) from None

@@ -1,0 +1,175 @@
+"""The proxy disturbs connections as its methods say, and the driver loses no sample by it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from seer_sgl import Rollout
+from seer_sgl.driver import monitor, stall
+from seer_sgl.engine.client import HttpEngine
+from tests.chaos.proxy import Proxy, proxy
+from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving
+
+Client = tuple[asyncio.StreamReader, Callable[[bytes], None]]  # what it reads, how it writes
+SOON_S = 0.05
+LONG_S = 0.5
+
+
+class Echo:
+    """A server that returns what it receives. `ended`: clients that have closed their side."""
+
+    def __init__(self) -> None:
+        self.received = b""
+        self.ended = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(100):
+                self.received += data
+                writer.write(data)
+        self.ended.set()
+        writer.close()
+
+
+@contextlib.asynccontextmanager
+async def echoing() -> AsyncIterator[tuple[Echo, Proxy]]:
+    echo = Echo()
+    server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)
+    async with server, proxy() as between:
+        between.target = server.sockets[0].getsockname()
+        yield echo, between
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    between: Proxy,
+) -> AsyncIterator[tuple[asyncio.StreamReader, Callable[[bytes], None]]]:
+    host, _, port = between.address.partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(b"hello")
+        assert await reader.readexactly(5) == b"hello"
+        yield reader, writer.write
+    finally:
+        writer.close()
+
+
+async def silent(reader: asyncio.StreamReader) -> bool:
+    """Returns whether nothing arrives for a while."""
+    try:
+        async with asyncio.timeout(4 * SOON_S):
+            await reader.read(1)
+    except TimeoutError:
+        return True
+    return False
+
+
+async def test_what_a_cut_holds_arrives_afterwards() -> None:
+    async with echoing() as (_, between), connected(between) as (reader, write):
+        cutting = asyncio.create_task(between.cut(LONG_S))
+        await asyncio.sleep(SOON_S)
+        write(b"held")
+        assert await silent(reader)
+        assert await cutting == 1
+        assert await reader.readexactly(4) == b"held"
+    assert between.counts["held"] == 1
+
+
+async def test_what_is_slow_arrives_complete() -> None:
+    async with echoing() as (_, between), connected(between) as (reader, write):
+        slowing = asyncio.create_task(between.slow(LONG_S, SOON_S))
+        await asyncio.sleep(SOON_S)
+        write(b"slow")
+        assert await reader.readexactly(4) == b"slow"
+        assert await slowing == 1
+    assert between.counts["delayed"] == 2
+
+
+async def test_a_dropped_connection_is_silent_for_good_and_a_new_one_works() -> None:
+    async with echoing() as (echo, between), connected(between) as (reader, write):
+        assert await between.drop(SOON_S) == 1
+        write(b"lost")
+        assert await silent(reader)
+        async with connected(between):
+            pass
+    assert echo.received == b"hello" * 2
+    assert between.counts["dropped"] == 1
+
+
+async def test_a_reset_shows_at_both_ends() -> None:
+    async with echoing() as (echo, between), connected(between) as (reader, _):
+        assert between.reset() == 1
+        with pytest.raises(ConnectionResetError):
+            await reader.read(1)
+        await echo.ended.wait()
+
+
+async def test_the_server_does_not_learn_of_a_half_closed_connection() -> None:
+    async with echoing() as (echo, between), connected(between) as (reader, write):
+        assert between.half_close() == 1
+        assert await reader.read(1) == b""
+        write(b"heard")
+        while between.counts["dropped"] == 0:  # noqa: ASYNC110
+            await asyncio.sleep(SOON_S)
+        assert echo.received == b"hello" + b"heard"
+        assert not echo.ended.is_set()
+
+
+async def test_without_a_target_a_connection_is_closed() -> None:
+    async with proxy() as between:
+        between.target = "127.0.0.1", 1
+        host, _, port = between.address.partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        assert await reader.read(1) == b""
+        writer.close()
+
+
+DISTURBANCES: dict[str, Callable[[Proxy], Any]] = {
+    "slow": lambda between: between.slow(LONG_S, SOON_S),
+    "cut": lambda between: between.cut(LONG_S),
+    "drop": lambda between: between.drop(SOON_S),
+    "reset": lambda between: asyncio.sleep(0, between.reset()),
+    "half-close": lambda between: asyncio.sleep(0, between.half_close()),
+}
+
+
+@pytest.mark.parametrize("how", DISTURBANCES)
+async def test_no_sample_is_lost_while_connections_are_disturbed(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.05)
+    monkeypatch.setattr(stall, "READMISSION_MOST_S", 0.2)
+    monkeypatch.setattr(HttpEngine, "vocab_size", property(lambda _: VOCAB, lambda *_: None))
+    prompt_lens: dict[int, int] = {}
+    fakes = [FakeSGLang(delay_s=0.02, prompt_lens=prompt_lens) for _ in range(2)]
+    async with contextlib.AsyncExitStack() as stack:
+        wires = []
+        for fake in fakes:
+            url = await stack.enter_async_context(serving(fake))
+            wires.append(await stack.enter_async_context(proxy()))
+            wires[-1].target = "127.0.0.1", int(url.rpartition(":")[2])
+        config = {
+            "engines": {
+                "launch": "external",
+                "urls": [f"http://{wire.address}" for wire in wires],
+                "stall_timeout_s": 1.0,
+                "recovery_timeout_s": 60.0,
+            },
+            "scheduling": {"chunk_tokens": 8},
+            "rollout": {"n_samples_per_prompt": 8, "seed": 3},
+            "sampling": {"max_response_len": 50},
+        }
+        rollout = await stack.enter_async_context(Rollout(config))
+        prompts = [{"prompt_ids": [1 + n, 2], "id": f"p{n}"} for n in range(8)]
+        met, samples = 0, []
+        async for group in rollout.run(prompts):
+            samples += group.samples
+            if len(samples) in (16, 40):
+                met += await DISTURBANCES[how](wires[0])
+        assert met > 0
+        assert len(samples) == len({(s.group_id, s.index) for s in samples}) == 64
+        for sample in samples:
+            assert list(sample.response_ids) == response_of(sample.seed, 2, 50)[:50]

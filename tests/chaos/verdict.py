@@ -1,0 +1,102 @@
+"""What a chaotic rollout cost, and what is wrong with it. Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from seer_sgl.types import Sample
+
+from .ledger import Key, unexplained
+from .rolling import CHUNK_TOKENS, Chaotic, Rolled
+
+LOGPROB_TOLERANCE = 1e-4
+
+
+class Verdict(msgspec.Struct):
+    """`problems`: a line per broken promise. `costs`: figures against the calm run."""
+
+    problems: list[str]
+    costs: dict[str, Any]
+
+
+def judge(calm: Rolled, long: Rolled, chaotic: Chaotic) -> Verdict:
+    """Compares a rollout with faults with the calm one. `long`: its long prompts, calm."""
+    rolled = chaotic.rolled
+    found, ledger = rolled.report, rolled.ledger
+    problems = differences({**calm.samples, **long.samples}, rolled)
+    for entry in chaotic.happened:
+        if entry.problem is not None:
+            problems.append(f"it did not happen: {entry.fault}: {entry.problem}")
+    problems += [
+        f"a chunk was lost on an undisturbed engine: {lost}"
+        for lost in unexplained(ledger.lost_chunks, chaotic.disturbances)
+    ]
+    problems += [f"chunk {rid} began before the tokens of its request" for rid in ledger.repeated]
+    if ledger.in_flight:
+        problems.append(f"{len(ledger.in_flight)} chunks never came back")
+    lost = len(ledger.lost_chunks)
+    if lost != found["lost_chunks"]:
+        problems.append(f"{lost} lost chunks, and {found['lost_chunks']} in the report")
+    again = sum(each.budget for each in ledger.lost_chunks)
+    if found["wasted_tokens"] > again:
+        problems.append(f"{found['wasted_tokens']} wasted tokens, of at most {again}")
+    kept = sum(each["response_tokens"] for each in found["engines"]) - found["response_tokens"]
+    if not 0 <= kept <= lost * CHUNK_TOKENS:
+        problems.append(f"{kept} returned tokens are in no sample")
+    if found["failed_requests"]:
+        problems.append(f"{found['failed_requests']} requests failed")
+    return Verdict(problems, costs(calm, rolled, again))
+
+
+def costs(calm: Rolled, rolled: Rolled, again: int) -> dict[str, Any]:
+    """Returns the figures of a rollout with faults against the calm one."""
+    found = rolled.report
+    names = ("lost_chunks", "retries", "respawns", "wasted_tokens", "failed_requests")
+    return {
+        "wall_s": found["wall_s"],
+        "seconds_lost": round(found["wall_s"] - calm.report["wall_s"], 1),
+        "response_tokens": found["response_tokens"],
+        **{name: found[name] for name in names},
+        "drawn_again_at_most": again,
+        "recomputed_tokens": found["recomputed_tokens"],
+        "recomputed_tokens_calm": calm.report["recomputed_tokens"],
+    }
+
+
+def differences(calm: dict[Key, Sample], rolled: Rolled) -> list[str]:
+    """Returns a line per sample that is missing, doubled, too many, or not the calm run's."""
+    lines = [f"sample {key} is missing" for key in calm.keys() - rolled.samples.keys()]
+    lines += [f"sample {key} is too many" for key in rolled.samples.keys() - calm.keys()]
+    lines += [f"sample {key} came twice" for key in rolled.doubled]
+    for key in calm.keys() & rolled.samples.keys():
+        difference = differs(calm[key], rolled.samples[key])
+        if difference is not None:
+            lines.append(f"sample {key}: {difference}")
+    return sorted(lines)
+
+
+def differs(whole: Sample, sample: Sample) -> str | None:
+    """Returns how a sample differs from the calm run's; None if it does not."""
+    if list(whole.response_ids) != list(sample.response_ids):
+        pairs = zip(whole.response_ids, sample.response_ids, strict=False)
+        same = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
+        return f"other tokens from {same} on, chunks on {list(sample.engines)}"
+    if (whole.finish_reason, whole.text) != (sample.finish_reason, sample.text):
+        return f"it ended by {sample.finish_reason}, not {whole.finish_reason}"
+    logprobs = list(sample.rollout_log_probs)
+    if len(logprobs) != len(whole.rollout_log_probs):
+        return f"{len(logprobs)} log probabilities"
+    worst = max(abs(a - b) for a, b in zip(logprobs, whole.rollout_log_probs, strict=True))
+    return None if worst < LOGPROB_TOLERANCE else f"log probabilities differ by {worst:g}"
+
+
+def by_kind(chaotic: Sequence[Chaotic]) -> list[str]:
+    """Returns one line per kind of fault: how many were drawn, and how many happened."""
+    drawn: Counter[str] = Counter()
+    happened: Counter[str] = Counter()
+    for entry in (entry for one in chaotic for entry in one.happened):
+        drawn[entry.fault.kind.name] += 1
+        happened[entry.fault.kind.name] += entry.problem is None
+    return [f"{name}: {happened[name]} of {drawn[name]}" for name in sorted(drawn)]

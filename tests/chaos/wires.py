@@ -1,0 +1,109 @@
+"""The proxies between a driver and its local engines, and the launcher that puts them there."""
+
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from unittest.mock import patch
+from urllib.parse import urlsplit
+
+import psutil
+from typing_extensions import override
+
+from seer_sgl.config import FleetConfig
+from seer_sgl.engine import fleet
+from seer_sgl.engine.launch.launcher import EngineStart
+from seer_sgl.engine.launch.local import LocalLauncher
+from seer_sgl.kvpool.hicache import Pool
+from seer_sgl.link.contract import HUB_URL, LINK_URL
+from seer_sgl.processes import OwnedProcess
+
+from .proxy import Proxy, proxy
+
+
+class Wires:
+    """The proxies: one per engine for HTTP, one from all engines to the driver's link, one to the
+    draft hub; and the newest server of each engine."""
+
+    def __init__(self, stack: contextlib.AsyncExitStack, link: Proxy, hub: Proxy) -> None:
+        self._stack = stack
+        self.link = link
+        self.hub = hub
+        self.http: dict[str, Proxy] = {}  # by engine id
+        self.servers: dict[str, OwnedProcess] = {}  # likewise
+
+    def of(self, target: str) -> Proxy:
+        """Returns the proxy of a fault's target (plan.py)."""
+        return {"link": self.link, "hub link": self.hub}.get(target) or self.http[target]
+
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Returns the environment of engines whose links lead through the proxies."""
+        through = dict(variables)
+        for name, wire in ((LINK_URL, self.link), (HUB_URL, self.hub)):
+            if name not in variables:
+                continue  # without drafts there is no hub
+            url = urlsplit(variables[name])
+            assert url.hostname is not None and url.port is not None
+            wire.target = url.hostname, url.port
+            through[name] = url._replace(netloc=wire.address).geturl()
+        return through
+
+    async def started(self, start: EngineStart) -> EngineStart:
+        """Returns the start of an engine whose URL leads through its proxy."""
+        engine_id, port = start.engine_id, urlsplit(start.url).port
+        assert isinstance(start.process, OwnedProcess) and port is not None
+        self.servers[engine_id] = start.process
+        if engine_id not in self.http:
+            self.http[engine_id] = await self._stack.enter_async_context(proxy())
+        self.http[engine_id].target = "127.0.0.1", port
+        return start._replace(url=f"http://{self.http[engine_id].address}")
+
+
+class ProxiedLauncher(LocalLauncher):
+    """A launcher of local engines behind proxies."""
+
+    def __init__(
+        self,
+        wires: Wires,
+        config: FleetConfig,
+        log_dir: Path,
+        pool: Pool,
+        environment: Mapping[str, str],
+    ) -> None:
+        super().__init__(config, log_dir, pool, wires.environment(environment))
+        self._wires = wires
+
+    @override
+    async def start(self, engine_id: str, url: str | None = None) -> EngineStart:
+        return await self._wires.started(await super().start(engine_id, url))
+
+    @override
+    async def start_again(self, engine_id: str, kv_tokens: int) -> EngineStart:
+        return await self._wires.started(await super().start_again(engine_id, kv_tokens))
+
+
+@contextlib.asynccontextmanager
+async def wired() -> AsyncIterator[Wires]:
+    """Yields proxies; local fleets that are opened in the block use them."""
+    async with contextlib.AsyncExitStack() as stack:
+        link = await stack.enter_async_context(proxy())
+        hub = await stack.enter_async_context(proxy())
+        wires = Wires(stack, link, hub)
+        launcher = functools.partial(ProxiedLauncher, wires)
+        stack.enter_context(patch.object(fleet, "LocalLauncher", launcher))
+        yield wires
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """Returns a process and all below it, the lowest first."""
+    root = psutil.Process(pid)
+    return [*reversed(root.children(recursive=True)), root]
+
+
+def child(word: str) -> psutil.Process:
+    """Returns the child of this process with that word in its command line."""
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if word in process.cmdline():
+                return process
+    raise ProcessLookupError(word)
