@@ -21,13 +21,12 @@ from pathlib import Path
 from seer_sgl import running
 
 from . import plan
-from .rolling import ENGINES, Chaotic, Rolled, Stage, stage
+from .rolling import ENGINES, Chaotic, Rolled, Stage, proxied_fleet, stage
 from .verdict import Verdict, by_kind, judge
 
 MINUTES = 5  # of a round: each kind of fault once
 PROMPTS_PER_MINUTE = 20
 PROMPTS_OF_ONE = 12  # for a single fault
-WARM_UP = 4
 
 
 def main() -> None:
@@ -66,9 +65,11 @@ async def run(options: argparse.Namespace) -> list[str]:
         line(f"plan: {fault}")
     plans = [[fault] for fault in faults] if options.each else [faults]
     count = PROMPTS_OF_ONE if options.each else options.minutes * PROMPTS_PER_MINUTE
-    async with stage(options.out / str(options.seed)) as scene:
+    async with (
+        proxied_fleet(options.out / str(options.seed)) as (fleet, wires),
+        stage(fleet, wires) as scene,
+    ):
         prompts = scene.prompts(count)
-        await scene.calm(prompts[-WARM_UP:])  # the draft index is compiled at its first use
         calm = await scene.calm(prompts)
         line(f"calm: {calm.report['wall_s']} s, {calm.report['response_tokens']} tokens")
         ended = []

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 PIECE = 1 << 16
+GONE = (OSError, RuntimeError)  # a connection that has just closed; uvloop raises the second
 LINGER = struct.pack("ii", 1, 0)  # closing the socket resets the connection
 
 
@@ -91,7 +92,7 @@ class Proxy:
         met = list(self._open)
         for connection in met:
             connection.half_closed = True
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(*GONE):
                 connection.near.write_eof()
         return len(met)
 
@@ -138,7 +139,7 @@ class Proxy:
             if not connection.silent and not (to_client and connection.half_closed):
                 sink.write_eof()
                 return
-        except OSError:
+        except GONE:
             await self._passing.wait()
         if not (connection.silent and to_client):
             connection.abort()  # a client of a silent connection does not learn of its end

@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 
 from seer_sgl import Rollout
+from seer_sgl.config import parse
 from seer_sgl.driver.groups import GroupMaker
+from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import report
 from seer_sgl.types import Group, Prompt, Sample, Sampling
@@ -31,6 +33,7 @@ ENGINES = 3
 SAMPLES = 8
 CHUNK_TOKENS = 64
 MOST_TOKENS = 600
+WARM_UP = 4  # prompts
 SHORT = Sampling(max_new_tokens=48)  # of long prompts
 SEED = 7
 runs = itertools.count()
@@ -156,7 +159,23 @@ def long_prompt(seed: int, number: int) -> Prompt:
 
 
 @contextlib.asynccontextmanager
-async def stage(log_dir: Path) -> AsyncIterator[Stage]:
+async def proxied_fleet(log_dir: Path) -> AsyncIterator[tuple[Fleet, Wires]]:
     """Starts the fleet behind proxies for the block."""
-    async with wired() as wires, Rollout(config(), log_dir=log_dir) as rollout:
-        yield Stage(rollout, wires)
+    async with wired() as wires, open_fleet(parse(config()).fleet, log_dir) as fleet:
+        yield fleet, wires
+
+
+@contextlib.asynccontextmanager
+async def stage(
+    fleet: Fleet, wires: Wires, stall_timeout_s: float = STALL_TIMEOUT_S
+) -> AsyncIterator[Stage]:
+    """Opens a rollout of the fleet, one at a time, and warms it up.
+
+    An engine compiles the draft index at its first use, which can take as long as a stall.
+    """
+    settings = config()
+    settings["engines"]["stall_timeout_s"] = stall_timeout_s
+    async with Rollout(settings, fleet=fleet) as rollout:
+        opened = Stage(rollout, wires)
+        await opened.calm(opened.prompts(WARM_UP))
+        yield opened

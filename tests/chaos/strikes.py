@@ -24,6 +24,7 @@ PREFILLED = f"#new-token: {PREFILL_TOKENS}"  # SGLang's log line of one part of 
 UNDER_WAY_S = 0.2  # a chunk or a write that lasts longer has begun
 DUTY_S, CYCLE_S = 0.02, 0.1  # of a throttled process
 DELAY_S = 0.3  # per piece of data on a slow wire
+AFTERMATH_S = 1.0  # the driver may send on a connection that has just been closed
 POLL_S = 0.01
 PATIENCE_S = 240.0  # two starts of an engine on a busy machine
 
@@ -250,7 +251,7 @@ class Strikes:
         disturbance = Disturbance(engine_id=engine_id, began=loop.time())
         self.disturbances.append(disturbance)
         yield
-        disturbance.ended = loop.time()
+        disturbance.ended = loop.time() + AFTERMATH_S
 
     async def _until_serving(self, engine_id: str) -> None:
         await _until(lambda: self._rollout.driver.available(engine_id), "it does not serve again")
