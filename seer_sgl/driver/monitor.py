@@ -138,7 +138,7 @@ class Monitor:
             self._failed(watched, error)
         else:
             self._control.loaded(slot.engine_id, load)
-            watched.progress = load.progress
+            watched.progress = watched.seen = load.progress
             if engine.info.weight_version != watched.version:
                 watched.version = engine.info.weight_version
                 self._control.reweighed(slot.engine_id, watched.version)
@@ -147,7 +147,7 @@ class Monitor:
         progress = watched.progress
         if slot.inflight and before != progress and None not in (before, progress):
             self._alive_at = self._awake_s  # it may be out, but its chunks make progress
-        mark = () if progress is None else (slot.completed, *progress)
+        mark = (slot.completed, *watched.seen)
         working = 0 if self._control.idle else slot.inflight  # a paused engine stands still
         if watched.stall.stalled(self._awake_s, working, mark):
             self._why = f"engine {slot.engine_id}: no progress for {self._stall_timeout_s:g} s"

@@ -30,6 +30,7 @@ class Watched:
         self.readmission = Readmission(poll_s)
         self.shortfall = Shortfall()
         self.progress: tuple[Any, ...] | None = None  # None while the engine does not answer
+        self.seen: tuple[Any, ...] = ()  # its last progress: no answer is no progress
         self.version = engine.info.weight_version
         self.task: asyncio.Task[None] | None = None
         self._starts = engine.server.starts

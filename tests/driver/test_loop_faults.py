@@ -9,6 +9,8 @@ from collections import deque
 from typing import Any
 
 import pytest
+from aiohttp import web
+from typing_extensions import override
 
 from seer_sgl import Rollout
 from seer_sgl.driver import monitor, stall
@@ -129,6 +131,29 @@ async def test_a_stuck_engine_loses_its_chunks_to_the_other(
         check(await all_groups(rollout))
         assert rollout.report()["lost_chunks"] >= 1
     assert stuck.aborted, "chunks taken back are aborted on the engine"
+
+
+class Flickering(FakeSGLang):
+    """Answers every second poll."""
+
+    answers = False
+
+    @override
+    async def loads(self, http: web.Request) -> web.Response:
+        self.answers = not self.answers
+        return await super().loads(http) if self.answers else web.Response(status=503)
+
+
+async def test_a_stuck_engine_that_answers_now_and_then_loses_its_chunks_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    stuck = Flickering(faults=deque(["stall"] * 1000), healthy=False)
+    engines = {"stall_timeout_s": 0.3}
+    async with rolling(stuck, FakeSGLang(), engines=engines) as rollout:
+        check(await all_groups(rollout))
+        assert rollout.report()["lost_chunks"] >= 1
+    assert stuck.aborted
 
 
 class Poisoned(FakeSGLang):
