@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from typing_extensions import override
 
-from seer_sgl.driver.health import State
 from seer_sgl.driver.observer import Observer
 from seer_sgl.types import Chunk, ChunkResult, Request, Sample
 
@@ -57,7 +56,7 @@ class Ledger(Observer):
         self.lost_chunks: list[Lost] = []
         self.repeated: list[str] = []
         self.finishes: Counter[Key] = Counter()
-        self.healthy: dict[str, bool] = {}
+        self.newest: dict[str, float] = {}  # by engine: when its newest returned chunk was sent
         self._returned: Counter[str] = Counter()  # tokens, by the uid of the request
         self._written: set[str] = set()  # uids: the acknowledgement overtook the reply
 
@@ -76,7 +75,8 @@ class Ledger(Observer):
 
     @override
     def grown(self, result: ChunkResult) -> None:
-        chunk, _ = self.in_flight.pop(result.chunk.rid)
+        chunk, sent_at = self.in_flight.pop(result.chunk.rid)
+        self.newest[chunk.engine_id] = max(sent_at, self.newest.get(chunk.engine_id, 0.0))
         assert result.reply is not None
         self.tokens += len(result.reply.ids)
         self._returned[chunk.request.uid] += len(result.reply.ids)
@@ -100,7 +100,3 @@ class Ledger(Observer):
     def finished(self, request: Request, sample: Sample) -> None:
         self.unwritten.pop(request.uid, None)
         self.finishes[sample.group_id, sample.index] += 1
-
-    @override
-    def health(self, engine_id: str, state: State, why: str, now: float) -> None:
-        self.healthy[engine_id] = state is State.HEALTHY

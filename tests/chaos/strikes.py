@@ -235,15 +235,22 @@ class Strikes:
         return in_flight
 
     async def _back(self, engine_id: str) -> str:
-        """Waits until a killed engine serves again."""
-        loop = asyncio.get_running_loop()
+        """Waits until a killed engine serves again, and has returned a chunk.
+
+        Its first batch takes long, on a busy machine as long as a stall.
+        """
+        loop, ledger = asyncio.get_running_loop(), self._ledger
         began, driver = loop.time(), self._rollout.driver
         await _until(lambda: not driver.available(engine_id), "nobody noticed")
         await self._until_serving(engine_id)
+        served_at = loop.time()
+        await _until(
+            lambda: self.over or ledger.newest.get(engine_id, 0.0) > served_at, "it returns nothing"
+        )
         for each in self.disturbances:
             if each.engine_id == engine_id and each.ended is None:
                 each.ended = loop.time()
-        return f"back after {loop.time() - began:.0f} s"
+        return f"back after {served_at - began:.0f} s"
 
     @contextlib.contextmanager
     def _disturbed(self, engine_id: str) -> Iterator[None]:
