@@ -80,12 +80,13 @@ async def run(options: argparse.Namespace) -> list[str]:
             )
             verdict = await judged(scene, calm, chaotic)
             ended.append((chaotic, verdict))
-            line(json.dumps({"faults": [str(f.kind.name) for f in chosen], **verdict.costs}))
+            named = {"fault": chosen[0].kind.name} if options.each else {"faults": len(chosen)}
+            line(json.dumps({**named, **verdict.costs}))
+            for problem in verdict.problems:
+                line(f"PROBLEM: {problem}")
     for text in by_kind([chaotic for chaotic, _ in ended]):
         line(text)
     problems = [problem for _, verdict in ended for problem in verdict.problems]
-    for problem in problems:
-        line(f"PROBLEM: {problem}")
     line(f"seed {options.seed}: {'FAILED' if problems else 'every sample once, and the same'}")
     return problems
 

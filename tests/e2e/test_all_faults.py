@@ -14,7 +14,7 @@ from tests.chaos.verdict import Verdict, by_kind, judge
 pytestmark = [pytest.mark.own_engines, pytest.mark.long, pytest.mark.timeout(3600)]
 
 SEED = 1
-FEW, MANY = 12, 100  # prompts: for one fault, and for all of them
+FEW, MANY = 12, 80  # prompts: for one fault, and for all of them
 STOP = Kind("stop", "engine", (30.0, 30.0))
 PATIENT_S = 60.0
 # Faults after which chunks in flight are certainly lost.
