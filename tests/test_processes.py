@@ -188,7 +188,8 @@ async def test_a_child_that_ends_while_it_is_being_ended_is_no_error(
 async def test_a_process_that_cannot_be_started_again_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, failures = OwnedProcess.start, []
+    start = OwnedProcess.start
+    failures: list[OSError] = []
 
     async def exhausted(*arguments: Any) -> OwnedProcess:
         if not failures:
@@ -204,7 +205,6 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(
             assert process._process is not None
             os.kill(process._process.pid, signal.SIGKILL)
             monkeypatch.setattr(OwnedProcess, "start", exhausted)
-            while not failures or process.ended:
-                await asyncio.sleep(0.01)
+            await until(lambda: bool(failures) and not process.ended)
     finally:
         await process.stop()
