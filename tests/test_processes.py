@@ -201,7 +201,7 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(
     process = KeptProcess("it", ["sleep", "600"], tmp_path / "log", os.environ)
     await process.start()
     try:
-        async with kept_alive([process]), asyncio.timeout(30):
+        async with kept_alive([process]):
             assert process._process is not None
             os.kill(process._process.pid, signal.SIGKILL)
             monkeypatch.setattr(OwnedProcess, "start", exhausted)

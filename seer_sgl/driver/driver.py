@@ -284,6 +284,7 @@ class Driver:
             for info in self.engines
             if version is None and info.engine_id not in self.stale
         }
+        self._monitor.updates += 1
         self._scheduler.forget_kv()
 
     def forget_kv(self) -> None:

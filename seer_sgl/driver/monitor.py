@@ -56,6 +56,7 @@ class Monitor:
         # By engine id: the start of the server that has the newest weights, if no version names
         # them. A server that was started again has other weights of the same version.
         self.unnamed: dict[str, str | None] = {}
+        self.updates = 0  # weight updates so far
 
     @property
     def stale(self) -> dict[str, str]:
@@ -187,11 +188,7 @@ class Monitor:
             watched.started_elsewhere("it was started again")
             self._publish(watched)
         if isinstance(problem, WrongWeights):
-            serving = (each.engine for each in self._watched.values() if each.health.serves)
-            if await watched.restore(next(serving, None)):
-                self.unnamed.pop(watched.name, None)
-                health.has_weights()
-                problem = await self._problem(watched)
+            problem = await self._restored(watched, problem)
         if slot.leaving:
             return
         if health.state is State.DEAD:
@@ -205,6 +202,30 @@ class Monitor:
         else:
             self._why = problem
             health.answered(problem)
+
+    async def _restored(self, watched: Watched, problem: WrongWeights) -> str | None:
+        """Tries to give an engine the current weights. Returns why it cannot serve then.
+
+        If the weights were updated meanwhile, it may have loaded the older ones after the update:
+        what it has told the trainer does not count.
+        """
+        updates = self.updates
+        serving = (each.engine for each in self._watched.values() if each.health.serves)
+        restored = await watched.restore(next(serving, None))
+        if restored is None:
+            return problem
+        # Polled like all else here: an update that has begun ends before its pause does.
+        while self._control.paused:  # noqa: ASYNC110
+            await asyncio.sleep(self._poll_s)
+        if self.updates != updates:
+            watched.restore_again()
+            watched.health.missed("its weights were loaded during an update")
+            return await self._problem(watched)
+        if not restored:
+            return problem
+        self.unnamed.pop(watched.name, None)
+        watched.health.has_weights()
+        return await self._problem(watched)
 
     async def _problem(self, watched: Watched) -> str | None:
         """Returns why an engine cannot serve; None if it can."""

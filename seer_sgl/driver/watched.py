@@ -73,8 +73,9 @@ class Watched:
             self._replaced = True
             self.health.started(why)
 
-    async def restore(self, peer: Engine | None) -> bool:
-        """Returns whether an engine that the fleet has started again was given the current weights.
+    async def restore(self, peer: Engine | None) -> bool | None:
+        """Returns whether an engine that the fleet has started again was given the current weights;
+        None: that was not tried.
 
         They are loaded from where `peer`, an engine that serves, has them from; without one, from
         where the engine had them from before, if it has missed no update. Each start and each
@@ -82,14 +83,14 @@ class Watched:
         """
         starts, current = self.engine.server.starts, self.engine.info
         if not starts or (peer is None and self.health.lacks is not None):
-            return False
+            return None
         if peer is not None:
             try:
                 current = await peer.refresh()
             except EngineError:
-                return False
+                return None
         if self._restored == (starts, current.weights):
-            return False
+            return None
         self._restored = starts, current.weights
         problem = await self.engine.restore(current)
         if problem is None:
@@ -97,6 +98,10 @@ class Watched:
         else:
             logger.warning("engine %s waits for a weight update: %s", self.name, problem)
         return problem is None
+
+    def restore_again(self) -> None:
+        """Forgets the last try of `restore`: what it has loaded is not known."""
+        self._restored = None
 
     def log(self, state: State) -> None:
         """Logs that the engine is out, once, and that it is back."""

@@ -36,6 +36,7 @@ from seer_sgl.types import (
     Request,
     Sample,
     Sampling,
+    Server,
     token_array,
 )
 from tests.fake_sglang import FakeSGLang, response_of, serving
@@ -580,3 +581,54 @@ async def test_what_cannot_be_submitted_changes_nothing() -> None:
         assert second is None or isinstance(second, ConfigError)
         with pytest.raises(RolloutError, match="the fleet has no engine"):
             _ = stage.driver.limits
+
+
+class Reloading(HttpEngine):
+    """An engine that was started again, and that loads a folder as slowly as `slow` says."""
+
+    def __init__(self, engine: HttpEngine, fake: FakeSGLang) -> None:
+        super().__init__(engine.info, engine._session, lambda: Server(starts=self.starts))
+        self.starts = 0
+        self.fake = fake
+        self.loading = asyncio.Event()
+        self.slow = asyncio.Event()
+
+    @override
+    async def _load_weights(self, path: str, version: str) -> None:
+        self.loading.set()
+        await self.slow.wait()
+        update(self.fake, path, version)
+
+
+def update(fake: FakeSGLang, weights: str, version: str) -> None:
+    assert fake.plugin is not None
+    fake.plugin["weights"] = fake.model_path = weights
+    fake.weight_version = version
+
+
+@pytest.mark.parametrize("ends", ["in the update", "after it"])
+async def test_an_engine_that_loaded_old_weights_during_an_update_does_not_serve_them(
+    ends: str,
+) -> None:
+    reports = [{"version": "1", "missing": [], "instance": name, "weights": "old"} for name in "ab"]
+    fakes = [FakeSGLang(plugin=report, model_path="old") for report in reports]
+    async with staged(*fakes, joined=1, poll_s=0.01) as stage:
+        engine = Reloading(stage.engines[1], fakes[1])
+        stage.driver.add_engine(engine)
+        await until(lambda: stage.driver.available("e1"))
+        update(fakes[1], "base", "v1")
+        reports[1]["instance"], engine.starts = "c", 1
+        await engine.loading.wait()
+        await stage.driver.pause()
+        for each, fake in ((stage.engines[0], fakes[0]), (engine, fakes[1])):
+            update(fake, "new", "v1")
+            await each.refresh(new_weights=True)
+        if ends == "in the update":
+            engine.slow.set()
+            await until(lambda: reports[1]["weights"] == "old")
+            await asyncio.sleep(0.1)  # polls; none may let it serve
+        stage.driver.adopt_weights(None)
+        stage.driver.resume()
+        engine.slow.set()
+        await until(lambda: stage.driver.available("e1"))
+        assert reports[1]["weights"] == "new"
