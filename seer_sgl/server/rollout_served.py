@@ -276,7 +276,8 @@ class ServedRollout(Observer):
             asyncio.get_running_loop().run_in_executor(None, self._end_journal, self._journal)
 
     def _end_journal(self, journal: RolloutJournal) -> None:
-        if self.end in REACHED and self.report is not None:
+        # With a target some groups may be left: a resume without one goes on with them.
+        if self.end in REACHED and self.report is not None and not self.tally.unfinished:
             journal.finish(self.report)
         journal.close()
 

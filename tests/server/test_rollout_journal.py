@@ -11,10 +11,13 @@ from yarl import URL
 from seer_sgl.errors import JournalInUse
 from seer_sgl.rollout.rollout import Rollout
 from tests.fake_sglang import FakeSGLang
-from tests.rollout.fakes import Fakes, JournalNow, fakes, journal_now
+from tests.rollout.fakes import Fakes, JournalNow, fakes, journal_now, rolled
 
 from .helpers import Served, served_config
 from .rollout_client import Stream, assert_calm, get, groups_of, prompts, rollout
+
+
+from .rollout_client import SEED, assert_calm, groups_of, prompts, rollout
 
 LIMIT = 40
 N = 2
@@ -248,3 +251,19 @@ async def removed(served: Served, name: str) -> int:
     path = URL(f"{served.url}/journal/{name}", encoded=True)
     async with served.session.delete(path) as reply:
         return reply.status
+
+
+async def test_a_rollout_that_reached_its_target_is_not_complete(tmp_path: Path) -> None:
+    async with fakes(delay_s=0.01, max_running_requests=2) as it:
+        async with (
+            server(it, tmp_path) as served,
+            rollout(served, GROUPS, journal="step-1", target_groups=2) as stream,
+        ):
+            end = (await stream.rest())[-1]
+            assert end["state"] == "target"
+            assert end["unfinished_groups"] > 0
+        await unlocked(tmp_path / "step-1")
+        config = it.config_with(sampling={"max_new_tokens": LIMIT}, rollout={"seed": SEED})
+        done, _ = await rolled(config, GROUPS, resume=tmp_path / "step-1")
+        assert len(done) == len(GROUPS)
+        assert all(len(group.samples) == N for group in done)
