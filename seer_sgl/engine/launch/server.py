@@ -12,6 +12,10 @@ from seer_sgl.processes import OwnedProcess, free_port
 from . import draft_flags, exact, process
 from .process import api_key, cpu_flags, gpu_visible, model_flags, start_server
 
+# SGLang's names of one flag each.
+TENSOR_PARALLEL = ("tp-size", "tensor-parallel-size", "tp")
+PIPELINE_PARALLEL = ("pp-size", "pipeline-parallel-size", "pp")
+
 
 class Plan(NamedTuple):
     """What the servers of a fleet have in common.
@@ -83,4 +87,8 @@ def place_flags(config: FleetConfig, place: Place) -> dict[str, FlagValue]:
 
 def ranks(own: Mapping[str, FlagValue]) -> int:
     """Returns the number of ranks of one server; each has its own GPU."""
-    return int(str(own.get("tp-size", own.get("tensor-parallel-size", own.get("tp", 1)))))
+    return _size(own, TENSOR_PARALLEL) * _size(own, PIPELINE_PARALLEL)
+
+
+def _size(own: Mapping[str, FlagValue], names: tuple[str, ...]) -> int:
+    return int(str(next((own[name] for name in names if name in own), 1)))

@@ -1,0 +1,21 @@
+"""The ranks of a server, whatever SGLang's flag is called."""
+
+import pytest
+
+from seer_sgl.config import FlagValue
+from seer_sgl.engine.launch.server import ranks
+
+
+@pytest.mark.parametrize(
+    ("flags", "count"),
+    [
+        ({}, 1),
+        ({"tp-size": 8}, 8),
+        ({"tensor-parallel-size": 2, "pp-size": 4}, 8),
+        ({"tp": "2", "pipeline-parallel-size": 2}, 4),
+    ],
+)
+def test_an_engine_has_a_rank_per_tensor_part_and_pipeline_stage(
+    flags: dict[str, FlagValue], count: int
+) -> None:
+    assert ranks(flags) == count
