@@ -35,7 +35,7 @@ ifeq ($(GPU),)
 else
 	$(BIN)/pip install --quiet --disable-pip-version-check $(UV)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode \
-		--override $(OVERRIDES) -e ".[sglang,plots,router,dev]"
+		--override $(OVERRIDES) -e ".[sglang,ray,plots,router,dev]"
 endif
 	@$(HAS_RDMA) || { test "$$(id -u)" = 0 && apt-get -qq update && \
 		apt-get -qq install --yes --no-install-recommends $(RDMA_PACKAGES) >/dev/null; } || \
@@ -94,8 +94,8 @@ test-lowest: $(READY)
 # what an upgrade to the newest SGLang would break: its wheel is downloaded, not installed.
 test-index: $(READY)
 	$(BIN)/uv pip compile --quiet --python-platform x86_64-manylinux_2_34 --python-version 3.12 \
-		--only-binary :all: --override $(OVERRIDES) --extra sglang --extra plots --extra router \
-		--extra dev \
+		--only-binary :all: --override $(OVERRIDES) --extra sglang --extra ray --extra plots \
+		--extra router --extra dev \
 		pyproject.toml >/dev/null
 	@echo "the GPU extras resolve to wheels"
 	$(BIN)/python -m tests.plugin.upgrade
