@@ -11,7 +11,8 @@ from seer_sgl.driver.observer import Observer
 from seer_sgl.types import ChunkResult
 
 from .plan import Fault
-from .strikes import Missed, Strikes
+from .strikes import Strikes
+from .waits import Missed
 
 Tell = Callable[[str], None]
 

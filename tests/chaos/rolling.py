@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from typing_extensions import override
 
 from seer_sgl import Rollout
 from seer_sgl.config import parse
 from seer_sgl.driver.groups import GroupMaker
+from seer_sgl.driver.run import Run
 from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import report
@@ -23,7 +25,7 @@ from seer_sgl.types import Group, Prompt, Sample, Sampling
 from .conductor import Happened, Tell, conducted
 from .ledger import Disturbance, Key, Ledger
 from .plan import STALL_TIMEOUT_S, Fault
-from .strikes import LONG_PROMPT, PREFILL_TOKENS, Strikes
+from .strikes import LONG_PROMPT, PREFILL_TOKENS, TRIES, LongPrompts, Strikes
 from .wires import Wires, wired
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,6 +89,40 @@ class Chaotic(msgspec.Struct):
     long_prompts: list[Prompt]
 
 
+class Late(LongPrompts):
+    """The groups of long prompts, which join the run when their faults are due.
+
+    `begun`: the prompts that did. The run is complete when no fault needs more of them.
+    """
+
+    def __init__(self, groups: Sequence[Group], faults: int) -> None:
+        self.begun: list[Prompt] = []
+        self._run: Run | None = None
+        self._groups = list(groups)
+        self._faults = faults
+
+    def join(self, run: Run) -> None:
+        """Sets the run that the groups join. Without faults it is complete."""
+        self._run = run
+        if not self._faults:
+            run.complete()
+
+    @override
+    def begin(self) -> str:
+        assert self._run is not None
+        group = self._groups.pop()
+        self.begun.append(group.prompt)
+        self._run.add([group])
+        return group.group_id
+
+    @override
+    def end(self) -> None:
+        assert self._run is not None
+        self._faults -= 1
+        if not self._faults:
+            self._run.complete()
+
+
 class Stage:
     """An open rollout whose engines are behind proxies."""
 
@@ -115,32 +151,23 @@ class Stage:
         `tell` receives a line per fault. The prefill faults have long prompts, drawn from `seed`.
         """
         rollout, name, began = self.rollout, f"run{next(runs)}", time.monotonic()
-        prefills = [fault for fault in plan if fault.kind.deed == "kill in a prefill"]
-        long_prompts = [long_prompt(seed, number) for number in range(len(prefills))]
+        prefills = sum(fault.kind.deed == "kill in a prefill" for fault in plan)
+        long_prompts = [long_prompt(seed, number) for number in range(prefills * TRIES)]
         maker, groups = GroupMaker(name, SEED), list[Group]()
         for prompt in [*prompts, *long_prompts]:
             sampling = prompt.sampling or rollout.config.sampling
             groups.append(maker.group(prompt, sampling, sampling.max_new_tokens, began))
         record = Recorder(name, SEED, rollout.engines, groups, began)
-        late = groups[len(prompts) :]
-
-        def begin_long() -> str:
-            group = late.pop()
-            run.add([group])
-            if not late:
-                run.complete()
-            return group.group_id
-
+        late = Late(groups[len(prompts) :], prefills)
         ledger = Ledger()
-        strikes = Strikes(rollout, self.wires, ledger, begin_long)
+        strikes = Strikes(rollout, self.wires, ledger, late)
         async with conducted(plan, tokens, strikes, tell) as conductor:
             run = rollout.driver.open_run(
                 [record, ledger, conductor], rollout_id=name, started_at=began
             )
             with contextlib.closing(run):
                 run.add(groups[: len(prompts)])
-                if not late:
-                    run.complete()
+                late.join(run)
                 ended = [group async for group in run]
             strikes.over = True
         samples = [sample for group in ended for sample in group.samples if sample.failure is None]
@@ -148,7 +175,7 @@ class Stage:
         doubled = sorted(key for key, count in (counts | ledger.finishes).items() if count > 1)
         keyed = {(sample.group_id, sample.index): sample for sample in samples}
         rolled = Rolled(keyed, doubled, report(record), ledger)
-        return Chaotic(rolled, conductor.happened, strikes.disturbances, long_prompts)
+        return Chaotic(rolled, conductor.happened, strikes.disturbances, late.begun)
 
 
 def long_prompt(seed: int, number: int) -> Prompt:

@@ -2,11 +2,10 @@
 
 import asyncio
 import contextlib
-import signal
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -16,6 +15,7 @@ from seer_sgl.types import Chunk, ServerPhase
 
 from .ledger import Disturbance, Ledger
 from .plan import Fault
+from .waits import Missed, stopped, until
 from .wires import Wires, child, family
 
 LONG_PROMPT = 6000  # tokens
@@ -25,28 +25,32 @@ UNDER_WAY_S = 0.2  # a chunk or a write that lasts longer has begun
 DUTY_S, CYCLE_S = 0.02, 0.1  # of a throttled process
 DELAY_S = 0.3  # per piece of data on a slow wire
 AFTERMATH_S = 1.0  # the driver may send on a connection that has just been closed
-POLL_S = 0.01
-PATIENCE_S = 240.0  # two starts of an engine on a busy machine
+TRIES = 3  # of a kill in a prefill: the prompt may go to an engine that is disturbed already
 
 
-class Missed(Exception):
-    """A fault that did not happen, and why."""
+class LongPrompts(Protocol):
+    """Long prompts for the faults in a prefill."""
+
+    def begin(self) -> str:
+        """Submits the next one, and returns its group id."""
+
+    def end(self) -> None:
+        """Marks one of these faults as over: it needs no more prompts."""
 
 
 class Strikes:
     """The faults against one rollout. Faults of one target wait for each other.
 
-    `begin_long` submits a long prompt and returns its group id. `disturbances`: when engines were
-    disturbed. `over`: no chunk will be in flight any more.
+    `disturbances`: when engines were disturbed. `over`: no chunk will be in flight any more.
     """
 
     def __init__(
-        self, rollout: Rollout, wires: Wires, ledger: Ledger, begin_long: Callable[[], str]
+        self, rollout: Rollout, wires: Wires, ledger: Ledger, long_prompts: LongPrompts
     ) -> None:
         self._rollout = rollout
         self._wires = wires
         self._ledger = ledger
-        self._begin_long = begin_long
+        self._long_prompts = long_prompts
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.disturbances: list[Disturbance] = []
         self.over = False
@@ -77,33 +81,37 @@ class Strikes:
         await self._until_busy(fault.target)
         return await self._killed(fault.target)
 
-    async def _kill_in_a_prefill(self, fault: Fault) -> str:
-        group_id = self._begin_long()
+    async def _kill_in_a_prefill(self, _: Fault) -> str:
+        try:
+            for attempt in range(TRIES):
+                with contextlib.suppress(*[Missed] if attempt < TRIES - 1 else []):
+                    return await self._kill_in_the_prefill_of(self._long_prompts.begin())
+        finally:
+            self._long_prompts.end()
+        raise AssertionError("the last try returns or raises")
 
+    async def _kill_in_the_prefill_of(self, group_id: str) -> str:
         def chunks() -> list[Chunk]:
             flights = (chunk for chunk, _ in self._ledger.in_flight.values())
             return [chunk for chunk in flights if chunk.request.group.group_id == group_id]
 
-        await _until(chunks, "its prompt was not sent")
+        await until(chunks, "its prompt was not sent")
         target = chunks()[0].engine_id
         log = self._wires.servers[target].log
         before = _parts(log)
-        await _until(lambda: _parts(log) > before or not chunks(), "its prefill did not begin")
-        if not chunks():
-            raise Missed("its prefill was over")
+        await until(lambda: _parts(log) > before or not chunks(), "its prefill did not begin")
+        if not chunks() or self._locks[target].locked():
+            raise Missed("its prefill was over, or another fault came first")
         async with self._locks[target]:
-            if not chunks() or chunks()[0].engine_id != target:
-                raise Missed("another fault came first")
             parts = _parts(log) - before
             evidence = await self._killed(target)
-        return (
-            f"{target}, after {parts} of {-(-LONG_PROMPT // 512)} parts of the prefill; {evidence}"
-        )
+        whole = -(-LONG_PROMPT // PREFILL_TOKENS)
+        return f"{target}, after {parts} of {whole} parts of the prefill; {evidence}"
 
     async def _kill_in_a_write(self, fault: Fault) -> str:
         async with self._locks["store"]:
             await self._until_busy(fault.target)
-            with _stopped(child("store")):  # what is being written stays so
+            with stopped(child("store")):  # what is being written stays so
                 writes = 0
                 while not self.over:
                     began = {
@@ -123,15 +131,13 @@ class Strikes:
         await self._until_busy(fault.target)
         first = await self._killed(fault.target, back=False)
         server = self._engine(fault.target)
-        await _until(
-            lambda: server.server.phase is ServerPhase.STARTING, "it was not started again"
-        )
+        await until(lambda: server.server.phase is ServerPhase.STARTING, "it was not started again")
         await asyncio.sleep(fault.seconds)
         if server.server.phase is not ServerPhase.STARTING:
             raise Missed("it was up before the second kill")
         starts = server.server.starts
         self._kill(fault.target)
-        await _until(lambda: server.server.starts > starts, "it was not started twice")
+        await until(lambda: server.server.starts > starts, "it was not started twice")
         back = await self._back(fault.target)
         return f"{first}, and again {fault.seconds:.1f} s into its start; {back}"
 
@@ -140,7 +146,7 @@ class Strikes:
         engine = fault.target
         with self._disturbed(engine):
             in_flight = len(self._ledger.on(engine))
-            with _stopped(psutil.Process(self._wires.servers[engine].pid)):
+            with stopped(psutil.Process(self._wires.servers[engine].pid)):
                 await asyncio.sleep(fault.seconds)
                 away = not self._rollout.driver.available(engine)
             await self._until_serving(engine)
@@ -155,7 +161,7 @@ class Strikes:
         end = loop.time() + fault.seconds
         with self._disturbed(fault.target):
             while loop.time() < end:
-                with _stopped(process):
+                with stopped(process):
                     await asyncio.sleep(CYCLE_S - DUTY_S)
                 await asyncio.sleep(DUTY_S)
                 cycles += 1
@@ -174,12 +180,12 @@ class Strikes:
                 again[:] = [child(word).pid]
             return bool(again) and again != [before.pid]
 
-        await _until(restarted, "it was not started again")
+        await until(restarted, "it was not started again")
         return f"process {before.pid}, then {again[0]}"
 
     async def _stop_process(self, fault: Fault) -> str:
         process = child(_word(fault.target))
-        with _stopped(process):
+        with stopped(process):
             await asyncio.sleep(fault.seconds)
         return f"process {process.pid}"
 
@@ -188,7 +194,7 @@ class Strikes:
         if http:
             await self._until_busy(fault.target)
         else:
-            await _until(lambda: len(wire) > 0, "nothing is connected")
+            await until(lambda: len(wire) > 0, "nothing is connected")
         before = wire.counts.copy()
         with contextlib.ExitStack() as stack:
             if http:
@@ -208,7 +214,7 @@ class Strikes:
             if http:
                 await self._until_serving(fault.target)
             elif fault.kind.deed in ("reset", "half-close"):
-                await _until(
+                await until(
                     lambda: wire.counts["connections"] > before["connections"],
                     "nothing connected again",
                 )
@@ -241,10 +247,10 @@ class Strikes:
         """
         loop, ledger = asyncio.get_running_loop(), self._ledger
         began, driver = loop.time(), self._rollout.driver
-        await _until(lambda: not driver.available(engine_id), "nobody noticed")
+        await until(lambda: not driver.available(engine_id), "nobody noticed")
         await self._until_serving(engine_id)
         served_at = loop.time()
-        await _until(
+        await until(
             lambda: self.over or ledger.newest.get(engine_id, 0.0) > served_at, "it returns nothing"
         )
         for each in self.disturbances:
@@ -261,7 +267,7 @@ class Strikes:
         disturbance.ended = loop.time() + AFTERMATH_S
 
     async def _until_serving(self, engine_id: str) -> None:
-        await _until(lambda: self._rollout.driver.available(engine_id), "it does not serve again")
+        await until(lambda: self._rollout.driver.available(engine_id), "it does not serve again")
 
     async def _until_busy(self, engine_id: str) -> None:
         """Waits until a chunk is under way on an engine that serves."""
@@ -276,7 +282,7 @@ class Strikes:
                 for chunk, sent_at in flights
             )
 
-        await _until(busy, "no chunk was in flight there")
+        await until(busy, "no chunk was in flight there")
 
     def _engine(self, engine_id: str) -> HttpEngine:
         return next(
@@ -291,29 +297,3 @@ def _word(target: str) -> str:
 
 def _parts(log: Path) -> int:
     return log.read_text(errors="replace").count(PREFILLED)
-
-
-@contextlib.contextmanager
-def _stopped(process: psutil.Process) -> Iterator[None]:
-    """Stops a process and all below it for the block. Raises Missed if they do not stand still."""
-    members = family(process.pid)
-    try:
-        for member in members:
-            member.send_signal(signal.SIGSTOP)
-        yield
-        if process.status() != psutil.STATUS_STOPPED:
-            raise Missed("it did not stop")
-    finally:
-        for member in members:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.send_signal(signal.SIGCONT)
-
-
-async def _until(done: Callable[[], object], otherwise: str) -> None:
-    """Waits until `done`. Raises Missed."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not done():  # noqa: ASYNC110 (some conditions have no event)
-                await asyncio.sleep(POLL_S)
-    except TimeoutError:
-        raise Missed(otherwise) from None
