@@ -14,6 +14,7 @@ from seer_sgl.engine.client import HttpEngine
 from seer_sgl.types import Chunk, ServerPhase
 
 from .ledger import Disturbance, Ledger
+from .outside import disturb, kill_process, stop_process
 from .plan import Fault
 from .waits import Missed, stopped, until
 from .wires import Wires, child, family
@@ -23,7 +24,6 @@ PREFILL_TOKENS = 512  # of one part of a long prefill
 PREFILLED = f"#new-token: {PREFILL_TOKENS}"  # SGLang's log line of one part of a long prefill
 UNDER_WAY_S = 0.2  # a chunk or a write that lasts longer has begun
 DUTY_S, CYCLE_S = 0.02, 0.1  # of a throttled process
-DELAY_S = 0.3  # per piece of data on a slow wire
 AFTERMATH_S = 1.0  # the driver may send on a connection that has just been closed
 TRIES = 3  # of a kill in a prefill: the prompt may go to an engine that is disturbed already
 
@@ -62,12 +62,12 @@ class Strikes:
             "kill in a prefill": self._kill_in_a_prefill,
             "kill in a write": self._kill_in_a_write,
             "kill at its start": self._kill_at_its_start,
-            "kill": self._kill_process,
+            "kill": kill_process,
             "stop for long": self._stop_engine,
             "throttle": self._throttle,
         }
         at_engine = fault.kind.place == "engine"
-        deeds["stop"] = self._stop_engine if at_engine else self._stop_process
+        deeds["stop"] = self._stop_engine if at_engine else stop_process
         deed = deeds.get(fault.kind.deed, self._disturb_wire)
         try:
             if fault.kind.deed == "kill in a prefill":  # the scheduler chooses its engine
@@ -168,62 +168,22 @@ class Strikes:
             await self._until_serving(fault.target)
         return f"stopped {cycles} times"
 
-    async def _kill_process(self, fault: Fault) -> str:
-        word = _word(fault.target)
-        before = child(word)
-        for process in family(before.pid):
-            process.kill()
-        again: list[int] = []
-
-        def restarted() -> bool:
-            with contextlib.suppress(ProcessLookupError):
-                again[:] = [child(word).pid]
-            return bool(again) and again != [before.pid]
-
-        await until(restarted, "it was not started again")
-        return f"process {before.pid}, then {again[0]}"
-
-    async def _stop_process(self, fault: Fault) -> str:
-        process = child(_word(fault.target))
-        with stopped(process):
-            await asyncio.sleep(fault.seconds)
-        return f"process {process.pid}"
-
     async def _disturb_wire(self, fault: Fault) -> str:
         wire, http = self._wires.of(fault.target), fault.kind.place == "http"
         if http:
             await self._until_busy(fault.target)
         else:
             await until(lambda: len(wire) > 0, "nothing is connected")
-        before = wire.counts.copy()
+        before, in_flight = wire.counts["connections"], len(self._ledger.on(fault.target))
         with contextlib.ExitStack() as stack:
             if http:
                 stack.enter_context(self._disturbed(fault.target))
-            in_flight = len(self._ledger.on(fault.target))
-            match fault.kind.deed:
-                case "slow":
-                    met = await wire.slow(fault.seconds, DELAY_S)
-                case "cut":
-                    met = await wire.cut(fault.seconds)
-                case "drop":
-                    met = await wire.drop(fault.seconds)
-                case "reset":
-                    met = wire.reset()
-                case _:
-                    met = wire.half_close()
+            evidence = await disturb(wire, fault)
             if http:
                 await self._until_serving(fault.target)
             elif fault.kind.deed in ("reset", "half-close"):
-                await until(
-                    lambda: wire.counts["connections"] > before["connections"],
-                    "nothing connected again",
-                )
-        seen = wire.counts - before
-        kind = {"slow": "delayed", "cut": "held", "drop": "dropped"}.get(fault.kind.deed)
-        if not met or (kind is not None and not seen[kind]):
-            raise Missed(f"{met} connections, {dict(seen)}")
-        pieces = f", {seen[kind]} pieces {kind}" if kind is not None else ""
-        return f"{met} connections{pieces}" + (f", {in_flight} chunks in flight" if http else "")
+                await until(lambda: wire.counts["connections"] > before, "nothing connected again")
+        return evidence + (f", {in_flight} chunks in flight" if http else "")
 
     async def _killed(self, engine_id: str, *, back: bool = True) -> str:
         in_flight = self._kill(engine_id)
@@ -288,11 +248,6 @@ class Strikes:
         return next(
             engine for engine in self._rollout.fleet.engines if engine.info.engine_id == engine_id
         )
-
-
-def _word(target: str) -> str:
-    """Returns the word that only the command line of this process has."""
-    return "drafthub" if target == "hub" else target
 
 
 def _parts(log: Path) -> int:
