@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="of the plan; default: drawn")
     parser.add_argument("--minutes", type=int, default=MINUTES, help="about, on two cores")
     parser.add_argument("--each", action="store_true", help="each kind in a rollout of its own")
-    parser.add_argument("--only", help="kinds whose names contain this")
+    parser.add_argument("--only", action="append", help="kinds whose names contain one of these")
     parser.add_argument("--out", type=Path, default=Path("out/chaos"), help="folder for logs")
     options = parser.parse_args()
     if options.seed is None:
@@ -59,7 +59,8 @@ async def run(options: argparse.Namespace) -> list[str]:
     """Runs calm and chaotic rollouts. Returns a line per broken promise."""
     line(f"seed {options.seed}; again: make chaos SEED={options.seed} MINUTES={options.minutes}")
     rounds = max(1, options.minutes // MINUTES)
-    kinds = [kind for kind in plan.KINDS if options.only is None or options.only in kind.name]
+    only = options.only or [""]
+    kinds = [kind for kind in plan.KINDS if any(part in kind.name for part in only)]
     faults = plan.draw(options.seed, ENGINES, rounds, kinds)
     for fault in faults:
         line(f"plan: {fault}")
