@@ -87,7 +87,7 @@ def wait_for_batch(url: str, training: Training) -> Json:
             rollouts = json.load(answer)["rollouts"]
         for each in rollouts:
             samples = each["samples"]
-            if each["rollout_id"].endswith(f"-{KILLED_IN - 1}.1") and samples["finished"] >= 2:
+            if each["rollout_id"].endswith(f"-{KILLED_IN - 1}.1") and samples["finished"] >= 4:
                 assert samples["finished"] < samples["total"], each
                 found: Json = each
                 return found
@@ -172,7 +172,7 @@ def test_a_training_goes_on_when_its_server_was_killed(
     assert restored is not None
     finished, total, going_on, tokens = map(int, restored.groups())
     assert total == run.prompts_per_step * run.samples_per_prompt
-    assert 0 < finished < total  # one that ended just before the kill may be missing
+    assert finished < total  # what ended just before the kill may be missing
     assert going_on > 0
     assert tokens == steps[KILLED_IN]["seer_restored_tokens"]
     for engine in ("e0", "e1"):
