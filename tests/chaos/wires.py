@@ -11,7 +11,7 @@ import psutil
 from typing_extensions import override
 
 from seer_sgl.config import FleetConfig
-from seer_sgl.engine import fleet
+from seer_sgl.engine import opening
 from seer_sgl.engine.launch.launcher import EngineStart
 from seer_sgl.engine.launch.local import LocalLauncher
 from seer_sgl.kvpool.hicache import Pool
@@ -90,7 +90,7 @@ async def wired() -> AsyncIterator[Wires]:
         hub = await stack.enter_async_context(proxy())
         wires = Wires(stack, link, hub)
         launcher = functools.partial(ProxiedLauncher, wires)
-        stack.enter_context(patch.object(fleet, "LocalLauncher", launcher))
+        stack.enter_context(patch.object(opening, "LocalLauncher", launcher))
         yield wires
 
 

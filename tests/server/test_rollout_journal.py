@@ -14,10 +14,7 @@ from tests.fake_sglang import FakeSGLang
 from tests.rollout.fakes import Fakes, JournalNow, fakes, journal_now, rolled
 
 from .helpers import Served, served_config
-from .rollout_client import Stream, assert_calm, get, groups_of, prompts, rollout
-
-
-from .rollout_client import SEED, assert_calm, groups_of, prompts, rollout
+from .rollout_client import SEED, Stream, assert_calm, get, groups_of, prompts, rollout
 
 LIMIT = 40
 N = 2
