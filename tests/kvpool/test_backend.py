@@ -9,7 +9,7 @@ import pytest
 
 from seer_sgl import Rollout, loopback
 from seer_sgl.config import KvPoolConfig, parse
-from seer_sgl.engine import fleet
+from seer_sgl.engine import opening
 from seer_sgl.kvpool import backend, packages
 from seer_sgl.kvpool.backend import resolved
 
@@ -93,7 +93,7 @@ async def test_a_rollout_and_its_fleet_see_the_same_backend_and_warn_once(
         raise Refused
         yield
 
-    monkeypatch.setattr(fleet, "open_pool", open_nothing)
+    monkeypatch.setattr(opening, "open_pool", open_nothing)
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 64}))
     monkeypatch.setattr("seer_sgl.rollout.rollout.load_tokenizer", lambda *_: None)
     config = {"model": {"path": str(tmp_path)}, "kv_pool": {"backend": "auto"}}
