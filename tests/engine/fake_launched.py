@@ -2,7 +2,8 @@
 
 serve: becomes ready with our plugin; stock: becomes ready without it; other: the server of another
 start answers at its port; die: prints a reason and ends; hang: never listens; once: serves, and
-ends at every later start. It first starts a child process, which must end with its parent.
+ends at every later start. It first starts a child process, which must end with its parent; with
+`--own-end` that ends by itself, like SGLang's, if the server alone is killed.
 
 The weights of a folder are what its file `weights` says. `--starts FOLDER`: each start leaves a
 file there. `--prompt-len`: of all prompts, which another process has not seen begin.
@@ -16,6 +17,11 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from seer_sgl.processes import end_with_parent
+
+STAYING = "import time; time.sleep(600)"
+ENDING = "import os, time\nmine = os.getppid()\nwhile os.getppid() == mine: time.sleep(0.2)"
 
 
 async def serve(port: int, app: Any) -> None:
@@ -70,9 +76,11 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=50)
     parser.add_argument("--delay-s", type=float, default=0.0)
     parser.add_argument("--prompt-len", type=int)
+    parser.add_argument("--own-end", action="store_true")
     flags, _ = parser.parse_known_args()
     print("loading weights", flush=True)  # before the slow imports
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    end_with_parent()
+    subprocess.Popen([sys.executable, "-c", ENDING if flags.own_end else STAYING])
     again = False
     if flags.starts is not None:
         place = flags.starts / str(flags.port)

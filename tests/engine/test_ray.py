@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,30 @@ def soon(cluster: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "ROOM_S", 2.0)
 
 
-def on(cluster: Nodes, count: int, **engines: Any) -> dict[str, Any]:
-    return {"launch": "ray", "ray_address": cluster.address, "count": count, **engines}
+def on(cluster: Nodes, count: int, model: Path, starts: Path) -> dict[str, Any]:
+    engines = {"launch": "ray", "ray_address": cluster.address, "count": count}
+    settings = config(model, starts, engines=engines)
+    settings["engines"]["sglang"]["own-end"] = True
+    return settings
+
+
+def families(pids: Iterable[int]) -> list[psutil.Process]:
+    """Returns processes and their children."""
+    roots = [psutil.Process(pid) for pid in pids]
+    found = [each for root in roots for each in (root, *root.children(recursive=True))]
+    assert len(found) == 2 * len(roots)
+    return found
+
+
+def any_runs(family: list[psutil.Process]) -> bool:
+    return any(map(_runs, family))
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def names(log_lines: list[str], beginning: str, end: str = "") -> list[str]:
@@ -54,7 +76,7 @@ async def test_a_server_of_ray_that_dies_is_started_again_and_ends_with_the_flee
     cluster: Nodes, model: Path, tmp_path: Path, log_lines: list[str]
 ) -> None:
     starts = tmp_path / "starts"
-    async with rolling(config(model, starts, engines=on(cluster, 2)), tmp_path) as rollout:
+    async with rolling(on(cluster, 2, model, starts), tmp_path) as rollout:
         first = rollout.engines[1].url
         running = asyncio.create_task(all_groups(rollout))
         await until(lambda: rollout.driver.in_flight("e1"))
@@ -62,9 +84,8 @@ async def test_a_server_of_ray_that_dies_is_started_again_and_ends_with_the_flee
         check(await running)
         await until(lambda: rollout.driver.available("e1"))
         assert rollout.engines[1].url != first
-        pids = [pid_of(starts, info.url) for info in rollout.engines]
-        assert all(map(psutil.pid_exists, pids))
-    assert not any(map(psutil.pid_exists, pids))
+        servers = families(pid_of(starts, info.url) for info in rollout.engines)
+    await until(lambda: not any_runs(servers))
     assert any("process on 127.0.0.1 ended with status -9" in line for line in log_lines)
     assert "loading weights" in (tmp_path / "logs" / "e1.log").read_text()
     assert "loading weights" in (tmp_path / "logs" / "e1.1.log").read_text()
@@ -74,7 +95,7 @@ async def test_what_a_node_refuses_is_one_line_here(
     cluster: Nodes, model: Path, tmp_path: Path
 ) -> None:
     (model / "config.json").unlink()
-    settings = config(model, tmp_path / "starts", engines=on(cluster, 2))
+    settings = on(cluster, 2, model, tmp_path / "starts")
     with pytest.raises(ConfigError, match=r"^model\.path: .* has no config\.json$"):
         async with open_fleet(parse(settings).fleet, tmp_path / "logs"):
             pass
@@ -101,7 +122,7 @@ async def test_servers_on_nodes_end_when_their_driver_is_killed(
     cluster: Nodes, model: Path, tmp_path: Path
 ) -> None:
     starts = tmp_path / "starts"
-    settings = json.dumps(config(model, starts, engines=on(cluster, 2)))
+    settings = json.dumps(on(cluster, 2, model, starts))
     driver = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", DRIVER, settings, str(tmp_path)), stdout=asyncio.subprocess.PIPE
     )
@@ -109,34 +130,37 @@ async def test_servers_on_nodes_end_when_their_driver_is_killed(
         assert driver.stdout is not None
         opened = (await driver.stdout.readline()).decode().split()
         assert opened[0] == "open"
-        pids = [pid_of(starts, url) for url in opened[1:]]
-        assert len(pids) == 2
-        assert all(map(psutil.pid_exists, pids))
+        servers = families(pid_of(starts, url) for url in opened[1:])
+        assert len(servers) == 4
     finally:
         driver.kill()
         await driver.wait()
-    await until(lambda: not any(map(psutil.pid_exists, pids)))
+    await until(lambda: not any_runs(servers))
 
 
 async def test_an_engine_without_room_joins_later_and_a_lost_node_is_a_lost_engine(
     cluster: Nodes, model: Path, tmp_path: Path, log_lines: list[str]
 ) -> None:
     starts = tmp_path / "starts"
-    async with rolling(config(model, starts, engines=on(cluster, 3)), tmp_path) as rollout:
+    async with rolling(on(cluster, 3, model, starts), tmp_path) as rollout:
         driver, engines = rollout.driver, rollout.fleet.engines
         (late,) = names(log_lines, "is started later", NO_ROOM)
         states = {each.engine_id: each.state for each in driver.states()}
         assert states.pop(late) in (State.DEAD, State.STARTING)
         assert set(states.values()) == {State.HEALTHY}
-        pids = {info.engine_id: pid_of(starts, info.url) for info in rollout.engines if info.url}
+        servers = {
+            info.engine_id: families([pid_of(starts, info.url)])
+            for info in rollout.engines
+            if info.url
+        }
 
         running = asyncio.create_task(all_groups(rollout))
-        await until(lambda: all(map(driver.in_flight, pids)))
+        await until(lambda: all(map(driver.in_flight, servers)))
         await asyncio.to_thread(cluster.kill, 1)
         check(await running)
         report = rollout.report()
         (lost,) = (each["engine_id"] for each in report["engines"] if each["lost_chunks"])
-        await until(lambda: not psutil.pid_exists(pids[lost]))
+        await until(lambda: not any_runs(servers[lost]))
         await until(lambda: bool(names(log_lines, "left the cluster")))
         assert names(log_lines, "left the cluster") == [lost]
         assert report["failed_requests"] == 0
