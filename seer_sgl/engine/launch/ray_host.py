@@ -50,7 +50,7 @@ class EngineHost:
 
     def __init__(self) -> None:
         self._process: OwnedProcess | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="seer-sgl-"))
+        self._folder: Path | None = None  # with the log; it stays if this actor is killed
 
     async def start(self, plan: Plan, instance: str, kv_tokens: int | None) -> Hosted:
         """Starts the server on the node's address at a free port. Raises ConfigError."""
@@ -64,6 +64,7 @@ class EngineHost:
         if not is_loopback(host) and api_key(config.engines) is None:
             raise ConfigError(f"engines.api_key: missing for a server at {host}")
         place = Place(host, free_port(host))  # Ray shows the actor its own GPUs only
+        self._folder = Path(tempfile.mkdtemp(prefix="seer-sgl-"))
         log = self._folder / "engine.log"
         self._process = await start_planned(plan, place, instance, log, kv_tokens)
         node_id = ray.get_runtime_context().get_node_id()
@@ -91,4 +92,5 @@ class EngineHost:
         """Ends the server and its child processes."""
         if self._process is not None:
             await self._process.stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
