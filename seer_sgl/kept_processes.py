@@ -5,6 +5,9 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
+
+from typing_extensions import override
 
 from .errors import ConfigError
 from .processes import OwnedProcess
@@ -14,8 +17,30 @@ logger = logging.getLogger(__name__)
 WATCH_S = 0.5
 
 
-class KeptProcess:
-    """A child process that can be restarted. `name`: for logs and error messages."""
+class Kept(Protocol):
+    """A process that can be started again, on this machine or on another one.
+
+    `name`: for logs and error messages.
+    """
+
+    name: str
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was started and has ended."""
+
+    def exit_reason(self) -> str | None:
+        """Returns how it ended and the path of its log; None while it runs."""
+
+    async def start(self) -> None:
+        """Starts it, first or after `stop`. Raises ConfigError or OSError if it cannot start."""
+
+    async def stop(self) -> None:
+        """Ends it and its child processes."""
+
+
+class KeptProcess(Kept):
+    """A child process that can be restarted."""
 
     def __init__(
         self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
@@ -26,13 +51,13 @@ class KeptProcess:
         self._environment = environment
         self._process: OwnedProcess | None = None
 
+    @override
     async def start(self) -> None:
-        """Starts the process, first or after `stop`; replaces its log."""
         self._process = await OwnedProcess.start(self._command, self.log, self._environment)
 
     @property
+    @override
     def ended(self) -> bool:
-        """Whether the process was started and has ended."""
         return self._process is not None and self._process.exit_status is not None
 
     async def wait(self) -> int:
@@ -40,8 +65,8 @@ class KeptProcess:
         assert self._process is not None
         return await self._process.wait()
 
+    @override
     def exit_reason(self) -> str | None:
-        """Returns how the process ended and the path of its log; None while it runs."""
         return None if self._process is None else self._process.exit_reason()
 
     def log_tail(self) -> str:
@@ -52,14 +77,14 @@ class KeptProcess:
         """Returns the last line of the log."""
         return "" if self._process is None else self._process.last_line()
 
+    @override
     async def stop(self) -> None:
-        """Ends the process and its child processes."""
         if self._process is not None:
             await self._process.stop()
 
 
 @contextlib.asynccontextmanager
-async def kept_alive(processes: Sequence[KeptProcess]) -> AsyncIterator[None]:
+async def kept_alive(processes: Sequence[Kept]) -> AsyncIterator[None]:
     """Restarts processes that die during the block (restarts.py); their memory is lost.
 
     The caller starts the processes before, and stops them afterwards.
@@ -82,7 +107,7 @@ async def kept_alive(processes: Sequence[KeptProcess]) -> AsyncIterator[None]:
         await asyncio.wait({keeper})
 
 
-async def _restart(process: KeptProcess, restarts: Restarts) -> None:
+async def _restart(process: Kept, restarts: Restarts) -> None:
     """Starts a process that has ended, once that is due."""
     if restarts.quarantine is not None:
         return

@@ -118,7 +118,10 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
         (f"{RAY}, sglang: {{host: a}}}}", r"sglang\.host: ray engines listen on their node"),
         (f"{RAY}}}\nkv_pool: {{backend: auto}}", r":2: kv_pool\.backend: auto is only for"),
         (f"{RAY}}}\nkv_pool: {{backend: file}}", r":2: kv_pool\.directory: .* every node"),
-        (f"{RAY}}}\nkv_pool: {{backend: mooncake}}", r":2: kv_pool\.master: engines on a Ray"),
+        (
+            f"{RAY}}}\nkv_pool: {{backend: mooncake, ssd_path: /a}}",
+            r":2: kv_pool\.ssd_path: only for launch: local",
+        ),
         ("engines:\n  cores: [[0]]\n  count: 2", r":2: engines\.cores: 1 lists for count: 2"),
         ("engines:\n  cores: [[9999]]", r":2: engines\.cores: no core 9999"),
         ("engines:\n  sglang:\n    port: 1", r":3: engines\.sglang\.port: use engines\.base_port"),

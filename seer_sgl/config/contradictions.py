@@ -207,8 +207,8 @@ def _wrong_cluster_pool(pool: KvPoolConfig) -> Iterator[Complaint]:
         yield "kv_pool.backend", "auto is only for launch: local; name the pool of these engines"
     if pool.open_ports:
         yield "kv_pool.open_ports", "only for launch: local; here the nodes' addresses decide"
-    if pool.backend == "mooncake" and pool.master is None:
-        yield "kv_pool.master", "engines on a Ray cluster need a Mooncake that already runs"
+    if pool.ssd_path is not None:
+        yield "kv_pool.ssd_path", "only for launch: local"
     if pool.backend == "file" and not pool.directory:
         yield "kv_pool.directory", "backend: file needs a folder that every node can access"
 

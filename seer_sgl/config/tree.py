@@ -119,7 +119,7 @@ class KvPoolConfig(Section, frozen=True):
     memory: str = "4gb"
     """Memory of a local store node."""
     stores: Processes = 1
-    """Local store nodes."""
+    """Store nodes to start, here or on the Ray cluster of the engines."""
     replicas: Processes = 1
     """Copies of a page, each on another store node."""
     protocol: Literal["tcp", "rdma"] = "tcp"

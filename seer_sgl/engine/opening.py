@@ -50,7 +50,8 @@ async def open_launcher(
         return
     if cluster is not None:  # the nodes have SGLang and the model; this machine may have neither
         require_exact(config, "GPU" in cluster.resources)
-        async with open_pool(config.kv_pool, log_dir) as pool:
+        machines = cluster.store_machines(config.kv_pool, log_dir)
+        async with open_pool(config.kv_pool, log_dir, machines) as pool:
             count, path = config.engines.count, log_dir
             logger.info("starting %d SGLang engine(s) on a Ray cluster, logs in %s", count, path)
             launcher = cluster.launcher(Plan.of(config, pool, environment), log_dir)

@@ -13,7 +13,7 @@ from seer_sgl.config import FlagValue, KvPoolConfig, with_values
 from seer_sgl.errors import ConfigError
 from seer_sgl.processes import free_port, own_address
 
-from .mooncake import open_mooncake, port_environment
+from .mooncake import Machines, open_mooncake, port_environment
 from .node import P2P
 from .temporary import temporary_folder
 
@@ -84,8 +84,10 @@ def host_ratio(config: KvPoolConfig, gpu: bool) -> float:
 
 
 @contextlib.asynccontextmanager
-async def open_pool(config: KvPoolConfig, log_dir: Path) -> AsyncIterator[Pool]:
-    """Opens the pool of `config` for the duration of the block.
+async def open_pool(
+    config: KvPoolConfig, log_dir: Path, machines: Machines | None = None
+) -> AsyncIterator[Pool]:
+    """Opens the pool of `config` for the duration of the block. `machines`: of its store nodes.
 
     Raises ConfigError if the pool cannot be used as configured, PoolError if it does not start.
     """
@@ -96,7 +98,7 @@ async def open_pool(config: KvPoolConfig, log_dir: Path) -> AsyncIterator[Pool]:
         with _folder(config, log_dir) as directory:
             yield Pool(with_values(config, {"directory": directory}), None, namespace)
     else:
-        async with open_mooncake(config, log_dir) as master:
+        async with open_mooncake(config, log_dir, machines) as master:
             yield Pool(config, master, namespace)
 
 

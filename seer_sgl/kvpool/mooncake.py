@@ -9,15 +9,17 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
+
+from typing_extensions import override
 
 from seer_sgl import loopback
 from seer_sgl.config import KvPoolConfig
 from seer_sgl.errors import ConfigError, PoolError
-from seer_sgl.kept_processes import KeptProcess, kept_alive
+from seer_sgl.kept_processes import Kept, KeptProcess, kept_alive
 from seer_sgl.processes import free_port
 
-from .node import P2P
+from .node import MOUNTED, P2P
 from .packages import load_problem
 from .temporary import temporary_folder
 
@@ -27,6 +29,7 @@ CONNECT_TIMEOUT_S = 5.0
 PROBE_TIMEOUT_S = 10.0
 PROBE_BUFFER_BYTES = 1 << 24
 POLL_S = 0.1
+STORE_VARIABLES = {"MC_LOG_LEVEL": "WARNING"}  # of Mooncake's processes
 SSD_BUCKET_OBJECTS = 32  # objects per write
 OPEN_PORTS = (
     "KV pool: Mooncake's transfer ports listen on all interfaces, and any machine that reaches "
@@ -37,8 +40,31 @@ WITHOUT_LOOPBACK = (
 )
 
 
+class StoreNode(Kept, Protocol):
+    """A process that lends the memory of its machine to the pool."""
+
+    async def mounted(self) -> bool:
+        """Returns whether the memory is part of the pool."""
+
+    def log_tail(self) -> str:
+        """Returns the last lines of its log, for an error message."""
+
+
+class Machines(NamedTuple):
+    """Where a pool's processes run. `host`: this machine's address, as the store nodes reach it.
+
+    `store`: returns store node i, with the settings and the environment of one; None: it is a
+    process of this machine.
+    """
+
+    host: str = "127.0.0.1"
+    store: Callable[[int, Mapping[str, str], Mapping[str, str]], StoreNode] | None = None
+
+
 @contextlib.asynccontextmanager
-async def open_mooncake(config: KvPoolConfig, log_dir: Path) -> AsyncIterator[str]:
+async def open_mooncake(
+    config: KvPoolConfig, log_dir: Path, machines: Machines | None = None
+) -> AsyncIterator[str]:
     """Yields the address of a master with mounted stores; the started processes end with the block.
 
     Raises ConfigError if Mooncake cannot run or be reached, PoolError if it does not start.
@@ -53,7 +79,7 @@ async def open_mooncake(config: KvPoolConfig, log_dir: Path) -> AsyncIterator[st
         yield config.master
         return
     with _ssd(config) as ssd:
-        async with _started(config, ssd, log_dir) as address:
+        async with _started(config, ssd, log_dir, machines or Machines()) as address:
             yield address
 
 
@@ -72,22 +98,27 @@ def _ssd(config: KvPoolConfig) -> Iterator[Path | None]:
 
 
 @contextlib.asynccontextmanager
-async def _started(config: KvPoolConfig, ssd: Path | None, log_dir: Path) -> AsyncIterator[str]:
-    port, metrics_port = free_port(), free_port()
-    address = f"127.0.0.1:{port}"
-    master = _Node("master", _master_flags(config, port, metrics_port), log_dir)
-    environment = port_environment(config) | _ssd_environment(config)
-    stores = [
-        _Node("store", _store_settings(config, address, ssd), log_dir, i, environment)
-        for i in range(config.stores)
-    ]
+async def _started(
+    config: KvPoolConfig, ssd: Path | None, log_dir: Path, machines: Machines
+) -> AsyncIterator[str]:
+    host, environment = machines.host, port_environment(config) | _ssd_environment(config)
+    address = f"{host}:{free_port(host)}"
+    master = _Node("master", _master_flags(config, address, free_port()), log_dir)
+
+    def store(index: int) -> StoreNode:
+        settings = _store_settings(config, address, ssd)
+        if machines.store is not None:
+            return machines.store(index, settings, environment)
+        return _Node("store", settings, log_dir, index, environment)
+
+    stores = [store(index) for index in range(config.stores)]
     try:
         await master.start()
         await _until(lambda: _answers(address), master)
-        for store in stores:
-            await store.start()
-        for store in stores:
-            await _until(store.mounted, store)
+        for node in stores:
+            await node.start()
+        for node in stores:
+            await _until(node.mounted, node)
         logger.info(
             "KV pool: Mooncake master at %s, %d x %s", address, config.stores, config.memory
         )
@@ -97,7 +128,7 @@ async def _started(config: KvPoolConfig, ssd: Path | None, log_dir: Path) -> Asy
         await asyncio.gather(*(node.stop() for node in (*stores, master)))
 
 
-class _Node(KeptProcess):
+class _Node(KeptProcess, StoreNode):
     """A process of the local Mooncake."""
 
     def __init__(
@@ -111,19 +142,30 @@ class _Node(KeptProcess):
         name = kind if kind == "master" else f"{kind}{index}"
         super().__init__(
             f"KV pool: {name}",
-            [sys.executable, "-m", "seer_sgl.kvpool.node", kind, json.dumps(settings)],
+            _command(kind, settings),
             log_dir / f"mooncake-{name}.log",
-            {**os.environ, "MC_LOG_LEVEL": "WARNING", **(environment or {})},
+            {**os.environ, **STORE_VARIABLES, **(environment or {})},
         )
 
+    @override
     async def mounted(self) -> bool:
-        return "segment mounted" in self.log.read_text(errors="replace")
+        return MOUNTED in self.log.read_text(errors="replace")
 
 
-def _master_flags(config: KvPoolConfig, port: int, metrics_port: int) -> dict[str, Any]:
+def _command(kind: str, settings: Mapping[str, Any]) -> list[str]:
+    return [sys.executable, "-m", "seer_sgl.kvpool.node", kind, json.dumps(settings)]
+
+
+def store_command(settings: Mapping[str, str]) -> list[str]:
+    """Returns the command of a store node."""
+    return _command("store", settings)
+
+
+def _master_flags(config: KvPoolConfig, address: str, metrics_port: int) -> dict[str, Any]:
+    host, _, port = address.rpartition(":")
     flags: dict[str, Any] = {
-        "rpc_port": port,
-        "rpc_address": "127.0.0.1",
+        "rpc_port": int(port),
+        "rpc_address": host,
         "metrics_port": metrics_port,
         "metrics_host": "127.0.0.1",
     }
@@ -211,7 +253,7 @@ async def _require_master(config: KvPoolConfig, address: str, log_dir: Path) -> 
         raise ConfigError(f"kv_pool.master: {address}: {why}")
 
 
-async def _until(done: Callable[[], Any], node: _Node) -> None:
+async def _until(done: Callable[[], Any], node: StoreNode) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + START_TIMEOUT_S
     while not await done():

@@ -24,6 +24,7 @@ from seer_sgl.processes import end_with_parent
 from .packages import load_store
 from .temporary import hold
 
+MOUNTED = "segment mounted"  # a store node's line once its memory is part of the pool
 P2P = "P2PHANDSHAKE"  # clients find each other through the master: no metadata server
 
 
@@ -55,7 +56,7 @@ def _mount(settings: dict[str, Any]) -> int:
         print(f"Mooncake refuses the segment: error {status}", flush=True)
         return 1
     loopback.confine_if_wanted()
-    print("segment mounted", flush=True)
+    print(MOUNTED, flush=True)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     stop.wait()

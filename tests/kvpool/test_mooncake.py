@@ -253,7 +253,7 @@ async def test_a_master_that_cannot_start_is_reported_with_the_end_of_its_log(
     before = started()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
-        monkeypatch.setattr(mooncake, "free_port", lambda: taken.getsockname()[1])
+        monkeypatch.setattr(mooncake, "free_port", lambda *_: taken.getsockname()[1])
         with pytest.raises(PoolError, match=r"(?s)KV pool: master: its process ended .*its end:"):
             async with open_mooncake(config(), tmp_path):
                 pass

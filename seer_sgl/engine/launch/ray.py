@@ -89,7 +89,7 @@ class RayLauncher(Launcher):
             await starting
         except RayError as error:
             await self._leave(engine_id)
-            raise EngineDelayed(engine_id, f"its actor ended: {_first_line(error)}") from error
+            raise EngineDelayed(engine_id, f"its actor ended: {first_line(error)}") from error
         except BaseException:
             starting.cancel()
             await asyncio.wait({starting})
@@ -170,7 +170,7 @@ class _Room:
             if isinstance(error.cause, SeerError):
                 raise error.cause from None
             raise EngineStartError(f"the actor of an engine failed: {error}") from error
-        self.process = RemoteProcess(self._host, self.hosted, log, _why_lost)
+        self.process = RemoteProcess(self._host, self.hosted, log, why_lost)
 
     async def leave(self) -> None:
         """Ends the server and its actor, and frees the resources."""
@@ -188,15 +188,15 @@ class _Room:
             remove_placement_group(self._group)
 
 
-async def _why_lost(hosted: Hosted, error: Exception) -> str:
+async def why_lost(hosted: Hosted, error: Exception) -> str:
     """Returns why the actor of a server is gone."""
     nodes = await asyncio.to_thread(ray.nodes)
     if any(node["NodeID"] == hosted.node_id and node["Alive"] for node in nodes):
-        return f"its actor on {hosted.host} ended: {_first_line(error)}"
+        return f"its actor on {hosted.host} ended: {first_line(error)}"
     return f"its node {hosted.host} left the cluster"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from seer_sgl.config import EnginesConfig, with_values
+from seer_sgl.config import EnginesConfig, KvPoolConfig, with_values
 from seer_sgl.errors import ConfigError
+from seer_sgl.kvpool.mooncake import Machines
 
 from .launcher import Launcher
 from .process import api_key
@@ -45,6 +46,17 @@ class Cluster(NamedTuple):
         from .ray import RayLauncher
 
         return RayLauncher(plan, self.resources, log_dir)
+
+    def store_machines(self, config: KvPoolConfig, log_dir: Path) -> Machines:
+        """Returns where the processes of a KV pool run: its store nodes on this cluster."""
+        from .ray_stores import RayStore
+
+        def store(
+            index: int, settings: Mapping[str, str], environment: Mapping[str, str]
+        ) -> RayStore:
+            return RayStore(index, settings, environment, config.memory_bytes(), log_dir)
+
+        return Machines(self.address, store)
 
 
 @contextlib.asynccontextmanager

@@ -1,19 +1,23 @@
-"""The Ray actor that runs the server of one engine on its node.
+"""The Ray actors that run the server of one engine, or a store node of the pool, on their node.
 
-The server is a child process of the actor. It ends with the actor, and so with its node, its Ray
-and its driver (processes.end_with_parent).
+The process is a child of the actor. It ends with the actor, and so with its node, its Ray and its
+driver (processes.end_with_parent).
 """
 
 import asyncio
 import contextlib
 import ipaddress
+import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from seer_sgl import processes
 from seer_sgl.errors import ConfigError
+from seer_sgl.kvpool.mooncake import STORE_VARIABLES, store_command
+from seer_sgl.kvpool.packages import load_problem
 from seer_sgl.processes import OwnedProcess, free_port
 
 from .exact import require_exact
@@ -45,30 +49,24 @@ def is_loopback(host: str) -> bool:
     return ipaddress.ip_address(host).is_loopback
 
 
-class EngineHost:
-    """Starts one server on the node where Ray has placed this actor."""
+class ProcessHost:
+    """Runs one process on the node where Ray has placed this actor."""
 
     def __init__(self) -> None:
+        processes.hold_ports()
         self._process: OwnedProcess | None = None
         self._folder: Path | None = None  # with the log; it stays if this actor is killed
 
-    async def start(self, plan: Plan, instance: str, kv_tokens: int | None) -> Hosted:
-        """Starts the server on the node's address at a free port. Raises ConfigError."""
+    def _new_log(self, name: str) -> Path:
+        """Returns the path of the log, in a new folder."""
+        self._folder = Path(tempfile.mkdtemp(prefix="seer-sgl-"))
+        return self._folder / name
+
+    def _hosted(self, host: str, port: int) -> Hosted:
         import ray
 
-        processes.hold_ports()
-        config, host = plan.config, ray.util.get_node_ip_address()
-        require_sglang()
-        require_model(config.model.path or "")
-        require_exact(config, gpu_visible())
-        if not is_loopback(host) and api_key(config.engines) is None:
-            raise ConfigError(f"engines.api_key: missing for a server at {host}")
-        place = Place(host, free_port(host))  # Ray shows the actor its own GPUs only
-        self._folder = Path(tempfile.mkdtemp(prefix="seer-sgl-"))
-        log = self._folder / "engine.log"
-        self._process = await start_planned(plan, place, instance, log, kv_tokens)
-        node_id = ray.get_runtime_context().get_node_id()
-        return Hosted(host, place.port, self._process.pid, node_id)
+        assert self._process is not None
+        return Hosted(host, port, self._process.pid, ray.get_runtime_context().get_node_id())
 
     async def follow(self, offset: int) -> Output:
         """Returns the log from `offset` on, once there is enough of it or the server has ended."""
@@ -94,3 +92,41 @@ class EngineHost:
             await self._process.stop()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class EngineHost(ProcessHost):
+    """Starts the server of an engine."""
+
+    async def start(self, plan: Plan, instance: str, kv_tokens: int | None) -> Hosted:
+        """Starts the server on the node's address at a free port. Raises ConfigError."""
+        config, host = plan.config, _own_address()
+        require_sglang()
+        require_model(config.model.path or "")
+        require_exact(config, gpu_visible())
+        if not is_loopback(host) and api_key(config.engines) is None:
+            raise ConfigError(f"engines.api_key: missing for a server at {host}")
+        place = Place(host, free_port(host))  # Ray shows the actor its own GPUs only
+        log = self._new_log("engine.log")
+        self._process = await start_planned(plan, place, instance, log, kv_tokens)
+        return self._hosted(host, place.port)
+
+
+class StoreHost(ProcessHost):
+    """Starts a store node of Mooncake."""
+
+    async def start(self, settings: Mapping[str, str], environment: Mapping[str, str]) -> Hosted:
+        """Starts the store node on the node's address at a free port. Raises ConfigError."""
+        if problem := load_problem():
+            raise ConfigError(f"kv_pool.backend: on a node of the cluster: {problem}")
+        host = _own_address()
+        port = free_port(host)
+        command = store_command({**settings, "local_hostname": f"{host}:{port}"})
+        variables = {**os.environ, **STORE_VARIABLES, **environment}
+        self._process = await OwnedProcess.start(command, self._new_log("store.log"), variables)
+        return self._hosted(host, port)
+
+
+def _own_address() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())

@@ -1,0 +1,67 @@
+"""Store nodes of Mooncake on a Ray cluster of several nodes on this machine."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from seer_sgl.config import EnginesConfig, KvPoolConfig, with_values
+from seer_sgl.engine.launch.ray_cluster import open_cluster
+from seer_sgl.errors import ConfigError
+from seer_sgl.kvpool.hicache import open_pool
+from seer_sgl.kvpool.mooncake import open_mooncake
+from tests.link.test_link import until
+
+from .ray_cluster import Nodes
+from .test_ray import cluster as cluster  # noqa: PLC0414 (a fixture)
+
+pytestmark = pytest.mark.long
+POOL = KvPoolConfig(backend="mooncake", stores=2, memory="32mb")
+
+
+async def has_memory(master: str, logs: Path) -> bool:
+    """Returns whether an object can be put into the pool and read."""
+    try:
+        async with open_mooncake(with_values(POOL, {"master": master}), logs):
+            return True
+    except ConfigError:
+        return False
+
+
+async def test_store_nodes_are_spread_and_a_lost_one_is_started_elsewhere(
+    cluster: Nodes, tmp_path: Path, log_lines: list[str]
+) -> None:
+    number = cluster.add()
+    engines = EnginesConfig(launch="ray", ray_address=cluster.address)
+    async with open_cluster(engines) as joined:
+        machines = joined.store_machines(POOL, tmp_path)
+        async with open_pool(POOL, tmp_path, machines) as pool:
+            assert pool.master is not None
+            assert await has_memory(pool.master, tmp_path / "probe")
+            logs = [tmp_path / f"mooncake-store{i}.log" for i in range(POOL.stores)]
+            assert all("segment mounted" in log.read_text() for log in logs)
+            for each in range(number + 1):  # all nodes but the head, which has the driver
+                if each:
+                    cluster.kill(each)
+            cluster.add()
+            lost = "is being restarted: its node 127.0.0.1 left the cluster"
+            await until(lambda: any(lost in line for line in log_lines))
+            await until(lambda: all("segment mounted" in log.read_text() for log in logs))
+            while not await has_memory(pool.master, tmp_path / "probe"):
+                pass  # the master may offer the lost memory for some seconds
+
+
+async def test_memory_that_no_node_has_is_one_line(
+    cluster: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from seer_sgl.engine.launch import ray_stores
+
+    monkeypatch.setattr(ray_stores, "PLACE_S", 2.0)
+    engines = EnginesConfig(launch="ray", ray_address=cluster.address)
+    large = with_values(POOL, {"memory": "9tb"})
+    async with open_cluster(engines) as joined:
+        machines = joined.store_machines(large, tmp_path)
+        with pytest.raises(ConfigError, match="no node of the cluster has room for"):
+            async with open_pool(large, tmp_path, machines):
+                pass
+    assert asyncio.all_tasks() == {asyncio.current_task()}
