@@ -15,14 +15,17 @@ class StallClock:
         self._timeout_s = timeout_s
         self._mark: tuple[Any, ...] | None = None
         self._since = 0.0
+        self._idle = True  # at the last call
 
     def stalled(self, now: float, inflight: int, mark: tuple[Any, ...]) -> bool:
         """Returns whether the engine is stuck.
 
         `mark`: counters and returned chunks; it changes whenever the engine makes progress.
         """
-        if inflight == 0 or mark != self._mark:
+        # Work that was sent since the last call is not older than this call: polls may take long.
+        if inflight == 0 or self._idle or mark != self._mark:
             self._mark, self._since = mark, now
+        self._idle = inflight == 0
         return now - self._since >= self._timeout_s
 
 

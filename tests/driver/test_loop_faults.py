@@ -373,4 +373,5 @@ def test_the_stall_clock_wants_work_and_no_movement() -> None:
     assert not clock.stalled(11.0, 1, ("b",)), "it made progress"
     assert not clock.stalled(30.0, 0, ("b",)), "it has no work"
     assert not clock.stalled(39.0, 1, ("b",)), "idle time does not count"
-    assert clock.stalled(40.0, 1, ("b",))
+    assert not clock.stalled(48.0, 1, ("b",)), "its work is no older than the last call"
+    assert clock.stalled(49.0, 1, ("b",))
