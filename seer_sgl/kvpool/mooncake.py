@@ -142,7 +142,7 @@ class _Node(KeptProcess, StoreNode):
         name = kind if kind == "master" else f"{kind}{index}"
         super().__init__(
             f"KV pool: {name}",
-            _command(kind, settings),
+            node_command(kind, settings),
             log_dir / f"mooncake-{name}.log",
             {**os.environ, **STORE_VARIABLES, **(environment or {})},
         )
@@ -152,13 +152,9 @@ class _Node(KeptProcess, StoreNode):
         return MOUNTED in self.log.read_text(errors="replace")
 
 
-def _command(kind: str, settings: Mapping[str, Any]) -> list[str]:
+def node_command(kind: str, settings: Mapping[str, Any]) -> list[str]:
+    """Returns the command of a process of Mooncake (node.py)."""
     return [sys.executable, "-m", "seer_sgl.kvpool.node", kind, json.dumps(settings)]
-
-
-def store_command(settings: Mapping[str, str]) -> list[str]:
-    """Returns the command of a store node."""
-    return _command("store", settings)
 
 
 def _master_flags(config: KvPoolConfig, address: str, metrics_port: int) -> dict[str, Any]:

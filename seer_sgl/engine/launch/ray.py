@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.util.placement_group import (
     placement_group,
     placement_group_table,
@@ -19,18 +18,16 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from typing_extensions import override
 
-from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError, SeerError
+from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError
 
 from .launcher import EngineStart, Launcher
-from .ray_host import EngineHost, Hosted
-from .ray_process import RemoteProcess
+from .ray_actor import Actor, first_line
+from .ray_host import EngineHost
 from .server import Plan
 
 logger = logging.getLogger(__name__)
 ROOM_S = 10.0  # an engine that Ray has not placed after this time has no room for now
-STOP_S = 20.0  # for the end of a server on a node that answers
 PLACED = "CREATED"  # the state of a placement group whose resources are reserved
-CALLS = 4  # at once, of an actor: `follow` and `stop` must not wait for each other
 
 
 class RayLauncher(Launcher):
@@ -83,7 +80,7 @@ class RayLauncher(Launcher):
         log = self._log_dir / (f"{engine_id}.{number}.log" if number else f"{engine_id}.log")
         instance, timeout_s = uuid.uuid4().hex, self._plan.config.engines.start_timeout_s
         room = self._rooms[engine_id] = _Room(self._resources)
-        starting = asyncio.create_task(room.start(self._plan, instance, kv_tokens, log))
+        starting = asyncio.create_task(room.actor.start(log, self._plan, instance, kv_tokens))
         try:
             await self._placed(engine_id, room, starting, first=kv_tokens is None)
             await starting
@@ -100,12 +97,12 @@ class RayLauncher(Launcher):
         if self._rooms.get(engine_id) is not room:  # `stop` or `aclose` was called meanwhile
             await room.leave()
             raise EngineStartError(f"engine {engine_id} was stopped while it was starting")
-        assert room.process is not None
-        assert room.hosted is not None
-        hosted = room.hosted
+        hosted, process = room.actor.hosted, room.actor.process
+        assert hosted is not None
+        assert process is not None
         logger.info("engine %s: process %d on %s", engine_id, hosted.pid, hosted.host)
         url = f"http://{hosted.host}:{hosted.port}"
-        return EngineStart(engine_id, url, timeout_s, room.process, instance)
+        return EngineStart(engine_id, url, timeout_s, process, instance)
 
     async def _placed(
         self, engine_id: str, room: "_Room", starting: asyncio.Task[None], *, first: bool
@@ -122,7 +119,7 @@ class RayLauncher(Launcher):
             if done or await room.reserved():
                 return
             why = f"the cluster has no room for {_listed(self._resources)}"
-            others = any(other.hosted is not None for other in self._rooms.values())
+            others = any(other.actor.hosted is not None for other in self._rooms.values())
             if first and (others or loop.time() > deadline):
                 raise EngineDelayed(engine_id, why)
             if engine_id not in self._delays:
@@ -139,22 +136,14 @@ class _Room:
     """The resources of one server on a node of the cluster, reserved or asked for."""
 
     def __init__(self, resources: Mapping[str, float]) -> None:
-        self.hosted: Hosted | None = None
-        self.process: RemoteProcess | None = None
         named = {**resources}
         self._group: Any = placement_group([dict(resources)], strategy="PACK")
-        self._host: Any = (
-            ray.remote(EngineHost)
-            .options(
-                num_cpus=named.pop("CPU", 0),
-                num_gpus=named.pop("GPU", 0),
-                resources=named,
-                max_restarts=0,
-                max_task_retries=0,
-                max_concurrency=CALLS,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, 0),
-            )
-            .remote()
+        self.actor = Actor(
+            EngineHost,
+            num_cpus=named.pop("CPU", 0),
+            num_gpus=named.pop("GPU", 0),
+            resources=named,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, 0),
         )
 
     async def reserved(self) -> bool:
@@ -162,42 +151,11 @@ class _Room:
         table = await asyncio.to_thread(placement_group_table, self._group)
         return bool(table["state"] == PLACED)
 
-    async def start(self, plan: Plan, instance: str, kv_tokens: int | None, log: Path) -> None:
-        """Starts the server once there is room. Raises ConfigError, and RayError if it is lost."""
-        try:
-            self.hosted = Hosted(*await self._host.start.remote(plan, instance, kv_tokens))
-        except RayTaskError as error:
-            if isinstance(error.cause, SeerError):
-                raise error.cause from None
-            raise EngineStartError(f"the actor of an engine failed: {error}") from error
-        self.process = RemoteProcess(self._host, self.hosted, log, why_lost)
-
     async def leave(self) -> None:
         """Ends the server and its actor, and frees the resources."""
-        if self.hosted is not None:
-            with contextlib.suppress(RayError, TimeoutError):
-                await asyncio.wait_for(self._host.stop.remote(), STOP_S)
-        if self.process is not None:
-            await self.process.close()
-        await asyncio.to_thread(self._free)
-
-    def _free(self) -> None:
-        with contextlib.suppress(RayError, ValueError):
-            ray.kill(self._host)
+        await self.actor.end()
         with contextlib.suppress(RayError):
-            remove_placement_group(self._group)
-
-
-async def why_lost(hosted: Hosted, error: Exception) -> str:
-    """Returns why the actor of a server is gone."""
-    nodes = await asyncio.to_thread(ray.nodes)
-    if any(node["NodeID"] == hosted.node_id and node["Alive"] for node in nodes):
-        return f"its actor on {hosted.host} ended: {first_line(error)}"
-    return f"its node {hosted.host} left the cluster"
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+            await asyncio.to_thread(remove_placement_group, self._group)
 
 
 def _listed(resources: Mapping[str, float]) -> str:

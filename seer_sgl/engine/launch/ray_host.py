@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from seer_sgl import processes
 from seer_sgl.errors import ConfigError
-from seer_sgl.kvpool.mooncake import STORE_VARIABLES, store_command
+from seer_sgl.kvpool.mooncake import STORE_VARIABLES, node_command
 from seer_sgl.kvpool.packages import load_problem
 from seer_sgl.processes import OwnedProcess, free_port
 
@@ -120,7 +120,7 @@ class StoreHost(ProcessHost):
             raise ConfigError(f"kv_pool.backend: on a node of the cluster: {problem}")
         host = _own_address()
         port = free_port(host)
-        command = store_command({**settings, "local_hostname": f"{host}:{port}"})
+        command = node_command("store", {**settings, "local_hostname": f"{host}:{port}"})
         variables = {**os.environ, **STORE_VARIABLES, **environment}
         self._process = await OwnedProcess.start(command, self._new_log("store.log"), variables)
         return self._hosted(host, port)

@@ -59,8 +59,8 @@ class RemoteProcess(EngineProcess):
             return f"{self._lost}{LOG_PATH}{self._log}"
         if self._status is None:
             return None
-        where = f"on {self._hosted.host} " if self._hosted.host else ""
-        return f"its process {where}ended with status {self._status}{LOG_PATH}{self._log}"
+        where = f"its process on {self._hosted.host}"
+        return f"{where} ended with status {self._status}{LOG_PATH}{self._log}"
 
     @override
     def log_tail(self) -> str:

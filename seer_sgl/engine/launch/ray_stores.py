@@ -1,21 +1,18 @@
 """A store node of the KV pool on a node of a Ray cluster."""
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 from typing_extensions import override
 
 from seer_sgl.errors import ConfigError, SeerError
 from seer_sgl.kvpool.mooncake import StoreNode
 from seer_sgl.kvpool.node import MOUNTED
 
-from .ray import CALLS, STOP_S, first_line, why_lost
-from .ray_host import Hosted, StoreHost
+from .ray_actor import Actor, first_line
+from .ray_host import StoreHost
 from .ray_process import RemoteProcess
 
 PLACE_S = 30.0  # until a node has room for the memory of a store node
@@ -41,8 +38,7 @@ class RayStore(StoreNode):
         self._environment = environment
         self._memory = memory
         self._log = log_dir / f"mooncake-store{index}.log"
-        self._host: Any = None
-        self._process: RemoteProcess | None = None
+        self._actor: Actor | None = None
         self._failure: str | None = None  # why the newest start failed
 
     @property
@@ -60,9 +56,8 @@ class RayStore(StoreNode):
 
     @override
     async def mounted(self) -> bool:
-        return self._process is not None and MOUNTED in self._process.log.read_text(
-            "utf-8", "replace"
-        )
+        process = self._process
+        return process is not None and MOUNTED in process.log.read_text(errors="replace")
 
     @override
     async def start(self) -> None:
@@ -71,46 +66,33 @@ class RayStore(StoreNode):
             await self._start()
         except ConfigError as error:
             self._failure = str(error)
-            await self._free()
+            await self.stop()
             raise
 
     @override
     async def stop(self) -> None:
-        if self._process is not None:
-            with contextlib.suppress(RayError, TimeoutError):
-                await asyncio.wait_for(self._host.stop.remote(), STOP_S)
-            await self._process.close()
-        await self._free()
+        if self._actor is not None:
+            await self._actor.end()
+
+    @property
+    def _process(self) -> RemoteProcess | None:
+        return None if self._actor is None else self._actor.process
 
     async def _start(self) -> None:
-        self._host = (
-            ray.remote(StoreHost)
-            .options(
-                num_cpus=0,
-                memory=self._memory,
-                max_restarts=0,
-                max_task_retries=0,
-                max_concurrency=CALLS,
-                scheduling_strategy="SPREAD",
-            )
-            .remote()
+        """Starts a new actor. Raises ConfigError."""
+        self._actor = Actor(
+            StoreHost, num_cpus=0, memory=self._memory, scheduling_strategy="SPREAD"
         )
+        starting = self._actor.start(self._log, dict(self._settings), dict(self._environment))
         try:
-            starting = self._host.start.remote(dict(self._settings), dict(self._environment))
-            hosted = Hosted(*await asyncio.wait_for(starting, PLACE_S))
+            await asyncio.wait_for(starting, PLACE_S)
         except TimeoutError as error:
             raise ConfigError(
                 f"kv_pool.memory: no node of the cluster has room for {self._memory} bytes"
             ) from error
-        except RayTaskError as error:
-            if isinstance(error.cause, SeerError):
-                raise ConfigError(str(error.cause)) from None
-            raise ConfigError(f"{self.name}: its actor failed: {error}") from error
+        except ConfigError:
+            raise
+        except SeerError as error:
+            raise ConfigError(f"{self.name}: {error}") from error
         except RayError as error:
             raise ConfigError(f"{self.name}: its actor ended: {first_line(error)}") from error
-        self._process = RemoteProcess(self._host, hosted, self._log, why_lost)
-
-    async def _free(self) -> None:
-        if self._host is not None:
-            with contextlib.suppress(RayError, ValueError):
-                await asyncio.to_thread(ray.kill, self._host)
