@@ -161,12 +161,13 @@ class Monitor:
     def _failed(self, watched: Watched, error: EngineError) -> None:
         """Records that the engine does not answer a poll as it should."""
         slot, health = watched.slot, watched.health
-        if watched.engine.server.phase is ServerPhase.RUNNING:  # else it is not expected to answer
+        expected = watched.engine.server.phase is ServerPhase.RUNNING
+        if expected:
             self._why = str(error)
-            if not isinstance(error, StartedAgain):
-                health.failed(str(error))
         if isinstance(error, StartedAgain):
             watched.started_elsewhere(str(error))
+        elif expected:
+            health.failed(str(error))
         if slot.available:
             self._control.set_available(slot.engine_id, False)
 
@@ -206,8 +207,8 @@ class Monitor:
     async def _restored(self, watched: Watched, problem: WrongWeights) -> str | None:
         """Tries to give an engine the current weights. Returns why it cannot serve then.
 
-        If the weights were updated meanwhile, it may have loaded the older ones after the update:
-        what it has told the trainer does not count.
+        If the weights were updated meanwhile, it may have loaded the older ones after the update,
+        although it has confirmed the update to the trainer.
         """
         updates = self.updates
         serving = (each.engine for each in self._watched.values() if each.health.serves)
