@@ -6,10 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from seer_sgl import restarts
-from seer_sgl.driver import monitor, stall
-from seer_sgl.engine import client, keeper
-from seer_sgl.engine.launch import process
+from seer_sgl.driver import stall
+from seer_sgl.engine import client
 from seer_sgl.types import Prompt, token_array
 from tests.chaos import strikes
 from tests.chaos.plan import Kind, draw
@@ -18,6 +16,7 @@ from tests.chaos.verdict import by_kind, judge
 from tests.chaos.wires import wired
 from tests.engine.test_fleet import nothing_left as nothing_left  # noqa: PLC0414 (autouse)
 from tests.engine.test_restart import config, rolling, weights_folder
+from tests.engine.test_restart import quick as quick  # noqa: PLC0414 (an autouse fixture)
 
 PROMPT_LEN = 7
 QUICK_KINDS = (
@@ -40,13 +39,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the driver react sooner."""
-    monkeypatch.setattr(process, "SERVER_MODULE", "tests.engine.fake_launched")
-    monkeypatch.setattr(monitor, "POLL_S", 0.05)
+def quicker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the driver react sooner still."""
     monkeypatch.setattr(stall, "READMISSION_MOST_S", 0.2)
-    monkeypatch.setattr(keeper, "WATCH_S", 0.05)
-    monkeypatch.setattr(restarts, "LONGEST_PAUSE_S", 0.2)
     monkeypatch.setattr(client, "CONTROL_TIMEOUT_S", 0.5)
     monkeypatch.setattr(strikes, "UNDER_WAY_S", 0.03)
 
