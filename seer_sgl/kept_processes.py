@@ -84,13 +84,18 @@ class KeptProcess(Kept):
 
 
 @contextlib.asynccontextmanager
-async def kept_alive(processes: Sequence[Kept]) -> AsyncIterator[None]:
+async def kept_alive(
+    processes: Sequence[Kept], all_restarts: list[Restarts] | None = None
+) -> AsyncIterator[None]:
     """Restarts processes that die during the block (restarts.py); their memory is lost.
 
-    The caller starts the processes before, and stops them afterwards.
+    The caller starts the processes before, and stops them afterwards. `all_restarts` receives the
+    restarts of each, to be read only.
     """
     incidents = Incidents()
     kept = [(process, Restarts(process.name, incidents)) for process in processes]
+    if all_restarts is not None:
+        all_restarts += [restarts for _, restarts in kept]
 
     async def keep() -> None:
         while True:

@@ -20,6 +20,7 @@ from seer_sgl.link.contract import HUB_URL, LINK_TOKEN, LINK_URL
 from seer_sgl.link.hub import DraftSink
 from seer_sgl.link.server import LinkServer
 from seer_sgl.processes import LOOPBACK
+from seer_sgl.restarts import Restarts
 from seer_sgl.types import EngineInfo
 
 from .client import HttpEngine
@@ -50,8 +51,10 @@ class Fleet:
         link: LinkServer,
         drafts: DraftSink | None,
         session: aiohttp.ClientSession,
+        restarts: Sequence[Restarts],
     ) -> None:
         self.engines: list[HttpEngine] = []
+        self.restarts = restarts  # of the processes of the KV pool and the draft hub
         self.link = link
         self.drafts = drafts
         self._config = config
@@ -189,6 +192,7 @@ async def open_fleet(config: FleetConfig, log_dir: Path) -> AsyncIterator[Fleet]
     ConfigError; then no process is left running.
     """
     config = config._replace(kv_pool=resolved(config.kv_pool))
+    restarts: list[Restarts] = []
     async with contextlib.AsyncExitStack() as stack:
         cluster = None
         if config.engines.launch == "ray":
@@ -196,14 +200,16 @@ async def open_fleet(config: FleetConfig, log_dir: Path) -> AsyncIterator[Fleet]
             config = on_cluster(config, cluster)
         host = LOOPBACK if cluster is None else cluster.address
         link = await stack.enter_async_context(open_driver_link(config, host))
-        hub = await stack.enter_async_context(open_hub(config, log_dir, link.token, host))
+        hub = await stack.enter_async_context(open_hub(config, log_dir, link.token, host, restarts))
         session = await stack.enter_async_context(open_session(api_key(config.engines)))
         environment = {LINK_URL: link.url, LINK_TOKEN: link.token}
         if hub is not None:
             environment[HUB_URL] = hub.url
-        opening = open_launcher(config, log_dir, environment, cluster)
+        opening = open_launcher(config, log_dir, environment, cluster, restarts)
         launcher = await stack.enter_async_context(opening)
-        fleet = Fleet(config.engines, launcher, link=link, drafts=hub, session=session)
+        fleet = Fleet(
+            config.engines, launcher, link=link, drafts=hub, session=session, restarts=restarts
+        )
         await fleet.start_all()
         keeping = asyncio.create_task(fleet.keep())
         try:

@@ -12,6 +12,7 @@ import msgspec
 from seer_sgl.config import FlagValue, KvPoolConfig, with_values
 from seer_sgl.errors import ConfigError
 from seer_sgl.processes import free_port, own_address
+from seer_sgl.restarts import Restarts
 
 from .mooncake import Machines, open_mooncake, port_environment
 from .node import P2P
@@ -85,11 +86,15 @@ def host_ratio(config: KvPoolConfig, gpu: bool) -> float:
 
 @contextlib.asynccontextmanager
 async def open_pool(
-    config: KvPoolConfig, log_dir: Path, machines: Machines | None = None
+    config: KvPoolConfig,
+    log_dir: Path,
+    machines: Machines | None = None,
+    all_restarts: list[Restarts] | None = None,
 ) -> AsyncIterator[Pool]:
     """Opens the pool of `config` for the duration of the block. `machines`: of its store nodes.
 
-    Raises ConfigError if the pool cannot be used as configured, PoolError if it does not start.
+    `all_restarts`: as in `kept_alive`. Raises ConfigError if the pool cannot be used as
+    configured, PoolError if it does not start.
     """
     namespace = config.namespace or secrets.token_hex(4)
     if config.backend == "none":
@@ -98,7 +103,7 @@ async def open_pool(
         with _folder(config, log_dir) as directory:
             yield Pool(with_values(config, {"directory": directory}), None, namespace)
     else:
-        async with open_mooncake(config, log_dir, machines) as master:
+        async with open_mooncake(config, log_dir, machines, all_restarts) as master:
             yield Pool(config, master, namespace)
 
 

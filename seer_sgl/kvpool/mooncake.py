@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ from seer_sgl.config import KvPoolConfig
 from seer_sgl.errors import ConfigError, PoolError
 from seer_sgl.kept_processes import Kept, KeptProcess, kept_alive
 from seer_sgl.processes import free_port
+from seer_sgl.restarts import Restarts
 
 from .node import MOUNTED, P2P
 from .packages import load_problem
@@ -63,11 +64,15 @@ class Machines(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def open_mooncake(
-    config: KvPoolConfig, log_dir: Path, machines: Machines | None = None
+    config: KvPoolConfig,
+    log_dir: Path,
+    machines: Machines | None = None,
+    all_restarts: list[Restarts] | None = None,
 ) -> AsyncIterator[str]:
     """Yields the address of a master with mounted stores; the started processes end with the block.
 
-    Raises ConfigError if Mooncake cannot run or be reached, PoolError if it does not start.
+    `all_restarts`: as in `kept_alive`. Raises ConfigError if Mooncake cannot run or be
+    reached, PoolError if it does not start.
     """
     _require_mooncake()
     if config.open_ports:
@@ -79,7 +84,8 @@ async def open_mooncake(
         yield config.master
         return
     with _ssd(config) as ssd:
-        async with _started(config, ssd, log_dir, machines or Machines()) as address:
+        starting = _started(config, ssd, log_dir, machines or Machines())
+        async with starting as (address, processes), kept_alive(processes, all_restarts):
             yield address
 
 
@@ -100,7 +106,8 @@ def _ssd(config: KvPoolConfig) -> Iterator[Path | None]:
 @contextlib.asynccontextmanager
 async def _started(
     config: KvPoolConfig, ssd: Path | None, log_dir: Path, machines: Machines
-) -> AsyncIterator[str]:
+) -> AsyncIterator[tuple[str, Sequence[Kept]]]:
+    """Yields the address of a new master, and the master and its stores."""
     host, environment = machines.host, port_environment(config) | _ssd_environment(config)
     address = f"{host}:{free_port(host)}"
     master = _Node("master", _master_flags(config, address, free_port()), log_dir)
@@ -122,8 +129,7 @@ async def _started(
         logger.info(
             "KV pool: Mooncake master at %s, %d x %s", address, config.stores, config.memory
         )
-        async with kept_alive([master, *stores]):
-            yield address
+        yield address, (master, *stores)
     finally:
         await asyncio.gather(*(node.stop() for node in (*stores, master)))
 

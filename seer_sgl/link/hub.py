@@ -19,6 +19,7 @@ from seer_sgl.draft.messages import Deltas, Done, batched, pieces, wire_name
 from seer_sgl.errors import HubError
 from seer_sgl.kept_processes import KeptProcess, kept_alive
 from seer_sgl.processes import LOOPBACK, free_port
+from seer_sgl.restarts import Restarts
 
 from . import contract, messages
 from .client import Link
@@ -99,11 +100,15 @@ class HubClient(DraftSink):
 
 @contextlib.asynccontextmanager
 async def start_hub(
-    config: DraftConfig, log_dir: Path, token: str, host: str = LOOPBACK
+    config: DraftConfig,
+    log_dir: Path,
+    token: str,
+    host: str = LOOPBACK,
+    all_restarts: list[Restarts] | None = None,
 ) -> AsyncIterator[str]:
     """Starts a draft hub on `host` for the block, restarts it if it dies, and yields its URL.
 
-    Raises HubError if it does not become ready.
+    `all_restarts`: as in `kept_alive`. Raises HubError if it does not become ready.
     """
     port = free_port(host)
     arguments = ["drafthub", "--host", host, "--port", str(port), "--memory", config.memory]
@@ -116,7 +121,7 @@ async def start_hub(
     try:
         await process.start()
         await _ready(process)
-        async with kept_alive([process]):
+        async with kept_alive([process], all_restarts):
             yield link_url(f"{host}:{port}")
     finally:
         await process.stop()

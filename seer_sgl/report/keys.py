@@ -74,6 +74,10 @@ KEYS: Mapping[str, str] = {
         "mean time until received tokens were in the index, s; an idle engine lets them wait"
     ),
     "drafting.engines[].wait_s.max": "the longest time since the engine started, s",
+    "processes[]": "one entry per process of the KV pool and draft hub that was started here",
+    "processes[].name": "its name, as in the log",
+    "processes[].respawns": "its starts during the rollout, after an end",
+    "processes[].quarantine": "why it is not started again; null if it is",
     "resumed": (
         "what a journal restored; null if the rollout was not resumed. The counts of chunks, moves "
         "and engines are of the last process; samples, tokens and times are of the whole rollout"

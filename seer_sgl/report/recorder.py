@@ -106,6 +106,7 @@ class Recorder(Observer):
         self.wasted_tokens = 0  # came back and are in no sample
         self._lost: set[str] = set()  # uids of requests whose newest chunk was lost
         self.drafting: dict[str, Any] | None = None  # the report's section, set after the run
+        self.processes: list[dict[str, Any]] = []  # the report's section, set after the run
         self.resumed: dict[str, Any] | None = None  # the report's section, of a resumed rollout
         self.begun_s = 0.0  # when this process began, in the time of the rollout
 

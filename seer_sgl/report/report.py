@@ -66,6 +66,7 @@ def report(record: Recorder) -> dict[str, Any]:
             "max": lengths[-1] if lengths else 0,
         },
         "drafting": record.drafting,
+        "processes": record.processes,
         "resumed": record.resumed,
         "engines": [_engine(engine, wall_s, record.begun_s) for engine in record.engines.values()],
     }

@@ -7,7 +7,7 @@ from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.observer import Observer
 from seer_sgl.engine.fleet import Fleet
 from seer_sgl.errors import RolloutError
-from seer_sgl.report import draft_report
+from seer_sgl.report import draft_report, processes
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import report
 from seer_sgl.types import Group, OnFailure
@@ -42,6 +42,7 @@ class Running:
         self._rollout_id = start.rollout_id
         self._started_at = started_at
         self._drafted = drafted
+        self._starts = processes.starts_of(fleet.restarts)
         self._journal = journal
         self._on_failure: OnFailure = on_failure
 
@@ -75,6 +76,7 @@ class Running:
             self.recorder.drafting = draft_report.section(
                 self._drafted, await drafts_of(self._fleet)
             )
+            self.recorder.processes = processes.section(self._starts, self._fleet.restarts)
         if self._journal is not None:
             self._journal.finish(report(self.recorder))
         raise_if_given_up(given_up, len(self._groups))

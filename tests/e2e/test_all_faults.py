@@ -62,6 +62,8 @@ async def test_all_faults_in_one_rollout_cost_no_sample_and_no_token(tmp_path: P
     assert verdict.costs["lost_chunks"] > 0
     assert verdict.costs["respawns"] > 0
     report = chaotic.rolled.report
+    respawns = sum(each.count for each in fleet.restarts)
+    assert respawns == 3, "a store node, the master and the draft hub were killed"
     assert report["accept_length"] > 1, "engines draft"
     assert report["cached_tokens"]["storage"] > 0, "KV moves"
     assert len(calm.samples) == 8 * MANY

@@ -170,6 +170,8 @@ async def test_nothing_that_dies_costs_a_sample_or_a_token(
             assert strike.struck
             assert_identical(whole[number], parts)
             assert report["lost_chunks"] == 0
+            named = [each["name"] for each in report["processes"]]
+            assert named == ["KV pool: master", "KV pool: store0"]
             await until(lambda: restarted(log_lines, node))  # noqa: B023 (awaited at once)
             await until(lambda: takes_pages(master_of(log_lines)))
 

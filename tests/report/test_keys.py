@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from seer_sgl.report import processes
 from seer_sgl.report.draft_report import Reading, section
 from seer_sgl.report.keys import KEYS
+from seer_sgl.restarts import Incidents, Restarts
 from tests.rollout.fakes import fakes, rolled
 
 from .test_draft_report import engine, hub
@@ -39,5 +41,6 @@ async def test_every_key_of_the_report_is_explained_and_no_other(tmp_path: Path)
     before = Reading({"e0": engine(0)}, hub(0))
     drafting = section(before, Reading({"e0": engine(3)}, hub(3)))
     assert drafting is not None
-    seen = set(paths({**report, "drafting": drafting, "error": None}))
+    helpers = processes.section({}, [Restarts("draft hub", Incidents())])
+    seen = set(paths({**report, "drafting": drafting, "processes": helpers, "error": None}))
     assert seen == set(KEYS)

@@ -1,0 +1,39 @@
+"""The report on processes that are restarted when they die."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from seer_sgl import kept_processes, restarts
+from seer_sgl.kept_processes import KeptProcess, kept_alive
+from seer_sgl.report import processes
+from tests.test_processes import until
+
+
+async def test_what_dies_again_and_again_is_not_started_again_and_the_report_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_processes, "WATCH_S", 0.01)
+    monkeypatch.setattr(restarts, "LONGEST_PAUSE_S", 0.02)
+    fails = KeptProcess("fails", ["sh", "-c", "exit 3"], tmp_path / "fails.log", os.environ)
+    works = KeptProcess("works", ["sleep", "600"], tmp_path / "works.log", os.environ)
+    await asyncio.gather(fails.start(), works.start())
+    kept: list[restarts.Restarts] = []
+    try:
+        async with kept_alive([fails, works], kept):
+            before = processes.starts_of(kept)
+            await until(lambda: kept[0].quarantine is not None)
+            failing, working = processes.section(before, kept)
+            began_later = processes.section(processes.starts_of(kept), kept)
+    finally:
+        await asyncio.gather(fails.stop(), works.stop())
+    assert failing == {
+        "name": "fails",
+        "respawns": restarts.MOST_FAILURES - 1,
+        "quarantine": "it failed 5 times in a row; the last time: its process ended with status 3; "
+        f"its log: {tmp_path / 'fails.log'}",
+    }
+    assert working == {"name": "works", "respawns": 0, "quarantine": None}
+    assert [each["respawns"] for each in began_later] == [0, 0]
