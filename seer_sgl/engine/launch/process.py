@@ -15,6 +15,9 @@ from seer_sgl.processes import OwnedProcess
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"  # NCCL's environment variable
 # Files of NVIDIA's and AMD's drivers. A sandbox may have the device without the /proc entry.
 GPU_SIGNS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/kfd")
+# SGLang closes a connection that was idle for 5 s. A server that was stopped for longer does so
+# before it reads a chunk that was sent on it meanwhile. The driver does not use one after 4 s.
+KEEP_ALIVE = {"SGLANG_TIMEOUT_KEEP_ALIVE": "600"}
 SERVER_MODULE = "seer_sgl.plugin.server"
 
 
@@ -50,7 +53,7 @@ def require_model(path: str) -> None:
 
 def engine_environment(threads: int | None) -> dict[str, str]:
     """Returns the environment of a server process, with the CPU settings if there is no GPU."""
-    environment = dict(os.environ)
+    environment = KEEP_ALIVE | os.environ
     if not gpu_visible():
         environment[contract.CPU_SWITCH] = "1"
         # torch.compile compiles seeded sampling, and on a CPU needs a C++ compiler for it.

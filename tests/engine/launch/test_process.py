@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from seer_sgl.config import EnginesConfig
 from seer_sgl.engine.launch import process
 from seer_sgl.engine.launch.process import NCCL_INTERFACE, open_ports
 
@@ -39,3 +40,13 @@ def test_make_and_the_launcher_agree_on_what_a_gpu_machine_is() -> None:
     makefile = (Path(__file__).parents[3] / "Makefile").read_text()
     (line,) = [line for line in makefile.splitlines() if line.startswith("GPU := ")]
     assert line == f"GPU := $(wildcard {' '.join(process.GPU_SIGNS)})"
+
+
+def test_a_server_keeps_idle_connections_for_longer_than_a_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (name,) = process.KEEP_ALIVE
+    monkeypatch.delenv(name, raising=False)
+    assert float(process.engine_environment(None)[name]) > 2 * EnginesConfig().stall_timeout_s
+    monkeypatch.setenv(name, "7")
+    assert process.engine_environment(None)[name] == "7"
