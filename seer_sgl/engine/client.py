@@ -243,13 +243,16 @@ class HttpEngine:
         """Returns `/v1/loads`, summed over data-parallel ranks. Raises EngineUnavailable.
 
         It also updates the weight version in `info`, and every REFRESH_EVERY_S the rest. A server
-        that comes back later is compared with it.
+        that comes back later is compared with it. A server that is silent costs CONTROL_TIMEOUT_S.
         """
-        if asyncio.get_running_loop().time() >= self._refresh_at:
-            await self._keep_up()
-        else:
-            await self._check_version()
-        body = await self._control("/v1/loads", CONTROL_TIMEOUT_S)
+        due = asyncio.get_running_loop().time() >= self._refresh_at
+        look = self._keep_up() if due else self._check_version()
+        call = self._control("/v1/loads", CONTROL_TIMEOUT_S)
+        looked, body = await asyncio.gather(look, call, return_exceptions=True)
+        for result in (looked, body):
+            if isinstance(result, BaseException):
+                raise result
+        assert isinstance(body, bytes)
         loads = decode_control(body, wire.Loads, f"{self._name}: /v1/loads").loads
         requests = [load.requests for load in loads if load.requests is not None]
         # With pipeline stages SGLang counts the running requests of one micro-batch.

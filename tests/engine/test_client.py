@@ -10,8 +10,10 @@ from typing import Any, cast
 import msgspec
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from seer_sgl.engine import client, wire
 from seer_sgl.engine.client import MAX_COUNT, HttpEngine
@@ -382,6 +384,41 @@ async def test_load_and_health() -> None:
         assert await engine.problem() is None
         fake.healthy = False
         assert "HTTP 503" in (await engine.problem() or "")
+
+
+class Together(FakeSGLang):
+    """Once `held`, answers no look and no load before both were asked for."""
+
+    held = False
+
+    @override
+    def app(self) -> web.Application:
+        asked: set[str] = set()
+        both = asyncio.Event()
+
+        @web.middleware
+        async def together(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if self.held:
+                asked.add(request.path)
+                if "/v1/loads" in asked and len(asked) > 1:
+                    both.set()
+                await both.wait()
+            return await handler(request)
+
+        app = super().app()
+        app.middlewares.append(together)
+        return app
+
+
+@pytest.mark.parametrize("looked_before", [False, True])
+async def test_the_calls_of_a_poll_do_not_wait_for_each_other(looked_before: bool) -> None:
+    fake = Together()
+    async with joined(fake) as engine:
+        if looked_before:
+            await engine.load()
+        fake.held, fake.weight_version = True, "v2"
+        assert (await engine.load()).used_tokens == 0
+        assert engine.info.weight_version == "v2"
 
 
 async def test_an_engine_that_comes_back_as_another_is_not_trusted() -> None:
