@@ -1,10 +1,12 @@
-"""Real engines on a Ray cluster of three nodes: one is lost in a rollout and another one joins."""
+"""Real engines and store nodes on a Ray cluster of three nodes: in a rollout, one node is lost with
+its engine and its part of the KV pool, and another node joins."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
 
+from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
 from tests.e2e.compare import assert_identical
 from tests.e2e.conftest import HELD_OUT
@@ -22,7 +24,7 @@ async def test_a_node_that_is_lost_in_a_rollout_and_one_that_joins_change_no_sam
     settings = local(
         3,
         scheduling={"chunk_tokens": 64},
-        kv_pool=pooled("file", directory=str(tmp_path / "pool")),
+        kv_pool=pooled("mooncake", memory="128mb", stores=3),
         draft={"scope": "fleet"},
     )
     settings["rollout"]["n_samples_per_prompt"] = 4
@@ -33,12 +35,15 @@ async def test_a_node_that_is_lost_in_a_rollout_and_one_that_joins_change_no_sam
             "count": 3,
             "sglang": SGLANG,
         }
-        async with Rollout(settings, log_dir=tmp_path / "logs") as rollout:
+        async with Rollout(
+            settings, log_dir=tmp_path / "logs", placement=AlwaysElsewhere(fetch=True)
+        ) as rollout:
             driver, engines = rollout.driver, rollout.fleet.engines
             before = [engine.info.url for engine in engines]
             prompts = rollout.read_prompts(HELD_OUT)[:4]
             calm, found = await roll(rollout, prompts)
             assert all(engine["chunks"] > 0 for engine in found["engines"])
+            assert found["cached_tokens"]["storage"] > 0, "KV moves between the nodes"
 
             running = asyncio.create_task(roll(rollout, prompts))
             await until(lambda: all(driver.in_flight(e.info.engine_id) > 1 for e in engines))
@@ -60,6 +65,14 @@ async def test_a_node_that_is_lost_in_a_rollout_and_one_that_joins_change_no_sam
                 served = found["engines"][lost]["chunks"]
             await joining
             assert engines[lost].server.starts == 1
+            names = ["KV pool: master", *(f"KV pool: store{i}" for i in range(3)), "draft hub"]
+            starts = {each.name: each.count for each in rollout.fleet.restarts}
+            assert sorted(starts) == sorted(names)
+            assert sum(starts.values()) > 0, "the store node of the lost node was started elsewhere"
+            await asyncio.gather(*(engine.flush() for engine in engines))
+            samples, found = await roll(rollout, prompts)
+            assert_identical(calm, samples)
+            assert found["cached_tokens"]["storage"] > 0, "KV moves again"
             after = [engine.info.url for engine in engines]
             assert [url for i, url in enumerate(after) if i != lost] == [
                 url for i, url in enumerate(before) if i != lost
