@@ -179,6 +179,7 @@ def test_a_driver_killed_with_its_own_engines_pool_and_drafts_goes_on_exactly(
 
 @pytest.mark.shared_engines
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_drivers_killed_at_twenty_random_moments_lose_nothing(
     engine_urls: list[str], tmp_path: Path
 ) -> None:
