@@ -37,18 +37,22 @@ async def struck(
 
 
 async def test_each_fault_alone_costs_no_sample_and_no_token(tmp_path: Path) -> None:
+    async with proxied_fleet(tmp_path) as (fleet, wires), stage(fleet, wires) as scene:
+        calm = await scene.calm(scene.prompts(FEW))
+        for number, fault in enumerate(draw(SEED, ENGINES)):
+            _, verdict = await struck(scene, calm, FEW, [fault], number)
+            at_engine = fault.kind.place in ("engine", "http")
+            if at_engine and fault.kind.deed in LOSSES:
+                assert verdict.costs["lost_chunks"] > 0, fault
+            elif not at_engine or fault.kind.deed in ("stop", "slow", "throttle"):
+                assert verdict.costs["lost_chunks"] == 0, fault
+
+
+async def test_a_stop_costs_chunks_only_beyond_the_stall_timeout(tmp_path: Path) -> None:
     async with proxied_fleet(tmp_path) as (fleet, wires):
-        async with stage(fleet, wires) as scene:
-            calm = await scene.calm(scene.prompts(FEW))
-            for number, fault in enumerate(draw(SEED, ENGINES)):
-                _, verdict = await struck(scene, calm, FEW, [fault], number)
-                at_engine = fault.kind.place in ("engine", "http")
-                if at_engine and fault.kind.deed in LOSSES:
-                    assert verdict.costs["lost_chunks"] > 0, fault
-                elif not at_engine or fault.kind.deed in ("stop", "slow", "throttle"):
-                    assert verdict.costs["lost_chunks"] == 0, fault
         for limit_s, lost in ((PATIENT_S, False), (HASTY_S, True)):
             async with stage(fleet, wires, stall_timeout_s=limit_s) as scene:
+                calm = await scene.calm(scene.prompts(FEW))
                 stop = Fault(0.3, STOP, "e1", STOP.seconds[0])
                 _, verdict = await struck(scene, calm, FEW, [stop], SEED)
                 assert (verdict.costs["lost_chunks"] > 0) is lost
