@@ -88,7 +88,7 @@ async def test_a_rollout_and_its_fleet_see_the_same_backend_and_warn_once(
         pass
 
     @contextlib.asynccontextmanager
-    async def open_nothing(config: KvPoolConfig, log_dir: Path):  # type: ignore[no-untyped-def]
+    async def open_nothing(config: KvPoolConfig, *_: object):  # type: ignore[no-untyped-def]
         opened.append(config)
         raise Refused
         yield
