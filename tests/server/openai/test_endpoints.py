@@ -91,7 +91,13 @@ async def test_streams_carry_the_same_text_as_the_whole_reply(it: Served) -> Non
 
 async def test_the_usage_comes_last_if_it_is_wanted(it: Served) -> None:
     parts = await events(
-        it, CHAT, messages=MESSAGES, n=2, max_tokens=5, stream_options={"include_usage": True}
+        it,
+        CHAT,
+        messages=MESSAGES,
+        n=2,
+        max_tokens=5,
+        seed=SEED,
+        stream_options={"include_usage": True},
     )
     assert parts[-1]["choices"] == []
     usage = parts[-1]["usage"]
