@@ -290,7 +290,7 @@ async def test_without_room_for_the_journal_the_rollout_ends_in_memory(
 
 
 async def test_orphans_of_a_dead_driver_end_before_the_first_chunk(tmp_path: Path) -> None:
-    async with fakes(delay_s=0.4) as it:
+    async with fakes(delay_s=2.0) as it:
         path = tmp_path / "journal"
         config = it.config_with(**kept(path))
         async with Rollout(config) as rollout:
