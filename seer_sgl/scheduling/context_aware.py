@@ -11,19 +11,17 @@ paper leaves two cases open; the rules here were measured (docs/simulator.md):
 """
 
 import heapq
-import itertools
 from collections.abc import Callable
 
 from seer_sgl.types import Group, Request
 
+from .latest import MOST_VOID, LatestRank
 from .lengths import GroupLengths, KnownLengths
 from .ready import ReadySet, Ticket
 
 # To prevent starvation, every 64th pick takes the longest-waiting request (the paper:
 # "occasionally"). With q others waiting, a request is picked within GUARD_EVERY * (q + 1) picks.
 GUARD_EVERY = 64
-MOST_VOID = 64  # void entries that a queue may hold, in addition to one per valid entry
-VOID = -1  # a turn that no entry has
 
 
 class ContextAware:
@@ -40,10 +38,7 @@ class ContextAware:
         self._unknown: list[tuple[int, int, Ticket, Request]] = []  # fewest tokens first
         self._past_estimate: list[tuple[int, int, Ticket, Request]] = []  # most tokens first
         self._groups: dict[str, _Group] = {}  # by uid
-        # Longest estimate first. When a group's estimate changes, the group gets a new entry and
-        # its older entries become void: O(log n), independent of its number of ready requests.
-        self._queue: list[tuple[int, int, int, _Group]] = []
-        self._turns = itertools.count()
+        self._queue: LatestRank[_Group] = LatestRank()  # longest estimate first
 
     def push(self, request: Request) -> None:
         """Adds a request that is ready for its next chunk."""
@@ -96,8 +91,7 @@ class ContextAware:
         """Removes a group that is complete or given up."""
         forgotten = self._groups.pop(group.uid, None)
         if forgotten is not None:
-            forgotten.ready.clear()
-            forgotten.turn = VOID
+            self._queue.remove(forgotten)
         for request in group.requests:
             self._ready.discard(request)
         self._drop_void()
@@ -109,9 +103,6 @@ class ContextAware:
             if len(queue) > MOST_VOID + 2 * len(self._ready):
                 queue[:] = [entry for entry in queue if self._ready.valid(entry[3], entry[2])]
                 heapq.heapify(queue)
-        if len(self._queue) > MOST_VOID + 2 * len(self._groups):
-            self._queue[:] = [entry for entry in self._queue if entry[2] == entry[3].turn]
-            heapq.heapify(self._queue)
 
     def _group_of(self, request: Request) -> "_Group":
         uid = request.group.uid
@@ -123,8 +114,8 @@ class ContextAware:
         """Puts the group into the queue by its current estimate, unless it is there already."""
         estimate = group.lengths.estimate
         if group.ready and not group.lengths.unknown and estimate != group.listed_at:
-            group.listed_at, group.turn = estimate, next(self._turns)
-            heapq.heappush(self._queue, (-estimate, group.order, group.turn, group))
+            group.listed_at = estimate
+            self._queue.put(group, (-estimate, group.order))
 
     def _list_alone(self, request: Request, ticket: Ticket, group: "_Group") -> None:
         """Queues a request by its own length if its group's estimate does not apply to it.
@@ -153,14 +144,12 @@ class ContextAware:
 
     def _longest(self) -> Request | None:
         """Returns the oldest request of the group with the longest estimate."""
-        while self._queue:
-            _, _, turn, group = self._queue[0]
-            if turn == group.turn:
-                request = group.oldest(self._ready)
-                if request is not None:
-                    return request
-                group.listed_at = None
-            heapq.heappop(self._queue)
+        while (group := self._queue.first()) is not None:
+            request = group.oldest(self._ready)
+            if request is not None:
+                return request
+            group.listed_at = None
+            self._queue.remove(group)
         return None
 
 
@@ -175,8 +164,7 @@ class _Group:
         self.lengths = lengths
         self.order = group.requests[0].order
         self.ready: list[tuple[int, Ticket, Request]] = []  # oldest submission first
-        self.listed_at: int | None = None  # the estimate of its valid entry in the queue
-        self.turn = 0  # the turn of that entry
+        self.listed_at: int | None = None  # the estimate by which the queue has it
 
     def oldest(self, ready: ReadySet) -> Request | None:
         """Returns the oldest ready request; None if there is none."""
