@@ -254,7 +254,8 @@ def _wrong_scheduling(config: Config) -> Iterator[Complaint]:
     scheduling, policy = config.scheduling, f"policy: {config.scheduling.policy}"
     if scheduling.policy == "oracle" and scheduling.lengths is None:
         yield "scheduling.policy", "oracle needs scheduling.lengths"
-    if scheduling.policy not in ("seer", "oracle") and scheduling.lengths is not None:
+    uses_lengths = scheduling.policy in ("seer", "longest_possible", "oracle")
+    if not uses_lengths and scheduling.lengths is not None:
         yield "scheduling.lengths", f"{policy} uses no lengths"
     if scheduling.policy in UNDIVIDED:
         whole = f"{policy} sends whole requests at once and never moves them"

@@ -186,7 +186,7 @@ class DraftConfig(Section, frozen=True):
 
 
 Undivided = Literal["group_round_robin", "group_least_loaded", "request_round_robin"]
-PolicyName = Literal["seer", "fcfs", "oracle", Undivided]
+PolicyName = Literal["seer", "longest_possible", "fcfs", "oracle", Undivided]
 UNDIVIDED: tuple[str, ...] = get_args(Undivided)  # baselines: all requests sent at once, not moved
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from .baselines import PinnedGroups, RoundRobin, SingleRequests, least_requests
 from .context_aware import ContextAware
 from .lengths import KnownLengths
+from .longest_possible import LongestPossible
 from .placement import CacheAware, Placement
 from .policy import FirstComeFirstServed, LongestRemaining, Policy
 
@@ -27,11 +28,13 @@ def make_strategy(
     """Returns the strategy that `scheduling.policy` names. `cache_aware`: the placement of the
     strategies that divide requests.
 
-    `known`: lengths of earlier rollouts, the prior of `seer` and the true lengths of `oracle`.
-    Raises KeyError if the name is unknown.
+    `known`: lengths of earlier rollouts, the prior of `seer` and `longest_possible`, and the true
+    lengths of `oracle`. Raises KeyError if the name is unknown.
     """
     if name == "seer":
         return Strategy(lambda: ContextAware(known), cache_aware)
+    if name == "longest_possible":
+        return Strategy(lambda: LongestPossible(known), cache_aware)
     if name == "fcfs":
         return Strategy(FirstComeFirstServed, cache_aware)
     if name == "oracle":

@@ -8,6 +8,7 @@ from seer_sgl.driver.driver import Driver, Settings
 from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import SeerError, SimulationError, first_error
 from seer_sgl.report.recorder import Recorder
+from seer_sgl.sampling import Sampling
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.types import Group, Prompt, Request
@@ -146,13 +147,15 @@ def make_groups(
 
     `first`: the number of the first request.
     """
-    orders = itertools.count(first)
+    orders, sampling = itertools.count(first), Sampling(max_new_tokens=max_response_len)
     groups = []
     for planned in responses:
         prompt = Prompt(
             prompt_id=planned.group_id, prompt_ids=planned.prompt_ids, n=len(planned.lengths)
         )
-        group = Group(group_id=planned.group_id, uid=planned.group_id, prompt=prompt)
+        group = Group(
+            group_id=planned.group_id, uid=planned.group_id, prompt=prompt, sampling=sampling
+        )
         group.requests = [
             Request(
                 uid=f"r{order}",

@@ -31,6 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "request_round_robin": _policy("request_round_robin"),
     "fcfs": _policy("fcfs"),
     "seer": _policy("seer"),
+    "longest_possible": _policy("longest_possible"),
     ORACLE: _policy(ORACLE),
     "seer+sd": _policy("seer", drafts=True),
 }
@@ -40,6 +41,7 @@ DESCRIPTIONS = {
     "request_round_robin": "whole requests to engines in turn (veRL, routers)",
     "fcfs": "divided rollout only",
     "seer": "divided rollout, context-aware scheduling",
+    "longest_possible": "divided rollout, the most tokens possible first",
     ORACLE: "divided rollout, true lengths known",
     "seer+sd": "seer with grouped speculative decoding",
 }
@@ -50,6 +52,7 @@ LABELS = {  # names in a picture, in lines
     "request_round_robin": "plain SGLang,\nsingle requests in turn",
     "fcfs": "divided rollout",
     "seer": "context-aware order",
+    "longest_possible": "most tokens possible\nfirst",
     ORACLE: "context-aware order,\nlengths known",
     "seer+sd": "context-aware order,\ngrouped speculation",
 }

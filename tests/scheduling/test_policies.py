@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from seer_sgl.scheduling.context_aware import GUARD_EVERY, ContextAware
 from seer_sgl.scheduling.lengths import KnownLengths
+from seer_sgl.scheduling.longest_possible import LongestPossible
 from seer_sgl.scheduling.policy import FirstComeFirstServed, LongestRemaining, Policy
 from seer_sgl.types import Group, Request
 from tests.helpers import make_group, make_reply
@@ -212,7 +213,13 @@ def test_the_oracle_sends_what_has_most_tokens_to_go() -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", [FirstComeFirstServed(), seer(), LongestRemaining(lambda request: request.order)]
+    "policy",
+    [
+        FirstComeFirstServed(),
+        seer(),
+        LongestPossible(guard_every=UNGUARDED),
+        LongestRemaining(lambda request: request.order),
+    ],
 )
 def test_a_withdrawn_group_is_gone(policy: Policy) -> None:
     gone, stays = make_group("gone", n=3), make_group("stays", n=3)
@@ -240,6 +247,7 @@ def test_nothing_is_kept_of_groups_that_have_ended() -> None:
     assert not policy._queue
 
 
+@pytest.mark.parametrize("kind", [ContextAware, LongestPossible])
 @settings(max_examples=200, deadline=None)
 @given(
     guard_every=st.integers(1, 6),
@@ -249,9 +257,9 @@ def test_nothing_is_kept_of_groups_that_have_ended() -> None:
     ),
 )
 def test_no_ready_request_waits_longer_than_the_bound(
-    guard_every: int, steps: list[tuple[str, int]]
+    kind: type[ContextAware | LongestPossible], guard_every: int, steps: list[tuple[str, int]]
 ) -> None:
-    policy = ContextAware(guard_every=guard_every)
+    policy = kind(guard_every=guard_every)
     due: dict[Request, int] = {}  # the pick by which each ready request must be taken
     flying: list[Request] = []
     takes = names = 0

@@ -26,6 +26,7 @@ from tests.helpers import LEFT, UNDIVIDABLE, make_group, make_reply
 
 POLICIES = [
     "seer",
+    "longest_possible",
     "fcfs",
     "oracle",
     "group_round_robin",

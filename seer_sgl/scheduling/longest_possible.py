@@ -1,0 +1,134 @@
+"""The order of the most tokens that a request may still get, first.
+
+It replaces Seer's probes and estimates (context_aware.py). Each group has a posterior of its
+lengths (posterior.py). A group ranks by the tokens that its request with the fewest tokens still
+gets with a probability of one in a thousand, up to the maximum response length; within a group,
+that request goes first. So a group of which nothing is known ranks like one that reaches the limit,
+all groups advance together at first, and a group falls behind once its responses show that none
+of them will be among the longest. Groups of equal rank take turns, so that all are known sooner.
+"""
+
+import heapq
+
+from seer_sgl.types import Group, Request
+
+from .latest import LatestRank
+from .lengths import KnownLengths
+from .posterior import LengthPosterior, Spread
+from .ready import ReadySet, Ticket
+
+CHANCE = 0.001
+# To prevent starvation, every 64th pick takes the longest-waiting request.
+GUARD_EVERY = 64
+
+
+class LongestPossible:
+    """The policy `longest_possible`. `known`: lengths of earlier rollouts, which count as if their
+    responses were of this one."""
+
+    def __init__(
+        self, known: KnownLengths | None = None, *, guard_every: int = GUARD_EVERY
+    ) -> None:
+        self._known = known
+        self._guard_every = guard_every
+        self._taken = 0
+        self._ready = ReadySet()
+        self._spread = Spread()
+        self._groups: dict[str, _Group] = {}  # by uid
+        self._queue: LatestRank[_Group] = LatestRank()
+
+    def push(self, request: Request) -> None:
+        """Adds a request that is ready for its next chunk."""
+        group = self._group_of(request)
+        heapq.heappush(
+            group.ready,
+            (request.generated, request.order, self._ready.add(request), request),
+        )
+        if request.generated:
+            group.posterior.reached(request.index, request.generated)
+        if request.generated or group.ranked_for != 0:  # else its rank stays
+            self._rank(group)
+
+    def peek(self) -> Request | None:
+        """Returns the next request without removing it; None if no request is ready."""
+        if self._ready and (self._taken + 1) % self._guard_every == 0:
+            return self._ready.longest_waiting
+        while (group := self._queue.first()) is not None:
+            request = group.first(self._ready)
+            if request is not None and request.generated == group.ranked_for:
+                return request
+            self._rank(group)
+        return None
+
+    def pop(self) -> Request:
+        """Removes and returns the request that `peek` returns. Raises IndexError if it is None."""
+        request = self.peek()
+        if request is None:
+            raise IndexError("nothing is ready")
+        self._ready.discard(request)
+        self._taken += 1
+        group = self._groups[request.group.uid]
+        group.taken += 1
+        self._rank(group)
+        return request
+
+    def take_out(self, request: Request) -> None:
+        """Removes the request if it is ready."""
+        self._ready.discard(request)
+
+    def finished(self, request: Request) -> None:
+        """Records the length of a complete request."""
+        group = self._groups.get(request.group.uid)
+        if group is not None:
+            group.posterior.ended(request.index, request.generated)
+            self._rank(group)
+
+    def withdraw(self, group: Group) -> None:
+        """Removes a group that is complete or given up."""
+        forgotten = self._groups.pop(group.uid, None)
+        if forgotten is not None:
+            forgotten.posterior.close()
+            self._queue.remove(forgotten)
+        for request in group.requests:
+            self._ready.discard(request)
+
+    def _group_of(self, request: Request) -> "_Group":
+        uid = request.group.uid
+        if uid not in self._groups:
+            posterior = LengthPosterior(request.group.sampling.max_new_tokens, self._spread)
+            past = {} if self._known is None else self._known.of(request.group)
+            for length in past.values():
+                posterior.ended(None, length)
+            self._groups[uid] = _Group(request.group.requests[0].order, posterior)
+        return self._groups[uid]
+
+    def _rank(self, group: "_Group") -> None:
+        """Puts the group into the queue by what its first ready request may still get."""
+        request = group.first(self._ready)
+        if request is None:
+            self._queue.remove(group)
+            group.ranked_for = None
+            return
+        possible = group.posterior.possible(request.generated, CHANCE)
+        group.ranked_for = request.generated
+        self._queue.put(group, (request.generated - possible, group.taken, group.order))
+
+
+class _Group:
+    """The policy's record of a group."""
+
+    def __init__(self, order: int, posterior: LengthPosterior) -> None:
+        self.order = order
+        self.taken = 0  # picks of its requests
+        self.posterior = posterior
+        self.ready: list[tuple[int, int, Ticket, Request]] = []  # fewest tokens first
+        self.ranked_for: int | None = None  # the tokens of the request by which it ranks
+
+    def first(self, ready: ReadySet) -> Request | None:
+        """Returns the ready request with the fewest tokens; None if there is none."""
+        while self.ready:
+            _, _, ticket, request = self.ready[0]
+            if ready.valid(request, ticket):
+                return request
+            heapq.heappop(self.ready)
+        return None
