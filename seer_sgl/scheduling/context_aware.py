@@ -13,27 +13,24 @@ paper leaves two cases open; the rules here were measured (docs/simulator.md):
 import heapq
 from collections.abc import Callable
 
+from typing_extensions import override
+
 from seer_sgl.types import Group, Request
 
+from .guarded import GUARD_EVERY, Guarded
 from .latest import MOST_VOID, LatestRank
 from .lengths import GroupLengths, KnownLengths
 from .ready import ReadySet, Ticket
 
-# To prevent starvation, every 64th pick takes the longest-waiting request (the paper:
-# "occasionally"). With q others waiting, a request is picked within GUARD_EVERY * (q + 1) picks.
-GUARD_EVERY = 64
 
-
-class ContextAware:
+class ContextAware(Guarded):
     """The policy `seer`. A group with `known` lengths from an earlier rollout needs no probe."""
 
     def __init__(
         self, known: KnownLengths | None = None, *, guard_every: int = GUARD_EVERY
     ) -> None:
+        super().__init__(guard_every)
         self._known = known
-        self._guard_every = guard_every
-        self._taken = 0
-        self._ready = ReadySet()
         self._probes: list[tuple[int, int, Ticket, Request]] = []  # shortest first
         self._unknown: list[tuple[int, int, Ticket, Request]] = []  # fewest tokens first
         self._past_estimate: list[tuple[int, int, Ticket, Request]] = []  # most tokens first
@@ -51,29 +48,14 @@ class ContextAware:
             self._list_alone(request, ticket, group)
         self._list(group)
 
-    def peek(self) -> Request | None:
-        """Returns the next request without removing it; None if no request is ready."""
-        if self._ready and (self._taken + 1) % self._guard_every == 0:
-            return self._ready.longest_waiting
+    @override
+    def _first_in_order(self) -> Request | None:
         return (
             self._first(self._probes, lambda *_: True)
             or self._first(self._unknown, lambda request, group: group.lengths.unknown)
             or self._first(self._past_estimate, _is_past_estimate)
             or self._longest()
         )
-
-    def pop(self) -> Request:
-        """Removes and returns the request that `peek` returns. Raises IndexError if it is None."""
-        request = self.peek()
-        if request is None:
-            raise IndexError("nothing is ready")
-        self._ready.discard(request)
-        self._taken += 1
-        return request
-
-    def take_out(self, request: Request) -> None:
-        """Removes the request if it is ready."""
-        self._ready.discard(request)
 
     def finished(self, request: Request) -> None:
         """Updates the estimate of the group with a complete request."""

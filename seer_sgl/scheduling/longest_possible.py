@@ -10,29 +10,28 @@ of them will be among the longest. Groups of equal rank take turns, so that all 
 
 import heapq
 
+from typing_extensions import override
+
 from seer_sgl.types import Group, Request
 
+from .guarded import GUARD_EVERY, Guarded
 from .latest import LatestRank
 from .lengths import KnownLengths
 from .posterior import LengthPosterior, Spread
 from .ready import ReadySet, Ticket
 
 CHANCE = 0.001
-# To prevent starvation, every 64th pick takes the longest-waiting request.
-GUARD_EVERY = 64
 
 
-class LongestPossible:
+class LongestPossible(Guarded):
     """The policy `longest_possible`. `known`: lengths of earlier rollouts, which count as if their
     responses were of this one."""
 
     def __init__(
         self, known: KnownLengths | None = None, *, guard_every: int = GUARD_EVERY
     ) -> None:
+        super().__init__(guard_every)
         self._known = known
-        self._guard_every = guard_every
-        self._taken = 0
-        self._ready = ReadySet()
         self._spread = Spread()
         self._groups: dict[str, _Group] = {}  # by uid
         self._queue: LatestRank[_Group] = LatestRank()
@@ -49,10 +48,8 @@ class LongestPossible:
         if request.generated or group.ranked_for != 0:  # else its rank stays
             self._rank(group)
 
-    def peek(self) -> Request | None:
-        """Returns the next request without removing it; None if no request is ready."""
-        if self._ready and (self._taken + 1) % self._guard_every == 0:
-            return self._ready.longest_waiting
+    @override
+    def _first_in_order(self) -> Request | None:
         while (group := self._queue.first()) is not None:
             request = group.first(self._ready)
             if request is not None and request.generated == group.ranked_for:
@@ -60,21 +57,13 @@ class LongestPossible:
             self._rank(group)
         return None
 
+    @override
     def pop(self) -> Request:
-        """Removes and returns the request that `peek` returns. Raises IndexError if it is None."""
-        request = self.peek()
-        if request is None:
-            raise IndexError("nothing is ready")
-        self._ready.discard(request)
-        self._taken += 1
+        request = super().pop()
         group = self._groups[request.group.uid]
         group.taken += 1
         self._rank(group)
         return request
-
-    def take_out(self, request: Request) -> None:
-        """Removes the request if it is ready."""
-        self._ready.discard(request)
 
     def finished(self, request: Request) -> None:
         """Records the length of a complete request."""

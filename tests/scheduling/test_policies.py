@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seer_sgl.scheduling.context_aware import GUARD_EVERY, ContextAware
+from seer_sgl.scheduling.context_aware import ContextAware
+from seer_sgl.scheduling.guarded import GUARD_EVERY
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.longest_possible import LongestPossible
 from seer_sgl.scheduling.policy import FirstComeFirstServed, LongestRemaining, Policy
