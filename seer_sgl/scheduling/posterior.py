@@ -58,7 +58,7 @@ class Spread:
         self.chosen = SPREADS.index(USUAL_SPREAD)
 
     def changed(self, before: Floats, after: Floats) -> None:
-        """Replaces what a running group says, its log evidence per spread."""
+        """Replaces the log evidence of a running group, per spread."""
         self._live += after - before
         self._changes += 1
         if self._changes == CHANGES:
@@ -66,7 +66,7 @@ class Spread:
             self._choose()
 
     def ended(self, last: Floats) -> None:
-        """Records that a group has ended, and what it last said."""
+        """Records that a group has ended, with its last log evidence."""
         self._live -= last
         self._past = self._past * (1.0 - 1.0 / REMEMBERED) + last
 
@@ -85,7 +85,7 @@ class LengthPosterior:
         self._spread = spread
         self._tables = _tables()
         self._weights = np.zeros((len(SPREADS), len(MEANS)))  # log likelihoods
-        self._said = np.zeros(len(SPREADS))  # what `spread` has of this group
+        self._reported = np.zeros(len(SPREADS))  # log evidence that `spread` has of this group
         self._ended = 0
         self._reached: dict[int, int] = {}  # the cells of running responses, by index
 
@@ -96,7 +96,7 @@ class LengthPosterior:
             self._forget(index)
             self._weights += self._tables.log_survival[cell]
             self._reached[index] = cell
-            self._say()
+            self._report()
 
     def ended(self, index: int | None, tokens: int) -> None:
         """Records the length of a response. `index` None: it is of an earlier rollout."""
@@ -109,8 +109,8 @@ class LengthPosterior:
 
     def close(self) -> None:
         """Records that the group has ended."""
-        self._say()
-        self._spread.ended(self._said)
+        self._report()
+        self._spread.ended(self._reported)
 
     def possible(self, tokens: int, chance: float) -> int:
         """Returns the length that a response exceeds with probability `chance`, at most the limit.
@@ -131,10 +131,10 @@ class LengthPosterior:
         if before is not None:
             self._weights -= self._tables.log_survival[before]
 
-    def _say(self) -> None:
-        """Tells the spread what explains this group, once two of its responses have ended.
+    def _report(self) -> None:
+        """Updates the shared evidence for each spread, once two responses of the group ended.
 
-        That is asked when a response comes back from an engine to go on, never when one ends: of
+        That happens when a response comes back from an engine to go on, never when one ends: of
         responses that are on engines, ends are known at once, so they look shorter and more alike
         than they are. With fewer ends, a narrow spread explains best that many responses go on,
         because the grid of means has an end.
@@ -142,10 +142,10 @@ class LengthPosterior:
         if self._ended < LEAST_ENDED:
             return
         most = self._weights.max(axis=1)
-        said = most + np.log(np.exp(self._weights - most[:, None]).sum(axis=1))
-        said -= said.max()
-        self._spread.changed(self._said, said)
-        self._said = said
+        evidence = most + np.log(np.exp(self._weights - most[:, None]).sum(axis=1))
+        evidence -= evidence.max()
+        self._spread.changed(self._reported, evidence)
+        self._reported = evidence
 
     def _cell(self, tokens: int) -> int:
         """Returns the index of the cell of a length."""
