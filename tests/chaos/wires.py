@@ -17,6 +17,7 @@ from seer_sgl.engine.launch.local import LocalLauncher
 from seer_sgl.kvpool.hicache import Pool
 from seer_sgl.link.contract import HUB_URL, LINK_URL
 from seer_sgl.processes import OwnedProcess
+from tests.processes import command_of
 
 from .proxy import Proxy, proxy
 
@@ -103,7 +104,6 @@ def family(pid: int) -> list[psutil.Process]:
 def child(word: str) -> psutil.Process:
     """Returns the child of this process with that word in its command line."""
     for process in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            if word in process.cmdline():
-                return process
+        if word in command_of(process):
+            return process
     raise ProcessLookupError(word)

@@ -26,6 +26,7 @@ from tests.e2e.conftest import HELD_OUT
 from tests.e2e.test_pool import local
 from tests.e2e.test_pool_faults import until
 from tests.e2e.test_server_weights import other_model as other_model  # noqa: PLC0414 (a fixture)
+from tests.processes import command_of
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -37,7 +38,7 @@ def pids_of(engine: HttpEngine) -> list[int]:
     """Returns the processes of an engine's server, the main one first."""
     port = engine.info.url.rpartition(":")[2]
     for process in psutil.Process().children():
-        line = process.cmdline()
+        line = command_of(process)
         if "--port" in line and line[line.index("--port") + 1] == port:
             return [process.pid, *(child.pid for child in process.children(recursive=True))]
     raise AssertionError(f"no process of {engine.info.engine_id}")

@@ -22,6 +22,7 @@ from seer_sgl.types import Prompt
 from tests.e2e.compare import Migrations, Samples, assert_identical, by_key, roll
 from tests.e2e.conftest import HELD_OUT, MODEL
 from tests.listening import family, listeners
+from tests.processes import command_of
 
 pytestmark = pytest.mark.own_engines
 
@@ -58,7 +59,7 @@ def pages_in(backend: str, folder: Path) -> int:
     if backend == "file":
         return len(list(folder.glob("*.bin")))
     for process in psutil.Process().children():
-        line = process.cmdline()
+        line = command_of(process)
         if "seer_sgl.kvpool.node" in line and "master" in line:
             port = json.loads(line[-1])["metrics_port"]
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics/summary") as reply:

@@ -24,6 +24,7 @@ from tests.e2e.compare import Samples, assert_identical, by_key
 from tests.e2e.conftest import HELD_OUT
 from tests.e2e.test_pool import WARM_UP_OBJECTS, local, pooled
 from tests.helpers import Returns
+from tests.processes import command_of
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.timeout(1800)]
 
@@ -58,10 +59,9 @@ class Strike(Returns):
 def kill(*words: str) -> None:
     """Sends SIGKILL to the process group of the child whose command line has all the words."""
     for process in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):  # it has just ended
-            if all(word in process.cmdline() for word in words):
-                os.killpg(process.pid, signal.SIGKILL)
-                return
+        if set(words) <= set(command_of(process)):
+            os.killpg(process.pid, signal.SIGKILL)
+            return
     raise AssertionError(f"no process {words}")
 
 

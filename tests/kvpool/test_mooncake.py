@@ -23,6 +23,7 @@ from seer_sgl.kvpool.temporary import LOCK, PREFIX
 from seer_sgl.processes import free_port
 from tests.listening import listeners
 from tests.logs import logged
+from tests.processes import command_of
 
 DEADLINE_S = 300.0
 
@@ -104,10 +105,9 @@ def nodes(kind: str) -> set[psutil.Process]:
     """Returns our processes of a kind: store, master (our wrapper) or mooncake_master."""
     matching = set()
     for process in started():
-        with contextlib.suppress(psutil.Error):  # it ended just now
-            command = process.cmdline()
-            if kind in (*command[3:4], *(Path(part).name for part in command[:1])):
-                matching.add(process)
+        command = command_of(process)
+        if kind in (*command[3:4], *(Path(part).name for part in command[:1])):
+            matching.add(process)
     return matching
 
 

@@ -24,6 +24,7 @@ from seer_sgl.link.hub import HubClient, start_hub
 from seer_sgl.link.server import LinkServer, open_link
 from seer_sgl.processes import free_port
 from tests.listening import listeners
+from tests.processes import command_of
 
 from .test_drafthub import MEMORY, all_have, engine, hub_of
 from .test_link import until
@@ -75,7 +76,7 @@ async def test_a_driver_speaks_to_a_distant_hub_again_after_it_started_again() -
 
 
 def hubs() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if "drafthub" in each.cmdline()]
+    return [each for each in psutil.Process().children() if "drafthub" in command_of(each)]
 
 
 async def test_a_hub_that_is_started_ends_with_its_block_and_is_on_loopback(tmp_path: Path) -> None:
