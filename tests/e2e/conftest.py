@@ -21,6 +21,7 @@ from seer_sgl.link import hub
 from seer_sgl.link.hubserver import READY
 from seer_sgl.processes import free_port
 from seer_sgl.report import draft_report as rollout_drafting
+from tests.e2e.drivers import Driver, Start
 from tests.listening import family
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +46,27 @@ SERVER_FLAGS = [
     "--enable-deterministic-inference",
     "--skip-server-warmup",
 ]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Yields what starts `seer-sgl rollout OPTIONS`; drivers that a failed test leaves are killed.
+
+    A server ends when its driver does.
+    """
+    with contextlib.ExitStack() as drivers:
+
+        def begin(*options: str) -> Driver:
+            command = [*SEER_SGL, "rollout", *options]
+            driver = drivers.enter_context(
+                subprocess.Popen(
+                    command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+                )
+            )
+            drivers.callback(driver.kill)  # before its exit, which waits for it
+            return driver
+
+        yield begin
 
 
 @pytest.fixture(autouse=True)

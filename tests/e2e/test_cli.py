@@ -6,9 +6,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -17,6 +15,7 @@ from seer_sgl import shared_memory
 from seer_sgl.processes import PARENT_PID
 from tests.docs.printed import not_printed
 from tests.e2e.conftest import HELD_OUT, MODEL, ROOT, SEER_SGL
+from tests.e2e.drivers import Driver, Start, samples_in
 
 pytestmark = pytest.mark.own_engines
 
@@ -43,14 +42,8 @@ COMPARED = [
 ]
 
 
-def start(out: Path, *options: str, config: Sequence[str] = SMALL) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [*SEER_SGL, "rollout", *config, "--out", str(out), *options],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+def into(out: Path) -> tuple[str, str]:
+    return "--out", str(out)
 
 
 def servers_of(driver: int) -> list[psutil.Process]:
@@ -72,12 +65,7 @@ def assert_nothing_left(driver: int) -> None:
     assert not left
 
 
-def samples_in(out: Path) -> list[dict[str, Any]]:
-    path = out / "samples.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def wait_for_samples(driver: "subprocess.Popen[str]", out: Path, count: int) -> None:
+def wait_for_samples(driver: Driver, out: Path, count: int) -> None:
     deadline = time.monotonic() + WAIT_S
     while len(samples_in(out)) < count:
         assert driver.poll() is None, driver.communicate()[1]
@@ -85,9 +73,9 @@ def wait_for_samples(driver: "subprocess.Popen[str]", out: Path, count: int) -> 
         time.sleep(0.1)
 
 
-def test_a_rollout_writes_samples_report_and_timeline(tmp_path: Path) -> None:
+def test_a_rollout_writes_samples_report_and_timeline(start: Start, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    driver = start(out)
+    driver = start(*SMALL, *into(out))
     _, output = driver.communicate(timeout=WAIT_S)
     assert driver.returncode == 0, output
     report = json.loads((out / "report.json").read_text())
@@ -116,9 +104,9 @@ def test_a_rollout_writes_samples_report_and_timeline(tmp_path: Path) -> None:
     assert_nothing_left(driver.pid)
 
 
-def test_compared_with_plain_sglang_all_samples_are_identical(tmp_path: Path) -> None:
+def test_compared_with_plain_sglang_all_samples_are_identical(start: Start, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    driver = start(out, config=COMPARED)
+    driver = start(*COMPARED, *into(out))
     _, output = driver.communicate(timeout=WAIT_S)
     assert driver.returncode == 0, output
     comparison = json.loads((out / "comparison.json").read_text())
@@ -141,12 +129,11 @@ def test_compared_with_plain_sglang_all_samples_are_identical(tmp_path: Path) ->
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_keeps_what_had_finished_and_leaves_nothing_running(
-    tmp_path: Path, number: signal.Signals
+    start: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
     out = tmp_path / "out"
-    driver = start(
-        out, "--set", "rollout.max_prompts=32", "--set", "sampling.max_response_len=7000"
-    )
+    long = ("--set", "rollout.max_prompts=32", "--set", "sampling.max_response_len=7000")
+    driver = start(*SMALL, *into(out), *long)
     wait_for_samples(driver, out, 5)
     driver.send_signal(number)
     _, output = driver.communicate(timeout=WAIT_S)
@@ -162,10 +149,11 @@ def test_interrupted_it_keeps_what_had_finished_and_leaves_nothing_running(
 
 
 def test_a_killed_engine_costs_no_sample_and_a_killed_driver_leaves_no_engine(
-    tmp_path: Path,
+    start: Start, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    driver = start(out, "--set", "rollout.max_prompts=8", "--set", "rollout.n_samples_per_prompt=4")
+    groups = ("--set", "rollout.max_prompts=8", "--set", "rollout.n_samples_per_prompt=4")
+    driver = start(*SMALL, *into(out), *groups)
     wait_for_samples(driver, out, 3)
     mains = [p for p in servers_of(driver.pid) if p.ppid() == driver.pid]
     assert len(mains) == 2
@@ -180,7 +168,7 @@ def test_a_killed_engine_costs_no_sample_and_a_killed_driver_leaves_no_engine(
     report = json.loads((out / "report.json").read_text())
     assert report["lost_chunks"] > 0
 
-    driver = start(tmp_path / "again")
+    driver = start(*SMALL, *into(tmp_path / "again"))
     deadline = time.monotonic() + WAIT_S
     while not servers_of(driver.pid):
         assert time.monotonic() < deadline
@@ -190,8 +178,10 @@ def test_a_killed_engine_costs_no_sample_and_a_killed_driver_leaves_no_engine(
     assert_nothing_left(driver.pid)
 
 
-def test_an_engine_that_dies_at_start_is_explained_by_its_log(tmp_path: Path) -> None:
-    driver = start(tmp_path / "out", "--set", "engines.sglang.attention-backend=nonsense")
+def test_an_engine_that_dies_at_start_is_explained_by_its_log(start: Start, tmp_path: Path) -> None:
+    driver = start(
+        *SMALL, *into(tmp_path / "out"), "--set", "engines.sglang.attention-backend=nonsense"
+    )
     _, output = driver.communicate(timeout=WAIT_S)
     assert driver.returncode == 1
     last = output[output.index("seer-sgl: ") :]

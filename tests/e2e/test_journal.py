@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from seer_sgl.engine.orphans import end_orphans
 from seer_sgl.engine.session import open_session
 from seer_sgl.types import Chunk, ChunkReply, Move, Sampling
 from tests.e2e.compare import LOGPROB_TOLERANCE
-from tests.e2e.conftest import HELD_OUT, ROOT, SEER_SGL, external
-from tests.e2e.test_cli import assert_nothing_left, samples_in
+from tests.e2e.conftest import HELD_OUT, ROOT, external
+from tests.e2e.drivers import Driver, Start, samples_in
+from tests.e2e.test_cli import assert_nothing_left
 from tests.helpers import make_group
 from tests.rollout.fakes import journal_now
 
@@ -39,25 +39,19 @@ def config_of(folder: Path, tree: dict[str, Any], prompts: int, n: int) -> Path:
     return folder / "journal"
 
 
-def start(folder: Path, *options: str) -> "subprocess.Popen[str]":
-    command = ["rollout", "--config", str(folder / "config.yaml"), "--out", str(folder / "out")]
-    return subprocess.Popen(
-        [*SEER_SGL, *command, *options],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+def files(folder: Path) -> tuple[str, ...]:
+    """Returns the options that name the config and OUT in a folder."""
+    return "--config", str(folder / "config.yaml"), "--out", str(folder / "out")
 
 
-def finish(driver: "subprocess.Popen[str]") -> str:
+def finish(driver: Driver) -> str:
     """Waits until a driver has ended well; returns what it logged."""
     _, output = driver.communicate(timeout=WAIT_S)
     assert driver.returncode == 0, output
     return output
 
 
-def kill_at(driver: "subprocess.Popen[str]", journal: Path, size: int) -> bool:
+def kill_at(driver: Driver, journal: Path, size: int) -> bool:
     """Kills a driver once its journal has grown by `size` bytes; False if it has ended before."""
     file, deadline = journal / "journal", time.monotonic() + WAIT_S
     before = file.stat().st_size if file.exists() else 0
@@ -87,28 +81,30 @@ def assert_calm(calm: list[dict[str, Any]], folder: Path) -> None:
         assert max(abs(a - b) for a, b in pairs) < LOGPROB_TOLERANCE
 
 
-def calm_rollout(folder: Path, tree: dict[str, Any], prompts: int, n: int) -> list[dict[str, Any]]:
+def calm_rollout(
+    start: Start, folder: Path, tree: dict[str, Any], prompts: int, n: int
+) -> list[dict[str, Any]]:
     """Rolls out without being disturbed, in a folder of its own."""
     calm = folder / "calm"
     calm.mkdir()
     config_of(calm, tree, prompts, n)
-    finish(start(calm))
+    finish(start(*files(calm)))
     return samples_in(calm / "out")
 
 
 @pytest.mark.shared_engines
 def test_a_driver_killed_twice_on_running_engines_goes_on_exactly(
-    engine_urls: list[str], tmp_path: Path
+    engine_urls: list[str], start: Start, tmp_path: Path
 ) -> None:
     tree = external(engine_urls, sampling={"max_response_len": 1200})
-    calm = calm_rollout(tmp_path, tree, prompts=3, n=4)
+    calm = calm_rollout(start, tmp_path, tree, prompts=3, n=4)
     journal = config_of(tmp_path, tree, prompts=3, n=4)
-    assert kill_at(start(tmp_path), journal, 12_000)
+    assert kill_at(start(*files(tmp_path)), journal, 12_000)
     once = journal_now(journal)
-    assert kill_at(start(tmp_path, "--resume", str(journal)), journal, 8_000)
+    assert kill_at(start(*files(tmp_path), "--resume", str(journal)), journal, 8_000)
     twice = journal_now(journal)
     assert once.tokens < twice.tokens < sum(sample["response_length"] for sample in calm)
-    output = finish(start(tmp_path, "--resume", str(journal)))
+    output = finish(start(*files(tmp_path), "--resume", str(journal)))
     assert "may still run" not in output, "the orphans were ended"
     assert_calm(calm, tmp_path)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
@@ -163,15 +159,15 @@ def seer_tree() -> dict[str, Any]:
 @pytest.mark.own_engines
 @pytest.mark.long
 def test_a_driver_killed_with_its_own_engines_pool_and_drafts_goes_on_exactly(
-    tmp_path: Path,
+    start: Start, tmp_path: Path
 ) -> None:
-    calm = calm_rollout(tmp_path, seer_tree(), prompts=4, n=4)
+    calm = calm_rollout(start, tmp_path, seer_tree(), prompts=4, n=4)
     journal = config_of(tmp_path, seer_tree(), prompts=4, n=4)
     for options, size in (((), 30_000), (("--resume", str(journal)), 20_000)):
-        driver = start(tmp_path, *options)
+        driver = start(*files(tmp_path), *options)
         assert kill_at(driver, journal, size)
         assert_nothing_left(driver.pid)
-    driver = start(tmp_path, "--resume", str(journal))
+    driver = start(*files(tmp_path), "--resume", str(journal))
     finish(driver)
     assert_nothing_left(driver.pid)
     assert_calm(calm, tmp_path)
@@ -181,20 +177,20 @@ def test_a_driver_killed_with_its_own_engines_pool_and_drafts_goes_on_exactly(
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_drivers_killed_at_twenty_random_moments_lose_nothing(
-    engine_urls: list[str], tmp_path: Path
+    engine_urls: list[str], start: Start, tmp_path: Path
 ) -> None:
     tree = external(engine_urls, sampling={"max_response_len": 1200})
-    calm = calm_rollout(tmp_path, tree, prompts=4, n=4)
+    calm = calm_rollout(start, tmp_path, tree, prompts=4, n=4)
     draw, kills, again = random.Random(20), 0, 0
     for number in range(15):
         folder = tmp_path / str(number)
         folder.mkdir()
         journal = config_of(folder, tree, prompts=4, n=4)
-        kills += kill_at(start(folder), journal, draw.randint(1, 60_000))
+        kills += kill_at(start(*files(folder)), journal, draw.randint(1, 60_000))
         if number % 3 == 0:
-            driver = start(folder, "--resume", str(journal))
+            driver = start(*files(folder), "--resume", str(journal))
             again += kill_at(driver, journal, draw.randint(1, 20_000))
-        finish(start(folder, "--resume", str(journal)))
+        finish(start(*files(folder), "--resume", str(journal)))
         assert_calm(calm, folder)
     assert kills >= 12
     assert again >= 4

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.drivers import Start
 from tests.e2e.test_journal import (
     WAIT_S,
     assert_calm,
     calm_rollout,
     config_of,
+    files,
     finish,
     kill_at,
-    start,
 )
 from tests.rollout.fakes import journal_now
 
@@ -37,18 +38,18 @@ def flush(url: str) -> None:
 
 
 def test_a_resume_takes_the_kv_of_the_dead_drivers_requests_from_the_pool(
-    fleet: dict[str, Any], tmp_path: Path
+    fleet: dict[str, Any], start: Start, tmp_path: Path
 ) -> None:
     tree = fleet | {"sampling": {"max_response_len": 1200}, "rollout": {"seed": 23}}
-    calm = calm_rollout(tmp_path, tree, PROMPTS, N)
+    calm = calm_rollout(start, tmp_path, tree, PROMPTS, N)
     for url in tree["engines"]["urls"]:
         flush(url)
     journal = config_of(tmp_path, tree, PROMPTS, N)
-    assert kill_at(start(tmp_path), journal, 16_000)
+    assert kill_at(start(*files(tmp_path)), journal, 16_000)
     before = journal_now(journal)
     for url in tree["engines"]["urls"]:
         flush(url)
-    finish(start(tmp_path, "--resume", str(journal)))
+    finish(start(*files(tmp_path), "--resume", str(journal)))
 
     assert_calm(calm, tmp_path)
     report = json.loads((tmp_path / "out" / "report.json").read_text())
