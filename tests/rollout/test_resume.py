@@ -1,8 +1,11 @@
 """A rollout with a journal on fake servers: interrupted, resumed, extended, refused."""
 
+import asyncio
+import contextlib
 import errno
 import logging
 import os
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -289,19 +292,36 @@ async def test_without_room_for_the_journal_the_rollout_ends_in_memory(
         assert report["resumed"]["tokens"] == before.tokens
 
 
+@dataclass(eq=False)
+class Holds(Logging):
+    """Answers a few chunks; later ones, and markers, run until they are aborted."""
+
+    answers: int = 6
+
+    @override
+    def fault_of(self, call: dict[str, Any]) -> str:
+        marker = "." not in call["rid"] and not call["rid"].endswith("/settled")
+        self.delay_s = 3600.0 if marker or len(self.seen) > self.answers else 0.0
+        return super().fault_of(call)
+
+
 async def test_orphans_of_a_dead_driver_end_before_the_first_chunk(tmp_path: Path) -> None:
-    async with fakes(delay_s=2.0) as it:
+    async with fakes(kind=Holds) as it:
         path = tmp_path / "journal"
         config = it.config_with(**kept(path))
         async with Rollout(config) as rollout:
-            run = rollout.run(PROMPTS)
-            await anext(run)
-            await until(lambda: all(fake.running for fake in it.servers))
+            run = asyncio.create_task(_to_end(rollout.run(PROMPTS)))
+            await until(lambda: all(fake.delay_s and fake.running for fake in it.servers))
             for engine in rollout.fleet.engines:  # the driver dies: nothing is aborted
                 engine.abort = _nothing  # type: ignore[method-assign, assignment]
-            await run.aclose()
+            run.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await run
         calls = [len(fake.seen) for fake in it.servers]
         assert all(fake.running for fake in it.servers), "they run for nobody"
+        for fake in it.servers:
+            assert isinstance(fake, Holds)
+            fake.answers = 1000
         groups, _ = await rolled(it.config, resume=path)
         check(samples_of(groups))
         for fake, count in zip(it.servers, calls, strict=True):
@@ -313,6 +333,11 @@ async def test_orphans_of_a_dead_driver_end_before_the_first_chunk(tmp_path: Pat
 
 async def _nothing(_: object) -> None:
     pass
+
+
+async def _to_end(groups: AsyncIterator[Group]) -> None:
+    async for _ in groups:
+        pass
 
 
 def test_errors_of_a_journal_are_mistakes_of_the_user() -> None:
