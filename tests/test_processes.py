@@ -19,6 +19,7 @@ from seer_sgl import kept_processes, processes, shared_memory
 from seer_sgl.errors import ConfigError
 from seer_sgl.kept_processes import KeptProcess, kept_alive
 from seer_sgl.processes import PARENT_POLL_S, PORTS, OwnedProcess, free_port
+from tests.processes import lives
 
 
 def test_a_free_port_is_given_once_and_is_none_of_an_outgoing_connection() -> None:
@@ -152,10 +153,10 @@ async def test_servers_outlive_a_stopped_driver_and_end_with_a_killed_one(tmp_pa
     servers = psutil.Process(driver.pid).children(recursive=True)
     driver.send_signal(signal.SIGSTOP)
     await asyncio.sleep(3 * PARENT_POLL_S)
-    assert all(server.status() != psutil.STATUS_ZOMBIE for server in servers)
+    assert all(map(lives, servers))
     driver.kill()
     await driver.wait()
-    await until(lambda: not any(server.is_running() for server in servers))
+    await until(lambda: not any(map(lives, servers)))
     await until(lambda: not left & in_shared_memory())
 
 

@@ -17,6 +17,7 @@ from seer_sgl.driver.health import State
 from seer_sgl.engine.fleet import open_fleet
 from seer_sgl.errors import ConfigError
 from tests.link.test_link import until
+from tests.processes import lives
 
 from .ray_cluster import Nodes, cluster_of
 from .test_restart import all_groups, check, config, pid_of, rolling
@@ -56,14 +57,7 @@ def families(pids: Iterable[int]) -> list[psutil.Process]:
 
 
 def any_runs(family: list[psutil.Process]) -> bool:
-    return any(map(_runs, family))
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    return any(map(lives, family))
 
 
 def names(log_lines: list[str], beginning: str, end: str = "") -> list[str]:

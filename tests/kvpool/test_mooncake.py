@@ -23,7 +23,7 @@ from seer_sgl.kvpool.temporary import LOCK, PREFIX
 from seer_sgl.processes import free_port
 from tests.listening import listeners
 from tests.logs import logged
-from tests.processes import command_of
+from tests.processes import command_of, lives
 
 DEADLINE_S = 300.0
 
@@ -90,10 +90,6 @@ async def client_says(script: str, address: str) -> bool:
         with contextlib.suppress(ProcessLookupError):
             client.kill()
             await client.wait()
-
-
-def lives(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def started() -> set[psutil.Process]:
