@@ -30,7 +30,7 @@ async def test_a_stream_that_fails_half_way_ends_its_connection(
     monkeypatch.setattr(Reply, "event", defective)
     async with served(FakeSGLang(longest=1000, delay_s=0.01)) as it:
         fields = body(300 << 7, stream=True)
-        async with asyncio.timeout(5), it.session.post(f"{it.url}/generate", json=fields) as reply:
+        async with asyncio.timeout(60), it.session.post(f"{it.url}/generate", json=fields) as reply:
             with pytest.raises(aiohttp.ClientError):
                 await reply.read()
         await until(lambda: it.service.generation.in_progress == 0)
@@ -46,7 +46,7 @@ async def test_a_rollout_that_fails_half_way_ends_its_connection_and_its_request
     monkeypatch.setattr(rollout_routes, "_pieces", defective)
     async with served(FakeSGLang(longest=1000, delay_s=0.01)) as it:
         fields = {"groups": prompts(1, n=8), "seed": 1}
-        async with asyncio.timeout(5), it.session.post(f"{it.url}/rollout", json=fields) as reply:
+        async with asyncio.timeout(60), it.session.post(f"{it.url}/rollout", json=fields) as reply:
             with pytest.raises(aiohttp.ClientError):
                 await reply.read()
         await until(lambda: it.service.generation.in_progress == 0)

@@ -268,9 +268,9 @@ async def test_a_group_made_in_an_update_has_the_engines_that_take_part() -> Non
 async def test_an_engine_that_is_silent_for_the_timeout_misses_the_update() -> None:
     first, other = two()
     async with served(first, other) as it:
-        other.slow_s = 2.0
+        other.slow_s = 10.0
         fields = {"model_path": "new", "weight_version": "v2"}
-        status, answer = await it.post(f"{DISK}?timeout=0.2", **fields)
+        status, answer = await it.post(f"{DISK}?timeout=1", **fields)
         assert (status, answer["engines"]["e1"]["status"]) == (200, None), answer
         assert list(it.service.driver.stale) == ["e1"]
         for text in ("0", "nan", "soon", "1e9"):
