@@ -168,7 +168,7 @@ async def test_bad_input_is_one_line_and_status_2(tmp_path: Path) -> None:
 async def test_a_samples_file_without_a_sample_stands_in_no_way(
     tmp_path: Path, torn: bytes
 ) -> None:
-    async with fakes(delay_s=0.5) as it:
+    async with fakes(delay_s=5.0) as it:
         journal = prepare(tmp_path, it)
         async with driver(tmp_path) as first:
             await until(lambda: bool(it.seeds()))
