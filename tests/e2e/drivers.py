@@ -1,4 +1,4 @@
-"""Drivers that `seer-sgl rollout` started, and the samples that they have written so far."""
+"""Drivers that `seer-sgl rollout` started, and the samples that they have written."""
 
 import json
 import subprocess
@@ -11,7 +11,6 @@ Start = Callable[..., Driver]
 
 
 def samples_in(out: Path) -> list[dict[str, Any]]:
-    """Returns the samples in OUT so far, without a line that is being written."""
+    """Returns the samples in OUT, once its driver has ended: each line must be whole."""
     path = out / "samples.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []

@@ -66,8 +66,8 @@ def assert_nothing_left(driver: int) -> None:
 
 
 def wait_for_samples(driver: Driver, out: Path, count: int) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while len(samples_in(out)) < count:
+    path, deadline = out / "samples.jsonl", time.monotonic() + WAIT_S
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
         assert driver.poll() is None, driver.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.1)
