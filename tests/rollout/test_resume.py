@@ -5,7 +5,6 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -310,7 +309,7 @@ async def test_orphans_of_a_dead_driver_end_before_the_first_chunk(tmp_path: Pat
         path = tmp_path / "journal"
         config = it.config_with(**kept(path))
         async with Rollout(config) as rollout:
-            run = asyncio.create_task(_to_end(rollout.run(PROMPTS)))
+            run = asyncio.create_task(collect(rollout.run(PROMPTS), []))
             await until(lambda: all(fake.delay_s and fake.running for fake in it.servers))
             for engine in rollout.fleet.engines:  # the driver dies: nothing is aborted
                 engine.abort = _nothing  # type: ignore[method-assign, assignment]
@@ -333,11 +332,6 @@ async def test_orphans_of_a_dead_driver_end_before_the_first_chunk(tmp_path: Pat
 
 async def _nothing(_: object) -> None:
     pass
-
-
-async def _to_end(groups: AsyncIterator[Group]) -> None:
-    async for _ in groups:
-        pass
 
 
 def test_errors_of_a_journal_are_mistakes_of_the_user() -> None:
