@@ -29,6 +29,12 @@ REPLICAS = "seer_replicas"  # in HiCache's extra config, for our plugin
 GPU_HOST_RATIO = 1.1
 CPU_HOST_RATIO = 2.0
 
+# A read of KV that takes longer than READ_BASE_S + READ_S_PER_KI_TOKEN per 1,024 tokens ends, and
+# what it has not brought is computed. The time begins when SGLang receives the request: reads are
+# one after the other, so most of it is the queue of reads.
+READ_BASE_S = 3.0
+READ_S_PER_KI_TOKEN = 1.0
+
 
 class Pool(msgspec.Struct, frozen=True):
     """The settings of an open KV pool for engines. `master`: host:port of Mooncake's master."""
@@ -41,13 +47,17 @@ class Pool(msgspec.Struct, frozen=True):
         """Returns the SGLang flags of one engine, with or without a GPU; none without a pool.
 
         The write policy is write_through, because the other policies do not write output tokens.
-        The prefetch policy is wait_complete, because best_effort stops a prefetch early and hit
-        no pages at all.
+        The prefetch policy is timeout: wait_complete waits for ever for a read that fails, and
+        best_effort stops a read early and hit no pages at all.
         """
         config = self.config
         if config.backend == "none":
             return {}
-        extra: dict[str, Any] = {"prefetch_threshold": config.page_size}
+        extra: dict[str, Any] = {
+            "prefetch_threshold": config.page_size,
+            "prefetch_timeout_base": READ_BASE_S,
+            "prefetch_timeout_per_ki_token": READ_S_PER_KI_TOKEN,
+        }
         if config.backend == "mooncake":
             extra |= {
                 "master_server_address": self.master,
@@ -64,7 +74,7 @@ class Pool(msgspec.Struct, frozen=True):
             "hicache-ratio": host_ratio(config, gpu),
             "hicache-write-policy": "write_through",
             "hicache-storage-backend": config.backend,
-            "hicache-storage-prefetch-policy": "wait_complete",
+            "hicache-storage-prefetch-policy": "timeout",
             "hicache-storage-backend-extra-config": json.dumps(extra),
             "enable-cache-report": True,
         }

@@ -53,10 +53,16 @@ class DraftSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PoolReport(msgspec.Struct):
-    """The pool's part of the report. `namespace`: engines with equal ones share pages."""
+    """The pool's part of the report. `namespace`: engines with equal ones share pages.
+
+    `broken`: why no KV can be read or written any more; None: it can. `failures`: reads and writes
+    that ended with an error.
+    """
 
     namespace: str
     kv_bytes_per_token: Natural
+    broken: str | None = None
+    failures: Natural = 0
 
 
 class DraftReport(msgspec.Struct):

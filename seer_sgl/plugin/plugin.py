@@ -12,7 +12,7 @@ import msgspec
 
 from seer_sgl.link import contract
 
-from . import cpu, ends, noise, penalties, ports, secrets, stops
+from . import cpu, ends, noise, page_hash, penalties, ports, secrets, stops
 from .drafting import DraftStatus
 from .hook import SCHEDULER, Hook
 from .pool import PoolPart
@@ -45,6 +45,7 @@ class Plugin:
             *self._work.hooks(),
             *self._weights.hooks(),
             *self._pool.hooks(),
+            *page_hash.hooks(),
             *stops.hooks(),
             *ends.hooks(),
             *noise.hooks(),

@@ -15,6 +15,7 @@ from seer_sgl.link import messages
 from seer_sgl.link.contract import PoolReport
 
 from .hook import CONTROLLER, HYBRID, MOONCAKE, SCHEDULER, TREE, Hook
+from .kv_threads import KvThreads
 from .pool_rank import PoolRank
 from .sglang_types import (
     SglController,
@@ -39,6 +40,7 @@ class PoolPart:
     def __init__(self, rank: PoolRank | None = None) -> None:
         self._rank = rank  # once a storage backend is attached
         self._last_end = 0.0  # seconds (time.monotonic); of the last batch
+        self._threads = KvThreads()
 
     @property
     def attached(self) -> bool:
@@ -50,7 +52,12 @@ class PoolPart:
         if self._rank is None:
             return None
         namespace = self._rank.layout.tag(os.environ.get(NAMESPACE, ""))
-        return PoolReport(namespace, self._rank.kv_bytes_per_token)
+        return PoolReport(
+            namespace,
+            self._rank.kv_bytes_per_token,
+            broken=self._threads.broken,
+            failures=self._threads.failures,
+        )
 
     def hooks(self) -> list[Hook]:
         """Returns the hooks of this part."""
@@ -70,10 +77,11 @@ class PoolPart:
             ),
             Hook(
                 f"{HYBRID}._page_backup",
-                self.page_written,
-                "after",
-                "SGLang answers a request before its KV is in the pool; the end of each write "
-                "triggers the acknowledgement to the driver.",
+                self.write_pages,
+                "around",
+                "SGLang answers a request before its KV is in the pool, and an error would end its "
+                "thread that writes; the end of each write triggers the acknowledgement to the "
+                "driver.",
             ),
             Hook(
                 f"{CONTROLLER}._page_transfer",
@@ -116,18 +124,24 @@ class PoolPart:
                 "around",
                 "SGLang stores one copy of each page; more copies are stored if configured.",
             ),
+            *self._threads.hooks(),
         ]
 
     def join(self, result: R, controller: SglController, *_: object, **__: object) -> R:
         """Hook after `HybridCacheController.attach_storage_backend`: creates the PoolRank."""
-        self._rank = PoolRank(controller, layout_of(controller))
+        self._rank = PoolRank(controller, layout_of(controller), self._threads)
         return result
 
-    def page_written(self, result: R, controller: object, operation: SglStorageOperation) -> R:
-        """Hook after `HybridCacheController._page_backup`: passes on the last page written."""
+    def write_pages(
+        self,
+        stock: Callable[..., None],
+        controller: SglController,
+        operation: SglStorageOperation,
+    ) -> None:
+        """Hook around `HybridCacheController._page_backup`: passes on the last page written."""
+        self._threads.write(stock, controller, operation)
         if self._rank is not None and operation.hash_value:
             self._rank.written(operation.hash_value[-1])
-        return result
 
     def pages_fetched(
         self, stock: Callable[..., int], controller: SglController, operation: object

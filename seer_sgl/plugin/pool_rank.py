@@ -18,6 +18,7 @@ from seer_sgl.kvpool.namespace import KvLayout
 from seer_sgl.link import messages
 from seer_sgl.link.client import Link, driver_link
 
+from .kv_threads import KvThreads
 from .sglang_types import SglController, SglFileStore, SglMooncakeStore
 
 logger = logging.getLogger(__name__)
@@ -69,9 +70,12 @@ class PageNames:
 class PoolRank:
     """The pool on one rank. Threads of SGLang may call the methods marked `Any thread`."""
 
-    def __init__(self, controller: SglController, layout: KvLayout) -> None:
+    def __init__(
+        self, controller: SglController, layout: KvLayout, threads: KvThreads | None = None
+    ) -> None:
         self.layout = layout
         self._controller = controller
+        self._threads = threads or KvThreads()
         self._page_size = controller.page_size
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._awaited: dict[str, Chain] = {}  # by rid
@@ -158,7 +162,8 @@ class PoolRank:
     def _check(self, chain: Chain) -> None:
         """Sends the acknowledgement if all pages are stored, or if the longest wait is over."""
         try:
-            stored = self._controller.storage_backend.batch_exists(chain.pages)
+            with self._threads.waiting("acknowledgement"):
+                stored = self._controller.storage_backend.batch_exists(chain.pages)
         except Exception:  # any error of a storage backend whose servers are down
             stored = 0
         complete = stored == len(chain.pages)
@@ -180,7 +185,8 @@ class PoolRank:
             self._forgotten[uid] = keep  # pages that are still being written would stay
             return
         pages = self._names.take(uid, keep // self._page_size)
-        remove_pages(self._controller.storage_backend, pages)
+        with self._threads.waiting("release"):
+            remove_pages(self._controller.storage_backend, pages)
 
 
 def remove_pages(backend: object, pages: list[str]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from queue import Queue
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -260,6 +261,22 @@ class SglController(Protocol):
     mem_pool_host: SglHostPool
     mem_pool_device: SglKVPool
     storage_backend: SglStorage
+    prefetch_sync_queue: Queue[Any]
+    prefetch_completion_sync_groups: Sequence[object]
+
+
+class SglPrefetchOperation(Protocol):
+    """sglang.srt.managers.cache_controller.PrefetchOperation"""
+
+    request_id: str
+
+
+class SglPrefetchAck(Protocol):
+    """sglang.srt.managers.cache_controller.PrefetchAck"""
+
+    operation: SglPrefetchOperation
+    completed_tokens: int | None
+    pool_hits: dict[str, int] | None
 
 
 class SglStorageOperation(Protocol):

@@ -21,6 +21,8 @@ ROOMS = {
     "work": "Counters",
     "weights": "Digest of the weights",
     "pool": "KV pool",
+    "kv_threads": "Threads of the KV pool",
+    "page_hash": "Names of pages",
     "stops": "Stop conditions of drafted tokens",
     "ends": "End of an aborted chunk",
     "noise": "Sampling noise",

@@ -10,8 +10,14 @@ from seer_sgl import loopback
 from seer_sgl.config import KvPoolConfig
 from seer_sgl.config.contradictions import POOL_FLAGS
 from seer_sgl.errors import ConfigError
+from seer_sgl.kvpool import hicache
 from seer_sgl.kvpool.hicache import FILE_DIRECTORY, NAMESPACE, REPLICAS, Pool, open_pool
 from seer_sgl.processes import own_address
+
+READS = {
+    "prefetch_timeout_base": hicache.READ_BASE_S,
+    "prefetch_timeout_per_ki_token": hicache.READ_S_PER_KI_TOKEN,
+}
 
 
 def extra_of(pool: Pool) -> dict[str, Any]:
@@ -26,7 +32,9 @@ def test_without_a_pool_an_engine_gets_no_flags() -> None:
 
 
 @pytest.mark.parametrize("backend", ["file", "mooncake"])
-def test_every_pool_writes_all_tokens_through_and_waits_for_what_it_reads(backend: Any) -> None:
+def test_every_pool_writes_all_tokens_through_and_waits_for_a_read_for_a_limited_time(
+    backend: Any,
+) -> None:
     flags = Pool(KvPoolConfig(backend=backend, page_size=16, host_ratio=3.5), "h:1").flags(
         gpu=False
     )
@@ -34,7 +42,7 @@ def test_every_pool_writes_all_tokens_through_and_waits_for_what_it_reads(backen
     assert flags["page-size"] == 16
     assert flags["hicache-ratio"] == 3.5
     assert flags["hicache-write-policy"] == "write_through"
-    assert flags["hicache-storage-prefetch-policy"] == "wait_complete"
+    assert flags["hicache-storage-prefetch-policy"] == "timeout"
     assert flags["enable-hierarchical-cache"] is True
     assert flags["enable-cache-report"] is True
 
@@ -61,6 +69,7 @@ def test_a_mooncake_engine_joins_the_master_and_lends_no_memory() -> None:
     host, _, port = extra.pop("local_hostname").partition(":")
     assert (host, int(port) > 0) == (own_address("10.0.0.1:50051"), True)
     assert extra == {
+        **READS,
         "prefetch_threshold": 16,
         "master_server_address": "10.0.0.1:50051",
         "metadata_server": "P2PHANDSHAKE",
@@ -72,7 +81,10 @@ def test_a_mooncake_engine_joins_the_master_and_lends_no_memory() -> None:
 
 
 def test_a_file_engine_is_told_nothing_of_mooncake() -> None:
-    assert extra_of(Pool(KvPoolConfig(backend="file", page_size=32))) == {"prefetch_threshold": 32}
+    assert extra_of(Pool(KvPoolConfig(backend="file", page_size=32))) == {
+        **READS,
+        "prefetch_threshold": 32,
+    }
 
 
 async def test_a_pool_has_a_namespace_of_its_own_or_the_one_it_was_given(tmp_path: Path) -> None:

@@ -66,16 +66,30 @@ def test_each_hook_has_a_target_of_its_own() -> None:
 def test_without_a_pool_the_hooks_change_nothing() -> None:
     part, nobody = PoolPart(), cast(Any, None)
     assert not part.attached
-    assert part.page_written("done", None, SimpleNamespace(hash_value=["p"])) == "done"
+    part.write_pages(lambda *_: None, nobody, SimpleNamespace(hash_value=["p"]))
     assert part.call_finished("done", nobody, nobody, up_to=1) == "done"
     assert part.pages_fetched(lambda *_: 99, SimpleNamespace(page_size=PAGE), "operation") == 99
     assert part.report() is None
 
 
 def test_the_last_page_of_a_written_run_is_passed_on(rank: FakeRank, attached: PoolPart) -> None:
+    nobody, done = cast(Any, None), list[object]()
     for pages in (["a", "b"], [], None, ["c"]):
-        assert attached.page_written("done", None, SimpleNamespace(hash_value=pages)) == "done"
+        written: Any = SimpleNamespace(hash_value=pages)
+        attached.write_pages(lambda _, operation: done.append(operation), nobody, written)
     assert rank.pages == ["b", "c"]
+    assert len(done) == 4
+
+
+def test_a_write_that_fails_is_checked_like_any_other(rank: FakeRank, attached: PoolPart) -> None:
+    def fail(*_: object) -> None:
+        raise OSError
+
+    attached.write_pages(fail, cast(Any, None), cast(Any, SimpleNamespace(hash_value=["a"])))
+    assert rank.pages == ["a"]
+    report = attached.report()
+    assert report is not None
+    assert (report.failures, report.broken) == (1, None)
 
 
 def test_a_fetch_that_is_long_enough_gives_a_rate(

@@ -1,0 +1,196 @@
+"""SGLang's threads for the KV pool: an error costs one operation, and a dead thread is reported.
+
+Stock SGLang catches nothing in these threads. After an error in the thread of the reads, every
+later read waits for ever, and so does its request.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .hook import CONTROLLER, HYBRID, Hook
+from .sglang_types import SglController, SglPrefetchAck, SglPrefetchOperation, SglStorageOperation
+
+logger = logging.getLogger(__name__)
+
+# A call of the pool that takes longer will not return. Mooncake's own limits are below: an object's
+# lease and a dead store node take 10 s.
+STUCK_S = 60.0
+THREADS = {
+    f"{CONTROLLER}.prefetch_thread_func": "lookup",
+    f"{CONTROLLER}.prefetch_io_aux_func": "read",
+    f"{HYBRID}.prefetch_sync_thread_func": "sync",
+    f"{HYBRID}.backup_thread_func": "write",
+}
+
+
+class KvThreads:
+    """The hooks around the work of the threads, and what they have seen."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.failures = 0  # operations that ended with an error
+        self._clock = clock
+        self._dead: str | None = None  # the first thread that ended, and why
+        # Calls of the pool by name and thread: since when.
+        self._under_way: dict[tuple[str, int], float] = {}
+
+    @property
+    def broken(self) -> str | None:
+        """Why the engine's KV pool does not work any more; None while it works."""
+        if self._dead is not None:
+            return self._dead
+        now = self._clock()
+        for (name, _), since in list(self._under_way.items()):
+            if now - since > STUCK_S:
+                return f"the KV thread `{name}` has waited for the pool for {now - since:.0f} s"
+        return None
+
+    def hooks(self) -> list[Hook]:
+        """Returns the hooks of this part."""
+        error = "An error of the storage backend would end SGLang's thread"
+        return [
+            Hook(
+                f"{HYBRID}._storage_hit_query",
+                self.look_up,
+                "around",
+                f"{error} that looks pages up; it is a miss instead.",
+            ),
+            Hook(
+                f"{CONTROLLER}._page_transfer_kv_batch",
+                self.read,
+                "around",
+                f"{error} that reads pages; it is a miss instead.",
+            ),
+            Hook(
+                f"{HYBRID}._page_transfer_sidecar",
+                self.read_sidecars,
+                "around",
+                f"{error} that reads pages; the layers with a cache of their own miss instead.",
+            ),
+            Hook(
+                f"{HYBRID}._reduce_prefetch_ack",
+                self.agree,
+                "around",
+                "An error would end SGLang's thread that collects the progress of reads; with one "
+                "rank, the progress counts as none instead.",
+            ),
+            *(
+                Hook(
+                    target,
+                    self._watched(name),
+                    "around",
+                    "SGLang does not notice the end of this thread; the plugin reports it.",
+                )
+                for target, name in THREADS.items()
+            ),
+        ]
+
+    @contextlib.contextmanager
+    def waiting(self, name: str) -> Iterator[None]:
+        """Marks a call of the pool as under way. `name`: of the thread that waits for it."""
+        call = name, threading.get_ident()
+        self._under_way[call] = self._clock()
+        try:
+            yield
+        finally:
+            del self._under_way[call]
+
+    def look_up(
+        self,
+        stock: Callable[..., tuple[list[str], int]],
+        controller: SglController,
+        operation: SglPrefetchOperation,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[list[str], int]:
+        """Hook around `_storage_hit_query`: returns the page names found, and their tokens."""
+        with self._guarded("lookup", operation):
+            return stock(controller, operation, *args, **kwargs)
+        return [], 0
+
+    def read(
+        self,
+        stock: Callable[..., int],
+        controller: SglController,
+        operation: SglPrefetchOperation,
+        *args: Any,
+        **kwargs: Any,
+    ) -> int:
+        """Hook around `_page_transfer_kv_batch`: returns the number of pages read."""
+        with self._guarded("read", operation):
+            return stock(controller, operation, *args, **kwargs)
+        return 0
+
+    def read_sidecars(
+        self,
+        stock: Callable[..., None],
+        controller: SglController,
+        operation: SglPrefetchOperation,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Hook around `_page_transfer_sidecar`: reports a miss of all if SGLang could not report.
+
+        The ranks of an engine must report equally often.
+        """
+        with self._guarded("read", operation):
+            stock(controller, operation, *args, **kwargs)
+            return
+        from sglang.srt.managers.cache_controller import PrefetchAck
+
+        controller.prefetch_sync_queue.put(
+            PrefetchAck(rid=operation.request_id, operation=operation, pool_hits={})
+        )
+
+    def write(
+        self,
+        stock: Callable[..., None],
+        controller: SglController,
+        operation: SglStorageOperation,
+    ) -> None:
+        """Part of the hook around `_page_backup`: what was written before an error stays."""
+        with self._guarded("write", operation):
+            stock(controller, operation)
+
+    def agree(
+        self, stock: Callable[..., None], controller: SglController, ack: SglPrefetchAck
+    ) -> None:
+        """Hook around `_reduce_prefetch_ack`. Ranks that disagree would use different KV, so with
+        several ranks the error ends the thread."""
+        if controller.prefetch_completion_sync_groups:
+            stock(controller, ack)
+            return
+        with self._guarded("sync", ack.operation):
+            stock(controller, ack)
+            return
+        ack.completed_tokens = ack.pool_hits = None
+
+    @contextlib.contextmanager
+    def _guarded(self, name: str, operation: object) -> Iterator[None]:
+        """Logs an error of the block and goes on behind it."""
+        try:
+            with self.waiting(name):
+                yield
+        except Exception as error:
+            self.failures += 1
+            if self.failures & (self.failures - 1) == 0:  # the 1st, 2nd, 4th, ...
+                logger.exception(
+                    "seer-sgl: KV pool: `%s` failed (%d failures so far): %r",
+                    name,
+                    self.failures,
+                    error,
+                )
+
+    def _watched(self, name: str) -> Callable[..., None]:
+        def run(stock: Callable[..., None], controller: SglController) -> None:
+            try:
+                stock(controller)
+            except BaseException as error:
+                self._dead = self._dead or f"the KV thread `{name}` ended: {error!r}"
+                logger.critical("seer-sgl: %s", self._dead)
+                raise
+
+        return run
