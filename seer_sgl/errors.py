@@ -13,6 +13,7 @@ SeerError
 │   ├── EngineUnavailable   connection, HTTP status: another engine can run the chunk
 │   │   ├── EngineDied      its server has ended: each of its chunks may be the cause
 │   │   ├── StartedAgain    another server answers at its address
+│   │   ├── EngineBroken    a part of it has failed for good: it needs a restart
 │   │   ├── BadReply        an unreadable or impossible reply
 │   │   └── ChunkAborted    aborted by another client, and it cannot be continued
 │   ├── ChunkInterrupted    the driver took it back (stuck engine, lost reply, group given up)
@@ -110,6 +111,10 @@ class EngineDied(EngineUnavailable):
 
 class StartedAgain(EngineUnavailable):
     """Another server answers at the engine's URL."""
+
+
+class EngineBroken(EngineUnavailable):
+    """The engine reports that a part of it works no more; its chunks may still end well."""
 
 
 class BadReply(EngineUnavailable):

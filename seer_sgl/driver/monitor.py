@@ -10,7 +10,7 @@ virtual machine), the clock would show a long silence of healthy engines.
 import asyncio
 import logging
 
-from seer_sgl.errors import EngineError, RolloutError, StartedAgain
+from seer_sgl.errors import EngineBroken, EngineError, RolloutError, StartedAgain
 from seer_sgl.scheduling.placement import EngineSlot
 from seer_sgl.types import ServerPhase, WrongWeights
 
@@ -117,6 +117,7 @@ class Monitor:
             self._awake_s += self._poll_s
             self._control.elapsed(self._poll_s)
             for watched in self._watched.values():
+                watched.end_if_broken(self._control.paused)
                 watched.end_if_hung(self._awake_s, self._control.paused)
             self._follow_weights()
             self._require_serving()
@@ -168,6 +169,7 @@ class Monitor:
             watched.started_elsewhere(str(error))
         elif expected:
             health.failed(str(error))
+            watched.broken |= isinstance(error, EngineBroken)
         if slot.available:
             self._control.set_available(slot.engine_id, False)
 

@@ -33,6 +33,7 @@ class Watched:
         self.seen: tuple[Any, ...] = ()  # its last progress: no answer is no progress
         self.version = engine.info.weight_version
         self.task: asyncio.Task[None] | None = None
+        self.broken = False  # it needs a restart
         self._starts = engine.server.starts
         self._restored: tuple[int, str | None] | None = None  # start and weights of the last try
         self._logged = False  # that it is out
@@ -66,6 +67,13 @@ class Watched:
         suspect = self.health.state is State.SUSPECT and not paused
         if self._hung.stalled(now, int(suspect), ()):
             self.engine.end_server(f"it hung: {self.health.why}")
+
+    def end_if_broken(self, paused: bool) -> None:
+        """Has the server of a broken engine started again once its last chunk has ended."""
+        self.broken &= self.health.state is State.SUSPECT  # until another server answers
+        if self.broken and not self.slot.inflight and not paused:
+            self.broken = False
+            self.engine.end_server(self.health.why)
 
     def started_elsewhere(self, why: str) -> None:
         """Records that another server answers, once until it serves."""

@@ -14,6 +14,7 @@ import msgspec
 
 from seer_sgl.errors import (
     BadReply,
+    EngineBroken,
     EngineDied,
     EngineError,
     EngineStartError,
@@ -137,10 +138,13 @@ class HttpEngine:
         return self._info
 
     async def _keep_up(self) -> None:
-        """Refreshes `info`. Raises StartedAgain only: other failures show in the next call."""
+        """Refreshes `info`. Other failures than these show in the next call.
+
+        Raises StartedAgain and EngineBroken.
+        """
         try:
             await self.refresh()
-        except StartedAgain:
+        except (StartedAgain, EngineBroken):
             raise
         except EngineUnavailable:
             return

@@ -6,7 +6,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from seer_sgl.errors import EngineStartError, EngineUnavailable
+from seer_sgl.errors import EngineBroken, EngineStartError, EngineUnavailable
 from seer_sgl.link import contract
 from seer_sgl.types import EngineInfo
 
@@ -27,8 +27,8 @@ MAX_MESSAGE = 500  # characters of a server's explanation
 async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> EngineInfo:
     """Returns the description of a server from its `/server_info` and `/model_info`.
 
-    Raises EngineUnavailable if it does not answer like SGLang (yet), and EngineStartError if its
-    configuration is not supported.
+    Raises EngineUnavailable if it does not answer like SGLang (yet), EngineBroken if it needs a
+    restart, and EngineStartError if its configuration is not supported.
     """
     name = f"engine {engine_id} ({url})"
     body = await _get(session, engine_id, url, "/server_info")
@@ -71,6 +71,8 @@ def described(
     if plugin is not None and problem is not None:  # a stock server needs no plugin
         raise EngineStartError(f"{name}: {problem}")
     pool, draft = plugin.pool if plugin else None, contract.DraftReport()
+    if pool is not None and pool.broken is not None:
+        raise EngineBroken(f"{name}: {one_line(pool.broken)}", engine_id=engine_id)
     if plugin is not None and plugin.draft != contract.NULL:
         draft = decode_control(
             plugin.draft, contract.DraftReport, f"{name}: the plugin on drafting"

@@ -15,7 +15,7 @@ from seer_sgl import Rollout, restarts
 from seer_sgl.config import parse
 from seer_sgl.driver import monitor
 from seer_sgl.driver.health import State
-from seer_sgl.engine import keeper
+from seer_sgl.engine import client, keeper
 from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.engine.launch import process
 from seer_sgl.errors import RolloutError
@@ -154,6 +154,28 @@ async def test_an_engine_that_hangs_for_good_is_started_again(
     assert started(starts, url) == 2
     assert hung["engines"][1]["lost_chunks"] == hung["lost_chunks"] > 0
     again = "engine e1 is being started again: it hung: "
+    assert any(line.startswith(again) for line in log_lines)
+
+
+async def test_an_engine_whose_kv_pool_broke_ends_its_chunks_and_is_started_again(
+    model: Path, tmp_path: Path, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "REFRESH_EVERY_S", 0.5)
+    starts = tmp_path / "starts"
+    async with rolling(config(model, starts), tmp_path) as rollout:
+        url = rollout.engines[1].url
+        running = asyncio.create_task(all_groups(rollout))
+        await until(lambda: rollout.driver.in_flight("e1"))
+        broken = starts / f"{url.rpartition(':')[2]}.kv"
+        broken.write_text("the KV thread `read` ended: OSError('gone')")
+        check(await running)
+        report = rollout.report()
+        await until(lambda: started(starts, url) == 2)
+        await until(lambda: rollout.driver.available("e1"))
+        check(await all_groups(rollout))
+    assert started(starts, url) == 2
+    assert report["lost_chunks"] == 0
+    again = f"engine e1 is being started again: engine e1 ({url}): the KV thread `read` ended"
     assert any(line.startswith(again) for line in log_lines)
 
 
