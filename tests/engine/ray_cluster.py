@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from seer_sgl.engine.launch.ray_cluster import KEEP_DEVICES, ON_LOOPBACK
@@ -82,7 +83,12 @@ def main() -> None:
     from ray.cluster_utils import Cluster
 
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        _serve(Cluster, {**NODE, "temp_dir": folder})
+        # Whatever `temp_dir` is, Ray writes the address of the cluster into this folder, and does
+        # not create it.
+        os.environ["RAY_TMPDIR"] = folder
+        temporary = Path(folder) / "ray"
+        temporary.mkdir()
+        _serve(Cluster, {**NODE, "temp_dir": str(temporary)})
 
 
 def _serve(kind: Any, node: dict[str, Any]) -> None:
