@@ -68,7 +68,8 @@ class ChatFake(FakeSGLang):
         if not text.startswith("<think>"):
             return web.json_response({"reasoning_text": "", "text": text})
         words = text.removeprefix("<think>").split()
-        return web.json_response({"reasoning_text": words[0], "text": " ".join(words[1:])})
+        reasoning, rest = " ".join(words[:1]), " ".join(words[1:])
+        return web.json_response({"reasoning_text": reasoning, "text": rest})
 
     async def undivided(self, http: web.Request) -> web.Response:
         body = await self._receive(http)
