@@ -398,14 +398,16 @@ class EngineWork(msgspec.Struct, frozen=True, kw_only=True):
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's load at one time (SGLang `/v1/loads`). `progress` changes while it works.
 
-    `running` and `queued`: requests of all clients; queued ones wait inside the engine, new or
-    preempted. `requests`: both together; None if SGLang does not count all of them.
+    Requests of all clients wait inside the engine, new or preempted: `queued` ones for a slot or
+    for free KV, `kv_waiting` ones until their KV is read from the pool, although there is room.
+    `requests`: all of them and the running ones; None if SGLang does not count all of them.
     """
 
     used_tokens: int
     progress: tuple[Any, ...]
     running: int = 0
     queued: int = 0
+    kv_waiting: int = 0
     requests: int | None = None
     prefilled_tokens: int = 0  # since the engine started
 

@@ -76,6 +76,7 @@ class FakeSGLang(FakeControl):
     foreign_tokens: int = 0  # KV tokens of other clients
     foreign_requests: int = 0  # running requests of other clients
     queued_requests: int = 0
+    foreign_reads: int = 0  # of them: wait for KV, although there is room
     peak_running: int = 0
     steps: int = 0
     decodes_on: bool = False  # its decode steps advance with every poll, without any reply
@@ -314,6 +315,7 @@ class FakeSGLang(FakeControl):
         entry = {
             "num_running_reqs": self.running + self.foreign_requests,
             "num_waiting_reqs": self.queued_requests,
+            "disaggregation": {"decode_transfer_queue_reqs": self.foreign_reads},
             "num_used_tokens": 10 * self.running + self.foreign_tokens,
             "decode_moments": [float(self.steps + self.foreign_steps)],
         }

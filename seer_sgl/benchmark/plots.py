@@ -45,7 +45,8 @@ def draw_pair(pair: Pair, path: Path) -> list[Path]:
         axis.set_xlim(0, max(lanes.wall_s for lanes, _, _ in halves))
         axis.set_ylim(0, 1.08 * max(lanes.most for lanes, _, _ in halves))
         axis.set_xlabel("seconds since the rollout began; height: requests on the engine")
-        lanes_legend(figure, MUTED)
+        waiting = any(lanes.kv_waiting for lanes in (pair.baseline, pair.seer))
+        lanes_legend(figure, MUTED, kv_waiting=waiting)
         return save(figure, path)
 
 

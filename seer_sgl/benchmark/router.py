@@ -54,6 +54,7 @@ class RoutedEngine(HttpEngine):
             progress=tuple(load.progress for load in loads),
             running=sum(load.running for load in loads),
             queued=sum(load.queued for load in loads),
+            kv_waiting=sum(load.kv_waiting for load in loads),
         )
 
     @override

@@ -27,6 +27,10 @@ class Engine(Protocol):
     async def load(self) -> EngineLoad:
         """Returns the current load of the engine."""
 
+    async def waiting(self) -> Sequence[str]:
+        """Returns the ids of the queued requests that wait for their KV from the pool."""
+        return ()
+
     async def problem(self, weight_version: str | None = None) -> str | None:
         """Returns the reason why the engine cannot serve; None if it generates and is unchanged.
 

@@ -6,7 +6,7 @@ a stuck engine by its progress instead (driver/monitor.py).
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -265,7 +265,8 @@ class HttpEngine:
             used_tokens=_total(load.num_used_tokens for load in loads),
             progress=tuple(load.progress for load in loads),
             running=_total(load.num_running_reqs for load in loads),
-            queued=_total(load.num_waiting_reqs or 0 for load in loads),
+            queued=_total((load.num_waiting_reqs or 0) - load.kv_waiting for load in loads),
+            kv_waiting=_total(load.kv_waiting for load in loads),
             requests=sum(requests) if counted else None,
             prefilled_tokens=sum(load.total_prefill_uncached_tokens for load in loads),
         )
@@ -288,6 +289,14 @@ class HttpEngine:
         """
         plugin = await self._plugin()
         return None if plugin is None else plugin.work
+
+    async def waiting(self) -> Sequence[str]:
+        """Returns the ids of the queued requests that wait for their KV; none for a stock server.
+
+        Raises EngineUnavailable or RequestRejected.
+        """
+        plugin = await self._plugin()
+        return () if plugin is None else plugin.waiting
 
     async def flush(self) -> None:
         """Drops all cached KV on the server, but not in the pool.

@@ -79,6 +79,12 @@ class _Reply(msgspec.Struct):
     meta_info: Meta
 
 
+class _Transfers(msgspec.Struct):
+    """Requests whose KV is under way: with our plugin, from the pool (plugin/kv_waits.py)."""
+
+    decode_transfer_queue_reqs: int = 0
+
+
 class LoadEntry(msgspec.Struct):
     """One data-parallel rank of `/v1/loads`."""
 
@@ -87,6 +93,7 @@ class LoadEntry(msgspec.Struct):
     num_used_tokens: int = 0
     total_prefill_uncached_tokens: int = 0
     decode_moments: list[float] | None = None
+    disaggregation: _Transfers | None = None
 
     @property
     def progress(self) -> tuple[Any, ...]:
@@ -100,6 +107,14 @@ class LoadEntry(msgspec.Struct):
             self.total_prefill_uncached_tokens,
             self.decode_moments,
         )
+
+    @property
+    def kv_waiting(self) -> int:
+        """Waiting requests that wait for their KV and not for room."""
+        under_way = (
+            0 if self.disaggregation is None else (self.disaggregation.decode_transfer_queue_reqs)
+        )
+        return max(0, min(under_way, self.num_waiting_reqs or 0))
 
     @property
     def requests(self) -> int | None:

@@ -77,7 +77,8 @@ class PluginReport(msgspec.Struct):
     `missing`: the SGLang names that it could not hook. `instance`: a name for this start of the
     server. `weights`: a name for the loaded weights. `vocab_size`: the width of the logits.
     `draft`: a DraftReport and counters (report/draft_report.py), or null. `inexact`: the reason why
-    division or drafts can change the rounding of the engine's steps; None: they cannot.
+    division or drafts can change the rounding of the engine's steps; None: they cannot. `waiting`:
+    the ids of queued requests that wait for their KV from the pool although there is room.
     """
 
     version: str
@@ -90,6 +91,7 @@ class PluginReport(msgspec.Struct):
     draft: msgspec.Raw = NULL
     inexact: str | None = "the plugin does not report whether its steps round alike"
     work: EngineWork | None = None
+    waiting: list[str] = []
 
 
 def problem(missing: Sequence[Sequence[str] | None]) -> str | None:

@@ -25,6 +25,7 @@ class Hook(NamedTuple):
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 REQ = "sglang.srt.managers.schedule_batch.Req"
+LOADS = "sglang.srt.managers.scheduler_components.load_inquirer.SchedulerLoadInquirer"
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
 HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"

@@ -12,7 +12,7 @@ import msgspec
 
 from seer_sgl.link import contract
 
-from . import cpu, ends, noise, page_hash, penalties, ports, secrets, stops
+from . import cpu, ends, kv_waits, noise, page_hash, penalties, ports, secrets, stops
 from .drafting import DraftStatus
 from .hook import SCHEDULER, Hook
 from .pool import PoolPart
@@ -43,6 +43,7 @@ class Plugin:
                 "`/server_info` shows which hooks are in place.",
             ),
             *self._work.hooks(),
+            *kv_waits.hooks(),
             *self._weights.hooks(),
             *self._pool.hooks(),
             *page_hash.hooks(),
@@ -81,6 +82,7 @@ class Plugin:
             draft=msgspec.Raw(msgspec.json.encode(self._drafting.report())),
             inexact=None if self._on_cpu else self._drafting.inexact,
             work=self._work.report(scheduler),
+            waiting=kv_waits.waiting(scheduler),
         )
 
     def add_report(

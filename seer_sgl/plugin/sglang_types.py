@@ -164,6 +164,7 @@ class SglScheduleBatch(Protocol):
     top_logprobs_nums: list[int] | None
     token_ids_logprobs: list[list[int]] | None
     extend_lens: list[int] | None
+    batch_is_full: bool
     launch_ts: float | None
     seer_count: Callable[[SglScheduleBatch], None] | None  # the delayed count of penalties
 
@@ -205,12 +206,39 @@ class SglScheduler(Protocol):
     device: str
     forward_ct: int
     waiting_queue: list[SglReq]
+    running_batch: SglScheduleBatch
     chunked_req: SglReq | None
     result_queue: deque[Any]
     tree_cache: SglRadixCache
     weight_updater: SglWeightUpdater
 
     def collect_inflight_reqs(self) -> set[SglReq]: ...
+
+
+class SglPoolStats(Protocol):
+    """sglang.srt.managers.scheduler_components.pool_stats_observer.SchedulerPoolStatsObserver"""
+
+    tree_cache: SglRadixCache
+
+
+class SglLoadInquirer(Protocol):
+    """sglang.srt.managers.scheduler_components.load_inquirer.SchedulerLoadInquirer"""
+
+    pool_stats_observer: SglPoolStats
+    get_running_batch: Callable[[], SglScheduleBatch]
+    get_waiting_queue: Callable[[], list[SglReq]]
+
+
+class SglTransferCounts(Protocol):
+    """sglang.srt.managers.load_snapshot.DisaggregationMetrics"""
+
+    decode_transfer_queue_reqs: int
+
+
+class SglLoadSnapshot(Protocol):
+    """sglang.srt.managers.load_snapshot.LoadSnapshot"""
+
+    disaggregation: SglTransferCounts | None
 
 
 class SglInternalState(Protocol):

@@ -52,8 +52,13 @@ class EngineCounts:
 
     @property
     def queued(self) -> int:
-        """Requests in its queue, of all its clients."""
+        """Requests in its queue that wait for room, of all its clients."""
         return 0 if self.load is None else self.load.queued
+
+    @property
+    def kv_waiting(self) -> int:
+        """Requests in its queue that wait for KV from the pool, although there is room."""
+        return 0 if self.load is None else self.load.kv_waiting
 
 
 class FleetCounts(Observer):

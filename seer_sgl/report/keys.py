@@ -35,6 +35,11 @@ KEYS: Mapping[str, str] = {
     "cached_tokens.host": "input tokens found in the engine's host memory",
     "cached_tokens.storage": "input tokens read from the pool",
     "recomputed_tokens": "tokens of continuations that were prefilled again",
+    "kv_wait_s": (
+        "request-seconds in engines' queues that were not for room: the engine had a free slot and "
+        "free KV, and the request's KV was being read from the pool; counted at the polls of the "
+        "engines, two per second"
+    ),
     "retractions": "preemptions by SGLang; a request may have several",
     "accept_length": "mean tokens per verification; null without speculative decoding",
     "finish_reasons.*": "samples by finish reason: `stop`, `length`, `abort`",
@@ -106,7 +111,8 @@ KEYS: Mapping[str, str] = {
     "engines[].mean_inflight": "mean chunks in flight",
     "engines[].max_inflight": "most chunks in flight",
     "engines[].mean_running": "mean requests in its batch, those of other clients included",
-    "engines[].mean_queued": "mean requests in its queue, new or preempted",
+    "engines[].mean_queued": "mean requests in its queue, new or preempted, that wait for room",
+    "engines[].kv_wait_s": "request-seconds in its queue for KV, as above",
     "engines[].states[]": "one entry at the start, and one per change of its state",
     "engines[].states[].at_s": "seconds since the rollout began",
     "engines[].states[].state": (

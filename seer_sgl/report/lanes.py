@@ -1,11 +1,12 @@
 """Running and queued requests of each engine over time: sampled from a record, and drawn.
 
-A few engines are lanes: running requests solid, queued ones hatched on top of them. Many engines
-are rows of a map from white (idle) to dark (full), hatched while requests are queued.
+A few engines are lanes: running requests solid, queued ones hatched on top of them, requests that
+wait for KV dotted between them. Many engines are rows of a map from white (idle) to dark (full),
+hatched while requests are queued, dotted while requests wait for KV.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from .recorder import EngineRecord, Recorder
 from .report import tail_begin
-from .style import DASHES, HATCH, INK, MUTED, PAPER, TAIL, idle_to_full
+from .style import DASHES, DOTS, HATCH, INK, KV, MUTED, PAPER, TAIL, idle_to_full
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -29,12 +30,16 @@ Series = NDArray[np.float64]
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine: requests of all clients and the share of its KV capacity in use, by cell."""
+    """One engine: requests of all clients and the share of its KV capacity in use, by cell.
+
+    `queued` requests wait for room, `kv_waiting` ones for KV; empty: none at any time.
+    """
 
     engine_id: str
     running: list[float]
     queued: list[float]
     kv: list[float]
+    kv_waiting: list[float] = []
 
 
 class Lanes(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +67,15 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most(self) -> float:
-        """The most requests on an engine at one time, running or queued; at least 1."""
-        return max((float(sum(at)) for lane in self.engines for at in _both(lane)), default=1) or 1
+        """The most requests on an engine at one time, running or waiting; at least 1."""
+        return (
+            max((float(sum(at)) for lane in self.engines for at in _counts(lane)), default=1) or 1
+        )
+
+    @property
+    def kv_waiting(self) -> bool:
+        """Whether requests waited for KV."""
+        return any(any(lane.kv_waiting) for lane in self.engines)
 
     @property
     def most_running(self) -> float:
@@ -71,17 +83,21 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True):
         return max((max(lane.running, default=0.0) for lane in self.engines), default=1) or 1
 
 
-def _both(lane: Lane) -> Iterator[tuple[float, float]]:
-    return zip(lane.running, lane.queued, strict=True)
+def _counts(lane: Lane) -> Iterator[tuple[float, float, float]]:
+    """Yields the running requests of each cell, those that wait for KV, and the queued ones."""
+    waiting = lane.kv_waiting or [0.0] * len(lane.running)
+    return zip(lane.running, waiting, lane.queued, strict=True)
 
 
 def _lane(engine: EngineRecord, times: Series) -> Lane:
     kv = nearest(engine.load_at, engine.used_tokens, times) / engine.info.max_total_num_tokens
+    waiting = nearest(engine.load_at, engine.kv_waiting, times) if any(engine.kv_waiting) else None
     return Lane(
         engine_id=engine.info.engine_id,
         running=nearest(engine.load_at, engine.running, times).tolist(),
         queued=nearest(engine.load_at, engine.queued, times).tolist(),
         kv=kv.round(4).tolist(),
+        kv_waiting=[] if waiting is None else waiting.tolist(),
     )
 
 
@@ -102,24 +118,29 @@ def nearest(polled_at: Sequence[float], values: Sequence[float], times: Series) 
 
 
 def draw_lane(axis: "Axes", lanes: Lanes, lane: Lane, colour: str) -> None:
-    """Draws one engine: running requests solid, queued ones hatched on top."""
-    counts = np.array([lane.running, lane.queued])
+    """Draws one engine: running requests solid, requests that wait for KV dotted on top of them,
+    queued ones hatched above."""
+    counts = np.array(list(_counts(lane))).T
     changes = np.flatnonzero(np.diff(counts, axis=1).any(axis=0)) + 1  # a step per change
     edges = np.concatenate(([0], changes, [counts.shape[1]])) * lanes.wall_s / counts.shape[1]
-    running, queued = counts[:, np.concatenate(([0], changes))]
+    running, waiting, queued = counts[:, np.concatenate(([0], changes))]
     axis.stairs(running, edges, fill=True, color=colour)
-    if queued.any():
-        axis.stairs(
-            running + queued,
-            edges,
-            baseline=running,
-            fill=True,
-            facecolor="white",
-            edgecolor=colour,
-            hatch=HATCH,
-            lw=0,
-        )
+    base = running
+    for part, marks in ((waiting, _dots()), (queued, _stripes(colour))):
+        if part.any():
+            axis.stairs(base + part, edges, baseline=base, fill=True, **marks)
+        base = base + part
     axis.set_ylabel(lane.engine_id, rotation=0, ha="right", va="center", color=INK)
+
+
+def _stripes(colour: str) -> dict[str, Any]:
+    """Returns how queued requests are drawn."""
+    return {"facecolor": "white", "edgecolor": colour, "hatch": HATCH, "lw": 0}
+
+
+def _dots() -> dict[str, Any]:
+    """Returns how requests that wait for KV are drawn."""
+    return {"facecolor": "white", "edgecolor": KV, "hatch": DOTS, "lw": 0}
 
 
 def shade_tail(axis: "Axes", lanes: Lanes) -> None:
@@ -128,17 +149,23 @@ def shade_tail(axis: "Axes", lanes: Lanes) -> None:
     axis.axvline(lanes.wall_s, color=MUTED, lw=1.4)
 
 
-def lanes_legend(figure: "Figure", colour: str, *others: "Artist") -> None:
-    """Explains lanes of a colour below them, and the `others` by their labels."""
+def lanes_legend(
+    figure: "Figure", colour: str, *others: "Artist", kv_waiting: bool = False
+) -> None:
+    """Explains lanes of a colour below them, and the `others` by their labels. `kv_waiting`:
+    requests wait for KV in them."""
     from matplotlib.patches import Patch
 
+    waiting = [Patch(**_dots(), label="requests that wait for KV")] if kv_waiting else []
     handles = [
         Patch(color=colour, label="running requests"),
-        Patch(facecolor="white", edgecolor=colour, hatch=HATCH, lw=0, label="queued requests"),
+        Patch(**_stripes(colour), label="queued requests"),
+        *waiting,
         *others,
         Patch(color=TAIL, label="tail: last 10 % of the requests"),
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    ncols = 3 if waiting else len(handles)  # five are wider than the picture
+    figure.legend(handles=handles, loc="outside lower center", ncols=ncols)
 
 
 def draw_map(axis: "Axes", lanes: Lanes, full: float) -> "AxesImage":
@@ -147,11 +174,12 @@ def draw_map(axis: "Axes", lanes: Lanes, full: float) -> "AxesImage":
     axis.axvline(lanes.tail_at, color=PAPER, lw=1.6, ls=DASHES)
     axis.axvline(lanes.wall_s, color=PAPER, lw=1.6)
     for row, lane in enumerate(lanes.engines, 1):
-        spans = spans_above_zero(lane.queued, lanes.wall_s)
-        if spans:
-            axis.broken_barh(
-                spans, (row - 0.5, 1), facecolor="none", edgecolor="white", hatch=HATCH, lw=0
-            )
+        for counts, hatch in ((lane.queued, HATCH), (lane.kv_waiting, DOTS)):
+            spans = spans_above_zero(counts, lanes.wall_s)
+            if spans:
+                axis.broken_barh(
+                    spans, (row - 0.5, 1), facecolor="none", edgecolor="white", hatch=hatch, lw=0
+                )
     return image
 
 

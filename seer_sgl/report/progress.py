@@ -100,7 +100,8 @@ class Progress(LiveCounts):
 
 
 def _doing(engine: EngineCounts) -> str:
-    return f"{engine.running} running, {engine.queued} queued, KV {engine.kv_share:.0%}"
+    waiting = f"{engine.kv_waiting} wait for KV, " if engine.kv_waiting else ""
+    return f"{engine.running} running, {engine.queued} queued, {waiting}KV {engine.kv_share:.0%}"
 
 
 def _done(engine: EngineCounts) -> str:

@@ -28,6 +28,8 @@ from seer_sgl.types import (
     Sample,
 )
 
+LONGEST_POLL_S = 15.0  # a poll without an answer takes 10 s; beyond that, the engine was out
+
 
 class EngineRecord:
     """The record of one engine.
@@ -45,10 +47,12 @@ class EngineRecord:
         self.inflight = 0
         self.inflight_at = array("d")
         self.inflight_count = array("i")
-        self.load_at = array("d")  # the three series below; the engine counts all its clients
+        self.load_at = array("d")  # the four series below; the engine counts all its clients
         self.used_tokens = array("q")
         self.running = array("q")
-        self.queued = array("q")  # requests that wait inside the engine
+        self.queued = array("q")  # requests that wait for room inside the engine
+        self.kv_waiting = array("q")  # requests that wait there for KV, although there is room
+        self.kv_wait_s = 0.0  # the time that they waited so, request-seconds
         self.states: list[tuple[float, State, str]] = []  # changes: seconds, state, reason
 
     def step(self, now: float, change: int) -> None:
@@ -189,8 +193,11 @@ class Recorder(Observer):
 
     @override
     def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
-        engine = self.engines[engine_id]
-        engine.load_at.append(now - self.started_at)
+        engine, at = self.engines[engine_id], now - self.started_at
+        if engine.load_at:
+            engine.kv_wait_s += load.kv_waiting * min(at - engine.load_at[-1], LONGEST_POLL_S)
+        engine.load_at.append(at)
         engine.used_tokens.append(load.used_tokens)
         engine.running.append(load.running)
         engine.queued.append(load.queued)
+        engine.kv_waiting.append(load.kv_waiting)

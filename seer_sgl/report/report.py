@@ -56,6 +56,7 @@ def report(record: Recorder) -> dict[str, Any]:
         "unstored_chunks": record.unstored,
         "cached_tokens": {tier: record.cached[tier] for tier in ("device", "host", "storage")},
         "recomputed_tokens": record.recomputed_tokens,
+        "kv_wait_s": round(sum(engine.kv_wait_s for engine in record.engines.values()), 3),
         "retractions": sum(engine.retractions for engine in record.engines.values()),
         "accept_length": None if speculated is None else round(speculated, 3),
         "finish_reasons": dict(record.finish_reasons),
@@ -99,6 +100,7 @@ def _engine(engine: EngineRecord, wall_s: float, begun_s: float) -> dict[str, An
         "max_inflight": max(engine.inflight_count, default=0),
         "mean_running": _mean(engine.running),
         "mean_queued": _mean(engine.queued),
+        "kv_wait_s": round(engine.kv_wait_s, 3),
         "states": [
             {"at_s": round(max(0.0, at), 3), "state": state.value, "why": why}
             for at, state, why in engine.states

@@ -41,6 +41,7 @@ TAIL: Final = "#f5ecd7"  # the ground of a rollout's tail
 
 DASHES: Final = (0, (4, 3))
 HATCH: Final = "////"  # queued requests; running ones are solid
+DOTS: Final = "...."  # requests that wait for KV
 
 # Points. A picture is shown at two thirds of its size or less, so nothing is smaller than SMALL.
 SMALL: Final = 11

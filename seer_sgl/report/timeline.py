@@ -31,7 +31,8 @@ def draw_timeline(record: Recorder, path: Path) -> list[Path]:
         axes: list[Axes] = [*figure.subplots(panels + 1, 1, sharex=True, squeeze=False)[:, 0]]
         if few:
             _draw_lanes(axes[:panels], lanes)
-            lanes_legend(figure, OURS, Line2D([], [], color=KV, label="KV cache in use"))
+            cache = Line2D([], [], color=KV, label="KV cache in use")
+            lanes_legend(figure, OURS, cache, kv_waiting=lanes.kv_waiting)
         else:
             _draw_maps(figure, axes[:panels], lanes)
         _draw_unfinished(axes[-1], record, lanes)
@@ -72,7 +73,8 @@ def _draw_maps(figure: "Figure", axes: "list[Axes]", lanes: Lanes) -> None:
     running, cache = axes
     image = draw_map(running, lanes, lanes.most_running)
     figure.colorbar(image, ax=running, label="running", pad=0.01, format="%d")
-    running.set_title("Running requests; hatched: others are queued")
+    dotted = "; dotted: others wait for KV" if lanes.kv_waiting else ""
+    running.set_title(f"Running requests; hatched: others are queued{dotted}")
     shares = [[100 * share for share in lane.kv] for lane in lanes.engines]
     image = map_of(cache, shares, lanes.wall_s, 100)
     figure.colorbar(image, ax=cache, label="%", pad=0.01)

@@ -19,6 +19,7 @@ A hook `before` a function may change its arguments. One `after` it receives the
 ROOMS = {
     "plugin": "Report",
     "work": "Counters",
+    "kv_waits": "Requests that wait for KV",
     "weights": "Digest of the weights",
     "pool": "KV pool",
     "kv_threads": "Threads of the KV pool",

@@ -366,6 +366,16 @@ async def test_running_and_queued_requests_are_counted_apart() -> None:
         assert (load.running, load.queued, load.requests) == (3, 2, 5)
 
 
+@pytest.mark.parametrize(("reading", "waiting"), [(0, 0), (2, 2), (9, 5), (-3, 0)])
+async def test_requests_that_wait_for_kv_are_not_queued_for_room(
+    reading: int, waiting: int
+) -> None:
+    fake = FakeSGLang(foreign_requests=3, queued_requests=5, foreign_reads=reading)
+    async with joined(fake) as engine:
+        load = await engine.load()
+        assert (load.queued, load.kv_waiting, load.requests) == (5 - waiting, waiting, 8)
+
+
 @pytest.mark.parametrize(("count", "read"), [(-1, 0), (1 << 70, MAX_COUNT)])
 async def test_impossible_counts_stay_in_the_range_of_a_recorder(count: int, read: int) -> None:
     async with joined(FakeSGLang(foreign_requests=count, queued_requests=count)) as engine:

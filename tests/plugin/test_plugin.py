@@ -57,11 +57,20 @@ def test_a_hook_is_missing_unless_its_own_wrapper_is_there(
     assert loaded.missing() == missing
 
 
+def idle_scheduler() -> Any:
+    return SimpleNamespace(
+        model_config=SimpleNamespace(vocab_size=100),
+        forward_ct=3,
+        waiting_queue=[],
+        running_batch=SimpleNamespace(batch_is_full=False),
+        tree_cache=SimpleNamespace(),
+    )
+
+
 def test_a_scheduler_reports_the_plugin_without_weights_a_pool_or_drafting() -> None:
     loaded = Plugin(on_cpu=False)
     loaded.hooks = [Hook("no_such_module.function", watch, "before", "A test needs it.")]
-    config = SimpleNamespace(vocab_size=100)
-    scheduler: Any = SimpleNamespace(model_config=config, forward_ct=3)
+    scheduler = idle_scheduler()
     state = SimpleNamespace(internal_state={"of others": 1})
     assert loaded.add_report(state, scheduler) is state
     report = state.internal_state.pop(REPORT)
@@ -76,10 +85,9 @@ def test_a_scheduler_reports_the_plugin_without_weights_a_pool_or_drafting() -> 
 def test_an_engine_on_a_gpu_that_decodes_with_a_kernel_of_its_own_reports_that(
     on_cpu: bool,
 ) -> None:
-    scheduler: Any = SimpleNamespace(model_config=SimpleNamespace(vocab_size=100), forward_ct=3)
     loaded = Plugin(on_cpu=on_cpu)
     loaded.hooks = []
-    assert loaded.report(scheduler).inexact == (None if on_cpu else DECODES)
+    assert loaded.report(idle_scheduler()).inexact == (None if on_cpu else DECODES)
 
 
 def test_a_process_that_sglang_has_not_loaded_the_plugin_into_has_none() -> None:

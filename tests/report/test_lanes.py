@@ -61,6 +61,32 @@ def test_lanes_have_running_and_queued_requests_apart_and_the_share_of_the_kv() 
     assert lane.kv == [50 / info("a").max_total_num_tokens] * 10
 
 
+def waiting(record: Recorder) -> Recorder:
+    """Adds a second in which seven requests wait for KV on the first engine."""
+    for half in range(4):
+        load = EngineLoad(used_tokens=50, progress=(), running=2, kv_waiting=7 * (half < 2))
+        record.loaded("e0", load, 110.0 + half / 2)
+    record.finished_at.append(12.0)
+    return record
+
+
+def test_requests_that_wait_for_kv_are_a_series_of_their_own() -> None:
+    lanes = Lanes.of(waiting(polled()), cells=12)
+    first, second = lanes.engines
+    assert first.kv_waiting == [0.0] * 10 + [7.0, 0.0]
+    assert (first.queued[10], second.kv_waiting) == (0.0, [])
+    assert (lanes.kv_waiting, lanes.most) == (True, 9.0)
+    assert not Lanes.of(polled()).kv_waiting
+
+
+@pytest.mark.parametrize("engines", [2, MAX_LANES + 1])
+def test_the_timeline_explains_requests_that_wait_for_kv(engines: int, tmp_path: Path) -> None:
+    svg, _ = draw_timeline(waiting(polled(engines)), tmp_path / "timeline")
+    words = " ".join(re.findall(r"<!-- (.*?) -->", svg.read_text()))
+    assert ("requests that wait for KV" in words) == (engines <= MAX_LANES)
+    assert ("dotted: others wait for KV" in words) == (engines > MAX_LANES)
+
+
 def test_spans_are_the_runs_of_cells_above_zero() -> None:
     assert spans_above_zero([0, 1, 2, 0, 3], wall_s=10.0) == [(2.0, 4.0), (8.0, 2.0)]
     assert spans_above_zero([0, 0], wall_s=10.0) == spans_above_zero([], wall_s=0.0) == []

@@ -57,7 +57,17 @@ def test_the_plain_lines_have_groups_requests_rate_tail_and_engines() -> None:
     assert "accept" not in counts, "no engine drafts"
     assert "moved" not in counts, "there is no pool"
     assert "a 0 running, 0 queued, KV 0%" in engines
+    assert "wait for KV" not in engines
     assert "b 3 running, 2 queued, KV 50%" in engines
+
+
+def test_requests_that_wait_for_kv_are_shown_apart_from_queued_ones() -> None:
+    shown = half_done()
+    load = EngineLoad(used_tokens=100, progress=(), running=3, queued=2, kv_waiting=4)
+    shown.loaded("b", load, 2.0)
+    _, engines = shown.lines()
+    assert "b 3 running, 2 queued, 4 wait for KV, KV 50%" in engines
+    assert "3 running, 2 queued, 4 wait for KV" in text_of(shown)
 
 
 def test_with_all_of_seer_they_show_what_drafts_and_the_pool_bring() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from seer_sgl.report.recorder import Recorder
+from seer_sgl.report.recorder import LONGEST_POLL_S, Recorder
 from seer_sgl.report.report import quantile, report, tail_begin
 from seer_sgl.report.timeline import draw_timeline
 from seer_sgl.types import Chunk, ChunkResult, EngineInfo, EngineLoad, Move, Request
@@ -108,6 +108,16 @@ def test_figures(record: Recorder) -> None:
     assert (b["mean_running"], b["mean_queued"]) == (1.5, 0.5)
     assert (a["mean_running"], a["mean_queued"]) == (0.0, 0.0), "never polled"
     json.dumps(made)
+
+
+def test_the_time_that_requests_wait_for_kv_is_that_between_polls(record: Recorder) -> None:
+    for at, waiting in ((100.0, 5), (100.5, 4), (101.0, 0), (101.5, 2), (201.5, 1), (202.0, 0)):
+        load = EngineLoad(used_tokens=0, progress=(), kv_waiting=waiting)
+        record.loaded("a", load, at)
+    made = report(record)
+    a, b = made["engines"]
+    assert a["kv_wait_s"] == 4 * 0.5 + 2 * 0.5 + LONGEST_POLL_S
+    assert (b["kv_wait_s"], made["kv_wait_s"]) == (0.0, a["kv_wait_s"])
 
 
 def test_a_fetch_is_counted_when_sglang_has_read_from_the_pool_whatever_was_planned(

@@ -24,8 +24,13 @@ GAUGES: tuple[tuple[str, str, Value], ...] = (
     ),
     (
         "queued_requests",
-        "Requests that wait inside the engine, of all its clients.",
+        "Requests that wait for room inside the engine, of all its clients.",
         lambda e: e.counts.queued,
+    ),
+    (
+        "kv_waiting_requests",
+        "Requests that wait inside the engine for KV from the pool, although there is room.",
+        lambda e: e.counts.kv_waiting,
     ),
     ("kv_used_tokens", "KV in use.", lambda e: e.kv_used_tokens),
     ("kv_capacity_tokens", "KV capacity.", lambda e: e.info.max_total_num_tokens),

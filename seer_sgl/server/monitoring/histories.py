@@ -60,7 +60,7 @@ class FleetHistory:
 
     def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
         """Adds an engine's load."""
-        row = (load.running, load.queued, load.used_tokens)
+        row = (load.running, load.queued, load.kv_waiting, load.used_tokens)
         self._engines.setdefault(engine_id, Cells()).put(self.cell(now), row)
 
     def left(self, engine_id: str) -> None:
@@ -78,8 +78,8 @@ class FleetHistory:
     def since(self, first: int, now: float, engines: list[str]) -> dict[str, Any]:
         """Returns the cells from number `first` on, at most CELLS of them.
 
-        The last one is not complete yet. The series of an engine: running and queued requests and
-        KV tokens in use; null where it did not answer.
+        The last one is not complete yet. The series of an engine: running requests, queued ones,
+        those that wait for KV, and KV tokens in use; null where it did not answer.
         """
         end = self.cell(now) + 1
         first = min(max(first, end - CELLS, 0), end)
@@ -88,7 +88,7 @@ class FleetHistory:
             rows = self._engines.get(engine_id, Cells()).rows(first, end, GAP_CELLS)
             lanes[engine_id] = {
                 name: [None if row is None else row[place] for row in rows]
-                for place, name in enumerate(("running", "queued", "kv"))
+                for place, name in enumerate(("running", "queued", "kv_waiting", "kv"))
             }
         return {
             "cell_s": CELL_S,

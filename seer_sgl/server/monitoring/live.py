@@ -74,6 +74,7 @@ def _engine(engine: EngineSnapshot) -> dict[str, Any]:
         "why": _clipped(state.stale or "", 200),
         "running": counts.running,
         "queued": counts.queued,
+        "kv_waiting": counts.kv_waiting,
         "inflight": state.inflight,
         "kv_used": engine.kv_used_tokens,
         "kv_capacity": info.max_total_num_tokens,

@@ -106,7 +106,8 @@ function frame(context, colour, left, top, right, bottom) {
   context.stroke();
 }
 
-// One engine: running requests solid, queued ones hatched on top, KV in use as a line.
+// One engine: running requests solid, those that wait for KV hatched in the colour of KV on top, queued
+// ones hatched above, KV in use as a line.
 export function drawLane(canvas, lane, capacity, most) {
   const { context, width, height } = begin(canvas);
   const colour = colours();
@@ -121,12 +122,15 @@ export function drawLane(canvas, lane, capacity, most) {
   runs(lane.running, (first, end, value) => {
     if (value) context.fillRect(x(first), y(value), x(end) - x(first), bottom - y(value));
   });
-  context.fillStyle = hatch(context, colour.ours);
-  const both = lane.running.map((value, place) => `${value ?? 0}:${lane.queued[place] ?? 0}`);
-  runs(both, (first, end) => {
-    const [running, queued] = [lane.running[first] ?? 0, lane.queued[first] ?? 0];
-    if (queued) context.fillRect(x(first), y(running + queued), x(end) - x(first), y(running) - y(running + queued));
-  });
+  const counts = lane.running.map((value, place) => [value ?? 0, lane.kv_waiting[place] ?? 0, lane.queued[place] ?? 0]);
+  for (const [part, fill] of [[1, hatch(context, colour.kv)], [2, hatch(context, colour.ours)]]) {
+    context.fillStyle = fill;
+    runs(counts.map(String), (first, end) => {
+      const base = counts[first].slice(0, part).reduce((sum, value) => sum + value, 0);
+      const top = base + counts[first][part];
+      if (top > base) context.fillRect(x(first), y(top), x(end) - x(first), y(base) - y(top));
+    });
+  }
   context.strokeStyle = colour.paper; // keeps the line apart from the blue
   context.lineJoin = "round";
   for (const [pen, weight] of [[colour.paper, 4], [colour.kv, 1.8]]) {
@@ -180,6 +184,7 @@ export function drawMap(canvas, rows, most) {
   const colour = colours();
   const [left, right] = mapPlot(width);
   const queuedHatch = hatch(context, colour.paper);
+  const waitingHatch = hatch(context, colour.kv);
   const gone = hatch(context, colour.muted, colour.plain);
   rows.forEach((row, number) => {
     const top = number * ROW + 1;
@@ -195,10 +200,12 @@ export function drawMap(canvas, rows, most) {
       context.fillStyle = between(colour, Math.log(Math.max(1, value)) / Math.log(Math.max(2, most)));
       fill(first, end);
     });
-    context.fillStyle = queuedHatch;
-    runs(row.queued.map((value) => Boolean(value)), (first, end, queued) => {
-      if (queued) fill(first, end);
-    });
+    for (const [values, marks] of [[row.queued, queuedHatch], [row.kv_waiting, waitingHatch]]) {
+      context.fillStyle = marks;
+      runs(values.map((value) => Boolean(value)), (first, end, some) => {
+        if (some) fill(first, end);
+      });
+    }
     context.fillStyle = row.bad ? colour.kv : colour.ink;
     context.textAlign = "left";
     context.fillText(row.id, 0, top + ROW / 2, NAME - 6);
@@ -297,6 +304,7 @@ export function drawKey(canvas, map) {
     return;
   }
   context.fillStyle = kind === "kv" ? colour.kv : colour.ours;
+  if (kind === "kv-waiting") context.fillStyle = hatch(context, ...(map ? [colour.kv, colour.ours] : [colour.kv]));
   if (kind === "queued") context.fillStyle = hatch(context, ...(map ? [colour.paper, colour.ours] : [colour.ours]));
   if (kind === "kv" && !map) context.fillRect(0, height / 2 - 1, width, 2);
   else context.fillRect(0, 0, width, height);

@@ -65,6 +65,7 @@ function remember(data) {
     lanes[id] = {
       running: merge(old?.running, fresh.running, null),
       queued: merge(old?.queued, fresh.queued, null),
+      kv_waiting: merge(old?.kv_waiting, fresh.kv_waiting, null),
       kv: merge(old?.kv, fresh.kv, null),
     };
   }
@@ -89,8 +90,8 @@ function shownSeconds() {
 }
 
 function recentLane(id) {
-  const { running, queued, kv } = history.lanes[id];
-  return { running: recent(running), queued: recent(queued), kv: recent(kv) };
+  const { running, queued, kv_waiting, kv } = history.lanes[id];
+  return { running: recent(running), queued: recent(queued), kv_waiting: recent(kv_waiting), kv: recent(kv) };
 }
 
 function rates(tokens) {
@@ -139,7 +140,8 @@ function showTiles(data) {
 }
 
 function facts(engine) {
-  return [`${whole.format(engine.running)} running`, `${whole.format(engine.queued)} queued`];
+  const known = [`${whole.format(engine.running)} running`, `${whole.format(engine.queued)} queued`];
+  return engine.kv_waiting ? [...known, `${whole.format(engine.kv_waiting)} wait for KV`] : known;
 }
 
 function laneOf(engine) {
@@ -165,7 +167,7 @@ function showLanes(data) {
   let most = 0;
   for (const lane of Object.keys(history.lanes).map(recentLane)) {
     lane.running.forEach((value, place) => {
-      most = Math.max(most, (value ?? 0) + (lane.queued[place] ?? 0));
+      most = Math.max(most, (value ?? 0) + (lane.queued[place] ?? 0) + (lane.kv_waiting[place] ?? 0));
     });
   }
   most = roundUp(most);
@@ -201,7 +203,7 @@ function showMap(data) {
     state: engine.state,
     bad: engine.state !== "serving",
     used: engine.kv_used / engine.kv_capacity,
-    facts: facts(engine).slice(0, engine.queued ? 2 : 1).join(", "),
+    facts: facts(engine).filter((_, place) => place !== 1 || engine.queued).join(", "),
   }));
   const most = Math.max(2, ...rows.map((row) => Math.max(...row.running)));
   const canvas = box.firstElementChild;
@@ -276,6 +278,7 @@ function showTables(data) {
       (each) => node("td", each.state === "serving" ? "" : "bad", each.why ? `${each.state}: ${each.why}` : each.state),
       (each) => number(whole.format(each.running)),
       (each) => number(whole.format(each.queued)),
+      (each) => number(whole.format(each.kv_waiting)),
       (each) => number(percent(each.kv_used / each.kv_capacity)),
       (each) => number(whole.format(each.tokens)),
       (each) => named(each.weight_version),
