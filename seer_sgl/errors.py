@@ -136,7 +136,8 @@ class ChunkInterrupted(EngineError):
 
 
 class ChunkRecalled(EngineError):
-    """The driver took the chunk back before its first token: a pause, a leaving engine or an abort.
+    """The driver took the chunk back before its first token: a pause, a leaving engine, an abort,
+    or KV that was not read from the pool.
 
     It does not count as a failure of the engine or the request.
     """

@@ -280,6 +280,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     migrated: bool  # the request's previous chunk ran on another engine
     number: int = 0  # its position among the chunks sent to the engine
     undivided: bool = False  # no other chunk can continue the request, so this one must end it
+    reads: bool = True  # the engine may read its KV from the pool
 
     @property
     def input_len(self) -> int:

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from seer_sgl.link.contract import NO_READ, ORIGIN
 from tests.fake_control import FakeControl
 from tests.garbage import CONTROL, GARBAGE
 
@@ -47,13 +48,20 @@ def response_of(seed: int, prompt_len: int, longest: int) -> list[int]:
     return [token_at(seed, prompt_len + i) for i in range(length - 1)] + [EOS]
 
 
+def reads_none(call: dict[str, Any]) -> bool:
+    """Returns whether a call forbids the engine to read its KV from the pool."""
+    origin = call["sampling_params"].get("custom_params", {}).get(ORIGIN, {})
+    return bool(origin.get(NO_READ))
+
+
 @dataclass(eq=False)
 class FakeSGLang(FakeControl):
     """The server's behaviour and the calls it has received.
 
     Each /generate call consumes one of `faults`: ok, stall, lost (the reply in transit), reset,
     abort (half-way), abort_late (in the last step, whose stop SGLang does not check),
-    abort_queued (before a token), mid_body, slow, garbage (the next shape of tests/garbage.py),
+    abort_queued (before a token), read (it waits in the queue for KV that is not read, unless it
+    reads none), mid_body, slow, garbage (the next shape of tests/garbage.py),
     `garbage NAME` (that shape), die (with all its connections), or a status.
     `garbled`: shapes of the replies to other calls, by path.
     `prompt_lens`: the position where a seed's response begins (seed -> prompt tokens).
@@ -77,6 +85,7 @@ class FakeSGLang(FakeControl):
     foreign_requests: int = 0  # running requests of other clients
     queued_requests: int = 0
     foreign_reads: int = 0  # of them: wait for KV, although there is room
+    kv_reads: dict[str, asyncio.Event] = field(default_factory=dict)  # by rid: ends its wait
     peak_running: int = 0
     steps: int = 0
     decodes_on: bool = False  # its decode steps advance with every poll, without any reply
@@ -157,6 +166,8 @@ class FakeSGLang(FakeControl):
                 await self._woken.wait()
             finally:
                 self.running += 1
+        if fault == "read" and not reads_none(call):
+            await self._read(call["rid"])
         if fault == "reset":
             assert http.transport is not None
             http.transport.abort()
@@ -183,6 +194,16 @@ class FakeSGLang(FakeControl):
             http.transport.abort()
             return response
         return web.Response(body=body, content_type="application/json")
+
+    async def _read(self, rid: str) -> None:
+        """Returns when the call is aborted, or when stalled calls are woken."""
+        ended = self._abort[rid] = self.kv_reads[rid] = asyncio.Event()
+        self.running -= 1
+        try:
+            await ended.wait()
+        finally:
+            self.running += 1
+            del self._abort[rid], self.kv_reads[rid]
 
     async def _aborted_within(self, rid: str, seconds: float) -> bool:
         """Returns whether /abort_request names the call within the time."""
@@ -290,7 +311,7 @@ class FakeSGLang(FakeControl):
                 "internal_states": [
                     {
                         "effective_max_running_requests_per_dp": self.max_running_requests,
-                        "seer_sgl": self.plugin,
+                        "seer_sgl": self.plugin and {**self.plugin, "waiting": [*self.kv_reads]},
                         "startup_time": {"scheduler_e2e": self.startup_s},
                     }
                 ],
@@ -314,8 +335,10 @@ class FakeSGLang(FakeControl):
         self.foreign_steps += self.decodes_on
         entry = {
             "num_running_reqs": self.running + self.foreign_requests,
-            "num_waiting_reqs": self.queued_requests,
-            "disaggregation": {"decode_transfer_queue_reqs": self.foreign_reads},
+            "num_waiting_reqs": self.queued_requests + len(self.kv_reads),
+            "disaggregation": {
+                "decode_transfer_queue_reqs": self.foreign_reads + len(self.kv_reads)
+            },
             "num_used_tokens": 10 * self.running + self.foreign_tokens,
             "decode_moments": [float(self.steps + self.foreign_steps)],
         }
@@ -379,6 +402,8 @@ class FakeSGLang(FakeControl):
     def wake_stalled(self) -> None:
         """Lets stalled calls continue."""
         self._woken.set()
+        for ended in self.kv_reads.values():
+            ended.set()
 
 
 @contextlib.asynccontextmanager

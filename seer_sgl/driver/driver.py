@@ -91,6 +91,7 @@ class Driver:
             self._loop,
             stall_timeout_s=settings.stall_timeout_s,
             recovery_timeout_s=settings.recovery_timeout_s,
+            costs=self._costs,
             gives_up=settings.gives_up,
             poll_s=settings.poll_s,
         )

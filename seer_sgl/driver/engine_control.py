@@ -1,8 +1,9 @@
 """The monitor's interface to the rollout loop."""
 
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from seer_sgl.types import EngineLoad
+from seer_sgl.types import Chunk, EngineLoad
 
 from .health import State
 
@@ -30,6 +31,15 @@ class EngineControl(Protocol):
 
     def resend_lost(self, engine_id: str) -> None:
         """Sends the chunk again that an engine has lost, if the loop can identify it."""
+
+    def chunks_on(self, engine_id: str) -> Iterator[Chunk]:
+        """Yields the chunks in flight on an engine."""
+
+    def set_reads(self, engine_id: str, reads: bool) -> None:
+        """Stops or resumes the reading of KV from the pool for the next chunks of an engine."""
+
+    def take_back(self, chunks: Sequence[Chunk], why: str) -> None:
+        """Takes chunks back that have not begun, and sends their requests again."""
 
     def loaded(self, engine_id: str, load: EngineLoad) -> None:
         """Records the load that an engine reported."""

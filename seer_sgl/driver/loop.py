@@ -6,11 +6,11 @@ happens between two awaits.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from typing_extensions import override
 
-from seer_sgl.errors import ChunkInterrupted, EngineUnavailable, RolloutError
+from seer_sgl.errors import ChunkInterrupted, ChunkRecalled, EngineUnavailable, RolloutError
 from seer_sgl.scheduling.engine_index import EngineSlot
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import Chunk, ChunkResult, EngineLoad, RequestState
@@ -166,6 +166,21 @@ class RolloutLoop(EngineControl):
         if oldest is not None and self._scheduler.overtaken(oldest.chunk):
             why = f"engine {engine_id}: the reply was lost"
             oldest.take_back(ChunkInterrupted(why, engine_id=engine_id))
+
+    @override
+    def chunks_on(self, engine_id: str) -> Iterator[Chunk]:
+        return (flight.chunk for flight in self._flights.on(engine_id))
+
+    @override
+    def set_reads(self, engine_id: str, reads: bool) -> None:
+        self._scheduler.set_reads(engine_id, reads)
+
+    @override
+    def take_back(self, chunks: Sequence[Chunk], why: str) -> None:
+        for chunk in chunks:
+            flight = self._flights.of(chunk.request)
+            if flight is not None and flight.chunk is chunk:
+                flight.take_back(ChunkRecalled(why, engine_id=chunk.engine_id))
 
     @override
     def loaded(self, engine_id: str, load: EngineLoad) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 
 from seer_sgl.errors import EngineBroken, EngineError, RolloutError, StartedAgain
+from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.placement import EngineSlot
 from seer_sgl.types import ServerPhase, WrongWeights
 
@@ -36,6 +37,7 @@ class Monitor:
         *,
         stall_timeout_s: float,
         recovery_timeout_s: float,
+        costs: Costs,
         gives_up: bool = True,
         poll_s: float | None = None,
     ) -> None:
@@ -44,6 +46,7 @@ class Monitor:
         self._control = control
         self._stall_timeout_s = stall_timeout_s
         self._recovery_timeout_s = recovery_timeout_s
+        self._costs = costs
         self._gives_up = gives_up
         self._poll_s = POLL_S if poll_s is None else poll_s
         self._awake_s = 0.0  # seconds since the start, counted in polls
@@ -146,6 +149,7 @@ class Monitor:
                 self._control.reweighed(slot.engine_id, watched.version)
             if watched.shortfall.seen(slot, load):
                 self._control.resend_lost(slot.engine_id)
+            await watched.kv_reads.check(self._awake_s, load, self._control, self._costs)
         progress = watched.progress
         if slot.inflight and before != progress and None not in (before, progress):
             self._alive_at = self._awake_s  # it may be out, but its chunks make progress

@@ -10,6 +10,7 @@ from seer_sgl.types import ServerPhase
 
 from .engine import Engine
 from .health import Health, State
+from .kv_reads import KvReads
 from .shortfall import Shortfall
 from .stall import HUNG_AFTER, Readmission, StallClock
 
@@ -29,6 +30,7 @@ class Watched:
         self._hung = StallClock(HUNG_AFTER * stall_timeout_s)
         self.readmission = Readmission(poll_s)
         self.shortfall = Shortfall()
+        self.kv_reads = KvReads(slot.engine_id, engine)
         self.progress: tuple[Any, ...] | None = None  # None while the engine does not answer
         self.seen: tuple[Any, ...] = ()  # its last progress: no answer is no progress
         self.version = engine.info.weight_version

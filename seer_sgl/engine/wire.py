@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
-from seer_sgl.link.contract import EXAMINED, ORIGIN, Natural, PluginReport, Positive
+from seer_sgl.link.contract import EXAMINED, NO_READ, ORIGIN, Natural, PluginReport, Positive
 from seer_sgl.types import (
     Chunk,
     ChunkReply,
@@ -206,6 +206,7 @@ def sampling_params(chunk: Chunk, drafting: bool) -> dict[str, Any]:
     left = max(0, sampling.min_new_tokens - (request.generated - request.given))
     params["min_new_tokens"] = min(left, chunk.max_new_tokens)
     params["sampling_seed"] = request.seed
+    origin: dict[str, Any] = {}
     if drafting:
         origin = {
             "group": request.group.uid,
@@ -213,6 +214,9 @@ def sampling_params(chunk: Chunk, drafting: bool) -> dict[str, Any]:
             "prompt_len": request.prompt_len,
             "probe": request.index == 0,
         }
+    if not chunk.reads:
+        origin[NO_READ] = True
+    if origin:
         params["custom_params"] = {**sampling.custom_params, ORIGIN: origin}
     return {name: value for name, value in params.items() if value not in ([], {}, None)}
 

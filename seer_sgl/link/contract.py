@@ -26,7 +26,8 @@ DRAFT = "SEER_SGL_DRAFT"  # DraftSettings as JSON; not set: no drafting
 # SGLang's own switch (sglang.srt.utils.is_cpu); the launcher sets it where no GPU is visible.
 CPU_SWITCH = "SGLANG_USE_CPU_ENGINE"
 
-# Keys in SGLang's messages.
+# Keys in SGLang's messages. ORIGIN is in `custom_params`.
+NO_READ = "no_read"  # in ORIGIN: true if the call's KV is computed instead of read from the pool
 REPORT = "seer_sgl"  # in internal_states[i] of `/server_info`: the PluginReport of a scheduler
 EXAMINED = "seer_sgl_examined"  # in `meta_info`: tokens before the last step, once per token
 ALGORITHM = "SEER_GROUP"  # SGLang's name of grouped drafting

@@ -1,8 +1,11 @@
 """Requests that wait in the engine's queue until their KV was read from the pool."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from .hook import LOADS, Hook
+from seer_sgl.link.contract import NO_READ, ORIGIN
+
+from .hook import LOADS, SCHEDULER, Hook
 from .sglang_types import (
     SglLoadInquirer,
     SglLoadSnapshot,
@@ -24,6 +27,13 @@ def hooks() -> list[Hook]:
             "after",
             "SGLang counts requests whose KV is under way only between prefill and decode servers; "
             "here the same count has the queued requests whose KV is read from the pool.",
+        ),
+        Hook(
+            f"{SCHEDULER}._prefetch_kvcache",
+            read_kv,
+            "around",
+            "SGLang looks for the KV of every request in the pool; while reads of an engine stand "
+            "still, the driver sends it requests whose KV is computed.",
         ),
     ]
 
@@ -55,3 +65,14 @@ def count_waiting(load: SglLoadSnapshot, inquirer: SglLoadInquirer) -> SglLoadSn
     if reqs and load.disaggregation is not None:
         load.disaggregation.decode_transfer_queue_reqs += len(reqs)
     return load
+
+
+def read_kv(
+    stock: Callable[..., Any], scheduler: object, req: SglReq, *args: Any, **kwargs: Any
+) -> Any:
+    """Hook around `Scheduler._prefetch_kvcache`: starts no read for a request that forbids it."""
+    params = req.sampling_params.custom_params
+    origin = params.get(ORIGIN) if isinstance(params, dict) else None
+    if isinstance(origin, dict) and origin.get(NO_READ) is True:
+        return None
+    return stock(scheduler, req, *args, **kwargs)

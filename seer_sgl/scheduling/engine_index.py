@@ -38,6 +38,7 @@ class EngineSlot:
         self.completed = 0  # chunks that returned, with or without tokens
         self.served = 0  # chunks that returned tokens
         self.available = True
+        self.reads = True  # its chunks may read KV from the pool
         self.leaving = False  # it is never available again
         # Since the last chunk with tokens: the reason why the newest chunk returned none, and the
         # groups (by uid) that only this engine has refused.

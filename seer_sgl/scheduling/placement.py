@@ -80,7 +80,7 @@ class CacheAware:
         return Placed(home, Move.STAY) if stays else Placed(best, Move.PREFILL)
 
     def _worth_fetching(self, home: EngineSlot, to: EngineSlot, gap: int) -> bool:
-        shared = home.pool is not None and home.pool == to.pool
+        shared = home.pool is not None and home.pool == to.pool and to.reads
         return shared and gap > self._gap and self.costs.fetching_pays(gap)
 
     def _balanced(self, fleet: EngineIndex) -> bool:

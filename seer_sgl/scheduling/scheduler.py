@@ -99,6 +99,10 @@ class Scheduler:
         slot.available = available and not slot.leaving
         self._fleet.changed(slot)
 
+    def set_reads(self, engine_id: str, reads: bool) -> None:
+        """Stops or resumes the reading of KV from the pool for the next chunks of an engine."""
+        self._fleet[engine_id].reads = reads
+
     def available(self, engine_id: str) -> bool:
         """Returns whether chunks are sent to an engine."""
         return self._fleet[engine_id].available
@@ -397,6 +401,7 @@ class Scheduler:
             migrated=bool(request.engines) and request.engines[-1] != slot.engine_id,
             number=slot.started,
             undivided=not request.continues,
+            reads=slot.reads,
         )
 
     def _grow(self, reply: ChunkReply, chunk: Chunk, now: float) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seer_sgl.engine.wire import Unreadable, decode_generate, sampling_params
-from seer_sgl.link.contract import EXAMINED, ORIGIN
+from seer_sgl.link.contract import EXAMINED, NO_READ, ORIGIN
 from seer_sgl.sampling import NEUTRAL
 from seer_sgl.types import Chunk, ChunkReply, Move, Sampling, WeightSpan
 from tests.garbage import GARBAGE
@@ -216,3 +216,15 @@ def test_a_users_custom_params_stay_beside_ours() -> None:
     both = sampling_params(chunk(sampling=own), drafting=True)["custom_params"]
     assert both.pop("their") == [1]
     assert both == {ORIGIN: {"group": "g", "sample": 0, "prompt_len": 10, "probe": True}}
+
+
+@pytest.mark.parametrize("drafting", [False, True])
+def test_a_chunk_whose_kv_is_computed_forbids_the_engine_to_read_it(drafting: bool) -> None:
+    own = Sampling(custom_params={"their": [1]})
+    reads = chunk(sampling=own)
+    computes = msgspec.structs.replace(reads, reads=False)
+    params = sampling_params(computes, drafting)["custom_params"]
+    assert params[ORIGIN].pop(NO_READ) is True
+    given = sampling_params(reads, drafting)["custom_params"]
+    assert params == {**given, ORIGIN: given.get(ORIGIN, {})}
+    assert own.custom_params == {"their": [1]}

@@ -1,12 +1,13 @@
-"""The requests that wait for KV in the queue of an engine."""
+"""The requests that wait for KV in the queue of an engine, and those that read none."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from seer_sgl.link.contract import NO_READ, ORIGIN
 from seer_sgl.plugin import kv_waits
-from seer_sgl.plugin.kv_waits import count_waiting, waiting
+from seer_sgl.plugin.kv_waits import count_waiting, read_kv, waiting
 
 
 def queue(*, reads: str, full: bool = False) -> Any:
@@ -56,3 +57,27 @@ def test_a_report_names_a_bounded_number_of_requests(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(kv_waits, "MOST_NAMED", 2)
     assert waiting(queue(reads="abc")) == ["a", "b"]
     assert counted(queue(reads="abc")) == 3
+
+
+@pytest.mark.parametrize(
+    ("params", "reads"),
+    [
+        (None, True),
+        ({"their": 1}, True),
+        ({ORIGIN: {"group": "g"}}, True),
+        ({ORIGIN: {NO_READ: False}}, True),
+        ({ORIGIN: {NO_READ: True}}, False),
+        ({ORIGIN: [NO_READ], NO_READ: True}, True),
+        ("no dictionary", True),
+    ],
+)
+def test_only_a_request_that_forbids_it_starts_no_read(params: Any, reads: bool) -> None:
+    calls: list[Any] = []
+    req: Any = SimpleNamespace(sampling_params=SimpleNamespace(custom_params=params))
+
+    def stock(*arguments: Any, **named: Any) -> str:
+        calls.append((arguments, named))
+        return "ticket"
+
+    assert read_kv(stock, "scheduler", req, 7, other=8) == ("ticket" if reads else None)
+    assert calls == [(("scheduler", req, 7), {"other": 8})] * reads

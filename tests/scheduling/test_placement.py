@@ -175,6 +175,12 @@ def test_engines_without_a_common_pool_prefill(pools: tuple[str | None, str | No
         assert choose(request_at("home", stored=stored), home, idle) == ("idle", Move.PREFILL)
 
 
+def test_an_engine_whose_reads_stand_still_prefills() -> None:
+    home, idle = slot("home", BUSY), slot("idle")
+    idle.reads = False
+    assert choose(request_at("home", stored=True), home, idle) == ("idle", Move.PREFILL)
+
+
 def test_a_fetch_that_costs_more_than_a_prefill_is_not_made() -> None:
     slow_pool = Costs(prefill_tok_s=10_000.0, fetch_tok_s=9_000.0)
     placement = CacheAware(slow_pool, max_spread=LIMIT)

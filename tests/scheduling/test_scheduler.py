@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seer_sgl.errors import EngineUnavailable, RequestRejected
+from seer_sgl.errors import ChunkRecalled, EngineUnavailable, RequestRejected
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.placement import EngineSlot, Wait
 from seer_sgl.scheduling.scheduler import OVERTAKEN, REFUSED_PAUSE_S, Scheduler
@@ -210,6 +210,26 @@ def test_a_failed_chunk_is_sent_again_under_a_new_id() -> None:
     assert first.rid != second.rid
     assert first.rid.endswith("/")
     assert second.request is first.request
+
+
+def test_chunks_read_no_kv_on_an_engine_whose_reads_stand_still() -> None:
+    scheduler = one_engine()
+    scheduler.submit(make_group(n=3))
+    scheduler.set_reads("e0", False)
+    assert not take(scheduler).reads
+    scheduler.set_reads("e0", True)
+    assert take(scheduler).reads
+
+
+def test_a_request_that_is_taken_back_again_and_again_is_not_given_up() -> None:
+    scheduler = Scheduler(30, patience_s=0.0)
+    scheduler.add_engine(EngineSlot("e0", None, 10))
+    scheduler.submit(make_group(n=1))
+    for _ in range(200):
+        failed(scheduler, take(scheduler), ChunkRecalled("KV was not read from the pool"))
+    chunk = take(scheduler)
+    assert chunk.request.failures == chunk.request.aborts == 0
+    assert scheduler.available("e0")
 
 
 def several_engines(count: int = 2, max_inflight: int = 10) -> Scheduler:

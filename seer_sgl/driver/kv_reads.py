@@ -1,0 +1,62 @@
+"""Watches the chunks that wait for KV in an engine's queue, and takes back those that wait too
+long."""
+
+import logging
+from collections.abc import Sequence
+
+from seer_sgl.errors import EngineError
+from seer_sgl.scheduling.costs import Costs
+from seer_sgl.types import Chunk, EngineLoad
+
+from .engine import Engine
+from .engine_control import EngineControl
+from .kv_waits import KvWaits, bound_s
+
+logger = logging.getLogger(__name__)
+
+
+class KvReads:
+    """The reads of KV from the pool by one engine, as the driver sees them."""
+
+    def __init__(self, engine_id: str, engine: Engine) -> None:
+        self._name = engine_id
+        self._engine = engine
+        self._waits = KvWaits()
+
+    async def check(
+        self, now: float, load: EngineLoad, control: EngineControl, costs: Costs
+    ) -> None:
+        """Acts on a load report. `now`: seconds of the monitor's polls.
+
+        A chunk that waits too long is sent again. The engine's next chunks read no KV for a while.
+        """
+        if self._waits.resumes(now):
+            control.set_reads(self._name, True)
+        waiting = await self._waiting(load, control)
+        if waiting is None:
+            return
+        most_s = bound_s(waiting, costs.prefill_tok_s)
+        late = self._waits.overdue(now, waiting, most_s)
+        if noticed := self._waits.notice(now):
+            logger.warning(
+                "engine %s: %d requests wait in its queue for KV from the pool, although it has "
+                "room; after %.0f s their KV is computed again",
+                self._name,
+                noticed,
+                most_s,
+            )
+        if late:
+            why = f"engine {self._name}: KV was not read from the pool within {most_s:.0f} s"
+            logger.warning("%s: %d requests are sent again", why, len(late))
+            control.set_reads(self._name, False)
+            control.take_back(late, why)
+
+    async def _waiting(self, load: EngineLoad, control: EngineControl) -> Sequence[Chunk] | None:
+        """Returns the chunks that wait for KV; None if the engine does not name them."""
+        if not load.kv_waiting:
+            return ()
+        try:
+            rids = set(await self._engine.waiting())
+        except EngineError:  # the next poll has the reason
+            return None
+        return [chunk for chunk in control.chunks_on(self._name) if chunk.rid in rids]

@@ -1,0 +1,187 @@
+"""Chunks that wait for KV in an engine's queue: when it is too long, and what becomes of them."""
+
+import asyncio
+import logging
+from collections import deque
+from typing import Any
+
+import pytest
+
+from seer_sgl.driver import kv_waits, monitor
+from seer_sgl.driver.kv_waits import (
+    FIRST_PAUSE_S,
+    LEAST_S,
+    LONGEST_PAUSE_S,
+    NOTICE_S,
+    PREFILL_TOK_S,
+    KvWaits,
+    bound_s,
+)
+from seer_sgl.types import Chunk, Move
+from tests.fake_sglang import FakeSGLang, reads_none
+from tests.helpers import make_group
+from tests.link.test_link import until
+
+from .test_loop import all_groups, check, rolling
+
+PLUGIN = {"version": "1", "missing": []}
+
+
+def chunks(count: int, input_len: int = 10) -> list[Chunk]:
+    return [
+        Chunk(
+            request=request,
+            engine_id="e0",
+            rid=f"{request.uid}.c1/",
+            max_new_tokens=8,
+            kv_tokens=input_len + 8,
+            move=Move.FETCH,
+            migrated=True,
+        )
+        for request in make_group(n=count).requests
+    ]
+
+
+def test_a_wait_is_too_long_once_all_inputs_could_have_been_prefilled() -> None:
+    assert bound_s(chunks(4, input_len=5_000), prefill_tok_s=1_000.0) == 20.0
+    assert bound_s(chunks(1, input_len=5_000), prefill_tok_s=100_000.0) == LEAST_S
+    assert bound_s([], prefill_tok_s=100.0) == LEAST_S
+    assert bound_s(chunks(2, input_len=10_000), prefill_tok_s=0.0) == 20_000 / PREFILL_TOK_S
+
+
+def test_the_wait_of_a_chunk_begins_when_it_is_first_seen_and_ends_with_its_read() -> None:
+    waits, (first, second) = KvWaits(), chunks(2)
+    assert waits.overdue(0.0, [first], 5.0) == []
+    assert waits.overdue(3.0, [first, second], 5.0) == []
+    assert waits.overdue(5.0, [first, second], 5.0) == [first]
+    assert waits.overdue(7.9, [second], 5.0) == []
+    assert waits.overdue(7.95, [first, second], 5.0) == [], "the first one waits anew"
+    assert waits.overdue(8.0, [first, second], 5.0) == [second]
+
+
+def test_chunks_that_come_and_go_are_not_too_late_although_one_always_waits() -> None:
+    waits = KvWaits()
+    for poll, chunk in enumerate(chunks(100)):
+        assert waits.overdue(0.5 * poll, [chunk], LEAST_S) == []
+        assert waits.notice(0.5 * poll) == 0
+
+
+def test_a_long_wait_is_noticed_once_until_nothing_waits() -> None:
+    waits, (first, second) = KvWaits(), chunks(2)
+    noticed = []
+    for now, waiting in (
+        (0.0, [first]),
+        (NOTICE_S, [first, second]),
+        (NOTICE_S + 1, [first, second]),
+        (NOTICE_S + 2, [second]),
+        (10.0, []),
+        (11.0, [first]),
+        (11.0 + NOTICE_S, [first]),
+    ):
+        waits.overdue(now, waiting, 100.0)
+        noticed.append(waits.notice(now))
+    assert noticed == [0, 2, 0, 0, 0, 0, 1]
+
+
+def test_an_engine_reads_again_after_pauses_that_double() -> None:
+    waits, (chunk,) = KvWaits(), chunks(1)
+    now, pauses = 0.0, []
+    assert not waits.resumes(1e9)
+    for _ in range(8):
+        waits.overdue(now, [], LEAST_S)
+        waits.overdue(now, [chunk], LEAST_S)
+        now += LEAST_S
+        assert waits.overdue(now, [chunk], LEAST_S) == [chunk]
+        began = now
+        while not waits.resumes(now):
+            now += 0.5
+        pauses.append(now - began)
+        assert not waits.resumes(now)
+    assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
+    assert pauses[-1] == LONGEST_PAUSE_S
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes polls and waits short."""
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    monkeypatch.setattr(kv_waits, "LEAST_S", 0.2)
+    monkeypatch.setattr(kv_waits, "NOTICE_S", 0.1)
+
+
+class Standing(FakeSGLang):
+    """A server whose reads of KV stand still: each call waits, unless it reads none."""
+
+    def fault_of(self, call: dict[str, Any]) -> str:
+        return "read"
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("sampling", [{}, {"frequency_penalty": 0.5}])
+async def test_an_engine_whose_reads_stand_still_loses_its_waiting_chunks_and_no_sample(
+    sampling: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    stands = Standing(plugin=PLUGIN)
+    with caplog.at_level(logging.WARNING):
+        async with rolling(
+            stands, FakeSGLang(plugin=PLUGIN, delay_s=0.02), sampling=sampling
+        ) as rollout:
+            check(await all_groups(rollout))
+            report = rollout.report()
+    first, second = report["engines"]
+    waited = [call for call in stands.seen if not reads_none(call)]
+    assert 0 < len(waited) == len(stands.aborted) == report["lost_chunks"] <= 16
+    assert first["chunks"] == len(stands.seen) - len(waited) > 0, "it computes KV instead"
+    assert first["kv_wait_s"] == report["kv_wait_s"] > 0
+    assert (second["lost_chunks"], second["kv_wait_s"]) == (0, 0.0)
+    assert (report["failed_requests"], report["wasted_tokens"]) == (0, 0)
+    assert [state["state"] for state in first["states"]] == ["healthy"]
+    assert "requests wait in its queue for KV from the pool, although it has room" in caplog.text
+    assert "engine e0: KV was not read from the pool within" in caplog.text
+
+
+@pytest.mark.usefixtures("quick")
+async def test_the_only_engine_computes_the_kv_that_it_does_not_read() -> None:
+    stands = Standing(plugin=PLUGIN)
+    async with rolling(stands) as rollout:
+        check(await asyncio.wait_for(all_groups(rollout), 60))
+        report = rollout.report()
+    assert report["lost_chunks"] == len(stands.aborted) == 16, "one chunk per request"
+    assert report["chunks"] == len(stands.seen) - 16
+
+
+@pytest.mark.usefixtures("quick")
+async def test_reads_are_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_waits, "FIRST_PAUSE_S", 0.1)
+    stands = FakeSGLang(plugin=PLUGIN, faults=deque(["read"]), longest=1000, delay_s=0.05)
+    async with rolling(stands, sampling={"max_response_len": 900}) as rollout:
+        check(await all_groups(rollout), longest=1000, limit=900)
+        assert rollout.report()["lost_chunks"] == 1
+    reads = [not reads_none(call) for call in stands.seen]
+    stopped = reads.index(False)
+    assert True in reads[stopped:]
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_read_that_ends_in_time_costs_no_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_waits, "LEAST_S", 1000.0)
+    slow = FakeSGLang(plugin=PLUGIN, faults=deque(["read"] * 3))
+    async with rolling(slow) as rollout:
+        rolled = asyncio.create_task(all_groups(rollout))
+        await until(lambda: len(slow.kv_reads) == 3)
+        await asyncio.sleep(0.1)
+        slow.wake_stalled()
+        check(await rolled)
+        report = rollout.report()
+    assert (report["lost_chunks"], slow.aborted) == (0, [])
+    assert report["kv_wait_s"] > 0
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_stock_server_that_names_no_waiting_request_keeps_them() -> None:
+    stock = FakeSGLang(faults=deque(["read"]))
+    async with rolling(stock, FakeSGLang(), engines={"stall_timeout_s": 0.5}) as rollout:
+        check(await asyncio.wait_for(all_groups(rollout), 60))
+        report = rollout.report()
+    assert report["engines"][0]["states"][1]["state"] == "suspect", "it is stuck"
+    assert not any(reads_none(call) for call in stock.seen)
