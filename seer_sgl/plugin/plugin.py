@@ -12,7 +12,7 @@ import msgspec
 
 from seer_sgl.link import contract
 
-from . import cpu, ends, kv_waits, noise, page_hash, penalties, ports, secrets, stops
+from . import cpu, ends, kv_waits, noise, page_hash, penalties, ports, prepare, secrets, stops
 from .drafting import DraftStatus
 from .hook import SCHEDULER, Hook
 from .pool import PoolPart
@@ -42,6 +42,7 @@ class Plugin:
                 "SGLang logs a plugin's failure and goes on without it; the report in "
                 "`/server_info` shows which hooks are in place.",
             ),
+            *prepare.hooks(),
             *self._work.hooks(),
             *kv_waits.hooks(),
             *self._weights.hooks(),

@@ -211,6 +211,7 @@ class SglScheduler(Protocol):
     result_queue: deque[Any]
     tree_cache: SglRadixCache
     weight_updater: SglWeightUpdater
+    server_args: SglServerArgs
 
     def collect_inflight_reqs(self) -> set[SglReq]: ...
 

@@ -18,6 +18,7 @@ A hook `before` a function may change its arguments. One `after` it receives the
 """
 ROOMS = {
     "plugin": "Report",
+    "prepare": "Before the engine is ready",
     "work": "Counters",
     "kv_waits": "Requests that wait for KV",
     "weights": "Digest of the weights",
