@@ -1,5 +1,5 @@
-# make rollout | test | test-long | soak | chaos | test-package | test-lowest | test-index |
-# test-openrlhf | rl | check | docs | bench | microbench: each target sets up .venv if it is missing or stale.
+# make rollout | test | test-engines | test-all | check | docs | rl | bench | microbench, and the parts
+# of the tests below: each target sets up .venv if it is missing or stale.
 # Needs python3 >= 3.11 with its venv module, and make. SEER_PYTHON selects another interpreter.
 
 SEER_PYTHON ?= python3
@@ -17,8 +17,9 @@ RDMA_PACKAGES := libibverbs1 $(if $(GPU),ibverbs-providers)
 HAS_RDMA := $(SEER_PYTHON) -c 'import ctypes, sys; list(map(ctypes.CDLL, sys.argv[1:]))' \
 	$(RDMA_LIBRARIES) 2>/dev/null
 
-.PHONY: venv rollout test test-long soak chaos test-package test-lowest test-index openrlhf-env \
-	test-openrlhf rl check docs bench microbench clean
+.PHONY: venv rollout test test-engines test-all check check-style check-types check-imports test-unit \
+	test-smoke test-process test-servers test-long soak chaos test-package test-lowest test-index \
+	openrlhf-env test-openrlhf rl docs bench microbench clean
 
 venv: $(READY)
 
@@ -47,26 +48,58 @@ COMPARE ?= --compare
 rollout: $(READY)
 	$(BIN)/seer-sgl rollout --config configs/cpu-seer.yaml --out out --overwrite $(COMPARE)
 
-check: $(READY)
+# Three tiers of tests: `test` before every commit, `test-engines` before every merge, `test-all` before
+# a release. Each prints how long its parts took; every part is a target of its own.
+PHASES := $(BIN)/python -m tests.support.phases
+test: $(READY)
+	@$(PHASES) check-style check-types check-imports test-unit test-smoke
+
+test-engines: $(READY)
+	@$(PHASES) docs test-process test-servers test-package
+
+test-all: $(READY)
+	@$(PHASES) test test-engines test-openrlhf test-long test-lowest test-index soak chaos
+
+check: check-style check-types check-imports
+
+check-style: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+check-types: $(READY)
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-cache
 	cd integrations/openrlhf && ../../$(BIN)/mypy
+
+check-imports: $(READY)
+	$(BIN)/lint-imports --no-cache
 
 # The pages of docs/ as a site in out/docs. Fails at a link that leads nowhere.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The tests of the adapter for OpenRLHF that start nothing, then all others. The profile `ci` runs the
-# same examples every time; plain pytest draws new ones.
-test: check docs openrlhf-env
-	$(OPENRLHF)/bin/python -m pytest integrations/openrlhf/tests -m "not engines and not long"
-	$(BIN)/python -m pytest --hypothesis-profile=ci --durations=12 -m "not long"
+# The profile `ci` runs the same examples every time; plain pytest draws new ones.
+PYTEST := $(BIN)/python -m pytest --hypothesis-profile=ci --durations=12
+WORKERS := -n logical --maxprocesses 8
+
+# Tests that start no process and wait for nothing (tests/support/tiers.py).
+test-unit: $(READY)
+	$(PYTEST) --tier gate $(WORKERS) --dist worksteal
+
+# Two tests on real engines.
+test-smoke: $(READY)
+	$(PYTEST) --tier smoke
+
+# Tests that start processes, wait for real time or take long, without real engines.
+test-process: $(READY)
+	$(PYTEST) --tier process $(WORKERS) --dist loadfile
+
+# All other tests on real engines.
+test-servers: $(READY)
+	$(PYTEST) --tier engines
 
 # Slow tests: wider variants of the tests above.
 test-long: $(READY)
-	$(BIN)/python -m pytest --hypothesis-profile=ci --durations=12 -m long
+	$(PYTEST) --tier long
 
 # Rollouts on simulated and fake engines with many faults (half an hour on two cores).
 soak: $(READY)

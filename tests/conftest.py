@@ -1,4 +1,4 @@
-"""Sorts the tests: quick tests, then tests with their own engines, then tests with a shared pair.
+"""Sorts the tests by cost: tests with processes come after quick ones, those with engines last.
 
 So at most three servers run at once, and a broken unit test fails in seconds.
 """
@@ -13,6 +13,8 @@ import pytest
 from seer_sgl.driver import open_runs
 from tests.logs import logged
 
+pytest_plugins = ["tests.support.tiers"]
+
 # A model name that is no folder would be looked up on the Hugging Face hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 # A test run that is terminated ends its engines, as one that is interrupted.
@@ -23,9 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sorts the tests by cost; keeps the order within a class of cost."""
 
     def cost(item: pytest.Item) -> int:
-        if item.get_closest_marker("own_engines"):
-            return 1
-        return 2 if item.get_closest_marker("shared_engines") else 0
+        markers = ("process", "own_engines", "shared_engines")
+        return max((1 + i for i, m in enumerate(markers) if item.get_closest_marker(m)), default=0)
 
     items.sort(key=cost)
 

@@ -143,6 +143,7 @@ def test_a_mooncake_nobody_answers_for_is_named_before_any_engine_starts(rollout
     ]
 
 
+@pytest.mark.process
 def test_an_engine_nobody_answers_for_is_status_1(rollout: Rollout) -> None:
     status, output = rollout(*GOOD)
     assert status == 1
@@ -174,6 +175,7 @@ def test_sglang_flags_pass_through_untouched() -> None:
     assert flags == ["--tp-size", "2", "--enable-metrics", "--lora-paths", "a", "b"]
 
 
+@pytest.mark.process
 def test_unknown_commands_and_options_are_usage_errors(rollout: Rollout) -> None:
     assert rollout("--nope")[0] == 2
     version = [sys.executable, "-m", "seer_sgl", "--version"]

@@ -186,6 +186,7 @@ def test_ports_that_are_open_to_other_machines_are_named(monkeypatch: pytest.Mon
     assert "kv_pool.backend: file" in check.fix
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("probe", "found"),
     [
@@ -204,6 +205,7 @@ def test_the_plugin_is_tried_not_assumed(
     assert (check.verdict is Verdict.OK) == ("in place" in found)
 
 
+@pytest.mark.process
 def test_this_machine_is_fit_for_the_tests() -> None:
     """Runs the real checks, including SGLang and our hooks."""
     output = io.StringIO()

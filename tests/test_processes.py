@@ -61,6 +61,7 @@ def test_processes_that_hold_their_ports_choose_different_ones(
     os.close(processes._held.pop())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("before", ["", "what the last one wrote"])
 async def test_a_log_is_for_its_owner_to_read(tmp_path: Path, before: str) -> None:
     log = tmp_path / "logs" / "e0.log"
@@ -124,6 +125,7 @@ def test_a_name_that_vanishes_while_names_are_read_is_nobodys(
     assert shared_memory.mapped_by([psutil.Process()]) == set()
 
 
+@pytest.mark.process
 async def test_a_server_killed_outright_leaves_no_shared_memory(tmp_path: Path) -> None:
     program, log = tmp_path / "server.py", tmp_path / "log"
     program.write_text(SHARES_MEMORY)
@@ -141,6 +143,7 @@ async def test_a_server_killed_outright_leaves_no_shared_memory(tmp_path: Path) 
     assert not left & in_shared_memory()
 
 
+@pytest.mark.process
 async def test_servers_outlive_a_stopped_driver_and_end_with_a_killed_one(tmp_path: Path) -> None:
     program, log = tmp_path / "server.py", tmp_path / "log"
     program.write_text(SHARES_MEMORY)
@@ -176,6 +179,7 @@ def test_shared_memory_of_others_and_other_files_are_left_alone(tmp_path: Path) 
         theirs.unlink()
 
 
+@pytest.mark.process
 async def test_a_child_that_ends_while_it_is_being_ended_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +190,7 @@ async def test_a_child_that_ends_while_it_is_being_ended_is_no_error(
     assert process.exit_status == -signal.SIGTERM
 
 
+@pytest.mark.process
 async def test_a_process_that_cannot_be_started_again_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,8 @@ from tests.fake_sglang import FakeSGLang, serving
 
 from .link.test_link import until
 
+pytestmark = pytest.mark.process
+
 DEADLINE_S = 120.0
 DISORDER = ("never awaited", "Traceback", "destroyed", "ignored", "GeneratorExit")
 

@@ -105,6 +105,7 @@ def test_a_label_stands_where_it_covers_nothing() -> None:
     assert other_left == (460.0, -6.0)
 
 
+@pytest.mark.process
 def test_every_picture_is_written_as_svg_and_png_with_the_numbers_of_the_reports(
     tmp_path: Path,
 ) -> None:

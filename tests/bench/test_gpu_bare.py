@@ -89,6 +89,7 @@ def test_the_environment_puts_the_checkout_before_the_packages(tmp_path: Path) -
     assert all(line.startswith("export ") for line in lines)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("folder", "why"),
     [(".", "is no folder of prepare.py"), ("absent", "is no folder of prepare.py")],

@@ -93,6 +93,7 @@ def test_a_later_call_goes_on_after_the_parts_that_were_begun() -> None:
         waiting(every, {}, ["all"])
 
 
+@pytest.mark.process
 def test_a_part_that_fails_costs_no_other_part(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,6 +117,7 @@ def test_no_part_is_begun_with_too_little_time(
     assert record(tmp_path) == {}
 
 
+@pytest.mark.process
 def test_a_part_at_the_end_of_the_time_is_asked_to_end(tmp_path: Path) -> None:
     ended = run(HANGS, tmp_path / "log", 1.0)
     assert ended["cut"]

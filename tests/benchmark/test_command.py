@@ -18,6 +18,8 @@ from seer_sgl.report.recorder import Recorder
 
 from .test_summary import row
 
+pytestmark = pytest.mark.process
+
 
 async def test_an_arm_that_failed_is_in_the_report_and_in_the_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -17,6 +17,8 @@ from seer_sgl.benchmark.workloads import Source
 from seer_sgl.rollout import Rollout
 from seer_sgl.sim.trace import read_trace
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "bench" / "gpu" / "run.sh"
 CONFIG = ROOT / "configs" / "bench-gpu.yaml"

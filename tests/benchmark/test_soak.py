@@ -66,6 +66,7 @@ def test_the_hit_share_is_that_of_continuations() -> None:
     assert kv_hit_share(record) == 0.9
 
 
+@pytest.mark.process
 def test_servers_and_their_children_are_told_from_others() -> None:
     waits = "import sys; print(flush=True); sys.stdin.read()"
     spawns = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {waits!r}])"

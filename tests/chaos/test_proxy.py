@@ -136,6 +136,7 @@ DISTURBANCES: dict[str, Callable[[Proxy], Any]] = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("how", DISTURBANCES)
 async def test_no_sample_is_lost_while_connections_are_disturbed(
     how: str, monkeypatch: pytest.MonkeyPatch

@@ -18,6 +18,8 @@ from tests.engine.test_fleet import nothing_left as nothing_left  # noqa: PLC041
 from tests.engine.test_restart import config, rolling, weights_folder
 from tests.engine.test_restart import quick as quick  # noqa: PLC0414 (an autouse fixture)
 
+pytestmark = pytest.mark.process
+
 PROMPT_LEN = 7
 QUICK_KINDS = (
     Kind("kill in a chunk", "engine"),

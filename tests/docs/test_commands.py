@@ -46,6 +46,7 @@ def test_a_command_line_of_a_page_is_valid(command: Command, folder: Path) -> No
     CHECKS[program](arguments)
 
 
+@pytest.mark.process
 def test_flags_of_engines_are_flags_of_sglang(folder: Path) -> None:
     used: set[str] = set()
     for command in commands():

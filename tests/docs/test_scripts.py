@@ -64,6 +64,7 @@ def test_the_hook_that_a_page_adds_acts_at_a_place_of_sglang() -> None:
     assert part._count == 2
 
 
+@pytest.mark.process
 def test_the_logging_of_a_page_shows_the_steps_of_seer_sgl_alone() -> None:
     command = [sys.executable, "-c", script(LOGGING).code + MESSAGES]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -85,6 +86,7 @@ def test_the_events_that_a_page_lists_are_those_of_an_observer() -> None:
     assert listed == {name for name in vars(Observer) if not name.startswith("_")}
 
 
+@pytest.mark.process
 def test_the_counters_of_a_hub_are_where_a_page_asks_for_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

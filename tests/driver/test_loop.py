@@ -123,6 +123,7 @@ class FirstWave(Returns):
         self._over = True
 
 
+@pytest.mark.process
 async def test_what_others_use_on_an_engine_is_not_promised_and_their_leaving_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

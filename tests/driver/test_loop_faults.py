@@ -200,6 +200,7 @@ async def test_a_prompt_that_sglang_refuses_gives_up_its_group_only(count: int) 
     assert len(set(named)) == min(count, 2), "the engines that refused it"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("status", ["400", "401", "403", "404", "405", "413", "422"])
 async def test_an_engine_that_refuses_everything_costs_no_group(
     status: str, monkeypatch: pytest.MonkeyPatch
@@ -239,6 +240,7 @@ async def test_no_engine_left_is_an_error_that_keeps_what_had_finished(
         assert rollout.report()["samples"] >= 1
 
 
+@pytest.mark.process
 async def test_a_driver_that_was_stopped_gives_no_engine_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -309,6 +311,7 @@ async def test_other_prompts_under_the_same_ids_after_leaving_early() -> None:
         assert [(slot.inflight, slot.ledger and slot.ledger.used) for slot in slots] == [(0, 0)]
 
 
+@pytest.mark.process
 async def test_closing_tells_the_engine_of_every_chunk_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -324,6 +327,7 @@ async def test_closing_tells_the_engine_of_every_chunk_in_flight(
     assert len(fake.aborted) == 196
 
 
+@pytest.mark.process
 async def test_an_engine_that_was_away_between_two_runs_does_no_harm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -73,6 +73,7 @@ def wait_for_samples(driver: Driver, out: Path, count: int) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.smoke
 def test_a_rollout_writes_samples_report_and_timeline(start: Start, tmp_path: Path) -> None:
     out = tmp_path / "out"
     driver = start(*SMALL, *into(out))

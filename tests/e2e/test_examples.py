@@ -39,6 +39,7 @@ def test_servers_that_run_already_answer_and_go_on(engine_urls: list[str]) -> No
         assert lines[-1].startswith("12 samples, ")
 
 
+@pytest.mark.process
 def test_a_trace_of_a_rollout_is_simulated(tmp_path: Path) -> None:
     trace = tmp_path / "samples.jsonl"
     line = '{{"group_id": "g{}", "prompt_ids": [1, 2, 3], "lengths": [{}, {}]}}\n'

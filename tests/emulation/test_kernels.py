@@ -11,6 +11,8 @@ import pytest
 
 from tests.plugin.probe import run_probe
 
+pytestmark = pytest.mark.process
+
 ROUNDING = 1e-6  # of float32, for outputs of about 1
 
 

@@ -355,6 +355,7 @@ async def test_what_an_engine_runs_is_known_where_sglang_counts_all_of_it() -> N
     assert busy.progress == wire.LoadEntry(num_running_reqs=3, num_waiting_reqs=9).progress
 
 
+@pytest.mark.process
 async def test_a_slow_reply_is_waited_for() -> None:
     async with joined(FakeSGLang(faults=deque(["slow"]))) as engine:
         assert (await engine.generate(chunk_of(make_group(n=1).requests[0]))).ids

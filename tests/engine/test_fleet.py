@@ -27,6 +27,8 @@ from seer_sgl.processes import PARENT_PID, free_port
 from tests.fake_sglang import FakeSGLang, serving
 from tests.link.test_link import DEADLINE_S, engine, until
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -24,6 +24,8 @@ from .test_restart import all_groups, check, config, pid_of, rolling
 from .test_restart import model as model  # noqa: PLC0414 (a fixture)
 from .test_restart import quick as quick  # noqa: PLC0414 (an autouse fixture)
 
+pytestmark = pytest.mark.process
+
 NO_ROOM = "the cluster has no room for 1 CPU"
 
 

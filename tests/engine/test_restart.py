@@ -26,6 +26,8 @@ from tests.link.test_link import until
 
 from .test_fleet import nothing_left as nothing_left  # noqa: PLC0414 (an autouse fixture)
 
+pytestmark = pytest.mark.process
+
 OURS = ("recovery_timeout_s", "stall_timeout_s")  # settings of the driver
 PROMPT_LEN = 7
 PROMPTS = [{"prompt_ids": [5 + i] * PROMPT_LEN, "id": f"p{i}"} for i in range(12)]

@@ -25,6 +25,8 @@ from tests.listening import listeners
 from tests.logs import logged
 from tests.processes import command_of, lives
 
+pytestmark = pytest.mark.process
+
 DEADLINE_S = 300.0
 
 # A client in a process of its own, because Mooncake's threads do not end. It ends with status 0

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from seer_sgl.kvpool.temporary import PREFIX, hold, temporary_folder
 
 OWNER = """
@@ -33,6 +35,7 @@ def test_a_folder_goes_with_the_block_that_made_it(tmp_path: Path) -> None:
     assert not list((tmp_path / "deep" / "ssd").iterdir())
 
 
+@pytest.mark.process
 def test_folders_of_killed_owners_are_removed_and_those_of_living_ones_kept(
     tmp_path: Path,
 ) -> None:
@@ -51,6 +54,7 @@ def test_folders_of_killed_owners_are_removed_and_those_of_living_ones_kept(
             owner.communicate()
 
 
+@pytest.mark.process
 def test_a_store_node_that_outlives_its_driver_keeps_its_folder(tmp_path: Path) -> None:
     driver, folder = own(tmp_path)
     with hold(folder):  # as the store node does

@@ -29,6 +29,8 @@ from tests.processes import command_of
 from .test_drafthub import MEMORY, all_have, engine, hub_of
 from .test_link import until
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(autouse=True)
 def reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:

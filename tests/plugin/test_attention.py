@@ -4,7 +4,11 @@ It runs against SGLang's own `TorchNativeAttnBackend`, in a process of its own, 
 engine's switches must be set before SGLang is imported.
 """
 
+import pytest
+
 from .probe import run_probe
+
+pytestmark = pytest.mark.process
 
 PROBE = """
 import json

@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from seer_sgl.link.contract import EXAMINED
 from seer_sgl.plugin.ends import step_ends
 
@@ -62,6 +64,7 @@ print(json.dumps(meta))
 """
 
 
+@pytest.mark.process
 def test_the_report_arrives_through_sglangs_own_way_into_meta_info() -> None:
     meta = run_probe("-c", PROBE)
     assert meta == {"a": {EXAMINED: [53] * 8}, "b": {EXAMINED: [None] * 50 + [100]}}

@@ -19,6 +19,8 @@ from seer_sgl.plugin import noise
 
 from .probe import run_probe
 
+pytestmark = pytest.mark.process
+
 COLUMNS = 50
 DRAWS = 30_000  # of each kind
 # temperature, top-p, top-k (0: all), min-p

@@ -83,6 +83,7 @@ def test_a_token_beyond_32_bits_is_an_error() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs SGLang")
+@pytest.mark.process
 def test_equals_the_extension_of_sglang() -> None:
     draw = random.Random(7)
     keys = []

@@ -66,6 +66,7 @@ assert (penalized(restored)[0] != penalized(untouched)[0]).any()
 """
 
 
+@pytest.mark.process
 def test_a_retracted_request_is_penalized_for_what_it_had_written() -> None:
     run_probe("-c", RESTORED)
 

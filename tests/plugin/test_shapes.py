@@ -1,6 +1,10 @@
 """What the target needs per draft width."""
 
+import pytest
+
 from .probe import run_probe
+
+pytestmark = pytest.mark.process
 
 
 def test_verifying_backends_do_not_reserve_memory_for_decoding() -> None:

@@ -1,6 +1,10 @@
 """A speculative run stops where plain decoding would have stopped."""
 
+import pytest
+
 from .probe import run_probe
+
+pytestmark = pytest.mark.process
 
 CASES = 2000
 

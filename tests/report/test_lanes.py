@@ -92,6 +92,7 @@ def test_spans_are_the_runs_of_cells_above_zero() -> None:
     assert spans_above_zero([0, 0], wall_s=10.0) == spans_above_zero([], wall_s=0.0) == []
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("engines", [1, MAX_LANES, MAX_LANES + 1, 300])
 def test_the_timeline_fits_any_number_of_engines(engines: int, tmp_path: Path) -> None:
     svg, png = draw_timeline(polled(engines), tmp_path / "timeline")

@@ -12,6 +12,7 @@ from seer_sgl.report import processes
 from tests.test_processes import until
 
 
+@pytest.mark.process
 async def test_what_dies_again_and_again_is_not_started_again_and_the_report_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

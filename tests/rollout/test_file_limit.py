@@ -16,6 +16,8 @@ from tests.fake_sglang import FakeSGLang, response_of, serving
 
 from ..link.test_link import until
 
+pytestmark = pytest.mark.process
+
 LONGEST = 60
 SIZE = 8  # samples of a prompt
 PROMPTS = [[5] * length for length in range(3, 15)]

@@ -17,6 +17,8 @@ from tests.fake_sglang import response_of
 from tests.link.test_link import until
 from tests.rollout.fakes import LIMIT, LONGEST, PROMPTS, Fakes, fakes, journal_now
 
+pytestmark = pytest.mark.process
+
 REQUESTS = 24
 
 

@@ -267,6 +267,7 @@ class FullDisk:
             raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("syncs", [0, 1])
 async def test_without_room_for_the_journal_the_rollout_ends_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, syncs: int, caplog: pytest.LogCaptureFixture

@@ -5,11 +5,14 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.link.test_link import until
 from tests.rollout.fakes import fakes
 from tests.rollout.test_killed import check_samples, driver, prepare
+
+pytestmark = pytest.mark.process
 
 LIMIT_S = 1.0
 

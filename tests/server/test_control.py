@@ -124,6 +124,7 @@ class Checked(FakeSGLang):
         return await super().health(http)
 
 
+@pytest.mark.process
 async def test_a_paused_engine_is_not_checked_by_generating_a_token() -> None:
     fake = Checked()
     async with served(fake, FakeSGLang()) as it:
@@ -363,6 +364,7 @@ class Refusing(FakeSGLang):
         return await super()._answer(http, call, "ok" if self.gate.is_set() else "stall")
 
 
+@pytest.mark.process
 async def test_an_aborted_request_does_not_begin_again_because_of_a_sibling() -> None:
     fake = Refusing(longest=10_000)
     fake.gate = asyncio.Event()

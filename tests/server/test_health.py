@@ -40,6 +40,7 @@ async def test_an_engine_that_works_is_healthy_although_no_more_fits_on_it() -> 
         assert len(fake.seen) == 1
 
 
+@pytest.mark.process
 async def test_an_engine_without_progress_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(info, "HEALTH_TIMEOUT_S", 0.6)
     async with busy(FakeSGLang(max_running_requests=1)) as it:

@@ -39,6 +39,7 @@ def body(seed: int, length: int = 20, **fields: Any) -> bytes:
     return json.dumps({"input_ids": PROMPT, "sampling_params": params, **fields}).encode()
 
 
+@pytest.mark.process
 async def test_a_hostile_body_is_refused_in_one_line_and_nobody_else_notices() -> None:
     fake = CarefulFake(longest=1000, delay_s=0.005)
     async with (

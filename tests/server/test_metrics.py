@@ -5,6 +5,8 @@ import contextlib
 from collections import deque
 from typing import Any
 
+import pytest
+
 from tests.fake_sglang import FakeSGLang
 from tests.link.test_link import until
 
@@ -68,6 +70,7 @@ async def test_pending_and_running_requests_are_the_unfinished_ones() -> None:
         assert (await scraped(it)).sum("seer_requests") == 0
 
 
+@pytest.mark.process
 async def test_ends_are_counted_by_reason_and_lost_chunks_by_kind() -> None:
     fake = FakeSGLang(longest=1000, faults=deque(["503", "reset", "ok", "garbage"]))
     async with served(fake) as it:

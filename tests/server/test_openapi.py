@@ -48,6 +48,7 @@ async def test_a_request_is_described_by_the_type_that_decodes_it() -> None:
     assert all(each["description"] for each in properties.values())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("token", [CLIENT, ADMIN])
 @pytest.mark.parametrize("effort", [QUICK, pytest.param(THOROUGH, marks=pytest.mark.long)])
 async def test_generated_requests_get_only_documented_answers(

@@ -111,6 +111,7 @@ def test_type_has_the_contrast_that_readers_need(theme: int, type_: str, ground:
     assert (light + 0.05) / (dark + 0.05) >= least
 
 
+@pytest.mark.process
 async def test_the_data_is_bounded_whatever_the_number_of_requests() -> None:
     fake = FakeSGLang(longest=1000, delay_s=30.0)
     async with served(fake) as it:

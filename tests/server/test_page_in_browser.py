@@ -15,7 +15,10 @@ from tests.link.test_link import until
 from .helpers import served
 from .test_metrics import body
 
-pytestmark = pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed"),
+]
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 PHONE, LAPTOP = (390, 800), (1280, 900)
 

@@ -154,6 +154,7 @@ def often_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seer_sgl.engine.client.REFRESH_EVERY_S", 0.1)
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("often_read")
 async def test_an_update_without_a_version_keeps_the_name_and_forgets_the_kv() -> None:
     fakes = two()
@@ -355,6 +356,7 @@ async def test_a_version_that_changes_behind_the_servers_back_is_noticed() -> No
     assert [span["version"] for span in spans] == ["v1", "v2"]
 
 
+@pytest.mark.process
 async def test_an_engine_comes_back_with_weights_that_changed_behind_the_servers_back() -> None:
     fakes = two()
     async with served(*fakes) as it:

@@ -53,6 +53,7 @@ async def test_workers_have_the_routers_shape() -> None:
         assert await get(it, "/list_workers") == (200, {"urls": urls})
 
 
+@pytest.mark.process
 async def test_an_engine_joins_and_another_is_drained_while_requests_run() -> None:
     first, second = fake_engine(), fake_engine()
     async with served(first) as it, serving(second) as url:

@@ -6,6 +6,8 @@ from bench.calibrate import PRIORS, residuals
 from seer_sgl.sim.opening import SimRequest
 from seer_sgl.sim.variants import BASELINE, ORACLE
 
+pytestmark = pytest.mark.process
+
 TOLERANCE = 0.10
 FIGURES = {
     "moonlight": {"wall_s", "tail_s"},

@@ -47,6 +47,7 @@ def cases(draw: st.DrawFn) -> tuple[list[Responses], SimConfig]:
     return responses, config
 
 
+@pytest.mark.process
 @given(case=cases(), variant=st.sampled_from(sorted(VARIANTS)))
 @settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -138,6 +138,7 @@ def pictures(*names: str) -> set[str]:
     return {f"{name}.{suffix}" for name in names for suffix in ("svg", "png")}
 
 
+@pytest.mark.process
 def test_out_has_json_and_pictures(simulate: Simulate, folder: Path) -> None:
     options = "--trace", "samples.jsonl", *SMALL, "--sweep", "engine.count=2,4"
     assert simulate(*options, "--out", "swept").status == 0
@@ -212,6 +213,7 @@ def test_a_mistake_is_one_line_and_status_2(
     assert done.out == ""
 
 
+@pytest.mark.process
 def test_faults_are_shown_beside_the_undisturbed_rollout(simulate: Simulate) -> None:
     options = "--trace", "samples.jsonl", "--faults", "faults.yaml", *SMALL, *SLOW
     report = answer(simulate, *options)

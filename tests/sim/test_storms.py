@@ -27,6 +27,7 @@ def test_every_sample_comes_once_with_its_tokens(seed: int) -> None:
     assert weather(seed, REQUESTS).counts.total() > 0
 
 
+@pytest.mark.process
 def test_storms_have_every_kind_of_fault() -> None:
     counts: Counter[str] = Counter()
     for seed in range(SEEDS, SEEDS + 8):
@@ -55,6 +56,7 @@ def trace(seed: int) -> list[tuple[float, str, str]]:
     return sent.chunks
 
 
+@pytest.mark.process
 def test_a_seed_repeats_its_storm_in_every_process() -> None:
     other = subprocess.run(
         [sys.executable, "-c", TRACE],

@@ -1,4 +1,4 @@
-"""`make soak`: long runs of the checks that `make test` has in short.
+"""`make soak`: long runs of the checks that the tests have in short.
 
 python -m tests.soak                                     # all three, about an hour on two cores
 python -m tests.soak storms --first 17 --seeds 1         # repeats one seed

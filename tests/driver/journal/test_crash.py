@@ -46,6 +46,7 @@ def test_a_whole_journal_is_restored_exactly(kept: Kept) -> None:
     assert {"stop", "length"} <= set(finished)
 
 
+@pytest.mark.process
 def test_a_journal_cut_at_any_byte_is_restored_up_to_its_last_whole_block(kept: Kept) -> None:
     for length in range(kept.positions[0], len(kept.content) + 1):
         whole = sum(position <= length for position in kept.positions)
