@@ -1,14 +1,31 @@
-"""Builds at the start of an engine what SGLang would build in the first step of a rollout.
+"""Builds at the start of an engine what would otherwise be built in the middle of a rollout.
 
-An engine is ready when all that it needs is loaded. SGLang's warm-up request is greedy, so the
-seeded sampler is still to be compiled on a GPU; the draft index is compiled when the drafting
-starts (draft/compiled.py), and the hash of page names not at all (page_hash.py).
+An engine is ready when all that it needs is loaded. What is built where is in docs/fleet.md.
 """
 
-from .hook import SCHEDULER, Hook
-from .sglang_types import SglScheduler
+import importlib
+import logging
+import threading
 
+from seer_sgl.link.contract import ALGORITHM
+
+from .hook import SCHEDULER, Hook
+from .sglang_types import SglScheduler, SglServerArgs
+
+logger = logging.getLogger(__name__)
 BATCHES = (1, 2)  # torch.compile makes one version for one row, and one for any other number
+
+
+def load_the_index(_: SglScheduler, server_args: SglServerArgs, *__: object, **___: object) -> None:
+    """Hook before `Scheduler.__init__`: loads the draft index beside the model.
+
+    numba compiles it in some 10 s if it finds no compiled code (draft/compiled.py). The start of
+    the drafting waits for this import.
+    """
+    if server_args.speculative_algorithm == ALGORITHM:
+        logger.info("seer-sgl: loading the draft index; the first start of a user compiles it")
+        load = importlib.import_module
+        threading.Thread(target=load, args=("seer_sgl.draft.drafter",), daemon=True).start()
 
 
 def draw_with_seeds(result: None, scheduler: SglScheduler, *_: object, **__: object) -> None:
@@ -30,9 +47,16 @@ def hooks() -> list[Hook]:
     return [
         Hook(
             f"{SCHEDULER}.__init__",
+            load_the_index,
+            "before",
+            "SGLang loads the model here, which takes longer than to compile the draft index, so "
+            "both begin together.",
+        ),
+        Hook(
+            f"{SCHEDULER}.__init__",
             draw_with_seeds,
             "after",
-            "SGLang compiles its seeded sampler for a GPU in the first step that uses it; a draw "
-            "before the engine is ready does it earlier.",
-        )
+            "SGLang's warm-up request is greedy, so a GPU would compile the seeded sampler in the "
+            "first step of a rollout; a draw before the engine is ready does it earlier.",
+        ),
     ]

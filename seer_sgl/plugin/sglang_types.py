@@ -456,6 +456,7 @@ class SglServerArgs(Protocol):
     disaggregation_mode: str
     enable_return_hidden_states: bool
     enable_return_routed_experts: bool
+    speculative_algorithm: str | None
     disable_overlap_schedule: bool
     enable_mixed_chunk: bool
     speculative_eagle_topk: int

@@ -1,12 +1,14 @@
-"""The seeded sampler is used once before an engine is ready."""
+"""The draft index and the seeded sampler are loaded before an engine is ready."""
 
 import sys
+from queue import SimpleQueue
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from seer_sgl.plugin.prepare import draw_with_seeds
+from seer_sgl.link.contract import ALGORITHM
+from seer_sgl.plugin.prepare import draw_with_seeds, load_the_index
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -27,3 +29,16 @@ def test_a_deterministic_engine_draws_for_one_row_and_for_several(
     )
     draw_with_seeds(None, scheduler)
     assert drawn == ([((1, 10), (1,), (1,)), ((2, 10), (2,), (2,))] if deterministic else [])
+
+
+@pytest.mark.parametrize(("algorithm", "loads"), [(ALGORITHM, True), (None, False)])
+def test_the_index_is_loaded_beside_the_model_if_the_engine_drafts(
+    algorithm: str | None, loads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: SimpleQueue[str] = SimpleQueue()
+    monkeypatch.setattr("importlib.import_module", loaded.put)
+    arguments: Any = SimpleNamespace(speculative_algorithm=algorithm)
+    load_the_index(cast(Any, None), arguments)
+    if loads:
+        assert loaded.get(timeout=60) == "seer_sgl.draft.drafter"
+    assert loaded.empty()
