@@ -18,7 +18,8 @@ HAS_RDMA := $(SEER_PYTHON) -c 'import ctypes, sys; list(map(ctypes.CDLL, sys.arg
 	$(RDMA_LIBRARIES) 2>/dev/null
 
 .PHONY: venv rollout test test-engines test-all check check-style check-types check-imports test-unit \
-	test-smoke test-process test-servers test-long soak chaos test-package test-lowest test-index \
+	test-smoke test-process test-servers test-long test-bare soak chaos test-package test-lowest \
+	test-index \
 	openrlhf-env test-openrlhf rl docs bench microbench clean
 
 venv: $(READY)
@@ -58,7 +59,7 @@ test-engines: $(READY)
 	@$(PHASES) docs test-process test-servers test-package
 
 test-all: $(READY)
-	@$(PHASES) test test-engines test-openrlhf test-long test-lowest test-index soak chaos
+	@$(PHASES) test test-engines test-openrlhf test-long test-bare test-lowest test-index soak chaos
 
 check: check-style check-types check-imports
 
@@ -117,6 +118,12 @@ chaos: $(READY)
 # folder: installed as the doctor says, and a rollout.
 test-package: $(READY)
 	tests/package.sh
+
+# `make rollout` and `make test` as on a machine that has never run them: a new HOME, empty caches, no
+# compiler; then `make rollout` with the machine's own PATH.
+test-bare:
+	$(SEER_PYTHON) tests/bare.py
+	$(SEER_PYTHON) tests/bare.py --compiler --only rollout
 
 # Tests without engines, with the lowest versions that pyproject.toml allows. Downloads them once.
 test-lowest: $(READY)
