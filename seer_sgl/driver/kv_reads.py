@@ -39,15 +39,15 @@ class KvReads:
         late = self._waits.overdue(now, waiting, most_s)
         if noticed := self._waits.notice(now):
             logger.warning(
-                "engine %s: %d requests wait in its queue for KV from the pool, although it has "
-                "room; after %.0f s their KV is computed again",
+                "engine %s has room, and requests in its queue wait for KV from the pool: %d now; "
+                "after %.0f s they are sent again",
                 self._name,
                 noticed,
                 most_s,
             )
         if late:
             why = f"engine {self._name}: KV was not read from the pool within {most_s:.0f} s"
-            logger.warning("%s: %d requests are sent again", why, len(late))
+            logger.warning("%s; requests that are sent again: %d", why, len(late))
             control.set_reads(self._name, False)
             control.take_back(late, why)
 

@@ -53,6 +53,11 @@ class Batch:
         self._pace = Pace(1.0, 0.0)
 
     @property
+    def full(self) -> bool:
+        """Whether no job is admitted before another one ends."""
+        return self._full
+
+    @property
     def waiting(self) -> int:
         """Jobs that wait for admission, new or retracted."""
         return len(self._waiting)

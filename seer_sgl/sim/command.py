@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from seer_sgl.driver import monitor, watched
+from seer_sgl.driver import kv_reads, monitor, watched
 from seer_sgl.errors import ConfigError
 from seer_sgl.files import explained
 from seer_sgl.report.style import can_draw
@@ -87,7 +87,7 @@ def _disturbed(
 @contextlib.contextmanager
 def _without_outages() -> Iterator[None]:
     """Keeps the reports of simulated outages from the log, unless it shows everything."""
-    loggers = [monitor.logger, watched.logger]
+    loggers = [monitor.logger, watched.logger, kv_reads.logger]
     levels = [each.level for each in loggers]
     for each in loggers:
         if not each.isEnabledFor(logging.DEBUG):

@@ -1,7 +1,7 @@
 """A simulated engine behind the driver's Engine protocol: a Batch on the event loop's clock."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from typing_extensions import override
@@ -61,6 +61,7 @@ class SimulatedEngine(Engine):
         self._speculation = Speculation(config.speculation, self._step)
         self._batch = Batch(config.engine, self._step, self._speculation)
         self._calls: dict[str, _Call] = {}  # by rid
+        self._fetching: set[str] = set()  # rids of chunks whose KV is read from the pool
         self._timer: asyncio.TimerHandle | None = None
         self._link_free_at = 0.0
         self._info = engine_info(engine_id, config)
@@ -95,7 +96,11 @@ class SimulatedEngine(Engine):
     async def generate(self, chunk: Chunk, on_tokens: OnTokens | None = None) -> ChunkReply:
         job = self._job(chunk)
         if job.fetched:
-            await self._fetch(job.fetched)
+            self._fetching.add(job.rid)
+            try:
+                await self._fetch(job.fetched)
+            finally:
+                self._fetching.remove(job.rid)
         done = self._loop.create_future()
         self._calls[job.rid] = _Call(job, done)
         try:
@@ -113,12 +118,18 @@ class SimulatedEngine(Engine):
     @override
     async def load(self) -> EngineLoad:
         now, running, queued = self._now(), len(self._batch.running), self._batch.waiting
+        for_room = len(self._fetching) if self._batch.full else 0
         return EngineLoad(
             used_tokens=int(self._batch.held(now)),
             progress=(now,) if running + queued else ("idle",),
             running=running,
-            queued=queued,
+            queued=queued + for_room,
+            kv_waiting=len(self._fetching) - for_room,
         )
+
+    @override
+    async def waiting(self) -> Sequence[str]:
+        return sorted(self._fetching)
 
     @override
     async def problem(self, weight_version: str | None = None) -> str | None:
@@ -147,7 +158,7 @@ class SimulatedEngine(Engine):
         """
         request = chunk.request
         none = chunk.move is Move.PREFILL or not request.generated or not self._config.pool.enabled
-        return 0 if none else request.total_len
+        return 0 if none or not chunk.reads else request.total_len
 
     async def _fetch(self, tokens: int) -> None:
         """Reads KV from the pool; the engine's network link transfers one fetch at a time."""

@@ -11,7 +11,7 @@ from .faults import FaultsConfig
 from .outcome import Outcome, outcome
 from .variants import Scenario
 
-OUTAGES = ("death", "hang", "cut")
+OUTAGES = ("death", "hang", "cut", "reads")
 COLUMNS = (
     "wall s",
     "with faults",

@@ -10,7 +10,7 @@ from seer_sgl.config import Fraction, Natural, Section, convert, place_of, read_
 from seer_sgl.errors import ConfigError
 
 LONGEST_S = 1e9
-Kind = Literal["death", "hang", "cut"]
+Kind = Literal["death", "hang", "cut", "reads"]
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=LONGEST_S)]
 # A lower bound: with many outages per step the simulation would make no progress.
 Interval = Annotated[float, msgspec.Meta(ge=0.1, le=LONGEST_S)]
@@ -72,6 +72,7 @@ class FaultsConfig(Section, frozen=True):
     deaths: DeathConfig = msgspec.field(default_factory=DeathConfig)
     hangs: OutageConfig = msgspec.field(default_factory=OutageConfig)
     cuts: OutageConfig = msgspec.field(default_factory=OutageConfig)
+    reads: OutageConfig = msgspec.field(default_factory=OutageConfig)  # of KV from the pool
     replies: ReplyConfig = msgspec.field(default_factory=ReplyConfig)
     acks: AckConfig = msgspec.field(default_factory=AckConfig)
     events: tuple[EventConfig, ...] = ()
@@ -79,7 +80,7 @@ class FaultsConfig(Section, frozen=True):
     @property
     def outages(self) -> dict[Kind, OutageConfig]:
         """The outages at random times, by kind."""
-        return {"death": self.deaths, "hang": self.hangs, "cut": self.cuts}
+        return {"death": self.deaths, "hang": self.hangs, "cut": self.cuts, "reads": self.reads}
 
 
 def read_faults(path: Path, engines: int) -> FaultsConfig:
@@ -101,6 +102,7 @@ def _impossible(faults: FaultsConfig, engines: int) -> Iterator[tuple[str, str]]
         "deaths.seconds": faults.deaths.seconds,
         "hangs.seconds": faults.hangs.seconds,
         "cuts.seconds": faults.cuts.seconds,
+        "reads.seconds": faults.reads.seconds,
         "replies.late_s": faults.replies.late_s,
         "acks.late_s": faults.acks.late_s,
     }
@@ -116,4 +118,4 @@ def _impossible(faults: FaultsConfig, engines: int) -> Iterator[tuple[str, str]]
         if event.engine is not None and event.engine >= engines:
             yield f"events[{number}].engine", f"{event.engine}; there are {engines} engines, from 0"
         if event.other_weights and event.kind != "death":
-            yield f"events[{number}].other_weights", f"a {event.kind} changes no weights"
+            yield f"events[{number}].other_weights", "only a death changes weights"

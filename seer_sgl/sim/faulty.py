@@ -1,11 +1,11 @@
-"""A simulated engine that fails: it dies, hangs or is cut off, and its messages fail.
+"""A simulated engine that fails: it dies, hangs, is cut off or reads no KV; its messages fail.
 
 `SimulatedEngine` is an engine and its client in one. What a client notices of a failure, and when,
 follows the client of a real engine (engine/client.py).
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from typing_extensions import override
@@ -45,6 +45,7 @@ class FaultyEngine(SimulatedEngine):
         self._messages = MessageFaults(faults, engine_id)
         self._clock = EngineClock(self._set_timer)
         self._connection = Connection()
+        self._reads = Connection()  # down while reads of KV stand still
         self._instance = 0  # starts of the server
         self._noticed = 0  # the newest of them that the client has noticed
         self._up_at = 0.0  # it is down until then
@@ -71,6 +72,8 @@ class FaultyEngine(SimulatedEngine):
         until = self._loop.time() + seconds
         if kind == "cut":
             self._connection.cut(until)
+        elif kind == "reads":
+            self._reads.cut(until)
         elif kind == "hang":
             self._clock.freeze(until)
             self._set_timer()
@@ -113,9 +116,19 @@ class FaultyEngine(SimulatedEngine):
             self._noticed = self._instance
             raise self._unavailable("it was started again")
         load = await super().load()
+        requests = load.running + load.queued + load.kv_waiting
         return msgspec.structs.replace(
-            load, requests=load.running + load.queued, prefilled_tokens=self._batch.prefilled
+            load, requests=requests, prefilled_tokens=self._batch.prefilled
         )
+
+    @override
+    async def waiting(self) -> Sequence[str]:
+        await self._control()
+        if self._clock.frozen:
+            await asyncio.sleep(CONTROL_TIMEOUT_S)
+        if self._clock.frozen:
+            raise self._unavailable("no answer")
+        return await super().waiting()
 
     @override
     async def problem(self, weight_version: str | None = None) -> str | None:
@@ -175,13 +188,15 @@ class FaultyEngine(SimulatedEngine):
     async def _fetch(self, tokens: int) -> None:
         instance = self._instance
         await super()._fetch(tokens)
+        await self._reads.restored()
         if instance != self._instance:
             raise self._unavailable("connection reset")
 
     @override
     def _pooled(self, chunk: Chunk) -> int:
         # Also for Move.PREFILL: after a lost chunk SGLang finds the pages of the chunks before it.
-        return self._pool.setdefault(chunk.request.uid, 0)
+        stored = self._pool.setdefault(chunk.request.uid, 0)
+        return stored if chunk.reads else 0
 
     @override
     def _store(self, job: Job) -> None:
@@ -250,6 +265,7 @@ class FaultyEngine(SimulatedEngine):
         self._instance += 1
         self._link_free_at, self._again = 0.0, None
         self._clock.thaw()
+        self._reads.restore()
         self._set_timer()
         for reply in [*(call.done for call in self._calls.values()), *self._lost.values()]:
             if not reply.done():

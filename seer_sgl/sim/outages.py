@@ -49,7 +49,7 @@ class EngineClock:
 
 
 class Connection:
-    """The network between an engine and the driver."""
+    """The network between an engine and the driver, or between an engine and the KV pool."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -78,6 +78,11 @@ class Connection:
         self._until = max(self._until, until)
         self._up.clear()
         self._loop.call_at(until, self._restore, until)
+
+    def restore(self) -> None:
+        """Ends the cut at once."""
+        self._until = 0.0
+        self._up.set()
 
     def _restore(self, until: float) -> None:
         if until == self._until:

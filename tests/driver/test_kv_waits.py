@@ -136,7 +136,7 @@ async def test_an_engine_whose_reads_stand_still_loses_its_waiting_chunks_and_no
     assert (second["lost_chunks"], second["kv_wait_s"]) == (0, 0.0)
     assert (report["failed_requests"], report["wasted_tokens"]) == (0, 0)
     assert [state["state"] for state in first["states"]] == ["healthy"]
-    assert "requests wait in its queue for KV from the pool, although it has room" in caplog.text
+    assert "engine e0 has room, and requests in its queue wait for KV from the pool" in caplog.text
     assert "engine e0: KV was not read from the pool within" in caplog.text
 
 

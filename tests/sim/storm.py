@@ -72,9 +72,11 @@ def faults_of(draw: random.Random, seed: int, response_s: float) -> FaultsConfig
     """Returns faults so frequent that many requests meet several, and so rare that the longest
     response, of `response_s` seconds, ends in the end."""
 
-    def outages() -> tuple[float | None, tuple[float, float], float]:
+    def outages() -> OutageConfig:
         mean_s = draw.choice([None, *[response_s * draw.uniform(2, 10)] * 2])
-        return mean_s, (draw.uniform(0, 2), draw.uniform(2, 60)), draw.choice([0.0, 0.3, 0.8])
+        seconds = draw.uniform(0, 2), draw.uniform(2, 60)
+        together = draw.choice([0.0, 0.3, 0.8])
+        return OutageConfig(mean_s=mean_s, seconds=seconds, together=together)
 
     def share(most: float) -> float:
         return draw.choice([0.0, most * draw.random()])
@@ -85,13 +87,13 @@ def faults_of(draw: random.Random, seed: int, response_s: float) -> FaultsConfig
         stall_timeout_s=draw.choice([5.0, 20.0, 120.0]),
         recovery_timeout_s=PATIENCE_S,
         deaths=DeathConfig(
-            mean_s=deaths[0] or response_s * 5,
-            seconds=deaths[1],
-            together=deaths[2],
+            mean_s=deaths.mean_s or response_s * 5,
+            seconds=deaths.seconds,
+            together=deaths.together,
             other_weights=share(0.6),
         ),
-        hangs=OutageConfig(mean_s=hangs[0], seconds=hangs[1], together=hangs[2]),
-        cuts=OutageConfig(mean_s=cuts[0], seconds=cuts[1], together=cuts[2]),
+        hangs=hangs,
+        cuts=cuts,
         replies=ReplyConfig(
             lost=share(0.03), late=share(0.1), late_s=(0.0, 60.0), doubled=share(0.05)
         ),
@@ -102,6 +104,7 @@ def faults_of(draw: random.Random, seed: int, response_s: float) -> FaultsConfig
             doubled=share(0.2),
             untrue=share(0.2),
         ),
+        reads=outages(),
     )
 
 

@@ -7,8 +7,9 @@ import msgspec
 import pytest
 from typing_extensions import override
 
+from seer_sgl.driver import kv_waits
 from seer_sgl.driver.observer import Observer
-from seer_sgl.errors import RolloutError
+from seer_sgl.errors import ChunkRecalled, RolloutError
 from seer_sgl.report.report import report
 from seer_sgl.sim.engine import token_source
 from seer_sgl.sim.faulted import Faulted, simulate_faulted
@@ -146,6 +147,44 @@ def test_acknowledgements_that_lie_cost_prefill_and_no_token() -> None:
     assert result.counts["untrue acks"] > 50
     assert result.prefilled_tokens > 1.1 * calm.prefilled_tokens
     assert result.wasted_tokens == 0
+
+
+# Requests move often here, so engines read KV from the pool.
+MOVING = ("engine.kv_tokens=12000", "engine.count=6", "scheduling.max_spread=0")
+
+
+def test_reads_that_stand_still_on_one_engine_cost_the_chunks_that_wait_for_them() -> None:
+    calm, _ = rolled(*MOVING)
+    pause = EventConfig(at_s=60.0, kind="reads", engine=0, seconds=1000.0)
+    result, chunks = rolled(*MOVING, events=(pause,))
+    figures = report(result.record)
+    lost = [result.chunk for result in chunks.losses]
+    assert result.counts == {"reads": 1}
+    assert 0 < len(lost) == figures["lost_chunks"] <= 4
+    assert {(chunk.engine_id, chunk.reads) for chunk in lost} == {("e0", True)}
+    assert len({chunk.request.uid for chunk in lost}) == len(lost), "one chunk per request"
+    assert figures["engines"][0]["kv_wait_s"] >= len(lost) * kv_waits.LEAST_S
+    assert any(not chunk.reads for at, chunk in chunks.sent_at if chunk.engine_id == "e0")
+    assert all(chunk.reads for _, chunk in chunks.sent_at if chunk.engine_id != "e0")
+    assert (result.wasted_tokens, figures["engines"][0]["states"][1:]) == (0, [])
+    ended, calm_end = result.record.finished_at[-1], calm.record.finished_at[-1]
+    assert ended < calm_end + 30.0, "it does not wait for the reads"
+
+
+def test_a_pool_that_stands_still_for_all_engines_ends_no_rollout() -> None:
+    result, chunks = rolled(*MOVING, events=(EventConfig(at_s=30.0, kind="reads", seconds=1e6),))
+    assert result.counts == {"reads": 6}
+    assert 0 < len(chunks.losses) <= 24
+    assert {type(result.error) for result in chunks.losses} == {ChunkRecalled}
+    assert result.record.finished_at[-1] < 1000.0
+
+
+def test_short_pauses_of_reads_cost_no_chunk() -> None:
+    pauses = [EventConfig(at_s=at, kind="reads", seconds=3.0) for at in (60.0, 90.0, 120.0)]
+    result, chunks = rolled(*MOVING, events=tuple(pauses))
+    assert result.counts == {"reads": 18}
+    assert chunks.losses == []
+    assert all(chunk.reads for _, chunk in chunks.sent_at)
 
 
 def test_faults_of_several_engines_at_once_lose_nothing() -> None:

@@ -255,7 +255,7 @@ def test_faults_that_end_a_rollout_are_one_line_and_status_1(simulate: Simulate)
         ("events:\n- {at_s: 1, kind: hang, engine: 9}\n", "events[0].engine: 9; there are"),
         (
             "events:\n- {at_s: 1, kind: cut, other_weights: true}\n",
-            "events[0].other_weights: a cut changes no weights",
+            "events[0].other_weights: only a death changes weights",
         ),
         ("seed: [\n", "bad.yaml:"),
     ],

@@ -35,7 +35,15 @@ def test_storms_have_every_kind_of_fault() -> None:
     messages = {
         f"{fate} {what}" for fate in ("lost", "late", "doubled") for what in ("replies", "acks")
     }
-    assert set(counts) >= {"death", "hang", "cut", "other weights", "untrue acks", *messages}
+    assert set(counts) >= {
+        "death",
+        "hang",
+        "cut",
+        "reads",
+        "other weights",
+        "untrue acks",
+        *messages,
+    }
 
 
 class Sent(Observer):

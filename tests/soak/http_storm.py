@@ -19,7 +19,7 @@ from aiohttp import web
 from typing_extensions import override
 
 from seer_sgl import Rollout
-from seer_sgl.driver import monitor, stall
+from seer_sgl.driver import kv_waits, monitor, stall
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.types import Sample
 from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving
@@ -41,6 +41,7 @@ SHARES = {
     "stall all": 0.0005,
     "close": 0.05,
     "lost": 0.0005,
+    "read": 0.0005,
 }
 # An endless reply takes seconds until it is too long.
 SHAPES = sorted(GARBAGE.keys() - {"endless"})
@@ -132,6 +133,8 @@ async def rolling(servers: int, seed: int, counts: Counter[str]) -> AsyncIterato
         stack.enter_context(patch.object(HttpEngine, "vocab_size", vocab_size))
         stack.enter_context(patch.object(monitor, "POLL_S", 0.05))
         stack.enter_context(patch.object(stall, "READMISSION_MOST_S", 0.2))
+        stack.enter_context(patch.object(kv_waits, "LEAST_S", 0.5))
+        stack.enter_context(patch.object(kv_waits, "FIRST_PAUSE_S", 0.5))
         urls = []
         for number in range(servers):
             fake = StormyFake(
@@ -139,6 +142,7 @@ async def rolling(servers: int, seed: int, counts: Counter[str]) -> AsyncIterato
                 max_running_requests=64,
                 delay_s=0.002,
                 prompt_lens=prompt_lens,
+                plugin={"version": "1", "missing": []},
                 seed=seed * 1000 + number,
                 counts=counts,
             )

@@ -43,6 +43,7 @@ FAULTS = FaultsConfig(
     deaths=DeathConfig(mean_s=60.0, seconds=(1.0, 20.0), together=0.1, other_weights=0.2),
     hangs=OutageConfig(mean_s=120.0, seconds=(1.0, 30.0), together=0.1),
     cuts=OutageConfig(mean_s=120.0, seconds=(1.0, 30.0), together=0.1),
+    reads=OutageConfig(mean_s=120.0, seconds=(1.0, 60.0), together=0.1),
     replies=ReplyConfig(lost=0.0002, late=0.005, late_s=(0.0, 10.0), doubled=0.001),
     acks=AckConfig(lost=0.01, late=0.01, late_s=(0.0, 10.0), doubled=0.01, untrue=0.01),
 )
