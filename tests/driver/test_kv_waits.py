@@ -151,6 +151,7 @@ async def test_the_only_engine_computes_the_kv_that_it_does_not_read() -> None:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.process
 async def test_reads_are_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_waits, "FIRST_PAUSE_S", 0.1)
     stands = FakeSGLang(plugin=PLUGIN, faults=deque(["read"]), longest=1000, delay_s=0.05)
