@@ -64,12 +64,14 @@ def variables(folder: Path, *, compiler: bool) -> dict[str, str]:
     return {**kept, "HOME": str(home), "TMPDIR": str(temporary), "PATH": path}
 
 
-def other_user(folder: Path) -> list[str]:
+def other_user(folder: Path, environment: dict[str, str]) -> list[str]:
     """Returns the words before a command that make it another user's; none if that cannot be."""
     if os.getuid() != 0 or shutil.which("setpriv") is None:
         return []
     words = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-    if subprocess.run([*words, sys.executable, "-c", ""], check=False).returncode != 0:
+    python = environment.get("SEER_PYTHON", "python3")
+    reads = subprocess.run([*words, "sh", "-c", f"{python} -c 1"], env=environment, check=False)
+    if reads.returncode != 0:
         return []
     subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", folder], check=True)
     return words
@@ -128,7 +130,7 @@ def main() -> int:
         folder.chmod(0o755)
         subprocess.run(["git", "clone", "--quiet", ROOT, folder / "clone"], check=True)
         environment = variables(folder, compiler=flags.compiler)
-        user = other_user(folder)
+        user = other_user(folder, environment)
         print(f"{'another user' if user else 'this user'}, {folder}", flush=True)
         began = time.monotonic()
         for command in ("rollout",) if flags.only else ("rollout", "test"):

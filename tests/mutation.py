@@ -1,0 +1,229 @@
+"""Breaks the package on purpose and counts how many of the faults the tests find.
+
+    python -m tests.mutation --mutants 200 --seed 1 [--room scheduling ...] [--json FILE]
+
+Each mutant is one change in a copy of the checkout, at a place chosen by the seed: a comparison
+turned, a constant off by one, an `await` dropped, a branch removed. The tests of the gate that run
+the line decide. Which ones do so is measured first, under coverage, and kept in out/ for the same
+commit. A line that no test of the gate runs is no place for a mutant: its share is in the coverage.
+"""
+
+import argparse
+import ast
+import asyncio
+import copy
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "seer_sgl"
+TIMEOUT_S = 300  # a mutant may never end
+MOST_TESTS = 60  # of those that run the line; a fault that so many miss counts as missed
+# The gate, without its rules: under coverage everything costs more.
+MARKERS = "not process and not own_engines and not shared_engines and not smoke and not long"
+TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+Tests = dict[str, dict[int, set[str]]]  # by file and line, relative to ROOT
+
+
+class Mutant(NamedTuple):
+    """A change: the text at a place of a file, and what takes its place."""
+
+    file: str
+    line: int
+    kind: str
+    begin: int  # bytes from the start of the file
+    end: int
+    text: str
+
+    @property
+    def room(self) -> str:
+        """The first folder below the package; for files beside the folders, the file."""
+        parts = Path(self.file).parts
+        deep = parts[1] == "plugin" and parts[2] in ("speculation", "cpu")
+        return "/".join(parts[1:3]) if deep else parts[1]
+
+
+def mutants_of(path: Path) -> Iterator[Mutant]:
+    """Yields every mutant of a file."""
+    source = path.read_bytes()
+    starts = [0]
+    for text in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(text))
+    file = str(path.relative_to(ROOT))
+
+    def mutant(kind: str, node: ast.expr | ast.stmt, text: str) -> Mutant:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        begin = starts[node.lineno - 1] + node.col_offset
+        end = starts[node.end_lineno - 1] + node.end_col_offset
+        return Mutant(file, node.lineno, kind, begin, end, text)
+
+    for node in _code(ast.parse(source)):
+        if isinstance(node, ast.Compare) and len(node.ops) == 1:
+            turned = copy.deepcopy(node)
+            turned.ops = [TURNED[type(node.ops[0])]()]
+            yield mutant("comparison", node, f"({ast.unparse(turned)})")
+        elif isinstance(node, ast.Constant) and type(node.value) is int:
+            yield mutant("constant", node, str(node.value + 1))
+        elif isinstance(node, ast.Await):
+            yield mutant("await", node, f"({ast.unparse(node.value)})")
+        elif isinstance(node, ast.If):
+            yield mutant("branch", node.test, "False")
+
+
+def _code(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yields the nodes of functions; constants and annotations outside run at import only."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            for statement in node.body:
+                if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+                    yield from ast.walk(statement)
+
+
+def measured() -> Tests:
+    """Returns which tests of the gate run which lines; runs them if that is not known yet."""
+    head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
+    data = ROOT / "out" / "mutation" / f"{head}.coverage"
+    if not data.exists():
+        data.parent.mkdir(parents=True, exist_ok=True)
+        settings = data.with_suffix(".rc")
+        settings.write_text("[run]\ndynamic_context = test_function\nsource = seer_sgl\n")
+        command = ["-m", "coverage", "run", f"--rcfile={settings}", f"--data-file={data}.new"]
+        gate = ["-m", "pytest", "--hypothesis-profile=ci", "-m", MARKERS]
+        subprocess.run([sys.executable, *command, *gate], cwd=ROOT, check=False)
+        Path(f"{data}.new").rename(data)
+    from coverage import CoverageData
+
+    found = CoverageData(str(data))
+    found.read()
+    return {
+        str(Path(file).relative_to(ROOT)): {
+            line: set(tests) - {""} for line, tests in found.contexts_by_lineno(file).items()
+        }
+        for file in found.measured_files()
+    }
+
+
+def chosen(tests: Tests, count: int, seed: int, rooms: list[str]) -> list[Mutant]:
+    """Returns `count` mutants of lines that tests run, the same ones for the same seed."""
+    every = {
+        mutant
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for mutant in mutants_of(path)
+        if tests.get(mutant.file, {}).get(mutant.line) and (not rooms or mutant.room in rooms)
+    }
+    return random.Random(seed).sample(sorted(every), min(count, len(every)))
+
+
+def node_ids(contexts: set[str], seed: int) -> list[str]:
+    """Returns the tests of some contexts as arguments of pytest, at most MOST_TESTS."""
+    found = set()
+    for context in contexts:
+        parts = context.split(".")
+        for cut in range(len(parts) - 1, 0, -1):
+            file = Path(*parts[:cut]).with_suffix(".py")
+            if (ROOT / file).exists():
+                if parts[cut].startswith("test_"):
+                    found.add("::".join([str(file), *parts[cut:]]))
+                break
+    names = sorted(found)
+    return random.Random(seed).sample(names, min(MOST_TESTS, len(names)))
+
+
+async def survives(mutant: Mutant, tests: list[str], tree: Path) -> bool:
+    """Returns whether the tests pass with the mutant in place. `tree`: a copy of the checkout."""
+    path = tree / mutant.file
+    source = path.read_bytes()
+    path.write_bytes(source[: mutant.begin] + mutant.text.encode() + source[mutant.end :])
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "pytest", "-x", "-q", "--hypothesis-profile=ci"),
+            *("-p", "no:cacheprovider", "--timeout=60", *tests),
+            cwd=tree,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await process.wait() == 0
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            return False
+    finally:
+        path.write_bytes(source)
+
+
+async def run(mutants: list[Mutant], tests: Tests, workers: int) -> list[Mutant]:
+    """Returns the mutants that no test found."""
+    left, missed = list(enumerate(mutants)), []
+
+    async def work(tree: Path) -> None:
+        while left:
+            number, mutant = left.pop(0)
+            covering = node_ids(tests[mutant.file][mutant.line], number)
+            if not covering or await survives(mutant, covering, tree):
+                missed.append(mutant)
+                print(
+                    f"missed {mutant.file}:{mutant.line} {mutant.kind}: {mutant.text}", flush=True
+                )
+
+    with tempfile.TemporaryDirectory(prefix="seer-sgl-mutation-") as folder:
+        trees = [Path(folder) / str(number) for number in range(workers)]
+        for tree in trees:
+            ignored = shutil.ignore_patterns(".venv*", ".git", "out", "__pycache__", ".mypy_cache")
+            shutil.copytree(ROOT, tree, ignore=ignored)
+        async with asyncio.TaskGroup() as group:
+            for tree in trees:
+                group.create_task(work(tree))
+    return missed
+
+
+def main() -> None:
+    """Prints the share of faults found, by room."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--mutants", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--room", action="append", default=[])
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--json", type=Path)
+    flags = parser.parse_args()
+    tests = measured()
+    mutants = chosen(tests, flags.mutants, flags.seed, flags.room)
+    missed = asyncio.run(run(mutants, tests, flags.workers))
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for mutant in mutants:
+        counts[mutant.room][0] += 1
+    for mutant in missed:
+        counts[mutant.room][1] += 1
+    print(f"{'room':24}{'mutants':>8}{'found':>8}")
+    for room, (all_, lost) in sorted(counts.items()):
+        print(f"{room:24}{all_:8}{100 * (all_ - lost) / all_:7.0f}%")
+    if flags.json is not None:
+        found = {room: {"mutants": all_, "missed": lost} for room, (all_, lost) in counts.items()}
+        listed = [f"{each.file}:{each.line} {each.kind}" for each in missed]
+        flags.json.write_text(json.dumps({"rooms": found, "missed": listed}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
