@@ -6,7 +6,8 @@ from typing import Annotated, Any, Self
 
 import msgspec
 
-from .bounds import LARGEST_ID, Fraction, Natural, Positive, TokenId
+from .bounds import LARGEST_ID, CustomParams, Fraction, Natural, Positive, Real, TokenId
+from .patterns import too_costly
 
 # Key in `custom_params`: the group and response that a call continues (link/contract.py).
 ORIGIN = "seer_sgl"
@@ -33,7 +34,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Most tokens of a response, over all of its chunks; `max_response_len` is another name."""
     min_new_tokens: Natural = 0
     """No stop before so many tokens."""
-    temperature: Annotated[float, msgspec.Meta(ge=0.0)] = 1.0
+    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=1e20)] = 1.0
     """0: greedy."""
     top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
     """Keep the most likely tokens up to this probability."""
@@ -53,7 +54,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Leave special tokens out of the text."""
     no_stop_trim: bool = False
     """Keep the stop string in the text."""
-    logit_bias: dict[str, float] = {}
+    logit_bias: dict[str, Real] = {}
     """Added to logits, by token id."""
     frequency_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
     """Penalty per occurrence of a token; requests run undivided."""
@@ -69,7 +70,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Grammar."""
     structural_tag: str | None = None
     """Grammar."""
-    custom_params: dict[str, Any] = {}
+    custom_params: CustomParams = {}
     """Passed on to SGLang's custom logit processors."""
 
     def stops(self) -> list[str]:
@@ -96,6 +97,10 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for token in self.logit_bias:
             if not TOKEN_ID.fullmatch(token) or int(token) > LARGEST_ID:
                 yield "logit_bias", f"{token!r} is not a token id"
+        for pattern in [self.stop_regex] if isinstance(self.stop_regex, str) else self.stop_regex:
+            why = too_costly(pattern)
+            if why is not None:
+                yield "stop_regex", why
         if any(not stop for stop in self.stops()):
             yield "stop", "an empty stop string"
         if sum(getattr(self, name) is not None for name in GRAMMARS) > 1:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from seer_sgl.driver.checks import unservable
+from seer_sgl.patterns import too_costly
 from seer_sgl.sampling import GRAMMARS
 from seer_sgl.types import EngineInfo, Sampling
 
 from .errors import BadRequest
-from .patterns import may_take_forever
 
 READ = (
     *("text", "input_ids", "sampling_params"),
@@ -84,8 +84,8 @@ def _harmful(params: Mapping[str, Any], engines: Sequence[EngineInfo]) -> Iterat
     if isinstance(min_p, int | float) and min_p > 0:
         yield from unservable(Sampling(min_p=min_p), engines, tokenizer=True)
     for pattern in _list(params.get("stop_regex")):
-        if isinstance(pattern, str) and may_take_forever(pattern):
-            yield "stop_regex", "a repetition inside a repetition can take an engine for ever"
+        if isinstance(pattern, str) and (why := too_costly(pattern)):
+            yield "stop_regex", why
     if params.get("min_new_tokens"):
         for token in _list(params.get("stop_token_ids")):
             if isinstance(token, int) and not _is_token(token, engines[0].vocab_size):

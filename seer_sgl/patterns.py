@@ -1,0 +1,196 @@
+"""The work that a regular expression may cost. Pure.
+
+SGLang matches `stop_regex` with Python's `re` in its scheduler, at every token, in the whole
+response: a pattern that backtracks for long stops all requests of the engine. The work is estimated
+as characters ^ degree * choices, for the worst text.
+"""
+
+import re
+import re._constants as sre  # type: ignore[import-not-found]
+import re._parser as sre_parser  # type: ignore[import-not-found]
+from collections.abc import Callable, Mapping
+from typing import Any
+
+REPEATS = (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT)
+CHARACTERS = (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN)
+FEW = 16  # repetitions that are counted as choices
+# `re.search` begins at each place, so a single repetition of any character has degree 2.
+MOST_DEGREE = 2
+MOST_CHOICES = 64
+LATIN = [chr(code) for code in range(256)]
+CATEGORIES: Mapping[Any, Callable[[str], bool]] = {
+    sre.CATEGORY_DIGIT: str.isdecimal,
+    sre.CATEGORY_SPACE: str.isspace,
+    sre.CATEGORY_WORD: lambda character: character.isalnum() or character == "_",
+    sre.CATEGORY_NOT_DIGIT: lambda character: not character.isdecimal(),
+    sre.CATEGORY_NOT_SPACE: lambda character: not character.isspace(),
+    sre.CATEGORY_NOT_WORD: lambda character: not (character.isalnum() or character == "_"),
+}
+# One digit, letter, space and other character that stand for all beyond Latin 1.
+BEYOND = "\u0660\u4e00\u3000\u2026"
+Characters = frozenset[str]
+
+
+def too_costly(pattern: str) -> str | None:
+    """Returns why no engine should match a pattern; None if it may."""
+    try:
+        parsed = sre_parser.parse(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"no regular expression: {error}"
+    work = _Work(frozenset([*LATIN, *BEYOND, *_literals(parsed)]))
+    try:
+        work.sequence(parsed)
+    except _Nested:
+        return "a repetition of what can match in several ways could take an engine for ever"
+    if work.degree > MOST_DEGREE:
+        return f"{work.degree - 1} repetitions that can match the same text; 1 is the limit"
+    if work.choices > MOST_CHOICES:
+        return f"about {work.choices} ways to match one text; {MOST_CHOICES} is the limit"
+    return None
+
+
+class _Nested(Exception):
+    """A repetition of something with choices: exponential work."""
+
+
+class _Work:
+    """The degree and the choices of what was read so far.
+
+    Two repetitions multiply the work unless their characters differ, or a character must come
+    between them that one of them does not match.
+    """
+
+    def __init__(self, alphabet: Characters) -> None:
+        self.degree = 1
+        self.choices = 1
+        self._alphabet = alphabet
+        self._required: list[Characters] = []  # the characters that must come, in order
+        # Each repetition so far, and how many characters must come before its end. The first one is
+        # the text before the match.
+        self._repeats: list[tuple[Characters, int]] = [(alphabet, 0)]
+
+    def sequence(self, items: Any) -> None:
+        """Reads items that follow each other."""
+        for kind, value in items:
+            if kind in CHARACTERS:
+                self._required.append(self._characters(kind, value))
+            elif kind in REPEATS:
+                self._repeat(*value)
+            elif kind is sre.BRANCH:
+                self._branch(value[1])
+            elif kind is sre.GROUPREF:
+                self._many(0, self._alphabet)
+            else:
+                for part in _parts(value):
+                    self.sequence(part)
+
+    def _repeat(self, least: int, most: int, items: Any) -> None:
+        inner = _Work(self._alphabet)
+        inner.sequence(items)
+        if most > FEW:
+            if inner.degree > 1 or inner.choices > 1:
+                raise _Nested
+            self._many(least, self._set_of(items))
+            return
+        before = len(self._required)
+        if inner.degree > 1:
+            for _ in range(most):
+                self.sequence(items)
+        elif least:
+            self.sequence(items)
+        if not least:
+            del self._required[before:]
+        self.choices *= (most - least + 1) * int(inner.choices) ** most
+
+    def _many(self, least: int, repeated: Characters) -> None:
+        if least:
+            self._required.append(repeated)
+        if any(self._multiply(other, place, repeated) for other, place in self._repeats):
+            self.degree += 1
+        self._repeats.append((repeated, len(self._required)))
+
+    def _multiply(self, other: Characters, place: int, repeated: Characters) -> bool:
+        """Returns whether a text can be split between two repetitions in many ways."""
+        apart = other.isdisjoint(repeated) or any(
+            each.isdisjoint(other) or each.isdisjoint(repeated) for each in self._required[place:]
+        )
+        return not apart
+
+    def _branch(self, alternatives: Any) -> None:
+        """Reads alternatives: the costliest one counts."""
+        degree = most_degree = self.degree
+        choices = most_choices = self.choices
+        place = len(self._required)
+        firsts: list[Characters] = []
+        for each in alternatives:
+            self.degree, self.choices = degree, choices
+            self.sequence(each)
+            firsts += self._required[place : place + 1]
+            del self._required[place:]
+            most_degree = max(most_degree, self.degree)
+            most_choices = max(most_choices, self.choices)
+        letters = frozenset[str]().union(*firsts)
+        each_begins = len(firsts) == len(alternatives)
+        apart = each_begins and sum(map(len, firsts)) == len(letters)
+        if each_begins:
+            self._required.append(letters)
+        self.degree = most_degree
+        self.choices = most_choices * (1 if apart else len(alternatives))
+
+    def _set_of(self, items: Any) -> Characters:
+        """Returns the characters of a repetition of one character; else all."""
+        first, *more = [*items] or [(None, None)]
+        single = not more and first[0] in CHARACTERS
+        return self._characters(*first) if single else self._alphabet
+
+    def _characters(self, kind: Any, value: Any) -> Characters:
+        found = {each for each in self._alphabet if _any_case(kind, value, each)}
+        if kind is sre.IN and any(each[0] is sre.RANGE and each[1][1] > 255 for each in value):
+            found.update(BEYOND)
+        return frozenset(found)
+
+
+def _any_case(kind: Any, value: Any, character: str) -> bool:
+    """Returns whether an item matches a character in some case: a pattern may ignore it."""
+    return any(_matches(kind, value, each) for each in {character, *character.swapcase()})
+
+
+def _matches(kind: Any, value: Any, character: str) -> bool:
+    code = ord(character)
+    if kind is sre.LITERAL:
+        return bool(code == value)
+    if kind is sre.NOT_LITERAL:
+        return bool(code != value)
+    if kind is sre.RANGE:
+        return bool(value[0] <= code <= value[1])
+    if kind is sre.CATEGORY:
+        return CATEGORIES[value](character)
+    if kind is sre.IN:
+        found = any(
+            _matches(each[0], each[1], character) for each in value if each[0] is not sre.NEGATE
+        )
+        return found != (value[0][0] is sre.NEGATE)
+    return True
+
+
+def _literals(items: Any) -> set[str]:
+    """Returns the literal characters anywhere in a pattern."""
+    found = set()
+    for kind, value in items:
+        if kind is sre.LITERAL:
+            found.add(chr(value))
+        for part in _parts(value) + ([value] if kind is sre.IN else []):
+            found |= _literals(part)
+    return found
+
+
+def _parts(value: Any) -> list[Any]:
+    """Returns the patterns inside a group, an assertion or a branch."""
+    values = value if isinstance(value, tuple) else (value,)
+    parts = []
+    for each in values:
+        if isinstance(each, sre_parser.SubPattern):
+            parts.append(each)
+        elif isinstance(each, list):
+            parts += [one for one in each if isinstance(one, sre_parser.SubPattern)]
+    return parts

@@ -1,0 +1,46 @@
+"""The work of a regular expression is bounded before an engine matches it."""
+
+import pytest
+
+from seer_sgl.patterns import too_costly
+
+USUAL = [
+    *("\\n\\n+Q: \\d+", "(END|STOP)+", "a{1,3}b+", "\\s*(?:Answer|ANSWER)\\s*:\\s*\\d+"),
+    *("\\\\boxed\\{[^}]*\\}", "```\\n.*\\n```", "<\\|im_end\\|>|\\n\\nHuman:", "(?i)stop\\W+here"),
+    *("\\d+\\s+\\d+\\s+\\d+", "\\b\\w+\\b\\s*$", "(?:\\d+\\.\\d+|\\d+)%", "[^\\n]*\\n[^\\n]*\\n"),
+    *("(?:a|b)*c", "[A-Z][a-z]+ [A-Z][a-z]+", "[\\s\\S]*z", "\u4e00+[a-z]+", "", "(?:ab){2,5}"),
+]
+EXPONENTIAL = ["(a+)+$", "(?:a|[ab]c)*d", "(?:aa?)*z", "(?:a{1,3})*z", "((a{1,20}){1,20}){1,20}"]
+POLYNOMIAL = [
+    *(
+        ".*.*z",
+        ".*" * 24 + "z",
+        "a+a+z",
+        "a*b.*.*z",
+        "\\w*\\s*\\w*z",
+        "(?:.*)?x(?:.*)?y",
+        "a*?a*?z",
+    ),
+    *("(?:a*b)?a*b?a*c", "(\\w+)\\1x", "(?=.*a.*)b", "(?>a*)a*z", "[\u4e00-\u9fa5]*\u4e01*x"),
+    *("[\u0600-\u06ff]*\\d*x", "(?i)A*a*z", "a{17,}a{17,}z", "(?:a*){3}z"),
+]
+MANY_WAYS = ["a?" * 30 + "a" * 30, "(a|aa)" * 20 + "z", "(?:x{1,16}){1,16}y"]
+
+
+@pytest.mark.parametrize("pattern", USUAL)
+def test_usual_patterns_may_be_matched(pattern: str) -> None:
+    assert too_costly(pattern) is None
+
+
+@pytest.mark.parametrize(
+    ("patterns", "why"),
+    [
+        (EXPONENTIAL, "for ever"),
+        (POLYNOMIAL, "repetitions that can match the same text"),
+        (MANY_WAYS, "ways to match one text"),
+        (["(", "[z-a]", "(" * 5000, "a{4294967296}"], "no regular expression"),
+    ],
+)
+def test_patterns_that_would_hold_an_engine_are_refused(patterns: list[str], why: str) -> None:
+    for pattern in patterns:
+        assert why in (too_costly(pattern) or ""), pattern
