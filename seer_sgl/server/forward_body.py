@@ -13,15 +13,15 @@ from seer_sgl.types import EngineInfo
 from .decode import decode, decode_fields
 from .errors import BadRequest
 from .generate_body import DEFAULT_NEW_TOKENS, require_possible
-from .harmful import READ, require_harmless
+from .harmful import require_harmless
 from .json import dumps
+from .sglang_fields import DROPPED, GenerateFields
 
-OWN = (
-    "rid",
-    "stream",
-    "input_embeds",
-    "session_params",
-)  # of the fields; beside the ones that may do harm
+# Fields that this module reads; a missing one is None.
+READ = (
+    *("text", "input_ids", "input_embeds", "sampling_params", "rid", "stream"),
+    *("return_logprob", "session_params"),
+)
 
 
 class Whole(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +55,14 @@ def whole(
     response together. Raises BadRequest for what would end an engine.
     """
     fields = decode_fields(body)
-    known = {name: decode(fields[name], name) if name in fields else None for name in (*OWN, *READ)}
-    require_harmless(known, engines)
+    for name in DROPPED:
+        fields.pop(name, None)
+    given = {name: decode(raw, name) for name, raw in fields.items()}
+    for name, value in given.items():
+        if name not in GenerateFields.__struct_fields__ and not value:
+            del fields[name]
+    require_harmless({name: given[name] for name in fields}, engines)
+    known = {name: given.get(name) for name in READ}
     if known["rid"] is None:
         known["rid"] = uuid.uuid4().hex
         fields["rid"] = msgspec.Raw(dumps(known["rid"]))

@@ -250,10 +250,7 @@ async def test_a_client_that_hangs_up_leaves_nothing_behind(stream: bool) -> Non
         ({"session_params": {"id": "s"}}, "session_params"),
         ({"params": {"regex": "a+"}}, "regex"),
         ({"params": {"frequency_penalty": 0.5}}, "frequency_penalty"),
-        ({"params": {"no such name": 1}}, "other"),
         ({"params": {"max_new_tokens": 0}}, "max_new_tokens"),
-        ({"group_size": "many"}, "group_size"),
-        ({"a_field_of_tomorrow": 1}, "a_field_of_tomorrow"),
     ],
 )
 async def test_what_cannot_cross_a_chunk_goes_through_as_it_is(
@@ -269,6 +266,24 @@ async def test_what_cannot_cross_a_chunk_goes_through_as_it_is(
     assert call.pop("rid") == reply["meta_info"]["id"]
     assert call == sent
     assert reply["text"] == "ignored"  # the engine's own answer
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"params": {"no such name": 1}}, "no such name"),
+        ({"group_size": "many"}, "group_size"),
+        ({"a_field_of_tomorrow": 1}, "a_field_of_tomorrow"),
+    ],
+)
+async def test_what_sglang_does_not_know_is_refused_by_name(
+    fields: dict[str, Any], named: str
+) -> None:
+    fake = FakeSGLang(longest=1000)
+    async with served(fake) as it:
+        status, reply = await it.post("/generate", **body(200 << 7, **fields))
+    assert (status, reply["error"]["message"].partition(": ")[0]) == (400, named)
+    assert not fake.seen
 
 
 async def test_an_undivided_request_waits_for_room_in_the_ledger() -> None:

@@ -1,12 +1,16 @@
-"""What would end an engine is refused, also when a request is sent on as it is."""
+"""What would end an engine is refused by name, also when a request is sent on as it is."""
 
+import ast
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from seer_sgl.server.errors import BadRequest
-from seer_sgl.server.harmful import READ, require_harmless
+from seer_sgl.server.harmful import require_harmless
+from seer_sgl.server.sglang_fields import DROPPED, INTERNAL, GenerateFields, SamplingFields
 from seer_sgl.types import EngineInfo
 from tests.fake_sglang import FakeSGLang
 from tests.server.helpers import served
@@ -14,14 +18,10 @@ from tests.server.helpers import served
 VOCABULARY = 100
 
 
-def request(**fields: Any) -> dict[str, Any]:
-    return dict.fromkeys(READ) | fields
-
-
 async def engine() -> EngineInfo:
     async with served(FakeSGLang()) as it:
         (info,) = it.service.infos()
-    return info
+    return msgspec.structs.replace(info, vocab_size=VOCABULARY)
 
 
 @pytest.mark.parametrize(
@@ -31,27 +31,73 @@ async def engine() -> EngineInfo:
         ([5, VOCABULARY], {}, "input_ids"),
         ([[5], [VOCABULARY]], {}, "input_ids"),
         ([[5], []], {}, "input_ids"),
+        ([[5], 5], {}, "input_ids"),
         ([5], {"max_new_tokens": 4.0}, "max_new_tokens"),
         ([5], {"beam_width": 1.5}, "beam_width"),
         ([5], {"json_schema": {"type": "object"}}, "json_schema"),
         ([5], {"skip_special_tokens": "yes"}, "skip_special_tokens"),
+        ([5], {"skip_special_tokens": 0}, "skip_special_tokens"),
+        ([5], {"n": 0}, "n"),
         ([5], {"top_k": 1 << 31}, "top_k"),
+        ([5], {"top_k": 3e9}, "top_k"),
+        ([5], {"stream_interval": 0}, "stream_interval"),
         ([5], {"min_p": 0.1}, "min_p"),
         ([5], {"stop_token_ids": [VOCABULARY], "min_new_tokens": 1}, "stop_token_ids"),
         ([5], {"stop_token_ids": [-1], "min_new_tokens": 1}, "stop_token_ids"),
+        ([5], {"stop": ["x" * 10_000_000]}, "stop"),
         ([5], {"logit_bias": {"5": None}}, "logit_bias"),
+        ([5], {"logit_bias": {"5": 1e300}}, "logit_bias"),
         ([5], {"logit_bias": [1]}, "logit_bias"),
+        ([5], {"custom_params": {"a": [[1]]}}, "custom_params"),
+        ([5], {"custom_params": {"seer_sgl": {"group": "other"}}}, "custom_params"),
         ([5], {"stop_regex": "(a+)+$"}, "stop_regex"),
         ([5], {"stop_regex": ["x", "(?:a|[ab]c)*d"]}, "stop_regex"),
+        ([5], {"stop_regex": ".*" * 24 + "z"}, "stop_regex"),
+        ([5], {"is_normalized": True}, "is_normalized"),
+        ([5], {"a name of tomorrow": 1}, "a name of tomorrow"),
+        ([5], [1], "sampling_params"),
     ],
 )
 async def test_what_ends_an_engine_is_refused_by_name(
     ids: list[Any], params: dict[str, Any], named: str
 ) -> None:
-    info = msgspec.structs.replace(await engine(), vocab_size=VOCABULARY)
-    for parameters in (params, [{}, params]):
+    info = await engine()
+    batch = ids if isinstance(ids[0], list) else [ids, ids]
+    for fields in (
+        {"input_ids": ids, "sampling_params": params},
+        {"input_ids": batch, "sampling_params": [{}, params]},
+    ):
         with pytest.raises(BadRequest, match=f"^{named}: "):
-            require_harmless(request(input_ids=ids, sampling_params=parameters), [info])
+            require_harmless(fields, [info])
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"text": "x", "input_ids": []}, "input_ids"),
+        ({"text": "x", "input_ids": [[5]]}, "text and input_ids"),
+        ({"text": []}, "text"),
+        ({"text": "x", "lora_id": ["a"]}, "lora_id"),
+        ({"text": "x", "lora_id": [None]}, "lora_id"),
+        ({"text": "x", "http_worker_ipc": "ipc:///tmp/other"}, "http_worker_ipc"),
+        ({"text": "x", "positional_embed_overrides": [1]}, "positional_embed_overrides"),
+        ({"text": "x", "a_field_of_tomorrow": 1}, "a_field_of_tomorrow"),
+        ({"text": "x", "stream": 1}, "stream"),
+        ({"text": "x", "return_logprob": [True]}, "return_logprob"),
+        ({"text": ["x", "y"], "return_logprob": [True]}, "return_logprob"),
+        ({"text": "x", "rid": ["a"]}, "rid"),
+        ({"text": "x", "rid": "HEALTH_CHECK_1"}, "rid"),
+        ({"text": "x", "session_params": {"id": 5}}, "id"),
+        ({"input_embeds": []}, "input_embeds"),
+        ({"input_embeds": [[0.5], [0.5, 0.5]]}, "input_embeds"),
+        ({"input_embeds": [[[0.5]], []]}, "input_embeds"),
+    ],
+)
+async def test_fields_that_do_not_fit_one_another_are_refused(
+    fields: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(BadRequest, match=f"^{named}: "):
+        require_harmless(fields, [await engine()])
 
 
 @pytest.mark.parametrize(
@@ -59,20 +105,16 @@ async def test_what_ends_an_engine_is_refused_by_name(
     [
         ({"logprob_start_len": -2}, "logprob_start_len"),
         ({"top_logprobs_num": VOCABULARY + 1}, "top_logprobs_num"),
-        ({"top_logprobs_num": [1]}, "top_logprobs_num"),
-        ({"logprob_start_len": [0]}, "logprob_start_len"),
     ],
 )
 async def test_log_probabilities_that_end_an_engine_are_refused_where_they_are_wanted(
     fields: dict[str, Any], named: str
 ) -> None:
-    info = msgspec.structs.replace(await engine(), vocab_size=VOCABULARY)
-    require_harmless(request(input_ids=[5], **fields), [info])
+    info = await engine()
+    require_harmless({"input_ids": [5], **fields}, [info])
     with pytest.raises(BadRequest, match=f"^{named}: "):
-        require_harmless(request(input_ids=[5], return_logprob=True, **fields), [info])
-    with pytest.raises(BadRequest, match="positional_embed_overrides"):
-        require_harmless(request(input_ids=[5], positional_embed_overrides=[1]), [info])
-    batch = request(input_ids=[[5]], return_logprob=True, top_logprobs_num=[1])
+        require_harmless({"input_ids": [5], "return_logprob": True, **fields}, [info])
+    batch = {"input_ids": [[5]], "return_logprob": True, "top_logprobs_num": [1]}
     require_harmless(batch, [info])
 
 
@@ -82,14 +124,44 @@ async def test_log_probabilities_that_end_an_engine_are_refused_where_they_are_w
         {"max_new_tokens": 0, "min_new_tokens": 0, "top_k": -1, "min_p": 0.0},
         {"stop_token_ids": [VOCABULARY]},
         {"stop_regex": ["\\n\\n+Q: \\d+", "(END|STOP)+", "a{1,3}b+"], "logit_bias": {"5": -1.5}},
-        {"a name of tomorrow": [1.5]},
+        {"temperature": -1.0, "top_p": 7.0},
+        dict.fromkeys(SamplingFields.__struct_fields__),
         None,
-        "not an object",
     ],
 )
 async def test_what_sglang_takes_or_refuses_itself_goes_through(params: Any) -> None:
-    require_harmless(request(input_ids=[5], sampling_params=params), [await engine()])
-    require_harmless(request(sampling_params=params), [await engine()])
+    require_harmless({"input_ids": [5], "sampling_params": params}, [await engine()])
+    require_harmless({"sampling_params": params}, [await engine()])
+    nothing = dict.fromkeys((*GenerateFields.__struct_fields__, *INTERNAL))
+    require_harmless(nothing | {"text": "x", "image_data": [{"url": "u"}]}, [await engine()])
+
+
+async def test_a_prompt_of_a_session_may_have_no_tokens_of_its_own() -> None:
+    require_harmless({"input_ids": [], "session_params": {"id": "s"}}, [await engine()])
+
+
+def fields_in(source: str, name: str) -> list[str]:
+    """Returns the fields of a class of SGLang, in order; it need not be importable."""
+    spec = importlib.util.find_spec("sglang")
+    if spec is None or spec.submodule_search_locations is None:
+        pytest.skip("SGLang is not installed")
+    tree = ast.parse((Path(spec.submodule_search_locations[0]) / "srt" / source).read_text())
+    (found,) = (e for e in ast.walk(tree) if isinstance(e, ast.ClassDef) and e.name == name)
+    return [
+        each.target.id
+        for each in found.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    ]
+
+
+def test_every_field_of_sglang_is_known() -> None:
+    ours = {"group_id", "group_size"}
+    known = {*GenerateFields.__struct_fields__, *INTERNAL, *DROPPED}
+    assert known - ours == {*fields_in("managers/io_struct.py", "GenerateReqInput")}
+    fields = fields_in("sampling/sampling_params.py", "SamplingParams")
+    set_by_itself = fields[fields.index("custom_params") + 1 :]
+    assert {*fields} - {*set_by_itself} == {*SamplingFields.__struct_fields__}
+    assert "is_normalized" in set_by_itself
 
 
 async def test_a_divided_request_has_no_stop_outside_the_vocabulary_beside_a_least_length() -> None:
@@ -101,3 +173,13 @@ async def test_a_divided_request_has_no_stop_outside_the_vocabulary_beside_a_lea
         status, reply = await it.post("/generate", input_ids=[5], sampling_params=params)
     assert (status, reply["error"]["message"][:15]) == (400, "stop_token_ids:")
     assert not fake.seen
+
+
+async def test_other_fields_that_have_no_value_are_not_sent_on() -> None:
+    fake = FakeSGLang()
+    params = {"sampling_seed": 5, "max_new_tokens": 2}
+    empty: dict[str, Any] = {"lora_id": [], "a_field_of_tomorrow": False, "received_time": 5.5}
+    async with served(fake) as it:
+        await it.generate(input_ids=[5], sampling_params=params, top_logprobs_num=1, **empty)
+    (sent,) = fake.seen
+    assert not set(empty) & set(sent)

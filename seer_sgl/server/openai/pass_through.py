@@ -16,7 +16,7 @@ from ..json import dumps
 from ..service import Service
 from .engines import EngineAnswer, Engines, ask
 from .errors import with_errors
-from .undivided import tokens_of
+from .undivided import require_harmless_openai, tokens_of
 
 # Endpoints that use KV on an engine: the ledger reserves room. By path: the most response tokens;
 # None: the request sets them.
@@ -48,17 +48,23 @@ def _of_vertex(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_ollama(fields: Mapping[str, Any]) -> dict[str, Any]:
-    prompt, system = fields.get("prompt"), fields.get("system")
-    if not isinstance(prompt, str) or not prompt.strip():  # SGLang generates nothing
-        return {}
-    text = f"{system}\n\n{prompt}" if system else prompt
-    return {"text": text, "sampling_params": fields.get("options")}
+    options, prompt = fields.get("options"), fields.get("prompt")
+    given = options if isinstance(options, dict) else {}
+    params = {name: given[theirs] for theirs, name in OLLAMA.items() if theirs in given}
+    system = fields.get("system")
+    text = f"{system}\n\n{prompt}" if system and isinstance(prompt, str) else prompt
+    blank = isinstance(text, str) and not text.strip()  # SGLang generates nothing
+    return {"text": None if blank else text, "sampling_params": params}
 
 
+# Ollama's options that SGLang reads (entrypoints/ollama/serving.py).
+SAME = ("temperature", "top_p", "top_k", "stop", "presence_penalty", "frequency_penalty", "seed")
+OLLAMA: Mapping[str, str] = {"num_predict": "max_new_tokens"} | {name: name for name in SAME}
 INPUTS = ("text", "input_ids", "input_embeds")
 # Endpoints whose engine makes a request of `/generate` of them, and the fields of that request.
 OF_GENERATE: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "/api/generate": _of_ollama,
+    "/api/chat": _of_ollama,
     "/vertex_generate": _of_vertex,
 }
 # Endpoints that only the tokenizer process answers.
@@ -104,6 +110,7 @@ class PassThrough:
     async def _require_harmless(self, path: str, fields: Mapping[str, Any], size: int) -> None:
         """Raises BadRequest for what would end an engine. `size`: of the body in bytes."""
         if path not in OF_GENERATE:
+            require_harmless_openai(self._service, dict(fields))
             return
         service, body = self._service, dumps(OF_GENERATE[path](fields))
         await service.worked(size, whole, body, service.infos(), service.encode, service.longest())

@@ -7,21 +7,28 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from .. import harmful
 from ..decode import decode, decode_fields
 from ..errors import BadRequest
 from ..forward_body import names_of, text_lengths
 from ..generate_body import require_few
+from ..harmful import require_harmless
 from ..json import dumps
 from ..service import Service
+from ..sglang_fields import INTERNAL, GenerateFields, SamplingFields
 
 BYTES_PER_TOKEN = 4  # about, of a prompt that is not tokenized here
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 # The fields that the server itself reads.
-READ = (
-    *(*LIMITS, "rid", "seed", "n", "prompt", "input_ids", "logprobs", "top_logprobs"),
-    *("min_p", "top_k", "min_tokens", "stop_token_ids", "stop_regex", "logit_bias"),
-)
+READ = (*LIMITS, "rid", "seed", "n", "prompt", "input_ids")
+# Fields with another name than SGLang's sampling parameter.
+RENAMED = {
+    **dict.fromkeys(LIMITS, "max_new_tokens"),
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+    "stop_sequences": "stop",
+}
+# Fields of `/generate` that have another meaning on other paths, or are made of others here.
+OTHERS = ("text", "input_ids", "input_embeds", "sampling_params", "return_logprob")
 
 
 async def send_undivided(
@@ -36,8 +43,9 @@ async def send_undivided(
     `prompt_len`: in tokens; None: unknown. Raises HttpError.
     """
     fields = decode_fields(body)
-    known = {name: decode(fields[name], name) if name in fields else None for name in READ}
-    harmful.require_harmless(_of_sglang(known), service.infos())
+    given = {name: decode(raw, name) for name, raw in fields.items()}
+    require_harmless_openai(service, given)
+    known = {name: given.get(name) for name in READ}
     if prompt_len == 0:
         raise BadRequest("messages: a prompt without tokens")
     if prompt_len is None and reason != "completion_template":
@@ -94,15 +102,45 @@ async def _prompt_len(service: Service, prompt: Any, size: int) -> int | None:
     return sum(await service.worked(size, text_lengths, "prompt", texts, encode, longest))
 
 
-def _of_sglang(known: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields by the names of `/generate`, for those that may end an engine."""
-    prompt, likeliest = known["prompt"], known["top_logprobs"]
-    if likeliest is None and not isinstance(known["logprobs"], bool):
-        likeliest = known["logprobs"]  # of a completion: their number
-    tokens = prompt if isinstance(prompt, list) else known["input_ids"]
-    return dict.fromkeys(harmful.READ) | {
-        "input_ids": tokens,
-        "sampling_params": known | {"min_new_tokens": known["min_tokens"]},
-        "return_logprob": bool(known["logprobs"]),
-        "top_logprobs_num": likeliest,
-    }
+def require_harmless_openai(service: Service, given: dict[str, Any]) -> None:
+    """Raises BadRequest for a decoded body that would end an engine: SGLang makes a request of
+    `/generate` of it, in which most fields keep their name."""
+    own = dict.fromkeys((*GenerateFields.__struct_fields__, *INTERNAL))
+    fields = {name: given[name] for name in own if name in given and name not in OTHERS}
+    params = {name: given[name] for name in SamplingFields.__struct_fields__ if name in given}
+    for name, sglang in RENAMED.items():
+        if given.get(name) is not None:
+            params[sglang] = given[name]
+    likeliest, logprobs = given.get("top_logprobs"), given.get("logprobs")
+    if likeliest is None and not isinstance(logprobs, bool):
+        likeliest = logprobs  # of a completion: their number
+    fields |= _prompt(given) | {"sampling_params": params, "return_logprob": bool(logprobs)}
+    if likeliest is not None:
+        fields["top_logprobs_num"] = likeliest
+    try:
+        require_harmless(fields, service.infos())
+    except BadRequest as error:
+        raise BadRequest(_by_its_name(str(error), given)) from error
+
+
+def _prompt(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the prompt by SGLang's name; of a chat, the ids that it may have instead."""
+    prompt = given.get("prompt")
+    if prompt is None:
+        ids = given.get("input_ids")
+        return {} if ids is None else {"input_ids": ids}
+    first = prompt[0] if isinstance(prompt, list) and prompt else prompt
+    return {"text" if isinstance(first, str) else "input_ids": prompt}
+
+
+def _by_its_name(message: str, given: dict[str, Any]) -> str:
+    """Returns a message about a field of SGLang with the name that the client has given it."""
+    name, _, why = message.partition(": ")
+    names = {"text": "prompt", "top_logprobs_num": "top_logprobs", **_given_names(given)}
+    if name == "input_ids" and "input_ids" not in given:
+        name = "prompt"
+    return f"{names.get(name, name)}: {why}"
+
+
+def _given_names(given: dict[str, Any]) -> dict[str, str]:
+    return {sglang: name for name, sglang in RENAMED.items() if name in given}
