@@ -26,6 +26,7 @@ MOST_STOPS = 32  # SGLang's MAX_STOP_COUNT
 LONGEST_STOP = 128  # characters
 MOST_VALUES = 4096
 MOST_CHARACTERS_PER_TOKEN = 256  # on average; the longest tokens of most tokenizers have 128
+MOST_EXCESS = 4  # SGLang may cut a prompt that is too long, and a longer one is refused
 LARGEST_SEED = (1 << 63) - 1
 # Beside Sampling: SGLang's parameters that this module reads, or whose default it takes.
 SEED, N = "sampling_seed", "n"
@@ -120,7 +121,9 @@ class GenerateReader:
         `session_id`: the session named in a header. Raises Undividable for a request that must be
         sent as it is, and BadRequest for one that no engine accepts.
         """
-        for name, raw in decode_fields(body).items():
+        fields = decode_fields(body)
+        require_few_ids(fields.get("input_ids"), self._longest, self._most)
+        for name, raw in fields.items():
             if name not in GenerateRequest.__struct_fields__ and name not in IGNORED:
                 require_neutral(name, raw, NEUTRAL_FIELDS)
         try:
@@ -258,6 +261,18 @@ def require_few(responses: int, most: int) -> None:
     """Raises BadRequest for more responses in one request than `most`."""
     if responses > most:
         raise BadRequest(f"{responses} responses in one request; server.max_batch is {most}")
+
+
+def require_few_ids(raw: msgspec.Raw | None, longest: int, most: int) -> None:
+    """Raises BadRequest for far more token ids than `most` prompts of `longest` tokens have.
+
+    Decoding many million ids takes seconds, and commas are counted in milliseconds.
+    """
+    text = b"" if raw is None else bytes(raw)
+    count = text.count(b",") + 1
+    prompts = most if text[1:].lstrip().startswith(b"[") else 1
+    if count > MOST_EXCESS * longest * prompts:
+        raise BadRequest(f"input_ids: {count} tokens; the longest prompt has {longest - 1} tokens")
 
 
 def require_possible(text: str, longest: int, name: str = "text") -> None:
