@@ -16,7 +16,8 @@ SeerError
 │   │   ├── EngineBroken    a part of it has failed for good: it needs a restart
 │   │   ├── BadReply        an unreadable or impossible reply
 │   │   └── ChunkAborted    aborted by another client, and it cannot be continued
-│   ├── ChunkInterrupted    the driver took it back (stuck engine, lost reply, group given up)
+│   ├── ChunkInterrupted    the driver took it back (lost reply, group given up)
+│   │   └── EngineStalled   its engine made no progress: each of its chunks may be the cause
 │   ├── ChunkRecalled       the driver took it back without any fault (pause, drain, abort)
 │   └── RequestRejected     SGLang's own 400: a second engine decides
 ├── RolloutError            the rollout cannot continue; finished samples are kept
@@ -130,9 +131,15 @@ class ChunkAborted(EngineUnavailable):
 
 
 class ChunkInterrupted(EngineError):
-    """The driver took the chunk back: stuck engine, lost reply, or its group was given up."""
+    """The driver took the chunk back: its reply was lost, or its group was given up."""
 
     kind = "interrupted"
+
+
+class EngineStalled(ChunkInterrupted):
+    """The engine made no progress while it had the chunk: each of its chunks may be the cause."""
+
+    kind = "stalled"
 
 
 class ChunkRecalled(EngineError):

@@ -234,8 +234,8 @@ class RolloutConfig(Section, frozen=True):
     """What is given up when a request fails for good: `group`: all samples of its prompt; `sample`:
     that sample alone, which comes back with the tokens so far and its `failure`."""
     max_engine_kills: Annotated[int, msgspec.Meta(ge=2)] = 2
-    """A request is given up if so many engines died while they ran it; one more if it was not the
-    only suspect on the last of them ([suspects](fleet.md#requests-that-engines-die-of))."""
+    """A request is given up if so many engines died while they ran it; one more if another
+    request was on the last of them ([suspects](fleet.md#requests-that-engines-die-of))."""
 
 
 class ServerConfig(Section, frozen=True):

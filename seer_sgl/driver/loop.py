@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from typing_extensions import override
 
-from seer_sgl.errors import ChunkInterrupted, ChunkRecalled, EngineUnavailable, RolloutError
+from seer_sgl.errors import (
+    ChunkInterrupted,
+    ChunkRecalled,
+    EngineStalled,
+    EngineUnavailable,
+    RolloutError,
+)
 from seer_sgl.scheduling.engine_index import EngineSlot
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import Chunk, ChunkResult, EngineLoad, RequestState
@@ -157,7 +163,7 @@ class RolloutLoop(EngineControl):
     @override
     def interrupt(self, engine_id: str, why: str) -> None:
         for flight in self._flights.on(engine_id):
-            flight.take_back(ChunkInterrupted(why, engine_id=engine_id))
+            flight.take_back(EngineStalled(why, engine_id=engine_id))
 
     @override
     def resend_lost(self, engine_id: str) -> None:

@@ -40,6 +40,7 @@ class EngineSlot:
         self.available = True
         self.reads = True  # its chunks may read KV from the pool
         self.leaving = False  # it is never available again
+        self.reserved_for: Request | None = None  # a suspect (suspects.py); others do not join it
         # Since the last chunk with tokens: the reason why the newest chunk returned none, and the
         # groups (by uid) that only this engine has refused.
         self.trouble = ""
@@ -49,13 +50,15 @@ class EngineSlot:
     @property
     def room(self) -> int:
         """The longest chunk of a new group that can start here now, tokens; else ABSENT."""
-        if not self.available or self.inflight >= self.max_inflight:
+        if not self.available or self.inflight >= self.max_inflight or self.reserved_for:
             return ABSENT
         return UNLIMITED if self.ledger is None else self.ledger.room
 
     def admits(self, request: Request, total_len: int) -> bool:
         """Returns whether a chunk that grows `request` to `total_len` tokens can start here now."""
         if not self.available or self.inflight >= self.max_inflight:
+            return False
+        if self.reserved_for not in (None, request):
             return False
         return self.ledger is None or self.ledger.admits(
             request.group.uid, request.prompt_len, total_len

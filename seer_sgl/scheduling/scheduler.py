@@ -6,7 +6,7 @@ no network.
 
 from collections.abc import Callable, Iterable, Sequence
 
-from seer_sgl.errors import ChunkRecalled, EngineDied
+from seer_sgl.errors import ChunkRecalled, EngineDied, EngineStalled
 from seer_sgl.types import (
     Chunk,
     ChunkReply,
@@ -70,6 +70,8 @@ class Scheduler:
         self._parking = DelayedRequests()
         self._setbacks = Setbacks(self._fleet, patience_s)
         self._suspects = Suspects(max_engine_kills)
+        self._fallen: dict[str, int] = {}  # chunks lost with an engine, by its id
+        self._awaited: EngineSlot | None = None  # reserved for a trial, and not empty yet
         # Refused requests that no other engine can take now.
         self._refused = DelayedRequests()
 
@@ -263,8 +265,11 @@ class Scheduler:
         self._inflight -= 1
         self._fleet.end(slot, request, chunk.kv_tokens)
         self._policy.ended(request)
-        died = isinstance(result.error, EngineDied)
+        died = isinstance(result.error, EngineDied | EngineStalled)
+        self._fallen[slot.engine_id] = self._fallen.get(slot.engine_id, 0) + died
         self._suspects.ended(request, slot.engine_id)
+        if slot.reserved_for is request:
+            self._reserve(slot, None)
         request.state, request.returned_at = RequestState.PENDING, result.now
         if result.reply is None:
             request.rid, request.stored = "", False  # the stored KV may not match our tokens
@@ -282,15 +287,29 @@ class Scheduler:
             self._finish(request, "abort", None, result.now)
         if request.state is RequestState.FINISHED or group.withdrawn:
             return
-        failure = self._suspects.killed(chunk, str(result.error)) if died else None
-        if failure is None and failed:
-            failure = self._setbacks.verdict(request, slot)
+        failure = self._verdict(result, slot, died=died, failed=failed)
         if failure is not None:
             self._give_up(request, failure, result.now)
         elif failed and request.refusals and not self._setbacks.others(request):
             self._refused.park(request, result.now + REFUSED_PAUSE_S)
         else:
             self._make_ready(request)
+
+    def _verdict(
+        self, result: ChunkResult, slot: EngineSlot, *, died: bool, failed: bool
+    ) -> Failure | None:
+        """Returns the reason to give up the chunk's request; None if it is sent again."""
+        failure = None
+        if died:
+            failure = self._suspects.killed(
+                result.chunk,
+                str(result.error),
+                beside_others=slot.inflight > 0 or self._fallen[slot.engine_id] > 1,
+                stalled=isinstance(result.error, EngineStalled),
+            )
+        if failure is None and failed:
+            failure = self._setbacks.verdict(result.chunk.request, slot)
+        return failure
 
     def check(self) -> list[str]:
         """Returns the broken invariants of an idle scheduler: chunks, reserved KV and requests that
@@ -299,6 +318,8 @@ class Scheduler:
         for slot in self._fleet:
             if slot.inflight:
                 breaches.append(f"engine {slot.engine_id} has {slot.inflight} chunks in flight")
+            if slot.reserved_for is not None:
+                breaches.append(f"engine {slot.engine_id} is reserved")
             if slot.ledger is not None and slot.ledger.used:
                 breaches.append(f"{slot.ledger.used} KV tokens of {slot.engine_id} are promised")
         if self._live:
@@ -339,11 +360,30 @@ class Scheduler:
             for each in others
             if self._suspects.may_join(each) and each.admits(request, total_len)
         )
-        slot = min(able, key=lambda each: each.inflight, default=None)
+        slot = min(able, key=lambda e: (e.inflight, e is not self._awaited), default=None)
+        trial = self._suspects.is_trial(request)
+        self._await_empty(slot if trial else None, request)
         if slot is None:
             return None if self._suspects.running or request.refusals else Wait.FOR_ROOM
+        if trial and slot.inflight:
+            return None
         self._suspects.leave(request)
+        self._awaited = None
+        if self._suspects.keeps_others_away(request):
+            self._reserve(slot, request)
         return self._start(request, slot, self._move(request, slot), budget, now)
+
+    def _await_empty(self, slot: EngineSlot | None, request: Request | None) -> None:
+        """Keeps other requests away from an engine until it is empty; None: from no engine."""
+        if self._awaited is not None and self._awaited is not slot:
+            self._reserve(self._awaited, None)
+        if slot is not None:
+            self._reserve(slot, request)
+        self._awaited = slot
+
+    def _reserve(self, slot: EngineSlot, request: Request | None) -> None:
+        slot.reserved_for = request
+        self._fleet.changed(slot)
 
     def _move(self, request: Request, slot: EngineSlot) -> Move:
         """Returns how the KV of a request without KV in the pool gets to an engine."""
@@ -380,6 +420,7 @@ class Scheduler:
         self, request: Request, slot: EngineSlot, move: Move, budget: int, now: float
     ) -> Chunk:
         total_len = request.total_len + budget
+        self._fallen.pop(slot.engine_id, None)
         self._inflight += 1
         self._fleet.start(slot, request, total_len)
         self._policy.started(request)
@@ -445,4 +486,6 @@ class Scheduler:
         self._parking.leave(request)
         self._refused.leave(request)
         self._suspects.leave(request)
+        if self._awaited is not None and self._awaited.reserved_for is request:
+            self._await_empty(None, None)
         self._no_wait.discard(request.uid)

@@ -1,8 +1,11 @@
-"""Requests that an engine had when it died: one of them may be the cause.
+"""Requests that an engine had when it ended or stood still: one of them may be the cause.
 
 Each of them is tested with a short chunk, and no two of them on one engine at the same time. So the
-next engine that dies names the request that it died of. Tested ones go on when all are tested.
-Tests cost little: an engine prefills one request after the other anyway.
+next engine that dies usually names the request that it died of. Tested ones go on when all are
+tested. Tests cost little: an engine prefills one request after the other anyway.
+
+Evidence counts against a request only if it was alone on the engine. If another request ran beside
+it, for example a new one that kills too, it gets a trial: a chunk on an engine without any other.
 """
 
 import itertools
@@ -13,14 +16,16 @@ from .engine_index import EngineSlot
 
 # The tokens of a test: a prefill and some decode steps, where requests kill.
 TEST_TOKENS = 8
+# The tokens of a first trial; of the next ones TRIAL_GROWTH times as many, for late killers.
+TRIAL_TOKENS = 512
+TRIAL_GROWTH = 8
 
 
 class Suspects:
     """Decides which requests run apart, and which are not sent again.
 
-    A request that had a chunk on `max_kills` engines when they died is given up, if it ran apart
-    from other suspects on the last one. Else it runs apart from then on, and is given up if one
-    more engine dies.
+    A request that had a chunk on `max_kills` engines when they died is given up, if the last one
+    had only this chunk, of a test or trial. Else it gets a trial, and then goes on like the others.
 
     A request is no longer a suspect once its response is longer than the chunks that died could
     have made it. Until then `Request.kills` counts the engines, and `alone` is set while it must
@@ -74,7 +79,20 @@ class Suspects:
 
     def budget(self, request: Request, tokens: int) -> int:
         """Returns the token budget of the request's next chunk, which is short for a test."""
-        return min(tokens, TEST_TOKENS) if self._is_test(request) and request.continues else tokens
+        if not request.alone or not request.continues:
+            return tokens
+        if self.is_trial(request):
+            growth = pow(TRIAL_GROWTH, request.kills - self._max_kills)
+            return min(tokens, TRIAL_TOKENS * int(growth))
+        return min(tokens, TEST_TOKENS)
+
+    def is_trial(self, request: Request) -> bool:
+        """Returns whether the request's next chunk needs an engine without any other."""
+        return request.alone and request.kills >= self._max_kills
+
+    def keeps_others_away(self, request: Request) -> bool:
+        """Returns whether no chunk may join the request's engine, at least while a test takes."""
+        return self.is_trial(request) or (request.alone and request.continues)
 
     def started(self, request: Request, engine_id: str) -> None:
         """Records that a chunk of the request went to an engine."""
@@ -86,29 +104,31 @@ class Suspects:
         if self._alone.get(engine_id) is request:
             del self._alone[engine_id]
 
-    def killed(self, chunk: Chunk, why: str) -> Failure | None:
-        """Makes the chunk's request a suspect: its engine died.
+    def killed(
+        self, chunk: Chunk, why: str, *, beside_others: bool, stalled: bool = False
+    ) -> Failure | None:
+        """Makes the chunk's request a suspect: its engine died, or made no progress (`stalled`).
 
-        Returns the reason to give it up; None if it is sent again.
+        beside_others: whether the engine had another request, which may be the cause. Returns the
+        reason to give the request up; None if it is sent again. An engine that stands still may
+        have many causes, such as a network, so that takes one engine more.
         """
         request = chunk.request
-        apart, request.alone = request.alone, True
+        tested, request.alone = request.alone, True
         request.kills += 1
         longest = request.generated + chunk.max_new_tokens
         request.suspect_until = max(request.suspect_until, longest)
-        if request.kills < self._max_kills or not apart:
+        if request.kills < self._max_kills + stalled or not tested or beside_others:
             return None
-        message = f"{request.kills} engines died while they ran it; the last one: {why}"
+        ends = "died or stood still" if stalled else "died"
+        message = f"{request.kills} engines {ends} while they ran it; the last one: {why}"
         return Failure(FailureKind.KILLED, message)
 
     def proceeded(self, request: Request) -> None:
         """Records that the request has grown."""
-        if not request.kills:
-            return
-        if request.generated >= request.suspect_until:
-            request.kills, request.suspect_until, request.alone = 0, 0, False
-        elif request.kills < self._max_kills:
-            request.alone = False
+        request.alone = False
+        if request.kills and request.generated >= request.suspect_until:
+            request.kills, request.suspect_until = 0, 0
 
     def breaches(self) -> list[str]:
         """Returns what is left over in an idle scheduler."""

@@ -5,6 +5,7 @@ from collections import deque
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from seer_sgl.driver import monitor
 from seer_sgl.errors import RolloutError
@@ -46,7 +47,7 @@ def check_whole(group: Group, limit: int = 60) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 31, 63])
-async def test_two_engines_die_of_a_request_and_all_others_are_whole(
+async def test_three_engines_at_most_die_of_a_request_and_all_others_are_whole(
     place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitor, "POLL_S", 0.02)
@@ -57,11 +58,13 @@ async def test_two_engines_die_of_a_request_and_all_others_are_whole(
         groups = await groups_of(rollout, prompts)
         report = rollout.report()
     failed = [group for group in groups if group.group_id == "poison"]
-    assert sum(fake.dead.is_set() for fake in fakes) == 2, failed[0].samples
+    died = sum(fake.dead.is_set() for fake in fakes)
+    assert died in (2, 3), "the third one if another request was on the second one"
     assert len(groups) == 64
     (sample,) = failed[0].samples
     assert sample.finish_reason == "abort"
-    assert str(sample.failure).startswith("2 engines died while they ran it; the last one: ")
+    message = f"{died} engines died while they ran it; the last one: "
+    assert str(sample.failure).startswith(message)
     for group in groups:
         if group.group_id != "poison":
             check_whole(group)
@@ -164,6 +167,47 @@ async def test_engines_that_die_one_after_another_and_come_back_cost_no_sample(
     assert report["failed_requests"] == 0
     assert report["lost_chunks"] >= 2
     assert report["respawns"] == 2
+
+
+class Stalled(FakeSGLang):
+    """Stands still while it has one prompt, as with a stop_regex that takes for ever."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.stalls = 0
+        self._moving = asyncio.Event()
+        self._moving.set()
+
+    async def _answer(
+        self, http: web.Request, call: dict[str, Any], fault: str
+    ) -> web.StreamResponse:
+        if call["input_ids"][:3] == POISON:
+            self.stalls += 1
+            self._moving.clear()
+        await self._moving.wait()
+        return await super()._answer(http, call, fault)
+
+    async def abort_request(self, http: web.Request) -> web.Response:
+        self._moving.set()
+        return await super().abort_request(http)
+
+
+async def test_a_request_that_stalls_engines_is_given_up_and_no_other_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    fakes = [Stalled(delay_s=0.01, longest=200) for _ in range(2)]
+    prompts = [*MANY[:9], {"prompt_ids": POISON, "id": "poison"}, *MANY[9:18]]
+    settings = {"n_samples_per_prompt": 1, "on_failure": "sample"}
+    async with rolling(*fakes, rollout=settings, engines={"stall_timeout_s": 0.5}) as rollout:
+        groups = await groups_of(rollout, prompts)
+    assert len(groups) == len(prompts)
+    (poison,) = next(group for group in groups if group.group_id == "poison").samples
+    assert "died or stood still while they ran it" in str(poison.failure)
+    assert sum(fake.stalls for fake in fakes) in (3, 4)
+    for group in groups:
+        if group.group_id != "poison":
+            check_whole(group)
 
 
 async def test_a_chunk_that_an_engine_never_received_is_not_the_cause_of_its_death(

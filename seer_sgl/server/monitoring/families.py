@@ -18,6 +18,7 @@ ERRORS = (
     "bad_reply",
     "aborted",
     "interrupted",
+    "stalled",
     "recalled",
     "rejected",
     "other",
@@ -107,8 +108,8 @@ def _work(counts: ServerCounts) -> Iterator[Metric]:
     yield counters(
         "seer_chunk_errors",
         "Chunks that came back with an error. kind: unavailable, died, bad_reply, aborted (by "
-        "another client of the engine), interrupted, recalled (by the server: abort, pause, "
-        "drain), rejected, other.",
+        "another client of the engine), interrupted, stalled, recalled (by the server: abort, "
+        "pause, drain), rejected, other.",
         ("kind",),
         known(counts.errors, ERRORS),
     )
