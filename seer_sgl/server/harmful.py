@@ -17,6 +17,7 @@ from .sglang_fields import (
     HEALTH_CHECK,
     INTERNAL,
     PER_PROMPT,
+    PER_PROMPT_OF_BATCH,
     GenerateFields,
     SamplingFields,
     complaint,
@@ -125,14 +126,19 @@ def _harmful_embeds(given: Fields) -> Complaints:
 
 def _harmful_lists(given: Fields, prompts: int | None) -> Complaints:
     """`prompts`: their number in a batch; None: a single prompt."""
-    for name in PER_PROMPT:
+    for name in (*PER_PROMPT, *PER_PROMPT_OF_BATCH, "token_ids_logprob"):
         value = given.get(name)
         if not isinstance(value, list):
             continue
-        if prompts is None:
-            yield name, "must be no list for a single prompt"
-        elif len(value) != prompts:
+        if name == "token_ids_logprob":
+            if not (value and isinstance(value[0], list)):
+                continue
+            if not all(isinstance(each, list) for each in value):
+                yield name, "token ids and lists of token ids"
+        if prompts is not None and len(value) != prompts:
             yield name, f"{len(value)} values for {prompts} prompts"
+        elif prompts is None and name not in PER_PROMPT_OF_BATCH:
+            yield name, "must be no list for a single prompt"
 
 
 def _harmful_logprobs(given: Fields, vocab_size: int | None) -> Complaints:

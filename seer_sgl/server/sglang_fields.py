@@ -12,9 +12,10 @@ import msgspec
 
 from seer_sgl.bounds import LARGEST_ID, CustomParams, Int64, Real, TokenId
 
+Int32 = Annotated[int, msgspec.Meta(ge=-LARGEST_ID, le=LARGEST_ID)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_ID)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_ID)]
-Ids = list[Int64]
+Ids = list[Int32]
 # SGLang compares the end of a response with every stop string at each token.
 LONGEST_STOP = 4096
 Stop = Annotated[str, msgspec.Meta(max_length=LONGEST_STOP)]
@@ -58,7 +59,7 @@ class SessionFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     id: str | None = None
     rid: Name | None = None
-    offset: Int64 | None = None
+    offset: Int32 | None = None
     replace: bool | None = None
     drop_previous_output: bool | None = None
 
@@ -79,9 +80,9 @@ class GenerateFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     sampling_params: SamplingFields | list[SamplingFields] | None = None
     rid: Name | list[Name] | None = None
     return_logprob: bool | list[bool] | None = None
-    logprob_start_len: Int64 | list[Int64] | None = None
+    logprob_start_len: Int32 | list[Int32] | None = None
     top_logprobs_num: Count | list[Count] | None = None
-    token_ids_logprob: list[Int64 | Ids] | None = None
+    token_ids_logprob: list[Int32 | Ids] | None = None
     return_sampling_mask: bool | list[bool] | None = None
     sampling_logprobs_mode: (
         Literal["selected", "support"] | list[Literal["selected", "support"] | None] | None
@@ -100,24 +101,24 @@ class GenerateFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     session_params: SessionFields | None = None
     lora_path: str | list[str | None] | None = None
     custom_logit_processor: str | list[str | None] | None = None
-    routed_dp_rank: Int64 | None = None
-    data_parallel_rank: Int64 | None = None
+    routed_dp_rank: Int32 | None = None
+    data_parallel_rank: Int32 | None = None
     routing_key: str | None = None
     conversation_id: str | None = None
     background: bool | None = None
     require_reasoning: bool | None = None
     max_thinking_tokens: Count | None = None
-    priority: Int64 | None = None
+    priority: Int32 | None = None
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
     no_logs: bool | None = None
     custom_labels: dict[str, str] | None = None
     return_entropy: bool | None = None
     return_prompt_token_ids: bool | None = None
-    max_dynamic_patch: Int64 | None = None
-    min_dynamic_patch: Int64 | None = None
-    image_max_dynamic_patch: Int64 | None = None
-    video_max_dynamic_patch: Int64 | None = None
+    max_dynamic_patch: Int32 | None = None
+    min_dynamic_patch: Int32 | None = None
+    image_max_dynamic_patch: Int32 | None = None
+    video_max_dynamic_patch: Int32 | None = None
     images_config: dict[str, Any] | None = None
     group_id: str | int | list[str | int] | None = None
     group_size: AtLeastOne | None = None
@@ -138,6 +139,8 @@ PER_PROMPT = (
     *("sampling_logprobs_mode", "return_hidden_states", "lora_path", "custom_logit_processor"),
     *("extra_key", "cache_salt", "sampling_params"),
 )
+# Fields of which a batch must have one value per prompt if it has a list.
+PER_PROMPT_OF_BATCH = ("image_data", "video_data", "audio_data", "modalities")
 PLACE = re.compile(r" - at `\$(?P<place>[^`]*)`$")
 UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 
