@@ -37,8 +37,9 @@ def make_app(service: Service) -> web.Application:
     generate, info = Generate(service), Info(service)
     app.router.add_route("POST", "/generate", generate.generate)
     app.router.add_route("PUT", "/generate", generate.generate)
-    for path in ("/health", "/ready", "/ping"):
+    for path in ("/health", "/ping"):
         app.router.add_get(path, info.health)
+    app.router.add_get("/ready", info.ready)
     app.router.add_get("/health_generate", info.health_generate)
     for path in ("/model_info", "/get_model_info"):
         app.router.add_get(path, info.model_info)

@@ -39,6 +39,16 @@ class Info:
         self._service.any_engine()
         return web.Response()
 
+    async def ready(self, _: web.Request) -> web.Response:
+        """200 while requests are sent to an engine; else 503 with the reason."""
+        self._service.any_engine()
+        reasons = [hold["reason"] for hold in self._service.holds.section()]
+        if reasons:
+            raise Unavailable(f"nothing is dispatched because of {', '.join(reasons)}")
+        if self._service.driver.paused:
+            raise Unavailable("nothing is dispatched: the weights are changing")
+        return web.Response()
+
     async def health_generate(self, _: web.Request) -> web.Response:
         """200 once an engine has shown that it generates, else 503.
 

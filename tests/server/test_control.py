@@ -203,6 +203,40 @@ async def test_no_tag_of_memory_is_released_or_resumed_twice() -> None:
         ]
 
 
+async def ready(it: Served) -> tuple[int, str]:
+    async with it.session.get(f"{it.url}/ready") as reply:
+        return reply.status, await reply.text()
+
+
+async def test_a_misspelled_tag_parks_nothing() -> None:
+    fake = FakeSGLang(longest=1000)
+    async with served(fake) as it:
+        for path in ("/release_memory_occupation", "/resume_memory_occupation"):
+            status, answer = await it.post(path, tags=["weight"])
+            assert status == 400
+            assert answer["message"] == "tags: 'weight' is none of kv_cache, weights, cuda_graph"
+        assert not fake.calls
+        assert await ready(it) == (200, "")
+        await generating(it, seed=7 << 7)
+
+
+async def test_a_server_that_dispatches_nothing_is_not_ready_and_says_why() -> None:
+    fake = FakeSGLang(longest=1000)
+    async with served(fake) as it:
+        await it.post("/release_memory_occupation", tags=["weights"])
+        status, why = await ready(it)
+        assert (status, "release_memory_occupation" in why) == (503, True)
+        await it.post("/resume_memory_occupation")
+        assert not fake.released
+        await it.post("/pause_generation", mode="retract")
+        status, why = await ready(it)
+        assert (status, "pause_generation" in why) == (503, True)
+        async with it.session.get(f"{it.url}/health") as healthy:
+            assert healthy.status == 200
+        await it.post("/continue_generation")
+        assert await ready(it) == (200, "")
+
+
 async def test_memory_that_one_engine_could_not_release_is_released_by_a_second_call() -> None:
     fakes = two()
     async with served(*fakes) as it:

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import ConfigError, EngineUnavailable, StartedAgain
+from seer_sgl.server.errors import BadRequest
 
 from .bodies import Fields, field, read_fields, with_fields
 from .control import RELEASED, Answer, Control
@@ -102,8 +103,14 @@ class Memory:
 
 
 def _wanted(fields: Fields) -> Sequence[str]:
-    """Returns the tags of a call; without any, all of them, as in SGLang. Raises BadRequest."""
+    """Returns the tags of a call; without any, all of them, as in SGLang.
+
+    Raises BadRequest for other ones: SGLang answers 200, and the fleet would wait for their return.
+    """
     tags: list[str] | None = field(fields, "tags", list[str] | None, None)  # type: ignore[arg-type]
+    for tag in tags or ():
+        if tag not in ALL_TAGS:
+            raise BadRequest(f"tags: {tag[:80]!r} is none of {', '.join(ALL_TAGS)}")
     return list(dict.fromkeys(tags)) if tags else ALL_TAGS
 
 
