@@ -47,7 +47,7 @@ from .describe import (
     one_line,
     only_weights,
 )
-from .session import LateBody, read_body
+from .session import LateBody, read_body, requested
 from .stream import Refused, StreamedReply, events
 
 # Interval between two checks of a serving engine's weights; a trainer may update them at any time.
@@ -199,7 +199,7 @@ class HttpEngine:
     ) -> ChunkReply:
         url, known = f"{self._url}/generate", self._info.weight_version
         try:
-            async with self._session.post(url, data=body) as response:
+            async with requested(self._session, "POST", url, body) as response:
                 if response.status >= 400:
                     raise self._failure(response.status, await read_body(response, limit))
                 async for event in events(response.content, limit):
@@ -236,8 +236,8 @@ class HttpEngine:
         # LateBody: for more than a megabyte of plain bytes aiohttp issues a ResourceWarning.
         data = None if body is None else LateBody(lambda: body)
         try:
-            async with self._session.request(
-                method, self._url + path, data=data, headers=headers
+            async with requested(
+                self._session, method, self._url + path, data, headers
             ) as response:
                 yield response
         except (aiohttp.ClientError, OSError) as error:
@@ -398,7 +398,7 @@ class HttpEngine:
         limit: int = REPLY_BYTES,
     ) -> bytes:
         try:
-            async with self._session.request(method, self._url + path, data=body) as response:
+            async with requested(self._session, method, self._url + path, body) as response:
                 reply = await read_body(response, limit)
         except (aiohttp.ClientError, OSError) as error:
             raise self._unreachable(error) from error

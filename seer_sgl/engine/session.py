@@ -1,17 +1,24 @@
 """The HTTP session of a fleet: kept-alive connections, and request bodies encoded on demand."""
 
+import asyncio
+import contextlib
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from http import HTTPStatus
+from types import SimpleNamespace
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
+from aiohttp.connector import Connection
 from typing_extensions import override
 
 from seer_sgl.errors import ConfigError
 
 # SGLang's uvicorn closes an idle connection after 5 s; reusing one at that moment loses a request.
 KEEPALIVE_S = 4.0
+# A request that an idle connection loses so soon was never read, and is sent again on another one.
+LOST_AT_ONCE_S = 1.0
 CONNECT_TIMEOUT_S = 10.0
 # Linux socket options: an idle connection is probed after 20 s, then every 10 s. The peer counts as
 # gone after three unacknowledged probes, or when sent data is unacknowledged for 50 s (here in ms).
@@ -34,13 +41,72 @@ BUSY_SHARE = 0.75
 def open_session(api_key: str | None = None) -> aiohttp.ClientSession:
     """Returns the HTTP session that all engines of a fleet share; an async context manager."""
     raise_file_limit()
+    reuse = aiohttp.TraceConfig()
+    reuse.on_connection_reuseconn.append(_reused)
     return aiohttp.ClientSession(
+        response_class=Response,
+        trace_configs=[reuse],
         connector=aiohttp.TCPConnector(
             limit=MAX_CONNECTIONS, keepalive_timeout=KEEPALIVE_S, socket_factory=probing_socket
         ),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
         headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
     )
+
+
+class Response(aiohttp.ClientResponse):
+    """A response whose connection is not used again after a 5xx: SGLang closes it."""
+
+    @override
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        protocol = connection.protocol
+        await super().start(connection)
+        if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR and protocol is not None:
+            if self.connection is None:  # the whole answer has arrived, and the connection is idle
+                protocol.close()
+            else:
+                protocol.force_close()
+        return self
+
+
+@contextlib.asynccontextmanager
+async def requested(
+    session: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    data: aiohttp.Payload | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """Sends a request and yields the response; sends it again if an idle connection loses it.
+
+    Raises what aiohttp raises: of several failures the first.
+    """
+    loop = asyncio.get_running_loop()
+    first: aiohttp.ClientError | None = None
+    while True:
+        used, began = {"before": False}, loop.time()
+        try:
+            response = await session.request(
+                method, url, data=data, headers=headers, trace_request_ctx=used
+            )
+            break
+        except aiohttp.ClientConnectorError as error:
+            raise first or error from error
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            first = first or error
+            if not used["before"] or loop.time() - began > LOST_AT_ONCE_S:
+                raise first from error
+    async with response:
+        yield response
+
+
+async def _reused(
+    _: aiohttp.ClientSession,
+    context: SimpleNamespace,
+    __: aiohttp.TraceConnectionReuseconnParams,
+) -> None:
+    if context.trace_request_ctx is not None:
+        context.trace_request_ctx["before"] = True
 
 
 def probing_socket(address: aiohttp.AddrInfoType) -> socket.socket:

@@ -19,7 +19,13 @@ from seer_sgl.engine import client, wire
 from seer_sgl.engine.client import MAX_COUNT, HttpEngine
 from seer_sgl.engine.describe import decode_control, describe, described
 from seer_sgl.engine.session import PROBES, open_session, probing_socket
-from seer_sgl.errors import BadReply, EngineStartError, EngineUnavailable, RequestRejected
+from seer_sgl.errors import (
+    BadReply,
+    EngineDied,
+    EngineStartError,
+    EngineUnavailable,
+    RequestRejected,
+)
 from seer_sgl.types import Chunk, ChunkReply, EngineInfo, Move, Request, Sampling, Server
 from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving
 from tests.garbage import CONTROL, DEEP, GARBAGE, STATE
@@ -226,11 +232,69 @@ async def test_an_explanation_is_one_short_line_whatever_it_is() -> None:
 
 @pytest.mark.parametrize("fault", ["reset", "mid_body", "503", "500", "429"])
 async def test_a_failing_engine_is_unavailable(fault: str) -> None:
-    async with joined(FakeSGLang(faults=deque([fault]))) as engine:
+    again = [fault] if fault == "reset" else []  # it is sent once more on a new connection
+    async with joined(FakeSGLang(faults=deque([fault, *again]))) as engine:
         request = make_group(n=1).requests[0]
         with pytest.raises(EngineUnavailable, match="engine e0"):
             await engine.generate(chunk_of(request))
         assert (await engine.generate(chunk_of(request))).ids, "and works again afterwards"
+
+
+class Closing(FakeSGLang):
+    """Closes a connection at the next request after a 500, as SGLang's uvicorn may."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.broken: set[object] = set()
+        self.reused = 0
+
+    async def generate(self, http: web.Request) -> web.StreamResponse:
+        if http.transport in self.broken:
+            self.reused += 1
+            assert http.transport is not None
+            http.transport.abort()
+            await asyncio.Event().wait()
+        answer = await super().generate(http)
+        if answer.status == 500:
+            self.broken.add(http.transport)
+        return answer
+
+
+async def test_a_connection_is_not_used_again_after_a_500() -> None:
+    fake = Closing(faults=deque(["500"] * 6))
+    async with joined(fake) as engine:
+        request = make_group(n=1).requests[0]
+
+        async def fails() -> None:
+            with pytest.raises(EngineUnavailable, match="HTTP 500"):
+                await engine.generate(chunk_of(request))
+
+        await asyncio.gather(*(fails() for _ in range(6)))
+        assert (await engine.generate(chunk_of(request))).ids
+    assert not fake.reused
+
+
+async def test_a_request_that_an_idle_connection_loses_is_sent_again_once_per_connection() -> None:
+    fake = FakeSGLang()
+    async with joined(fake) as engine:
+        request = make_group(n=1).requests[0]
+        await asyncio.gather(*(engine.generate(chunk_of(request)) for _ in range(4)))
+        fake.faults.append("reset")
+        assert (await engine.generate(chunk_of(request))).ids
+        fake.faults.extend(["reset"] * 20)
+        with pytest.raises(EngineUnavailable):
+            await engine.generate(chunk_of(request))
+        assert len(fake.faults) >= 20 - 5
+
+
+async def test_a_server_that_dies_at_once_has_died_although_the_request_was_sent_again() -> None:
+    fake = FakeSGLang()
+    async with joined(fake) as engine:
+        request = make_group(n=1).requests[0]
+        await engine.generate(chunk_of(request))
+        fake.faults.append("die")
+        with pytest.raises(EngineDied):
+            await engine.generate(chunk_of(request))
 
 
 async def test_what_an_engine_has_counted_of_drafting_comes_with_its_name() -> None:
