@@ -76,11 +76,11 @@ def unservable(
                 f"engine {info.engine_id} runs with deterministic inference, where stock SGLang "
                 "fails; start it with `seer-sgl engine`",
             )
-        if sampling.min_new_tokens and _beyond(sampling.stop_token_ids, info.vocab_size):
+        if _beyond(sampling.stop_token_ids, info.vocab_size):
             yield (
                 "stop_token_ids",
-                f"a token id outside the vocabulary; with min_new_tokens engine {info.engine_id} "
-                "would fail",
+                f"a token id outside the vocabulary; beside a request with min_new_tokens engine "
+                f"{info.engine_id} would fail",
             )
         for key, wanted in (
             ("stop", bool(sampling.stops())),

@@ -156,10 +156,10 @@ def _harmful_sampling(params: Fields, engines: Sequence[EngineInfo]) -> Complain
     for pattern in _list(params.get("stop_regex")):
         if isinstance(pattern, str) and (why := too_costly(pattern)):
             yield "stop_regex", why
-    if params.get("min_new_tokens"):
-        for token in params.get("stop_token_ids") or ():
-            if token < 0 or (vocab_size is not None and token >= vocab_size):
-                yield "stop_token_ids", f"token id {token} is outside the vocabulary"
+    for token in params.get("stop_token_ids") or ():
+        # SGLang masks the stops of a whole batch if one of its requests has min_new_tokens.
+        if token < 0 or (vocab_size is not None and token >= vocab_size):
+            yield "stop_token_ids", f"token id {token} is outside the vocabulary"
     if ORIGIN in (params.get("custom_params") or {}):
         yield "custom_params", f"the key {ORIGIN!r} is reserved for seer-sgl"
 

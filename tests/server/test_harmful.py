@@ -42,7 +42,7 @@ async def engine() -> EngineInfo:
         ([5], {"top_k": 3e9}, "top_k"),
         ([5], {"stream_interval": 0}, "stream_interval"),
         ([5], {"min_p": 0.1}, "min_p"),
-        ([5], {"stop_token_ids": [VOCABULARY], "min_new_tokens": 1}, "stop_token_ids"),
+        ([5], {"stop_token_ids": [VOCABULARY]}, "stop_token_ids"),
         ([5], {"stop_token_ids": [-1], "min_new_tokens": 1}, "stop_token_ids"),
         ([5], {"stop": ["x" * 10_000_000]}, "stop"),
         ([5], {"logit_bias": {"5": None}}, "logit_bias"),
@@ -122,7 +122,6 @@ async def test_log_probabilities_that_end_an_engine_are_refused_where_they_are_w
     "params",
     [
         {"max_new_tokens": 0, "min_new_tokens": 0, "top_k": -1, "min_p": 0.0},
-        {"stop_token_ids": [VOCABULARY]},
         {"stop_regex": ["\\n\\n+Q: \\d+", "(END|STOP)+", "a{1,3}b+"], "logit_bias": {"5": -1.5}},
         {"temperature": -1.0, "top_p": 7.0},
         dict.fromkeys(SamplingFields.__struct_fields__),
@@ -164,9 +163,9 @@ def test_every_field_of_sglang_is_known() -> None:
     assert "is_normalized" in set_by_itself
 
 
-async def test_a_divided_request_has_no_stop_outside_the_vocabulary_beside_a_least_length() -> None:
+async def test_a_divided_request_has_no_stop_outside_the_vocabulary() -> None:
     fake = FakeSGLang()
-    params = {"stop_token_ids": [VOCABULARY], "min_new_tokens": 1}
+    params = {"stop_token_ids": [VOCABULARY]}
     async with served(fake) as it:
         for each in it.service.fleet.engines:
             each._info = msgspec.structs.replace(each.info, vocab_size=VOCABULARY)
