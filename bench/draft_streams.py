@@ -70,7 +70,7 @@ def record(path: Path = RECORDED) -> None:
     """
     import torch
 
-    from seer_sgl.plugin.cpu.torchvision_schemas import define_missing_schemas
+    from seer_sgl.torchvision_schemas import define_missing_schemas
 
     define_missing_schemas()  # transformers imports torchvision, which fails with a CPU torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache

@@ -20,7 +20,7 @@ import torch
 from bench.reasoner.reward import reward
 from seer_sgl import Rollout, load_ready
 from seer_sgl.engine.fleet import Fleet, open_fleet
-from seer_sgl.plugin.cpu.torchvision_schemas import define_missing_schemas
+from seer_sgl.torchvision_schemas import define_missing_schemas
 from seer_sgl.types import Group
 
 define_missing_schemas()  # transformers imports torchvision, which fails with a CPU torch

@@ -13,7 +13,7 @@ and ``</think>`` are ordinary words, so decoding without special tokens keeps th
 import json
 from pathlib import Path
 
-from tokenizers import (  # type: ignore[import-untyped]
+from tokenizers import (
     AddedToken,
     Tokenizer,
     decoders,

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from bench.reasoner import task, tokenizer
-from seer_sgl.plugin.cpu.torchvision_schemas import define_missing_schemas
+from seer_sgl.torchvision_schemas import define_missing_schemas
 
 define_missing_schemas()  # transformers imports torchvision, which fails with a CPU torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM  # noqa: E402

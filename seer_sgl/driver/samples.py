@@ -2,6 +2,7 @@
 
 from seer_sgl.types import Request, Sample
 
+from .response_text import ResponseText
 from .tokenizer import Tokenizer
 
 
@@ -48,11 +49,6 @@ class SampleMaker:
         """Returns the response text as SGLang would: without the matched stop."""
         if self._tokenizer is None:
             return None
-        ids, matched, sampling = request.response_ids, request.matched, request.sampling
-        trim = not sampling.no_stop_trim
-        if trim and isinstance(matched, int):
-            ids = ids[:-1]
-        text = self._tokenizer.decode(ids, sampling.skip_special_tokens)
-        if trim and isinstance(matched, str):
-            text = text.partition(matched)[0]
-        return text
+        prompt_ids = request.group.prompt.prompt_ids
+        text = ResponseText(self._tokenizer, prompt_ids, request.sampling)
+        return text.end(request.response_ids, request.matched)

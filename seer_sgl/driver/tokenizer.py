@@ -1,47 +1,11 @@
 """Converts between text and token ids with the model's own tokenizer."""
 
 import functools
-import logging
 from array import array
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from seer_sgl.errors import ConfigError
 from seer_sgl.types import token_array
-
-# A folder with a tokenizer has at least one of these files.
-TOKENIZER_FILES = ("tokenizer*", "vocab.*", "*.model", "tiktoken*", "*.tiktoken")
-
-
-def load_tokenizer(path: str, trust_remote_code: bool = False) -> "Tokenizer | None":
-    """Returns the Hugging Face tokenizer of a folder or hub id; None for a folder without one.
-
-    `trust_remote_code`: whether the tokenizer's own Python code may run. Raises ConfigError if the
-    tokenizer cannot be loaded.
-    """
-    # A driver needs no torch, and transformers warns about its absence on standard error.
-    logging.getLogger("transformers").addFilter(_is_not_about_torch)
-    from transformers import AutoTokenizer
-
-    folder = Path(path)
-    if folder.is_dir() and not any(any(folder.glob(name)) for name in TOKENIZER_FILES):
-        return None
-    try:
-        # Without a value transformers would prompt at the terminal.
-        loaded = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-        return Tokenizer(loaded)
-    except Exception as error:  # its files are data for many readers: KeyError, TypeError, ...
-        if "trust_remote_code=True" in str(error) and not trust_remote_code:
-            raise ConfigError(
-                f"model.trust_remote_code: the tokenizer in {path} has its own Python code, "
-                f"which runs only if this is true"
-            ) from error
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"no tokenizer in {path}: {reason}") from error
-
-
-def _is_not_about_torch(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("PyTorch was not found")
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -56,10 +20,15 @@ _BYTES = _byte_alphabet()
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer."""
+    """A Hugging Face tokenizer.
 
-    def __init__(self, tokenizer: Any) -> None:
+    `writer`: the tokenizer that turns responses into text, if it is another one: SGLang reads
+    prompts of multimodal models through their processor.
+    """
+
+    def __init__(self, tokenizer: Any, writer: Any = None) -> None:
         self._tokenizer = tokenizer
+        self._writer = tokenizer if writer is None else writer
 
     @property
     def vocab_size(self) -> int:
@@ -116,6 +85,37 @@ class Tokenizer:
         pieces = [self._tokenizer.convert_ids_to_tokens(s) for s in samples if 0 <= s < size]
         return all(character in _BYTES for piece in pieces for character in piece or "")
 
-    def decode(self, ids: Any, skip_special_tokens: bool = False) -> str:
-        """Returns the text of token ids."""
-        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of token ids, special tokens included.
+
+        Without any option, as in SGLang's scheduler (`Req.tail_str`): some tokenizers with code of
+        their own decode otherwise with options.
+        """
+        return str(self._tokenizer.decode(list(ids)))
+
+    def response_text(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Returns the text of a response (`DetokenizerManager._grouped_batch_decode`).
+
+        A token beyond the vocabulary is written like token 0 (`_clamp_decode_ids`).
+        """
+        ids = [token if 0 <= token < self._writable else 0 for token in ids]
+        if getattr(self._writer, "is_fast", False):
+            return str(self._writer.decode(ids, skip_special_tokens=skip_special_tokens))
+        hidden = self._special_ids if skip_special_tokens else frozenset()
+        return str(self._writer.decode([token for token in ids if token not in hidden]))
+
+    @functools.cached_property
+    def _writable(self) -> int:
+        return len(self._writer)
+
+    @functools.cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(self._writer.all_special_ids or ())
+
+    def served_tokens(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Returns the reply of SGLang's `/v1/tokenize`."""
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def served_text(self, ids: Sequence[int]) -> str:
+        """Returns the reply of SGLang's `/v1/detokenize`, special tokens included."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))

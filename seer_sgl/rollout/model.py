@@ -4,7 +4,12 @@ from pathlib import Path
 
 import msgspec
 
+from seer_sgl.config import Config
 from seer_sgl.errors import ConfigError
+from seer_sgl.link.tokenizer import TokenizerSource
+
+# SGLang flags that decide how its tokenizer is loaded, besides those with a key of their own.
+TOKENIZER_FLAGS = ("revision", "tokenizer-mode", "tokenizer-backend")
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -43,3 +48,18 @@ def model_facts(path: str | None) -> ModelFacts:
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise ConfigError(f"model.path: {file}: {error}") from error
     return facts.text_config or facts
+
+
+def tokenizer_source(config: Config) -> TokenizerSource | None:
+    """Returns how the engines of a config load their tokenizer; None if it names no model."""
+    model, flags = config.model, config.engines.flags()
+    path = model.tokenizer_path or model.path
+    if path is None:
+        return None
+    own = {name.replace("-", "_"): str(flags[name]) for name in TOKENIZER_FLAGS if name in flags}
+    return TokenizerSource(
+        tokenizer_path=path,
+        model_path=model.path,
+        trust_remote_code=model.trust_remote_code,
+        **own,
+    )

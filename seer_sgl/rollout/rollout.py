@@ -24,8 +24,8 @@ from seer_sgl.driver.checks import (
 )
 from seer_sgl.driver.driver import Driver, Settings
 from seer_sgl.driver.groups import GroupMaker, derived_seed
+from seer_sgl.driver.load_tokenizer import tokenizer_of
 from seer_sgl.driver.observer import Observer
-from seer_sgl.driver.tokenizer import load_tokenizer
 from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.engine.launch.process import require_model
 from seer_sgl.engine.orphans import end_orphans
@@ -43,7 +43,7 @@ from .checks import check_groups, check_own_sampling, check_sampling, warnings_o
 from .history import History, read_history
 from .journaled import RolloutJournal, Start
 from .lengths import read_lengths
-from .model import model_facts
+from .model import model_facts, tokenizer_source
 from .prompts import PromptLike, PromptReader
 from .running import Running, drafts_of, in_order, raise_if_given_up
 
@@ -102,10 +102,8 @@ class Rollout:
         self._facts = model_facts(model.path)
         chunk = min(self.config.scheduling.chunk_tokens, self.config.sampling.max_new_tokens)
         check_pool(self.config.kv_pool, chunk, self._facts.least_kv_bytes_per_token())
-        tokenizer_path = model.tokenizer_path or model.path
-        self.tokenizer = (
-            load_tokenizer(tokenizer_path, model.trust_remote_code) if tokenizer_path else None
-        )
+        source = tokenizer_source(self.config)
+        self.tokenizer = None if source is None else tokenizer_of(source)
         if self.config.sampling.stops() and self.tokenizer is None:
             raise ConfigError("sampling.stop: stop strings need a tokenizer: set model.path")
 

@@ -5,8 +5,9 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from seer_sgl.driver.response_text import ResponseText
+
 from .calls import Answer
-from .text import ResponseText
 
 # Returns the text of a token, or None without a tokenizer.
 TokenText = Callable[[int], str | None]

@@ -14,6 +14,7 @@ from aiohttp import web
 from seer_sgl.config import Config, ServerConfig
 from seer_sgl.driver.checks import unservable
 from seer_sgl.driver.driver import Driver
+from seer_sgl.driver.response_text import ResponseText
 from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet
@@ -30,7 +31,6 @@ from .pinned import Pinned
 from .progress import Progress
 from .rollouts import Rollouts
 from .streaming import abandon
-from .text import ResponseText
 from .undivided import Undivided
 
 P = ParamSpec("P")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seer_sgl.config import FlagValue
-from seer_sgl.driver.tokenizer import load_tokenizer
+from seer_sgl.driver.load_tokenizer import load_tokenizer
 from seer_sgl.engine.launch.exact import ROOT_ONLY
 from tests.e2e.compare import LOGPROB_TOLERANCE
 from tests.e2e.conftest import MODEL

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
-from seer_sgl.driver.tokenizer import load_tokenizer
+from seer_sgl.driver.load_tokenizer import load_tokenizer
 from tests.e2e.compare import LOGPROB_TOLERANCE
 from tests.e2e.conftest import HELD_OUT, MODEL, SERVER_FLAGS, servers, two_urls
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from seer_sgl.driver.tokenizer import load_tokenizer
+from seer_sgl.driver.load_tokenizer import load_tokenizer
 from seer_sgl.rollout.rollout import Rollout
 from tests.e2e.conftest import HELD_OUT, MODEL, SERVER_FLAGS, external, servers, two_cores, two_urls
 from tests.link.test_link import until

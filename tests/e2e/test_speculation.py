@@ -17,8 +17,8 @@ import yaml
 
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl.config import KvPoolConfig
+from seer_sgl.driver.load_tokenizer import load_tokenizer
 from seer_sgl.driver.observer import Observer
-from seer_sgl.driver.tokenizer import load_tokenizer
 from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.processes import free_port
 from seer_sgl.rollout.samples import SampleWriter

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from seer_sgl.driver.tokenizer import load_tokenizer
+from seer_sgl.driver.load_tokenizer import load_tokenizer
 from tests.e2e.conftest import HELD_OUT, MODEL, SERVER_FLAGS, servers, two_urls
 
 pytestmark = pytest.mark.own_engines

@@ -26,7 +26,7 @@ def prepare() -> None:
     """Makes `import sglang` possible: torchvision schemas and the `sgl_kernel` stand-in."""
     if not wanted():
         return
-    from .torchvision_schemas import define_missing_schemas
+    from seer_sgl.torchvision_schemas import define_missing_schemas
 
     define_missing_schemas()
     if "sgl_kernel" not in sys.modules and importlib.util.find_spec("sgl_kernel") is None:

@@ -11,7 +11,7 @@ import yaml
 
 from seer_sgl import Rollout
 from seer_sgl.config import KvPoolConfig
-from seer_sgl.driver.tokenizer import load_tokenizer
+from seer_sgl.driver.load_tokenizer import load_tokenizer
 from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.processes import free_port
 from tests.e2e.compare import Samples, by_key

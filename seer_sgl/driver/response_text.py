@@ -1,10 +1,11 @@
-"""The text of a response while its tokens arrive, as SGLang's detokenizer makes it."""
+"""The text of a response, also while its tokens arrive, as SGLang's detokenizer makes it."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.types import Sampling
+
+from .tokenizer import Tokenizer
 
 # SGLang decodes a response together with the last tokens of its prompt
 # (schedule_batch.INIT_INCREMENTAL_DETOKENIZATION_OFFSET): some tokenizers drop a leading space.
@@ -51,4 +52,4 @@ class ResponseText:
         return self._decode(self._context + pending)[len(known) :]
 
     def _decode(self, ids: Any) -> str:
-        return self._tokenizer.decode(ids, self._skip_special) if ids else ""
+        return self._tokenizer.response_text(ids, self._skip_special) if ids else ""

@@ -1,0 +1,114 @@
+"""Reads texts with SGLang's own functions, for a comparison: a program of its own.
+
+Each line of standard input is a Task in JSON; standard output gets an Answer for each. Importing
+SGLang changes transformers, so a test does not import it.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+import msgspec
+
+from seer_sgl.torchvision_schemas import define_missing_schemas
+
+
+class Task(msgspec.Struct):
+    """A tokenizer and what to read with it. `windows`: lists of token ids to decode."""
+
+    folder: str
+    own_code: bool
+    texts: list[str]
+    windows: list[list[int]]
+
+
+class Answer(msgspec.Struct):
+    """What SGLang reads and writes, in the order of the task.
+
+    `stop_lens`: of a request with that stop string. `tails`: the text in which the scheduler looks
+    for one. `written`: the text of a response, without and with special tokens.
+    """
+
+    prompts: list[list[int]]
+    parts: list[list[int]]
+    stop_lens: list[int]
+    tails: list[str]
+    written: list[tuple[str, str]]
+    chats: list[list[int]]
+
+
+def answer(task: Task) -> Answer:
+    """Returns what the processes of an SGLang server do with a task's texts and tokens."""
+    from sglang.srt.managers.detokenizer_manager import DetokenizerManager
+    from sglang.srt.sampling.sampling_params import SamplingParams
+    from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+    from sglang.srt.utils.patch_tokenizer import decode_without_hf_kwargs
+
+    tokenizer = get_tokenizer(task.folder, trust_remote_code=task.own_code)
+    fast = getattr(tokenizer, "is_fast", False)
+
+    def stop_len(text: str) -> int:
+        params = SamplingParams(stop=[text])
+        params.normalize(tokenizer)
+        return int(params.stop_str_max_len)
+
+    def written(ids: list[int], skip: bool) -> str:
+        ids = DetokenizerManager._clamp_decode_ids(ids, len(tokenizer))
+        # DetokenizerManager._grouped_batch_decode
+        if not fast:
+            return str(decode_without_hf_kwargs(tokenizer, ids, skip))
+        options = {"skip_special_tokens": skip, "spaces_between_special_tokens": True}
+        return str(tokenizer.batch_decode([ids], **options)[0])
+
+    def prompt(text: str) -> Any:  # TokenizerManager._tokenize_texts
+        return tokenizer([text])["input_ids"][0] if fast else tokenizer.encode(text)
+
+    return Answer(
+        prompts=[list(prompt(text)) for text in task.texts],
+        parts=[list(tokenizer.encode(text, add_special_tokens=False)) for text in task.texts],
+        stop_lens=[stop_len(text) for text in task.texts],
+        tails=[tokenizer.decode(ids) for ids in task.windows],
+        written=[(written(ids, True), written(ids, False)) for ids in task.windows],
+        chats=[_chat(tokenizer, text) for text in task.texts if tokenizer.chat_template],
+    )
+
+
+def _chat(tokenizer: Any, text: str) -> list[int]:
+    """Returns the prompt of a chat (OpenAIServingChat._render_and_encode_chat_template)."""
+    from types import SimpleNamespace
+
+    from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
+
+    serving: Any = SimpleNamespace(
+        tokenizer_manager=SimpleNamespace(tokenizer=tokenizer),
+        _tokenizer_auto_adds_specials=len(tokenizer.encode("")) > 0,
+    )
+    lossy = OpenAIServingChat._probe_prompt_text_round_trip(serving)
+    serving._prompt_text_round_trip_is_lossy = lossy
+    ids, _ = OpenAIServingChat._render_and_encode_chat_template(
+        serving,
+        [{"role": "user", "content": text}],
+        tools=None,
+        template_kwargs={},
+        encode_kwargs=(
+            {"add_special_tokens": False} if serving._tokenizer_auto_adds_specials else {}
+        ),
+        use_cache=False,
+    )
+    return list(ids)
+
+
+def main() -> None:
+    """Answers the tasks of standard input."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    define_missing_schemas()
+    for line in sys.stdin.buffer:
+        task = msgspec.json.decode(line, type=Task)
+        out.write(json.dumps(msgspec.to_builtins(answer(task))).encode() + b"\n")
+        out.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""The driver reads and writes text as SGLang's own functions do, in the form of many families."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import msgspec
+import pytest
+
+from seer_sgl.driver import load_tokenizer as loading
+from seer_sgl.driver.tokenizer import Tokenizer
+from seer_sgl.link.tokenizer import TokenizerSource
+from tests.e2e.conftest import ROOT
+
+from .byte_rows import ROWS, ByteRow
+from .families import FAMILIES, Family
+from .random_texts import random_texts
+from .sglang_reads import Answer, Task
+
+pytestmark = pytest.mark.own_engines  # each test starts processes that import SGLang
+TEXTS = 500
+MANY_TEXTS = 10_000
+LINES = "b\na  c"
+
+
+class SglangReads:
+    """A process that reads with SGLang's functions."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def __call__(self, task: Task) -> Answer:
+        pipes: tuple[IO[bytes] | None, ...] = (self._process.stdin, self._process.stdout)
+        stdin, stdout = pipes
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(msgspec.json.encode(task) + b"\n")
+        stdin.flush()
+        line = stdout.readline()
+        assert line, "SGLang's process ended"
+        return msgspec.json.decode(line, type=Answer)
+
+
+@pytest.fixture(scope="module")
+def sglang() -> Iterator[SglangReads]:
+    """Yields what reads with SGLang's functions."""
+    command = [sys.executable, "-m", "tests.tokenizers.sglang_reads"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        yield SglangReads(process)
+
+
+class Text(NamedTuple):
+    """What the driver reads and writes; like Answer."""
+
+    prompts: list[list[int]]
+    parts: list[list[int]]
+    stop_lens: list[int]
+    tails: list[str]
+    written: list[tuple[str, str]]
+    chats: list[list[int]]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, task: Task) -> "Text":
+        texts, windows = task.texts, task.windows
+        return cls(
+            [tokenizer.encode(text).tolist() for text in texts],
+            [tokenizer.encode_part(text).tolist() for text in texts],
+            [tokenizer.stop_len(text) for text in texts],
+            [tokenizer.decode(ids) for ids in windows],
+            [(tokenizer.response_text(ids, True), tokenizer.response_text(ids)) for ids in windows],
+            [_chat(tokenizer, text) for text in texts if tokenizer._tokenizer.chat_template],
+        )
+
+
+def _chat(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.apply_chat_template([{"role": "user", "content": text}]).tolist()
+
+
+def task_for(folder: Path, tokenizer: Tokenizer, count: int, *, own_code: bool = False) -> Task:
+    """Returns random texts, and windows of their tokens that begin and end inside characters."""
+    special = sorted(tokenizer._tokenizer.get_added_vocab())
+    texts = [LINES, *random_texts(count, 1, special)]
+    windows = [tokenizer.encode(text).tolist()[1:][-9:] for text in texts]
+    beyond = [[tokenizer.vocab_size, *ids] for ids in windows[:9]] if not own_code else []
+    return Task(str(folder), own_code, texts, [ids for ids in [*windows, *beyond] if ids])
+
+
+def compare(text: Text, answer: Answer, task: Task) -> None:
+    """Asserts that both read alike, and shows the first text that they do not."""
+    for name, given in (
+        ("prompts", task.texts),
+        ("parts", task.texts),
+        ("stop_lens", task.texts),
+        ("chats", task.texts),
+        ("tails", task.windows),
+        ("written", task.windows),
+    ):
+        ours, theirs = getattr(text, name), getattr(answer, name)
+        assert len(ours) == len(theirs) in (0, len(given))
+        for what, here, there in zip(given, ours, theirs, strict=False):
+            assert here == there, (name, what)
+
+
+def check_family(family: Family, parent: Path, sglang: SglangReads, count: int) -> None:
+    folder = family.make(parent)
+    tokenizer = loading.load_tokenizer(str(folder), family.own_code)
+    assert tokenizer is not None
+    task = task_for(folder, tokenizer, count, own_code=family.own_code)
+    compare(Text.of(tokenizer, task), sglang(task), task)
+
+
+# One of each kind of files, class and code.
+QUICK = ("qwen2", "deepseek", "mistral-model", "tekken", "kimi")
+
+
+@pytest.mark.parametrize(
+    "family", [f for f in FAMILIES if f.name in QUICK], ids=lambda family: family.name
+)
+def test_a_family_is_read_as_sglang_reads_it(
+    family: Family, tmp_path: Path, sglang: SglangReads
+) -> None:
+    check_family(family, tmp_path, sglang, TEXTS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_ten_thousand_texts_of_a_family_are_read_as_sglang_reads_them(
+    family: Family, tmp_path: Path, sglang: SglangReads
+) -> None:
+    check_family(family, tmp_path, sglang, MANY_TEXTS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.model_type}-{row.tokenizer_class}")
+def test_what_transformers_reads_otherwise_is_read_as_sglang_reads_it(
+    row: ByteRow, tmp_path: Path, sglang: SglangReads
+) -> None:
+    folder = row.make(tmp_path)
+    tokenizer = loading.load_tokenizer(str(folder))
+    assert tokenizer is not None
+    task = task_for(folder, tokenizer, TEXTS)
+    answer = sglang(task)
+    compare(Text.of(tokenizer, task), answer, task)
+
+    assert read_alone(folder, LINES) != answer.prompts[0], "or the row shows nothing"
+
+
+def read_alone(folder: Path, text: str) -> list[int] | None:
+    """Returns the tokens that transformers alone reads; None if it cannot load the tokenizer."""
+    try:
+        loaded = loading._by_transformers(TokenizerSource(tokenizer_path=str(folder)))
+    except (ModuleNotFoundError, RuntimeError):  # a Llama without torchvision's operators
+        return None
+    return Tokenizer(loaded).encode(text).tolist()

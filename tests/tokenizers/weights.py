@@ -1,0 +1,23 @@
+"""Adds random weights to a family's folder: `python -m tests.tokenizers.weights FOLDER`.
+
+It is a program of its own, because a test does not import torch and a model's code.
+"""
+
+import sys
+
+from seer_sgl.torchvision_schemas import define_missing_schemas
+
+
+def main(folder: str) -> None:
+    """Writes `model.safetensors` for the `config.json` of the folder."""
+    define_missing_schemas()
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    model.to(torch.float32).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
