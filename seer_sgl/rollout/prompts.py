@@ -49,6 +49,7 @@ class PromptReader:
 
     `n`: samples of a prompt without its own `n`. `vocab_size` and `max_prompt_len` (tokens; None:
     unknown): the model's limits. `sampling`: the default, which a prompt's own overrides.
+    `no_chats`: why messages are refused; None: they are not.
     """
 
     def __init__(
@@ -58,12 +59,15 @@ class PromptReader:
         vocab_size: int | None,
         max_prompt_len: int | None,
         sampling: Sampling = NEUTRAL,
+        *,
+        no_chats: str | None = None,
     ) -> None:
         self._n = n
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_prompt_len = max_prompt_len
         self._sampling = sampling
+        self._no_chats = no_chats
 
     def read(self, path: Path, limit: int | None = None) -> list[Prompt]:
         """Returns the first `limit` prompts of a JSONL file.
@@ -135,6 +139,8 @@ class PromptReader:
             problem = unwritable(getattr(record, name, None))
             if problem is not None:
                 raise PromptError(f"{place}: {name}: {problem}")
+        if record.messages is not None and self._no_chats is not None:
+            raise PromptError(f"{place}: messages: {self._no_chats}")
         if isinstance(record, Prompt):
             prompt = record
             if not isinstance(prompt.n, int) or not 1 <= prompt.n <= MOST_SAMPLES:

@@ -45,6 +45,7 @@ from .journaled import RolloutJournal, Start
 from .lengths import read_lengths
 from .model import model_facts, tokenizer_source
 from .prompts import PromptLike, PromptReader
+from .reading import check_reading
 from .running import Running, drafts_of, in_order, raise_if_given_up
 
 logger = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class Rollout:
         self._seed = secrets.randbits(32) if seed is None else seed
         self._costs = Costs()
         self._runs = 0
+        self._chats_differ: str | None = None  # which engine renders chats otherwise
         self._replayed: dict[str, Any] | None = None  # the report of a rollout that was complete
         self.recorder: Recorder | None = None  # of the current or latest run
 
@@ -118,6 +120,7 @@ class Rollout:
             infos = [engine.info for engine in fleet.engines]
             check_engines(self.config.fleet, infos)
             self._check_own(self.config.sampling, infos)
+            self._chats_differ = await check_reading(fleet.engines, self.tokenizer)
             for warning in [*mismatches(infos), *warnings_of_fetches(self.config, infos)]:
                 logger.warning("%s", warning)
             # A server has a connection to a client for each of them.
@@ -162,7 +165,10 @@ class Rollout:
             engine.vocab_size = self._facts.vocab_size
             check_engines(self.config.fleet, [engine.info])
             self._check_own(self.config.sampling, [engine.info])
+            compared = [*fleet.engines[:1], engine] if self.tokenizer is None else [engine]
+            differs = await check_reading(compared, self.tokenizer)
             driver.add_engine(engine)
+            self._chats_differ = self._chats_differ or differs
         except BaseException:
             await fleet.stop_engine(engine.info.engine_id)
             raise
@@ -418,7 +424,14 @@ class Rollout:
             vocab_size = self.tokenizer.vocab_size
         n = n or self.config.rollout.n_samples_per_prompt
         sampling = sampling or self.config.sampling
-        return PromptReader(n, self.tokenizer, vocab_size, max_prompt_len, sampling)
+        return PromptReader(
+            n,
+            self.tokenizer,
+            vocab_size,
+            max_prompt_len,
+            sampling,
+            no_chats=self._chats_differ,
+        )
 
 
 def new_rollout_id() -> str:

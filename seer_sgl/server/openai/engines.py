@@ -5,40 +5,20 @@ import contextlib
 import itertools
 from collections.abc import AsyncGenerator
 from http import HTTPStatus
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import msgspec
 
+from seer_sgl.engine.answers import EngineAnswer, ask
 from seer_sgl.engine.client import HttpEngine
-from seer_sgl.engine.session import read_body
-from seer_sgl.errors import EngineError, EngineUnavailable
+from seer_sgl.errors import EngineError
 
 from ..decode import decode_fields
 from ..errors import Unavailable
 from ..service import Service
 from .defaults import sampling_defaults
 
-T = TypeVar("T")
-MOST_BYTES = 1 << 26  # of an answer: a prompt of many million tokens
-ANSWER_S = 60.0  # a busy engine tokenizes a long prompt in seconds
 PROBE = [{"role": "user", "content": "x"}]  # a chat that every template renders
-
-
-class EngineAnswer(NamedTuple):
-    """An engine's answer to a request."""
-
-    status: int
-    content_type: str
-    body: bytes
-
-    def decoded(self, kind: type[T]) -> T | None:
-        """Returns the decoded body; None for an error."""
-        if self.status != HTTPStatus.OK:
-            return None
-        try:
-            return msgspec.json.decode(self.body, type=kind)
-        except msgspec.DecodeError:
-            return None
 
 
 class Facts(msgspec.Struct, kw_only=True):
@@ -185,17 +165,3 @@ class Engines:
         except ValueError:
             return False
         return await self.render(msgspec.json.encode({"messages": PROBE})) == list(ours)
-
-
-async def ask(
-    engine: HttpEngine, method: str, path: str, body: bytes | None = None
-) -> EngineAnswer:
-    """Returns an engine's answer, with any HTTP status. Raises EngineUnavailable."""
-    try:
-        async with asyncio.timeout(ANSWER_S), engine.send(method, path, body) as answer:
-            content_type = answer.headers.get("Content-Type", "application/json")
-            return EngineAnswer(answer.status, content_type, await read_body(answer, MOST_BYTES))
-    except TimeoutError as error:
-        engine_id = engine.info.engine_id
-        why = f"engine {engine_id}: no answer on {path} within {ANSWER_S:g} s"
-        raise EngineUnavailable(why, engine_id=engine_id) from error

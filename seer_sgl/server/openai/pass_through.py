@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from seer_sgl.engine.answers import EngineAnswer, ask
 from seer_sgl.errors import EngineError
 
 from ..decode import decode_fields
@@ -14,7 +15,7 @@ from ..errors import Unavailable
 from ..forward_body import whole
 from ..json import dumps
 from ..service import Service
-from .engines import EngineAnswer, Engines, ask
+from .engines import Engines
 from .errors import with_errors
 from .undivided import require_harmless_openai, tokens_of
 
