@@ -77,6 +77,7 @@ class ChunkReply(msgspec.Struct, kw_only=True):
     cached_storage: int = 0
     retractions: int = 0
     verify_steps: int = 0  # SGLang's spec_verify_ct; 0 without speculative decoding
+    stop_tokens: int | None = None  # of the longest stop string; None: the engine reports no count
     forwarded: bool = False  # the engine's answer went to the client as it is, and was not read
 
     @property

@@ -12,7 +12,15 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
-from seer_sgl.link.contract import EXAMINED, NO_READ, ORIGIN, Natural, PluginReport, Positive
+from seer_sgl.link.contract import (
+    EXAMINED,
+    NO_READ,
+    ORIGIN,
+    STOP_TOKENS,
+    Natural,
+    PluginReport,
+    Positive,
+)
 from seer_sgl.types import (
     Chunk,
     ChunkReply,
@@ -28,6 +36,8 @@ T = TypeVar("T")
 NAN_MATCH = "NaN happened"
 # A log probability is at most 0; log-softmax in float32 may round to slightly above.
 MAX_LOGPROB = 1e-4
+# A longer window than any stop string has would make the search at a boundary slow.
+StopTokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 14)]
 NUMPY_FROM = 64  # values; for fewer, as in an event of a stream, numpy is slower than Python
 
 
@@ -61,7 +71,7 @@ class Token(msgspec.Struct, array_like=True, gc=False):
     id: int
 
 
-class Meta(msgspec.Struct, kw_only=True, rename={"examined": EXAMINED}):
+class Meta(msgspec.Struct, kw_only=True, rename={"examined": EXAMINED, "stop_tokens": STOP_TOKENS}):
     id: str
     finish_reason: Finish
     completion_tokens: Natural
@@ -72,7 +82,9 @@ class Meta(msgspec.Struct, kw_only=True, rename={"examined": EXAMINED}):
     cached_tokens_details: _CachedDetails | None = None
     num_retractions: int = 0
     spec_verify_ct: int = 0
-    examined: list[Natural | None] | None = None  # from our plugin
+    # From our plugin:
+    examined: list[Natural | None] | None = None
+    stop_tokens: list[StopTokens | None] | None = None
 
 
 class _Reply(msgspec.Struct):
@@ -284,6 +296,7 @@ def checked_reply(meta: Meta, chunk: Chunk, vocab_size: int | None, final: int =
         cached_storage=max(0, details.storage),
         retractions=max(0, meta.num_retractions),
         verify_steps=max(0, meta.spec_verify_ct),
+        stop_tokens=meta.stop_tokens[-1] if meta.stop_tokens else None,
     )
 
 

@@ -30,6 +30,7 @@ CPU_SWITCH = "SGLANG_USE_CPU_ENGINE"
 NO_READ = "no_read"  # in ORIGIN: true if the call's KV is computed instead of read from the pool
 REPORT = "seer_sgl"  # in internal_states[i] of `/server_info`: the PluginReport of a scheduler
 EXAMINED = "seer_sgl_examined"  # in `meta_info`: tokens before the last step, once per token
+STOP_TOKENS = "seer_sgl_stop_tokens"  # in `meta_info`: of the longest stop string, once per token
 ALGORITHM = "SEER_GROUP"  # SGLang's name of grouped drafting
 
 INDEX_BYTES = 100  # per token, for the draft index and its log

@@ -12,7 +12,19 @@ import msgspec
 
 from seer_sgl.link import contract
 
-from . import cpu, ends, kv_waits, noise, page_hash, penalties, ports, prepare, secrets, stops
+from . import (
+    cpu,
+    ends,
+    kv_waits,
+    noise,
+    page_hash,
+    penalties,
+    ports,
+    prepare,
+    secrets,
+    stop_windows,
+    stops,
+)
 from .drafting import DraftStatus
 from .hook import SCHEDULER, Hook
 from .pool import PoolPart
@@ -50,6 +62,7 @@ class Plugin:
             *page_hash.hooks(),
             *stops.hooks(),
             *ends.hooks(),
+            *stop_windows.hooks(),
             *noise.hooks(),
             *penalties.hooks(),
             *ports.hooks(),

@@ -33,6 +33,7 @@ class SglSamplingParams(Protocol):
     custom_params: dict[str, Any] | None
     max_new_tokens: int
     stop_strs: Sequence[str]
+    stop_str_max_len: int
     stop_regex_strs: Sequence[str]
 
 

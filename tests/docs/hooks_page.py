@@ -27,6 +27,7 @@ ROOMS = {
     "page_hash": "Names of pages",
     "stops": "Stop conditions of drafted tokens",
     "ends": "End of an aborted chunk",
+    "stop_windows": "Stop strings at the end of a chunk",
     "noise": "Sampling noise",
     "penalties": "Penalties",
     "ports": "Ports",

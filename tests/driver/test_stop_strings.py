@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seer_sgl.driver.stop_strings import StopRecheck
+from seer_sgl.driver.stop_strings import StopRecheck, StopStrings
+from seer_sgl.sampling import Sampling
 from seer_sgl.types import ChunkReply, WeightSpan, logprob_array, token_array
+from tests.helpers import make_group
 
 ALPHABET = "abcd"  # token i decodes to ALPHABET[i]
+EMPTY = 9
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -59,6 +63,53 @@ def test_a_stop_within_the_last_chunk_is_not_found_twice() -> None:
     recheck = StopRecheck(["ab"], len, decode)
     reply = reply_of([3, 3, 3])
     assert recheck([3, 3], reply) is reply
+
+
+def test_the_engines_count_of_a_stop_decides_where_it_is_searched() -> None:
+    """Here a stop of two characters has six tokens; for the engine it has two, so its window of
+    three tokens never holds the stop that the model spells with other tokens between."""
+    stops = StopStrings(FakeTokenizer())  # type: ignore[arg-type]
+    (request, other) = make_group(n=2, sampling=Sampling(stop=["ab"])).requests
+    for each, counted, cut in ((request, None, True), (other, 2, False)):
+        first = msgspec.structs.replace(reply_of([3, 0, EMPTY]), stop_tokens=counted)
+        assert stops.amend(each, first) is first
+        each.append(first)
+        second = msgspec.structs.replace(reply_of([EMPTY, 1, 3]), stop_tokens=counted)
+        amended = stops.amend(each, second)
+        assert (amended.matched == "ab") == cut
+        assert len(amended.ids) == (2 if cut else 3)
+
+
+def test_a_stop_that_only_a_cut_character_shows_does_not_end_the_response() -> None:
+    """Half a character is U+FFFD where a chunk begins with it, but not beside its other half."""
+
+    def text(ids: Sequence[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    first, second = "é".encode()
+    recheck = StopRecheck(["\ufffd"], lambda _: 3, text, stop_token_ids=[second])
+    found = msgspec.structs.replace(reply_of([second]), finish="stop", matched="\ufffd")
+    assert recheck([ord("a")], found) == found, "here it is half a character"
+    assert recheck([first], found).matched == second, "a stop token as well"
+
+    recheck = StopRecheck(["\ufffd"], lambda _: 3, text)
+    goes_on = recheck([first], found)
+    assert (goes_on.finish, goes_on.matched) == ("length", None)
+    assert goes_on.ids == found.ids
+    late = msgspec.structs.replace(
+        reply_of([second, *b"abc", second]), finish="stop", matched="\ufffd"
+    )
+    assert recheck([first], late) is late, "its window had what an undivided call sees"
+
+
+class FakeTokenizer:
+    """Counts three tokens per character; the token EMPTY has no text."""
+
+    def stop_len(self, text: str) -> int:
+        return 3 * len(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return decode([token for token in ids if token != EMPTY])
 
 
 @given(

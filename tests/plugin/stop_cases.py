@@ -1,7 +1,10 @@
 """Runs random responses with random stop conditions through SGLang's `Req` (`test_stops.py`).
 
 It is a program of its own, because the CPU engine's switches must be set before SGLang is imported:
-`python -m tests.plugin.stop_cases COUNT` prints one JSON object of counts.
+`python -m tests.plugin.stop_cases COUNT MODEL [TOKEN ...]` prints one JSON object of counts. TOKEN:
+the tokens of the responses; without any, the first words of the model's tokenizer.
+
+The driver counts the tokens of stop strings wrongly here, so that it depends on SGLang's count.
 """
 
 import json
@@ -17,7 +20,6 @@ from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.plugin import cpu
 from seer_sgl.plugin.stops import look_after_every_token
 from seer_sgl.types import ChunkReply, WeightSpan, logprob_array, token_array
-from tests.e2e.conftest import MODEL
 
 Update = Callable[[Any, int], None]
 WORDS = 6  # different tokens in a response: few, so that conditions match often
@@ -29,6 +31,7 @@ class End(NamedTuple):
     ids: list[int]
     finish: str | None
     matched: int | str | None
+    stop_tokens: int
 
 
 class StopCase(NamedTuple):
@@ -79,7 +82,7 @@ class Engine:
         params.normalize(self._tokenizer)
         req = Req("r", "", array("q", [1]), params, vocab_size=1 << 16)
         req.tokenizer = self._tokenizer
-        req.eos_token_ids = {self._tokenizer.eos_token_id}
+        req.eos_token_ids = {max(self._tokenizer.all_special_ids)}
         taken = 0
         for size in runs:
             run = tokens[taken : taken + size]
@@ -93,17 +96,24 @@ class Engine:
             taken += size
         reason = None if req.finished_reason is None else req.finished_reason.to_json()
         ids = list(req.output_ids_through_stop)
-        return End(ids, reason and reason["type"], reason and reason.get("matched"))
+        matched = reason and reason.get("matched")
+        return End(ids, reason and reason["type"], matched, params.stop_str_max_len)
 
 
 def divided(engine: Engine, case: StopCase, chunk: int, tokenizer: Tokenizer) -> End:
     """Runs the response in chunks of `chunk` tokens, with stop strings across boundaries."""
-    recheck = StopRecheck(case.sampling["stop"], tokenizer.stop_len, tokenizer.decode)
+    recheck = StopRecheck(
+        case.sampling["stop"],
+        lambda text: 4 * len(text),
+        tokenizer.decode,
+        () if case.sampling["ignore_eos"] else case.sampling["stop_token_ids"],
+    )
     response: list[int] = []
     while True:
         budget = min(chunk, case.longest - len(response))
         end = engine.call(case.tokens[len(response) :], case.runs, case.sampling, budget)
         assert end.finish in ("stop", "length")
+        recheck.longest = end.stop_tokens
         reply = ChunkReply(
             ids=token_array(end.ids),
             logprobs=logprob_array([0.0] * len(end.ids)),
@@ -114,16 +124,16 @@ def divided(engine: Engine, case: StopCase, chunk: int, tokenizer: Tokenizer) ->
         reply = recheck(response, reply)
         response += list(reply.ids)
         if reply.finish == "stop" or len(response) == case.longest:
-            return End(response, reply.finish, reply.matched)
+            return End(response, reply.finish, reply.matched, end.stop_tokens)
 
 
-def main(count: int) -> None:
+def main(count: int, model: str, words: list[int]) -> None:
     """Compares runs with plain decoding, case by case, and prints counts of the outcomes."""
     cpu.prepare()
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.utils.hf_transformers.tokenizer import get_tokenizer
 
-    sgl_tokenizer = get_tokenizer(str(MODEL))
+    sgl_tokenizer = get_tokenizer(model)
     tokenizer = Tokenizer(sgl_tokenizer)
     stock = Engine(sgl_tokenizer, Req.update_finish_state)
     hooked = Engine(
@@ -131,10 +141,11 @@ def main(count: int) -> None:
     )
     choice = random.Random(0)
     special = sgl_tokenizer.all_special_ids
-    words = [i for i in range(len(sgl_tokenizer)) if i not in special][:WORDS]
+    words = words or [i for i in range(len(sgl_tokenizer)) if i not in special][:WORDS]
+    eos = max(sgl_tokenizer.all_special_ids)
     seen: Counter[str] = Counter()
     for number in range(count):
-        case = draw(choice, words, sgl_tokenizer.eos_token_id, tokenizer.decode)
+        case = draw(choice, words, eos, tokenizer.decode)
         plain = stock.call(case.tokens, [1] * len(case.tokens), case.sampling, case.longest)
         runs = hooked.call(case.tokens, case.runs, case.sampling, case.longest)
         assert runs == plain, (number, case, plain, runs)
@@ -145,10 +156,11 @@ def main(count: int) -> None:
             continue  # such requests are not divided
         parts = divided(hooked, case, choice.randint(1, 9), tokenizer)
         expected = plain._replace(matched=None) if plain.finish == "length" else plain
-        assert parts._replace(matched=parts.matched if parts.finish == "stop" else None) == expected
+        parts = parts._replace(matched=parts.matched if parts.finish == "stop" else None)
+        assert parts == expected, (number, case, parts, expected)
         seen["divided"] += 1
     print(json.dumps(seen))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2], [int(token) for token in sys.argv[3:]])
