@@ -30,6 +30,8 @@ BUILD_TOOLS = re.compile(
 )
 READY = re.compile(r"\[(\S+ \S+)\] The server is fired up")
 PACKAGES = ("pip", "uv", "matplotlib")  # caches without code for engines
+# Variables about where packages come from: of the machine, not of its user.
+FROM_NETWORK = re.compile(r"^(PIP|UV)_|_CERT|CERT_|_CA_|_PROXY$", re.IGNORECASE)
 NOBODY = 65534
 SAMPLES = 128  # of configs/cpu-seer.yaml
 MOST_KV_WAIT = 0.05
@@ -53,8 +55,7 @@ def variables(folder: Path, *, compiler: bool) -> dict[str, str]:
     temporary.mkdir()
     path = os.environ["PATH"] if compiler else path_of(folder / "bin")
     kept = {name: os.environ[name] for name in ("LANG", "SEER_PYTHON") if name in os.environ}
-    # Of the machine: where packages come from.
-    kept |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))}
+    kept |= {name: value for name, value in os.environ.items() if FROM_NETWORK.search(name)}
     for file in (".config/pip/pip.conf", ".config/uv/uv.toml", ".pip/pip.conf"):
         settings = Path.home() / file
         if settings.exists():
@@ -70,7 +71,9 @@ def other_user(folder: Path, environment: dict[str, str]) -> list[str]:
         return []
     words = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     python = environment.get("SEER_PYTHON", "python3")
-    reads = subprocess.run([*words, "sh", "-c", f"{python} -c 1"], env=environment, check=False)
+    reads = subprocess.run(
+        [*words, "sh", "-c", f"{python} -c 1 2>&-"], env=environment, check=False
+    )
     if reads.returncode != 0:
         return []
     subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", folder], check=True)
