@@ -149,6 +149,7 @@ class Monitor:
                 self._control.reweighed(slot.engine_id, watched.version)
             if watched.shortfall.seen(slot, load):
                 self._control.resend_lost(slot.engine_id)
+            watched.watch_queue(self._awake_s, load)
             await watched.kv_reads.check(self._awake_s, load, self._control, self._costs)
         progress = watched.progress
         if slot.inflight and before != progress and None not in (before, progress):

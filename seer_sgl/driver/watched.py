@@ -6,11 +6,12 @@ from typing import Any
 
 from seer_sgl.errors import EngineError
 from seer_sgl.scheduling.placement import EngineSlot
-from seer_sgl.types import ServerPhase
+from seer_sgl.types import EngineLoad, ServerPhase
 
 from .engine import Engine
 from .health import Health, State
 from .kv_reads import KvReads
+from .queue_watch import QueueWatch
 from .shortfall import Shortfall
 from .stall import HUNG_AFTER, Readmission, StallClock
 
@@ -31,6 +32,7 @@ class Watched:
         self.readmission = Readmission(poll_s)
         self.shortfall = Shortfall()
         self.kv_reads = KvReads(slot.engine_id, engine)
+        self._queue = QueueWatch()
         self.progress: tuple[Any, ...] | None = None  # None while the engine does not answer
         self.seen: tuple[Any, ...] = ()  # its last progress: no answer is no progress
         self.version = engine.info.weight_version
@@ -60,6 +62,16 @@ class Watched:
         elif health.serves and not self.slot.available:
             health.failed(self.slot.trouble)
         self._starts = server.starts
+
+    def watch_queue(self, now: float, load: EngineLoad) -> None:
+        """Logs that requests stand in the engine's queue although it has room."""
+        if standing := self._queue.standing(now, self.slot, load):
+            logger.warning(
+                "engine %s has room, and requests stand in its queue for a reason that it does not "
+                "report: %d",
+                self.name,
+                standing,
+            )
 
     def end_if_hung(self, now: float, paused: bool) -> None:
         """Has the server of an engine that is out for too long, and has not ended, started again.

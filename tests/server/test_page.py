@@ -1,5 +1,6 @@
 """The live page: its headers, its assets, and the bounded data that it shows."""
 
+import asyncio
 import re
 from typing import Any
 
@@ -151,3 +152,16 @@ async def test_a_reader_that_comes_back_gets_only_new_cells_and_a_new_server_all
     assert again["lanes"]["first"] == first["lanes"]["end"] - 1
     assert other["lanes"]["first"] == 0
     assert other["boot"] == first["boot"]
+
+
+async def test_requests_that_wait_for_kv_are_apart_from_queued_ones() -> None:
+    async with served(FakeSGLang(queued_requests=5, foreign_reads=3)) as it:
+        await until(lambda: it.service.driver.engines != [])
+        data = await live(it)
+        while not data["engines"][0]["kv_waiting"]:
+            await asyncio.sleep(0.05)
+            data = await live(it)
+    (engine,) = data["engines"]
+    assert (engine["running"], engine["queued"], engine["kv_waiting"]) == (0, 2, 3)
+    lane = data["lanes"]["engines"]["e0"]
+    assert (lane["queued"][-1], lane["kv_waiting"][-1]) == (2, 3)
