@@ -9,6 +9,8 @@ import transformers.dynamic_module_utils
 from seer_sgl.driver.load_tokenizer import load_tokenizer
 from seer_sgl.errors import ConfigError
 
+pytestmark = pytest.mark.process
+
 CODE = """
 from pathlib import Path
 from transformers import PreTrainedTokenizer

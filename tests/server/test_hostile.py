@@ -6,7 +6,7 @@ import itertools
 import json
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CoroutineType
 from typing import Any
 
@@ -216,7 +216,11 @@ class HeldTokenizer(Tokenizer):
         return token_array(PROMPT)
 
     @override
-    def decode(self, ids: Any, skip_special_tokens: bool = False) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
+        return ""
+
+    @override
+    def response_text(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return ""
 
 

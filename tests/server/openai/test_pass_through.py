@@ -49,6 +49,8 @@ async def test_what_ends_an_engine_is_refused_on_other_endpoints_too(
 async def test_engines_are_asked_in_turn_and_lost_ones_are_passed_over() -> None:
     fakes = [ChatFake(parsed={}), ChatFake(parsed={})]
     async with served(*fakes) as it:
+        for fake in fakes:
+            fake.received.clear()  # how it reads text
         for _ in range(4):
             assert await it.post("/parse_function_call", text="x") == (200, {})
     assert [len(fake.received) for fake in fakes] == [2, 2]
