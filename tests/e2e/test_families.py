@@ -1,0 +1,146 @@
+"""Tiny random models of many families on real SGLang servers: what the driver reads is what they
+read, and divided equals undivided, stop strings included."""
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seer_sgl import Rollout
+from seer_sgl.driver.load_tokenizer import load_tokenizer
+from seer_sgl.link.contract import STOP_TOKENS
+from seer_sgl.processes import free_port
+from seer_sgl.types import Sample
+from tests.e2e.compare import Samples, assert_identical, by_key
+from tests.e2e.conftest import ROOT, SEER_SGL, servers
+from tests.tokenizers.families import FAMILIES, Family
+
+pytestmark = pytest.mark.own_engines
+
+PROMPTS = ["The quick brown", "def main(", "日本語の", " é 👍 x\n\n", "a  b\tc", "12345, 6"]
+LONGEST = 48  # tokens of a response
+CHUNK = 5
+FLAGS = ["--dtype", "float32", "--max-total-tokens", "4096", "--max-running-requests", "24"]
+FLAGS += ["--enable-deterministic-inference", "--skip-server-warmup"]
+RUN = ("llama2", "llama3")
+LONG = (
+    "qwen3",
+    "mistral-model",
+    "mistral-tekken",
+    "tekken",
+    "gemma",
+    "glm4",
+    "kimi",
+    "phi3",
+    "phi4",
+)
+
+
+def model_of(family: Family, parent: Path) -> Path:
+    """Returns the folder of a tiny random model of the family."""
+    folder = family.make(parent)
+    command = [sys.executable, "-m", "tests.tokenizers.weights", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return folder
+
+
+async def roll_family(
+    folder: Path, family: Family, url: str, sampling: dict[str, Any], **scheduling: Any
+) -> Samples:
+    """Returns the samples of PROMPTS on a server."""
+    config = {
+        "model": {"path": str(folder), "trust_remote_code": family.own_code},
+        "engines": {"launch": "external", "urls": [url]},
+        "scheduling": {"chunk_tokens": CHUNK, **scheduling},
+        "sampling": {"max_response_len": LONGEST, **sampling},
+        "rollout": {"seed": 7, "n_samples_per_prompt": 4},
+    }
+    async with Rollout(config) as rollout:
+        groups = [group async for group in rollout.run(PROMPTS)]
+    return by_key([sample for group in groups for sample in group.samples])
+
+
+def stops_in(samples: Sequence[Sample]) -> list[str]:
+    """Returns stop strings of a few tokens, some with parts of characters, from the responses."""
+    texts = [text for sample in samples if len(text := sample.text or "") > 30]
+    return [texts[i % len(texts)][9 + 3 * i : 13 + 4 * i] for i in range(4)]
+
+
+def generated(url: str, text: str, stops: Sequence[str] = ()) -> tuple[list[int], str, Any]:
+    """Returns what SGLang itself makes of a text prompt: tokens, text and the rest of the reply."""
+    body = {
+        "text": text,
+        "sampling_params": {"temperature": 0, "max_new_tokens": LONGEST, "stop": stops},
+        "return_logprob": True,
+    }
+    request = urllib.request.Request(
+        f"{url}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as reply:
+        answer = json.load(reply)
+    meta = answer["meta_info"]
+    return [token for _, token, _ in meta["output_token_logprobs"]], answer["text"], meta
+
+
+async def check_family(family: Family, tmp_path: Path) -> None:
+    folder = model_of(family, tmp_path)
+    url = f"http://127.0.0.1:{free_port()}"
+    flags = ["--model-path", str(folder), *FLAGS]
+    if family.own_code:
+        flags.append("--trust-remote-code")
+    with servers([url], [flags], tmp_path):
+        free = await roll_family(folder, family, url, {}, divide=False)
+        stops = stops_in(list(free.values()))
+        sampling = {"stop": stops, "no_stop_trim": True}
+        whole = await roll_family(folder, family, url, sampling, divide=False)
+        parts = await roll_family(folder, family, url, sampling)
+        greedy = await roll_family(folder, family, url, {"temperature": 0})
+        plain = [generated(url, text) for text in PROMPTS]
+        _, _, counted = generated(url, PROMPTS[0], stops)
+    tokenizer = load_tokenizer(str(folder), family.own_code)
+    assert tokenizer is not None
+    assert counted[STOP_TOKENS][-1] == max(map(tokenizer.stop_len, stops))
+    assert_identical(whole, parts)
+    assert max(sample.chunks for sample in parts.values()) > 5
+    assert any(isinstance(sample.matched, str) for sample in parts.values())
+    for number, (ids, text, _) in enumerate(plain):
+        ours = greedy[str(number), 0]
+        assert (list(ours.response_ids), ours.text) == (ids, text)
+
+
+@pytest.mark.parametrize("name", RUN)
+async def test_a_family_runs_as_on_plain_sglang(name: str, tmp_path: Path) -> None:
+    await check_family(_family(name), tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LONG)
+async def test_another_family_runs_as_on_plain_sglang(name: str, tmp_path: Path) -> None:
+    await check_family(_family(name), tmp_path)
+
+
+def _family(name: str) -> Family:
+    return next(family for family in FAMILIES if family.name == name)
+
+
+def test_the_command_rolls_a_llama_out(tmp_path: Path) -> None:
+    folder = model_of(_family("llama2"), tmp_path)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": text, "n": 2}) + "\n" for text in PROMPTS))
+    settings = {
+        "model.path": str(folder),
+        "rollout.prompts": str(prompts),
+        "engines.count": 1,
+        "sampling.max_response_len": LONGEST,
+    }
+    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    command = [*SEER_SGL, "rollout", "--ready", "cpu", *sets, "--out", str(tmp_path / "out")]
+    subprocess.run(command, cwd=ROOT, check=True)
+    samples = (tmp_path / "out" / "samples.jsonl").read_text().splitlines()
+    assert len(samples) == 2 * len(PROMPTS)
+    assert all(json.loads(line)["text"] for line in samples)
