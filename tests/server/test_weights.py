@@ -4,6 +4,8 @@ that stays."""
 import asyncio
 import base64
 import contextlib
+import pickle
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -17,6 +19,14 @@ SEED = 1 << 20
 LIMIT = 400
 DISK, TENSOR = "/update_weights_from_disk", "/update_weights_from_tensor"
 DISTRIBUTED = "/update_weights_from_distributed"
+
+
+def entry(name: str) -> str:
+    """Returns a pickle like that of a tensor, which the fakes do not read."""
+    return base64.b64encode(pickle.dumps([(name, Counter())])).decode()
+
+
+A, B = entry("a"), entry("b")
 
 
 def two() -> list[FakeSGLang]:
@@ -59,7 +69,7 @@ async def test_what_was_running_goes_on_after_an_update_with_its_spans() -> None
 @pytest.mark.parametrize("path", [DISTRIBUTED, TENSOR])
 async def test_begin_and_end_are_supplied_around_an_update_that_comes_without(path: str) -> None:
     fakes = two()
-    entries = {"serialized_named_tensors": ["a", "b"]} if path == TENSOR else {}
+    entries = {"serialized_named_tensors": [A, B]} if path == TENSOR else {}
     async with served(*fakes) as it:
         status, answer = await it.post(path, selector="target", weight_version="v2", **entries)
     assert status == 200, answer
@@ -78,7 +88,7 @@ async def test_nothing_is_dispatched_between_begin_and_end_of_a_client() -> None
         assert (await it.post("/begin_weight_update"))[0] == 200
         seen = [len(fake.seen) for fake in fakes]
         for version in (None, "v2"):
-            fields = {"serialized_named_tensors": ["a", "b"], "weight_version": version}
+            fields = {"serialized_named_tensors": [A, B], "weight_version": version}
             assert (await it.post(TENSOR, **fields))[0] == 200
         info = await (await it.session.get(f"{it.url}/server_info")).json()
         assert [hold["reason"] for hold in info["seer"]["held"]] == ["begin_weight_update"]
@@ -127,7 +137,7 @@ async def test_an_engine_that_dies_between_begin_and_end_is_stale() -> None:
     async with served(*fakes) as it:
         assert (await it.post("/begin_weight_update"))[0] == 200
         fakes[0].died, fakes[0].away = "killed", True
-        fields = {"serialized_named_tensors": ["a", "b"], "weight_version": "v2"}
+        fields = {"serialized_named_tensors": [A, B], "weight_version": "v2"}
         status, answer = await it.post(TENSOR, **fields)
         assert (status, answer["engines"]["e0"]["status"]) == (200, None)
         status, answer = await it.post("/end_weight_update")
@@ -300,9 +310,9 @@ async def test_an_engine_is_stopped_only_after_the_update_that_it_takes_part_in(
         await until(lambda: len(it.service.fleet.engines) == 1)
 
 
-async def test_each_engine_gets_the_entries_of_its_ranks_unread() -> None:
+async def test_each_engine_gets_the_entries_of_its_ranks() -> None:
     fakes = [FakeSGLang(tp_size=2), FakeSGLang()]
-    entries = [base64.b64encode(b"not a pickle %d" % i).decode() for i in range(3)]
+    entries = [entry(str(i)) for i in range(3)]
     async with served(*fakes) as it:
         status, answer = await it.post(TENSOR, serialized_named_tensors=entries)
         assert status == 200, answer
@@ -316,9 +326,9 @@ async def test_each_engine_gets_the_entries_of_its_ranks_unread() -> None:
 async def test_entries_for_one_engine_go_to_every_engine() -> None:
     fakes = two()
     async with served(*fakes) as it:
-        assert (await it.post(TENSOR, serialized_named_tensors=["a"]))[0] == 200
+        assert (await it.post(TENSOR, serialized_named_tensors=[A]))[0] == 200
     for fake in fakes:
-        assert dict(fake.calls)[TENSOR]["serialized_named_tensors"] == ["a"]
+        assert dict(fake.calls)[TENSOR]["serialized_named_tensors"] == [A]
 
 
 async def test_requests_end_with_their_tokens_if_an_update_aborts_them() -> None:
@@ -342,6 +352,22 @@ async def test_the_version_can_be_renamed() -> None:
         assert (status, answer["new_version"]) == (200, "v9")
         assert (await generating(it))["meta_info"]["weight_version"] == "v9"
         assert (await it.post("/update_weight_version"))[0] == 400
+
+
+@pytest.mark.parametrize(("paused", "ends"), [(True, "length"), (False, "abort")])
+async def test_a_new_name_ends_responses_unless_they_are_paused(paused: bool, ends: str) -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        running = generating(it)
+        await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
+        if paused:
+            await it.post("/pause_generation", mode="retract")
+        assert (await it.post("/update_weight_version", new_version="v2"))[0] == 200
+        await it.post("/continue_generation")
+        reply = await running
+    assert reply["meta_info"]["finish_reason"]["type"] == ends
+    sent = [dict(fake.calls)["/update_weight_version"]["abort_all_requests"] for fake in fakes]
+    assert sent == [not paused] * 2
 
 
 async def test_a_version_that_changes_behind_the_servers_back_is_noticed() -> None:

@@ -1,5 +1,6 @@
 """Weight updates: the same calls on every engine, and the engines that missed one are stale."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -9,10 +10,11 @@ from seer_sgl.engine.client import HttpEngine
 from seer_sgl.server.errors import BadRequest
 from seer_sgl.server.json import dumps
 
-from .bodies import Fields, field, read_fields, tensor_bodies
+from .bodies import Fields, field, read_fields, tensor_bodies, with_fields
 from .control import SESSION, Answer, Control, Session
 from .fleet_calls import call_all, each_idle
 from .groups import group_name, require_complete
+from .pickles import FIELD, require_loadable
 from .replies import EngineReply, Replies, combined, failed_of, named
 from .taking_part import all_opened, let_serve, still, succeeded
 
@@ -109,6 +111,9 @@ class WeightUpdates:
         """Loads serialized tensors: one entry per rank of the fleet."""
         fields = read_fields(body)
         bodies = tensor_bodies(fields, self._control.ranks())
+        entries = field(fields, FIELD, list[str], [])
+        load_format = field(fields, "load_format", str, "") or None
+        await asyncio.to_thread(require_loadable, entries, load_format)
         return await self._update(_Update(http.path, fields, bodies, session=True))
 
     async def rename(self, _: web.Request, body: bytes) -> Answer:
@@ -118,8 +123,11 @@ class WeightUpdates:
         version = field(fields, "new_version", str, "")
         if not version:
             raise BadRequest("new_version: missing")
-        if field(fields, "abort_all_requests", bool, True):
+        # A trainer that holds generation updates under way: its responses are to go on afterwards.
+        aborts = field(fields, "abort_all_requests", bool, not control.holds)
+        if aborts:
             await control.service.abort("")
+        body = with_fields(fields, abort_all_requests=aborts)
         engines = control.engines()
         async with control.holds.during(UPDATE):
             replies = await call_all(engines, "POST", "/update_weight_version", body)
