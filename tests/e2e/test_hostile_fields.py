@@ -6,7 +6,7 @@ None gets a 5xx either: what SGLang fails with is refused with a reason.
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,25 +52,32 @@ def generate(params: Json, **fields: Any) -> Json:
     return prompt | {"sampling_params": {"max_new_tokens": 3} | params} | fields
 
 
-def pairs() -> Iterator[tuple[str, Json]]:
-    """Yields path and body."""
+def fields() -> Iterator[tuple[str, Json]]:
+    """Yields path and body for each field of `/generate`."""
     for name, value in itertools.product(GENERATE, VALUES):
         yield "/generate", generate({}, **{name: value})
         yield "/generate", generate({}, **{"text": TEXT, name: value, "return_logprob": True})
-        yield (
-            "/generate",
-            generate({}, **{"text": [TEXT, TEXT], name: value, "top_logprobs_num": 1}),
-        )
+        batch = {"text": [TEXT, TEXT], name: value, "top_logprobs_num": 1}
+        yield "/generate", generate({}, **batch)
+
+
+def parameters() -> Iterator[tuple[str, Json]]:
+    """Yields path and body for each sampling parameter."""
     for name, value in itertools.product(SAMPLING, VALUES):
         yield "/generate", generate({name: value})
         yield "/generate", generate({name: value}, stream=True, top_logprobs_num=1)
-        yield "/generate", generate({name: value, "min_new_tokens": 2, "frequency_penalty": 0.1})
+        yield "/generate", generate({"min_new_tokens": 2, "frequency_penalty": 0.1, name: value})
+
+
+def openai() -> Iterator[tuple[str, Json]]:
+    """Yields path and body for each field of OpenAI's endpoints, and some of the others."""
     chat: Json = {"messages": MESSAGES, "max_tokens": 3}
-    for path, base in (("/v1/completions", {"prompt": TEXT}), ("/v1/chat/completions", chat)):
-        for name, value in itertools.product(OPENAI, VALUES):
-            yield path, {**base, name: value, "top_logprobs": 1}
+    for name, value in itertools.product(OPENAI, VALUES):
+        yield "/v1/completions", {"prompt": TEXT, name: value, "logprobs": 1}
+    for name, value in itertools.product((*SAMPLING, *RENAMED, "rid", "logprobs"), VALUES):
+        yield "/v1/chat/completions", {**chat, "top_logprobs": 1, name: value}
     others = [path for path in PLACED if path not in ("/vertex_generate", "/api/chat")]
-    for path, name, value in itertools.product(others, ("text", "input", "top_k", "rid"), VALUES):
+    for path, name, value in itertools.product(others, ("text", "input", "top_k"), VALUES):
         yield path, {**chat, "model": "any", "prompt": TEXT, "input": TEXT, name: value}
     for name, value in itertools.product(("temperature", "top_k", "stop", "num_predict"), VALUES):
         yield "/api/chat", {**chat, "model": "any", "options": {name: value}}
@@ -107,7 +114,10 @@ class Asked:
             self.failed.append((path, body, f"{status} {text[:200]}"))
 
 
-async def test_no_value_of_any_field_ends_an_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pairs", [fields, parameters, openai])
+async def test_no_value_of_any_field_ends_an_engine(
+    tmp_path: Path, pairs: Callable[[], Iterator[tuple[str, Json]]]
+) -> None:
     urls = two_urls()[:1]
     with servers(urls, [SERVER_FLAGS], tmp_path):
         processes = psutil.Process().children(recursive=True)
