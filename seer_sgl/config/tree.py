@@ -265,6 +265,10 @@ class ServerConfig(Section, frozen=True):
     max_requests: Positive = 65536
     """Most responses in progress, all unfinished ones of rollouts included; beyond, clients get
     HTTP 429."""
+    drain_s: Annotated[float, msgspec.Meta(ge=0.0)] = 10.0
+    """Seconds that running requests have to finish when the server is stopped; then they end as
+    `abort` with the tokens they have. New ones get HTTP 503 meanwhile. Rollouts are not waited
+    for."""
 
     def body_bytes(self) -> int:
         """Returns `max_body` in bytes. Raises ValueError if it is not a size."""

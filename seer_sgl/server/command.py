@@ -1,5 +1,6 @@
 """`seer-sgl serve`: opens the fleet, and serves until it is stopped."""
 
+import asyncio
 import contextlib
 import gc
 import ipaddress
@@ -45,7 +46,20 @@ async def serve(config: Config, log_dir: Path) -> None:
         with rare_collections():
             async with serving(service) as url:
                 logger.info("serving %d engines at %s", len(rollout.engines), url)
-                await service.generation.run()
+                await generating(service)
+
+
+async def generating(service: Service) -> None:
+    """Generates until cancelled; then requests in progress have `server.drain_s` to finish."""
+    work = asyncio.create_task(service.generation.run())
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.create_task(service.drain(service.settings.drain_s))
+        raise
+    finally:
+        work.cancel()
+        await asyncio.wait({work})
 
 
 @contextlib.contextmanager

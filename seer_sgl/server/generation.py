@@ -36,6 +36,7 @@ from .siblings import OpenGroup, Siblings, continued
 
 logger = logging.getLogger(__name__)
 CALLER = "server"  # the share of all single requests, beside one share per rollout
+STOPPING = "the server is shutting down"
 TICK_S = 0.25  # between two checks for groups to close
 
 
@@ -61,6 +62,7 @@ class Generation(Observer):
         self._prefix = secrets.token_hex(4)
         self._in_rollouts = 0  # responses of rollouts in progress
         self._ended: RolloutError | None = None
+        self._stopping = False  # no new response begins
         # Siblings are requests of different clients: none ends because of another.
         self._run: Run = driver.open_run([self], caller=CALLER, on_failure="sample", texts=False)
 
@@ -68,6 +70,11 @@ class Generation(Observer):
     def in_progress(self) -> int:
         """The number of responses in progress, those of rollouts included."""
         return len(self._answers) + len(self._forwards) + self._in_rollouts
+
+    @property
+    def requests(self) -> int:
+        """The number of responses in progress that belong to no rollout."""
+        return len(self._answers) + len(self._forwards)
 
     @property
     def open_groups(self) -> int:
@@ -96,7 +103,7 @@ class Generation(Observer):
             assert isinstance(error, RolloutError)
             self._ended = error
         finally:
-            why = Unavailable("the server is shutting down")
+            why = Unavailable(STOPPING)
             for answer in list(self._answers.values()):
                 self._forget(answer)
                 answer.failed(why, self._clock())
@@ -123,10 +130,21 @@ class Generation(Observer):
             self._place(answer)
         return answers
 
-    def require_room(self, count: int) -> None:
-        """Raises TooMany if the server cannot take so many more responses."""
+    def stop(self) -> None:
+        """Takes no more responses; those in progress go on."""
+        self._stopping = True
+
+    def require_running(self) -> None:
+        """Raises Unavailable if no more responses are taken."""
         if self._ended is not None:
             raise Unavailable(str(self._ended))
+        if self._stopping:
+            raise Unavailable(STOPPING)
+
+    def require_room(self, count: int) -> None:
+        """Raises TooMany if the server cannot take so many more responses, and Unavailable if it
+        takes none any more."""
+        self.require_running()
         if self.in_progress + count > self._config.max_requests:
             raise TooMany(
                 f"{self.in_progress} responses are in progress, and server.max_requests is "

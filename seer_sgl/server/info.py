@@ -42,6 +42,7 @@ class Info:
     async def ready(self, _: web.Request) -> web.Response:
         """200 while requests are sent to an engine; else 503 with the reason."""
         self._service.any_engine()
+        self._service.generation.require_running()
         reasons = [hold["reason"] for hold in self._service.holds.section()]
         if reasons:
             raise Unavailable(f"nothing is dispatched because of {', '.join(reasons)}")

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import logging
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 THREAD_BYTES = 1 << 15  # a tokenizer reads about a megabyte per second
 THREADS = 4
+ABORT_S = 10.0  # an engine returns the tokens of an aborted request in milliseconds
+DRAIN_POLL_S = 0.05
+logger = logging.getLogger(__name__)
 
 
 class Service:
@@ -233,6 +237,28 @@ class Service:
             *(self._until_ended(answer) for answer in aborted),
         )
         return len(aborted) + len(sent_on) + rollouts
+
+    async def drain(self, seconds: float) -> None:
+        """Takes no more requests, and returns when those in progress have ended.
+
+        After so many seconds the rest ends with the tokens so far. Rollouts are left alone: a
+        journal goes on from their last chunks.
+        """
+        self.generation.stop()
+        logger.info("stopping: %d requests are in progress", self.generation.requests)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._until_idle()
+        except TimeoutError:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ABORT_S):
+                    self.generation.abort("")
+                    await asyncio.gather(*(each.abort("") for each in self._forwarded))
+                    await self._until_idle()
+
+    async def _until_idle(self) -> None:
+        while self.generation.requests or self._forwarded:  # noqa: ASYNC110 (once, at the end)
+            await asyncio.sleep(DRAIN_POLL_S)
 
     async def _until_ended(self, answer: Answer) -> None:
         while not answer.ended:

@@ -1,0 +1,107 @@
+"""A server that is stopped lets its requests finish, and takes no new ones."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from typing import Any
+
+import aiohttp
+import pytest
+
+from seer_sgl.processes import free_port
+from seer_sgl.server.command import generating
+from tests.fake_sglang import FakeSGLang, serving
+from tests.link.test_link import until
+from tests.server.helpers import Served, served, whole
+
+LONG = 5000
+PROMPT = [5, 6]
+
+
+def asking(it: Served, seed: int, limit: int, **more: Any) -> "asyncio.Task[Any]":
+    params = {"max_new_tokens": limit, "sampling_seed": seed << 7}
+    return asyncio.create_task(it.generate(input_ids=PROMPT, sampling_params=params, **more))
+
+
+async def test_requests_finish_or_end_with_their_tokens_and_new_ones_are_refused() -> None:
+    fake = FakeSGLang(longest=100_000, delay_s=0.01)
+    async with served(fake) as it:
+        short = asking(it, 90_000, 40)
+        long = asking(it, 90_001, LONG)
+        await until(lambda: len(fake.seen) > 3)
+        draining = asyncio.create_task(it.service.drain(60.0))
+        await asyncio.sleep(0)
+        status, reply = await it.post("/generate", input_ids=PROMPT)
+        assert (status, reply["error"]["message"]) == (503, "the server is shutting down")
+        async with it.session.get(f"{it.url}/ready") as ready:
+            assert (ready.status, "shutting down" in await ready.text()) == (503, True)
+        first = await short
+        assert not long.done() and not draining.done()
+        draining.cancel()
+        await it.service.drain(0.0)  # as after the time
+        second = await long
+    assert first["meta_info"]["finish_reason"]["type"] == "length"
+    assert first["output_ids"] == whole(90_000 << 7, 2, fake, 40)
+    assert second["meta_info"]["finish_reason"]["type"] == "abort"
+    ids = second["output_ids"]
+    assert 8 <= len(ids) < LONG
+    assert ids == whole(90_001 << 7, 2, fake, LONG)[: len(ids)]
+
+
+async def test_a_request_that_waits_for_a_pause_ends_too() -> None:
+    fake = FakeSGLang(longest=100_000, delay_s=0.01)
+    async with served(fake) as it:
+        await it.post("/pause_generation", mode="retract")
+        waiting = asking(it, 90_000, LONG)
+        sent_on = asking(it, 90_001, LONG, top_logprobs_num=1)
+        await until(lambda: it.service.generation.requests == 2)
+        await it.service.drain(0.0)
+        for each in (waiting, sent_on):
+            assert (await each)["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+async def test_generating_drains_when_it_is_cancelled() -> None:
+    fake = FakeSGLang(longest=100_000, delay_s=0.01)
+    async with served(fake, server={"drain_s": 30.0}) as it:
+        work = asyncio.create_task(generating(it.service))
+        request = asking(it, 90_000, 40)
+        await until(lambda: len(fake.seen) > 1)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        assert len((await request)["output_ids"]) == 40
+
+
+@pytest.mark.process
+async def test_sigterm_costs_no_token_of_a_running_request() -> None:
+    fake = FakeSGLang(longest=100_000, delay_s=0.02)
+    port = free_port()
+    async with serving(fake) as engine, aiohttp.ClientSession() as session:
+        overrides = (
+            f"engines={{launch: external, urls: ['{engine}']}}",
+            "scheduling.chunk_tokens=16",
+            "server.drain_s=1",
+        )
+        options = [part for each in overrides for part in ("--set", each)]
+        command = [sys.executable, "-m", "seer_sgl", "serve", "--port", str(port), *options]
+        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        try:
+            assert process.stderr is not None
+            while b"serving 1 engines" not in await process.stderr.readline():
+                assert process.returncode is None
+            params = {"max_new_tokens": LONG, "sampling_seed": 90_000 << 7}
+            body = {"input_ids": PROMPT, "sampling_params": params}
+            call = asyncio.create_task(session.post(f"http://127.0.0.1:{port}/generate", json=body))
+            await until(lambda: len(fake.seen) > 3)
+            process.send_signal(signal.SIGTERM)
+            reply = json.loads(await (await call).read())
+            await process.communicate()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+    assert reply["meta_info"]["finish_reason"]["type"] == "abort"
+    ids = reply["output_ids"]
+    assert len(ids) >= 3 * 16
+    assert ids == whole(90_000 << 7, 2, fake, LONG)[: len(ids)]
