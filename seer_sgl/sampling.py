@@ -6,7 +6,16 @@ from typing import Annotated, Any, Self
 
 import msgspec
 
-from .bounds import LARGEST_ID, CustomParams, Fraction, Natural, Positive, Real, TokenId
+from .bounds import (
+    HIGHEST_REAL,
+    LARGEST_ID,
+    CustomParams,
+    Fraction,
+    Natural,
+    Positive,
+    Real,
+    TokenId,
+)
 from .patterns import too_costly
 
 # Key in `custom_params`: the group and response that a call continues (link/contract.py).
@@ -34,7 +43,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Most tokens of a response, over all of its chunks; `max_response_len` is another name."""
     min_new_tokens: Natural = 0
     """No stop before so many tokens."""
-    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=1e20)] = 1.0
+    temperature: Annotated[float, msgspec.Meta(ge=0.0)] = 1.0
     """0: greedy."""
     top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0
     """Keep the most likely tokens up to this probability."""
@@ -90,6 +99,8 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Yields (parameter, reason) for each invalid or contradictory value."""
+        if self.temperature > HIGHEST_REAL:
+            yield "temperature", f"must be at most {HIGHEST_REAL:g}"
         if self.top_k == 0:
             yield "top_k", "must be -1 (off) or at least 1"
         if self.min_new_tokens > self.max_new_tokens:
