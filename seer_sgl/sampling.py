@@ -13,7 +13,6 @@ from .bounds import (
     Fraction,
     Natural,
     Positive,
-    Real,
     TokenId,
 )
 from .patterns import too_costly
@@ -63,7 +62,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Leave special tokens out of the text."""
     no_stop_trim: bool = False
     """Keep the stop string in the text."""
-    logit_bias: dict[str, Real] = {}
+    logit_bias: dict[str, float] = {}
     """Added to logits, by token id."""
     frequency_penalty: Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)] = 0.0
     """Penalty per occurrence of a token; requests run undivided."""
@@ -105,7 +104,9 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             yield "top_k", "must be -1 (off) or at least 1"
         if self.min_new_tokens > self.max_new_tokens:
             yield "min_new_tokens", f"exceeds {LIMIT}"
-        for token in self.logit_bias:
+        for token, bias in self.logit_bias.items():
+            if abs(bias) > HIGHEST_REAL:
+                yield "logit_bias", f"must be at most {HIGHEST_REAL:g} either way"
             if not TOKEN_ID.fullmatch(token) or int(token) > LARGEST_ID:
                 yield "logit_bias", f"{token!r} is not a token id"
         for pattern in [self.stop_regex] if isinstance(self.stop_regex, str) else self.stop_regex:

@@ -19,6 +19,9 @@ TEST_TOKENS = 8
 # The tokens of a first trial; of the next ones TRIAL_GROWTH times as many, for late killers.
 TRIAL_TOKENS = 512
 TRIAL_GROWTH = 8
+# An engine that stands still may have many causes, such as a network, so that much more evidence is
+# needed than for one that dies: in simulated storms innocent requests meet three in a row.
+MORE_STALLS = 4
 
 
 class Suspects:
@@ -110,15 +113,15 @@ class Suspects:
         """Makes the chunk's request a suspect: its engine died, or made no progress (`stalled`).
 
         beside_others: whether the engine had another request, which may be the cause. Returns the
-        reason to give the request up; None if it is sent again. An engine that stands still may
-        have many causes, such as a network, so that takes one engine more.
+        reason to give the request up; None if it is sent again. Engines that stand still take
+        MORE_STALLS of evidence more.
         """
         request = chunk.request
         tested, request.alone = request.alone, True
         request.kills += 1
         longest = request.generated + chunk.max_new_tokens
         request.suspect_until = max(request.suspect_until, longest)
-        if request.kills < self._max_kills + stalled or not tested or beside_others:
+        if request.kills < self._max_kills + MORE_STALLS * stalled or not tested or beside_others:
             return None
         ends = "died or stood still" if stalled else "died"
         message = f"{request.kills} engines {ends} while they ran it; the last one: {why}"

@@ -46,7 +46,7 @@ def undivided(number: int, **more: Any) -> dict[str, Any]:
 
 
 async def test_an_abort_ends_requests_that_wait_for_an_engine() -> None:
-    fake = FakeSGLang(longest=1000, max_total_num_tokens=100, delay_s=0.3)
+    fake = FakeSGLang(longest=1000, max_total_num_tokens=100, delay_s=600.0)
     async with served(fake) as it:
         first = asyncio.create_task(it.generate(**undivided(300, rid="first")))
         await until(lambda: len(fake.seen) == 1)
