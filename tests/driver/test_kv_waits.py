@@ -151,12 +151,11 @@ async def test_the_only_engine_computes_the_kv_that_it_does_not_read() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.process
 async def test_reads_are_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_waits, "FIRST_PAUSE_S", 0.1)
-    stands = FakeSGLang(plugin=PLUGIN, faults=deque(["read"]), longest=1000, delay_s=0.05)
-    async with rolling(stands, sampling={"max_response_len": 900}) as rollout:
-        check(await all_groups(rollout), longest=1000, limit=900)
+    monkeypatch.setattr(kv_waits, "FIRST_PAUSE_S", 0.05)
+    stands = FakeSGLang(plugin=PLUGIN, faults=deque(["read"]), longest=200, delay_s=0.03)
+    async with rolling(stands, sampling={"max_response_len": 300}) as rollout:
+        check(await all_groups(rollout), longest=200, limit=300)
         assert rollout.report()["lost_chunks"] == 1
     reads = [not reads_none(call) for call in stands.seen]
     stopped = reads.index(False)
