@@ -15,7 +15,9 @@ import msgspec
 
 from tests.support.engine_plugin import environment
 
-FAULTS = "SEER_SGL_KV_FAULTS"  # the environment variable
+# Environment variables.
+FAULTS = "SEER_SGL_KV_FAULTS"
+STUCK_S = "SEER_SGL_KV_FAULTS_STUCK_S"  # when a call of the pool counts as stuck
 POLL_S = 0.02
 CALLS = {  # of the backends `mooncake` and `file`
     "lookup": ("batch_exists",),
@@ -38,14 +40,18 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Faults:
-    """The test's side: the folder of the faults, which engines started with `variables` read."""
+    """The test's side: the folder of the faults, which engines started with `variables` read.
 
-    def __init__(self, folder: Path) -> None:
+    `stuck_s`: when an engine reports that a call of the pool does not return.
+    """
+
+    def __init__(self, folder: Path, stuck_s: float = 6.0) -> None:
         folder.mkdir()
         self._folder = folder
         self.variables = {
             **environment(folder / "plugin", "seer_sgl_kv_faults", f"{__name__}:load"),
             FAULTS: str(folder),
+            STUCK_S: f"{stuck_s}",
         }
 
     def set(self, *faults: Fault) -> None:
@@ -115,7 +121,7 @@ def load() -> None:
     from seer_sgl.plugin import kv_threads
     from seer_sgl.plugin.hook import HYBRID
 
-    kv_threads.STUCK_S = 6.0  # so that the test does not wait for long
+    kv_threads.STUCK_S = float(os.environ[STUCK_S])
     injected = _Injected(Path(os.environ[FAULTS]))
 
     def attached(result: Any, controller: Any, *_: object, **__: object) -> Any:
