@@ -6,7 +6,7 @@ a stuck engine by its progress instead (driver/monitor.py).
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -81,6 +81,9 @@ class HttpEngine:
 
     # The caller's number of token ids; the number that a server's plugin reports takes precedence.
     vocab_size: int | None = None
+    # Returns the caller's reason why a server that was started again does not fit; None if it does.
+    # Raises EngineUnavailable or EngineStartError.
+    misfit: Callable[["HttpEngine"], Awaitable[str | None]] | None = None
 
     def __init__(
         self,
@@ -323,6 +326,10 @@ class HttpEngine:
         try:
             await self._control("/health", HEALTH_TIMEOUT_S)
             now = await describe(self._session, self._info.engine_id, self._url)
+            if self.misfit is not None and now.instance != self._info.instance:
+                why = await self.misfit(self)
+                if why is not None:
+                    return why
         except (EngineError, EngineStartError) as error:
             return str(error)
         if self._info.pool is None:  # the fleet does not use the engine's pool (engine/fleet.py)

@@ -102,6 +102,18 @@ async def check_reading(engines: Sequence[HttpEngine], tokenizer: Tokenizer | No
     return chats
 
 
+async def misreading(engine: HttpEngine, tokenizer: Tokenizer | None) -> str | None:
+    """Returns the difference that `check_reading` finds; None if there is none.
+
+    Raises EngineStartError if the engine does not answer.
+    """
+    try:
+        await check_reading([engine], tokenizer)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
 def own_reading(tokenizer: Tokenizer) -> Reading:
     """Returns how this process reads."""
     prompts = [tokenizer.served_tokens(text, True) for text in TEXTS]

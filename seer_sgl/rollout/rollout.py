@@ -26,6 +26,7 @@ from seer_sgl.driver.driver import Driver, Settings
 from seer_sgl.driver.groups import GroupMaker, derived_seed
 from seer_sgl.driver.load_tokenizer import tokenizer_of
 from seer_sgl.driver.observer import Observer
+from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.engine.launch.process import require_model
 from seer_sgl.engine.orphans import end_orphans
@@ -45,7 +46,7 @@ from .journaled import RolloutJournal, Start
 from .lengths import read_lengths
 from .model import model_facts, tokenizer_source
 from .prompts import PromptLike, PromptReader
-from .reading import check_reading
+from .reading import check_reading, misreading
 from .running import Running, drafts_of, in_order, raise_if_given_up
 
 logger = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class Rollout:
                 opening = open_fleet(self.config.fleet, self._log_dir)
                 fleet = await stack.enter_async_context(opening)
             for engine in fleet.engines:
-                engine.vocab_size = self._facts.vocab_size
+                self._prepare(engine)
             infos = [engine.info for engine in fleet.engines]
             check_engines(self.config.fleet, infos)
             self._check_own(self.config.sampling, infos)
@@ -162,7 +163,7 @@ class Rollout:
         fleet, driver = self.fleet, self.driver
         engine = await fleet.join(url)
         try:
-            engine.vocab_size = self._facts.vocab_size
+            self._prepare(engine)
             check_engines(self.config.fleet, [engine.info])
             self._check_own(self.config.sampling, [engine.info])
             compared = [*fleet.engines[:1], engine] if self.tokenizer is None else [engine]
@@ -175,6 +176,11 @@ class Rollout:
         for mismatch in mismatches(driver.engines):
             logger.warning("%s", mismatch)
         return engine.info
+
+    def _prepare(self, engine: HttpEngine) -> None:
+        """Gives an engine what this rollout knows of its model."""
+        engine.vocab_size = self._facts.vocab_size
+        engine.misfit = functools.partial(misreading, tokenizer=self.tokenizer)
 
     def report(self) -> dict[str, Any]:
         """Returns the report of the current or latest run (docs/report.md).

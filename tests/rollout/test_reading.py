@@ -130,6 +130,19 @@ async def test_an_engine_that_reads_otherwise_does_not_join_later() -> None:
         assert [info.engine_id for info in rollout.engines] == ["e0"]
 
 
+async def test_an_engine_that_comes_back_with_another_tokenizer_does_not_serve() -> None:
+    fake = Reader()
+    async with opened([fake], Letters()) as rollout:
+        (engine,) = rollout.fleet.engines
+        fake.startup_s += 1
+        assert await engine.problem() is None, "it was started again and reads as before"
+        fake.startup_s += 1
+        fake.reads = Letters(shift=3)
+        problem = await engine.problem()
+        assert problem is not None
+        assert "reads text otherwise than this process" in problem
+
+
 async def test_only_messages_are_refused_if_engines_render_chats_otherwise() -> None:
     async with opened([Reader(reads=Letters(chat="[{}]"))], Letters()) as rollout:
         reader = rollout.prompt_reader()
