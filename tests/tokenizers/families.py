@@ -43,7 +43,7 @@ class Family(NamedTuple):
         folder = parent / self.name
         folder.mkdir(parents=True)
         size = self.write(folder)
-        config = {**TINY, **self.model, "vocab_size": -(-size // 64) * 64, "torch_dtype": "float32"}
+        config = {**TINY, **self.model, "vocab_size": size, "torch_dtype": "float32"}
         (folder / "config.json").write_text(json.dumps(config))
         return folder
 
