@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import transformers.dynamic_module_utils
 
+from seer_sgl.driver import load_tokenizer as loading
 from seer_sgl.driver.load_tokenizer import load_tokenizer
 from seer_sgl.errors import ConfigError
+from tests.tokenizers.byte_rows import ROWS
 
 pytestmark = pytest.mark.process
 
@@ -86,3 +88,31 @@ def test_another_mistake_of_a_tokenizer_is_named_as_what_it_is(tmp_path: Path) -
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"^no tokenizer in .*: .+$"):
         load_tokenizer(str(tmp_path))
+
+
+def test_where_sglang_cannot_be_asked_transformers_loads_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = ROWS[1].make(tmp_path)
+    monkeypatch.setattr(loading, "PROGRAM", "seer_sgl.no_such_module")
+    alone = load_tokenizer(str(folder))
+    assert alone is not None
+    assert alone.encode("x").tolist() == [ord("x")], "without the <bos> that SGLang restores"
+    (line,) = (record.getMessage() for record in caplog.records if record.name == loading.__name__)
+    assert line.startswith(f"the tokenizer in {folder} is loaded by transformers alone")
+    assert line.endswith("No module named seer_sgl.no_such_module")
+
+
+def test_a_tokenizer_is_loaded_once_and_again_when_its_files_change(tmp_path: Path) -> None:
+    folder = ROWS[1].make(tmp_path)
+    first = load_tokenizer(str(folder))
+    assert load_tokenizer(str(folder)) is first
+    settings = folder / "tokenizer_config.json"
+    settings.write_text(
+        settings.read_text().replace('"add_bos_token": true', '"add_bos_token": false')
+    )
+    second = load_tokenizer(str(folder))
+    assert first is not None
+    assert second is not None
+    assert len(first.encode("x")) == 2
+    assert len(second.encode("x")) == 1

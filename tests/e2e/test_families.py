@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from seer_sgl import Rollout
+from seer_sgl.driver import load_tokenizer as loading
 from seer_sgl.driver.load_tokenizer import load_tokenizer
+from seer_sgl.errors import ConfigError
 from seer_sgl.link.contract import STOP_TOKENS
 from seer_sgl.processes import free_port
 from seer_sgl.types import Sample
@@ -27,18 +29,8 @@ LONGEST = 48  # tokens of a response
 CHUNK = 5
 FLAGS = ["--dtype", "float32", "--max-total-tokens", "4096", "--max-running-requests", "24"]
 FLAGS += ["--enable-deterministic-inference", "--skip-server-warmup"]
-RUN = ("llama2", "llama3")
-LONG = (
-    "qwen3",
-    "mistral-model",
-    "mistral-tekken",
-    "tekken",
-    "gemma",
-    "glm4",
-    "kimi",
-    "phi3",
-    "phi4",
-)
+RUN = ("llama2", "mistral-model")
+LONG = tuple(family.name for family in FAMILIES if family.name not in (*RUN, "qwen2"))
 
 
 def model_of(family: Family, parent: Path) -> Path:
@@ -102,6 +94,8 @@ async def check_family(family: Family, tmp_path: Path) -> None:
         greedy = await roll_family(folder, family, url, {"temperature": 0})
         plain = [generated(url, text) for text in PROMPTS]
         _, _, counted = generated(url, PROMPTS[0], stops)
+        if family.name == "mistral-model":
+            await check_refusal(folder, family, url)
     tokenizer = load_tokenizer(str(folder), family.own_code)
     assert tokenizer is not None
     assert counted[STOP_TOKENS][-1] == max(map(tokenizer.stop_len, stops))
@@ -111,6 +105,17 @@ async def check_family(family: Family, tmp_path: Path) -> None:
     for number, (ids, text, _) in enumerate(plain):
         ours = greedy[str(number), 0]
         assert (list(ours.response_ids), ours.text) == (ids, text)
+
+
+async def check_refusal(folder: Path, family: Family, url: str) -> None:
+    """Asserts that a driver which transformers alone gives its tokenizer refuses the engine."""
+    loading._loaded.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "PROGRAM", "seer_sgl.no_such_module")
+        line = r"^engine e0 \(.*\) reads text otherwise than this process: the tokens of the prompt"
+        with pytest.raises(ConfigError, match=line):
+            await roll_family(folder, family, url, {})
+    loading._loaded.cache_clear()
 
 
 @pytest.mark.parametrize("name", RUN)
