@@ -200,13 +200,13 @@ async def test_a_request_that_stalls_engines_is_given_up_and_no_other_one(
     fakes = [Stalled(delay_s=0.01, longest=200) for _ in range(2)]
     prompts = [*MANY[:9], {"prompt_ids": POISON, "id": "poison"}, *MANY[9:18]]
     settings = {"n_samples_per_prompt": 1, "on_failure": "sample"}
-    async with rolling(*fakes, rollout=settings, engines={"stall_timeout_s": 0.5}) as rollout:
+    async with rolling(*fakes, rollout=settings, engines={"stall_timeout_s": 0.2}) as rollout:
         groups = await groups_of(rollout, prompts)
     assert len(groups) == len(prompts)
     (poison,) = next(group for group in groups if group.group_id == "poison").samples
     assert "died or stood still while they ran it" in str(poison.failure)
     needed = 2 + MORE_STALLS  # of rollout.max_engine_kills
-    assert sum(fake.stalls for fake in fakes) in (needed, needed + 1)
+    assert sum(fake.stalls for fake in fakes) >= needed
     for group in groups:
         if group.group_id != "poison":
             check_whole(group)
