@@ -6,6 +6,7 @@ import gc
 import ipaddress
 import logging
 import os
+import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from seer_sgl.config import Config, ServerConfig, with_values
+from seer_sgl.engine.launch.process import api_key
 from seer_sgl.errors import ConfigError
 from seer_sgl.processes import require_free_port
 from seer_sgl.rollout.rollout import Rollout
@@ -36,7 +38,7 @@ async def serve(config: Config, log_dir: Path) -> None:
     Raises SeerError if the fleet or the address cannot be opened, and RolloutError if the driver
     has ended.
     """
-    config = _with_keys(config)
+    config = with_keys(config)
     server = config.server
     _require_token_beyond_loopback(server)
     if server.port:
@@ -111,13 +113,20 @@ def _is_worth_a_line(record: logging.LogRecord) -> bool:
 connections.addFilter(_is_worth_a_line)
 
 
-def _with_keys(config: Config) -> Config:
-    """Returns the config with the tokens of the environment."""
-    server = config.server
+def with_keys(config: Config) -> Config:
+    """Returns the config with the tokens of the environment, which child processes do not get.
+
+    The engines of a server with a token, and without a key of their own, get a drawn one: other
+    users of the machine could reach them past the server.
+    """
+    server, engines = config.server, config.engines
+    from_environment = {name: os.environ.pop(name, None) for name in (SERVER_KEY, ADMIN_KEY)}
     keys = {
-        "server.api_key": server.api_key or os.environ.get(SERVER_KEY),
-        "server.admin_api_key": server.admin_api_key or os.environ.get(ADMIN_KEY),
+        "server.api_key": server.api_key or from_environment[SERVER_KEY],
+        "server.admin_api_key": server.admin_api_key or from_environment[ADMIN_KEY],
     }
+    if any(keys.values()) and engines.launch == "local" and api_key(engines) is None:
+        keys["engines.api_key"] = secrets.token_urlsafe(32)
     return with_values(config, keys)
 
 

@@ -3,10 +3,14 @@
 import asyncio
 import contextlib
 import gc
+import os
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from seer_sgl.config import parse
-from seer_sgl.server.command import serve
+from seer_sgl.server.command import ADMIN_KEY, serve, with_keys
 from tests.fake_sglang import FakeSGLang, serving
 from tests.link.test_link import until
 
@@ -24,3 +28,27 @@ async def test_the_end_unfreezes_what_the_start_froze(tmp_path: Path) -> None:
             await work
     gc.set_threshold(*threshold)
     assert gc.get_freeze_count() == 0
+
+
+def test_local_engines_of_a_server_with_a_token_get_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADMIN_KEY, "secret")
+    local = {"model": {"path": "m"}, "engines": {"launch": "local"}}
+    config = with_keys(parse(local))
+    assert config.server.admin_api_key == "secret"
+    assert len(config.engines.api_key or "") > 30
+    assert ADMIN_KEY not in os.environ, "engines do not inherit it"
+
+
+@pytest.mark.parametrize(
+    ("server", "engines"),
+    [
+        ({}, {"launch": "local"}),
+        ({"api_key": "a"}, {"launch": "local", "api_key": "theirs"}),
+        ({"api_key": "a"}, {"launch": "external", "urls": ["http://127.0.0.1:1"]}),
+    ],
+)
+def test_other_engines_keep_the_key_that_they_have(
+    server: dict[str, Any], engines: dict[str, Any]
+) -> None:
+    config = with_keys(parse({"model": {"path": "m"}, "server": server, "engines": engines}))
+    assert config.engines.api_key == engines.get("api_key")
