@@ -23,6 +23,9 @@ from .watched import Watched
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.5
+# So long engines may serve different versions without an update of ours: a trainer may be updating
+# them itself, one after another.
+MIXED_S = 10.0
 
 
 class Monitor:
@@ -60,6 +63,8 @@ class Monitor:
         # them. A server that was started again has other weights of the same version.
         self.unnamed: dict[str, str | None] = {}
         self.updates = 0  # weight updates so far
+        self._common: str | None = None  # the version that all served last
+        self._mixed_s = 0.0  # how long they have served different ones
 
     @property
     def stale(self) -> dict[str, str]:
@@ -123,6 +128,7 @@ class Monitor:
                 watched.end_if_broken(self._control.paused)
                 watched.end_if_hung(self._awake_s, self._control.paused)
             self._follow_weights()
+            self._take_out_others()
             self._require_serving()
 
     async def _watch(self, watched: Watched) -> None:
@@ -279,6 +285,32 @@ class Monitor:
         versions = {each.engine.info.weight_version for each in serving}
         if len(versions) == 1:
             (self.weight_version,) = versions
+
+    def _take_out_others(self) -> None:
+        """Takes out the engines whose version has differed from the fleet's for MIXED_S.
+
+        Nothing that this process did has changed it, and the samples of two versions would mix.
+        They come back with the fleet's version, or when all engines have theirs.
+        """
+        serving = [each for each in self._watched.values() if each.slot.available]
+        versions = {each.engine.info.weight_version for each in serving}
+        if self._control.stopped or len(versions) < 2:
+            self._mixed_s = 0.0
+            self._common = next(iter(versions), self._common)
+            return
+        self._mixed_s += self._poll_s
+        expected = self.weight_version or self._common
+        if self._mixed_s < MIXED_S or expected is None:
+            return
+        self._mixed_s, self.weight_version = 0.0, expected
+        for watched in serving:
+            version = watched.engine.info.weight_version
+            if version != expected:
+                why = f"it serves weights {version}, not {expected}, without an update"
+                logger.error("engine %s: %s", watched.name, why)
+                watched.health.failed(why)
+                self._control.set_available(watched.name, False)
+                self._publish(watched)
 
     def _require_serving(self) -> None:
         """Raises RolloutError if no engine has served for too long.

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from seer_sgl.driver import monitor
 from tests.fake_sglang import FakeSGLang
 from tests.link.test_link import until
 from tests.server.helpers import Served, served, whole
@@ -368,6 +369,26 @@ async def test_a_new_name_ends_responses_unless_they_are_paused(paused: bool, en
     assert reply["meta_info"]["finish_reason"]["type"] == ends
     sent = [dict(fake.calls)["/update_weight_version"]["abort_all_requests"] for fake in fakes]
     assert sent == [not paused] * 2
+
+
+async def test_an_engine_with_another_version_is_taken_out_until_all_have_it(
+    monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+) -> None:
+    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+    monkeypatch.setattr(monitor, "MIXED_S", 0.1)
+    fakes = two()
+    async with served(*fakes) as it:
+        await until(lambda: it.service.driver._monitor._common == "v1")
+        fakes[1].weight_version = "mine"
+        await until(lambda: not it.service.serves("e1"))
+        assert "engine e1: it serves weights mine, not v1, without an update" in log_lines
+        seen = len(fakes[1].seen)
+        replies = await asyncio.gather(*(generating(it) for _ in range(4)))
+        assert {reply["meta_info"]["weight_version"] for reply in replies} == {"v1"}
+        assert len(fakes[1].seen) == seen
+        fakes[0].weight_version = "mine"
+        await until(lambda: it.service.serves("e1"))
+        assert it.service.version() == "mine"
 
 
 async def test_a_version_that_changes_behind_the_servers_back_is_noticed() -> None:
