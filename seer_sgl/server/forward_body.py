@@ -66,10 +66,11 @@ def whole(
     if known["rid"] is None:
         known["rid"] = uuid.uuid4().hex
         fields["rid"] = msgspec.Raw(dumps(known["rid"]))
+    sampling = _without_null_n(known["sampling_params"])
     if any(info.deterministic for info in engines):
-        seeded = _seeded(known["sampling_params"])
-        if seeded is not None:
-            fields["sampling_params"] = msgspec.Raw(dumps(seeded))
+        sampling = _seeded(sampling) or sampling
+    if sampling != known["sampling_params"]:
+        fields["sampling_params"] = msgspec.Raw(dumps(sampling))
     prompts = _prompts(known, encode, longest)
     n = _samples(known["sampling_params"])
     return Whole(
@@ -116,6 +117,15 @@ def _samples(parameters: Any) -> int:
     params = _first(parameters) if isinstance(parameters, list) else parameters
     n = params.get("n") if isinstance(params, dict) else None
     return max(1, n) if type(n) is int else 1
+
+
+def _without_null_n(parameters: Any) -> Any:
+    """Returns sampling parameters without an `n` of null, which SGLang compares with 1."""
+    if isinstance(parameters, list):
+        return [_without_null_n(params) for params in parameters]
+    if isinstance(parameters, dict) and "n" in parameters and parameters["n"] is None:
+        return {name: value for name, value in parameters.items() if name != "n"}
+    return parameters
 
 
 def _seeded(parameters: Any) -> Any:

@@ -176,9 +176,10 @@ async def test_a_divided_request_has_no_stop_outside_the_vocabulary() -> None:
 
 async def test_other_fields_that_have_no_value_are_not_sent_on() -> None:
     fake = FakeSGLang()
-    params = {"sampling_seed": 5, "max_new_tokens": 2}
+    params = {"sampling_seed": 5, "max_new_tokens": 2, "n": None}
     empty: dict[str, Any] = {"lora_id": [], "a_field_of_tomorrow": False, "received_time": 5.5}
     async with served(fake) as it:
         await it.generate(input_ids=[5], sampling_params=params, top_logprobs_num=1, **empty)
     (sent,) = fake.seen
     assert not set(empty) & set(sent)
+    assert "n" not in sent["sampling_params"], "SGLang fails with null"
