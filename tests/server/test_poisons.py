@@ -13,6 +13,8 @@ from tests.fake_sglang import FakeSGLang
 from tests.link.test_link import until
 from tests.server.helpers import served, whole
 
+pytestmark = pytest.mark.process
+
 BYSTANDERS, POISONS = 8, 3
 POISON = [6, 6, 6]
 LENGTH = 60
