@@ -112,6 +112,20 @@ def test_type_has_the_contrast_that_readers_need(theme: int, type_: str, ground:
     assert (light + 0.05) / (dark + 0.05) >= least
 
 
+async def test_a_rollout_whose_client_left_is_no_request_given_up() -> None:
+    fake = FakeSGLang(longest=100_000, delay_s=0.01)
+    groups = [{"prompt_ids": [5, 6], "n": 4}]
+    async with served(fake) as it:
+        body = {"groups": groups, "sampling": {"max_new_tokens": 5000}}
+        async with it.session.post(f"{it.url}/rollout", json=body) as reply:
+            assert await reply.content.readline()
+            await until(lambda: fake.steps > 2)
+        await until(lambda: it.service.generation.in_progress == 0)
+        fake.fault_of = lambda call: "400"  # type: ignore[method-assign]
+        assert (await it.post("/generate", input_ids=[5]))[0] == 400
+        assert (await live(it))["requests"]["failed"] == 1
+
+
 @pytest.mark.process
 async def test_the_data_is_bounded_whatever_the_number_of_requests() -> None:
     fake = FakeSGLang(longest=1000, delay_s=30.0)

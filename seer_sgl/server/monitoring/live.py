@@ -32,7 +32,7 @@ def live(snapshot: Snapshot, first_cell: int) -> dict[str, Any]:
             "pending": pending,
             "running": len(counts.unfinished) - pending,
             "ended": sum(counts.ends.values()),
-            "failed": sum(counts.ends[reason] for reason in ("refused", "lost", "left")),
+            "failed": sum(counts.ends[reason] for reason in ("refused", "lost", "killed")),
         },
         "oldest_s": round(counts.oldest_s(), 1),
         "tail_s": round(counts.tails.longest_s(now), 1),
