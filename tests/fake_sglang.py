@@ -16,7 +16,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from aiohttp import web
@@ -364,8 +364,8 @@ class FakeSGLang(FakeControl):
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await site.start()
-        assert isinstance(site._server, asyncio.Server)
-        self._server = site._server
+        assert site._server is not None
+        self._server = cast("asyncio.Server", site._server)  # of uvloop as a program
         self._port = self._server.sockets[0].getsockname()[1]
         return f"http://127.0.0.1:{self._port}"
 
