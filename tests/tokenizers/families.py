@@ -72,7 +72,7 @@ _DEEPSEEK = _of(
     first_k_dense_replace=1,
 )
 _GEMMA = _of("GemmaForCausalLM", "gemma", hidden_act="gelu_pytorch_tanh")
-_GLM = _of("Glm4ForCausalLM", "glm4", partial_rotary_factor=0.5)
+_GLM = _of("Glm4ForCausalLM", "glm4", partial_rotary_factor=0.5, pad_token_id=0)
 FAMILIES = (
     Family("qwen2", "Qwen2, Qwen2.5", writers.write_qwen, _of("Qwen2ForCausalLM", "qwen2")),
     Family("qwen3", "Qwen3", writers.write_qwen3, _of("Qwen3ForCausalLM", "qwen3")),
@@ -95,7 +95,7 @@ FAMILIES = (
         writers.write_glm,
         _GLM,
     ),
-    Family("kimi", "Kimi K2", write_kimi, _of("Qwen2ForCausalLM", "kimi_k2"), own_code=True),
+    Family("kimi", "Kimi K2", write_kimi, _of("Qwen2ForCausalLM", "qwen2"), own_code=True),
     Family("gpt-oss", "gpt-oss", writers.write_gpt_oss, _of("GptOssForCausalLM", "gpt_oss")),
     Family("phi3", "Phi-3", writers.write_phi3, _of("Phi3ForCausalLM", "phi3", pad_token_id=0)),
     Family("phi4", "Phi-4", writers.write_phi4, _of("Phi3ForCausalLM", "phi3", pad_token_id=0)),
