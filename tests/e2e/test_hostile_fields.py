@@ -69,15 +69,20 @@ def parameters() -> Iterator[tuple[str, Json]]:
         yield "/generate", generate({"min_new_tokens": 2, "frequency_penalty": 0.1, name: value})
 
 
-def openai() -> Iterator[tuple[str, Json]]:
-    """Yields path and body for each field of OpenAI's endpoints, and some of the others."""
-    chat: Json = {"messages": MESSAGES, "max_tokens": 3}
+def completions() -> Iterator[tuple[str, Json]]:
+    """Yields path and body for each field of OpenAI's completions."""
     for name, value in itertools.product(OPENAI, VALUES):
-        yield "/v1/completions", {"prompt": TEXT, name: value, "logprobs": 1}
+        yield "/v1/completions", {"prompt": TEXT, "logprobs": 1, "max_tokens": 3, name: value}
+
+
+def others() -> Iterator[tuple[str, Json]]:
+    """Yields path and body for the fields of a chat that reach SGLang's scheduler, and for some of
+    other endpoints."""
+    chat: Json = {"messages": MESSAGES, "max_tokens": 3}
     for name, value in itertools.product((*SAMPLING, *RENAMED, "rid", "logprobs"), VALUES):
         yield "/v1/chat/completions", {**chat, "top_logprobs": 1, name: value}
-    others = [path for path in PLACED if path not in ("/vertex_generate", "/api/chat")]
-    for path, name, value in itertools.product(others, ("text", "input", "top_k"), VALUES):
+    placed = [path for path in PLACED if path not in ("/vertex_generate", "/api/chat")]
+    for path, name, value in itertools.product(placed, ("text", "input", "top_k"), VALUES):
         yield path, {**chat, "model": "any", "prompt": TEXT, "input": TEXT, name: value}
     for name, value in itertools.product(("temperature", "top_k", "stop", "num_predict"), VALUES):
         yield "/api/chat", {**chat, "model": "any", "options": {name: value}}
@@ -114,7 +119,7 @@ class Asked:
             self.failed.append((path, body, f"{status} {text[:200]}"))
 
 
-@pytest.mark.parametrize("pairs", [fields, parameters, openai])
+@pytest.mark.parametrize("pairs", [fields, parameters, completions, others])
 async def test_no_value_of_any_field_ends_an_engine(
     tmp_path: Path, pairs: Callable[[], Iterator[tuple[str, Json]]]
 ) -> None:
