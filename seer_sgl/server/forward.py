@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from seer_sgl.engine.client import HttpEngine
-from seer_sgl.errors import EngineUnavailable
+from seer_sgl.errors import EngineDied, EngineUnavailable
 
 from .explain import MOST_BYTES, explained
 from .json import dumps
@@ -64,7 +64,9 @@ class Forwarded:
     async def __call__(self, engine_id: str) -> None:
         """Sends the request to an engine, and its answer to the client.
 
-        Raises EngineUnavailable if the engine failed before the first byte of its answer.
+        Raises EngineUnavailable if the engine failed before it began to answer. If it then breaks
+        off before the first byte, and still lives, it has failed with this request: SGLang raises
+        errors of a stream after its header. The client gets 502, and the engine serves the others.
         """
         if self.response is not None:  # it was taken back half-way: the rest is lost
             self.broken = True
@@ -74,14 +76,23 @@ class Forwarded:
             raise EngineUnavailable(f"engine {engine_id} has left", engine_id=engine_id)
         self.engine_id = engine_id
         self._returned.clear()
+        begun = False
         try:
             request = (self._http.method, self._path, self._body, self._headers)
             async with engine.send(*request) as answer:
+                begun = True
                 await self._pass_on(answer)
-        except EngineUnavailable:
-            if self.response is None:
+        except EngineUnavailable as error:
+            if self.response is not None:
+                self.broken = True
+            elif begun and not isinstance(error, EngineDied):
+                message = f"the engine broke off its answer to this request ({self._reason})"
+                body = dumps({"error": {"message": message}})
+                self.response = web.Response(
+                    body=body, status=HTTPStatus.BAD_GATEWAY, content_type="application/json"
+                )
+            else:
                 raise
-            self.broken = True
         except Exception:  # a defect ends this request, not the driver
             logger.exception("%s was not passed on", self._path)
             self.broken = True

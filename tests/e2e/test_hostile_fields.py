@@ -77,7 +77,7 @@ def completions() -> Iterator[tuple[str, Json]]:
 
 def others() -> Iterator[tuple[str, Json]]:
     """Yields path and body for the fields of a chat that reach SGLang's scheduler, and for some of
-    other endpoints."""
+    other endpoints; not `/api/chat`, where SGLang 0.5.21 fails with every chat."""
     chat: Json = {"messages": MESSAGES, "max_tokens": 3}
     for name, value in itertools.product((*SAMPLING, *RENAMED, "rid", "logprobs"), VALUES):
         yield "/v1/chat/completions", {**chat, "top_logprobs": 1, name: value}
@@ -85,7 +85,6 @@ def others() -> Iterator[tuple[str, Json]]:
     for path, name, value in itertools.product(placed, ("text", "input", "top_k"), VALUES):
         yield path, {**chat, "model": "any", "prompt": TEXT, "input": TEXT, name: value}
     for name, value in itertools.product(("temperature", "top_k", "stop", "num_predict"), VALUES):
-        yield "/api/chat", {**chat, "model": "any", "options": {name: value}}
         yield "/api/generate", {"model": "any", "prompt": TEXT, "options": {name: value}}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from seer_sgl.config import parse
 from seer_sgl.rollout.rollout import Rollout
@@ -304,6 +305,29 @@ async def test_an_undivided_request_survives_the_loss_of_its_engine() -> None:
     async with served(*fakes) as it:
         reply = await it.generate(**body(200 << 7, top_logprobs_num=1))
     assert len(reply["output_ids"]) == LIMIT
+
+
+class BreakingOff(FakeSGLang):
+    """Ends its answer to an undivided request after the header, as SGLang fails in a stream."""
+
+    async def _stream(
+        self, http: web.Request, reply: dict[str, Any], fault: str
+    ) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(http)
+        assert http.transport is not None
+        http.transport.close()
+        return response
+
+
+async def test_an_answer_that_breaks_off_takes_no_engine_out_of_service() -> None:
+    fake = BreakingOff(longest=1000)
+    async with served(fake) as it:
+        status, reply = await it.post("/generate", **body(1, top_logprobs_num=1, stream=True))
+        assert (status, len(fake.seen)) == (502, 1)
+        assert "broke off" in reply["error"]["message"]
+        assert it.service.serves("e0")
+        assert await it.generate(**body(2))
 
 
 async def test_more_responses_than_allowed_are_refused_with_429() -> None:
