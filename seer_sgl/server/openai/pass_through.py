@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from seer_sgl.config import plain
 from seer_sgl.engine.answers import EngineAnswer, ask
 from seer_sgl.errors import EngineError
+from seer_sgl.types import Sampling
 
 from ..decode import decode_fields
-from ..errors import Unavailable
+from ..errors import BadRequest, Unavailable
 from ..forward_body import whole
 from ..json import dumps
 from ..service import Service
@@ -113,8 +115,11 @@ class PassThrough:
         if path not in OF_GENERATE:
             require_harmless_openai(self._service, dict(fields))
             return
-        service, body = self._service, dumps(OF_GENERATE[path](fields))
+        service, request = self._service, OF_GENERATE[path](fields)
+        body = dumps(request)
         await service.worked(size, whole, body, service.infos(), service.encode, service.longest())
+        if OF_GENERATE[path] is _of_ollama:
+            _require_possible(request["sampling_params"])
 
     async def asked(self, http: web.Request) -> web.Response:
         """Sends a request to any engine."""
@@ -156,6 +161,17 @@ class PassThrough:
             return _response(await ask(engine, "POST", http.path_qs, body))
         except EngineError as error:
             raise Unavailable(str(error)) from error
+
+
+def _require_possible(parameters: Mapping[str, Any]) -> None:
+    """Raises BadRequest for values that SGLang would refuse in the middle of a stream."""
+    given = {name: value for name, value in parameters.items() if value is not None}
+    try:
+        sampling = msgspec.convert(given, Sampling)
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"options: {plain(str(error))}") from error
+    for name, why in sampling.problems():
+        raise BadRequest(f"options.{name}: {why}")
 
 
 def add_pass_through_routes(app: web.Application, service: Service, engines: Engines) -> None:

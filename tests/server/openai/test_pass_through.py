@@ -35,6 +35,8 @@ async def test_other_endpoints_go_to_an_engine_and_hold_room_in_the_ledger() -> 
         ),
         ("/api/generate", {"model": "any", "prompt": "gcd"}, "text"),
         ("/api/generate", {"prompt": " w100", "options": {"top_k": 1 << 40}}, "top_k"),
+        ("/api/generate", {"prompt": " w100", "options": {"top_k": 0}}, "options.top_k"),
+        ("/api/chat", {"messages": [], "options": {"temperature": -1}}, "options"),
     ],
 )
 async def test_what_ends_an_engine_is_refused_on_other_endpoints_too(
