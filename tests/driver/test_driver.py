@@ -295,11 +295,13 @@ async def test_an_abort_of_a_deaf_engine_ends_without_the_chunks_tokens(
 
 async def test_a_pause_keeps_tokens_and_sends_nothing_until_it_is_over() -> None:
     events = Events()
-    fakes = [FakeSGLang(delay_s=0.05), FakeSGLang(delay_s=0.05)]
+    fakes = [FakeSGLang(delay_s=600.0), FakeSGLang(delay_s=600.0)]  # until they are aborted
     async with staged(*fakes) as stage:
         run = stage.driver.submit(stage.groups(4), [events])
         await until(lambda: sum(fake.running for fake in fakes) == 16)
         await stage.driver.pause()
+        for fake in fakes:
+            fake.delay_s = 0.0
         assert sum(fake.running for fake in fakes) == 0
         seen = sum(len(fake.seen) for fake in fakes)
         assert any(fake.aborted for fake in fakes)
