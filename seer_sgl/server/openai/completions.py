@@ -1,7 +1,7 @@
 """`POST /v1/completions`, as SGLang serves it (serving_completions.py)."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -54,7 +54,7 @@ class Completions:
             batch = await service.worked(len(body), read, request.request(), session_id)
         except Undividable as undividable:
             return await send_undivided(service, http, body, undividable.reason)
-        prompts = _echoed(request, batch, tokenizer.decode) if request.echo else []
+        prompts = _echoed(request, batch, tokenizer.response_text) if request.echo else []
         with service.started(batch.calls) as answers:
             response = CompletionResponse(
                 request, batch.calls, facts, prompts, tokenizer.token_bytes
@@ -156,11 +156,13 @@ class CompletionResponse:
         return self._prompts[index] if self._prompts else ""
 
 
-def _echoed(request: CompletionBody, batch: Batch, decode: Any) -> list[str]:
+def _echoed(
+    request: CompletionBody, batch: Batch, write: Callable[[Sequence[int], bool], str]
+) -> list[str]:
     """Returns the prompt of each call as a text."""
     prompt = request.prompt
     if isinstance(prompt, str):
         return [prompt] * len(batch.calls)
     if isinstance(prompt[0], str):
         return [text for text in prompt for _ in range(request.n)]
-    return [decode(call.prompt_ids, True) for call in batch.calls]
+    return [write(call.prompt_ids, True) for call in batch.calls]
