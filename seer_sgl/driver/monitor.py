@@ -63,7 +63,6 @@ class Monitor:
         # them. A server that was started again has other weights of the same version.
         self.unnamed: dict[str, str | None] = {}
         self.updates = 0  # weight updates so far
-        self._common: str | None = None  # the version that all served last
         self._mixed_s = 0.0  # how long they have served different ones
 
     @property
@@ -128,7 +127,7 @@ class Monitor:
                 watched.end_if_broken(self._control.paused)
                 watched.end_if_hung(self._awake_s, self._control.paused)
             self._follow_weights()
-            self._take_out_others()
+            self._report_mixed()
             self._require_serving()
 
     async def _watch(self, watched: Watched) -> None:
@@ -286,31 +285,18 @@ class Monitor:
         if len(versions) == 1:
             (self.weight_version,) = versions
 
-    def _take_out_others(self) -> None:
-        """Takes out the engines whose version has differed from the fleet's for MIXED_S.
-
-        Nothing that this process did has changed it, and the samples of two versions would mix.
-        They come back with the fleet's version, or when all engines have theirs.
-        """
+    def _report_mixed(self) -> None:
+        """Logs an error if engines have served different versions for MIXED_S, once until they
+        serve one again. None of them is taken out: it is not known which of them is right."""
         serving = [each for each in self._watched.values() if each.slot.available]
-        versions = {each.engine.info.weight_version for each in serving}
-        if self._control.stopped or len(versions) < 2:
+        versions = {each.name: each.engine.info.weight_version for each in serving}
+        if self._control.stopped or len(set(versions.values())) < 2:
             self._mixed_s = 0.0
-            self._common = next(iter(versions), self._common)
             return
         self._mixed_s += self._poll_s
-        expected = self.weight_version or self._common
-        if self._mixed_s < MIXED_S or expected is None:
-            return
-        self._mixed_s, self.weight_version = 0.0, expected
-        for watched in serving:
-            version = watched.engine.info.weight_version
-            if version != expected:
-                why = f"it serves weights {version}, not {expected}, without an update"
-                logger.error("engine %s: %s", watched.name, why)
-                watched.health.failed(why)
-                self._control.set_available(watched.name, False)
-                self._publish(watched)
+        if self._mixed_s - self._poll_s < MIXED_S <= self._mixed_s:
+            listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+            logger.error("engines serve different weights without an update: %s", listed)
 
     def _require_serving(self) -> None:
         """Raises RolloutError if no engine has served for too long.
