@@ -84,7 +84,8 @@ class Watched:
 
     def end_if_broken(self, paused: bool) -> None:
         """Has the server of a broken engine started again once its last chunk has ended."""
-        self.broken &= self.health.state is State.SUSPECT  # until another server answers
+        # Until another server answers. An update may have made it STALE meanwhile.
+        self.broken &= self.health.state in (State.SUSPECT, State.STALE)
         if self.broken and not self.slot.inflight and not paused:
             self.broken = False
             self.engine.end_server(self.health.why)

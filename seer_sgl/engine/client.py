@@ -440,6 +440,8 @@ class HttpEngine:
         """Returns why the server that had our chunks has ended; None if it still answers."""
         try:
             now = await describe(self._session, self._info.engine_id, self._url)
+        except EngineBroken:  # it answers
+            return None
         except (EngineUnavailable, EngineStartError) as error:
             why = self.server.why
             return f"{self._name}: {why}" if why else str(error)

@@ -11,14 +11,20 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .hook import CONTROLLER, HYBRID, Hook
-from .sglang_types import SglController, SglPrefetchAck, SglPrefetchOperation, SglStorageOperation
+from .hook import CONTROLLER, HYBRID, SCHEDULER, Hook
+from .sglang_types import (
+    SglController,
+    SglPrefetchAck,
+    SglPrefetchOperation,
+    SglScheduler,
+    SglStorageOperation,
+)
 
 logger = logging.getLogger(__name__)
 
-# A call of the pool that takes longer will not return. Mooncake's own limits are below: an object's
-# lease and a dead store node take 10 s.
-STUCK_S = 60.0
+# A call of the pool that takes longer will not return: a long write through a slow network takes
+# minutes. Until then reads have their own, much shorter limit (kvpool/hicache.py).
+STUCK_S = 300.0
 THREADS = {
     f"{CONTROLLER}.prefetch_thread_func": "lookup",
     f"{CONTROLLER}.prefetch_io_aux_func": "read",
@@ -48,6 +54,11 @@ class KvThreads:
                 return f"the KV thread `{name}` has waited for the pool for {now - since:.0f} s"
         return None
 
+    @property
+    def reading(self) -> bool:
+        """Whether a lookup or a read is under way, perhaps for a request that waits no more."""
+        return any(name in ("lookup", "read") for name, _ in list(self._under_way))
+
     def hooks(self) -> list[Hook]:
         """Returns the hooks of this part."""
         error = "An error of the storage backend would end SGLang's thread"
@@ -76,6 +87,13 @@ class KvThreads:
                 "around",
                 "An error would end SGLang's thread that collects the progress of reads; with one "
                 "rank, the progress counts as none instead.",
+            ),
+            Hook(
+                f"{SCHEDULER}.is_fully_idle",
+                self.idle,
+                "around",
+                "A read may outlast the request that it was for; SGLang then ends the engine when "
+                "it empties its caches, because the thread does not stop.",
             ),
             *(
                 Hook(
@@ -167,6 +185,16 @@ class KvThreads:
             stock(controller, ack)
             return
         ack.completed_tokens = ack.pool_hits = None
+
+    def idle(
+        self, stock: Callable[..., bool], scheduler: SglScheduler, *args: Any, **kwargs: Any
+    ) -> bool:
+        """Hook around `Scheduler.is_fully_idle`: False while an engine of one rank reads from the
+        pool. Ranks that disagree would not empty their caches together."""
+        ranks = scheduler.server_args.tp_size * scheduler.server_args.pp_size
+        if self.reading and ranks == 1 and not kwargs.get("for_health_check"):
+            return False
+        return stock(scheduler, *args, **kwargs)
 
     @contextlib.contextmanager
     def _guarded(self, name: str, operation: object) -> Iterator[None]:

@@ -452,6 +452,7 @@ class SglServerArgs(Protocol):
 
     api_key: str | None
     device: str
+    tp_size: int
     pp_size: int
     enable_dp_attention: bool
     disaggregation_mode: str

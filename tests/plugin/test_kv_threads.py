@@ -87,7 +87,25 @@ def test_a_call_that_does_not_return_is_reported_until_it_does() -> None:
         now[0] = STUCK_S
         assert threads.broken is None
     now[0] += 1
-    assert threads.broken == "the KV thread `read` has waited for the pool for 61 s"
+    assert threads.broken == "the KV thread `read` has waited for the pool for 301 s"
     ends.set()
     thread.join()
     assert threads.broken is None
+
+
+def test_an_engine_of_one_rank_is_not_idle_while_it_reads_from_the_pool() -> None:
+    threads = KvThreads()
+
+    def idle(tp_size: int = 1, **how: bool) -> bool:
+        arguments = SimpleNamespace(tp_size=tp_size, pp_size=1)
+        scheduler: Any = SimpleNamespace(server_args=arguments)
+        return threads.idle(lambda *_, **__: True, scheduler, **how)
+
+    assert idle()
+    with threads.waiting("read"):
+        assert not idle()
+        assert idle(for_health_check=True)
+        assert idle(tp_size=2)
+    with threads.waiting("acknowledgement"):
+        assert idle()
+    assert idle()
