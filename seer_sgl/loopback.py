@@ -18,6 +18,7 @@ import psutil
 # Environment variable, set in the processes of a local fleet, which confine their own sockets.
 ONLY = "SEER_SGL_LOOPBACK_ONLY"
 DEVICE = b"lo\0"
+NAME_BYTES = 16  # of a device, in Linux (IFNAMSIZ)
 OPEN_FILES = "/proc/self/fd"
 # States of connections that could still transfer data: established, or during the handshake.
 ALIVE = (psutil.CONN_ESTABLISHED, psutil.CONN_SYN_RECV)
@@ -63,6 +64,9 @@ def refusal() -> str | None:
 
 
 def _bind_to_device(listener: socket.socket) -> None:
+    """Binds a socket to the loopback device, unless it is: Linux lets only root do that twice."""
+    if listener.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, NAME_BYTES) == DEVICE:
+        return
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, DEVICE)
     except OSError as error:

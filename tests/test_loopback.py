@@ -1,5 +1,8 @@
 """Listening sockets are confined to this machine, for every address they were bound to."""
 
+import ctypes
+import multiprocessing
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +16,8 @@ from seer_sgl import loopback
 from seer_sgl.loopback import OpenPortError
 from tests.listening import listeners
 
+NOBODY = 65534
+PR_SET_DUMPABLE = 4
 ANY = [(socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")]
 
 
@@ -56,6 +61,26 @@ def test_a_socket_on_all_interfaces_is_left_to_this_machine(
         local = "127.0.0.1" if family == socket.AF_INET else "::1"
         with socket.create_connection((local, port)):
             pass
+
+
+def confine_twice_as_nobody() -> None:
+    """Runs in a process of its own."""
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # or /proc/self would be root's
+    with open_to_all(*ANY[0]):
+        loopback.confine()
+        loopback.confine()
+
+
+@pytest.mark.process
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_user_without_privileges_may_confine_twice() -> None:
+    process = multiprocessing.get_context("fork").Process(target=confine_twice_as_nobody)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 def test_sockets_that_do_not_listen_or_have_an_address_of_their_own_are_not_touched() -> None:
