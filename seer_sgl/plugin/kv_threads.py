@@ -125,7 +125,7 @@ class KvThreads:
         **kwargs: Any,
     ) -> tuple[list[str], int]:
         """Hook around `_storage_hit_query`: returns the page names found, and their tokens."""
-        with self._guarded("lookup", operation):
+        with self._guarded("lookup"):
             return stock(controller, operation, *args, **kwargs)
         return [], 0
 
@@ -138,7 +138,7 @@ class KvThreads:
         **kwargs: Any,
     ) -> int:
         """Hook around `_page_transfer_kv_batch`: returns the number of pages read."""
-        with self._guarded("read", operation):
+        with self._guarded("read"):
             return stock(controller, operation, *args, **kwargs)
         return 0
 
@@ -154,7 +154,7 @@ class KvThreads:
 
         The ranks of an engine must report equally often.
         """
-        with self._guarded("read", operation):
+        with self._guarded("read"):
             stock(controller, operation, *args, **kwargs)
             return
         from sglang.srt.managers.cache_controller import PrefetchAck
@@ -170,7 +170,7 @@ class KvThreads:
         operation: SglStorageOperation,
     ) -> None:
         """Part of the hook around `_page_backup`: what was written before an error stays."""
-        with self._guarded("write", operation):
+        with self._guarded("write"):
             stock(controller, operation)
 
     def agree(
@@ -181,7 +181,7 @@ class KvThreads:
         if controller.prefetch_completion_sync_groups:
             stock(controller, ack)
             return
-        with self._guarded("sync", ack.operation):
+        with self._guarded("sync"):
             stock(controller, ack)
             return
         ack.completed_tokens = ack.pool_hits = None
@@ -197,7 +197,7 @@ class KvThreads:
         return stock(scheduler, *args, **kwargs)
 
     @contextlib.contextmanager
-    def _guarded(self, name: str, operation: object) -> Iterator[None]:
+    def _guarded(self, name: str) -> Iterator[None]:
         """Logs an error of the block and goes on behind it."""
         try:
             with self.waiting(name):

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from seer_sgl.link.contract import NO_READ, ORIGIN
+from seer_sgl.link.contract import NO_READ
 
 from .hook import LOADS, SCHEDULER, Hook
+from .origin import given_origin
 from .sglang_types import (
     SglLoadInquirer,
     SglLoadSnapshot,
@@ -71,8 +72,6 @@ def read_kv(
     stock: Callable[..., Any], scheduler: object, req: SglReq, *args: Any, **kwargs: Any
 ) -> Any:
     """Hook around `Scheduler._prefetch_kvcache`: starts no read for a request that forbids it."""
-    params = req.sampling_params.custom_params
-    origin = params.get(ORIGIN) if isinstance(params, dict) else None
-    if isinstance(origin, dict) and origin.get(NO_READ) is True:
+    if given_origin(req).get(NO_READ) is True:
         return None
     return stock(scheduler, req, *args, **kwargs)

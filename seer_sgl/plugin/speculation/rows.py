@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from seer_sgl.draft.automaton import MAX_TOKEN
 from seer_sgl.draft.drafter import Drafter
 from seer_sgl.draft.replica import Replica
-from seer_sgl.link.contract import ORIGIN
+from seer_sgl.plugin.origin import given_origin
 from seer_sgl.plugin.sglang_types import SglReq
 
 
@@ -29,20 +29,16 @@ class Origin(NamedTuple):
 
 def origin_of(req: SglReq) -> Origin:
     """Returns the origin from the request's `custom_params`; without one, a group of its own."""
-    params = req.sampling_params.custom_params
-    origin = params.get(ORIGIN) if isinstance(params, dict) else None
-    length = len(req.origin_input_ids)
-    if isinstance(origin, dict):
-        group, sample = origin.get("group"), origin.get("sample")
-        prompt_len = origin.get("prompt_len")
-        if (
-            isinstance(group, str)
-            and isinstance(sample, int)
-            and isinstance(prompt_len, int)
-            and 0 <= sample < 1 << 31
-            and 0 < prompt_len <= length
-        ):
-            return Origin(group, sample, prompt_len, origin.get("probe") is True)
+    origin, length = given_origin(req), len(req.origin_input_ids)
+    group, sample, prompt_len = (origin.get(name) for name in ("group", "sample", "prompt_len"))
+    if (
+        isinstance(group, str)
+        and isinstance(sample, int)
+        and isinstance(prompt_len, int)
+        and 0 <= sample < 1 << 31
+        and 0 < prompt_len <= length
+    ):
+        return Origin(group, sample, prompt_len, origin.get("probe") is True)
     return Origin(req.rid, 0, length, False)
 
 
