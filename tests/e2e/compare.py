@@ -53,8 +53,15 @@ async def roll(
     """Returns all samples of the first held-out prompts, and the report."""
     config["rollout"]["max_prompts"] = prompts
     async with Rollout(config, **options) as rollout:
-        ready = rollout.read_prompts(HELD_OUT)
-        groups = [group async for group in rollout.run(ready, observers)]
+        return await rolled(rollout, prompts, observers)
+
+
+async def rolled(
+    rollout: Rollout, prompts: int, observers: Sequence[Observer] = ()
+) -> tuple[Samples, Any]:
+    """Returns all samples of the first held-out prompts on an open rollout, and the report."""
+    ready = rollout.read_prompts(HELD_OUT)[:prompts]
+    groups = [group async for group in rollout.run(ready, observers)]
     return by_key([sample for group in groups for sample in group.samples]), rollout.report()
 
 

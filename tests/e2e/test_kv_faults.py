@@ -10,8 +10,7 @@ import pytest
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
 from seer_sgl.engine import client
-from tests.e2e.compare import Samples, assert_identical, by_key
-from tests.e2e.conftest import HELD_OUT
+from tests.e2e.compare import Samples, assert_identical, rolled
 from tests.e2e.test_pool import local, pooled
 from tests.support.kv_faults import Fault, Faults
 
@@ -38,15 +37,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Samples]:
     async def roll() -> list[Samples]:
         plain = local(1, scheduling={"divide": False}, sampling=SHORT)
         async with Rollout(plain, log_dir=tmp_path_factory.mktemp("plain")) as rollout:
-            return [(await rolled(rollout))[0] for _ in range(1 + len(ERRORS) + len(LOST))]
+            return [(await rolled(rollout, PROMPTS))[0] for _ in range(1 + len(ERRORS) + len(LOST))]
 
     return asyncio.run(roll())
-
-
-async def rolled(rollout: Rollout) -> tuple[Samples, Any]:
-    prompts = rollout.read_prompts(HELD_OUT)[:PROMPTS]
-    groups = [group async for group in rollout.run(prompts)]
-    return by_key([sample for group in groups for sample in group.samples]), rollout.report()
 
 
 @pytest.mark.parametrize("backend", ["file", "mooncake"])
@@ -65,19 +58,19 @@ async def test_faults_of_the_pool_cost_tokens_and_no_sample(
     placement = AlwaysElsewhere(fetch=True)
     undivided = iter(whole)
     async with Rollout(config, placement=placement, log_dir=tmp_path / "logs") as rollout:
-        samples, calm = await rolled(rollout)
+        samples, calm = await rolled(rollout, PROMPTS)
         assert_identical(next(undivided), samples)
         assert calm["fetches"] > 0
         for what, struck in ERRORS.items():
             faults.set(*struck)
-            samples, report = await rolled(rollout)
+            samples, report = await rolled(rollout, PROMPTS)
             assert_identical(next(undivided), samples)
             assert faults.hits >= len(THREADS), what
             assert (report["lost_chunks"], report["respawns"]) == (0, 0), what
             print(backend, what, figures(report), f"calm: {figures(calm)}")
         for what, (fault, reason) in LOST.items():
             faults.set(fault)
-            samples, report = await rolled(rollout)
+            samples, report = await rolled(rollout, PROMPTS)
             assert_identical(next(undivided), samples)
             assert faults.hits == 1, what
             await out_and_back(rollout, log_lines, reason)

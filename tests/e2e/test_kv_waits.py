@@ -14,8 +14,7 @@ from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import ChunkRecalled
 from seer_sgl.kvpool import hicache
 from seer_sgl.types import Chunk, ChunkResult
-from tests.e2e.compare import Samples, assert_identical, by_key
-from tests.e2e.conftest import HELD_OUT
+from tests.e2e.compare import Samples, assert_identical, rolled
 from tests.e2e.test_pool import local, pooled
 from tests.support.kv_faults import Fault, Faults
 
@@ -42,17 +41,11 @@ class Moves(Observer):
         self.losses.append(result)
 
 
-async def rolled(rollout: Rollout, *observers: Observer) -> tuple[Samples, Any]:
-    prompts = rollout.read_prompts(HELD_OUT)[:PROMPTS]
-    groups = [group async for group in rollout.run(prompts, observers)]
-    return by_key([sample for group in groups for sample in group.samples]), rollout.report()
-
-
 async def whole(folder: Path) -> list[Samples]:
     """Returns the samples of two rollouts on one engine without a pool, undivided."""
     plain = local(1, scheduling={"divide": False}, sampling=SHORT)
     async with Rollout(plain, log_dir=folder) as rollout:
-        return [(await rolled(rollout))[0] for _ in range(2)]
+        return [(await rolled(rollout, PROMPTS))[0] for _ in range(2)]
 
 
 @pytest.mark.parametrize("backend", ["file", "mooncake"])
@@ -68,12 +61,12 @@ async def test_reads_that_never_return_cost_chunks_and_no_sample(
     config = local(2, kv_pool=pooled(backend), sampling=SHORT)
     placement, moves = AlwaysElsewhere(fetch=True), Moves()
     async with Rollout(config, placement=placement, log_dir=tmp_path / "logs") as rollout:
-        calm, report = await rolled(rollout)
+        calm, report = await rolled(rollout, PROMPTS)
         assert_identical(calm_samples, calm)
         assert report["fetches"] > 0
         print(backend, "calm", figures(report))
         faults.set(Fault("read", "block"))
-        struck, report = await asyncio.wait_for(rolled(rollout, moves), 600)
+        struck, report = await asyncio.wait_for(rolled(rollout, PROMPTS, [moves]), 600)
         assert_identical(samples, struck)
         print(backend, "struck", figures(report))
         faults.set()

@@ -1,8 +1,4 @@
-"""How a test starts emulated servers: `seer-sgl engine` with SGLang's flags and a plugin more.
-
-SGLang finds plugins by the entry points of installed packages. A package is installed if its
-metadata is in a folder on the path, so a folder of the test is enough.
-"""
+"""How a test starts emulated servers: `seer-sgl engine` with SGLang's flags and a plugin more."""
 
 import contextlib
 import os
@@ -15,7 +11,8 @@ from seer_sgl.config import FlagValue
 from seer_sgl.engine.launch.process import server_flags
 from seer_sgl.link import contract
 from seer_sgl.processes import free_port
-from tests.e2e.conftest import MODEL, ROOT, servers
+from tests.e2e.conftest import MODEL, servers
+from tests.support import engine_plugin
 
 SETTINGS = "SEER_SGL_EMULATION"  # the environment variable
 LARGEST = 4  # requests in a graph; a larger batch runs without one
@@ -63,15 +60,8 @@ def environment(folder: Path, chosen: Settings) -> dict[str, str]:
 
     folder: receives the metadata of the plugin's package.
     """
-    package = folder / "seer_sgl_emulation-0.dist-info"
-    package.mkdir(parents=True)
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: seer-sgl-emulation\nVersion: 0")
-    (package / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\nseer_sgl_emulation = tests.emulation.plugin:load\n"
-    )
-    path = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
-        "PYTHONPATH": os.pathsep.join(path),
+        **engine_plugin.environment(folder, "seer_sgl_emulation", "tests.emulation.plugin:load"),
         "TRITON_INTERPRET": "1",
         SETTINGS: msgspec.json.encode(chosen).decode(),
     }
