@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +95,8 @@ def ready_at(logs: Path) -> float:
     """Returns when the last engine was ready, in seconds since the epoch."""
     found = [READY.search(log.read_text()) for log in sorted(logs.glob("e*.log"))]
     assert found and all(found), f"not all engines of {logs} became ready"
-    stamps = [datetime.fromisoformat(match[1]).replace(tzinfo=UTC) for match in found if match]
-    zone = datetime.now().astimezone().utcoffset()
-    assert zone is not None
-    return max(stamps).timestamp() - zone.total_seconds() + 1  # the stamp has whole seconds
+    stamps = [datetime.fromisoformat(match[1]).timestamp() for match in found if match]
+    return max(stamps) + 1  # a stamp is local time, in whole seconds
 
 
 def check(folder: Path) -> dict[str, Any]:

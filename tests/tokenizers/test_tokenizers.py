@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 import msgspec
 import pytest
@@ -53,27 +53,19 @@ def sglang() -> Iterator[SglangReads]:
         yield SglangReads(process)
 
 
-class Text(NamedTuple):
-    """What the driver reads and writes; like Answer."""
-
-    prompts: list[list[int]]
-    parts: list[list[int]]
-    stop_lens: list[int]
-    tails: list[str]
-    written: list[tuple[str, str]]
-    chats: list[list[int]]
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, task: Task) -> "Text":
-        texts, windows = task.texts, task.windows
-        return cls(
-            [tokenizer.encode(text).tolist() for text in texts],
-            [tokenizer.encode_part(text).tolist() for text in texts],
-            [tokenizer.stop_len(text) for text in texts],
-            [tokenizer.decode(ids) for ids in windows],
-            [(tokenizer.response_text(ids, True), tokenizer.response_text(ids)) for ids in windows],
-            [_chat(tokenizer, text) for text in texts if tokenizer._tokenizer.chat_template],
-        )
+def read_here(tokenizer: Tokenizer, task: Task) -> Answer:
+    """Returns what the driver reads and writes."""
+    texts, windows = task.texts, task.windows
+    return Answer(
+        prompts=[tokenizer.encode(text).tolist() for text in texts],
+        parts=[tokenizer.encode_part(text).tolist() for text in texts],
+        stop_lens=[tokenizer.stop_len(text) for text in texts],
+        tails=[tokenizer.decode(ids) for ids in windows],
+        written=[
+            (tokenizer.response_text(ids, True), tokenizer.response_text(ids)) for ids in windows
+        ],
+        chats=[_chat(tokenizer, text) for text in texts if tokenizer._tokenizer.chat_template],
+    )
 
 
 def _chat(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -91,7 +83,7 @@ def task_for(folder: Path, tokenizer: Tokenizer, count: int, *, own_code: bool =
     return Task(str(folder), own_code, texts, [ids for ids in [*windows, *beyond] if ids])
 
 
-def compare(text: Text, answer: Answer, task: Task) -> None:
+def compare(driver: Answer, sglang: Answer, task: Task) -> None:
     """Asserts that both read alike, and shows the first text that they do not."""
     for name, given in (
         ("prompts", task.texts),
@@ -101,7 +93,7 @@ def compare(text: Text, answer: Answer, task: Task) -> None:
         ("tails", task.windows),
         ("written", task.windows),
     ):
-        ours, theirs = getattr(text, name), getattr(answer, name)
+        ours, theirs = getattr(driver, name), getattr(sglang, name)
         assert len(ours) == len(theirs) in (0, len(given))
         for what, here, there in zip(given, ours, theirs, strict=False):
             assert here == there, (name, what)
@@ -112,7 +104,7 @@ def check_family(family: Family, parent: Path, sglang: SglangReads, count: int) 
     tokenizer = loading.load_tokenizer(str(folder), family.own_code)
     assert tokenizer is not None
     task = task_for(folder, tokenizer, count, own_code=family.own_code)
-    compare(Text.of(tokenizer, task), sglang(task), task)
+    compare(read_here(tokenizer, task), sglang(task), task)
 
 
 # One of each kind of files, class and code.
@@ -145,7 +137,7 @@ def test_what_transformers_reads_otherwise_is_read_as_sglang_reads_it(
     assert tokenizer is not None
     task = task_for(folder, tokenizer, TEXTS)
     answer = sglang(task)
-    compare(Text.of(tokenizer, task), answer, task)
+    compare(read_here(tokenizer, task), answer, task)
 
     assert read_alone(folder, LINES) != answer.prompts[0], "or the row shows nothing"
 
