@@ -246,7 +246,7 @@ async def test_a_group_grows_until_it_is_complete() -> None:
 async def test_an_abort_is_a_result_with_the_tokens_so_far(sampling: dict[str, Any]) -> None:
     events = Events()
     faults = deque([] if sampling else ["ok"] * 4) + deque(["slow"] * 4)
-    fake = FakeSGLang(faults=faults, longest=1 << 20)
+    fake = FakeSGLang(faults=faults, longest=1 << 16)
     async with staged(fake) as stage:
         (group,) = stage.groups(1, n=4, **sampling)
         run = stage.driver.submit([group], [events])
@@ -258,7 +258,7 @@ async def test_an_abort_is_a_result_with_the_tokens_so_far(sampling: dict[str, A
     for sample in events.samples:
         prefix = list(sample.response_ids)
         assert sample.finish_reason == "abort"
-        whole_response = response_of(sample.seed, len(sample.prompt_ids), 1 << 20)
+        whole_response = response_of(sample.seed, len(sample.prompt_ids), 1 << 16)
         assert prefix == whole_response[: len(prefix)]
         assert len(prefix) >= (1 if sampling else CHUNK)
 

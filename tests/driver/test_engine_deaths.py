@@ -200,7 +200,7 @@ async def test_a_request_that_stalls_engines_is_given_up_and_no_other_one(
     fakes = [Stalled(delay_s=0.01, longest=200) for _ in range(2)]
     prompts = [*MANY[:9], {"prompt_ids": POISON, "id": "poison"}, *MANY[9:18]]
     settings = {"n_samples_per_prompt": 1, "on_failure": "sample"}
-    async with rolling(*fakes, rollout=settings, engines={"stall_timeout_s": 0.2}) as rollout:
+    async with rolling(*fakes, rollout=settings, engines={"stall_timeout_s": 0.1}) as rollout:
         groups = await groups_of(rollout, prompts)
     assert len(groups) == len(prompts)
     (poison,) = next(group for group in groups if group.group_id == "poison").samples

@@ -65,12 +65,12 @@ async def test_an_aborted_request_that_cannot_be_continued_begins_again_from_its
 async def test_replies_that_cannot_be_true_cost_chunks_and_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
-    monkeypatch.setattr(stall, "READMISSION_MOST_S", 0.02)
+    monkeypatch.setattr(monitor, "POLL_S", 0.005)
+    monkeypatch.setattr(stall, "READMISSION_MOST_S", 0.005)
     monkeypatch.setattr(HttpEngine, "vocab_size", property(lambda _: VOCAB, lambda *_: None))
     shapes = [shape for shape in GARBAGE if shape != "endless"]
     bad = FakeSGLang(faults=deque(f"garbage {shape}" for shape in shapes), longest=200)
-    good = FakeSGLang(longest=200, delay_s=0.1)
+    good = FakeSGLang(longest=200, delay_s=0.05)
     async with rolling(bad, good, sampling={"max_response_len": 300}) as rollout:
         check(await all_groups(rollout), longest=200, limit=300)
         first, second = rollout.report()["engines"]
@@ -167,15 +167,15 @@ async def test_a_request_that_always_fails_gives_up_its_group_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each failure takes the engine out before the monitor polls it."""
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
-    monkeypatch.setattr(stall, "READMISSION_MOST_S", 0.04)
-    prompts = [*PROMPTS, *({"prompt_ids": [6] * 9, "id": f"q{i}"} for i in range(60))]
+    monkeypatch.setattr(monitor, "POLL_S", 0.01)
+    monkeypatch.setattr(stall, "READMISSION_MOST_S", 0.02)
+    prompts = [*PROMPTS, *({"prompt_ids": [6] * 9, "id": f"q{i}"} for i in range(28))]
     groups = []
     async with rolling(Poisoned(delay_s=0.005), engines={"recovery_timeout_s": 0.2}) as rollout:
-        with pytest.raises(RolloutError, match=r"1 of 64 groups .* HTTP 500"):
+        with pytest.raises(RolloutError, match=r"1 of 32 groups .* HTTP 500"):
             async for group in rollout.run(prompts):
                 groups.append(group)  # noqa: PERF401
-    assert len(groups) == 63
+    assert len(groups) == 31
 
 
 class Picky(FakeSGLang):
