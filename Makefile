@@ -18,8 +18,8 @@ HAS_RDMA := $(SEER_PYTHON) -c 'import ctypes, sys; list(map(ctypes.CDLL, sys.arg
 	$(RDMA_LIBRARIES) 2>/dev/null
 
 .PHONY: venv rollout test test-engines test-all check check-style check-types check-imports test-unit \
-	test-smoke test-process test-servers test-long test-bare soak chaos test-package test-lowest \
-	test-index \
+	test-smoke test-process test-servers test-long test-flaky test-bare soak chaos test-package \
+	test-lowest test-index \
 	openrlhf-env test-openrlhf rl docs bench microbench clean
 
 venv: $(READY)
@@ -101,6 +101,13 @@ test-servers: $(READY)
 # Slow tests: wider variants of the tests above.
 test-long: $(READY)
 	$(PYTEST) --tier long
+
+# A tier N times while LOAD busy processes keep the cores busy; prints which tests failed, if any did.
+N ?= 10
+LOAD ?= 8
+TIER ?= gate
+test-flaky: $(READY)
+	$(BIN)/python -m tests.flaky --runs $(N) --load $(LOAD) --tier $(TIER)
 
 # Rollouts on simulated and fake engines with many faults (half an hour on two cores).
 soak: $(READY)
