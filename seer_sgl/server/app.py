@@ -17,7 +17,6 @@ from .info import Info
 from .json import json_response
 from .monitoring.routes import add_monitoring_routes
 from .openai.routes import add_openai_routes
-from .openapi import add_openapi
 from .rollout_routes import add_rollout_routes
 from .service import Service
 from .workers import add_worker_routes
@@ -51,7 +50,6 @@ def make_app(service: Service) -> web.Application:
     add_worker_routes(app, add_control_routes(app, service))
     add_openai_routes(app, service)
     add_monitoring_routes(app, service)
-    add_openapi(app, client=settings.api_key is not None, admin=settings.admin_api_key is not None)
     return app
 
 

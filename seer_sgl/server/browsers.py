@@ -8,7 +8,7 @@ page can send it requests (they need no answer to do harm), and a domain name th
 import ipaddress
 from collections.abc import Mapping
 
-NAVIGABLE = ("/", "/openapi.json")  # a link on another page may lead here
+NAVIGABLE = "/"  # a link on another page may lead here
 
 
 def foreign(method: str, path: str, headers: Mapping[str, str], own_host: str) -> str | None:
@@ -22,7 +22,7 @@ def foreign(method: str, path: str, headers: Mapping[str, str], own_host: str) -
     if name and name != own_host and not _is_local(name):
         return f"a server without a token does not answer under the name {name}"
     if headers.get("Sec-Fetch-Site") in ("cross-site", "same-site") and not (
-        method == "GET" and path in NAVIGABLE
+        method == "GET" and path == NAVIGABLE
     ):
         return "a page of another site sent the request"
     origin = headers.get("Origin")

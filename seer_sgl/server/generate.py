@@ -10,11 +10,9 @@ from .aborted import aborted_replies
 from .calls import Answer
 from .errors import Aborted
 from .forward_body import Whole, whole
-from .generate_body import Batch, GenerateReader, GenerateRequest, Undividable, require_few
+from .generate_body import Batch, GenerateReader, Undividable, require_few
 from .json import END, EVENTS, error_fields, event_of, json_response
 from .meta_info import Reply
-from .operations import operation
-from .replies import GenerateReply, StreamError
 from .service import Service
 from .streaming import streaming
 from .streams import as_they_come, finished
@@ -28,11 +26,6 @@ class Generate:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    @operation(
-        reads=GenerateRequest,
-        returns=(GenerateReply, list[GenerateReply]),
-        streams=(GenerateReply, StreamError),
-    )
     async def generate(self, http: web.Request) -> web.StreamResponse:
         """Answers a request like SGLang, divided if its fields allow it."""
         body = await http.read()

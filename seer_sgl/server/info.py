@@ -19,8 +19,6 @@ from seer_sgl.types import Sampling, token_array
 from .calls import Answer, Call
 from .errors import TooMany, Unavailable
 from .json import json_response
-from .operations import operation
-from .replies import Loads, ModelInfo, Models
 from .service import Service
 
 HEALTH_TIMEOUT_S = 20.0  # SGLang's own (SGLANG_HEALTH_CHECK_TIMEOUT)
@@ -81,12 +79,10 @@ class Info:
         except TimeoutError as error:
             raise Unavailable(f"no token within {HEALTH_TIMEOUT_S:g} s") from error
 
-    @operation(returns=ModelInfo)
     async def model_info(self, _: web.Request) -> web.Response:
         """An engine's description of the model."""
         return json_response(await self._asked("/model_info"))
 
-    @operation(returns=dict[str, Any])
     async def server_info(self, _: web.Request) -> web.Response:
         """An engine's description of itself, with the figures of the fleet and of each engine."""
         info = await self._asked("/server_info")
@@ -113,7 +109,6 @@ class Info:
                 info[name] = None
         return json_response(info)
 
-    @operation(returns=Loads)
     async def loads(self, http: web.Request) -> web.Response:
         """The load of every engine, one entry per rank as for data parallelism."""
         query = f"?{http.query_string}" if http.query_string else ""
@@ -131,7 +126,6 @@ class Info:
             raise Unavailable("no engine reports its load")
         return json_response({**merged, "loads": entries})
 
-    @operation(returns=Models)
     async def models(self, _: web.Request) -> web.Response:
         """SGLang's list of models; any name is accepted in requests."""
         model = await self._asked("/model_info")

@@ -17,7 +17,6 @@ from .control.control import Control
 from .control.fleet_calls import call
 from .errors import BadRequest, Conflict, Failed
 from .json import json_response
-from .operations import operation
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +79,6 @@ class Workers:
             raise Failed(reply.message)
         return json_response(reply.reply, reply.status)
 
-    @operation(status=202)
     async def add(self, http: web.Request) -> web.Response:
         """Adds an engine by its URL; answers once it serves."""
         fields = read_fields(await http.read())
@@ -105,7 +103,6 @@ class Workers:
         info = await self._join(http.query.get("url", ""))
         return web.Response(text=f"Successfully added worker: {info.url}")
 
-    @operation(status=202)
     async def remove(self, http: web.Request) -> web.Response:
         """Begins to drain an engine; it leaves when its requests have moved on or ended."""
         engine_id = http.match_info["id"]

@@ -102,7 +102,7 @@ class Control:
         A half-done control call would leave the engines in different states.
         """
 
-        @functools.wraps(work)  # /openapi.json describes the work
+        @functools.wraps(work)
         async def handle(http: web.Request) -> web.Response:
             try:
                 status, answer = await self._to_the_end(_answer(work, http, await http.read()))

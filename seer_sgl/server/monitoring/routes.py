@@ -2,13 +2,11 @@
 
 import secrets
 from importlib.resources import files
-from typing import Any
 
 from aiohttp import web
 
 from seer_sgl.server.errors import BadRequest
 from seer_sgl.server.json import json_response
-from seer_sgl.server.operations import operation
 from seer_sgl.server.service import Service
 
 from .http import counted
@@ -50,7 +48,6 @@ def add_monitoring_routes(app: web.Application, service: Service) -> None:
             headers={"Content-Type": TEXT_FORMAT, "Cache-Control": "no-store"},
         )
 
-    @operation(returns=dict[str, Any], query={"since": str, "boot": str})
     async def live_data(http: web.Request) -> web.Response:
         """Returns what the live page shows, from the cell `since` on of the start `boot`."""
         # Without the name of this start the page has the cells of another server, or none.

@@ -13,7 +13,6 @@ from ..forward import OWN
 from ..generate import SESSION_HEADER, reader, replies_of
 from ..generate_body import Undividable
 from ..json import json_response
-from ..operations import operation
 from ..service import Service
 from ..streams import finished
 from .bodies import DEFAULTS, ChatBody, read_chat
@@ -40,7 +39,6 @@ class Chats:
         self._engines = engines
         self._reasoning: Reasoning | None = None
 
-    @operation(reads=ChatBody)
     async def __call__(self, http: web.Request) -> web.StreamResponse:
         """Answers a request like SGLang, divided if its fields allow it."""
         body, service = await http.read(), self._service

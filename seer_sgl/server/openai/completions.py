@@ -10,7 +10,6 @@ from ..calls import Call
 from ..generate import SESSION_HEADER, reader, replies_of
 from ..generate_body import Batch, Undividable
 from ..json import json_response
-from ..operations import operation
 from ..service import Service
 from ..streams import finished
 from .bodies import CompletionBody, read_completion
@@ -37,7 +36,6 @@ class Completions:
         self._service = service
         self._engines = engines
 
-    @operation(reads=CompletionBody)
     async def __call__(self, http: web.Request) -> web.StreamResponse:
         """Answers a request like SGLang, divided if its fields allow it."""
         body, service = await http.read(), self._service

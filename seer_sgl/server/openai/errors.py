@@ -27,7 +27,7 @@ def error_object(message: str, status: int) -> dict[str, Any]:
 def with_errors(handler: Handler) -> Handler:
     """Returns a handler that answers errors in OpenAI's form."""
 
-    @functools.wraps(handler)  # /openapi.json describes it
+    @functools.wraps(handler)
     async def handle(http: web.Request) -> web.StreamResponse:
         try:
             return await handler(http)
