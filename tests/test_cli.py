@@ -121,7 +121,6 @@ def test_a_mistake_is_one_line_and_status_2(
 
 
 def test_a_port_in_use_is_named_before_anything_starts(folder: Path) -> None:
-    from seer_sgl.config import parse
     from seer_sgl.errors import ConfigError
     from seer_sgl.processes import require_free_port
 
@@ -129,9 +128,8 @@ def test_a_port_in_use_is_named_before_anything_starts(folder: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        config = parse({"model": {"path": "m"}, "engines": {"base_port": port}})
-        with pytest.raises(ConfigError, match=rf"engines\.base_port: port {port}: Address already"):
-            require_free_port(config.engines.base_port or 0, "engines.base_port")
+        with pytest.raises(ConfigError, match=rf"^server\.port: port {port}: Address already"):
+            require_free_port(port, "server.port")
 
 
 def test_a_mooncake_nobody_answers_for_is_named_before_any_engine_starts(rollout: Rollout) -> None:

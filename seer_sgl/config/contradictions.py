@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 
-from .addresses import LAST_PORT, is_address, is_url
+from .addresses import is_address, is_url
 from .tree import (
     UNDIVIDED,
     Config,
@@ -20,12 +20,10 @@ RESERVED_FLAGS = {
     "model": "model.path",
     "tokenizer-path": "model.tokenizer_path",
     "trust-remote-code": "model.trust_remote_code",
-    "port": "engines.base_port",
     "api-key": "engines.api_key",
 }
 SEVERAL_NODES = ("nnodes", "node-rank", "dist-init-addr")  # SGLang flags
 LEAST_MEMORY = 16 << 20  # bytes; Mooncake mounts segments in pieces of 16 MiB
-LEAST_SSD = 64 << 20  # bytes; a few buckets of pages
 LEAST_DRAFT_MEMORY = 1 << 20  # bytes; about ten thousand tokens in an engine's index
 LEAST_BODY = 1 << 20  # bytes; a prompt of a hundred thousand tokens
 # SGLang flags that the KV pool sets.
@@ -97,6 +95,8 @@ def _wrong_started(engines: EnginesConfig) -> Iterator[Complaint]:
     for flag, key in RESERVED_FLAGS.items():
         if flag in flags:
             yield f"engines.sglang.{flag}", f"use {key}"
+    if "port" in flags:
+        yield "engines.sglang.port", f"{engines.launch} engines listen on free ports"
     if "host" in flags:
         where = "loopback only, for their driver" if engines.launch == "local" else "their node"
         yield "engines.sglang.host", f"{engines.launch} engines listen on {where}"
@@ -109,9 +109,8 @@ def _wrong_ray(engines: EnginesConfig) -> Iterator[Complaint]:
         yield "engines.ray_address", "no ray:// address: run the driver on a node of the cluster"
     elif address not in (None, "auto", "local") and not is_address(str(address)):
         yield "engines.ray_address", f"{address!r} is not host:port, auto or local"
-    for key in ("cores", "base_port"):
-        if getattr(engines, key) is not None:
-            yield f"engines.{key}", "only for launch: local"
+    if engines.cores is not None:
+        yield "engines.cores", "only for launch: local"
     for flag in (*SEVERAL_NODES, "base-gpu-id"):
         if flag in engines.flags():
             yield f"engines.sglang.{flag}", "not for launch: ray, which gives an engine one node"
@@ -127,11 +126,6 @@ def _wrong_local(engines: EnginesConfig) -> Iterator[Complaint]:
         absent = {core for cores in engines.cores for core in cores} - os.sched_getaffinity(0)
         if absent:
             yield "engines.cores", f"no core {min(absent)} on this machine"
-    if engines.base_port is not None and engines.base_port + engines.count - 1 > LAST_PORT:
-        yield (
-            "engines.base_port",
-            f"{engines.count} ports from {engines.base_port} exceed {LAST_PORT}",
-        )
 
 
 WRONG_LAUNCH: Mapping[str, Callable[[EnginesConfig], Iterator[Complaint]]] = {
@@ -160,27 +154,16 @@ def _wrong_pool(pool: KvPoolConfig, engines: EnginesConfig) -> Iterator[Complain
 
 
 def _wrong_files(pool: KvPoolConfig) -> Iterator[Complaint]:
-    if pool.ssd_path is not None:
-        yield "kv_pool.ssd_path", "only for backend: mooncake"
     if pool.open_ports:
         yield "kv_pool.open_ports", "only for backend: mooncake"
 
 
 def _wrong_mooncake(pool: KvPoolConfig) -> Iterator[Complaint]:
-    for key, size, least in (
-        ("memory", pool.memory_bytes, LEAST_MEMORY),
-        ("ssd_size", pool.ssd_bytes, LEAST_SSD),
-    ):
-        try:
-            if size() < least:
-                least_mb = least >> 20
-                yield f"kv_pool.{key}", f"{getattr(pool, key)} is less than {least_mb}mb"
-        except ValueError as error:
-            yield f"kv_pool.{key}", str(error)
-    if pool.ssd_path is not None and pool.master is not None:
-        yield "kv_pool.ssd_path", "only for store nodes started here, not with kv_pool.master"
-    if pool.master is None and pool.replicas > pool.stores:
-        yield "kv_pool.replicas", f"{pool.replicas} copies need as many kv_pool.stores"
+    try:
+        if pool.memory_bytes() < LEAST_MEMORY:
+            yield "kv_pool.memory", f"{pool.memory} is less than {LEAST_MEMORY >> 20}mb"
+    except ValueError as error:
+        yield "kv_pool.memory", str(error)
     if pool.master is not None and not is_address(pool.master):
         yield "kv_pool.master", f"{pool.master!r} is not of the form host:port"
 
@@ -207,8 +190,6 @@ def _wrong_cluster_pool(pool: KvPoolConfig) -> Iterator[Complaint]:
         yield "kv_pool.backend", "auto is only for launch: local; name the pool of these engines"
     if pool.open_ports:
         yield "kv_pool.open_ports", "only for launch: local; here the nodes' addresses decide"
-    if pool.ssd_path is not None:
-        yield "kv_pool.ssd_path", "only for launch: local"
     if pool.backend == "file" and not pool.directory:
         yield "kv_pool.directory", "backend: file needs a folder that every node can access"
 

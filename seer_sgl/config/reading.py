@@ -24,6 +24,16 @@ from .values import impossible
 
 Tree = TypeVar("Tree", bound=Section)
 KEY_PATH = re.compile(r"[\w.-]*")
+# Keys of earlier versions: what replaces them.
+OWN_MOONCAKE = "a Mooncake of your own, named by kv_pool.master, has that setting"
+REMOVED = {
+    "kv_pool.replicas": OWN_MOONCAKE,
+    "kv_pool.ssd_path": OWN_MOONCAKE,
+    "kv_pool.ssd_size": OWN_MOONCAKE,
+    "engines.base_port": "local engines listen on free ports, which the log and /server_info name",
+    "server.max_batch": "a request may ask for 4,096 responses",
+    "server.max_prompt_tokens": "the engines' context length is the limit",
+}
 
 
 def read_tree(
@@ -136,7 +146,7 @@ def _explain(complaint: str, where: Mapping[str, str], kind: type[Section]) -> s
         name = unknown.group(1)
         hint = _hint(name, _section(kind, key))
         key = f"{key}.{name}" if key else name
-        message = f"unknown key{hint}"
+        message = f"removed; {REMOVED[key]}" if key in REMOVED else f"unknown key{hint}"
     place = place_of(key, where)
     return f"{place}{key}: {message}" if key else f"{place}{message}"
 

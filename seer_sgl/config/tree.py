@@ -87,8 +87,6 @@ class EnginesConfig(Section, frozen=True):
     link: str | None = None
     """host:port where the driver listens for the plugins of external engines; the token is in
     `SEER_SGL_LINK_TOKEN`."""
-    base_port: Annotated[int, msgspec.Meta(ge=1024, le=LAST_PORT)] | None = None
-    """Port of the first local engine; the others follow. Default: free ports."""
     start_timeout_s: Seconds = 600.0
     """Seconds that an engine may take to start."""
     stall_timeout_s: Seconds = 120.0
@@ -120,8 +118,6 @@ class KvPoolConfig(Section, frozen=True):
     """Memory of a local store node."""
     stores: Processes = 1
     """Store nodes to start, here or on the Ray cluster of the engines."""
-    replicas: Processes = 1
-    """Copies of a page, each on another store node."""
     protocol: Literal["tcp", "rdma"] = "tcp"
     """Mooncake's transport."""
     device: str = ""  # RDMA devices, under Mooncake's names
@@ -134,10 +130,6 @@ class KvPoolConfig(Section, frozen=True):
     namespace: str | None = None
     """For external engines: a name for the pages of this run. Runs of one name share the pages of
     equal weights. Default: drawn."""
-    ssd_path: str | None = None
-    """Folder where local store nodes write pages that memory cannot hold."""
-    ssd_size: str = "64gb"
-    """Limit per store node there; the oldest pages are removed first."""
     directory: str | None = None
     """Folder of the file backend. Default for local engines: a temporary folder beside their
     logs."""
@@ -145,10 +137,6 @@ class KvPoolConfig(Section, frozen=True):
     def memory_bytes(self) -> int:
         """Returns `memory` in bytes. Raises ValueError if it is not a size."""
         return _size(self.memory)
-
-    def ssd_bytes(self) -> int:
-        """Returns `ssd_size` in bytes. Raises ValueError if it is not a size."""
-        return _size(self.ssd_size)
 
 
 def _size(text: str) -> int:
@@ -257,11 +245,6 @@ class ServerConfig(Section, frozen=True):
     """Seconds that a session keeps its KV in the pool after a turn."""
     max_body: str = "64mb"
     """Largest body of a request."""
-    max_batch: Positive = 4096
-    """Most responses that one request may ask for: its prompts times `n`. Rollouts are limited by
-    `max_requests` only."""
-    max_prompt_tokens: Positive | None = None
-    """Longest prompt in tokens. Default: what the engines accept."""
     max_requests: Positive = 65536
     """Most responses in progress, all unfinished ones of rollouts included; beyond, clients get
     HTTP 429."""

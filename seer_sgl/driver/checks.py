@@ -106,7 +106,7 @@ def check_pool(pool: KvPoolConfig, chunk: int, kv_bytes_per_token: int | None) -
     """
     if pool.backend != "mooncake" or pool.master is not None or kv_bytes_per_token is None:
         return
-    if pool.memory_bytes() * pool.stores < kv_bytes_per_token * chunk * pool.replicas:
+    if pool.memory_bytes() * pool.stores < kv_bytes_per_token * chunk:
         raise ConfigError(
             f"kv_pool.memory: {pool.stores} x {pool.memory} cannot hold the KV of one chunk of "
             f"{chunk} tokens of this model"

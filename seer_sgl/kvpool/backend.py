@@ -8,8 +8,6 @@ from seer_sgl.config import KvPoolConfig, with_values
 from .packages import load_problem
 
 logger = logging.getLogger(__name__)
-# Keys that files have no use for.
-OF_MOONCAKE = {"ssd_path": None, "open_ports": False}
 
 
 def resolved(config: KvPoolConfig) -> KvPoolConfig:
@@ -27,7 +25,7 @@ def resolved(config: KvPoolConfig) -> KvPoolConfig:
         "(`seer-sgl doctor` names the repair)",
         problem,
     )
-    return with_values(config, {"backend": "file", **OF_MOONCAKE})
+    return with_values(config, {"backend": "file", "open_ports": False})
 
 
 def _port_problem(config: KvPoolConfig) -> str | None:

@@ -20,7 +20,6 @@ from .temporary import temporary_folder
 
 FILE_DIRECTORY = "SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"  # SGLang's own
 NAMESPACE = "SEER_SGL_POOL_NAMESPACE"  # keeps the fleets that share a pool apart
-REPLICAS = "seer_replicas"  # in HiCache's extra config, for our plugin
 
 # The host memory of an engine holds a copy of all KV that the device caches, and beyond that what
 # is being fetched: SGLang gives up no host copy while the device has the KV. What does not fit is
@@ -66,7 +65,6 @@ class Pool(msgspec.Struct, frozen=True):
                 "protocol": config.protocol,
                 "device_name": config.device,
                 "global_segment_size": 0,  # an engine's death takes no KV with it
-                REPLICAS: config.replicas,
             }
         return {
             "page-size": config.page_size,

@@ -6,8 +6,7 @@ import json
 import logging
 import os
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -22,7 +21,6 @@ from seer_sgl.restarts import Restarts
 
 from .node import MOUNTED, P2P
 from .packages import load_problem
-from .temporary import temporary_folder
 
 logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
@@ -31,7 +29,6 @@ PROBE_TIMEOUT_S = 10.0
 PROBE_BUFFER_BYTES = 1 << 24
 POLL_S = 0.1
 STORE_VARIABLES = {"MC_LOG_LEVEL": "WARNING"}  # of Mooncake's processes
-SSD_BUCKET_OBJECTS = 32  # objects per write
 OPEN_PORTS = (
     "KV pool: Mooncake's transfer ports listen on all interfaces, and any machine that reaches "
     "them can read and write KV: block other machines with a firewall"
@@ -83,37 +80,22 @@ async def open_mooncake(
         await _require_master(config, config.master, log_dir)
         yield config.master
         return
-    with _ssd(config) as ssd:
-        starting = _started(config, ssd, log_dir, machines or Machines())
-        async with starting as (address, processes), kept_alive(processes, all_restarts):
-            yield address
-
-
-@contextlib.contextmanager
-def _ssd(config: KvPoolConfig) -> Iterator[Path | None]:
-    """Yields the folder for the store nodes' overflow; None without `kv_pool.ssd_path`."""
-    if config.ssd_path is None:
-        yield None
-        return
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = stack.enter_context(temporary_folder(Path(config.ssd_path)))
-        except OSError as error:
-            raise ConfigError(f"kv_pool.ssd_path: {config.ssd_path}: {error.strerror}") from error
-        yield folder
+    starting = _started(config, log_dir, machines or Machines())
+    async with starting as (address, processes), kept_alive(processes, all_restarts):
+        yield address
 
 
 @contextlib.asynccontextmanager
 async def _started(
-    config: KvPoolConfig, ssd: Path | None, log_dir: Path, machines: Machines
+    config: KvPoolConfig, log_dir: Path, machines: Machines
 ) -> AsyncIterator[tuple[str, Sequence[Kept]]]:
     """Yields the address of a new master, and the master and its stores."""
-    host, environment = machines.host, port_environment(config) | _ssd_environment(config)
+    host, environment = machines.host, port_environment(config)
     address = f"{host}:{free_port(host)}"
-    master = _Node("master", _master_flags(config, address, free_port()), log_dir)
+    master = _Node("master", _master_flags(address, free_port()), log_dir)
 
     def store(index: int) -> StoreNode:
-        settings = _store_settings(config, address, ssd)
+        settings = _store_settings(config, address)
         if machines.store is not None:
             return machines.store(index, settings, environment)
         return _Node("store", settings, log_dir, index, environment)
@@ -163,17 +145,14 @@ def node_command(kind: str, settings: Mapping[str, Any]) -> list[str]:
     return [sys.executable, "-m", "seer_sgl.kvpool.node", kind, json.dumps(settings)]
 
 
-def _master_flags(config: KvPoolConfig, address: str, metrics_port: int) -> dict[str, Any]:
+def _master_flags(address: str, metrics_port: int) -> dict[str, Any]:
     host, _, port = address.rpartition(":")
-    flags: dict[str, Any] = {
+    return {
         "rpc_port": int(port),
         "rpc_address": host,
         "metrics_port": metrics_port,
         "metrics_host": "127.0.0.1",
     }
-    if config.ssd_path is not None:
-        flags["enable_offload"] = "true"
-    return flags
 
 
 def _client_settings(config: KvPoolConfig, master: str) -> dict[str, str]:
@@ -186,36 +165,16 @@ def _client_settings(config: KvPoolConfig, master: str) -> dict[str, str]:
     }
 
 
-def _store_settings(config: KvPoolConfig, master: str, ssd: Path | None) -> dict[str, str]:
-    settings = _client_settings(config, master) | {
+def _store_settings(config: KvPoolConfig, master: str) -> dict[str, str]:
+    return _client_settings(config, master) | {
         "global_segment_size": str(config.memory_bytes()),
         "local_buffer_size": "0",
     }
-    if ssd is not None:
-        folder = Path(tempfile.mkdtemp(prefix="store-", dir=ssd))
-        settings |= {"enable_ssd_offload": "true", "ssd_offload_path": str(folder)}
-    return settings
 
 
 def port_environment(config: KvPoolConfig) -> dict[str, str]:
     """Returns the environment of a Mooncake client; it confines ports unless they are open."""
     return {} if config.open_ports else {loopback.ONLY: "1"}
-
-
-def _ssd_environment(config: KvPoolConfig) -> dict[str, str]:
-    """Returns the environment with which a store node moves evicted objects to its SSD.
-
-    Mooncake's defaults write every ten seconds if 500 objects wait; objects evicted before are
-    lost. Of its backends (0.3.13) only `bucket` limits the disk space.
-    """
-    if config.ssd_path is None:
-        return {}
-    return {
-        "MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS": "1",
-        "MOONCAKE_OFFLOAD_BUCKET_KEYS_LIMIT": str(SSD_BUCKET_OBJECTS),
-        "MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE": str(config.ssd_bytes()),
-        "MOONCAKE_OFFLOAD_BUCKET_EVICTION_POLICY": "fifo",
-    }
 
 
 def _require_mooncake() -> None:

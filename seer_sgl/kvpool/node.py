@@ -6,7 +6,6 @@ Mooncake's own store service is not used, because it opens a REST port on all in
 checks a running master.
 """
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -22,7 +21,6 @@ from seer_sgl import loopback
 from seer_sgl.processes import end_with_parent
 
 from .packages import load_store
-from .temporary import hold
 
 MOUNTED = "segment mounted"  # a store node's line once its memory is part of the pool
 P2P = "P2PHANDSHAKE"  # clients find each other through the master: no metadata server
@@ -44,12 +42,6 @@ def store(settings: dict[str, Any]) -> int:
 
     Returns the exit status.
     """
-    ssd = settings.get("ssd_offload_path")
-    with hold(Path(ssd).parent) if ssd else contextlib.nullcontext():
-        return _mount(settings)
-
-
-def _mount(settings: dict[str, Any]) -> int:
     client = load_store().MooncakeDistributedStore()
     status = client.setup(settings)
     if status != 0:

@@ -1,7 +1,7 @@
 """A temporary folder for KV on a disk, which is removed even if its owner is killed.
 
-The owner and its store nodes hold a lock on a file in the folder. Linux releases the lock when the
-last of them has ended. The next owner removes all folders whose lock is free.
+The owner holds a lock on a file in the folder. Linux releases the lock when the owner ends. The
+next owner removes all folders whose lock is free.
 """
 
 import contextlib

@@ -7,19 +7,18 @@ is attached.
 import os
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from seer_sgl.kvpool.hicache import NAMESPACE, REPLICAS
+from seer_sgl.kvpool.hicache import NAMESPACE
 from seer_sgl.kvpool.namespace import KvLayout
 from seer_sgl.link import messages
 from seer_sgl.link.contract import PoolReport
 
-from .hook import CONTROLLER, HYBRID, MOONCAKE, SCHEDULER, TREE, Hook
+from .hook import CONTROLLER, HYBRID, SCHEDULER, TREE, Hook
 from .kv_threads import KvThreads
 from .pool_rank import PoolRank
 from .sglang_types import (
     SglController,
-    SglMooncakeStore,
     SglRadixCache,
     SglReq,
     SglScheduleBatch,
@@ -117,12 +116,6 @@ class PoolPart:
                 "around",
                 "SGLang's idle sleep lasts up to a second between two steps of a KV transfer; "
                 "while a transfer is under way it is a millisecond.",
-            ),
-            Hook(
-                f"{MOONCAKE}._put_batch_zero_copy_impl",
-                put_replicas,
-                "around",
-                "SGLang stores one copy of each page; more copies are stored if configured.",
             ),
             *self._threads.hooks(),
         ]
@@ -242,21 +235,3 @@ def name_the_layout(
     tag = layout_of(controller).tag(os.environ.get(NAMESPACE, ""))
     result.model_name = f"{tag}-{result.model_name or ''}"
     return result
-
-
-def put_replicas(  # noqa: PLR0917 (SGLang's signature)
-    stock: Callable[..., Any],
-    store: SglMooncakeStore,
-    keys: Any,
-    pointers: Any,
-    sizes: Any,
-    groups: Any = None,
-) -> Any:
-    """Hook around `MooncakeStore._put_batch_zero_copy_impl`: stores the configured copies."""
-    extra = store.storage_config.extra_config or {}
-    replicas = extra.get(REPLICAS, 1)
-    if replicas == 1 or groups is not None or store._uses_multi_buffer(pointers):
-        return stock(store, keys, pointers, sizes, groups)
-    config = store._replicate_config_cls()
-    config.replica_num = replicas
-    return store.store.batch_put_from(keys, pointers, sizes, config)

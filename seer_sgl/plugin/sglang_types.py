@@ -330,10 +330,8 @@ class SglMooncakeStore(SglStorage, Protocol):
     is_mla_backend: bool
     mla_suffix: str
     mha_suffix: str | list[str]
-    _replicate_config_cls: Callable[[], Any]
 
     def _tag_keys(self, keys: list[str], /) -> list[str]: ...
-    def _uses_multi_buffer(self, pointers: Any, /) -> bool: ...
 
 
 class SglFileStore(SglStorage, Protocol):

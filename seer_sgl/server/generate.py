@@ -69,9 +69,7 @@ class Generate:
         service, infos = self._service, self._service.infos()
         longest = service.longest()
         sent = await service.worked(len(body), whole, body, infos, service.encode, longest)
-        require_few(len(sent.prompts) * sent.n, service.settings.max_batch)
-        for length in sent.prompts:
-            service.require_short(length)
+        require_few(len(sent.prompts) * sent.n)
         try:
             return await service.forward(
                 http,
@@ -90,7 +88,6 @@ def reader(service: Service) -> GenerateReader:
     return GenerateReader(
         service.encode,
         service.longest(),
-        service.settings.max_batch,
         service.infos()[0].vocab_size,
     )
 

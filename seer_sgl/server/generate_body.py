@@ -25,6 +25,7 @@ DEFAULT_NEW_TOKENS = 128  # SGLang's SamplingParams.max_new_tokens
 MOST_STOPS = 32  # SGLang's MAX_STOP_COUNT
 LONGEST_STOP = 128  # characters
 MOST_VALUES = 4096
+MOST_RESPONSES = 4096  # of one request; rollouts are limited by server.max_requests only
 MOST_CHARACTERS_PER_TOKEN = 256  # on average; the longest tokens of most tokenizers have 128
 MOST_EXCESS = 4  # SGLang may cut a prompt that is too long, and a longer one is refused
 LARGEST_SEED = (1 << 63) - 1
@@ -99,20 +100,17 @@ class GenerateReader:
     """Turns bodies of `/generate` into calls.
 
     `encode` returns the ids of a text; None: no tokenizer. `longest`: the most tokens of prompt
-    and response together. `most`: the most responses of one request. `vocab_size`: the number of
-    token ids; None: unknown.
+    and response together. `vocab_size`: the number of token ids; None: unknown.
     """
 
     def __init__(
         self,
         encode: "Callable[[str], array[int]] | None",
         longest: int,
-        most: int,
         vocab_size: int | None,
     ) -> None:
         self._encode = encode
         self._longest = longest
-        self._most = most
         self._vocab_size = vocab_size
 
     def read(self, body: bytes, session_id: str | None = None) -> Batch:
@@ -122,7 +120,7 @@ class GenerateReader:
         sent as it is, and BadRequest for one that no engine accepts.
         """
         fields = decode_fields(body)
-        require_few_ids(fields.get("input_ids"), self._longest, self._most)
+        require_few_ids(fields.get("input_ids"), self._longest)
         for name, raw in fields.items():
             if name not in GenerateRequest.__struct_fields__ and name not in IGNORED:
                 require_neutral(name, raw, NEUTRAL_FIELDS)
@@ -143,7 +141,7 @@ class GenerateReader:
         if len(each) != len(prompts):
             raise Undividable("unusual")
         n = _samples(each)
-        require_few(len(prompts) * n, self._most)
+        require_few(len(prompts) * n)
         single = single and n == 1
         rids = _rids(request.rid, len(prompts), n, single)
         group_ids = [_name(each) for each in _spread(request.group_id, len(prompts))]
@@ -257,20 +255,20 @@ def require_neutral(name: str, raw: msgspec.Raw, neutral: Mapping[str, tuple[Any
         raise Undividable(name)
 
 
-def require_few(responses: int, most: int) -> None:
-    """Raises BadRequest for more responses in one request than `most`."""
-    if responses > most:
-        raise BadRequest(f"{responses} responses in one request; server.max_batch is {most}")
+def require_few(responses: int) -> None:
+    """Raises BadRequest for more responses in one request than MOST_RESPONSES."""
+    if responses > MOST_RESPONSES:
+        raise BadRequest(f"{responses} responses in one request; at most {MOST_RESPONSES}")
 
 
-def require_few_ids(raw: msgspec.Raw | None, longest: int, most: int) -> None:
-    """Raises BadRequest for far more token ids than `most` prompts of `longest` tokens have.
+def require_few_ids(raw: msgspec.Raw | None, longest: int) -> None:
+    """Raises BadRequest for far more token ids than prompts of `longest` tokens have.
 
     Decoding many million ids takes seconds, and commas are counted in milliseconds.
     """
     text = b"" if raw is None else bytes(raw)
     count = text.count(b",") + 1
-    prompts = most if text[1:].lstrip().startswith(b"[") else 1
+    prompts = MOST_RESPONSES if text[1:].lstrip().startswith(b"[") else 1
     if count > MOST_EXCESS * longest * prompts:
         raise BadRequest(f"input_ids: {count} tokens; the longest prompt has {longest - 1} tokens")
 

@@ -131,8 +131,6 @@ class Rollouts:
         if body.groups and given is not None:
             places = dict(given.places)
             prompts = list(given.reader.each(body.groups, "groups", places))
-            for prompt in prompts:
-                self._require_short(prompt, places)
             requests = self._require_room(prompts)
             # A journal names requests by their order: groups that are refused must take none.
             maker = given.maker.fork()
@@ -202,17 +200,10 @@ class Rollouts:
     ) -> list[Prompt]:
         prompts = []
         for prompt in reader.each(records, "groups", places):
-            self._require_short(prompt, places)
             prompts.append(prompt)
             if len(prompts) % PROMPTS_PER_STEP == 0:
                 await asyncio.sleep(0)
         return prompts
-
-    def _require_short(self, prompt: Prompt, places: dict[str, str]) -> None:
-        most, length = self._settings.max_prompt_tokens, len(prompt.prompt_ids)
-        if most is not None and length > most:
-            place = places[prompt.prompt_id]
-            raise BadRequest(f"{place}: {length} prompt tokens; server.max_prompt_tokens is {most}")
 
     def _require_room(self, prompts: Iterable[Prompt]) -> int:
         """Returns the number of responses. Raises BadRequest or TooMany if they are too many."""

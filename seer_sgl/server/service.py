@@ -126,12 +126,6 @@ class Service:
         for key, why in unservable(sampling, infos, tokenizer=self.tokenizer is not None):
             raise BadRequest(f"{key}: {why}")
 
-    def require_short(self, prompt_len: int) -> None:
-        """Raises BadRequest for a prompt above `server.max_prompt_tokens`."""
-        most = self.settings.max_prompt_tokens
-        if most is not None and prompt_len > most:
-            raise BadRequest(f"{prompt_len} prompt tokens; server.max_prompt_tokens is {most}")
-
     def text_of(self, call: Call) -> ResponseText | None:
         """Returns the empty text of a response; None without a tokenizer."""
         if self.tokenizer is None:
@@ -170,7 +164,6 @@ class Service:
         """Starts responses; gives up at the end of the block those that have not ended."""
         checked: Sampling | None = None
         for call in calls:
-            self.require_short(len(call.prompt_ids))
             if call.sampling is not checked:
                 checked = call.sampling
                 self.require_servable(checked)

@@ -179,17 +179,6 @@ async def test_a_fleet_grows_and_shrinks_while_its_engines_run(model: Path, tmp_
             await opened.stop_engine("e0")
 
 
-async def test_a_port_is_taken_over_by_the_engine_that_is_started_next(
-    model: Path, tmp_path: Path
-) -> None:
-    base = free_port()
-    settings = config(model, "serve", count=1, base_port=base)
-    async with open_fleet(settings, tmp_path) as opened:
-        await opened.stop_engine("e0")
-        added = await opened.start_engine()
-        assert added.info.url == f"http://127.0.0.1:{base}"
-
-
 async def test_an_engine_that_fails_to_join_a_running_fleet_leaves_nothing(
     model: Path, tmp_path: Path
 ) -> None:

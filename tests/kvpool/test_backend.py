@@ -66,7 +66,7 @@ def test_a_named_backend_is_kept_and_logs_nothing(unloadable: str, log_lines: li
 
 @pytest.mark.usefixtures("unloadable")
 def test_keys_of_mooncake_are_dropped_with_it() -> None:
-    tree = {"backend": "auto", "ssd_path": "/ssd", "open_ports": True}
+    tree = {"backend": "auto", "open_ports": True}
     config = resolved(parse({"kv_pool": tree, "model": {"path": "m"}}).kv_pool)
     assert config == KvPoolConfig(backend="file"), "a valid config of its own"
 

@@ -11,7 +11,7 @@ from seer_sgl.config import KvPoolConfig
 from seer_sgl.config.contradictions import POOL_FLAGS
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool import hicache
-from seer_sgl.kvpool.hicache import FILE_DIRECTORY, NAMESPACE, REPLICAS, Pool, open_pool
+from seer_sgl.kvpool.hicache import FILE_DIRECTORY, NAMESPACE, Pool, open_pool
 from seer_sgl.processes import own_address
 
 READS = {
@@ -62,9 +62,7 @@ def test_a_user_cannot_set_what_the_pool_sets(backend: Any) -> None:
 
 
 def test_a_mooncake_engine_joins_the_master_and_lends_no_memory() -> None:
-    config = KvPoolConfig(
-        backend="mooncake", page_size=16, replicas=2, protocol="rdma", device="mlx5_0"
-    )
+    config = KvPoolConfig(backend="mooncake", page_size=16, protocol="rdma", device="mlx5_0")
     extra = extra_of(Pool(config, "10.0.0.1:50051"))
     host, _, port = extra.pop("local_hostname").partition(":")
     assert (host, int(port) > 0) == (own_address("10.0.0.1:50051"), True)
@@ -76,7 +74,6 @@ def test_a_mooncake_engine_joins_the_master_and_lends_no_memory() -> None:
         "protocol": "rdma",
         "device_name": "mlx5_0",
         "global_segment_size": 0,
-        REPLICAS: 2,
     }
 
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from seer_sgl.kvpool.hicache import NAMESPACE, REPLICAS
+from seer_sgl.kvpool.hicache import NAMESPACE
 from seer_sgl.kvpool.namespace import KvLayout
 from seer_sgl.link.contract import PoolReport
 from seer_sgl.link.messages import Rates
@@ -195,52 +195,3 @@ def test_a_scheduler_does_not_sleep_while_kv_is_on_its_way(
     slept: list[Any] = []
     attached.keep_awake(slept.append, idle)
     assert slept == ([idle] if sleeps else [])
-
-
-class Copies:
-    """A MooncakeStore that records how pages were put."""
-
-    def __init__(self, extra: dict[str, Any] | None, *, multi_buffer: bool = False) -> None:
-        self.storage_config = SimpleNamespace(extra_config=extra)
-        self.store = self
-        self.multi_buffer = multi_buffer
-        self.put: list[Any] = []
-        self._replicate_config_cls = SimpleNamespace
-
-    def _uses_multi_buffer(self, _: Any) -> bool:
-        return self.multi_buffer
-
-    def batch_put_from(self, *arguments: Any) -> str:
-        *pages, config = arguments
-        self.put.append((*pages, config.replica_num))
-        return "replicated"
-
-
-def test_pages_are_put_as_often_as_configured() -> None:
-    backend: Any = Copies({REPLICAS: 3})
-    assert pool.put_replicas(lambda *_: "stock", backend, ["k"], [1], [2]) == "replicated"
-    assert backend.put == [(["k"], [1], [2], 3)]
-
-
-@pytest.mark.parametrize(
-    ("backend", "groups"),
-    [
-        (Copies(None), None),
-        (Copies({}), None),
-        (Copies({REPLICAS: 1}), None),
-        (Copies({REPLICAS: 2}), ["group"]),
-        (Copies({REPLICAS: 2}, multi_buffer=True), None),
-    ],
-    ids=["no extra", "no replicas", "one", "groups", "multi buffer"],
-)
-def test_everything_else_is_put_by_sglang(backend: Any, groups: Any) -> None:
-    arguments = (backend, ["k"], [1], [2], groups)
-    seen: list[Any] = []
-
-    def stock(*given: Any) -> str:
-        seen.append(given)
-        return "stock"
-
-    assert pool.put_replicas(stock, *arguments) == "stock"
-    assert seen == [arguments]
-    assert backend.put == []

@@ -99,14 +99,14 @@ async def test_abort_all_reaches_every_response_by_the_name_that_sglang_gives_it
 
 async def test_more_responses_than_allowed_are_refused() -> None:
     fake = FakeSGLang()
-    async with served(fake, server={"max_batch": 8}) as it:
+    async with served(fake) as it:
         for path, fields in (
             ("/generate", undivided(1, params={"n": 10**9})),
-            ("/generate", undivided(1) | {"input_ids": [[1]] * 9}),
-            ("/v1/completions", {"prompt": ["a"] * 3, "n": 3, "logprobs": 2}),
+            ("/generate", undivided(1) | {"input_ids": [[1]] * 4097}),
+            ("/v1/completions", {"prompt": ["a"] * 50, "n": 100, "logprobs": 2}),
         ):
             status, refusal = await it.post(path, **fields)
-            assert status == 400 and "server.max_batch" in refusal["error"]["message"]
+            assert status == 400 and "at most 4096" in refusal["error"]["message"]
     assert not fake.seen
 
 

@@ -332,15 +332,15 @@ async def test_an_answer_that_breaks_off_takes_no_engine_out_of_service() -> Non
 
 async def test_more_responses_than_allowed_are_refused_with_429() -> None:
     fake = FakeSGLang(longest=1000, delay_s=0.05)
-    async with served(fake, server={"max_requests": 4, "max_batch": 8}) as it:
+    async with served(fake, server={"max_requests": 4}) as it:
         busy = asyncio.create_task(it.generate(**body(1 << 7, params={"n": 4})))
         await until(lambda: it.service.generation.in_progress == 4)
         async with it.session.post(f"{it.url}/generate", json=body(2)) as refused:
             assert refused.status == 429
             assert refused.headers["Retry-After"] == "1"
-        status, reply = await it.post("/generate", **body(3, params={"n": 9}))
+        status, reply = await it.post("/generate", **body(3, params={"n": 4097}))
         assert status == 400
-        assert "server.max_batch" in reply["error"]["message"]
+        assert "at most 4096" in reply["error"]["message"]
         assert len(await busy) == 4
 
 

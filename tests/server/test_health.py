@@ -35,7 +35,7 @@ async def busy(fake: FakeSGLang, **server: Any) -> AsyncIterator[Served]:
 
 async def test_an_engine_that_works_is_healthy_although_no_more_fits_on_it() -> None:
     fake = FakeSGLang(max_running_requests=1, decodes_on=True)
-    async with busy(fake, max_requests=1, max_batch=1) as it:
+    async with busy(fake, max_requests=1) as it:
         assert await health(it) == 200
         assert len(fake.seen) == 1
 

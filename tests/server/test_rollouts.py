@@ -134,7 +134,6 @@ async def test_without_a_seed_rollouts_differ_as_the_runs_of_one_rollout_do() ->
         ({"dynamic_filtering": True}, "set target_groups"),
         ({"stream": "tokens"}, "stream"),
         ({"rollout_id": "a/b"}, "rollout_id"),
-        ({"groups": [{"prompt_ids": [5] * 30}]}, "groups[0]: 30 prompt tokens"),
         ({"groups": [{"prompt_ids": [5], "n": 101}]}, "server.max_requests is 100"),
     ],
 )
@@ -142,7 +141,7 @@ async def test_a_bad_body_names_the_group_and_queues_nothing(
     change: dict[str, Any], named: str
 ) -> None:
     fake = FakeSGLang()
-    limits = {"max_prompt_tokens": 20, "max_requests": 100}
+    limits = {"max_requests": 100}
     async with served(fake, server=limits) as it:
         status, reply = await it.post("/rollout", **{"groups": prompts(2), **change})
         assert status == 400

@@ -14,7 +14,7 @@ from typing_extensions import override
 from seer_sgl.config import FleetConfig
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.kvpool.hicache import Pool
-from seer_sgl.processes import OwnedProcess, free_port, require_free_port
+from seer_sgl.processes import OwnedProcess, free_port
 
 from .cores import engine_cores, machine_cores
 from .launcher import EngineStart, Launcher
@@ -50,14 +50,10 @@ class LocalLauncher(Launcher):
 
     @override
     async def start(self, engine_id: str, url: str | None = None) -> EngineStart:
-        engines = self._config.engines
         if url is not None:
             raise ConfigError(f"engines.launch: local cannot join a running engine ({url})")
         slot = next(i for i in itertools.count() if i not in self._slots.values())
-        port = free_port() if engines.base_port is None else engines.base_port + slot
-        if engines.base_port is not None:
-            require_free_port(port, "engines.base_port")
-        self._slots[engine_id], self._ports[engine_id] = slot, port
+        self._slots[engine_id], self._ports[engine_id] = slot, free_port()
         return await self._started(engine_id)
 
     @override

@@ -58,7 +58,7 @@ async def send_undivided(
         fields["seed"] = msgspec.Raw(dumps(secrets.randbits(31)))
     n = known["n"] if type(known["n"]) is int else 1
     prompts = _batch(known["prompt"])
-    require_few((prompts or 1) * n, service.settings.max_batch)
+    require_few((prompts or 1) * n)
     names = names_of(known["rid"], prompts, n)
     tokens = tokens_of(known, len(body), service.longest(), prompt_len)
     return await service.forward(http, dumps(fields), reason, tokens=tokens, rids=names)
