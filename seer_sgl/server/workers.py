@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def add_worker_routes(app: web.Application, control: Control) -> None:
-    """Adds the routes of the fleet's engines, also under the names of older routers."""
+    """Adds the routes of the fleet's engines."""
     workers = Workers(control)
     for method, path, handler in (
         ("GET", "/workers", workers.all),
@@ -30,9 +30,6 @@ def add_worker_routes(app: web.Application, control: Control) -> None:
         ("GET", "/workers/{id}", workers.get),
         ("DELETE", "/workers/{id}", workers.remove),
         ("POST", "/workers/{id}/generate", workers.generate),
-        ("GET", "/list_workers", workers.urls),
-        ("POST", "/add_worker", workers.add_by_query),
-        ("POST", "/remove_worker", workers.remove_by_query),
     ):
         add_admin_route(app, method, path, handler)
 
@@ -55,10 +52,6 @@ class Workers:
         workers = [self._described(info) for info in self._infos()]
         kinds = {"prefill_count": 0, "decode_count": 0, "regular_count": len(workers)}
         return json_response({"workers": workers, "total": len(workers), "stats": kinds})
-
-    async def urls(self, _: web.Request) -> web.Response:
-        """The workers' URLs."""
-        return json_response({"urls": [info.url for info in self._infos()]})
 
     async def get(self, http: web.Request) -> web.Response:
         """One worker."""
@@ -98,11 +91,6 @@ class Workers:
         response.headers["Location"] = where
         return response
 
-    async def add_by_query(self, http: web.Request) -> web.Response:
-        """Adds an engine, as in older routers."""
-        info = await self._join(http.query.get("url", ""))
-        return web.Response(text=f"Successfully added worker: {info.url}")
-
     async def remove(self, http: web.Request) -> web.Response:
         """Begins to drain an engine; it leaves when its requests have moved on or ended."""
         engine_id = http.match_info["id"]
@@ -115,15 +103,6 @@ class Workers:
             "message": "Worker removal queued for background processing",
         }
         return json_response(answer, 202)
-
-    async def remove_by_query(self, http: web.Request) -> web.Response:
-        """Begins to drain an engine, as in older routers."""
-        url = http.query.get("url", "").rstrip("/")
-        info = next((info for info in self._infos() if info.url == url), None)
-        if info is None:
-            return _missing(url)
-        self._leave(info.engine_id)
-        return web.Response(text=f"Successfully removed worker: {url}")
 
     async def close(self) -> None:
         """Ends the drains in progress, at the end of the server."""

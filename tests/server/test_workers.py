@@ -49,8 +49,6 @@ async def test_workers_have_the_routers_shape() -> None:
         assert await get(it, "/workers/e1") == (200, second)
         status, missing = await get(it, "/workers/e7")
         assert (status, missing["code"]) == (404, "WORKER_NOT_FOUND")
-        urls = [first["url"], second["url"]]
-        assert await get(it, "/list_workers") == (200, {"urls": urls})
 
 
 @pytest.mark.process
@@ -124,18 +122,6 @@ async def test_no_engine_joins_in_the_middle_of_an_update() -> None:
         fields = {"model_path": "a", "weight_version": "v1"}
         assert (await it.post("/update_weights_from_disk", **fields))[0] == 200
         assert (await it.post("/workers", url=url))[0] == 202
-
-
-async def test_the_endpoints_of_older_routers() -> None:
-    fakes = [fake_engine(), fake_engine()]
-    async with served(fakes[0]) as it, serving(fakes[1]) as url:
-        async with it.session.post(f"{it.url}/add_worker", params={"url": url}) as reply:
-            assert (reply.status, await reply.text()) == (200, f"Successfully added worker: {url}")
-        async with it.session.post(f"{it.url}/remove_worker", params={"url": url}) as reply:
-            assert reply.status == 200
-        await until(lambda: len(it.service.fleet.engines) == 1)
-        async with it.session.post(f"{it.url}/remove_worker", params={"url": url}) as reply:
-            assert reply.status == 404
 
 
 async def test_the_admin_token_guards_the_fleet_and_the_clients_token_the_rest() -> None:
