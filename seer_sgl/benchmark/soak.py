@@ -57,7 +57,7 @@ async def soak(runner: Runner, rollouts: int) -> AsyncIterator[SoakRow]:
             migrations=row.migrations,
             fetches=row.fetches,
             recomputed_tokens=row.recomputed_tokens,
-            storage_tokens=measurement.record.cached["storage"],
+            storage_tokens=measurement.record.totals.storage,
             kv_hit_share=kv_hit_share(measurement.record),
             accept_length=row.accept_length,
             identical_share=row.identical_share,
@@ -72,8 +72,8 @@ async def soak(runner: Runner, rollouts: int) -> AsyncIterator[SoakRow]:
 def kv_hit_share(record: Recorder) -> float | None:
     """Returns the share of continuations' input tokens that were not recomputed; None if there are
     no continuations."""
-    needed = record.reused_tokens + record.recomputed_tokens
-    return round(record.reused_tokens / needed, 6) if needed else None
+    needed = record.totals.reused + record.totals.recomputed
+    return round(record.totals.reused / needed, 6) if needed else None
 
 
 def drift(rows: Sequence[SoakRow]) -> dict[str, float]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from typing_extensions import override
 
+from seer_sgl.chunk_figures import ChunkFigures, Totals
 from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import EngineError
 from seer_sgl.types import (
@@ -18,7 +19,6 @@ from seer_sgl.types import (
     Sample,
 )
 
-from .recorder import recomputed_tokens
 from .report import TAIL_SHARE
 
 RATE_WINDOW_S = 10.0  # tok/s is the mean over this much of the past
@@ -30,9 +30,7 @@ class EngineCounts:
     def __init__(self, info: EngineInfo) -> None:
         self.info = info
         self.load: EngineLoad | None = None
-        self.chunks = 0
-        self.tokens = 0
-        self.retractions = 0
+        self.totals = Totals()
         self.peak_tokens = 0
 
     @property
@@ -62,24 +60,11 @@ class EngineCounts:
 
 
 class FleetCounts(Observer):
-    """Counts what came back from the engines.
-
-    `verify_steps`: verifications of drafts; `speculated_tokens`: generated in chunks with such
-    steps. `fetched_tokens`: input tokens that were read from the pool; `recomputed_tokens`: input
-    tokens of continuations that were computed again. `errors`: lost chunks by kind (errors.py).
-    """
+    """Counts what came back from the engines. `errors`: lost chunks by kind (errors.py)."""
 
     def __init__(self, engines: Iterable[EngineInfo]) -> None:
         self.engines = {info.engine_id: EngineCounts(info) for info in engines}
-        self.chunks = 0
-        self.tokens = 0
-        self.migrations = 0
-        self.moved_bytes = 0
-        self.fetched_tokens = 0
-        self.recomputed_tokens = 0
-        self.retractions = 0
-        self.verify_steps = 0
-        self.speculated_tokens = 0
+        self.totals = Totals()
         self.errors: Counter[str] = Counter()
         self._recent: deque[tuple[float, int]] = deque()
         self._began = time.monotonic()
@@ -90,22 +75,10 @@ class FleetCounts(Observer):
         engine = self.engines.get(chunk.engine_id)
         if reply is None or engine is None:
             return
-        tokens = len(reply.ids)
-        engine.chunks += 1
-        engine.tokens += tokens
-        engine.retractions += reply.retractions
-        self.chunks += 1
-        self.tokens += tokens
-        self.migrations += chunk.migrated
-        self.moved_bytes += reply.cached_storage * engine.info.kv_bytes_per_token
-        self.fetched_tokens += reply.cached_storage
-        if not reply.forwarded:
-            self.recomputed_tokens += recomputed_tokens(chunk, reply)
-        self.retractions += reply.retractions
-        self.verify_steps += reply.verify_steps
-        if reply.verify_steps:
-            self.speculated_tokens += tokens
-        self._recent.append((time.monotonic(), tokens))
+        figures = ChunkFigures.of(chunk, reply, engine.info.kv_bytes_per_token)
+        self.totals.add(figures)
+        engine.totals.add(figures)
+        self._recent.append((time.monotonic(), figures.tokens))
         self._forget_old()
 
     @override
@@ -133,11 +106,6 @@ class FleetCounts(Observer):
     def pooled(self) -> bool:
         """Whether an engine shares a KV pool."""
         return any(engine.info.pool is not None for engine in self.engines.values())
-
-    @property
-    def accept_length(self) -> float | None:
-        """Generated tokens per verification so far; None before the first verification."""
-        return self.speculated_tokens / self.verify_steps if self.verify_steps else None
 
     @property
     def elapsed_s(self) -> float:

@@ -49,9 +49,9 @@ class Progress(LiveCounts):
             f"{_or_dash(self.rate(), '.0f')} tok/s",
         ]
         if self.drafts:
-            facts.append(f"accept {_or_dash(self.accept_length)}")
+            facts.append(f"accept {_or_dash(self.totals.accept_length)}")
         if self.pooled:
-            facts.append(f"moved {self.migrations}, {decimal(self.moved_bytes)}")
+            facts.append(f"moved {self.totals.migrations}, {decimal(self.totals.moved_bytes)}")
         yield "  ".join([*facts, f"tail {self._tail('-')}"])
         if ended:
             return
@@ -72,13 +72,13 @@ class Progress(LiveCounts):
             f"{self.elapsed_s:.0f} s",
         )
         rate = f"{_or_dash(self.rate(), ',.0f')} tok/s over {RATE_WINDOW_S:g} s"
-        table.add_row("speed", rate, f"{self.tokens:,} tokens returned")
+        table.add_row("speed", rate, f"{self.totals.tokens:,} tokens returned")
         if self.drafts:
-            length = f"accept length {_or_dash(self.accept_length)}"
+            length = f"accept length {_or_dash(self.totals.accept_length)}"
             table.add_row("drafts", length, "tokens per verification")
         if self.pooled:
-            moved = f"{decimal(self.moved_bytes)} of KV read from the pool"
-            table.add_row("moved", f"{self.migrations} migrations", moved)
+            moved = f"{decimal(self.totals.moved_bytes)} of KV read from the pool"
+            table.add_row("moved", f"{self.totals.migrations} migrations", moved)
         table.add_row("tail", self._tail("not reached"), "the last 10 % of the requests")
         for name, engine in self._shown():
             share = engine.kv_peak if ended else engine.kv_share
@@ -105,7 +105,7 @@ def _doing(engine: EngineCounts) -> str:
 
 
 def _done(engine: EngineCounts) -> str:
-    return f"{engine.chunks} chunks, KV at most {engine.kv_peak:.0%}"
+    return f"{engine.totals.chunks} chunks, KV at most {engine.kv_peak:.0%}"
 
 
 def _or_dash(number: float | None, form: str = ".2f") -> str:

@@ -11,18 +11,17 @@ from typing import Any
 
 from typing_extensions import override
 
+from seer_sgl.chunk_figures import ChunkFigures, Totals
 from seer_sgl.driver.health import State
 from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import BadReply, ChunkRecalled
 from seer_sgl.types import (
     Chunk,
-    ChunkReply,
     ChunkResult,
     EngineInfo,
     EngineLoad,
     Failure,
     Group,
-    Move,
     Request,
     RequestState,
     Sample,
@@ -39,11 +38,9 @@ class EngineRecord:
 
     def __init__(self, info: EngineInfo) -> None:
         self.info = info
-        self.chunks = 0
+        self.totals = Totals()  # of the chunks that came back
         self.lost_chunks = 0
         self.bad_replies = 0  # of the lost chunks
-        self.response_tokens = 0
-        self.retractions = 0
         self.inflight = 0
         self.inflight_at = array("d")
         self.inflight_count = array("i")
@@ -60,14 +57,6 @@ class EngineRecord:
         self.inflight += change
         self.inflight_at.append(now)
         self.inflight_count.append(self.inflight)
-
-
-def recomputed_tokens(chunk: Chunk, reply: ChunkReply) -> int:
-    """Returns the input tokens of a continuation that the engine computed again."""
-    if chunk.input_len <= chunk.request.prompt_len:
-        return 0
-    # SGLang always computes the last input token, even if all of them are cached.
-    return max(0, chunk.input_len - reply.cached - 1)
 
 
 class Recorder(Observer):
@@ -91,20 +80,12 @@ class Recorder(Observer):
         self.requests = sum(len(group.requests) for group in groups)
         self.finished_groups = 0
         self.engines = {info.engine_id: EngineRecord(info) for info in engines}
-        self.migrations = 0
-        self.recomputed_tokens = 0  # input tokens of continuations that were computed again
-        self.reused_tokens = 0  # input tokens of continuations that were cached
-        self.fetches = 0  # chunks for which SGLang read KV from the pool
-        self.planned_fetches = 0  # chunks placed on an engine that should read KV from the pool
-        self.moved_bytes = 0
+        self.totals = Totals()  # of the chunks that came back
         self.store_s = array("d")  # seconds from a reply until its KV is in the pool
         self.unstored = 0  # chunks whose KV did not completely reach the pool
-        self.cached: Counter[str] = Counter()
-        self.verify_steps = 0
         self.finish_reasons: Counter[str] = Counter()
         self.finished_at = array("d")  # ascending
         self.response_lens = array("i")  # of finished requests
-        self.speculated_tokens = 0
         self.failed_requests = 0
         self.retries = 0
         self.wasted_tokens = 0  # came back and are in no sample
@@ -138,22 +119,9 @@ class Recorder(Observer):
         engine.step(result.now - self.started_at, -1)
         if reply is None:
             return
-        engine.chunks += 1
-        engine.response_tokens += len(reply.ids)
-        engine.retractions += reply.retractions
-        self.migrations += chunk.migrated
-        self.fetches += reply.cached_storage > 0
-        self.planned_fetches += chunk.move is Move.FETCH
-        self.moved_bytes += reply.cached_storage * engine.info.kv_bytes_per_token
-        self.cached.update(
-            device=reply.cached_device, host=reply.cached_host, storage=reply.cached_storage
-        )
-        self.verify_steps += reply.verify_steps
-        if reply.verify_steps:
-            self.speculated_tokens += len(reply.ids)
-        self.recomputed_tokens += recomputed_tokens(chunk, reply)
-        if chunk.input_len > chunk.request.prompt_len:
-            self.reused_tokens += reply.cached
+        figures = ChunkFigures.of(chunk, reply, engine.info.kv_bytes_per_token)
+        self.totals.add(figures)
+        engine.totals.add(figures)
 
     @override
     def stored(self, request: Request, complete: bool, now: float) -> None:

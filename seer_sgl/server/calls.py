@@ -5,8 +5,8 @@ from array import array
 
 import msgspec
 
+from seer_sgl.chunk_figures import ChunkFigures, Totals
 from seer_sgl.types import (
-    ChunkReply,
     FinishReason,
     Request,
     Sampling,
@@ -36,35 +36,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str | None = None
 
 
-class Counts(msgspec.Struct):
-    """What the engines reported of a response's chunks. Tokens.
-
-    `device`, `host`, `storage`: cached prompt tokens of the first chunk. `reused`: cached input
-    tokens of the later chunks; `recomputed`: the rest of their input.
-    """
-
-    device: int = 0
-    host: int = 0
-    storage: int = 0
-    reused: int = 0
-    recomputed: int = 0
-    retractions: int = 0
-    verify_steps: int = 0
-    chunks: int = 0
-
-    def add(self, reply: ChunkReply, input_len: int) -> None:
-        """Adds the reply to one chunk."""
-        if self.chunks == 0:
-            self.device, self.host = reply.cached_device, reply.cached_host
-            self.storage = reply.cached_storage
-        else:
-            self.reused += reply.cached
-            self.recomputed += max(0, input_len - reply.cached)
-        self.chunks += 1
-        self.retractions += reply.retractions
-        self.verify_steps += reply.verify_steps
-
-
 class Answer:
     """The response to a call. Its tokens grow until it ends, with a finish reason or an error.
 
@@ -79,7 +50,8 @@ class Answer:
         self.given = 0
         self.ids = token_array()
         self.logprobs = logprob_array()
-        self.counts = Counts()
+        self.totals = Totals()  # of its chunks
+        self.first: ChunkFigures | None = None  # of its first chunk, whose input is the prompt
         self.engines: list[str] = []
         self.finish: FinishReason | None = None
         self.matched: int | str | None = None
@@ -109,6 +81,19 @@ class Answer:
             await self.news()
         if self.error is not None:
             raise self.error
+
+    @property
+    def cached(self) -> int:
+        """The prompt tokens whose KV was cached."""
+        first = self.first
+        return 0 if first is None else first.device + first.host + first.storage
+
+    def add(self, chunk: ChunkFigures, engine_id: str) -> None:
+        """Adds the figures of a chunk that an engine has returned."""
+        if self.first is None:
+            self.first = chunk
+        self.totals.add(chunk)
+        self.engines.append(engine_id)
 
     def streamed(self, ids: "array[int]", logprobs: "array[float]") -> None:
         """Adds tokens that arrived before the end of their chunk."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from typing_extensions import override
 
+from seer_sgl.chunk_figures import ChunkFigures
 from seer_sgl.config import ServerConfig
 from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.observer import Observer
@@ -219,8 +220,7 @@ class Generation(Observer):
     def grown(self, result: ChunkResult) -> None:
         answer = self._by_request.get(result.chunk.request.uid)
         if answer is not None and result.reply is not None:
-            answer.counts.add(result.reply, result.chunk.input_len)
-            answer.engines.append(result.chunk.engine_id)
+            answer.add(ChunkFigures.of(result.chunk, result.reply), result.chunk.engine_id)
 
     @override
     def finished(self, request: Request, sample: Sample) -> None:

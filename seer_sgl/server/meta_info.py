@@ -60,14 +60,14 @@ class Reply:
 
     def _meta_info(self, first: int) -> dict[str, Any]:
         """`first`: the first token whose log probability it has."""
-        answer, counts, request = self._answer, self._answer.counts, self._answer.request
+        answer, totals, request = self._answer, self._answer.totals, self._answer.request
         completion = len(answer.ids)
         meta: dict[str, Any] = {
             "id": answer.call.rid,
             "finish_reason": finish_reason(answer),
             "prompt_tokens": len(answer.call.prompt_ids),
             "weight_version": self._last_version(),
-            "num_retractions": counts.retractions,
+            "num_retractions": totals.retractions,
         }
         if self._logprobs:
             meta["input_token_logprobs"] = []
@@ -75,11 +75,10 @@ class Reply:
                 answer.ids[first:], answer.logprobs[first:]
             )
             meta["output_token_logprobs_length"] = completion
-        cached = counts.device + counts.host + counts.storage
         meta |= {
             "reasoning_tokens": 0,
             "completion_tokens": completion,
-            "cached_tokens": min(cached, len(answer.call.prompt_ids)),
+            "cached_tokens": min(answer.cached, len(answer.call.prompt_ids)),
             "cached_tokens_details": _details(answer),
             "dp_rank": None,
         }
@@ -90,15 +89,15 @@ class Reply:
             return meta
         meta["weight_versions"] = weight_versions(answer)
         meta["e2e_latency"] = (answer.ended_at or 0.0) - answer.arrived_at
-        if counts.verify_steps:
-            meta["spec_verify_ct"] = counts.verify_steps
-            meta["spec_accept_length"] = completion / counts.verify_steps
+        if totals.verify_steps:
+            meta["spec_verify_ct"] = totals.verify_steps
+            meta["spec_accept_length"] = completion / totals.verify_steps
         meta["seer"] = {
-            "chunks": counts.chunks,
+            "chunks": totals.chunks,
             "engines": answer.engines,
             "group": "" if request is None else request.group.group_id,
-            "reused_tokens": counts.reused,
-            "recomputed_tokens": counts.recomputed,
+            "reused_tokens": totals.reused,
+            "recomputed_tokens": totals.recomputed,
         }
         return meta
 
@@ -136,8 +135,8 @@ def weight_versions(answer: Answer) -> list[dict[str, Any]]:
 
 def _details(answer: Answer) -> dict[str, int] | None:
     """Returns where the cached prompt tokens were; None without any (get_cached_tokens_details)."""
-    counts = answer.counts
-    if not counts.device and not counts.host and not counts.storage:
+    first = answer.first
+    if first is None or not answer.cached:
         return None
-    details = {"device": counts.device, "host": counts.host}
-    return details | {"storage": counts.storage} if counts.storage else details
+    details = {"device": first.device, "host": first.host}
+    return details | {"storage": first.storage} if first.storage else details

@@ -62,7 +62,7 @@ def test_a_figure_that_a_rollout_lacks_has_no_drift() -> None:
 def test_the_hit_share_is_that_of_continuations() -> None:
     record = Recorder("r", 1, [], [], started_at=0.0)
     assert kv_hit_share(record) is None
-    record.recomputed_tokens, record.reused_tokens = 10, 90
+    record.totals.recomputed, record.totals.reused = 10, 90
     assert kv_hit_share(record) == 0.9
 
 

@@ -81,7 +81,7 @@ def record() -> Recorder:
 
 def test_figures(record: Recorder) -> None:
     made = report(record)
-    assert record.reused_tokens == 12, "cached input tokens of continuations"
+    assert record.totals.reused == 12, "cached input tokens of continuations"
     expected = {
         "rollout_id": "r1",
         "seed": 7,

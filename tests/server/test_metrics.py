@@ -53,6 +53,33 @@ async def test_tokens_chunks_and_requests_are_counted_once() -> None:
     assert 0 <= moved < chunks
 
 
+class Forgetful(FakeSGLang):
+    """Has lost half of each input's KV, and preempts every request once."""
+
+    def _reply(self, call: dict[str, Any], fault: str = "ok") -> dict[str, Any]:
+        reply = super()._reply(call, fault)
+        reply["meta_info"] |= {"cached_tokens": len(call["input_ids"]) // 2, "num_retractions": 1}
+        return reply
+
+
+async def test_the_metas_of_all_replies_add_up_to_the_metrics() -> None:
+    async with served(Forgetful(longest=1000), Forgetful(longest=1000)) as it:
+        replies = await asyncio.gather(*(it.generate(**body(i)) for i in range(6)))
+        now = await scraped(it)
+    metas = [reply["meta_info"] for reply in replies]
+    inputs = [3 + chunk * CHUNK for chunk in range(1, LIMIT // CHUNK)]  # of the continuations
+    recomputed = 6 * sum(tokens - tokens // 2 - 1 for tokens in inputs)
+    assert sum(meta["seer"]["recomputed_tokens"] for meta in metas) == recomputed
+    assert now("seer_recomputed_tokens_total") == recomputed
+    assert sum(meta["seer"]["reused_tokens"] for meta in metas) == 6 * sum(n // 2 for n in inputs)
+    for figure, mine in (
+        ("chunks", sum(meta["seer"]["chunks"] for meta in metas)),
+        ("generated_tokens", sum(meta["completion_tokens"] for meta in metas)),
+        ("retractions", sum(meta["num_retractions"] for meta in metas)),
+    ):
+        assert now(f"seer_{figure}_total") == mine > 0
+
+
 async def test_pending_and_running_requests_are_the_unfinished_ones() -> None:
     fake = FakeSGLang(longest=1000, max_running_requests=2, faults=deque(["stall"] * 2))
     async with served(fake) as it:

@@ -41,9 +41,9 @@ GAUGES: tuple[tuple[str, str, Value], ...] = (
     ),
 )
 COUNTERS: tuple[tuple[str, str, Value], ...] = (
-    ("chunks", "Chunks that came back with a reply.", lambda e: e.counts.chunks),
-    ("generated_tokens", "Response tokens.", lambda e: e.counts.tokens),
-    ("retractions", "Preemptions.", lambda e: e.counts.retractions),
+    ("chunks", "Chunks that came back with a reply.", lambda e: e.counts.totals.chunks),
+    ("generated_tokens", "Response tokens.", lambda e: e.counts.totals.tokens),
+    ("retractions", "Preemptions.", lambda e: e.counts.totals.retractions),
 )
 
 

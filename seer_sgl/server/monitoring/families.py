@@ -85,23 +85,31 @@ def _work(counts: ServerCounts) -> Iterator[Metric]:
             "generated_tokens",
             "Response tokens of the chunks that came back; without requests that were sent "
             "undivided, whose answers are not read.",
-            counts.tokens,
+            counts.totals.tokens,
         ),
-        ("chunks", "Chunks that came back with a reply.", counts.chunks),
-        ("migrations", "Chunks that ran on another engine than the one before.", counts.migrations),
-        ("fetched_tokens", "Input tokens whose KV came from the pool.", counts.fetched_tokens),
-        ("fetched_bytes", "The same in bytes.", counts.moved_bytes),
+        ("chunks", "Chunks that came back with a reply.", counts.totals.chunks),
+        (
+            "migrations",
+            "Chunks that ran on another engine than the one before.",
+            counts.totals.migrations,
+        ),
+        ("fetched_tokens", "Input tokens whose KV came from the pool.", counts.totals.storage),
+        ("fetched_bytes", "The same in bytes.", counts.totals.moved_bytes),
         (
             "recomputed_tokens",
             "Input tokens of continuations that an engine computed again.",
-            counts.recomputed_tokens,
+            counts.totals.recomputed,
         ),
-        ("retractions", "Preemptions inside the engines.", counts.retractions),
-        ("verify_steps", "Verifications of drafts, one per request and step.", counts.verify_steps),
+        ("retractions", "Preemptions inside the engines.", counts.totals.retractions),
+        (
+            "verify_steps",
+            "Verifications of drafts, one per request and step.",
+            counts.totals.verify_steps,
+        ),
         (
             "speculated_tokens",
             "Response tokens of chunks with verifications; per verification: the accept length.",
-            counts.speculated_tokens,
+            counts.totals.speculated,
         ),
     ):
         yield counters(f"seer_{name}", text, (), [((), value)])
