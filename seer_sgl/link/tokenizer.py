@@ -8,7 +8,8 @@ PROGRAM = "seer_sgl.plugin.tokenizer"  # run with a TokenizerSource in JSON as i
 class TokenizerSource(msgspec.Struct, frozen=True, kw_only=True):
     """Where engines load a tokenizer from, and how: SGLang's `ServerArgs` of these names.
 
-    model_path: decides whether SGLang reads text through a processor; None: unknown.
+    model_path, enable_multimodal: decide whether SGLang reads text through a processor; None:
+    unknown, and by the model.
     """
 
     tokenizer_path: str
@@ -17,6 +18,7 @@ class TokenizerSource(msgspec.Struct, frozen=True, kw_only=True):
     revision: str | None = None
     tokenizer_mode: str = "auto"
     tokenizer_backend: str = "huggingface"
+    enable_multimodal: bool | None = None
 
 
 class LoadedTokenizer(msgspec.Struct, frozen=True, kw_only=True):

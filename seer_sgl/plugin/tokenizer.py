@@ -84,7 +84,10 @@ def _is_multimodal(source: TokenizerSource) -> bool:
     from sglang.srt.configs.model_config import ModelConfig  # another 1.5 s
 
     config = ModelConfig(
-        source.model_path, trust_remote_code=source.trust_remote_code, revision=source.revision
+        source.model_path,
+        trust_remote_code=source.trust_remote_code,
+        revision=source.revision,
+        enable_multimodal=source.enable_multimodal,
     )
     return bool(config.is_multimodal)
 

@@ -57,9 +57,11 @@ def tokenizer_source(config: Config) -> TokenizerSource | None:
     if path is None:
         return None
     own = {name.replace("-", "_"): str(flags[name]) for name in TOKENIZER_FLAGS if name in flags}
+    multimodal = flags.get("enable-multimodal")
     return TokenizerSource(
         tokenizer_path=path,
         model_path=model.path,
         trust_remote_code=model.trust_remote_code,
+        enable_multimodal=None if multimodal is None else bool(multimodal),
         **own,
     )

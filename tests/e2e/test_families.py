@@ -30,9 +30,8 @@ CHUNK = 5
 FLAGS = ["--dtype", "float32", "--max-total-tokens", "4096", "--max-running-requests", "24"]
 FLAGS += ["--enable-deterministic-inference", "--skip-server-warmup"]
 RUN = ("llama2", "mistral-model")
-# The reasoning model is a Qwen2. SGLang refuses gpt-oss with `torch_native`, and on a CPU asks a
-# DeepSeek for rope scaling.
-ELSEWHERE = ("qwen2", "gpt-oss", "deepseek")
+# The reasoning model is a Qwen2. SGLang refuses gpt-oss with `torch_native`.
+ELSEWHERE = ("qwen2", "gpt-oss")
 LONG = tuple(family.name for family in FAMILIES if family.name not in (*RUN, *ELSEWHERE))
 
 

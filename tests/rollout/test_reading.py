@@ -12,8 +12,11 @@ from aiohttp import web
 from typing_extensions import override
 
 from seer_sgl import Rollout
+from seer_sgl.config import parse
 from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.errors import ConfigError, PromptError
+from seer_sgl.link.tokenizer import TokenizerSource
+from seer_sgl.rollout.model import tokenizer_source
 from seer_sgl.rollout.reading import CHAT, TEXTS, difference, own_reading
 from tests.fake_sglang import FakeSGLang, serving
 
@@ -170,6 +173,23 @@ def test_another_token_in_the_vocabulary_is_a_difference() -> None:
     own, other = own_reading(Tokenizer(Letters())), own_reading(Tokenizer(Other()))
     assert difference(own, own) is None
     assert difference(own, other) == "the tokens [450] are 'other' there, 'ǡ' here"
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ({}, {}),
+        ({"tokenizer-mode": "slow", "revision": 5}, {"tokenizer_mode": "slow", "revision": "5"}),
+        ({"tokenizer_backend": "fastokens"}, {"tokenizer_backend": "fastokens"}),
+        ({"enable-multimodal": True}, {"enable_multimodal": True}),
+        ({"enable-multimodal": False}, {"enable_multimodal": False}),
+    ],
+)
+def test_the_tokenizer_is_loaded_with_the_flags_of_the_engines(
+    flags: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    config = parse({"model": {"path": "m"}, "engines": {"sglang": flags}})
+    assert tokenizer_source(config) == TokenizerSource(tokenizer_path="m", model_path="m", **wanted)
 
 
 def test_the_texts_contain_what_tokenizers_treat_differently(tmp_path: Path) -> None:

@@ -15,12 +15,16 @@ from seer_sgl.torchvision_schemas import define_missing_schemas
 
 
 class Task(msgspec.Struct):
-    """A tokenizer and what to read with it. `windows`: lists of token ids to decode."""
+    """A tokenizer and what to read with it. `windows`: lists of token ids to decode.
+
+    images: whether the model reads images too.
+    """
 
     folder: str
     own_code: bool
     texts: list[str]
     windows: list[list[int]]
+    images: bool = False
 
 
 class Answer(msgspec.Struct):
@@ -42,10 +46,19 @@ def answer(task: Task) -> Answer:
     """Returns what the processes of an SGLang server do with a task's texts and tokens."""
     from sglang.srt.managers.detokenizer_manager import DetokenizerManager
     from sglang.srt.sampling.sampling_params import SamplingParams
-    from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+    from sglang.srt.utils.hf_transformers_utils import (
+        get_processor,
+        get_tokenizer,
+        get_tokenizer_from_processor,
+    )
     from sglang.srt.utils.patch_tokenizer import decode_without_hf_kwargs
 
-    tokenizer = get_tokenizer(task.folder, trust_remote_code=task.own_code)
+    tokenizer = writer = get_tokenizer(task.folder, trust_remote_code=task.own_code)
+    if task.images:
+        processor = get_processor(
+            task.folder, trust_remote_code=task.own_code, model_name=task.folder
+        )
+        tokenizer = get_tokenizer_from_processor(processor)
     fast = getattr(tokenizer, "is_fast", False)
 
     def stop_len(text: str) -> int:
@@ -54,12 +67,12 @@ def answer(task: Task) -> Answer:
         return int(params.stop_str_max_len)
 
     def written(ids: list[int], skip: bool) -> str:
-        ids = DetokenizerManager._clamp_decode_ids(ids, len(tokenizer))
+        ids = DetokenizerManager._clamp_decode_ids(ids, len(writer))
         # DetokenizerManager._grouped_batch_decode
         if not fast:
-            return str(decode_without_hf_kwargs(tokenizer, ids, skip))
+            return str(decode_without_hf_kwargs(writer, ids, skip))
         options = {"skip_special_tokens": skip, "spaces_between_special_tokens": True}
-        return str(tokenizer.batch_decode([ids], **options)[0])
+        return str(writer.batch_decode([ids], **options)[0])
 
     def prompt(text: str) -> Any:  # TokenizerManager._tokenize_texts
         return tokenizer([text])["input_ids"][0] if fast else tokenizer.encode(text)

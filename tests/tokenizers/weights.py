@@ -4,6 +4,7 @@ It is a program of its own, because a test does not import torch and a model's c
 """
 
 import sys
+from pathlib import Path
 
 from seer_sgl.torchvision_schemas import define_missing_schemas
 
@@ -16,7 +17,10 @@ def main(folder: str) -> None:
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    file = Path(folder) / "config.json"
+    released = file.read_bytes()
     model.to(torch.float32).save_pretrained(folder)
+    file.write_bytes(released)  # transformers writes another form of it, without some keys
 
 
 if __name__ == "__main__":

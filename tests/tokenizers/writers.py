@@ -1,7 +1,7 @@
 """Writes tokenizer files in the form of released families."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,11 @@ def _chatml(*more: str) -> list[Special]:
     return [Special(text) for text in ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *more)]
 
 
-def write_qwen(folder: Path, *, think: bool = False) -> int:
-    """Writes the files, and returns the number of tokens."""
-    tokenizer = byte_level([QWEN], _chatml(), normalizer=normalizers.NFC())
+def write_qwen(
+    folder: Path, *, think: bool = False, more: Sequence[str] = (), **settings: Any
+) -> int:
+    """Writes the files, and returns the number of tokens. `more`: special tokens."""
+    tokenizer = byte_level([QWEN], _chatml(*more), normalizer=normalizers.NFC())
     if think:
         tokenizer.add_tokens(["<think>", "</think>"])
     return _saved(
@@ -57,6 +59,7 @@ def write_qwen(folder: Path, *, think: bool = False) -> int:
             "split_special_tokens": False,
             "tokenizer_class": "Qwen2Tokenizer",
             "unk_token": None,
+            **settings,
         },
     )
 
@@ -161,9 +164,10 @@ def _mistral(tokenizer_class: str) -> dict[str, Any]:
     }
 
 
-def write_gemma(folder: Path) -> int:
-    """Writes the files, and returns the number of tokens."""
-    special = [Special(text) for text in ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")]
+def write_gemma(folder: Path, *, more: Sequence[str] = (), **settings: Any) -> int:
+    """Writes the files, and returns the number of tokens. `more`: special tokens."""
+    names = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", *more)
+    special = [Special(text) for text in names]
     tokenizer = sentencepiece_like(special, bos="<bos>", prepend=False, split_spaces=True)
     return _saved(
         tokenizer,
@@ -182,6 +186,7 @@ def write_gemma(folder: Path) -> int:
             "spaces_between_special_tokens": False,
             "tokenizer_class": "GemmaTokenizer",
             "use_default_system_prompt": False,
+            **settings,
         },
     )
 
