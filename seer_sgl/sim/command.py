@@ -15,6 +15,7 @@ from seer_sgl.errors import ConfigError
 from seer_sgl.files import explained
 from seer_sgl.report.style import can_draw
 
+from .draws import drawn, draws_table
 from .fault_costs import costs_table, fault_cost
 from .faults import read_faults
 from .opening import SimRequest
@@ -37,6 +38,7 @@ def run_simulation(
     policy: str | None,
     sweep: str | None,
     faults: Path | None,
+    draws: int | None,
     as_json: bool,
     out: Path | None,
 ) -> None:
@@ -48,6 +50,8 @@ def run_simulation(
         check_variant(policy)
     if faults is not None and sweep is not None:
         raise ConfigError("--faults: not together with --sweep")
+    if draws is not None:
+        _check_draws(draws, sim_request, sweep, faults)
     if out is not None:
         _make_folder(out)
     # Tables are wider than rich's default width for an output that is not a terminal.
@@ -56,6 +60,8 @@ def run_simulation(
     draw: Draw | None = None
     if faults is not None:
         answer = _disturbed(sim_request.open(), policy, faults, console)
+    elif draws is not None:
+        answer = _drawn(sim_request, policy, draws, console)
     elif sweep is not None:
         answer, draw = _swept(sim_request, policy or SWEPT, sweep, console)
     else:
@@ -67,6 +73,29 @@ def run_simulation(
             draw(out)
     if as_json:
         print(json.dumps(answer))
+
+
+def _check_draws(
+    draws: int, sim_request: SimRequest, sweep: str | None, faults: Path | None
+) -> None:
+    if draws < 2:
+        raise ConfigError(f"--draws {draws}: expected at least 2")
+    if sim_request.trace is not None:
+        raise ConfigError("--draws: the lengths of --trace are not drawn")
+    if sweep is not None or faults is not None:
+        raise ConfigError("--draws: not together with --sweep or --faults")
+
+
+def _drawn(
+    sim_request: SimRequest, policy: str | None, draws: int, console: Console | None
+) -> dict[str, Any]:
+    seeds = range(1, draws + 1)
+    rows = drawn(sim_request, [policy] if policy else list(VARIANTS), seeds)
+    name = sim_request.workload or ""
+    if console is not None:
+        console.print(draws_table(name, seeds, rows))
+    policies = [msgspec.to_builtins(row) for row in rows]
+    return {"workload": name, "seeds": list(seeds), "policies": policies}
 
 
 def _disturbed(

@@ -11,7 +11,9 @@ from seer_sgl.report.report import report
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The output of `simulate --json`, in seconds and tokens. `idle_fraction`: the share of all
-    engines' time without a request. Ratios are of throughput, None if the other was not run."""
+    engines' time without a request. Ratios are of throughput, None if the other was not run.
+    `share_of_bound`: the lower bound of the time (bound.py) as a share of `wall_s`; None with
+    drafts, for which there is no bound."""
 
     workload: str
     policy: str
@@ -24,6 +26,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     accept_length: float | None
     ratio_to_baseline: float | None = None
     ratio_to_oracle: float | None = None
+    share_of_bound: float | None = None
 
 
 def outcome(workload: str, policy: str, record: Recorder) -> Outcome:

@@ -26,7 +26,7 @@ class StepTime:
         self._per_weight_gb = 1e9 / bandwidth
         self.per_kv_token = engine.kv_bytes_per_token / bandwidth
         flop = FLOP_PER_PARAMETER * engine.active_params_b * 1e9
-        self._compute_s = flop / (engine.tflops * 1e12)
+        self.per_row_compute = flop / (engine.tflops * 1e12)
         self.per_prefill_token = 1 / engine.prefill_tok_s
 
     @functools.lru_cache(maxsize=1 << 16)  # noqa: B019 - lives as long as its engine
@@ -41,7 +41,7 @@ class StepTime:
         return (
             engine.overhead_ms * 1e-3
             + batch * (engine.row_overhead_us + drafts * draft_us) * 1e-6
-            + max(read, rows * self._compute_s)
+            + max(read, rows * self.per_row_compute)
         )
 
     def prefill(self, tokens: int) -> float:

@@ -1,5 +1,6 @@
 """The variants to compare: scheduling policies, and `seer` with speculation."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.scheduling.lengths import KnownLengths
 
+from .bound import lower_bound_s
 from .config import SimConfig
 from .faulted import Faulted, simulate_faulted
 from .faults import FaultsConfig
@@ -18,10 +20,11 @@ from .run import simulate
 from .workload import Responses
 
 BASELINE, ORACLE = "group_round_robin", "oracle"
+DRAFTS = "speculation.enabled"
 
 
 def _policy(name: str, drafts: bool = False) -> dict[str, Any]:
-    return {"scheduling.policy": name, "speculation.enabled": drafts}
+    return {"scheduling.policy": name, DRAFTS: drafts}
 
 
 # By name: the config values of the variant, by key path.
@@ -96,11 +99,18 @@ class Scenario:
             plain,
             ratio_to_baseline=_ratio(plain, self.alone(BASELINE)),
             ratio_to_oracle=_ratio(plain, self.alone(ORACLE)) if with_oracle else None,
+            share_of_bound=None
+            if VARIANTS[variant][DRAFTS]
+            else round(self._bound_s / plain.wall_s, 4),
         )
 
     def outcome_of_baseline(self) -> Outcome:
         """Returns the figures of the baseline."""
         return self.outcome(BASELINE)
+
+    @functools.cached_property
+    def _bound_s(self) -> float:
+        return lower_bound_s(self.responses, self.config)
 
     def alone(self, variant: str) -> Outcome:
         """Returns the variant's figures without ratios."""

@@ -134,6 +134,42 @@ def test_a_sweep_shows_every_value_and_the_best(simulate: Simulate) -> None:
     assert "scheduling.chunk_tokens" in simulate(*sweep).out
 
 
+SHORT = ("workload.groups=6", "workload.lengths.mean=900", "workload.lengths.max=4000")
+NAMED = (
+    *("--workload", "moonlight", "--policy", "fcfs", *SMALL),
+    *(option for value in SHORT for option in ("--set", value)),
+)
+
+
+def test_draws_give_the_mean_and_the_range_of_each_figure(simulate: Simulate) -> None:
+    made = answer(simulate, *NAMED, "--draws", "3")
+    assert made["seeds"] == [1, 2, 3]
+    alone = [answer(simulate, *NAMED, "--set", f"workload.lengths.seed={i}") for i in (1, 2, 3)]
+    (row,) = made["policies"]
+    for name in ("ratio_to_baseline", "ratio_to_oracle", "share_of_bound"):
+        values = [one[name] for one in alone]
+        assert len(set(values)) == 3
+        assert (row[name]["least"], row[name]["most"]) == (min(values), max(values))
+        assert row[name]["mean"] == pytest.approx(sum(values) / 3, abs=1e-3)
+    assert row["policy"] in simulate(*NAMED, "--draws", "2").out
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ((*NAMED, "--draws", "1"), "--draws 1: expected at least 2"),
+        (("--trace", "samples.jsonl", "--draws", "2"), "--draws: the lengths of --trace"),
+        ((*NAMED, "--draws", "2", "--sweep", "chunk_tokens=64"), "--draws: not together"),
+    ],
+)
+def test_draws_that_cannot_be_are_refused(
+    simulate: Simulate, options: tuple[str, ...], named: str
+) -> None:
+    ended = simulate(*options)
+    assert ended.status == 2
+    assert named in ended.err
+
+
 def pictures(*names: str) -> set[str]:
     return {f"{name}.{suffix}" for name in names for suffix in ("svg", "png")}
 

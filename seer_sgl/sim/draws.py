@@ -1,0 +1,82 @@
+"""The same workload with several draws of its lengths: means and ranges instead of one draw."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from rich.table import Table
+
+from .opening import SimRequest
+from .outcome import Outcome
+from .variants import BASELINE
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """A figure over the draws."""
+
+    mean: float
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} ({self.least:.2f} to {self.most:.2f})"
+
+
+class DrawnPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of a policy over the draws; ratios as in Outcome, `tail_cut` of the baseline's
+    tail. None: not known of that policy."""
+
+    policy: str
+    ratio_to_baseline: Spread
+    tail_cut: Spread
+    ratio_to_oracle: Spread | None
+    share_of_bound: Spread | None
+
+
+def _spread(values: Iterable[float | None]) -> Spread | None:
+    known = [value for value in values if value is not None]
+    return _known(known) if known else None
+
+
+def _known(values: Iterable[float | None]) -> Spread:
+    known = [value for value in values if value is not None]
+    return Spread(*(round(of(known), 4) for of in (statistics.mean, min, max)))
+
+
+def drawn(request: SimRequest, policies: Sequence[str], seeds: Sequence[int]) -> list[DrawnPolicy]:
+    """Runs policies, each with the lengths of every seed. Raises ConfigError like `open`."""
+    rows: dict[str, list[Outcome]] = {policy: [] for policy in policies}
+    baselines = []
+    for seed in seeds:
+        scenario = request.open(f"workload.lengths.seed={seed}")
+        baselines.append(scenario.alone(BASELINE))
+        for policy in policies:
+            rows[policy].append(scenario.outcome(policy))
+    return [
+        DrawnPolicy(
+            policy=policy,
+            ratio_to_baseline=_known([row.ratio_to_baseline for row in found]),
+            tail_cut=_known(
+                1 - row.tail_s / plain.tail_s if plain.tail_s else 0.0
+                for row, plain in zip(found, baselines, strict=True)
+            ),
+            ratio_to_oracle=_spread([row.ratio_to_oracle for row in found]),
+            share_of_bound=_spread([row.share_of_bound for row in found]),
+        )
+        for policy, found in rows.items()
+    ]
+
+
+def draws_table(workload: str, seeds: Sequence[int], rows: Sequence[DrawnPolicy]) -> Table:
+    """Returns a table with one row per policy."""
+    table = Table(
+        title=f"{workload}, {len(seeds)} draws of lengths: mean (least to most)",
+        title_justify="left",
+    )
+    table.add_column("policy", no_wrap=True)
+    for name in ("x baseline", "tail cut", "of oracle", "of bound"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        figures = (row.ratio_to_baseline, row.tail_cut, row.ratio_to_oracle, row.share_of_bound)
+        table.add_row(row.policy, *("" if each is None else str(each) for each in figures))
+    return table
