@@ -12,9 +12,9 @@ from typing_extensions import override
 from .errors import ConfigError
 from .processes import OwnedProcess
 from .restarts import Incidents, Restarts
+from .timing import DEFAULT, Timing
 
 logger = logging.getLogger(__name__)
-WATCH_S = 0.5
 
 
 class Kept(Protocol):
@@ -85,7 +85,9 @@ class KeptProcess(Kept):
 
 @contextlib.asynccontextmanager
 async def kept_alive(
-    processes: Sequence[Kept], all_restarts: list[Restarts] | None = None
+    processes: Sequence[Kept],
+    all_restarts: list[Restarts] | None = None,
+    timing: Timing = DEFAULT,
 ) -> AsyncIterator[None]:
     """Restarts processes that die during the block (restarts.py); their memory is lost.
 
@@ -93,13 +95,14 @@ async def kept_alive(
     restarts of each, to be read only.
     """
     incidents = Incidents()
-    kept = [(process, Restarts(process.name, incidents)) for process in processes]
+    most_s = timing.restart_most_s
+    kept = [(process, Restarts(process.name, incidents, most_s)) for process in processes]
     if all_restarts is not None:
         all_restarts += [restarts for _, restarts in kept]
 
     async def keep() -> None:
         while True:
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(timing.watch_s)
             for process, restarts in kept:
                 if process.ended:
                     await _restart(process, restarts)

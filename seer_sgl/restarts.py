@@ -3,9 +3,10 @@
 from collections import deque
 from typing import NamedTuple
 
+from .timing import DEFAULT
+
 STABLE_S = 60.0  # a process that ran for this long is as good as a new one
 MOST_FAILURES = 5  # in a row; then it stays down
-LONGEST_PAUSE_S = 30.0
 # Processes that end within this time of each other end for one reason outside of them.
 TOGETHER_S = 5.0
 REMEMBERED_S = 3600.0  # how long an end can be compared with others
@@ -43,16 +44,19 @@ class _Failure(NamedTuple):
 class Restarts:
     """The starts of one process. Times are seconds on the caller's clock.
 
-    It is started again at once, then after pauses that double. After MOST_FAILURES in a row it is
-    quarantined: it stays down. An end that it shares with most others of its kind does not count,
-    and one that comes STABLE_S after its start begins a new row.
+    It is started again at once, then after pauses that double, up to `most_s`. After MOST_FAILURES
+    in a row it is quarantined: it stays down. An end that it shares with most others of its kind
+    does not count, and one that comes STABLE_S after its start begins a new row.
     """
 
-    def __init__(self, name: str, incidents: Incidents) -> None:
+    def __init__(
+        self, name: str, incidents: Incidents, most_s: float = DEFAULT.restart_most_s
+    ) -> None:
         self.name = name
         self.count = 0  # of starts after the first
         self.quarantine: str | None = None  # why it stays down
         self._incidents = incidents
+        self._most_s = most_s
         self._row: deque[_Failure] = deque(maxlen=MOST_FAILURES)
         self._started_at: float | None = None  # None: never, as far as is known
         self._reason: str | None = None  # why it is down; None: it is not
@@ -101,4 +105,4 @@ class Restarts:
     @property
     def _pause(self) -> float:
         doublings = len(self._row) - 2
-        return 0.0 if doublings < 0 else min(float(2**doublings), LONGEST_PAUSE_S)
+        return 0.0 if doublings < 0 else min(float(2**doublings), self._most_s)

@@ -15,10 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from seer_sgl import kept_processes, processes, shared_memory
+from seer_sgl import processes, shared_memory
 from seer_sgl.errors import ConfigError
 from seer_sgl.kept_processes import KeptProcess, kept_alive
 from seer_sgl.processes import PARENT_POLL_S, PORTS, OwnedProcess, free_port
+from seer_sgl.timing import Timing
 from tests.processes import lives
 
 
@@ -203,11 +204,10 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(
             raise failures[-1]
         return await start(*arguments)
 
-    monkeypatch.setattr(kept_processes, "WATCH_S", 0.01)
     process = KeptProcess("it", ["sleep", "600"], tmp_path / "log", os.environ)
     await process.start()
     try:
-        async with kept_alive([process]):
+        async with kept_alive([process], timing=Timing(watch_s=0.01)):
             assert process._process is not None
             os.kill(process._process.pid, signal.SIGKILL)
             monkeypatch.setattr(OwnedProcess, "start", exhausted)

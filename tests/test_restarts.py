@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seer_sgl.restarts import (
-    LONGEST_PAUSE_S,
     MOST_FAILURES,
     STABLE_S,
     TOGETHER_S,
     Incidents,
     Restarts,
 )
+from seer_sgl.timing import DEFAULT
 
 
 def pause_of(restarts: Restarts, at: float) -> float:
@@ -54,7 +54,7 @@ def test_a_start_that_fails_counts_however_long_it_took() -> None:
     restarts, now = Restarts("e0", Incidents()), 0.0
     while restarts.quarantine is None:
         restarts.ended("no GPU", now, ready=False)
-        now += LONGEST_PAUSE_S
+        now += DEFAULT.restart_most_s
         if restarts.due(now):
             restarts.started(now)
         now += 10 * STABLE_S
@@ -75,7 +75,7 @@ def test_a_fault_of_most_at_once_quarantines_none(
     for _ in range(times):
         for restarts, delay in sorted(zip(kept, delays, strict=False), key=lambda pair: pair[1]):
             restarts.ended("connection lost", now + delay)
-        now += LONGEST_PAUSE_S + TOGETHER_S
+        now += DEFAULT.restart_most_s + TOGETHER_S
         for restarts in kept:
             assert restarts.due(now)
             restarts.started(now)

@@ -8,6 +8,7 @@ from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.placement import CacheAware, Placement
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.scheduling.strategy import make_strategy
+from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import EngineInfo
 
 
@@ -20,6 +21,7 @@ def build_scheduler(
     known: KnownLengths | None = None,
     placement: Placement | None = None,
     max_inflight: int | None = None,
+    timing: Timing = DEFAULT,
 ) -> Scheduler:
     """Returns a scheduler without engines.
 
@@ -38,6 +40,7 @@ def build_scheduler(
         make_policy=strategy.make_policy,
         placement=placement or strategy.placement,
         max_inflight=max_inflight,
+        store_patience_s=timing.store_patience_s,
     )
 
 

@@ -21,9 +21,9 @@ from seer_sgl.link.messages import Rates
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.placement import Placement
+from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import EngineInfo, Group, OnFailure
 
-from . import monitor
 from .build_scheduler import build_scheduler, new_slot
 from .checks import LengthLimits, differences, same_server
 from .draft_groups import DraftKeeper, Responses
@@ -48,18 +48,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     `stall_timeout_s`: an engine that has work but makes no progress for this time is stuck.
     `recovery_timeout_s`: how long requests wait while no engine serves; then the driver ends,
-    unless `gives_up` is False (a server, whose clients decide). `poll_s`: the interval between two
-    polls of an engine. `max_engine_kills`: a request is given up if so many engines died while they
-    ran it. `known`: response lengths of an earlier rollout. `history`: its responses to a prompt.
-    `placement` replaces the policy's choice of engines (experiments). `max_inflight`: the most
-    chunks in flight on all engines together.
+    unless `gives_up` is False (a server, whose clients decide). `max_engine_kills`: a request is
+    given up if so many engines died while they ran it. `known`: response lengths of an earlier
+    rollout. `history`: its responses to a prompt. `placement` replaces the policy's choice of
+    engines (experiments). `max_inflight`: the most chunks in flight on all engines together.
     """
 
     scheduling: SchedulingConfig = SchedulingConfig()
     stall_timeout_s: float = 120.0
     recovery_timeout_s: float = 60.0
     gives_up: bool = True
-    poll_s: float | None = None  # default: monitor.POLL_S
     max_engine_kills: int = 2
     tokenizer: Tokenizer | None = None
     known: KnownLengths | None = None
@@ -67,6 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     costs: Costs | None = None
     placement: Placement | None = None
     max_inflight: int | None = None
+    timing: Timing = DEFAULT
 
 
 class Driver:
@@ -85,15 +84,18 @@ class Driver:
             known=settings.known,
             placement=settings.placement,
             max_inflight=settings.max_inflight,
+            timing=settings.timing,
         )
-        self._loop = RolloutLoop(self._scheduler, clock, StopStrings(settings.tokenizer).amend)
+        self._loop = RolloutLoop(
+            self._scheduler, clock, StopStrings(settings.tokenizer).amend, settings.timing
+        )
         self._monitor = Monitor(
             self._loop,
             stall_timeout_s=settings.stall_timeout_s,
             recovery_timeout_s=settings.recovery_timeout_s,
             costs=self._costs,
             gives_up=settings.gives_up,
-            poll_s=settings.poll_s,
+            timing=settings.timing,
         )
         self._numbers = itertools.count()
         self._error: RolloutError | None = None  # the reason why the driver ended
@@ -265,7 +267,7 @@ class Driver:
                     f"engine {first} still serves weights {behind[first]}, not {version}"
                 )
             if waiting:
-                await asyncio.sleep(self._settings.poll_s or monitor.POLL_S)
+                await asyncio.sleep(self._settings.timing.poll_s)
         self._scheduler.forget_kv()
         self._loop.release()
 

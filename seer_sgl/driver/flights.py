@@ -20,8 +20,6 @@ from .run import Run
 from .stop_strings import Amend
 from .watch import Watch
 
-# How long an engine has to return the tokens of a recalled chunk; then the driver drops the chunk.
-RECALL_S = 5.0
 # The reply to a chunk whose answer went to the client as it is.
 FORWARDED = ChunkReply(
     ids=token_array(), logprobs=logprob_array(), weight_spans=[], finish="stop", forwarded=True
@@ -52,7 +50,8 @@ class Flights:
     """The chunks in flight, in the order of sending.
 
     `engines`: by id, as they come and go. `report` receives each chunk's result once; the chunk
-    counts as in flight until `land`. `amend` may shorten a reply before it is reported.
+    counts as in flight until `land`. `amend` may shorten a reply before it is reported. `recall_s`:
+    how long an engine has to return the tokens of a recalled chunk; then the chunk is dropped.
     """
 
     def __init__(
@@ -61,11 +60,13 @@ class Flights:
         clock: Clock,
         amend: Amend,
         report: Callable[[ChunkResult], None],
+        recall_s: float,
     ) -> None:
         self._engines = engines
         self._clock = clock
         self._amend = amend
         self._report = report
+        self._recall_s = recall_s
         self._by_request: dict[str, Flight] = {}  # by the request's uid
         self._landed = asyncio.Event()  # a chunk has ended
         self._recalls: set[asyncio.Task[None]] = set()
@@ -166,6 +167,6 @@ class Flights:
         engine_id = flight.chunk.engine_id
         with contextlib.suppress(EngineError):
             await self._engines[engine_id].abort(flight.chunk)
-        await asyncio.wait({flight.task}, timeout=RECALL_S)
+        await asyncio.wait({flight.task}, timeout=self._recall_s)
         if not flight.task.done():
             flight.take_back(ChunkRecalled(why, engine_id=engine_id))

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from seer_sgl.errors import EngineError
 from seer_sgl.scheduling.costs import Costs
+from seer_sgl.timing import Timing
 from seer_sgl.types import Chunk, EngineLoad
 
 from .engine import Engine
 from .engine_control import EngineControl
-from .kv_waits import KvWaits, bound_s
+from .kv_waits import KvWaits
 
 logger = logging.getLogger(__name__)
 
@@ -18,10 +19,10 @@ logger = logging.getLogger(__name__)
 class KvReads:
     """The reads of KV from the pool by one engine, as the driver sees them."""
 
-    def __init__(self, engine_id: str, engine: Engine) -> None:
+    def __init__(self, engine_id: str, engine: Engine, timing: Timing) -> None:
         self._name = engine_id
         self._engine = engine
-        self._waits = KvWaits()
+        self._waits = KvWaits(timing)
 
     async def check(
         self, now: float, load: EngineLoad, control: EngineControl, costs: Costs
@@ -35,7 +36,7 @@ class KvReads:
         waiting = await self._waiting(load, control)
         if waiting is None:
             return
-        most_s = bound_s(waiting, costs.prefill_tok_s)
+        most_s = self._waits.bound_s(waiting, costs.prefill_tok_s)
         late = self._waits.overdue(now, waiting, most_s)
         if noticed := self._waits.notice(now):
             logger.warning(

@@ -7,32 +7,27 @@ chunks read no KV for a while.
 
 from collections.abc import Sequence
 
+from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import Chunk
 
-NOTICE_S = 2.0  # a wait of this length is logged: a read usually takes milliseconds
-# The shortest wait that is too long. A busy machine may stop the reading threads for seconds.
-LEAST_S = 5.0
 PREFILL_TOK_S = 1000.0  # before an engine has measured its rate; a GPU prefills faster
-# The time without reads doubles each time, because a trial costs the chunks of LEAST_S.
-FIRST_PAUSE_S = 30.0
-LONGEST_PAUSE_S = 480.0
-
-
-def bound_s(waiting: Sequence[Chunk], prefill_tok_s: float) -> float:
-    """Returns the wait that is too long, in seconds: as long as the engine needs to prefill the
-    inputs of all `waiting` chunks, one after the other. prefill_tok_s: 0 if it was not measured."""
-    tokens = sum(chunk.input_len for chunk in waiting)
-    return max(LEAST_S, tokens / (prefill_tok_s or PREFILL_TOK_S))
 
 
 class KvWaits:
     """The chunks of one engine that wait for KV. Times: seconds of the monitor's polls."""
 
-    def __init__(self) -> None:
+    def __init__(self, timing: Timing = DEFAULT) -> None:
+        self._timing = timing
         self._since: dict[str, float] = {}  # by rid
         self._noticed = False
-        self._pause_s = FIRST_PAUSE_S  # the next pause
+        self._pause_s = timing.kv_first_pause_s  # the next pause
         self._resume_at: float | None = None  # the end of the present pause
+
+    def bound_s(self, waiting: Sequence[Chunk], prefill_tok_s: float) -> float:
+        """Returns the wait that is too long, in seconds: as long as the engine needs to prefill the
+        inputs of all `waiting` chunks, one after the other. prefill_tok_s: 0 if not measured."""
+        tokens = sum(chunk.input_len for chunk in waiting)
+        return max(self._timing.kv_least_s, tokens / (prefill_tok_s or PREFILL_TOK_S))
 
     def overdue(self, now: float, waiting: Sequence[Chunk], bound_s: float) -> list[Chunk]:
         """Returns the chunks that have waited for `bound_s`. `waiting`: all that wait now."""
@@ -40,13 +35,13 @@ class KvWaits:
         late = [chunk for chunk in waiting if now - self._since[chunk.rid] >= bound_s]
         if late:
             self._resume_at = now + self._pause_s
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._pause_s = min(2 * self._pause_s, self._timing.kv_longest_pause_s)
         return late
 
     def notice(self, now: float) -> int:
-        """Returns the number of waiting chunks once one has waited NOTICE_S; 0 until then, and
-        afterwards until none waits."""
-        long = any(now - since >= NOTICE_S for since in self._since.values())
+        """Returns the number of waiting chunks once one has waited `kv_notice_s`; 0 until then,
+        and afterwards until none waits."""
+        long = any(now - since >= self._timing.kv_notice_s for since in self._since.values())
         new = long and not self._noticed
         self._noticed = long or (self._noticed and bool(self._since))
         return len(self._since) if new else 0

@@ -19,6 +19,7 @@ from seer_sgl.errors import (
 )
 from seer_sgl.scheduling.engine_index import EngineSlot
 from seer_sgl.scheduling.scheduler import Scheduler
+from seer_sgl.timing import Timing
 from seer_sgl.types import Chunk, ChunkResult, EngineLoad, RequestState
 
 from .engine import Engine
@@ -29,7 +30,6 @@ from .open_runs import OpenRuns
 from .stop_strings import Amend
 
 logger = logging.getLogger(__name__)
-SETTLE_S = 3.0  # a little longer than an abort may take
 
 
 class RolloutLoop(EngineControl):
@@ -39,12 +39,15 @@ class RolloutLoop(EngineControl):
     seconds.
     """
 
-    def __init__(self, scheduler: Scheduler, clock: Clock, amend: Amend) -> None:
+    def __init__(self, scheduler: Scheduler, clock: Clock, amend: Amend, timing: Timing) -> None:
         self._scheduler = scheduler
         self._clock = clock
+        self._settle_s = timing.settle_s
         self.engines: dict[str, Engine] = {}  # by id
         self._results: asyncio.Queue[ChunkResult | None] = asyncio.Queue()
-        self._flights = Flights(self.engines, clock, amend, self._results.put_nowait)
+        self._flights = Flights(
+            self.engines, clock, amend, self._results.put_nowait, timing.recall_s
+        )
         self.runs = OpenRuns(scheduler, self._flights, clock, self._wake)
         self._pauses = 0  # pauses without a resume yet
         self._error: RolloutError | None = None  # the reason why the driver ended
@@ -149,11 +152,11 @@ class RolloutLoop(EngineControl):
         self._wake()
 
     async def settle(self) -> None:
-        """Gives up all runs, and waits until their chunks are aborted (SETTLE_S at most)."""
+        """Gives up all runs, and waits until their chunks are aborted, for a while."""
         self.runs.close_all()
         tasks = [flight.task for flight in self._flights]
         if tasks:
-            await asyncio.wait(tasks, timeout=SETTLE_S)
+            await asyncio.wait(tasks, timeout=self._settle_s)
 
     @override
     def set_available(self, engine_id: str, available: bool) -> None:

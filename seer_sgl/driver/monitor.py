@@ -13,23 +13,19 @@ import logging
 from seer_sgl.errors import EngineBroken, EngineError, RolloutError, StartedAgain
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.placement import EngineSlot
+from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import ServerPhase, WrongWeights
 
-from . import stall
 from .engine import Engine
 from .engine_control import EngineControl
 from .health import Health, State
 from .watched import Watched
 
 logger = logging.getLogger(__name__)
-POLL_S = 0.5
-# So long engines may serve different versions without an update of ours: a trainer may be updating
-# them itself, one after another.
-MIXED_S = 10.0
 
 
 class Monitor:
-    """Polls every engine every `poll_s` (default POLL_S).
+    """Polls every engine every `timing.poll_s`.
 
     `gives_up` False: requests wait for an engine as long as it takes.
     """
@@ -42,7 +38,7 @@ class Monitor:
         recovery_timeout_s: float,
         costs: Costs,
         gives_up: bool = True,
-        poll_s: float | None = None,
+        timing: Timing = DEFAULT,
     ) -> None:
         self._watched: dict[str, Watched] = {}  # by engine id
         self._tasks: asyncio.TaskGroup | None = None  # while it runs
@@ -51,7 +47,8 @@ class Monitor:
         self._recovery_timeout_s = recovery_timeout_s
         self._costs = costs
         self._gives_up = gives_up
-        self._poll_s = POLL_S if poll_s is None else poll_s
+        self._timing = timing
+        self._poll_s = timing.poll_s
         self._awake_s = 0.0  # seconds since the start, counted in polls
         self._alive_at = 0.0  # when an engine last served, on the same scale
         self._available: set[EngineSlot] = set()  # at the last poll
@@ -78,7 +75,7 @@ class Monitor:
     def add(self, slot: EngineSlot, engine: Engine) -> None:
         """Starts polling one more engine."""
         watched = self._watched[slot.engine_id] = Watched(
-            slot, engine, self._stall_timeout_s, self._poll_s
+            slot, engine, self._stall_timeout_s, self._timing
         )
         watched.follow()
         if not watched.health.serves:  # its server was not started yet
@@ -286,7 +283,7 @@ class Monitor:
             (self.weight_version,) = versions
 
     def _report_mixed(self) -> None:
-        """Logs an error if engines have served different versions for MIXED_S, once until they
+        """Logs an error if engines have served different versions for too long, once until they
         serve one again. None of them is taken out: it is not known which of them is right."""
         serving = [each for each in self._watched.values() if each.slot.available]
         versions = {each.name: each.engine.info.weight_version for each in serving}
@@ -294,7 +291,7 @@ class Monitor:
             self._mixed_s = 0.0
             return
         self._mixed_s += self._poll_s
-        if self._mixed_s - self._poll_s < MIXED_S <= self._mixed_s:
+        if self._mixed_s - self._poll_s < self._timing.mixed_weights_s <= self._mixed_s:
             listed = ", ".join(f"{name} {version}" for name, version in versions.items())
             logger.error("engines serve different weights without an update: %s", listed)
 
@@ -313,7 +310,7 @@ class Monitor:
         served = sum(slot.served for slot in slots)
         serves = served > self._served or available & self._available or self._returning
         self._available, self._served = available, served
-        longest_pause_s = min(self._recovery_timeout_s, stall.READMISSION_MOST_S)
+        longest_pause_s = min(self._recovery_timeout_s, self._timing.readmission_most_s)
         patience_s = self._recovery_timeout_s + longest_pause_s
         if self._control.idle or serves or not self._gives_up:
             self._alive_at = self._awake_s

@@ -7,24 +7,26 @@ unless something else holds the requests up, which the engine does not report.
 from seer_sgl.scheduling.placement import EngineSlot
 from seer_sgl.types import EngineLoad
 
-STANDING_S = 10.0  # longer than one prefill takes: SGLang divides long inputs
-
 
 class QueueWatch:
-    """The clock of one engine's queue. Pure; times are seconds of the monitor's polls."""
+    """The clock of one engine's queue. Pure; times are seconds of the monitor's polls.
 
-    def __init__(self) -> None:
+    `standing_s`: a queue that stands for so long is reported.
+    """
+
+    def __init__(self, standing_s: float) -> None:
+        self._standing_s = standing_s
         self._prefilled = -1  # tokens, at the last report
         self._since = 0.0  # the queue stands since then
         self._reported = False
 
     def standing(self, now: float, slot: EngineSlot, load: EngineLoad) -> int:
-        """Returns the number of queued requests once the queue has stood for STANDING_S; else 0."""
+        """Returns the number of queued requests once the queue has stood long enough; else 0."""
         stands = load.queued > 0 and _has_room(slot, load)
         if not stands or load.prefilled_tokens != self._prefilled:
             self._since, self._reported = now, False
         self._prefilled = load.prefilled_tokens
-        if self._reported or now - self._since < STANDING_S:
+        if self._reported or now - self._since < self._standing_s:
             return 0
         self._reported = True
         return load.queued

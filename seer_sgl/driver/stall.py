@@ -5,7 +5,6 @@ from typing import Any
 # The server of an engine that is out for so many `stall_timeout_s` is started again. That is long,
 # because a start takes minutes, and a busy machine may only be slow.
 HUNG_AFTER = 4
-READMISSION_MOST_S = 8.0  # the longest pause before the next try of an engine that serves nothing
 
 
 class StallClock:
@@ -32,12 +31,13 @@ class StallClock:
 class Readmission:
     """The backoff before an engine that is out is tried again. Pure.
 
-    The first try is immediate. The pauses then double while the engine passes its health check but
-    serves nothing.
+    The first try is immediate. The pauses then double, up to `most_s`, while the engine passes its
+    health check but serves nothing.
     """
 
-    def __init__(self, first_s: float) -> None:
+    def __init__(self, first_s: float, most_s: float) -> None:
         self._first_s = first_s
+        self._most_s = most_s
         self._tries = 0  # since a chunk last brought tokens
         self._at = 0.0  # the time of the last try
 
@@ -49,7 +49,7 @@ class Readmission:
         if not trouble:
             self._tries = 0
         pause = self._first_s * float(2**self._tries - 1)
-        return now - self._at >= min(pause, READMISSION_MOST_S)
+        return now - self._at >= min(pause, self._most_s)
 
     def tried(self, now: float) -> None:
         """Records that the engine is available again."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from seer_sgl.errors import EngineError
 from seer_sgl.scheduling.placement import EngineSlot
+from seer_sgl.timing import Timing
 from seer_sgl.types import EngineLoad, ServerPhase
 
 from .engine import Engine
@@ -22,17 +23,17 @@ class Watched:
     """One engine, and what the monitor remembers of it."""
 
     def __init__(
-        self, slot: EngineSlot, engine: Engine, stall_timeout_s: float, poll_s: float
+        self, slot: EngineSlot, engine: Engine, stall_timeout_s: float, timing: Timing
     ) -> None:
         self.slot = slot
         self.engine = engine
         self.health = Health()
         self.stall = StallClock(stall_timeout_s)
         self._hung = StallClock(HUNG_AFTER * stall_timeout_s)
-        self.readmission = Readmission(poll_s)
+        self.readmission = Readmission(timing.poll_s, timing.readmission_most_s)
         self.shortfall = Shortfall()
-        self.kv_reads = KvReads(slot.engine_id, engine)
-        self._queue = QueueWatch()
+        self.kv_reads = KvReads(slot.engine_id, engine, timing)
+        self._queue = QueueWatch(timing.queue_standing_s)
         self.progress: tuple[Any, ...] | None = None  # None while the engine does not answer
         self.seen: tuple[Any, ...] = ()  # its last progress: no answer is no progress
         self.version = engine.info.weight_version

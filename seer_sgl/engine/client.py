@@ -23,6 +23,7 @@ from seer_sgl.errors import (
     StartedAgain,
 )
 from seer_sgl.link import contract
+from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import (
     Chunk,
     ChunkReply,
@@ -36,7 +37,6 @@ from seer_sgl.types import (
 
 from . import wire
 from .describe import (
-    CONTROL_TIMEOUT_S,
     MAY_CHANGE,
     REPLY_BYTES,
     WEIGHTS,
@@ -50,15 +50,11 @@ from .describe import (
 from .session import LateBody, read_body, requested
 from .stream import Refused, StreamedReply, events
 
-# Interval between two checks of a serving engine's weights; a trainer may update them at any time.
-REFRESH_EVERY_S = 10.0
-
 MAX_COUNT = (
     1 << 53
 )  # a count above it is not one; the recorder's series hold eight bytes per number
 
 HEALTH_TIMEOUT_S = 30.0  # SGLang itself gives a silent scheduler 20 s
-ABORT_TIMEOUT_S = 2.0
 FLUSH_TIMEOUT_S = 30.0
 # Far above a valid reply (about 45 bytes per token), so that no reply fills the driver's memory.
 REPLY_BYTES_PER_TOKEN = 1 << 10
@@ -91,6 +87,7 @@ class HttpEngine:
         session: aiohttp.ClientSession,
         server: Callable[[], Server] = Server,
         end_server: Callable[[str], None] = lambda _: None,
+        timing: Timing = DEFAULT,
     ) -> None:
         self._info = info
         self._refresh_at = 0.0  # the event loop's time
@@ -98,6 +95,7 @@ class HttpEngine:
         self._server = server
         self.end_server = end_server
         self._session = session
+        self._timing = timing
         self._look = asyncio.Lock()  # one look at the server at a time
         self._looked_at = 0.0  # when the last one began, the event loop's time
         self._ended: str | None = None  # its result: why the server has ended
@@ -118,7 +116,7 @@ class HttpEngine:
         Never raises: the closed socket of a cancelled call also ends it on the server.
         """
         with contextlib.suppress(EngineUnavailable, RequestRejected, TimeoutError):
-            async with asyncio.timeout(ABORT_TIMEOUT_S):
+            async with asyncio.timeout(self._timing.abort_timeout_s):
                 await self._call("POST", "/abort_request", aiohttp.JsonPayload({"rid": chunk.rid}))
 
     async def refresh(self, *, new_weights: bool = False) -> EngineInfo:
@@ -128,9 +126,9 @@ class HttpEngine:
         answers at the URL. A server can restart between two polls without being missed.
         `new_weights`: the caller has just loaded weights, so that another server is accepted.
         """
-        self._refresh_at = asyncio.get_running_loop().time() + REFRESH_EVERY_S
+        self._refresh_at = asyncio.get_running_loop().time() + self._timing.refresh_every_s
         try:
-            current = await describe(self._session, self._info.engine_id, self._url)
+            current = await self._described()
         except EngineStartError as error:
             raise EngineUnavailable(str(error), engine_id=self._info.engine_id) from error
         if current.instance != self._info.instance and not new_weights:
@@ -139,6 +137,11 @@ class HttpEngine:
         fresh = {name: getattr(current, name) for name in MAY_CHANGE}
         self._info = msgspec.structs.replace(self._info, **fresh)
         return self._info
+
+    async def _described(self) -> EngineInfo:
+        """Returns what the server says of itself now. Raises like `describe`."""
+        timeout_s = self._timing.control_timeout_s
+        return await describe(self._session, self._info.engine_id, self._url, timeout_s)
 
     async def _keep_up(self) -> None:
         """Refreshes `info`. Other failures than these show in the next call.
@@ -157,7 +160,7 @@ class HttpEngine:
 
         Raises EngineUnavailable if the server does not answer or was started again.
         """
-        body = await self._control("/model_info", CONTROL_TIMEOUT_S)
+        body = await self._control("/model_info", self._timing.control_timeout_s)
         model = decode_control(body, wire.ModelInfo, f"{self._name}: /model_info")
         if model.weight_version not in (self._info.weight_version, self._checked_version):
             self._checked_version = model.weight_version
@@ -249,12 +252,12 @@ class HttpEngine:
     async def load(self) -> EngineLoad:
         """Returns `/v1/loads`, summed over data-parallel ranks. Raises EngineUnavailable.
 
-        It also updates the weight version in `info`, and every REFRESH_EVERY_S the rest. A server
-        that comes back later is compared with it. A server that is silent costs CONTROL_TIMEOUT_S.
+        It also updates the weight version in `info`, and every `refresh_every_s` the rest. A server
+        that comes back later is compared with it. A silent server costs `control_timeout_s`.
         """
         due = asyncio.get_running_loop().time() >= self._refresh_at
         look = self._keep_up() if due else self._check_version()
-        call = self._control("/v1/loads", CONTROL_TIMEOUT_S)
+        call = self._control("/v1/loads", self._timing.control_timeout_s)
         looked, body = await asyncio.gather(look, call, return_exceptions=True)
         for result in (looked, body):
             if isinstance(result, BaseException):
@@ -325,7 +328,7 @@ class HttpEngine:
         """
         try:
             await self._control("/health", HEALTH_TIMEOUT_S)
-            now = await describe(self._session, self._info.engine_id, self._url)
+            now = await self._described()
             if self.misfit is not None and now.instance != self._info.instance:
                 why = await self.misfit(self)
                 if why is not None:
@@ -351,10 +354,10 @@ class HttpEngine:
         if current.weights is None:
             return f"{self._name}: a server without the plugin does not name its weights"
         try:
-            now = await describe(self._session, self._info.engine_id, self._url)
+            now = await self._described()
             if now.weights != current.weights:
                 await self._load_weights(current.model_path, UNVERIFIED)
-                now = await describe(self._session, self._info.engine_id, self._url)
+                now = await self._described()
             if now.weights != current.weights:
                 return (
                     f"{self._name}: {current.model_path} does not have weights "
@@ -385,7 +388,7 @@ class HttpEngine:
 
     async def _plugin(self) -> contract.PluginReport | None:
         """Returns the current report of our plugin; None for a stock server."""
-        body = await self._control("/server_info", CONTROL_TIMEOUT_S)
+        body = await self._control("/server_info", self._timing.control_timeout_s)
         info = decode_control(body, wire.ServerInfo, f"{self._name}: /server_info")
         return info.internal_states[0].seer_sgl
 
@@ -439,7 +442,7 @@ class HttpEngine:
     async def _end(self) -> str | None:
         """Returns why the server that had our chunks has ended; None if it still answers."""
         try:
-            now = await describe(self._session, self._info.engine_id, self._url)
+            now = await self._described()
         except EngineBroken:  # it answers
             return None
         except (EngineUnavailable, EngineStartError) as error:

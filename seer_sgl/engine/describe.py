@@ -8,6 +8,7 @@ import msgspec
 
 from seer_sgl.errors import EngineBroken, EngineStartError, EngineUnavailable
 from seer_sgl.link import contract
+from seer_sgl.timing import DEFAULT
 from seer_sgl.types import EngineInfo
 
 from . import wire
@@ -19,29 +20,37 @@ T = TypeVar("T")
 # rollout relies on all the other fields.
 MAY_CHANGE = ("url", "instance", "model_path", "weight_version", "weights", "incremental_streaming")
 WEIGHTS = ("model_path", "weight_version", "weights")  # the fields that describe the weights
-CONTROL_TIMEOUT_S = 10.0  # a reply to anything but /generate
 REPLY_BYTES = 4 << 20  # a reply without tokens, or the non-token part of a /generate reply
 MAX_MESSAGE = 500  # characters of a server's explanation
 
 
-async def describe(session: aiohttp.ClientSession, engine_id: str, url: str) -> EngineInfo:
+async def describe(
+    session: aiohttp.ClientSession,
+    engine_id: str,
+    url: str,
+    timeout_s: float = DEFAULT.control_timeout_s,
+) -> EngineInfo:
     """Returns the description of a server from its `/server_info` and `/model_info`.
+
+    `timeout_s`: of each of the two.
 
     Raises EngineUnavailable if it does not answer like SGLang (yet), EngineBroken if it needs a
     restart, and EngineStartError if its configuration is not supported.
     """
     name = f"engine {engine_id} ({url})"
-    body = await _get(session, engine_id, url, "/server_info")
+    body = await _get(session, engine_id, url, "/server_info", timeout_s)
     server = decode_control(body, wire.ServerInfo, f"{name}: not a supported SGLang server")
-    body = await _get(session, engine_id, url, "/model_info")
+    body = await _get(session, engine_id, url, "/model_info", timeout_s)
     model = decode_control(body, wire.ModelInfo, f"{name}: /model_info")
     return described(server, model, engine_id, url)
 
 
-async def _get(session: aiohttp.ClientSession, engine_id: str, url: str, path: str) -> bytes:
+async def _get(
+    session: aiohttp.ClientSession, engine_id: str, url: str, path: str, timeout_s: float
+) -> bytes:
     name = f"engine {engine_id} ({url})"
     try:
-        timeout = aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with session.get(url + path, timeout=timeout) as response:
             body = await read_body(response, REPLY_BYTES)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:

@@ -21,6 +21,7 @@ from seer_sgl.link.hub import DraftSink
 from seer_sgl.link.server import LinkServer
 from seer_sgl.processes import LOOPBACK
 from seer_sgl.restarts import Restarts
+from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import EngineInfo
 
 from .client import HttpEngine
@@ -34,7 +35,6 @@ from .session import open_session
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-LINK_TIMEOUT_S = 15.0  # an engine's plugin tries twice a second
 
 
 class Fleet:
@@ -52,6 +52,7 @@ class Fleet:
         drafts: DraftSink | None,
         session: aiohttp.ClientSession,
         restarts: Sequence[Restarts],
+        timing: Timing = DEFAULT,
     ) -> None:
         self.engines: list[HttpEngine] = []
         self.restarts = restarts  # of the processes of the KV pool and the draft hub
@@ -60,7 +61,8 @@ class Fleet:
         self._config = config
         self._launcher = launcher
         self._session = session
-        self._keeper = Keeper(launcher, session)
+        self._timing = timing
+        self._keeper = Keeper(launcher, session, timing)
         self._numbers = itertools.count()  # an engine id is never reused
 
     async def start_engine(self) -> HttpEngine:
@@ -122,7 +124,7 @@ class Fleet:
         try:
             placed = await _all_done(map(self._placed, ids, urls))
             starts = [start for start in placed if isinstance(start, EngineStart)]
-            infos = await all_ready(starts, self._session)
+            infos = await all_ready(starts, self._session, self._timing)
             ready = [info for info in infos if isinstance(info, EngineInfo)]
             delayed = [each for each in (*placed, *infos) if isinstance(each, EngineDelayed)]
             if delayed and not (later and ready):
@@ -170,11 +172,11 @@ class Fleet:
     def _engine(self, info: EngineInfo) -> HttpEngine:
         server = functools.partial(self._keeper.server, info.engine_id)
         end_server = functools.partial(self._keeper.end, info.engine_id)
-        return HttpEngine(info, self._session, server, end_server)
+        return HttpEngine(info, self._session, server, end_server, self._timing)
 
     async def _await_link(self, info: EngineInfo) -> None:
         try:
-            async with asyncio.timeout(LINK_TIMEOUT_S):
+            async with asyncio.timeout(self._timing.link_timeout_s):
                 await self.link.until_linked(info.instance or "")
         except TimeoutError as error:
             raise EngineStartError(
@@ -185,7 +187,9 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def open_fleet(config: FleetConfig, log_dir: Path) -> AsyncIterator[Fleet]:
+async def open_fleet(
+    config: FleetConfig, log_dir: Path, timing: Timing = DEFAULT
+) -> AsyncIterator[Fleet]:
     """Starts or joins the engines of `config`; on exit it stops the engines it started.
 
     It logs the steps of the start-up. Raises EngineStartError, HubError, PoolError or
@@ -196,19 +200,29 @@ async def open_fleet(config: FleetConfig, log_dir: Path) -> AsyncIterator[Fleet]
     async with contextlib.AsyncExitStack() as stack:
         cluster = None
         if config.engines.launch == "ray":
-            cluster = await stack.enter_async_context(open_cluster(config.engines))
+            cluster = await stack.enter_async_context(open_cluster(config.engines, timing))
             config = on_cluster(config, cluster)
         host = LOOPBACK if cluster is None else cluster.address
         link = await stack.enter_async_context(open_driver_link(config, host))
-        hub = await stack.enter_async_context(open_hub(config, log_dir, link.token, host, restarts))
+        hub = await stack.enter_async_context(
+            open_hub(config, log_dir, link.token, host, all_restarts=restarts, timing=timing)
+        )
         session = await stack.enter_async_context(open_session(api_key(config.engines)))
         environment = {LINK_URL: link.url, LINK_TOKEN: link.token}
         if hub is not None:
             environment[HUB_URL] = hub.url
-        opening = open_launcher(config, log_dir, environment, cluster, restarts)
+        opening = open_launcher(
+            config, log_dir, environment, cluster, all_restarts=restarts, timing=timing
+        )
         launcher = await stack.enter_async_context(opening)
         fleet = Fleet(
-            config.engines, launcher, link=link, drafts=hub, session=session, restarts=restarts
+            config.engines,
+            launcher,
+            link=link,
+            drafts=hub,
+            session=session,
+            restarts=restarts,
+            timing=timing,
         )
         await fleet.start_all()
         keeping = asyncio.create_task(fleet.keep())

@@ -7,13 +7,13 @@ import aiohttp
 
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.restarts import Incidents, Restarts
+from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import EngineInfo, Server, ServerPhase
 
 from .launch.launcher import EngineStart, Launcher
 from .launch.ready import await_ready
 
 logger = logging.getLogger(__name__)
-WATCH_S = 0.5
 FIRST = ("engine %s is being started: %s", "engine %s is up after %.0f s")
 AGAIN = ("engine %s is being started again: %s", "engine %s is up again after %.0f s")
 
@@ -21,10 +21,12 @@ AGAIN = ("engine %s is being started again: %s", "engine %s is up again after %.
 class _Kept:
     """One engine: its newest start, and its starts so far. `start` None: it had none yet."""
 
-    def __init__(self, info: EngineInfo, start: EngineStart | None, incidents: Incidents) -> None:
+    def __init__(
+        self, info: EngineInfo, start: EngineStart | None, incidents: Incidents, timing: Timing
+    ) -> None:
         self.start = start
         self.kv_tokens = info.max_total_num_tokens
-        self.restarts = Restarts(info.engine_id, incidents)
+        self.restarts = Restarts(info.engine_id, incidents, timing.restart_most_s)
         self.why = ""  # how its server ended the last time
         self.starting: asyncio.Task[None] | None = None
 
@@ -52,20 +54,23 @@ class Keeper:
     driver checks the server before it sends chunks there.
     """
 
-    def __init__(self, launcher: Launcher, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, launcher: Launcher, session: aiohttp.ClientSession, timing: Timing = DEFAULT
+    ) -> None:
         self._launcher = launcher
         self._session = session
+        self._timing = timing
         self._incidents = Incidents()
         self._kept: dict[str, _Kept] = {}  # by engine id
 
     def add(self, start: EngineStart, info: EngineInfo) -> None:
         """Watches a server from now on, if it was started here."""
         if start.process is not None:
-            self._kept[start.engine_id] = _Kept(info, start, self._incidents)
+            self._kept[start.engine_id] = _Kept(info, start, self._incidents, self._timing)
 
     def add_late(self, info: EngineInfo, why: str) -> None:
         """Starts the server of an engine as soon as it can be. `info`: what it is to be like."""
-        kept = self._kept[info.engine_id] = _Kept(info, None, self._incidents)
+        kept = self._kept[info.engine_id] = _Kept(info, None, self._incidents, self._timing)
         kept.why = why
         kept.restarts.absent(why)
 
@@ -102,7 +107,7 @@ class Keeper:
         """Watches until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
-                await asyncio.sleep(WATCH_S)
+                await asyncio.sleep(self._timing.watch_s)
                 for kept in self._kept.values():
                     if kept.starting is None and self._due(kept):
                         kept.starting = tasks.create_task(self._start(kept))
@@ -130,7 +135,7 @@ class Keeper:
         restarts.started(began)
         try:
             kept.start = await self._launcher.start_again(engine_id, kept.kv_tokens)
-            await await_ready(kept.start, self._session)
+            await await_ready(kept.start, self._session, self._timing)
             restarts.ready(loop.time())
             logger.info(works, engine_id, loop.time() - began)
         except (EngineStartError, ConfigError, OSError) as error:  # OSError: no descriptor, no fork

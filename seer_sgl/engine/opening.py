@@ -12,6 +12,7 @@ from seer_sgl.link.hub import HubClient, start_hub
 from seer_sgl.link.server import LinkServer, link_url, open_link, shared_token
 from seer_sgl.processes import require_free_port
 from seer_sgl.restarts import Restarts
+from seer_sgl.timing import Timing
 
 from .launch.exact import require_exact
 from .launch.external import ExternalLauncher
@@ -41,7 +42,9 @@ async def open_launcher(
     log_dir: Path,
     environment: Mapping[str, str],
     cluster: Cluster | None,
+    *,
     all_restarts: list[Restarts],
+    timing: Timing,
 ) -> AsyncIterator[Launcher]:
     """Opens the launcher of `engines.launch`; on exit it ends every server it started.
 
@@ -49,12 +52,12 @@ async def open_launcher(
     as in `kept_alive`, of the KV pool's processes.
     """
     if config.engines.launch == "external":
-        yield ExternalLauncher()
+        yield ExternalLauncher(timing.join_timeout_s)
         return
     if cluster is not None:  # the nodes have SGLang and the model; this machine may have neither
         require_exact(config, "GPU" in cluster.resources)
         machines = cluster.store_machines(config.kv_pool, log_dir)
-        async with open_pool(config.kv_pool, log_dir, machines, all_restarts) as pool:
+        async with open_pool(config.kv_pool, log_dir, machines, all_restarts, timing) as pool:
             count, path = config.engines.count, log_dir
             logger.info("starting %d SGLang engine(s) on a Ray cluster, logs in %s", count, path)
             launcher = cluster.launcher(Plan.of(config, pool, environment), log_dir)
@@ -64,7 +67,7 @@ async def open_launcher(
     require_sglang()
     require_model(config.model.path or "")
     require_exact(config, gpu_visible())
-    async with open_pool(config.kv_pool, log_dir, None, all_restarts) as pool:
+    async with open_pool(config.kv_pool, log_dir, None, all_restarts, timing) as pool:
         logger.info("starting %d SGLang engine(s), logs in %s", config.engines.count, log_dir)
         launcher = LocalLauncher(config, log_dir, pool, environment)
         async with contextlib.aclosing(launcher):
@@ -86,7 +89,13 @@ def open_driver_link(
 
 @contextlib.asynccontextmanager
 async def open_hub(
-    config: FleetConfig, log_dir: Path, token: str, host: str, all_restarts: list[Restarts]
+    config: FleetConfig,
+    log_dir: Path,
+    token: str,
+    host: str,
+    *,
+    all_restarts: list[Restarts],
+    timing: Timing,
 ) -> AsyncIterator[HubClient | None]:
     """Opens the client of the draft hub, and starts the hub for engines that draft and are started.
 
@@ -101,7 +110,7 @@ async def open_hub(
             # passes the end of each group on (and `draft.history`). Without it, an engine keeps
             # the tokens of finished groups until `draft.memory` is full.
             url = await stack.enter_async_context(
-                start_hub(draft, log_dir, token, host, all_restarts)
+                start_hub(draft, log_dir, token, host, all_restarts=all_restarts, timing=timing)
             )
         else:
             yield None

@@ -13,6 +13,7 @@ from seer_sgl.config import FlagValue, KvPoolConfig, with_values
 from seer_sgl.errors import ConfigError
 from seer_sgl.processes import free_port, own_address
 from seer_sgl.restarts import Restarts
+from seer_sgl.timing import DEFAULT, Timing
 
 from .mooncake import Machines, open_mooncake, port_environment
 from .node import P2P
@@ -98,6 +99,7 @@ async def open_pool(
     log_dir: Path,
     machines: Machines | None = None,
     all_restarts: list[Restarts] | None = None,
+    timing: Timing = DEFAULT,
 ) -> AsyncIterator[Pool]:
     """Opens the pool of `config` for the duration of the block. `machines`: of its store nodes.
 
@@ -111,7 +113,7 @@ async def open_pool(
         with _folder(config, log_dir) as directory:
             yield Pool(with_values(config, {"directory": directory}), None, namespace)
     else:
-        async with open_mooncake(config, log_dir, machines, all_restarts) as master:
+        async with open_mooncake(config, log_dir, machines, all_restarts, timing) as master:
             yield Pool(config, master, namespace)
 
 

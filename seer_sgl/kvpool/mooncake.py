@@ -18,6 +18,7 @@ from seer_sgl.errors import ConfigError, PoolError
 from seer_sgl.kept_processes import Kept, KeptProcess, kept_alive
 from seer_sgl.processes import free_port
 from seer_sgl.restarts import Restarts
+from seer_sgl.timing import DEFAULT, Timing
 
 from .node import MOUNTED, P2P
 from .packages import load_problem
@@ -65,6 +66,7 @@ async def open_mooncake(
     log_dir: Path,
     machines: Machines | None = None,
     all_restarts: list[Restarts] | None = None,
+    timing: Timing = DEFAULT,
 ) -> AsyncIterator[str]:
     """Yields the address of a master with mounted stores; the started processes end with the block.
 
@@ -81,7 +83,7 @@ async def open_mooncake(
         yield config.master
         return
     starting = _started(config, log_dir, machines or Machines())
-    async with starting as (address, processes), kept_alive(processes, all_restarts):
+    async with starting as (address, processes), kept_alive(processes, all_restarts, timing):
         yield address
 
 

@@ -20,6 +20,7 @@ from seer_sgl.errors import HubError
 from seer_sgl.kept_processes import KeptProcess, kept_alive
 from seer_sgl.processes import LOOPBACK, free_port
 from seer_sgl.restarts import Restarts
+from seer_sgl.timing import DEFAULT, Timing
 
 from . import contract, messages
 from .client import Link
@@ -104,7 +105,9 @@ async def start_hub(
     log_dir: Path,
     token: str,
     host: str = LOOPBACK,
+    *,
     all_restarts: list[Restarts] | None = None,
+    timing: Timing = DEFAULT,
 ) -> AsyncIterator[str]:
     """Starts a draft hub on `host` for the block, restarts it if it dies, and yields its URL.
 
@@ -121,7 +124,7 @@ async def start_hub(
     try:
         await process.start()
         await _ready(process)
-        async with kept_alive([process], all_restarts):
+        async with kept_alive([process], all_restarts, timing):
             yield link_url(f"{host}:{port}")
     finally:
         await process.stop()

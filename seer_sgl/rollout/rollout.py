@@ -38,6 +38,7 @@ from seer_sgl.report.report import report
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.placement import Placement
+from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import EngineInfo, Group, Prompt, Sampling
 
 from .checks import check_groups, check_own_sampling, check_sampling, warnings_of_fetches
@@ -62,7 +63,8 @@ class Rollout:
     config: a Config, a mapping of the same shape, or a YAML file. `log_dir`: the folder for the
     logs of local engines. `placement` replaces the policy's choice of engines (experiments).
     `fleet`: running engines (engine/fleet.py) for one open Rollout at a time; they keep running.
-    `gives_up` False: requests wait for an engine as long as it takes (a server).
+    `gives_up` False: requests wait for an engine as long as it takes (a server). `timing`: other
+    constants of time (tests).
     Raises InputError for an unusable input, EngineStartError if an engine does not become ready.
     """
 
@@ -74,6 +76,7 @@ class Rollout:
         placement: Placement | None = None,
         fleet: Fleet | None = None,
         gives_up: bool = True,
+        timing: Timing = DEFAULT,
     ) -> None:
         if isinstance(config, str | Path):
             config = load(Path(config))
@@ -85,6 +88,7 @@ class Rollout:
         self._placement = placement
         self._given = fleet
         self._gives_up = gives_up
+        self.timing = timing
         self._open: _Open | None = None
         self._most_chunks = 0  # in flight at once, by the limit of open files
         seed = self.config.rollout.seed
@@ -114,7 +118,7 @@ class Rollout:
         async with contextlib.AsyncExitStack() as stack:
             fleet = self._given
             if fleet is None:
-                opening = open_fleet(self.config.fleet, self._log_dir)
+                opening = open_fleet(self.config.fleet, self._log_dir, self.timing)
                 fleet = await stack.enter_async_context(opening)
             for engine in fleet.engines:
                 self._prepare(engine)
@@ -382,6 +386,7 @@ class Rollout:
             costs=self._costs,
             placement=self._placement,
             max_inflight=self._most_chunks,
+            timing=self.timing,
         )
 
     def _warn_of_file_limit(self, groups: Sequence[Group]) -> None:

@@ -7,6 +7,7 @@ no network.
 from collections.abc import Callable, Iterable, Sequence
 
 from seer_sgl.errors import ChunkRecalled, EngineDied, EngineStalled
+from seer_sgl.timing import DEFAULT
 from seer_sgl.types import (
     Chunk,
     ChunkReply,
@@ -28,8 +29,6 @@ from .policy import FirstComeFirstServed, Policy
 from .setbacks import Setbacks
 from .suspects import Suspects
 
-# The longest wait of a request that should move for its KV to be stored; usually 4 to 30 ms.
-STORE_PATIENCE_S = 1.0
 # The pause before a request is sent again to the engine that refused it, if no other is available.
 REFUSED_PAUSE_S = 1.0
 OVERTAKEN = 4  # if so many later chunks returned before a chunk, its reply may be lost
@@ -42,7 +41,8 @@ class Scheduler:
     request that another chunk cannot continue is also undivided, and restarts after an abort.
     `patience_s`: a request is given up only after failures that lasted at least this long.
     `max_engine_kills`: likewise if so many engines died while they ran it (suspects.py).
-    `max_inflight`: the most chunks in flight on all engines together.
+    `max_inflight`: the most chunks in flight on all engines together. `store_patience_s`: the
+    longest wait of a request that should move for its KV to be stored.
     """
 
     def __init__(
@@ -55,9 +55,11 @@ class Scheduler:
         make_policy: Callable[[], Policy] = FirstComeFirstServed,
         placement: Placement | None = None,
         max_inflight: int | None = None,
+        store_patience_s: float = DEFAULT.store_patience_s,
     ) -> None:
         self._inflight = 0
         self._max_inflight = max_inflight
+        self._store_patience_s = store_patience_s
         self._chunk_tokens = chunk_tokens
         self._divide = divide
         self._policy = FairShare(make_policy)
@@ -252,7 +254,7 @@ class Scheduler:
                 continue
             if chosen is not Wait.FOR_STORE:
                 return self._start(request, *chosen, budget, now)
-            self._parking.park(request, now + STORE_PATIENCE_S)
+            self._parking.park(request, now + self._store_patience_s)
         return None
 
     def complete(self, result: ChunkResult) -> None:

@@ -32,7 +32,7 @@ def make_app(service: Service) -> web.Application:
     if settings.api_key is None:
         app.middlewares.append(_own_pages(settings.host))
     app.middlewares.append(token_required(app, settings.api_key, settings.admin_api_key))
-    app.middlewares.append(body_read(settings.body_bytes()))
+    app.middlewares.append(body_read(settings.body_bytes(), service.timing.body_timeout_s))
     generate, info = Generate(service), Info(service)
     app.router.add_route("POST", "/generate", generate.generate)
     app.router.add_route("PUT", "/generate", generate.generate)

@@ -9,15 +9,15 @@ from aiohttp.typedefs import Handler, Middleware
 
 from .errors import BadRequest, TooLarge, TooMany, TooSlow
 
-# A client that sends its body byte by byte holds a socket no longer than this.
-BODY_TIMEOUT_S = 120.0
 LARGE_BYTES = 1 << 20
 MOST_AT_ONCE = 16  # large bodies of the largest size that are read at the same time
 TYPES = ("application/json", "+json", "ndjson", "jsonl")
 
 
-def body_read(most: int) -> Middleware:
+def body_read(most: int, timeout_s: float) -> Middleware:
     """Returns a middleware that reads bodies of up to `most` bytes; handlers then get them at once.
+
+    A body that does not arrive within `timeout_s` is refused.
 
     It also applies to bodies that come in chunks or compressed: what counts is their final size.
     The large bodies that are read at the same time have MOST_AT_ONCE * `most` bytes in all.
@@ -33,7 +33,7 @@ def body_read(most: int) -> Middleware:
                 raise _too_large(most)
             # A compressed body is larger than its length.
             with reading.room(most if size is None or _is_compressed(request) else size):
-                await _read(request, most)
+                await _read(request, most, timeout_s)
         return await handler(request)
 
     return read
@@ -65,12 +65,12 @@ def _is_compressed(request: web.Request) -> bool:
     return request.headers.get("Content-Encoding", "identity") != "identity"
 
 
-async def _read(request: web.Request, most: int) -> None:
+async def _read(request: web.Request, most: int, timeout_s: float) -> None:
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             await request.read()
     except TimeoutError as error:
-        raise TooSlow(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from error
+        raise TooSlow(f"the body did not arrive within {timeout_s:g} s") from error
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_large(most) from error
     except web.RequestPayloadError as error:

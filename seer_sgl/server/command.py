@@ -27,8 +27,6 @@ connections = logging.getLogger(f"{__name__}.connections")  # what aiohttp repor
 SERVER_KEY = "SEER_SGL_SERVER_KEY"  # environment variable: the bearer token of clients
 ADMIN_KEY = "SEER_SGL_ADMIN_KEY"  # likewise, of the control plane
 SHUTDOWN_S = 5.0  # for responses that are being written when the server stops
-# A connection without a request is closed: an idle one, or one whose header arrives byte by byte.
-IDLE_S = 75.0
 COLLECT_AFTER = 100_000  # new objects beyond those freed; 2,000 responses are about 150,000
 
 
@@ -90,7 +88,7 @@ async def serving(service: Service) -> AsyncIterator[str]:
         access_log=None,
         handler_cancellation=True,  # a client that hangs up ends its requests
         shutdown_timeout=SHUTDOWN_S,
-        keepalive_timeout=IDLE_S,
+        keepalive_timeout=service.timing.idle_s,
         logger=connections,
     )
     await runner.setup()

@@ -24,7 +24,7 @@ COPIED = ("Content-Type", "Retry-After")
 OWN = "x-sglext-"  # headers with which clients ask SGLang for more in its answer
 ABORT_S = 2.0
 # SGLang ignores an abort of a request that it is still reading, so that it is sent again.
-ABORTS, ABORT_AGAIN_S = 5, 1.0
+ABORTS = 5
 Find = Callable[[str], HttpEngine | None]
 
 
@@ -33,6 +33,7 @@ class Forwarded:
 
     `rids`: the names by which an engine ends it; empty: an engine has no names for it that are
     known here. `find` returns an engine by its id. `reason`: why the request is sent as it is.
+    `abort_again_s`: after this time an abort is sent again.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Forwarded:
         find: Find,
         *,
         reason: str,
+        abort_again_s: float,
     ) -> None:
         self._http = http
         self._path = path
@@ -51,6 +53,7 @@ class Forwarded:
         self._rids = rids
         self._find = find
         self._reason = reason
+        self._abort_again_s = abort_again_s
         # Its time runs out when it is aborted before an engine has it.
         self.wait = asyncio.timeout(None)
         self._headers = {
@@ -128,7 +131,7 @@ class Forwarded:
     async def abort(self, prefix: str) -> None:
         """Ends it: the engine that has it answers with the tokens so far.
 
-        Returns when that answer was passed on, after about ABORTS seconds at the latest.
+        Returns when that answer was passed on, after ABORTS waits at the latest.
         """
         named: list[dict[str, Any]] = [{"rid": rid} for rid in self._rids if rid.startswith(prefix)]
         for _ in range(ABORTS):
@@ -141,7 +144,7 @@ class Forwarded:
                 for body in named or [{"abort_all": True}]:
                     await _send_abort(engine, dumps(body))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ABORT_AGAIN_S):
+                async with asyncio.timeout(self._abort_again_s):
                     await self._returned.wait()
 
 

@@ -21,9 +21,7 @@ from .errors import TooMany, Unavailable
 from .json import json_response
 from .service import Service
 
-HEALTH_TIMEOUT_S = 20.0  # SGLang's own (SGLANG_HEALTH_CHECK_TIMEOUT)
 HEALTH_POLL_S = 0.05
-CONTROL_TIMEOUT_S = 10.0
 
 
 class Info:
@@ -70,14 +68,15 @@ class Info:
     async def _until_progress(self, before: int, answer: Answer | None = None) -> None:
         """Waits for work of the engines since a count of it. Raises Unavailable, and the answer's
         error."""
+        timeout_s = self._service.timing.health_timeout_s
         try:
-            async with asyncio.timeout(HEALTH_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 while self._service.progress.count == before:
                     if answer is not None and answer.ended:
                         return await answer.end()
                     await asyncio.sleep(HEALTH_POLL_S)
         except TimeoutError as error:
-            raise Unavailable(f"no token within {HEALTH_TIMEOUT_S:g} s") from error
+            raise Unavailable(f"no token within {timeout_s:g} s") from error
 
     async def model_info(self, _: web.Request) -> web.Response:
         """An engine's description of the model."""
@@ -149,15 +148,23 @@ class Info:
 
     async def _load(self, engine: HttpEngine, query: str) -> dict[str, Any] | None:
         try:
-            return await _got(engine, "/v1/loads" + query)
+            return await self._got(engine, "/v1/loads" + query)
         except (EngineError, Unavailable, TimeoutError, msgspec.DecodeError):
             return None
 
     async def _asked(self, path: str) -> dict[str, Any]:
         try:
-            return await _got(self._service.any_engine(), path)
+            return await self._got(self._service.any_engine(), path)
         except (EngineError, TimeoutError, msgspec.DecodeError) as error:
             raise Unavailable(f"{path}: {error}") from error
+
+    async def _got(self, engine: HttpEngine, path: str) -> dict[str, Any]:
+        """Returns the JSON object at a path of an engine."""
+        timeout_s = self._service.timing.control_timeout_s
+        async with asyncio.timeout(timeout_s), engine.send("GET", path) as answer:
+            if answer.status != HTTPStatus.OK:
+                raise Unavailable(f"{path}: HTTP {answer.status}")
+            return msgspec.json.decode(await read_body(answer, REPLY_BYTES), type=dict)
 
 
 def _one_token() -> Call:
@@ -171,11 +178,3 @@ def _one_token() -> Call:
         group_id=f"health-{uuid.uuid4().hex}",
         group_size=1,
     )
-
-
-async def _got(engine: HttpEngine, path: str) -> dict[str, Any]:
-    """Returns the JSON object at a path of an engine."""
-    async with asyncio.timeout(CONTROL_TIMEOUT_S), engine.send("GET", path) as answer:
-        if answer.status != HTTPStatus.OK:
-            raise Unavailable(f"{path}: HTTP {answer.status}")
-        return msgspec.json.decode(await read_body(answer, REPLY_BYTES), type=dict)

@@ -27,7 +27,6 @@ from .rollout_served import ServedRollout
 
 # An ended rollout is kept for the client that asks for its report; a report is a few kilobytes.
 REMEMBERED = 64
-REMEMBERED_S = 3600.0
 PROMPTS_PER_STEP = 16  # between them, other clients are served: a prompt may be long to tokenize
 clock = time.monotonic
 Records = Iterable[PromptRecord | str]
@@ -225,7 +224,8 @@ class Rollouts:
     def _forget(self) -> None:
         while self._ended:
             oldest = next(iter(self._ended.values()))
-            if len(self._ended) <= REMEMBERED and clock() - (oldest.ended_at or 0) < REMEMBERED_S:
+            age_s = clock() - (oldest.ended_at or 0)
+            if len(self._ended) <= REMEMBERED and age_s < self._rollout.timing.ended_rollout_s:
                 return
             self._ended.popitem(last=False)
 

@@ -49,6 +49,7 @@ class Service:
     def __init__(self, rollout: Rollout) -> None:
         self.rollout = rollout
         self.config: Config = rollout.config
+        self.timing = rollout.timing
         self.generation = Generation(rollout.driver, self.settings)
         self.rollouts = Rollouts(rollout, self.generation, self.settings)
         self.undivided = Undivided()
@@ -192,7 +193,15 @@ class Service:
         it.
         """
         self.undivided.count(reason)
-        forwarded = Forwarded(http, http.path_qs, body, rids, self.engine, reason=reason)
+        forwarded = Forwarded(
+            http,
+            http.path_qs,
+            body,
+            rids,
+            self.engine,
+            reason=reason,
+            abort_again_s=self.timing.abort_again_s,
+        )
         self._forwarded.add(forwarded)
         try:
             async with forwarded.wait:

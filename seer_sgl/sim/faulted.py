@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from typing_extensions import override
 
-from seer_sgl.driver import monitor
 from seer_sgl.driver.driver import Settings
 from seer_sgl.driver.observer import Observer
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.scheduling.lengths import KnownLengths
+from seer_sgl.timing import DEFAULT
 
 from .clock import run_virtually
 from .config import SimConfig
@@ -75,7 +75,7 @@ def faulted_settings(
         driver_settings(config, known),
         stall_timeout_s=faults.stall_timeout_s,
         recovery_timeout_s=faults.recovery_timeout_s,
-        poll_s=monitor.POLL_S,
+        timing=DEFAULT,
     )
 
 

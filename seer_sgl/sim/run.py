@@ -11,6 +11,7 @@ from seer_sgl.report.recorder import Recorder
 from seer_sgl.sampling import Sampling
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.lengths import KnownLengths
+from seer_sgl.timing import Timing
 from seer_sgl.types import Group, Prompt, Request
 
 from .clock import run_virtually
@@ -116,7 +117,7 @@ def driver_settings(config: SimConfig, known: KnownLengths | None) -> Settings:
         scheduling=config.scheduling,
         stall_timeout_s=FOREVER_S,
         recovery_timeout_s=FOREVER_S,
-        poll_s=POLL_S,
+        timing=Timing(poll_s=POLL_S),
         known=known,
         costs=costs,
     )

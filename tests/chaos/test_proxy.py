@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from seer_sgl import Rollout
-from seer_sgl.driver import monitor, stall
 from seer_sgl.engine.client import HttpEngine
+from seer_sgl.timing import Timing
 from tests.chaos.proxy import Proxy, proxy
 from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving
 
@@ -141,8 +141,6 @@ DISTURBANCES: dict[str, Callable[[Proxy], Any]] = {
 async def test_no_sample_is_lost_while_connections_are_disturbed(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.05)
-    monkeypatch.setattr(stall, "READMISSION_MOST_S", 0.2)
     monkeypatch.setattr(HttpEngine, "vocab_size", property(lambda _: VOCAB, lambda *_: None))
     prompt_lens: dict[int, int] = {}
     fakes = [FakeSGLang(delay_s=0.02, prompt_lens=prompt_lens) for _ in range(2)]
@@ -163,7 +161,9 @@ async def test_no_sample_is_lost_while_connections_are_disturbed(
             "rollout": {"n_samples_per_prompt": 8, "seed": 3},
             "sampling": {"max_response_len": 50},
         }
-        rollout = await stack.enter_async_context(Rollout(config))
+        rollout = await stack.enter_async_context(
+            Rollout(config, timing=Timing(poll_s=0.05, readmission_most_s=0.2))
+        )
         prompts = [{"prompt_ids": [1 + n, 2], "id": f"p{n}"} for n in range(8)]
         met, samples = 0, []
         async for group in rollout.run(prompts):

@@ -6,8 +6,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from seer_sgl.driver import stall
-from seer_sgl.engine import client
 from seer_sgl.types import Prompt, token_array
 from tests.chaos import strikes
 from tests.chaos.plan import Kind, draw
@@ -15,7 +13,7 @@ from tests.chaos.rolling import Chaotic, Rolled, Stage
 from tests.chaos.verdict import by_kind, judge
 from tests.chaos.wires import wired
 from tests.engine.test_fleet import nothing_left as nothing_left  # noqa: PLC0414 (autouse)
-from tests.engine.test_restart import config, rolling, weights_folder
+from tests.engine.test_restart import RESTARTING, config, rolling, weights_folder
 from tests.engine.test_restart import quick as quick  # noqa: PLC0414 (an autouse fixture)
 
 pytestmark = pytest.mark.process
@@ -40,11 +38,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+# The driver reacts sooner still.
+TIMING = msgspec.structs.replace(RESTARTING, readmission_most_s=0.2, control_timeout_s=0.5)
+
+
 @pytest.fixture(autouse=True)
 def quicker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the driver react sooner still."""
-    monkeypatch.setattr(stall, "READMISSION_MOST_S", 0.2)
-    monkeypatch.setattr(client, "CONTROL_TIMEOUT_S", 0.5)
+    """Makes faults follow each other soon."""
     monkeypatch.setattr(strikes, "UNDER_WAY_S", 0.03)
 
 
@@ -58,7 +58,7 @@ async def test_all_faults_happen_and_no_sample_is_lost_doubled_or_changed(tmp_pa
     for section, values in SETTINGS.items():
         settings[section] = {**settings[section], **values}
     plan = draw(3, 2, kinds=QUICK_KINDS)
-    async with wired() as wires, rolling(settings, tmp_path) as rollout:
+    async with wired() as wires, rolling(settings, tmp_path, TIMING) as rollout:
         stage = Stage(rollout, wires)
         calm = await stage.calm(prompts)
         chaotic = await stage.chaotic(prompts, plan, calm.report["response_tokens"], print)

@@ -15,7 +15,6 @@ import pytest
 from typing_extensions import override
 
 from seer_sgl.config import SchedulingConfig
-from seer_sgl.driver import flights, monitor
 from seer_sgl.driver.driver import Driver, Settings
 from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.driver.observer import Observer
@@ -25,6 +24,7 @@ from seer_sgl.engine.describe import describe
 from seer_sgl.engine.session import open_session
 from seer_sgl.errors import ChunkRecalled, ConfigError, RolloutError
 from seer_sgl.link.server import LinkServer
+from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import (
     Chunk,
     ChunkResult,
@@ -41,6 +41,7 @@ from seer_sgl.types import (
 )
 from tests.fake_sglang import FakeSGLang, response_of, serving
 from tests.link.test_link import until
+from tests.support.timing import QUICK
 
 CHUNK = 8
 LIMIT = 60
@@ -76,7 +77,7 @@ class FakeFleet:
 
 @contextlib.asynccontextmanager
 async def staged(
-    *fakes: FakeSGLang, joined: int | None = None, **settings: Any
+    *fakes: FakeSGLang, joined: int | None = None, timing: Timing = DEFAULT, **settings: Any
 ) -> AsyncIterator[Stage]:
     async with contextlib.AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session())
@@ -85,11 +86,15 @@ async def staged(
         for number, fake in enumerate(fakes):
             fake.prompt_lens = prompt_lens
             url = await stack.enter_async_context(serving(fake))
-            engines.append(HttpEngine(await describe(session, f"e{number}", url), session))
+            engines.append(
+                HttpEngine(await describe(session, f"e{number}", url), session, timing=timing)
+            )
         driver = await stack.enter_async_context(
             Driver.over(
                 FakeFleet(engines[:joined]),
-                Settings(scheduling=SchedulingConfig(chunk_tokens=CHUNK), **settings),
+                Settings(
+                    scheduling=SchedulingConfig(chunk_tokens=CHUNK), timing=timing, **settings
+                ),
             )
         )
         yield Stage(driver, engines)
@@ -279,12 +284,9 @@ async def test_requests_that_wait_are_aborted_at_once_and_finished_ones_stay() -
         run.abort(group.requests[0])
 
 
-async def test_an_abort_of_a_deaf_engine_ends_without_the_chunks_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(flights, "RECALL_S", 0.05)
+async def test_an_abort_of_a_deaf_engine_ends_without_the_chunks_tokens() -> None:
     fake = FakeSGLang(faults=deque(["ok", "stall"]), longest=1 << 20)
-    async with staged(fake) as stage:
+    async with staged(fake, timing=Timing(recall_s=0.05)) as stage:
         (group,) = stage.groups(1, n=1)
         run = stage.driver.submit([group])
         await until(lambda: len(fake.seen) == 2)
@@ -313,12 +315,9 @@ async def test_a_pause_keeps_tokens_and_sends_nothing_until_it_is_over() -> None
     assert all(isinstance(error, ChunkRecalled) for error in events.errors)
 
 
-async def test_nothing_is_sent_before_every_engine_serves_the_new_weights(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_nothing_is_sent_before_every_engine_serves_the_new_weights() -> None:
     fakes = [FakeSGLang(delay_s=0.01), FakeSGLang(delay_s=0.01)]
-    async with staged(*fakes) as stage:
+    async with staged(*fakes, timing=QUICK) as stage:
         run = stage.driver.submit(stage.groups(4))
         await until(lambda: all(len(fake.seen) > 8 for fake in fakes))
         fakes[0].weight_version = "v2"
@@ -340,9 +339,8 @@ async def test_nothing_is_sent_before_every_engine_serves_the_new_weights(
             assert [span.version for span in sample.weight_spans] in (["v1"], ["v1", "v2"], ["v2"])
 
 
-async def test_an_engine_that_keeps_its_weights_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
-    async with staged(FakeSGLang(), recovery_timeout_s=0.1) as stage:
+async def test_an_engine_that_keeps_its_weights_is_named() -> None:
+    async with staged(FakeSGLang(), recovery_timeout_s=0.1, timing=QUICK) as stage:
         with pytest.raises(RolloutError, match="engine e0 still serves weights v1, not v2"):
             await stage.driver.reweigh("v2")
 
@@ -494,10 +492,9 @@ async def test_an_observer_may_end_its_own_run(when: str, what: str) -> None:
     assert len(over.samples) == 3 or over.failure is not None
 
 
-async def test_nobody_waits_for_a_driver_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_nobody_waits_for_a_driver_that_has_ended() -> None:
     fake = FakeSGLang(faults=deque(["stall"] * 4))
-    async with staged(fake, recovery_timeout_s=0.1) as stage:
+    async with staged(fake, recovery_timeout_s=0.1, timing=QUICK) as stage:
         driver = stage.driver
         run = driver.submit(stage.groups(1))
         await until(lambda: fake.running == 4)
@@ -512,12 +509,9 @@ async def test_nobody_waits_for_a_driver_that_has_ended(monkeypatch: pytest.Monk
         fake.wake_stalled()
 
 
-async def test_engines_that_join_or_come_back_serve_the_new_weights(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_engines_that_join_or_come_back_serve_the_new_weights() -> None:
     fakes = [FakeSGLang() for _ in range(4)]
-    async with staged(*fakes, joined=2) as stage:
+    async with staged(*fakes, joined=2, timing=QUICK) as stage:
         driver = stage.driver
         fakes[1].away = True
         slots = {slot.engine_id: slot for slot in driver._scheduler.engines}
@@ -535,10 +529,9 @@ async def test_engines_that_join_or_come_back_serve_the_new_weights(
         check(await all_of(run), n=1)
 
 
-async def test_a_later_reweigh_supersedes_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_a_later_reweigh_supersedes_an_earlier_one() -> None:
     fake = FakeSGLang()
-    async with staged(fake) as stage:
+    async with staged(fake, timing=QUICK) as stage:
         first = asyncio.create_task(stage.driver.reweigh("v2"))
         await asyncio.sleep(0)
         second = asyncio.create_task(stage.driver.reweigh("v3"))
@@ -614,7 +607,7 @@ async def test_an_engine_that_loaded_old_weights_during_an_update_does_not_serve
 ) -> None:
     reports = [{"version": "1", "missing": [], "instance": name, "weights": "old"} for name in "ab"]
     fakes = [FakeSGLang(plugin=report, model_path="old") for report in reports]
-    async with staged(*fakes, joined=1, poll_s=0.01) as stage:
+    async with staged(*fakes, joined=1, timing=Timing(poll_s=0.01)) as stage:
         engine = Reloading(stage.engines[1], fakes[1])
         stage.driver.add_engine(engine)
         await until(lambda: stage.driver.available("e1"))

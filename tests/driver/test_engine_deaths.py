@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from seer_sgl.driver import monitor
 from seer_sgl.errors import RolloutError
 from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.scheduling.suspects import MORE_STALLS
 from seer_sgl.types import Group
 from tests.fake_sglang import FakeSGLang, response_of
 from tests.link.test_link import until
+from tests.support.timing import QUICK
 
 from .test_loop import PROMPTS, all_groups, check, rolling
 
@@ -48,14 +48,11 @@ def check_whole(group: Group, limit: int = 60) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 31, 63])
-async def test_three_engines_at_most_die_of_a_request_and_all_others_are_whole(
-    place: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_three_engines_at_most_die_of_a_request_and_all_others_are_whole(place: int) -> None:
     prompts = [*MANY[:place], {"prompt_ids": POISON, "id": "poison"}, *MANY[place:]]
     fakes = fleet_of(4)
     settings = {"n_samples_per_prompt": 1, "on_failure": "sample"}
-    async with rolling(*fakes, rollout=settings) as rollout:
+    async with rolling(*fakes, rollout=settings, timing=QUICK) as rollout:
         groups = await groups_of(rollout, prompts)
         report = rollout.report()
     failed = [group for group in groups if group.group_id == "poison"]
@@ -73,11 +70,10 @@ async def test_three_engines_at_most_die_of_a_request_and_all_others_are_whole(
     assert report["retries"] == report["lost_chunks"] - 1 > 0
 
 
-async def test_a_request_that_kills_late_comes_back_with_its_tokens_and_kills_three_at_most(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_request_that_kills_late_comes_back_with_its_tokens_and_kills_three_at_most() -> (
+    None
+):
     """Chunks of 40 tokens are longer than the short first chunk of a suspect."""
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
     fakes = fleet_of(5)
     for fake in fakes:
         fake.deadly_from = 49
@@ -86,6 +82,7 @@ async def test_a_request_that_kills_late_comes_back_with_its_tokens_and_kills_th
         *fakes,
         rollout={"n_samples_per_prompt": 1, "on_failure": "sample", "seed": 5},
         scheduling={"chunk_tokens": 40},
+        timing=QUICK,
     ) as rollout:
         groups = await groups_of(rollout, prompts)
     poison = next(group for group in groups if group.group_id == "poison").samples[0]
@@ -102,9 +99,8 @@ async def test_a_request_that_kills_late_comes_back_with_its_tokens_and_kills_th
 
 @pytest.mark.parametrize("on_failure", ["group", "sample"])
 async def test_siblings_of_a_request_that_was_given_up_go_on_only_if_they_should(
-    on_failure: str, monkeypatch: pytest.MonkeyPatch
+    on_failure: str,
 ) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
 
     unlucky: list[int] = []  # the seed of one request
 
@@ -118,9 +114,7 @@ async def test_siblings_of_a_request_that_was_given_up_go_on_only_if_they_should
             return "400" if seed in unlucky else ""
 
     async with rolling(
-        Picky(longest=200),
-        Picky(longest=200),
-        rollout={"on_failure": on_failure},
+        Picky(longest=200), Picky(longest=200), rollout={"on_failure": on_failure}, timing=QUICK
     ) as rollout:
         groups: list[Group] = []
         error = ""
@@ -145,15 +139,12 @@ async def test_siblings_of_a_request_that_was_given_up_go_on_only_if_they_should
     assert report["wasted_tokens"] == 0
 
 
-async def test_engines_that_die_one_after_another_and_come_back_cost_no_sample(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_engines_that_die_one_after_another_and_come_back_cost_no_sample() -> None:
     """The second one dies when no request is a suspect because of the first."""
     fakes = [FakeSGLang(delay_s=0.03, longest=200) for _ in range(3)]
     fakes[0].faults = deque(["ok"] * 3 + ["die"])
 
-    async with rolling(*fakes, sampling={"max_response_len": 300}) as rollout:
+    async with rolling(*fakes, sampling={"max_response_len": 300}, timing=QUICK) as rollout:
         running = asyncio.create_task(all_groups(rollout))
         await fakes[0].dead.wait()
         await fakes[0].start()
@@ -193,14 +184,13 @@ class Stalled(FakeSGLang):
         return await super().abort_request(http)
 
 
-async def test_a_request_that_stalls_engines_is_given_up_and_no_other_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_a_request_that_stalls_engines_is_given_up_and_no_other_one() -> None:
     fakes = [Stalled(delay_s=0.01, longest=200) for _ in range(2)]
     prompts = [*MANY[:9], {"prompt_ids": POISON, "id": "poison"}, *MANY[9:18]]
     settings = {"n_samples_per_prompt": 1, "on_failure": "sample"}
-    async with rolling(*fakes, rollout=settings, engines={"stall_timeout_s": 0.1}) as rollout:
+    async with rolling(
+        *fakes, rollout=settings, engines={"stall_timeout_s": 0.1}, timing=QUICK
+    ) as rollout:
         groups = await groups_of(rollout, prompts)
     assert len(groups) == len(prompts)
     (poison,) = next(group for group in groups if group.group_id == "poison").samples
@@ -212,12 +202,9 @@ async def test_a_request_that_stalls_engines_is_given_up_and_no_other_one(
             check_whole(group)
 
 
-async def test_a_chunk_that_an_engine_never_received_is_not_the_cause_of_its_death(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_a_chunk_that_an_engine_never_received_is_not_the_cause_of_its_death() -> None:
     fake = FakeSGLang(delay_s=0.01, longest=60)
-    async with rolling(fake, engines={"recovery_timeout_s": 20.0}) as rollout:
+    async with rolling(fake, engines={"recovery_timeout_s": 20.0}, timing=QUICK) as rollout:
         fake.die()
         running = asyncio.create_task(all_groups(rollout))
         await asyncio.sleep(0.3)

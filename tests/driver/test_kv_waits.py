@@ -5,18 +5,11 @@ import logging
 from collections import deque
 from typing import Any
 
+import msgspec
 import pytest
 
-from seer_sgl.driver import kv_waits, monitor
-from seer_sgl.driver.kv_waits import (
-    FIRST_PAUSE_S,
-    LEAST_S,
-    LONGEST_PAUSE_S,
-    NOTICE_S,
-    PREFILL_TOK_S,
-    KvWaits,
-    bound_s,
-)
+from seer_sgl.driver.kv_waits import PREFILL_TOK_S, KvWaits
+from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import Chunk, Move
 from tests.fake_sglang import FakeSGLang, reads_none
 from tests.helpers import make_group
@@ -43,10 +36,14 @@ def chunks(count: int, input_len: int = 10) -> list[Chunk]:
 
 
 def test_a_wait_is_too_long_once_all_inputs_could_have_been_prefilled() -> None:
-    assert bound_s(chunks(4, input_len=5_000), prefill_tok_s=1_000.0) == 20.0
-    assert bound_s(chunks(1, input_len=5_000), prefill_tok_s=100_000.0) == LEAST_S
-    assert bound_s([], prefill_tok_s=100.0) == LEAST_S
-    assert bound_s(chunks(2, input_len=10_000), prefill_tok_s=0.0) == 20_000 / PREFILL_TOK_S
+    assert KvWaits().bound_s(chunks(4, input_len=5_000), prefill_tok_s=1_000.0) == 20.0
+    assert (
+        KvWaits().bound_s(chunks(1, input_len=5_000), prefill_tok_s=100_000.0) == DEFAULT.kv_least_s
+    )
+    assert KvWaits().bound_s([], prefill_tok_s=100.0) == DEFAULT.kv_least_s
+    assert (
+        KvWaits().bound_s(chunks(2, input_len=10_000), prefill_tok_s=0.0) == 20_000 / PREFILL_TOK_S
+    )
 
 
 def test_the_wait_of_a_chunk_begins_when_it_is_first_seen_and_ends_with_its_read() -> None:
@@ -62,7 +59,7 @@ def test_the_wait_of_a_chunk_begins_when_it_is_first_seen_and_ends_with_its_read
 def test_chunks_that_come_and_go_are_not_too_late_although_one_always_waits() -> None:
     waits = KvWaits()
     for poll, chunk in enumerate(chunks(100)):
-        assert waits.overdue(0.5 * poll, [chunk], LEAST_S) == []
+        assert waits.overdue(0.5 * poll, [chunk], DEFAULT.kv_least_s) == []
         assert waits.notice(0.5 * poll) == 0
 
 
@@ -71,12 +68,12 @@ def test_a_long_wait_is_noticed_once_until_nothing_waits() -> None:
     noticed = []
     for now, waiting in (
         (0.0, [first]),
-        (NOTICE_S, [first, second]),
-        (NOTICE_S + 1, [first, second]),
-        (NOTICE_S + 2, [second]),
+        (DEFAULT.kv_notice_s, [first, second]),
+        (DEFAULT.kv_notice_s + 1, [first, second]),
+        (DEFAULT.kv_notice_s + 2, [second]),
         (10.0, []),
         (11.0, [first]),
-        (11.0 + NOTICE_S, [first]),
+        (11.0 + DEFAULT.kv_notice_s, [first]),
     ):
         waits.overdue(now, waiting, 100.0)
         noticed.append(waits.notice(now))
@@ -88,25 +85,24 @@ def test_an_engine_reads_again_after_pauses_that_double() -> None:
     now, pauses = 0.0, []
     assert not waits.resumes(1e9)
     for _ in range(8):
-        waits.overdue(now, [], LEAST_S)
-        waits.overdue(now, [chunk], LEAST_S)
-        now += LEAST_S
-        assert waits.overdue(now, [chunk], LEAST_S) == [chunk]
+        waits.overdue(now, [], DEFAULT.kv_least_s)
+        waits.overdue(now, [chunk], DEFAULT.kv_least_s)
+        now += DEFAULT.kv_least_s
+        assert waits.overdue(now, [chunk], DEFAULT.kv_least_s) == [chunk]
         began = now
         while not waits.resumes(now):
             now += 0.5
         pauses.append(now - began)
         assert not waits.resumes(now)
-    assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
-    assert pauses[-1] == LONGEST_PAUSE_S
+    assert pauses[:3] == [
+        DEFAULT.kv_first_pause_s,
+        2 * DEFAULT.kv_first_pause_s,
+        4 * DEFAULT.kv_first_pause_s,
+    ]
+    assert pauses[-1] == DEFAULT.kv_longest_pause_s
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes polls and waits short."""
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
-    monkeypatch.setattr(kv_waits, "LEAST_S", 0.2)
-    monkeypatch.setattr(kv_waits, "NOTICE_S", 0.1)
+READING = Timing(poll_s=0.02, kv_least_s=0.2, kv_notice_s=0.1)
 
 
 class Standing(FakeSGLang):
@@ -116,7 +112,6 @@ class Standing(FakeSGLang):
         return "read"
 
 
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("sampling", [{}, {"frequency_penalty": 0.5}])
 async def test_an_engine_whose_reads_stand_still_loses_its_waiting_chunks_and_no_sample(
     sampling: dict[str, Any], caplog: pytest.LogCaptureFixture
@@ -124,7 +119,7 @@ async def test_an_engine_whose_reads_stand_still_loses_its_waiting_chunks_and_no
     stands = Standing(plugin=PLUGIN)
     with caplog.at_level(logging.WARNING):
         async with rolling(
-            stands, FakeSGLang(plugin=PLUGIN, delay_s=0.02), sampling=sampling
+            stands, FakeSGLang(plugin=PLUGIN, delay_s=0.02), sampling=sampling, timing=READING
         ) as rollout:
             check(await all_groups(rollout))
             report = rollout.report()
@@ -140,21 +135,22 @@ async def test_an_engine_whose_reads_stand_still_loses_its_waiting_chunks_and_no
     assert "engine e0: KV was not read from the pool within" in caplog.text
 
 
-@pytest.mark.usefixtures("quick")
 async def test_the_only_engine_computes_the_kv_that_it_does_not_read() -> None:
     stands = Standing(plugin=PLUGIN)
-    async with rolling(stands) as rollout:
+    async with rolling(stands, timing=READING) as rollout:
         check(await asyncio.wait_for(all_groups(rollout), 60))
         report = rollout.report()
     assert report["lost_chunks"] == len(stands.aborted) == 16, "one chunk per request"
     assert report["chunks"] == len(stands.seen) - 16
 
 
-@pytest.mark.usefixtures("quick")
-async def test_reads_are_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_waits, "FIRST_PAUSE_S", 0.05)
+async def test_reads_are_tried_again_after_a_pause() -> None:
     stands = FakeSGLang(plugin=PLUGIN, faults=deque(["read"]), longest=200, delay_s=0.03)
-    async with rolling(stands, sampling={"max_response_len": 300}) as rollout:
+    async with rolling(
+        stands,
+        sampling={"max_response_len": 300},
+        timing=msgspec.structs.replace(READING, kv_first_pause_s=0.05),
+    ) as rollout:
         check(await all_groups(rollout), longest=200, limit=300)
         assert rollout.report()["lost_chunks"] == 1
     reads = [not reads_none(call) for call in stands.seen]
@@ -162,11 +158,9 @@ async def test_reads_are_tried_again_after_a_pause(monkeypatch: pytest.MonkeyPat
     assert True in reads[stopped:]
 
 
-@pytest.mark.usefixtures("quick")
-async def test_a_read_that_ends_in_time_costs_no_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_waits, "LEAST_S", 1000.0)
+async def test_a_read_that_ends_in_time_costs_no_chunk() -> None:
     slow = FakeSGLang(plugin=PLUGIN, faults=deque(["read"] * 3))
-    async with rolling(slow) as rollout:
+    async with rolling(slow, timing=msgspec.structs.replace(READING, kv_least_s=1000.0)) as rollout:
         rolled = asyncio.create_task(all_groups(rollout))
         await until(lambda: len(slow.kv_reads) == 3)
         await until(lambda: rollout.report()["kv_wait_s"] > 0)
@@ -176,10 +170,11 @@ async def test_a_read_that_ends_in_time_costs_no_chunk(monkeypatch: pytest.Monke
     assert (report["lost_chunks"], slow.aborted) == (0, [])
 
 
-@pytest.mark.usefixtures("quick")
 async def test_a_stock_server_that_names_no_waiting_request_keeps_them() -> None:
     stock = FakeSGLang(faults=deque(["read"]))
-    async with rolling(stock, FakeSGLang(), engines={"stall_timeout_s": 0.5}) as rollout:
+    async with rolling(
+        stock, FakeSGLang(), engines={"stall_timeout_s": 0.5}, timing=READING
+    ) as rollout:
         check(await asyncio.wait_for(all_groups(rollout), 60))
         report = rollout.report()
     assert report["engines"][0]["states"][1]["state"] == "suspect", "it is stuck"

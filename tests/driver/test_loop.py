@@ -14,14 +14,15 @@ import pytest
 from seer_sgl import Rollout
 from seer_sgl.config import UNDIVIDED
 from seer_sgl.config.tree import PolicyName
-from seer_sgl.driver import monitor
 from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
 from seer_sgl.rollout.samples import SampleWriter
+from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import Chunk, ChunkResult, Group
 from tests.fake_sglang import FakeSGLang, response_of, serving
 from tests.helpers import Returns
 from tests.link.test_link import until
+from tests.support.timing import QUICK
 
 PROMPTS: list[dict[str, Any]] = [
     {"prompt_ids": [5] * length, "id": f"p{length}"} for length in (3, 7, 11, 20)
@@ -29,7 +30,9 @@ PROMPTS: list[dict[str, Any]] = [
 
 
 @contextlib.asynccontextmanager
-async def rolling(*fakes: FakeSGLang, **sections: dict[str, Any]) -> AsyncIterator[Rollout]:
+async def rolling(
+    *fakes: FakeSGLang, timing: Timing = DEFAULT, **sections: dict[str, Any]
+) -> AsyncIterator[Rollout]:
     """Opens a Rollout of fake engines that share where responses begin (`prompt_lens`)."""
     async with contextlib.AsyncExitStack() as stack:
         prompt_lens: dict[int, int] = {}
@@ -43,7 +46,7 @@ async def rolling(*fakes: FakeSGLang, **sections: dict[str, Any]) -> AsyncIterat
             "rollout": {"n_samples_per_prompt": 4, "seed": 1, **sections.pop("rollout", {})},
             "sampling": {"max_response_len": 60, **sections.pop("sampling", {})},
         }
-        yield await stack.enter_async_context(Rollout(config))
+        yield await stack.enter_async_context(Rollout(config, timing=timing))
 
 
 def check(groups: list[Group], longest: int = 50, limit: int = 60) -> None:
@@ -124,13 +127,10 @@ class FirstWave(Returns):
 
 
 @pytest.mark.process
-async def test_what_others_use_on_an_engine_is_not_promised_and_their_leaving_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_what_others_use_on_an_engine_is_not_promised_and_their_leaving_is_noticed() -> None:
     fake = FakeSGLang(max_total_num_tokens=200, foreign_tokens=180, delay_s=0.03)
     crowded, alone = FirstWave(), FirstWave()
-    async with rolling(fake) as rollout:
+    async with rolling(fake, timing=QUICK) as rollout:
         (slot,) = rollout.driver._scheduler.engines
         assert slot.ledger is not None
         feedback = slot.ledger.feedback

@@ -13,27 +13,27 @@ from aiohttp import web
 from typing_extensions import override
 
 from seer_sgl import Rollout
-from seer_sgl.driver import monitor, stall
 from seer_sgl.driver.observer import Observer
 from seer_sgl.driver.stall import StallClock
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import EngineStartError, RolloutError
+from seer_sgl.timing import Timing
 from seer_sgl.types import ChunkResult, Failure, FailureKind, Group
 from tests.fake_sglang import VOCAB, FakeSGLang
 from tests.garbage import GARBAGE
 from tests.helpers import Returns
 from tests.link.test_link import until
+from tests.support.timing import QUICK
 
 from .test_loop import PROMPTS, all_groups, check, rolling
 
 
 @pytest.mark.parametrize("fault", ["reset", "mid_body", "503", "abort", "abort_late", "slow"])
-async def test_faults_on_one_engine_lose_nothing_and_change_nothing(
-    fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_faults_on_one_engine_lose_nothing_and_change_nothing(fault: str) -> None:
     bad = FakeSGLang(faults=deque(["ok", fault, fault, "ok", fault]), longest=200)
-    async with rolling(bad, FakeSGLang(longest=200), sampling={"max_response_len": 300}) as rollout:
+    async with rolling(
+        bad, FakeSGLang(longest=200), sampling={"max_response_len": 300}, timing=QUICK
+    ) as rollout:
         groups = await all_groups(rollout)
         check(groups, longest=200, limit=300)
         report = rollout.report()
@@ -46,11 +46,12 @@ async def test_faults_on_one_engine_lose_nothing_and_change_nothing(
     "sampling", [{"json_schema": "{}"}, {"frequency_penalty": 0.5}, {"stop_regex": "a+b"}]
 )
 async def test_an_aborted_request_that_cannot_be_continued_begins_again_from_its_prompt(
-    sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    sampling: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
     fake = FakeSGLang(faults=deque(["ok", "abort", "abort_late", "ok"] * 3), longest=200)
-    async with rolling(fake, sampling={"max_response_len": 150, **sampling}) as rollout:
+    async with rolling(
+        fake, sampling={"max_response_len": 150, **sampling}, timing=QUICK
+    ) as rollout:
         groups = await all_groups(rollout)
         check(groups, longest=200, limit=150)
         report = rollout.report()
@@ -65,13 +66,16 @@ async def test_an_aborted_request_that_cannot_be_continued_begins_again_from_its
 async def test_replies_that_cannot_be_true_cost_chunks_and_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.005)
-    monkeypatch.setattr(stall, "READMISSION_MOST_S", 0.005)
     monkeypatch.setattr(HttpEngine, "vocab_size", property(lambda _: VOCAB, lambda *_: None))
     shapes = [shape for shape in GARBAGE if shape != "endless"]
     bad = FakeSGLang(faults=deque(f"garbage {shape}" for shape in shapes), longest=200)
     good = FakeSGLang(longest=200, delay_s=0.05)
-    async with rolling(bad, good, sampling={"max_response_len": 300}) as rollout:
+    async with rolling(
+        bad,
+        good,
+        sampling={"max_response_len": 300},
+        timing=Timing(poll_s=0.005, readmission_most_s=0.005),
+    ) as rollout:
         check(await all_groups(rollout), longest=200, limit=300)
         first, second = rollout.report()["engines"]
     assert not bad.faults
@@ -88,11 +92,10 @@ async def test_replies_that_cannot_be_true_cost_chunks_and_are_counted(
     ],
 )
 async def test_an_engine_that_garbles_what_it_says_of_itself_is_left_alone_until_it_does_not(
-    path: str, shape: str, monkeypatch: pytest.MonkeyPatch
+    path: str, shape: str
 ) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
     bad, good = FakeSGLang(faults=deque(["ok", "503"])), FakeSGLang(delay_s=0.02)
-    async with rolling(bad, good) as rollout:
+    async with rolling(bad, good, timing=QUICK) as rollout:
         bad.garbled = {path: shape}
         check(await all_groups(rollout))
         before = len(bad.seen)
@@ -101,33 +104,26 @@ async def test_an_engine_that_garbles_what_it_says_of_itself_is_left_alone_until
     assert len(bad.seen) > before, "the engine is used again"
 
 
-async def test_an_engine_that_aborts_for_ever_does_not_hold_a_group_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.002)
+async def test_an_engine_that_aborts_for_ever_does_not_hold_a_group_for_ever() -> None:
     fake = FakeSGLang(faults=deque(["abort_queued"] * 10_000))
     engines = {"recovery_timeout_s": 0.01}
-    async with rolling(fake, engines=engines) as rollout:
+    async with rolling(fake, engines=engines, timing=Timing(poll_s=0.002)) as rollout:
         with pytest.raises(RolloutError, match="before its first token"):
             await asyncio.wait_for(all_groups(rollout), 60)
     assert len(fake.seen) > len(PROMPTS)
 
 
-async def test_an_engine_that_dies_for_good_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_an_engine_that_dies_for_good_is_survived() -> None:
     dying = FakeSGLang(faults=deque(["ok"] * 3 + ["reset"] * 1000), healthy=False)
-    async with rolling(dying, FakeSGLang(delay_s=0.01)) as rollout:
+    async with rolling(dying, FakeSGLang(delay_s=0.01), timing=QUICK) as rollout:
         check(await all_groups(rollout))
     assert len(dying.seen) > 3, "the engine received chunks and lost them"
 
 
-async def test_a_stuck_engine_loses_its_chunks_to_the_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_a_stuck_engine_loses_its_chunks_to_the_other() -> None:
     stuck = FakeSGLang(faults=deque(["ok", "ok"] + ["stall"] * 1000), healthy=False)
     engines = {"stall_timeout_s": 0.3}
-    async with rolling(stuck, FakeSGLang(), engines=engines) as rollout:
+    async with rolling(stuck, FakeSGLang(), engines=engines, timing=QUICK) as rollout:
         check(await all_groups(rollout))
         assert rollout.report()["lost_chunks"] >= 1
     assert stuck.aborted, "chunks taken back are aborted on the engine"
@@ -144,13 +140,10 @@ class Flickering(FakeSGLang):
         return await super().loads(http) if self.answers else web.Response(status=503)
 
 
-async def test_a_stuck_engine_that_answers_now_and_then_loses_its_chunks_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_a_stuck_engine_that_answers_now_and_then_loses_its_chunks_too() -> None:
     stuck = Flickering(faults=deque(["stall"] * 1000), healthy=False)
     engines = {"stall_timeout_s": 0.3}
-    async with rolling(stuck, FakeSGLang(), engines=engines) as rollout:
+    async with rolling(stuck, FakeSGLang(), engines=engines, timing=QUICK) as rollout:
         check(await all_groups(rollout))
         assert rollout.report()["lost_chunks"] >= 1
     assert stuck.aborted
@@ -163,15 +156,15 @@ class Poisoned(FakeSGLang):
         return "500" if call["input_ids"] == [5] * 11 else ""
 
 
-async def test_a_request_that_always_fails_gives_up_its_group_and_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_request_that_always_fails_gives_up_its_group_and_no_other() -> None:
     """Each failure takes the engine out before the monitor polls it."""
-    monkeypatch.setattr(monitor, "POLL_S", 0.01)
-    monkeypatch.setattr(stall, "READMISSION_MOST_S", 0.02)
     prompts = [*PROMPTS, *({"prompt_ids": [6] * 9, "id": f"q{i}"} for i in range(28))]
     groups = []
-    async with rolling(Poisoned(delay_s=0.005), engines={"recovery_timeout_s": 0.2}) as rollout:
+    async with rolling(
+        Poisoned(delay_s=0.005),
+        engines={"recovery_timeout_s": 0.2},
+        timing=Timing(poll_s=0.01, readmission_most_s=0.02),
+    ) as rollout:
         with pytest.raises(RolloutError, match=r"1 of 32 groups .* HTTP 500"):
             async for group in rollout.run(prompts):
                 groups.append(group)  # noqa: PERF401
@@ -202,15 +195,12 @@ async def test_a_prompt_that_sglang_refuses_gives_up_its_group_only(count: int) 
 
 @pytest.mark.process
 @pytest.mark.parametrize("status", ["400", "401", "403", "404", "405", "413", "422"])
-async def test_an_engine_that_refuses_everything_costs_no_group(
-    status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_an_engine_that_refuses_everything_costs_no_group(status: str) -> None:
     refuses = FakeSGLang(faults=deque(["ok"] * 4 + [status] * 100_000), delay_s=0.002, longest=200)
     serves = FakeSGLang(delay_s=0.002, longest=200, max_running_requests=3)
     engines = {"recovery_timeout_s": 0.2}
     async with rolling(
-        refuses, serves, engines=engines, sampling={"max_response_len": 300}
+        refuses, serves, engines=engines, sampling={"max_response_len": 300}, timing=QUICK
     ) as rollout:
         check(await all_groups(rollout), longest=200, limit=300)
         report = rollout.report()
@@ -219,33 +209,23 @@ async def test_an_engine_that_refuses_everything_costs_no_group(
 
 
 @pytest.mark.parametrize("status", ["400", "405", "500"])
-async def test_a_fleet_that_refuses_everything_and_is_healthy_ends_the_rollout(
-    status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_a_fleet_that_refuses_everything_and_is_healthy_ends_the_rollout(status: str) -> None:
     fakes = [FakeSGLang(faults=deque([status] * 100_000)) for _ in range(2)]
-    async with rolling(*fakes, engines={"recovery_timeout_s": 0.3}) as rollout:
+    async with rolling(*fakes, engines={"recovery_timeout_s": 0.3}, timing=QUICK) as rollout:
         with pytest.raises(RolloutError, match=f"HTTP {status}: fault {status}"):
             await asyncio.wait_for(all_groups(rollout), 60)
 
 
-async def test_no_engine_left_is_an_error_that_keeps_what_had_finished(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_no_engine_left_is_an_error_that_keeps_what_had_finished() -> None:
     fake = FakeSGLang(longest=5, faults=deque(["ok"] * 6 + ["reset"] * 1000), healthy=False)
-    async with rolling(fake, engines={"recovery_timeout_s": 0.3}) as rollout:
+    async with rolling(fake, engines={"recovery_timeout_s": 0.3}, timing=QUICK) as rollout:
         with pytest.raises(RolloutError, match=r"no engine has served for 0\.3 s"):
             await all_groups(rollout)
         assert rollout.report()["samples"] >= 1
 
 
 @pytest.mark.process
-async def test_a_driver_that_was_stopped_gives_no_engine_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
-    monkeypatch.setattr("seer_sgl.engine.describe.CONTROL_TIMEOUT_S", 0.5)
+async def test_a_driver_that_was_stopped_gives_no_engine_up() -> None:
 
     class Slow(FakeSGLang):
         async def loads(self, http: Any) -> Any:
@@ -263,7 +243,9 @@ async def test_a_driver_that_was_stopped_gives_no_engine_up(
                 time.sleep(1.0)
 
     fake, stopper = Slow(delay_s=0.1), Stopper()
-    async with rolling(fake, engines={"recovery_timeout_s": 0.7}) as rollout:
+    async with rolling(
+        fake, engines={"recovery_timeout_s": 0.7}, timing=Timing(poll_s=0.02, control_timeout_s=0.5)
+    ) as rollout:
         check(await all_groups(rollout, stopper))
     assert stopper.stops == 0
 
@@ -312,13 +294,13 @@ async def test_other_prompts_under_the_same_ids_after_leaving_early() -> None:
 
 
 @pytest.mark.process
-async def test_closing_tells_the_engine_of_every_chunk_in_flight(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("seer_sgl.engine.client.ABORT_TIMEOUT_S", 60.0)
-    monkeypatch.setattr("seer_sgl.driver.loop.SETTLE_S", 60.0)
+async def test_closing_tells_the_engine_of_every_chunk_in_flight() -> None:
     fake = FakeSGLang(faults=deque(["ok"] * 4 + ["stall"] * 196), longest=1)
-    async with rolling(fake, rollout={"n_samples_per_prompt": 50}) as rollout:
+    async with rolling(
+        fake,
+        rollout={"n_samples_per_prompt": 50},
+        timing=Timing(abort_timeout_s=60.0, settle_s=60.0),
+    ) as rollout:
         groups = rollout.run(PROMPTS)
         waiting = asyncio.ensure_future(anext(groups))
         await asyncio.wait_for(fake.stalled.wait(), 60)
@@ -328,12 +310,9 @@ async def test_closing_tells_the_engine_of_every_chunk_in_flight(
 
 
 @pytest.mark.process
-async def test_an_engine_that_was_away_between_two_runs_does_no_harm(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_an_engine_that_was_away_between_two_runs_does_no_harm() -> None:
     fake = FakeSGLang()
-    async with rolling(fake, engines={"recovery_timeout_s": 1.0}) as rollout:
+    async with rolling(fake, engines={"recovery_timeout_s": 1.0}, timing=QUICK) as rollout:
         check(await all_groups(rollout))
         fake.away = True
         await asyncio.sleep(1.5)
@@ -354,11 +333,10 @@ async def test_a_run_closed_before_its_chunks_started_leaves_nothing_reserved() 
         assert [(slot.inflight, slot.ledger and slot.ledger.used) for slot in slots] == [(0, 0)]
 
 
-async def test_an_engine_that_cannot_be_joined_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seer_sgl.engine.launch.external.JOIN_TIMEOUT_S", 0.1)
+async def test_an_engine_that_cannot_be_joined_is_named() -> None:
     config = {"engines": {"launch": "external", "urls": ["http://127.0.0.1:9"]}}
     with pytest.raises(EngineStartError, match=r"engine e0 \(http://127.0.0.1:9\)"):
-        async with Rollout(config):
+        async with Rollout(config, timing=Timing(join_timeout_s=0.1)):
             pass
 
 

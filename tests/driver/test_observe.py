@@ -8,6 +8,7 @@ from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.types import ChunkResult, EngineLoad, Prompt, Request, Sampling, token_array
 from tests.fake_sglang import FakeSGLang
 from tests.link.test_link import until
+from tests.support.timing import QUICK
 
 from .test_driver import LIMIT, Events, all_of, check, staged
 
@@ -82,7 +83,7 @@ async def test_an_observer_of_all_runs_receives_the_chunks_of_a_closed_run() -> 
 
 async def test_the_events_of_engines_come_once_however_many_runs_are_open() -> None:
     events = AllEvents()
-    async with staged(FakeSGLang(), FakeSGLang(), joined=1, poll_s=0.02) as stage:
+    async with staged(FakeSGLang(), FakeSGLang(), joined=1, timing=QUICK) as stage:
         stage.driver.observe(events)
         runs = [stage.driver.open_run() for _ in range(3)]
         stage.driver.add_engine(stage.engines[1])

@@ -8,10 +8,10 @@ import pytest
 from aiohttp import web
 from typing_extensions import override
 
-from seer_sgl.driver import monitor, queue_watch
-from seer_sgl.driver.queue_watch import STANDING_S, QueueWatch
+from seer_sgl.driver.queue_watch import QueueWatch
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.placement import EngineSlot
+from seer_sgl.timing import Timing
 from seer_sgl.types import EngineLoad
 from tests.fake_sglang import FakeSGLang
 from tests.link.test_link import until
@@ -19,6 +19,8 @@ from tests.link.test_link import until
 from .test_loop import all_groups, check, rolling
 
 LOAD = EngineLoad(used_tokens=50, progress=(), running=2, queued=3, requests=5, prefilled_tokens=7)
+
+STANDING_S = 10.0
 
 
 def slot(*, ledger: bool = True) -> EngineSlot:
@@ -28,7 +30,7 @@ def slot(*, ledger: bool = True) -> EngineSlot:
 
 
 def seen(loads: list[EngineLoad], engine: EngineSlot | None = None) -> list[int]:
-    watch, engine = QueueWatch(), engine or slot()
+    watch, engine = QueueWatch(STANDING_S), engine or slot()
     return [watch.standing(0.5 * poll, engine, load) for poll, load in enumerate(loads)]
 
 
@@ -78,13 +80,9 @@ class Holding(FakeSGLang):
         return self._control("/v1/loads", {"loads": [{"num_waiting_reqs": self.running}]})
 
 
-async def test_the_log_names_an_engine_whose_queue_stands(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
-    monkeypatch.setattr(queue_watch, "STANDING_S", 0.1)
+async def test_the_log_names_an_engine_whose_queue_stands(caplog: pytest.LogCaptureFixture) -> None:
     fake = Holding()
-    async with rolling(fake) as rollout:
+    async with rolling(fake, timing=Timing(poll_s=0.02, queue_standing_s=0.1)) as rollout:
         rolled = asyncio.create_task(all_groups(rollout))
         await until(lambda: "a reason that it does not report: 16" in caplog.text)
         fake.wake_stalled()

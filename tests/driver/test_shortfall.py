@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from seer_sgl.driver import monitor
 from seer_sgl.driver.shortfall import QUIET_POLLS, Shortfall
 from seer_sgl.scheduling.placement import EngineSlot
 from seer_sgl.types import EngineLoad
 from tests.fake_sglang import FakeSGLang
 from tests.link.test_link import until
+from tests.support.timing import QUICK
 
 from .test_loop import all_groups, check, rolling
 
@@ -77,23 +77,21 @@ def test_one_look_at_all_requests_begins_the_count_anew() -> None:
 
 @pytest.mark.parametrize("sampling", [{}, {"frequency_penalty": 0.5}])
 async def test_a_lost_reply_on_an_engine_that_works_for_others_costs_its_chunk_only(
-    sampling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    sampling: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
     loses = FakeSGLang(faults=deque(["ok", "lost"]), decodes_on=True)
-    async with rolling(loses, sampling={"max_response_len": 60, **sampling}) as rollout:
+    async with rolling(
+        loses, sampling={"max_response_len": 60, **sampling}, timing=QUICK
+    ) as rollout:
         check(await asyncio.wait_for(all_groups(rollout), 60))
         assert rollout.report()["lost_chunks"] == 1
     assert len(loses.aborted) == 1
     assert loses.aborted[0] == loses.seen[1]["rid"]
 
 
-async def test_a_chunk_that_all_others_overtake_is_left_where_it_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_a_chunk_that_all_others_overtake_is_left_where_it_runs() -> None:
     slow = FakeSGLang(faults=deque(["ok", "stall"]), decodes_on=True)
-    async with rolling(slow) as rollout:
+    async with rolling(slow, timing=QUICK) as rollout:
         rolled = asyncio.create_task(all_groups(rollout))
         (engine,) = rollout.driver._scheduler.engines
         await until(lambda: engine.completed > 16 and engine.inflight == 1)

@@ -15,7 +15,6 @@ import psutil
 import pytest
 
 from seer_sgl import shared_memory
-from seer_sgl.engine import fleet
 from seer_sgl.kvpool import mooncake
 from seer_sgl.link import hub
 from seer_sgl.link.hubserver import READY
@@ -75,7 +74,6 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in (
         (rollout_drafting, "READ_TIMEOUT_S"),
         (hub, "FACTS_TIMEOUT_S"),
-        (fleet, "LINK_TIMEOUT_S"),
         (mooncake, "PROBE_TIMEOUT_S"),
     ):
         monkeypatch.setattr(module, name, 60.0)

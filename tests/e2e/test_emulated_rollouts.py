@@ -10,11 +10,11 @@ import pytest
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
 from seer_sgl.config import FlagValue
-from seer_sgl.scheduling import scheduler
 from tests.e2e.compare import Samples, accepted_drafts, assert_identical, by_key, roll
 from tests.e2e.conftest import HELD_OUT, MODEL
 from tests.emulation.generate import facts
 from tests.emulation.server import EXACT, FLAGS, STRIDE, Settings, environment
+from tests.support.timing import PATIENT
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long]
 
@@ -69,9 +69,10 @@ async def emulate(
     """Returns the samples of emulated engines and their report."""
     for name, value in environment(folder / "plugin", chosen).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(scheduler, "STORE_PATIENCE_S", 300.0)  # also enough on a slow machine
     setup["sampling"]["max_response_len"] = LONGEST[chosen.triton]
-    async with Rollout(setup, placement=placement, log_dir=folder / "logs") as rollout:
+    async with Rollout(
+        setup, placement=placement, log_dir=folder / "logs", timing=PATIENT
+    ) as rollout:
         prompts = rollout.read_prompts(HELD_OUT)[: PROMPTS[chosen.triton]]
         groups = [group async for group in rollout.run(prompts)]
         report = rollout.report()

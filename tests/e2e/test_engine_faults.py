@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from seer_sgl.driver import monitor
 from seer_sgl.engine.client import REFUSALS
 from seer_sgl.engine.wire import Loads, refusal
+from seer_sgl.timing import Timing
 from seer_sgl.types import Chunk, ChunkResult, EngineLoad
 from tests.e2e.compare import Samples, assert_identical, roll
 from tests.e2e.conftest import external
@@ -141,12 +141,14 @@ class Counts(Returns):
 
 
 async def test_an_engine_counts_all_requests_that_it_has_and_none_is_taken_back(
-    engine_urls: list[str], monkeypatch: pytest.MonkeyPatch
+    engine_urls: list[str],
 ) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.05)
     counts = Counts()
     samples, report = await roll(
-        external(engine_urls, sampling={"max_response_len": 600, "ignore_eos": True}), 2, [counts]
+        external(engine_urls, sampling={"max_response_len": 600, "ignore_eos": True}),
+        2,
+        [counts],
+        timing=Timing(poll_s=0.05),
     )
     assert len(samples) == 16
     assert report["lost_chunks"] == 0

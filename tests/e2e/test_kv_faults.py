@@ -9,7 +9,7 @@ import pytest
 
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
-from seer_sgl.engine import client
+from seer_sgl.timing import Timing
 from tests.e2e.compare import Samples, assert_identical, rolled
 from tests.e2e.test_pool import local, pooled
 from tests.support.kv_faults import Fault, Faults
@@ -50,14 +50,18 @@ async def test_faults_of_the_pool_cost_tokens_and_no_sample(
     monkeypatch: pytest.MonkeyPatch,
     log_lines: list[str],
 ) -> None:
-    monkeypatch.setattr(client, "REFRESH_EVERY_S", 1.0)
     faults = Faults(tmp_path / "faults")
     for name, value in faults.variables.items():
         monkeypatch.setenv(name, value)
     config = local(2, kv_pool=pooled(backend), sampling=SHORT)
     placement = AlwaysElsewhere(fetch=True)
     undivided = iter(whole)
-    async with Rollout(config, placement=placement, log_dir=tmp_path / "logs") as rollout:
+    async with Rollout(
+        config,
+        placement=placement,
+        log_dir=tmp_path / "logs",
+        timing=Timing(refresh_every_s=1.0),
+    ) as rollout:
         samples, calm = await rolled(rollout, PROMPTS)
         assert_identical(next(undivided), samples)
         assert calm["fetches"] > 0

@@ -9,10 +9,10 @@ from typing_extensions import override
 
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
-from seer_sgl.driver.kv_waits import LEAST_S
 from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import ChunkRecalled
 from seer_sgl.kvpool import hicache
+from seer_sgl.timing import DEFAULT
 from seer_sgl.types import Chunk, ChunkResult
 from tests.e2e.compare import Samples, assert_identical, rolled
 from tests.e2e.test_pool import local, pooled
@@ -76,7 +76,7 @@ async def test_reads_that_never_return_cost_chunks_and_no_sample(
     assert len(lost) == report["lost_chunks"]
     assert all(chunk.reads for chunk in lost), "the next chunks read nothing, and do not wait"
     (engine,) = (each for each in report["engines"] if each["engine_id"] == name)
-    assert engine["kv_wait_s"] >= LEAST_S
+    assert engine["kv_wait_s"] >= DEFAULT.kv_least_s
     assert not all(chunk.reads for chunk in moves.sent_chunks if chunk.engine_id == name)
     assert all(chunk.reads for chunk in moves.sent_chunks if chunk.engine_id != name)
     assert all(len(each["states"]) == 1 for each in report["engines"]), "healthy all the time"

@@ -16,13 +16,13 @@ from seer_sgl import Rollout
 from seer_sgl.config import FlagValue
 from seer_sgl.plugin.pool import RATE_TOKENS
 from seer_sgl.sampling import Sampling
-from seer_sgl.scheduling import scheduler
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.types import Prompt
 from tests.e2e.compare import Migrations, Samples, assert_identical, by_key, roll
 from tests.e2e.conftest import HELD_OUT, MODEL
 from tests.listening import family, listeners
 from tests.processes import command_of
+from tests.support.timing import PATIENT
 
 pytestmark = pytest.mark.own_engines
 
@@ -135,13 +135,15 @@ async def assert_measures_a_long_prefill(
 async def test_every_chunk_moves_with_the_kv_that_the_pool_has_and_no_token_changes(
     backend: str, whole: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "STORE_PATIENCE_S", 300.0)  # also enough on a slow machine
     prefills = observed_prefills(monkeypatch)
     seen = Migrations()
     config = local(2, kv_pool=pooled(backend, directory=str(tmp_path / "pages")))
     config["engines"]["api_key"] = KEY
     async with Rollout(
-        config, placement=AlwaysElsewhere(fetch=True), log_dir=tmp_path / "pool"
+        config,
+        placement=AlwaysElsewhere(fetch=True),
+        log_dir=tmp_path / "pool",
+        timing=PATIENT,
     ) as rollout:
         assert_on_loopback(at_least=8 if backend == "file" else 14)
         prompts = rollout.read_prompts(HELD_OUT)[:8]

@@ -11,10 +11,10 @@ from bench.elsewhere import AlwaysElsewhere
 from seer_sgl.config import KvPoolConfig
 from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.processes import free_port
-from seer_sgl.scheduling import scheduler
 from tests.e2e.compare import Migrations, accepted_drafts, assert_identical, roll
 from tests.e2e.conftest import MODEL, draft_hub, servers, two_cores, two_urls
 from tests.e2e.test_pool import PAGE, SGLANG, assert_on_loopback
+from tests.support.timing import PATIENT
 
 pytestmark = pytest.mark.own_engines
 
@@ -50,7 +50,6 @@ async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SEER_SGL_LINK_TOKEN", TOKEN)
-    monkeypatch.setattr(scheduler, "STORE_PATIENCE_S", 300.0)
     pool = KvPoolConfig(backend="mooncake", memory="256mb")
     async with open_mooncake(pool, tmp_path) as master:
         urls = two_urls()
@@ -63,7 +62,7 @@ async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere
         ):
             assert_on_loopback(at_least=16)
             seen, moves = Migrations(), AlwaysElsewhere(fetch=True)
-            parts, report = await roll(config, PROMPTS, [seen], placement=moves)
+            parts, report = await roll(config, PROMPTS, [seen], placement=moves, timing=PATIENT)
             # Last: its pages have the same names, and are released seconds after its end.
             alone = {**config["engines"], "urls": urls[:1]}
             undivided = {**config, "engines": alone, "scheduling": {"divide": False}}

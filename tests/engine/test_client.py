@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from seer_sgl.engine import client, wire
+from seer_sgl.engine import wire
 from seer_sgl.engine.client import MAX_COUNT, HttpEngine
 from seer_sgl.engine.describe import decode_control, describe, described
 from seer_sgl.engine.session import PROBES, open_session, probing_socket
@@ -26,17 +26,22 @@ from seer_sgl.errors import (
     EngineUnavailable,
     RequestRejected,
 )
+from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import Chunk, ChunkReply, EngineInfo, Move, Request, Sampling, Server
 from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving
 from tests.garbage import CONTROL, DEEP, GARBAGE, STATE
 from tests.helpers import make_group, make_reply
 
+ALWAYS = Timing(refresh_every_s=0.0)  # every poll checks the weights
+
 
 @contextlib.asynccontextmanager
-async def joined(fake: FakeSGLang, api_key: str | None = None) -> AsyncIterator[HttpEngine]:
+async def joined(
+    fake: FakeSGLang, api_key: str | None = None, timing: Timing = DEFAULT
+) -> AsyncIterator[HttpEngine]:
     async with serving(fake) as url, open_session(api_key) as session:
         info = await describe(session, "e0", url)
-        yield HttpEngine(info, session)
+        yield HttpEngine(info, session, timing=timing)
 
 
 def chunk_of(request: Request, budget: int = 10) -> Chunk:
@@ -549,11 +554,10 @@ async def test_an_engine_that_was_started_again_must_have_the_weights_of_before(
 @pytest.mark.parametrize("plugin", [None, pooled("first")], ids=["stock", "plugin"])
 @pytest.mark.parametrize("shown_by", ["a reply", "a look"])
 async def test_an_update_counts_from_the_first_sign_of_it(
-    plugin: dict[str, Any] | None, shown_by: str, monkeypatch: pytest.MonkeyPatch
+    plugin: dict[str, Any] | None, shown_by: str
 ) -> None:
-    monkeypatch.setattr(client, "REFRESH_EVERY_S", 0.0)
     fake = FakeSGLang(plugin=plugin)
-    async with joined(fake) as engine:
+    async with joined(fake, timing=ALWAYS) as engine:
         fake.weight_version = "v2"
         await (generate(engine) if shown_by == "a reply" else engine.load())
         start_again(fake)
@@ -563,11 +567,10 @@ async def test_an_update_counts_from_the_first_sign_of_it(
 
 @pytest.mark.parametrize("plugin", [None, pooled("first")], ids=["stock", "plugin"])
 async def test_an_engine_started_again_unnoticed_is_unavailable_until_it_is_compared(
-    plugin: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+    plugin: dict[str, Any] | None,
 ) -> None:
-    monkeypatch.setattr(client, "REFRESH_EVERY_S", 0.0)
     fake = FakeSGLang(plugin=plugin)
-    async with joined(fake) as engine:
+    async with joined(fake, timing=ALWAYS) as engine:
         await generate(engine)
         start_again(fake)
         fake.weight_version = "v0"
@@ -601,12 +604,9 @@ async def test_a_stream_of_an_engine_started_again_unnoticed_yields_no_tokens(
         assert streamed == []
 
 
-async def test_weights_updated_without_a_name_are_missed_in_an_engine_started_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(client, "REFRESH_EVERY_S", 0.0)
+async def test_weights_updated_without_a_name_are_missed_in_an_engine_started_again() -> None:
     fake = FakeSGLang(plugin=pooled("first", weights="w1"))
-    async with joined(fake) as engine:
+    async with joined(fake, timing=ALWAYS) as engine:
         fake.plugin = pooled("first", weights="w2")
         await engine.load()
         assert engine.info.weights == "w2"
@@ -617,12 +617,9 @@ async def test_weights_updated_without_a_name_are_missed_in_an_engine_started_ag
         assert await engine.problem() is None
 
 
-async def test_a_living_engine_may_be_updated_from_another_folder(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(client, "REFRESH_EVERY_S", 0.0)
+async def test_a_living_engine_may_be_updated_from_another_folder() -> None:
     fake = FakeSGLang()
-    async with joined(fake) as engine:
+    async with joined(fake, timing=ALWAYS) as engine:
         fake.model_path = "step-1"
         assert await engine.problem() is None
         start_again(fake)

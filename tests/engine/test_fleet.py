@@ -15,15 +15,16 @@ import psutil
 import pytest
 
 from seer_sgl.config import FleetConfig, parse, with_values
-from seer_sgl.engine import fleet, opening
+from seer_sgl.engine import opening
 from seer_sgl.engine.fleet import Fleet, open_fleet
-from seer_sgl.engine.launch import process, ready, server
+from seer_sgl.engine.launch import process, server
 from seer_sgl.engine.launch.process import require_model
 from seer_sgl.engine.launch.standalone import exec_engine
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.link import contract
 from seer_sgl.link.server import LinkServer
 from seer_sgl.processes import PARENT_PID, free_port
+from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang, serving
 from tests.link.test_link import DEADLINE_S, engine, until
 
@@ -101,11 +102,12 @@ async def test_an_engine_that_dies_is_explained_by_its_log(model: Path, tmp_path
 
 
 async def test_an_engine_that_never_comes_up_is_given_up(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+    model: Path, tmp_path: Path, log_lines: list[str]
 ) -> None:
-    monkeypatch.setattr(ready, "REMIND_S", 0.2)
     with pytest.raises(EngineStartError, match=r"not ready after 3 s: engine e[01] .*"):
-        async with open_fleet(config(model, "hang", start_timeout_s=3), tmp_path):
+        async with open_fleet(
+            config(model, "hang", start_timeout_s=3), tmp_path, timing=Timing(start_remind_s=0.2)
+        ):
             pass
     assert any("e0 not ready after" in line and "loading weights" in line for line in log_lines)
 
@@ -276,14 +278,17 @@ async def test_an_external_engine_has_a_pool_for_us_once_its_plugin_is_linked(
     token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(contract.LINK_TOKEN, "right")
-    monkeypatch.setattr(fleet, "LINK_TIMEOUT_S", 30.0 if token == "right" else 0.5)
     link = f"127.0.0.1:{free_port()}"
     address = LinkServer(token)
     address.url = f"http://{link}/link"
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(engine(address, "one"))
         url = await stack.enter_async_context(pooled_server("one"))
-        opening = open_fleet(joined(url, link=link), tmp_path)
+        opening = open_fleet(
+            joined(url, link=link),
+            tmp_path,
+            timing=Timing(link_timeout_s=30.0 if token == "right" else 0.5),
+        )
         if token == "right":
             opened = await stack.enter_async_context(opening)
             assert opened.engines[0].info.pool == "n"

@@ -75,7 +75,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Room:
             return launcher
 
     @contextlib.asynccontextmanager
-    async def open_here(_: Any) -> AsyncIterator[Cluster]:
+    async def open_here(*_: Any) -> AsyncIterator[Cluster]:
         yield Here("127.0.0.1", {"CPU": 1})
 
     monkeypatch.setattr(fleet, "open_cluster", open_here)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -16,6 +17,7 @@ from seer_sgl.config import parse
 from seer_sgl.driver.health import State
 from seer_sgl.engine.fleet import open_fleet
 from seer_sgl.errors import ConfigError
+from tests.engine.test_restart import RESTARTING
 from tests.link.test_link import until
 from tests.processes import lives
 
@@ -36,11 +38,7 @@ def cluster() -> Iterator[Nodes]:
         yield nodes
 
 
-@pytest.fixture(autouse=True)
-def soon(cluster: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    from seer_sgl.engine.launch import ray
-
-    monkeypatch.setattr(ray, "ROOM_S", 2.0)
+PLACING = msgspec.structs.replace(RESTARTING, ray_room_s=2.0)
 
 
 def on(cluster: Nodes, count: int, model: Path, starts: Path) -> dict[str, Any]:
@@ -72,7 +70,7 @@ async def test_a_server_of_ray_that_dies_is_started_again_and_ends_with_the_flee
     cluster: Nodes, model: Path, tmp_path: Path, log_lines: list[str]
 ) -> None:
     starts = tmp_path / "starts"
-    async with rolling(on(cluster, 2, model, starts), tmp_path) as rollout:
+    async with rolling(on(cluster, 2, model, starts), tmp_path, PLACING) as rollout:
         first = rollout.engines[1].url
         running = asyncio.create_task(all_groups(rollout))
         await until(lambda: rollout.driver.in_flight("e1"))
@@ -93,7 +91,7 @@ async def test_what_a_node_refuses_is_one_line_here(
     (model / "config.json").unlink()
     settings = on(cluster, 2, model, tmp_path / "starts")
     with pytest.raises(ConfigError, match=r"^model\.path: .* has no config\.json$"):
-        async with open_fleet(parse(settings).fleet, tmp_path / "logs"):
+        async with open_fleet(parse(settings).fleet, tmp_path / "logs", PLACING):
             pass
 
 
@@ -138,7 +136,7 @@ async def test_an_engine_without_room_joins_later_and_a_lost_node_is_a_lost_engi
     cluster: Nodes, model: Path, tmp_path: Path, log_lines: list[str]
 ) -> None:
     starts = tmp_path / "starts"
-    async with rolling(on(cluster, 3, model, starts), tmp_path) as rollout:
+    async with rolling(on(cluster, 3, model, starts), tmp_path, PLACING) as rollout:
         driver, engines = rollout.driver, rollout.fleet.engines
         (late,) = names(log_lines, "is started later", NO_ROOM)
         states = {each.engine_id: each.state for each in driver.states()}

@@ -10,6 +10,7 @@ from seer_sgl.engine.launch.ray_cluster import open_cluster
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import open_pool
 from seer_sgl.kvpool.mooncake import open_mooncake
+from seer_sgl.timing import Timing
 from tests.link.test_link import until
 
 from .ray_cluster import Nodes
@@ -51,15 +52,10 @@ async def test_store_nodes_are_spread_and_a_lost_one_is_started_elsewhere(
                 pass  # the master may offer the lost memory for some seconds
 
 
-async def test_memory_that_no_node_has_is_one_line(
-    cluster: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from seer_sgl.engine.launch import ray_stores
-
-    monkeypatch.setattr(ray_stores, "PLACE_S", 2.0)
+async def test_memory_that_no_node_has_is_one_line(cluster: Nodes, tmp_path: Path) -> None:
     engines = EnginesConfig(launch="ray", ray_address=cluster.address)
     large = with_values(POOL, {"memory": "9tb"})
-    async with open_cluster(engines) as joined:
+    async with open_cluster(engines, Timing(ray_store_s=2.0)) as joined:
         machines = joined.store_machines(large, tmp_path)
         with pytest.raises(ConfigError, match="no node of the cluster has room for"):
             async with open_pool(large, tmp_path, machines):

@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from seer_sgl import Rollout, restarts
 from seer_sgl.config import parse
-from seer_sgl.driver import monitor
 from seer_sgl.driver.health import State
-from seer_sgl.engine import client, keeper
 from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.engine.launch import process
 from seer_sgl.errors import RolloutError
 from seer_sgl.processes import OwnedProcess
+from seer_sgl.timing import Timing
 from seer_sgl.types import Group, ServerPhase
 from tests.fake_sglang import response_of
 from tests.link.test_link import until
@@ -29,6 +29,7 @@ from .test_fleet import nothing_left as nothing_left  # noqa: PLC0414 (an autous
 pytestmark = pytest.mark.process
 
 OURS = ("recovery_timeout_s", "stall_timeout_s")  # settings of the driver
+RESTARTING = Timing(poll_s=0.05, watch_s=0.05, restart_most_s=0.2)
 PROMPT_LEN = 7
 PROMPTS = [{"prompt_ids": [5 + i] * PROMPT_LEN, "id": f"p{i}"} for i in range(12)]
 
@@ -36,9 +37,6 @@ PROMPTS = [{"prompt_ids": [5 + i] * PROMPT_LEN, "id": f"p{i}"} for i in range(12
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "SERVER_MODULE", "tests.engine.fake_launched")
-    monkeypatch.setattr(monitor, "POLL_S", 0.05)
-    monkeypatch.setattr(keeper, "WATCH_S", 0.05)
-    monkeypatch.setattr(restarts, "LONGEST_PAUSE_S", 0.2)
 
 
 @pytest.fixture
@@ -71,14 +69,16 @@ def config(model: Path, starts: Path, mode: str = "serve", **sections: Any) -> d
 
 
 @contextlib.asynccontextmanager
-async def rolling(settings: dict[str, Any], tmp_path: Path) -> AsyncIterator[Rollout]:
+async def rolling(
+    settings: dict[str, Any], tmp_path: Path, timing: Timing = RESTARTING
+) -> AsyncIterator[Rollout]:
     """Opens a rollout of a fleet that the real launcher starts; its model has no tokenizer."""
-    async with open_fleet(parse(settings).fleet, tmp_path / "logs") as fleet:
+    async with open_fleet(parse(settings).fleet, tmp_path / "logs", timing) as fleet:
         urls = [engine.info.url for engine in fleet.engines if engine.info.url]
         engines = {key: settings["engines"][key] for key in OURS if key in settings["engines"]}
         outside = {**settings, "engines": {"launch": "external", "urls": urls, **engines}}
         del outside["model"]
-        async with Rollout(outside, fleet=fleet) as rollout:
+        async with Rollout(outside, fleet=fleet, timing=timing) as rollout:
             yield rollout
 
 
@@ -160,11 +160,14 @@ async def test_an_engine_that_hangs_for_good_is_started_again(
 
 
 async def test_an_engine_whose_kv_pool_broke_ends_its_chunks_and_is_started_again(
-    model: Path, tmp_path: Path, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, log_lines: list[str]
 ) -> None:
-    monkeypatch.setattr(client, "REFRESH_EVERY_S", 0.5)
     starts = tmp_path / "starts"
-    async with rolling(config(model, starts), tmp_path) as rollout:
+    async with rolling(
+        config(model, starts),
+        tmp_path,
+        timing=msgspec.structs.replace(RESTARTING, refresh_every_s=0.5),
+    ) as rollout:
         url = rollout.engines[1].url
         running = asyncio.create_task(all_groups(rollout))
         await until(lambda: rollout.driver.in_flight("e1"))

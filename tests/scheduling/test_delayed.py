@@ -6,7 +6,8 @@ from seer_sgl.errors import EngineUnavailable
 from seer_sgl.scheduling.delayed import DelayedRequests
 from seer_sgl.scheduling.engine_index import EngineIndex, EngineSlot
 from seer_sgl.scheduling.placement import Placed, Wait
-from seer_sgl.scheduling.scheduler import STORE_PATIENCE_S, Scheduler
+from seer_sgl.scheduling.scheduler import Scheduler
+from seer_sgl.timing import DEFAULT
 from seer_sgl.types import Chunk, ChunkResult, Group, Move, Request
 from tests.helpers import LEFT, make_group, make_reply
 
@@ -99,11 +100,11 @@ def test_a_request_waits_so_long_and_is_then_offered_as_impatient(
     scheduler: Scheduler, placement: WaitsForKV
 ) -> None:
     parked(scheduler, now=50.0)
-    assert scheduler.wake_at == 50.0 + STORE_PATIENCE_S
+    assert scheduler.wake_at == 50.0 + DEFAULT.store_patience_s
     offers = len(placement.offers)
-    assert scheduler.next_assignment(50.0 + STORE_PATIENCE_S - 0.001) is None
+    assert scheduler.next_assignment(50.0 + DEFAULT.store_patience_s - 0.001) is None
     assert len(placement.offers) == offers, "nobody asks before"
-    chunk = started(scheduler, 50.0 + STORE_PATIENCE_S)
+    chunk = started(scheduler, 50.0 + DEFAULT.store_patience_s)
     assert placement.offers[-1] == (0, False)
     assert scheduler.wake_at is None
     scheduler.complete(ChunkResult(chunk=chunk, now=60.0, reply=make_reply(10)))
@@ -119,7 +120,7 @@ def test_a_late_acknowledgement_makes_the_request_patient_again(
     scheduler: Scheduler, placement: WaitsForKV
 ) -> None:
     _, late = parked(scheduler, now=50.0)
-    chunk = started(scheduler, 50.0 + STORE_PATIENCE_S)
+    chunk = started(scheduler, 50.0 + DEFAULT.store_patience_s)
     assert placement.offers[-1] == (0, False)
     assert scheduler.stored(late.rid, True) is None, "the newest chunk is another one"
     scheduler.complete(ChunkResult(chunk=chunk, now=60.0, reply=make_reply(10)))
@@ -130,9 +131,9 @@ def test_a_late_acknowledgement_makes_the_request_patient_again(
 def test_the_first_to_have_waited_long_enough_wakes_the_driver(scheduler: Scheduler) -> None:
     parked(scheduler, "a", now=50.0)
     parked(scheduler, "b", now=50.5)
-    assert scheduler.wake_at == 50.0 + STORE_PATIENCE_S
-    started(scheduler, 50.0 + STORE_PATIENCE_S)
-    assert scheduler.wake_at == 50.5 + STORE_PATIENCE_S
+    assert scheduler.wake_at == 50.0 + DEFAULT.store_patience_s
+    started(scheduler, 50.0 + DEFAULT.store_patience_s)
+    assert scheduler.wake_at == 50.5 + DEFAULT.store_patience_s
 
 
 def test_an_impatient_request_stays_so_until_it_is_admitted(
@@ -171,7 +172,7 @@ def test_acknowledgements_of_older_chunks_and_of_strangers_change_nothing(
         assert scheduler.stored(rid, True) is None
     assert not group.requests[0].stored
     assert scheduler.next_assignment(2.0) is None
-    assert scheduler.wake_at == 2.0 + STORE_PATIENCE_S
+    assert scheduler.wake_at == 2.0 + DEFAULT.store_patience_s
     assert scheduler.stored(newer.rid, True) is group.requests[0]
 
 

@@ -19,8 +19,9 @@ from seer_sgl.scheduling.engine_index import UNLIMITED, EngineSlot
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.placement import CacheAware
-from seer_sgl.scheduling.scheduler import STORE_PATIENCE_S, Scheduler
+from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.scheduling.strategy import Strategy, make_strategy
+from seer_sgl.timing import DEFAULT
 from seer_sgl.types import Chunk, ChunkResult, EngineLoad, Group, Request, RequestState
 from tests.helpers import LEFT, UNDIVIDABLE, make_group, make_reply
 
@@ -171,7 +172,7 @@ class World:
                 requests[pick % len(requests)].rid, bool(pick % 3)
             ),
         }
-        self.now += STORE_PATIENCE_S if event == "wait" else 0.01
+        self.now += DEFAULT.store_patience_s if event == "wait" else 0.01
         if event in happen:
             happen[event]()
         elif self.inflight:
@@ -184,7 +185,7 @@ class World:
         for slot in self.scheduler.engines:
             self.scheduler.set_available(slot.engine_id, True)
         for _ in range(100_000):
-            self.now += STORE_PATIENCE_S
+            self.now += DEFAULT.store_patience_s
             self.dispatch()
             if not self.inflight:
                 return

@@ -11,6 +11,7 @@ from seer_sgl.config import parse
 from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.server.command import serving as listening
 from seer_sgl.server.service import Service
+from seer_sgl.timing import DEFAULT, Timing
 from tests.fake_sglang import FakeSGLang, response_of
 from tests.fake_sglang import serving as serving_fake
 
@@ -38,7 +39,10 @@ class Served(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def served(
-    *fakes: FakeSGLang, server: dict[str, Any] | None = None, **sections: Any
+    *fakes: FakeSGLang,
+    server: dict[str, Any] | None = None,
+    timing: Timing = DEFAULT,
+    **sections: Any,
 ) -> AsyncIterator[Served]:
     """Serves a fleet of fakes. `server`: keys of that section."""
     async with contextlib.AsyncExitStack() as stack:
@@ -55,7 +59,7 @@ async def served(
                 **sections,
             }
         )
-        async with served_config(Rollout(config, gives_up=False)) as it:
+        async with served_config(Rollout(config, gives_up=False, timing=timing)) as it:
             yield it
 
 

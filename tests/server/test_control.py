@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.server.control import pausing
 from seer_sgl.server.control.replies import read_reply
+from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
 from tests.link.test_link import until
 from tests.server.helpers import Served, served, whole
@@ -102,11 +102,8 @@ class Hung(FakeSGLang):
         await asyncio.sleep(3600)
 
 
-async def test_an_engine_that_hangs_does_not_hold_the_control_plane(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(pausing, "QUICK_S", 0.2)
-    async with served(FakeSGLang(), Hung()) as it:
+async def test_an_engine_that_hangs_does_not_hold_the_control_plane() -> None:
+    async with served(FakeSGLang(), Hung(), timing=Timing(quick_call_s=0.2)) as it:
         async with asyncio.timeout(30):
             status, answer = await it.post("/pause_generation", mode="retract")
             assert (status, answer["engines"]["e1"]["status"]) == (200, None)

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from typing_extensions import override
 
-from seer_sgl.server import forward
+from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
 from tests.link.test_link import until
 from tests.server.helpers import served
@@ -110,12 +110,9 @@ async def test_more_responses_than_allowed_are_refused() -> None:
     assert not fake.seen
 
 
-async def test_an_abort_is_repeated_until_the_engine_ends_the_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(forward, "ABORT_AGAIN_S", 0.05)
+async def test_an_abort_is_repeated_until_the_engine_ends_the_request() -> None:
     fake = Counting(reading=2)
-    async with served(fake) as it:
+    async with served(fake, timing=Timing(abort_again_s=0.05)) as it:
         call = asyncio.create_task(it.post("/generate", **undivided(300, rid="a")))
         await until(lambda: len(fake.seen) == 1)
         await it.post("/abort_request", rid="a")

@@ -16,7 +16,8 @@ from aiohttp.web_protocol import RequestHandler
 from typing_extensions import override
 
 from seer_sgl.driver.tokenizer import Tokenizer
-from seer_sgl.server import bodies, command
+from seer_sgl.server import bodies
+from seer_sgl.timing import Timing
 from seer_sgl.types import Server, ServerPhase, token_array
 from tests.fake_sglang import FakeSGLang
 from tests.link.test_link import until
@@ -89,9 +90,9 @@ async def test_clients_that_hold_back_large_bodies_keep_only_other_large_ones_ou
     begun: list[web.Request] = []
     read = bodies._read
 
-    async def noted(request: web.Request, most: int) -> None:
+    async def noted(request: web.Request, most: int, timeout_s: float) -> None:
         begun.append(request)
-        await read(request, most)
+        await read(request, most, timeout_s)
 
     monkeypatch.setattr(bodies, "_read", noted)
     fake = CarefulFake()
@@ -112,12 +113,13 @@ async def test_clients_that_hold_back_large_bodies_keep_only_other_large_ones_ou
             assert (await again.answer())[0] == 400
 
 
-async def test_a_client_that_sends_its_body_byte_by_byte_is_sent_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.3)
+async def test_a_client_that_sends_its_body_byte_by_byte_is_sent_away() -> None:
     fake = CarefulFake()
-    async with served(fake) as it, leaving_nothing(it, fake), connected(it.url) as connection:
+    async with (
+        served(fake, timing=Timing(body_timeout_s=0.3)) as it,
+        leaving_nothing(it, fake),
+        connected(it.url) as connection,
+    ):
         await connection.send(post(b"", **{"Content-Length": "1000"}))
         drip = asyncio.create_task(_drip(connection.send, itertools.repeat(b" ")))
         status, answer = await connection.answer()
@@ -126,12 +128,13 @@ async def test_a_client_that_sends_its_body_byte_by_byte_is_sent_away(
 
 
 @pytest.mark.parametrize("start", [b"", b"POST /gen", b"POST /generate HTTP/1.1\r\nHost: a\r\n"])
-async def test_a_client_that_never_ends_its_header_is_disconnected(
-    start: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "IDLE_S", 0.3)
+async def test_a_client_that_never_ends_its_header_is_disconnected(start: bytes) -> None:
     fake = CarefulFake()
-    async with served(fake) as it, leaving_nothing(it, fake), connected(it.url) as connection:
+    async with (
+        served(fake, timing=Timing(idle_s=0.3)) as it,
+        leaving_nothing(it, fake),
+        connected(it.url) as connection,
+    ):
         await connection.send(start)
         headers = (b"X%d: y\r\n" % number for number in itertools.count())
         drip = asyncio.create_task(_drip(connection.send, headers if start else ()))

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.driver import monitor
 from tests.fake_sglang import FakeSGLang
 from tests.link.test_link import until
 from tests.server.helpers import served, whole
+from tests.support.timing import QUICK
 
 pytestmark = pytest.mark.process
 
@@ -48,15 +48,12 @@ async def reviving(fakes: Sequence[FakeSGLang]) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_three_poisons_at_once_take_no_bystander_with_them(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
+async def test_three_poisons_at_once_take_no_bystander_with_them(seed: int) -> None:
     draw = random.Random(seed)
     fakes = [Mortal(longest=LONGEST, delay_s=0.01) for _ in range(2)]
     undivided = [{}, {"top_logprobs_num": 1}]  # as the engine would get it from the client
 
-    async with served(*fakes, server={"group_window_s": 0.0}) as it, reviving(fakes):
+    async with served(*fakes, server={"group_window_s": 0.0}, timing=QUICK) as it, reviving(fakes):
 
         async def ask(number: int, prompt: list[int], fields: dict[str, Any]) -> tuple[int, Any]:
             await asyncio.sleep(draw.random() * 0.2)

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from seer_sgl.errors import RolloutError
 from seer_sgl.server import rollout_served, rollouts
+from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
 from tests.fake_sglang import serving as serving_fake
 from tests.link.test_link import until
@@ -421,7 +422,13 @@ async def test_only_the_newest_ended_rollouts_are_remembered(
                 await stream.rest()
         await get(it, "/rollout/step-1", status=404)
         assert (await get(it, "/rollout/step-2"))["state"] == "complete"
-        monkeypatch.setattr(rollouts, "REMEMBERED_S", 0.0)
+
+
+async def test_an_ended_rollout_is_forgotten_after_a_while() -> None:
+    timing = Timing(ended_rollout_s=0.0)
+    async with served(FakeSGLang(), sampling=SAMPLING, timing=timing) as it:
+        async with rollout(it, prompts(1)) as stream:
+            await stream.rest()
         assert (await get(it, "/rollouts"))["rollouts"] == []
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.driver import monitor
+from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
 from tests.link.test_link import until
 from tests.server.helpers import Served, served, whole
@@ -159,17 +159,13 @@ async def test_a_collective_update_does_not_begin_without_an_engine() -> None:
         assert len((await generating(it))["output_ids"]) == LIMIT
 
 
-@pytest.fixture
-def often_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server reads the facts about an engine at every poll."""
-    monkeypatch.setattr("seer_sgl.engine.client.REFRESH_EVERY_S", 0.1)
+OFTEN_READ = Timing(refresh_every_s=0.1)  # the facts about an engine
 
 
 @pytest.mark.process
-@pytest.mark.usefixtures("often_read")
 async def test_an_update_without_a_version_keeps_the_name_and_forgets_the_kv() -> None:
     fakes = two()
-    async with served(*fakes) as it:
+    async with served(*fakes, timing=OFTEN_READ) as it:
         assert (await it.post(DISK, model_path="new"))[0] == 200
         reply = await generating(it)
         assert reply["meta_info"]["weight_version"] == "v1"
@@ -181,10 +177,9 @@ async def test_an_update_without_a_version_keeps_the_name_and_forgets_the_kv() -
         await until(lambda: it.service.serves("e1"))
 
 
-@pytest.mark.usefixtures("often_read")
 async def test_a_name_does_not_bring_an_engine_back_that_was_started_again() -> None:
     fakes = two()
-    async with served(*fakes) as it:
+    async with served(*fakes, timing=OFTEN_READ) as it:
         assert (await it.post(DISK, model_path="new"))[0] == 200
         fakes[1].startup_s += 1
         await until(lambda: not it.service.serves("e1"))
@@ -372,13 +367,11 @@ async def test_a_new_name_ends_responses_unless_they_are_paused(paused: bool, en
 
 
 async def test_engines_with_different_versions_are_an_error_in_the_log(
-    monkeypatch: pytest.MonkeyPatch, log_lines: list[str]
+    log_lines: list[str],
 ) -> None:
-    monkeypatch.setattr(monitor, "POLL_S", 0.02)
-    monkeypatch.setattr(monitor, "MIXED_S", 0.1)
     fakes = two()
     mixed = "engines serve different weights without an update: e0 v1, e1 mine"
-    async with served(*fakes) as it:
+    async with served(*fakes, timing=Timing(poll_s=0.02, mixed_weights_s=0.1)) as it:
         fakes[1].weight_version = "mine"
         await until(lambda: mixed in log_lines)
         await generating(it)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.engine.launch import external
+from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang, serving
 from tests.link.test_link import until
 from tests.server.helpers import Served, served, whole
@@ -95,10 +95,12 @@ async def test_neither_an_engine_under_another_name_nor_this_server_joins() -> N
         assert (await get(it, "/workers"))[1]["total"] == 1
 
 
-async def test_an_engine_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external, "JOIN_TIMEOUT_S", 0.0)
+async def test_an_engine_that_does_not_fit_is_refused() -> None:
     other = fake_engine(weight_version="v9")
-    async with served(fake_engine()) as it, serving(other) as url:
+    async with (
+        served(fake_engine(), timing=Timing(join_timeout_s=0.0)) as it,
+        serving(other) as url,
+    ):
         for wrong, why in (
             ({"url": url}, "different weight versions"),
             ({"url": "http://127.0.0.1:9"}, "not ready"),

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from seer_sgl.driver import kv_waits
 from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import ChunkRecalled, RolloutError
 from seer_sgl.report.report import report
@@ -23,6 +22,7 @@ from seer_sgl.sim.faults import (
 from seer_sgl.sim.run import simulate
 from seer_sgl.sim.tokens import ids
 from seer_sgl.sim.workload import sample
+from seer_sgl.timing import DEFAULT
 from seer_sgl.types import Chunk, ChunkResult
 from tests.sim.helpers import small
 from tests.sim.storm import ExactlyOnce
@@ -163,7 +163,7 @@ def test_reads_that_stand_still_on_one_engine_cost_the_chunks_that_wait_for_them
     assert 0 < len(lost) == figures["lost_chunks"] <= 4
     assert {(chunk.engine_id, chunk.reads) for chunk in lost} == {("e0", True)}
     assert len({chunk.request.uid for chunk in lost}) == len(lost), "one chunk per request"
-    assert figures["engines"][0]["kv_wait_s"] >= len(lost) * kv_waits.LEAST_S
+    assert figures["engines"][0]["kv_wait_s"] >= len(lost) * DEFAULT.kv_least_s
     assert any(not chunk.reads for at, chunk in chunks.sent_at if chunk.engine_id == "e0")
     assert all(chunk.reads for _, chunk in chunks.sent_at if chunk.engine_id != "e0")
     assert (result.wasted_tokens, figures["engines"][0]["states"][1:]) == (0, [])

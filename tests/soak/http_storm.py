@@ -19,8 +19,8 @@ from aiohttp import web
 from typing_extensions import override
 
 from seer_sgl import Rollout
-from seer_sgl.driver import kv_waits, monitor, stall
 from seer_sgl.engine.client import HttpEngine
+from seer_sgl.timing import Timing
 from seer_sgl.types import Sample
 from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving
 from tests.garbage import GARBAGE
@@ -124,6 +124,9 @@ async def weather(requests: int, servers: int, seed: int) -> Storm:
         return Storm(counts, rollout.report())
 
 
+TIMING = Timing(poll_s=0.05, readmission_most_s=0.2, kv_least_s=0.5, kv_first_pause_s=0.5)
+
+
 @contextlib.asynccontextmanager
 async def rolling(servers: int, seed: int, counts: Counter[str]) -> AsyncIterator[Rollout]:
     """Opens a rollout on fresh servers."""
@@ -131,10 +134,6 @@ async def rolling(servers: int, seed: int, counts: Counter[str]) -> AsyncIterato
     vocab_size = property(lambda _: VOCAB, lambda *_: None)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(patch.object(HttpEngine, "vocab_size", vocab_size))
-        stack.enter_context(patch.object(monitor, "POLL_S", 0.05))
-        stack.enter_context(patch.object(stall, "READMISSION_MOST_S", 0.2))
-        stack.enter_context(patch.object(kv_waits, "LEAST_S", 0.5))
-        stack.enter_context(patch.object(kv_waits, "FIRST_PAUSE_S", 0.5))
         urls = []
         for number in range(servers):
             fake = StormyFake(
@@ -158,7 +157,7 @@ async def rolling(servers: int, seed: int, counts: Counter[str]) -> AsyncIterato
             "rollout": {"n_samples_per_prompt": SIZE, "seed": seed},
             "sampling": {"max_response_len": LIMIT},
         }
-        yield await stack.enter_async_context(Rollout(config))
+        yield await stack.enter_async_context(Rollout(config, timing=TIMING))
 
 
 def check(sample: Sample) -> None:

@@ -6,17 +6,18 @@ from seer_sgl.errors import ConfigError
 
 from .launcher import EngineStart, Launcher
 
-JOIN_TIMEOUT_S = 10.0  # the server is already up; this only covers a short network failure
-
 
 class ExternalLauncher(Launcher):
-    """Joins servers and never ends one."""
+    """Joins servers and never ends one. `timeout_s`: until a server must answer."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
 
     @override
     async def start(self, engine_id: str, url: str | None = None) -> EngineStart:
         if url is None:
             raise ConfigError("engines.launch: external starts no engines; join one by its URL")
-        return EngineStart(engine_id, url.rstrip("/"), JOIN_TIMEOUT_S)
+        return EngineStart(engine_id, url.rstrip("/"), self._timeout_s)
 
     @override
     async def start_again(self, engine_id: str, kv_tokens: int) -> EngineStart:

@@ -26,18 +26,22 @@ from .ray_host import EngineHost
 from .server import Plan
 
 logger = logging.getLogger(__name__)
-ROOM_S = 10.0  # an engine that Ray has not placed after this time has no room for now
 PLACED = "CREATED"  # the state of a placement group whose resources are reserved
 
 
 class RayLauncher(Launcher):
     """Starts servers where Ray has room. `resources`: what Ray reserves for each.
 
+    `room_s`: an engine that Ray has not placed by then has no room for now.
+
     The actor of an engine is never restarted by Ray. Its end is the end of its server, and the
     keeper starts the engine again in a new place.
     """
 
-    def __init__(self, plan: Plan, resources: Mapping[str, float], log_dir: Path) -> None:
+    def __init__(
+        self, plan: Plan, resources: Mapping[str, float], log_dir: Path, room_s: float
+    ) -> None:
+        self._room_s = room_s
         self._plan = plan
         self._resources = dict(resources)
         self._log_dir = log_dir
@@ -109,13 +113,13 @@ class RayLauncher(Launcher):
     ) -> None:
         """Waits until the cluster has room for an engine.
 
-        At its first start it waits for ROOM_S if another engine has a place, and else for
+        At its first start it waits for `room_s` if another engine has a place, and else for
         `start_timeout_s`; then raises EngineDelayed.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._plan.config.engines.start_timeout_s
         while True:
-            done, _ = await asyncio.wait({starting}, timeout=ROOM_S)
+            done, _ = await asyncio.wait({starting}, timeout=self._room_s)
             if done or await room.reserved():
                 return
             why = f"the cluster has no room for {_listed(self._resources)}"

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from seer_sgl.config import EnginesConfig, KvPoolConfig, with_values
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.mooncake import Machines
+from seer_sgl.timing import DEFAULT, Timing
 
 from .launcher import Launcher
 from .process import api_key
@@ -35,6 +36,7 @@ class Cluster(NamedTuple):
 
     address: str
     resources: Mapping[str, float]
+    timing: Timing = DEFAULT
 
     @property
     def loopback(self) -> bool:
@@ -45,7 +47,7 @@ class Cluster(NamedTuple):
         """Returns the launcher of engines on this cluster."""
         from .ray import RayLauncher
 
-        return RayLauncher(plan, self.resources, log_dir)
+        return RayLauncher(plan, self.resources, log_dir, self.timing.ray_room_s)
 
     def store_machines(self, config: KvPoolConfig, log_dir: Path) -> Machines:
         """Returns where the processes of a KV pool run: its store nodes on this cluster."""
@@ -54,13 +56,20 @@ class Cluster(NamedTuple):
         def store(
             index: int, settings: Mapping[str, str], environment: Mapping[str, str]
         ) -> RayStore:
-            return RayStore(index, settings, environment, config.memory_bytes(), log_dir)
+            return RayStore(
+                index,
+                settings,
+                environment,
+                memory=config.memory_bytes(),
+                log_dir=log_dir,
+                place_s=self.timing.ray_store_s,
+            )
 
         return Machines(self.address, store)
 
 
 @contextlib.asynccontextmanager
-async def open_cluster(config: EnginesConfig) -> AsyncIterator[Cluster]:
+async def open_cluster(config: EnginesConfig, timing: Timing = DEFAULT) -> AsyncIterator[Cluster]:
     """Connects to the cluster of the config, or starts a local one for the block.
 
     A process that is connected to Ray already keeps its connection. Raises ConfigError if Ray is

@@ -15,11 +15,9 @@ from .ray_actor import Actor, first_line
 from .ray_host import StoreHost
 from .ray_process import RemoteProcess
 
-PLACE_S = 30.0  # until a node has room for the memory of a store node
-
 
 class RayStore(StoreNode):
-    """Runs store node `index` where Ray has room for `memory` bytes; Ray spreads store nodes.
+    """Runs store node `index` where Ray has room for `memory` bytes within `place_s`.
 
     Its actor is never restarted by Ray. Its end is the end of the store node, whose KV is lost; the
     next one may start on another node.
@@ -30,13 +28,16 @@ class RayStore(StoreNode):
         index: int,
         settings: Mapping[str, str],
         environment: Mapping[str, str],
+        *,
         memory: int,
         log_dir: Path,
+        place_s: float,
     ) -> None:
         self.name = f"KV pool: store{index}"
         self._settings = settings
         self._environment = environment
         self._memory = memory
+        self._place_s = place_s
         self._log = log_dir / f"mooncake-store{index}.log"
         self._actor: Actor | None = None
         self._failure: str | None = None  # why the newest start failed
@@ -85,7 +86,7 @@ class RayStore(StoreNode):
         )
         starting = self._actor.start(self._log, dict(self._settings), dict(self._environment))
         try:
-            await asyncio.wait_for(starting, PLACE_S)
+            await asyncio.wait_for(starting, self._place_s)
         except TimeoutError as error:
             raise ConfigError(
                 f"kv_pool.memory: no node of the cluster has room for {self._memory} bytes"

@@ -9,17 +9,19 @@ import aiohttp
 
 from seer_sgl.engine.describe import describe
 from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError, EngineUnavailable
+from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import EngineInfo
 
 from .launcher import EngineStart
 
 logger = logging.getLogger(__name__)
 POLL_S = 0.25
-REMIND_S = 15.0
 
 
 async def all_ready(
-    starts: Sequence[EngineStart], session: aiohttp.ClientSession
+    starts: Sequence[EngineStart],
+    session: aiohttp.ClientSession,
+    timing: Timing = DEFAULT,
 ) -> list[EngineInfo | EngineDelayed]:
     """Waits for all engines concurrently and returns their descriptions.
 
@@ -31,7 +33,7 @@ async def all_ready(
 
     async def wait(start: EngineStart) -> EngineInfo | EngineDelayed:
         try:
-            info = await await_ready(start, session)
+            info = await await_ready(start, session, timing)
         except EngineDelayed as delayed:
             return delayed
         finally:
@@ -50,7 +52,7 @@ async def all_ready(
 
     async def remind() -> None:
         while True:
-            await asyncio.sleep(REMIND_S)
+            await asyncio.sleep(timing.start_remind_s)
             for start in pending.values():
                 line = f": {start.process.last_line()}" if start.process else ""
                 seconds = time.monotonic() - began
@@ -72,7 +74,9 @@ async def all_ready(
     return [task.result() for task in tasks]
 
 
-async def await_ready(start: EngineStart, session: aiohttp.ClientSession) -> EngineInfo:
+async def await_ready(
+    start: EngineStart, session: aiohttp.ClientSession, timing: Timing = DEFAULT
+) -> EngineInfo:
     """Polls an engine until it returns its description.
 
     Raises EngineStartError, and EngineDelayed if its machine was lost.
@@ -88,7 +92,7 @@ async def await_ready(start: EngineStart, session: aiohttp.ClientSession) -> Eng
         if (lost := start.exit_reason()) is not None:
             raise EngineDelayed(start.engine_id, lost)
         try:
-            info = await _described(start, session)
+            info = await _described(start, session, timing)
         except EngineUnavailable as error:
             if time.monotonic() < deadline:
                 await asyncio.sleep(POLL_S)
@@ -107,12 +111,14 @@ async def await_ready(start: EngineStart, session: aiohttp.ClientSession) -> Eng
         return info
 
 
-async def _described(start: EngineStart, session: aiohttp.ClientSession) -> EngineInfo:
+async def _described(
+    start: EngineStart, session: aiohttp.ClientSession, timing: Timing
+) -> EngineInfo:
     """Returns the description of the started server.
 
     Raises EngineUnavailable also if another one answers: it may have taken the port first.
     """
-    info = await describe(session, start.engine_id, start.url)
+    info = await describe(session, start.engine_id, start.url, timing.control_timeout_s)
     if start.instance is not None and info.plugin and info.instance != start.instance:
         raise EngineUnavailable(f"another server than the one started answers at {start.url}")
     return info

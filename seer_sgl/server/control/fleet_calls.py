@@ -11,13 +11,13 @@ from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.session import read_body
 from seer_sgl.errors import EngineUnavailable
 from seer_sgl.server.json import dumps
+from seer_sgl.timing import DEFAULT
 
 from .replies import EngineReply, Replies, read_reply
 
 # Loading a large model from a slow disk takes minutes, and so do collectives that wait for a
 # trainer. An engine that is silent for longer missed the call.
 CALL_S = 1800.0
-QUICK_S = 60.0  # for a call that only changes what the scheduler does
 REPLY_BYTES = 256 << 20  # of one engine: weights_checker returns a checksum per tensor and rank
 IDLE_POLL_S = 0.1
 _limit_s: ContextVar[float] = ContextVar("_limit_s", default=CALL_S)
@@ -92,11 +92,13 @@ async def _go_on_briefly(engine: HttpEngine) -> None:
     A paused scheduler does not look whether its transfers between device, host and store have
     ended (`Scheduler.event_loop_normal`), and does not flush while they seem to go on.
     """
-    await call(engine, "POST", "/continue_generation", b"{}", QUICK_S)
+    await call(engine, "POST", "/continue_generation", b"{}", DEFAULT.quick_call_s)
     try:
         await asyncio.sleep(IDLE_POLL_S)
     finally:
-        await call(engine, "POST", "/pause_generation", dumps({"mode": "retract"}), QUICK_S)
+        await call(
+            engine, "POST", "/pause_generation", dumps({"mode": "retract"}), DEFAULT.quick_call_s
+        )
 
 
 async def each_idle(engines: Sequence[HttpEngine], *, pause: str | None) -> Replies:

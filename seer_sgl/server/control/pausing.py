@@ -7,7 +7,7 @@ from aiohttp import web
 
 from .bodies import field, read_fields
 from .control import Answer, Control
-from .fleet_calls import QUICK_S, call_all
+from .fleet_calls import call_all
 from .replies import combined, failures
 
 PAUSE = "pause_generation"
@@ -34,7 +34,9 @@ class Pausing:
         else:
             await control.holds.begin(PAUSE)
         control.mode = mode
-        replies = await call_all(engines, "POST", "/pause_generation", body or b"{}", QUICK_S)
+        replies = await call_all(
+            engines, "POST", "/pause_generation", body or b"{}", control.service.timing.quick_call_s
+        )
         message = "Generation paused successfully."
         return combined(replies, message, failed=failures(replies))
 
@@ -44,7 +46,11 @@ class Pausing:
         read_fields(body)
         try:
             replies = await call_all(
-                control.engines(), "POST", "/continue_generation", body or b"{}", QUICK_S
+                control.engines(),
+                "POST",
+                "/continue_generation",
+                body or b"{}",
+                control.service.timing.quick_call_s,
             )
         finally:
             control.mode = None

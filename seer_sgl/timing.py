@@ -1,0 +1,64 @@
+"""The constants of time of the driver, the engines' clients, the fleet and the server.
+
+They are no settings: their values hold for every machine and every model. The code that opens a
+fleet, a driver or a server hands them on, so that a test can choose others.
+"""
+
+import msgspec
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in seconds, by the part that uses them."""
+
+    # The driver's monitor, which counts time in polls.
+    poll_s: float = 0.5
+    # So long engines may serve different versions without an update of ours: a trainer may be
+    # updating them itself, one after another.
+    mixed_weights_s: float = 10.0
+    # The longest pause before the next try of an engine that serves nothing.
+    readmission_most_s: float = 8.0
+    # A queue that stands for longer than one prefill takes is reported: SGLang divides long inputs.
+    queue_standing_s: float = 10.0
+
+    # Chunks that wait in an engine's queue for KV from the pool.
+    kv_notice_s: float = 2.0  # a wait of this length is logged: a read usually takes milliseconds
+    # The shortest wait that is too long. A busy machine may stop the reading threads for seconds.
+    kv_least_s: float = 5.0
+    # The time without reads doubles each time, because a trial costs the chunks of kv_least_s.
+    kv_first_pause_s: float = 30.0
+    kv_longest_pause_s: float = 480.0
+
+    # The driver's loop and its scheduler.
+    # How long an engine has to return the tokens of a recalled chunk; then the chunk is dropped.
+    recall_s: float = 5.0
+    settle_s: float = 3.0  # at the end of a driver; a little longer than an abort may take
+    # The longest wait of a request that should move for its KV to be stored; usually 4 to 30 ms.
+    store_patience_s: float = 1.0
+
+    # The HTTP client of an engine.
+    # Between two checks of a serving engine's weights; a trainer may update them at any time.
+    refresh_every_s: float = 10.0
+    control_timeout_s: float = 10.0  # a reply to anything but /generate
+    abort_timeout_s: float = 2.0
+
+    # The fleet and the processes that it starts.
+    join_timeout_s: float = 10.0  # the server is up; this only covers a short network failure
+    link_timeout_s: float = 60.0  # an engine's plugin tries twice a second; a busy machine is slow
+    start_remind_s: float = 15.0  # between two log lines about an engine that is not ready
+    watch_s: float = 0.5  # between two looks whether a process has ended
+    restart_most_s: float = 30.0  # the longest pause before a process is started again
+    ray_room_s: float = 10.0  # an engine that Ray has not placed by then has no room for now
+    ray_store_s: float = 30.0  # until a node has room for the memory of a store node
+
+    # The server.
+    # A client that sends its body byte by byte holds a socket no longer than this.
+    body_timeout_s: float = 120.0
+    # A connection without a request is closed: an idle one, or one whose header comes byte by byte.
+    idle_s: float = 75.0
+    health_timeout_s: float = 20.0  # SGLang's own (SGLANG_HEALTH_CHECK_TIMEOUT)
+    ended_rollout_s: float = 3600.0  # how long the state of an ended rollout can be read
+    abort_again_s: float = 1.0  # between two aborts of a request that an engine has not ended
+    quick_call_s: float = 60.0  # a call that only changes what an engine's scheduler does
+
+
+DEFAULT = Timing()
