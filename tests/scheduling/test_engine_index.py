@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seer_sgl.scheduling.engine_index import EngineIndex, EngineSlot
+from seer_sgl.scheduling.engine_index import EngineIndex, EngineSlot, Extremes
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.placement import CacheAware, Placed, Wait
 from seer_sgl.types import Group, Move, Request
@@ -114,3 +114,17 @@ def test_what_is_no_longer_held_is_forgotten() -> None:
     fleet.end(slot, first, 20)
     assert not fleet.holders(second)
     assert (slot.inflight, slot.completed) == (0, 1)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=30))
+def test_extremes_are_those_of_what_is_there_also_after_all_has_left(
+    steps: list[tuple[bool, int]],
+) -> None:
+    extremes, there = Extremes(), list[int]()
+    for joins, number in steps:
+        if joins:
+            extremes.add(number)
+            there.append(number)
+        elif there:
+            extremes.remove(there.pop(number % len(there)))
+        assert (extremes.least, extremes.most) == (min(there, default=0), max(there, default=0))

@@ -643,6 +643,15 @@ def test_the_caller_with_the_fewest_chunks_in_flight_goes_next() -> None:
     assert abs(order.count("a") - order.count("b")) <= 2
 
 
+def test_of_callers_that_were_never_served_the_first_to_come_goes_first() -> None:
+    scheduler = one_engine(capacity=10_000, max_inflight=6)
+    for caller in "cab":
+        group = make_group(caller, n=1)
+        group.caller = caller
+        scheduler.submit(group)
+    assert [take(scheduler).request.group.caller for _ in range(3)] == [*"cab"]
+
+
 def test_a_preferred_group_goes_before_the_other_groups_of_its_caller_only() -> None:
     scheduler = one_engine(capacity=10_000, max_inflight=2)
     first, preferred, other = (make_group(name, n=4) for name in ("first", "preferred", "other"))

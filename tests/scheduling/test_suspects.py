@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seer_sgl.errors import EngineDied, EngineUnavailable
+from seer_sgl.errors import EngineDied, EngineStalled, EngineUnavailable
 from seer_sgl.scheduling.engine_index import EngineSlot
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.scheduler import Scheduler
@@ -290,3 +290,27 @@ def test_no_bystander_is_given_up_whatever_comes_beside_it(
             assert request.generated == LONGEST
     assert world.together <= 1
     assert len(world.deaths) <= 4 * len(poisons)
+
+
+def test_a_request_that_stalled_engines_waits_for_an_engine_without_others() -> None:
+    scheduler = Scheduler(CHUNK, patience_s=0.0)
+    for name in ("e0", "e1", "e2"):
+        scheduler.add_engine(EngineSlot(name, KVLedger(10_000, 1), 8))
+    for group_id in ("culprit", "other"):
+        scheduler.submit(single(1, group_id=group_id))
+    chunk, other = scheduler.next_assignment(0.0), scheduler.next_assignment(0.0)
+    assert chunk is not None and other is not None
+    culprit = chunk.request
+    for stalled in ("e0", "e2"):
+        assert chunk is not None
+        assert (chunk.request, chunk.engine_id) == (culprit, stalled)
+        scheduler.set_available(stalled, False)
+        error = EngineStalled("no progress", engine_id=stalled)
+        scheduler.complete(ChunkResult(chunk=chunk, now=0.0, error=error))
+        chunk = scheduler.next_assignment(0.0)
+    assert chunk is None, "e1 has room, and a chunk of another request"
+    scheduler.complete(ChunkResult(chunk=other, now=0.0, reply=make_reply(CHUNK)))
+    trial = scheduler.next_assignment(0.0)
+    assert trial is not None
+    assert (trial.request, trial.engine_id) == (culprit, "e1")
+    assert scheduler.next_assignment(0.0) is None, "nobody joins it"
