@@ -5,12 +5,17 @@ the newest token is not on the host yet, so SGLang counts the previous token; fo
 the last token of the prompt. The delay depends on the scheduler's other work, so one request gets
 different logits in different batches. The hooks process the last step's result first, as SGLang
 does for grammars, and count the newest token when the step runs.
+
+`min_new_tokens` is one of SGLang's penalties. An engine that drafts applies it per token
+(speculation/minimum.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+from seer_sgl.link.contract import ALGORITHM
 
 from .hook import BATCH, SAMPLING, SCHEDULER, Hook
 from .sglang_types import (
@@ -25,6 +30,8 @@ from .sglang_types import (
 
 if TYPE_CHECKING:
     import torch
+
+MINIMUM = "BatchedMinNewTokensPenalizer"
 
 
 def hooks() -> list[Hook]:
@@ -57,6 +64,13 @@ def hooks() -> list[Hook]:
             "after",
             "SGLang resets the penalties of a retracted request; the tokens that it has already "
             "generated are counted again.",
+        ),
+        Hook(
+            f"{SAMPLING}.copy_for_forward",
+            without_minimum,
+            "around",
+            "SGLang counts steps for `min_new_tokens`, among the penalties that need a plain step; "
+            "an engine that drafts applies it per token of a step.",
         ),
     ]
 
@@ -114,6 +128,29 @@ def remember_output(
     return result
 
 
+def without_minimum(
+    stock: Callable[[SglSamplingInfo], SglSamplingInfo], info: SglSamplingInfo
+) -> SglSamplingInfo:
+    """Hook around `SamplingBatchInfo.copy_for_forward`: on an engine that drafts, leaves
+    `min_new_tokens` out of a step's penalties and hands its stop tokens on."""
+    from sglang.srt.runtime_context import get_spec
+
+    penalizers = info.penalizer_orchestrator
+    all_kinds, required = penalizers.penalizers, penalizers.is_required
+    prepared = {kind for kind, one in all_kinds.items() if one.is_prepared()}
+    minimum = next((kind for kind in prepared if kind.__name__ == MINIMUM), None)
+    if minimum is None or get_spec().speculative_algorithm != ALGORITHM:
+        return stock(info)
+    penalizers.penalizers = {kind: one for kind, one in all_kinds.items() if kind is not minimum}
+    penalizers.is_required = len(prepared) > 1
+    try:
+        result = stock(info)
+    finally:
+        penalizers.penalizers, penalizers.is_required = all_kinds, required
+    result.seer_stops = cast(SglMinNewTokens, all_kinds[minimum]).stop_token_penalties
+    return result
+
+
 def _count_all(penalizer: SglMinNewTokens, row: int, tokens: torch.Tensor) -> None:
     penalizer.len_output_tokens[row] += len(tokens)
 
@@ -133,7 +170,7 @@ def _mark_repeated(penalizer: SglRepetitionPenalty, row: int, tokens: torch.Tens
 
 # By the penalizer's class: the function that counts the tokens of one row of a batch.
 _COUNT: dict[str, Callable[[Any, int, torch.Tensor], None]] = {
-    "BatchedMinNewTokensPenalizer": _count_all,
+    MINIMUM: _count_all,
     "BatchedFrequencyPenalizer": _count_each,
     "BatchedPresencePenalizer": _mark_present,
     "BatchedRepetitionPenalizer": _mark_repeated,
@@ -144,6 +181,6 @@ def _by_token(batch: SglScheduleBatch) -> bool:
     """Returns whether penalties depend on the drawn tokens; `min_new_tokens` only counts them."""
     penalizers = batch.sampling_info.penalizer_orchestrator.penalizers
     return any(
-        penalizer.is_prepared() and kind.__name__ != "BatchedMinNewTokensPenalizer"
+        penalizer.is_prepared() and kind.__name__ != MINIMUM
         for kind, penalizer in penalizers.items()
     )

@@ -32,6 +32,7 @@ class SglSamplingParams(Protocol):
 
     custom_params: dict[str, Any] | None
     max_new_tokens: int
+    min_new_tokens: int
     stop_strs: Sequence[str]
     stop_str_max_len: int
     stop_regex_strs: Sequence[str]
@@ -77,6 +78,7 @@ class SglMinNewTokens(Protocol):
     """sglang.srt.sampling.penaltylib.min_new_tokens.BatchedMinNewTokensPenalizer"""
 
     len_output_tokens: torch.Tensor
+    stop_token_penalties: torch.Tensor
 
 
 class SglFrequencyPenalty(Protocol):
@@ -124,6 +126,7 @@ class SglSamplingInfo(Protocol):
     has_custom_logit_processor: bool
     sampling_mask_batch_indices: torch.Tensor | None
     grammar_mask: Any
+    seer_stops: torch.Tensor | None  # the stop tokens of requests with `min_new_tokens`
 
     def update_regex_vocab_mask(self) -> None: ...
     def apply_logits_bias(self, logits: torch.Tensor, /) -> None: ...

@@ -39,6 +39,7 @@ KINDS: Mapping[str, dict[str, Any]] = {
     "greedy": T1 | {"temperature": 0.0},
     "top-p": T1 | {"top_p": 0.9},
     "top-k": T1 | {"top_k": 8},
+    "minimum": T1 | {"min_new_tokens": 200},
 }
 ENOUGH = 500  # accepted drafts, of about 13,000 tokens
 SGLANG = {
@@ -171,7 +172,7 @@ async def every_chunk_elsewhere(
 async def test_no_token_changes_when_every_chunk_is_computed_again_elsewhere(
     reference: Reference, pair: tuple[list[str], dict[str, Any]]
 ) -> None:
-    kinds = ("T=1", "greedy", "top-p")
+    kinds = ("T=1", "greedy", "top-p", "minimum")
     reports = await every_chunk_elsewhere(reference, kinds, pair, AlwaysElsewhere())
     assert all(report["recomputed_tokens"] > 0 for report in reports)
 

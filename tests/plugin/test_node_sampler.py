@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from seer_sgl.plugin.speculation import node_sampler
+from seer_sgl.plugin.speculation.minimum import Minimum
 from seer_sgl.plugin.speculation.node_sampler import ASKED_LOGPROBS, NodeSampler
 
 COUNT, WIDTH, WORDS = 5, 3, 7
@@ -121,7 +122,7 @@ def test_parts_give_the_draws_and_logprobs_of_the_whole(  # noqa: PLR0917
         )
         output = Logits(logits.clone())
         runner: Any = SimpleNamespace(sampler=sampler)
-        part = NodeSampler(runner, batch, WIDTH)
+        part = NodeSampler(runner, batch, WIDTH, None)
         return part.draw(output, positions).tolist(), output
 
     whole, in_parts = Sampler(), Sampler()
@@ -152,7 +153,56 @@ def test_penalties_count_in_a_verification_without_drafts(monkeypatch: pytest.Mo
     sampler: Any = Sampler()
     output: Any = Logits(torch.zeros(COUNT, WORDS))
     runner: Any = SimpleNamespace(sampler=sampler)
-    draws = NodeSampler(runner, batch, 1).draw(output, torch.arange(COUNT))
+    draws = NodeSampler(runner, batch, 1, None).draw(output, torch.arange(COUNT))
     assert draws.tolist() == [2, 3, 4, 5, 6]
     assert sampler.calls == [COUNT]
     assert sampling.grammar_mask is None, "its memory is not needed any more"
+
+
+@pytest.mark.parametrize("most_bytes", [1, 1 << 30])
+def test_a_node_draws_no_stop_token_before_its_own_request_has_its_minimum(
+    monkeypatch: pytest.MonkeyPatch, most_bytes: int
+) -> None:
+    monkeypatch.setattr(node_sampler, "MOST_BYTES", most_bytes)
+    stops = torch.zeros(COUNT, WORDS)
+    stops[:4, 6] = -torch.inf  # the last request has no stop token
+    minimum = Minimum(torch.tensor([0, 11, 12, 99, 99]), stops)
+    batch: Any = SimpleNamespace(
+        sampling_info=Sampling(torch.ones(COUNT, 1), None),
+        return_logprob=True,
+        top_logprobs_nums=[0] * COUNT,
+        token_ids_logprobs=[None] * COUNT,
+    )
+    runner: Any = SimpleNamespace(sampler=Sampler())
+    # The likeliest word is 6, the next one is 5. The sampler adds the position.
+    output: Any = Logits(torch.arange(float(WORDS)).repeat(COUNT * WIDTH, 1))
+    positions = torch.tensor([9, 10, 10]).repeat(COUNT)  # a root and its two children
+    draws = NodeSampler(runner, batch, WIDTH, minimum).draw(output, positions) - positions
+    # Tokens for positions 10, 11 and 11.
+    assert draws.view(COUNT, WIDTH).tolist() == [
+        [6, 6, 6],
+        [5, 6, 6],
+        [5, 5, 5],
+        [5, 5, 5],
+        [6, 6, 6],
+    ]
+    assert torch.isfinite(output.next_token_logprobs).all()
+
+
+def test_a_minimum_counts_beside_other_penalties() -> None:
+    penalties = torch.zeros(COUNT, WORDS)
+    penalties[:, 2] = 5.0
+    stops = torch.zeros(COUNT, WORDS)
+    stops[:, 2] = -torch.inf
+    minimum = Minimum(torch.tensor([0, 0, 4, 4, 5]), stops)
+    batch: Any = SimpleNamespace(
+        sampling_info=Sampling(torch.ones(COUNT, 1), None, acc_additive_penalties=penalties),
+        return_logprob=False,
+        top_logprobs_nums=[0] * COUNT,
+        token_ids_logprobs=[None] * COUNT,
+    )
+    runner: Any = SimpleNamespace(sampler=Sampler())
+    output: Any = Logits(torch.zeros(COUNT, WORDS))
+    positions = torch.arange(COUNT)
+    draws = NodeSampler(runner, batch, 1, minimum).draw(output, positions) - positions
+    assert draws.tolist() == [2, 2, 0, 2, 2]

@@ -18,6 +18,8 @@ from seer_sgl.plugin.sglang_types import (
     SglScheduleBatch,
 )
 
+from .minimum import Minimum
+
 # The fields of SamplingBatchInfo that the sampler uses and that have one row per request.
 _ROWS = ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed")
 
@@ -53,10 +55,13 @@ def speculates(sampling: SglSamplingInfo) -> bool:
 class NodeSampler:
     """The sampler of one verification with `width` nodes per request of `batch`."""
 
-    def __init__(self, runner: SglModelRunner, batch: SglScheduleBatch, width: int) -> None:
+    def __init__(
+        self, runner: SglModelRunner, batch: SglScheduleBatch, width: int, minimum: Minimum | None
+    ) -> None:
         self._sampler = runner.sampler
         self._batch = batch
         self._width = width
+        self._minimum = minimum
 
     def draw(self, output: SglLogits, positions: torch.Tensor) -> torch.Tensor:
         """Returns the draws of all nodes, int32 [n * width], and sets the logprobs in `output`.
@@ -64,9 +69,15 @@ class NodeSampler:
         output: logits [n * width, vocabulary]. positions: int64 [n * width].
         """
         sampling, logits = self._batch.sampling_info, output.next_token_logits
+        count = len(positions) // self._width
+        if self._minimum is not None:
+            drawn = positions.view(count, self._width) + 1
+            for node in range(self._width):
+                logits.view(count, self._width, -1)[:, node].add_(
+                    self._minimum.penalties(drawn[:, node])
+                )
         if not speculates(sampling):
             return self._one_each(output, positions)
-        count = len(positions) // self._width
         if sampling.logit_bias is not None:
             logits.view(count, self._width, -1).add_(sampling.logit_bias[:, None])
         most = max(1, MOST_BYTES // (WORD_BYTES * self._width * logits.shape[1]))

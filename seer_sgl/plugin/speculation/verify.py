@@ -19,6 +19,7 @@ from seer_sgl.plugin.sglang_types import (
     SglScheduleBatch,
 )
 
+from .minimum import Minimum
 from .node_sampler import ASKED_LOGPROBS, NodeSampler
 from .planner import Plan
 from .walk import Nodes, Walk, walk
@@ -40,19 +41,20 @@ def layout_of(last: NDArray[np.int32], plan: Plan) -> Layout:
     return lay_out(last, drafts, plan.width)
 
 
-def verify(
+def verify(  # noqa: PLR0917
     runner: SglModelRunner,
     batch: SglScheduleBatch,
     output: SglLogits,
     nodes: Nodes,
     positions: torch.Tensor,
+    minimum: Minimum | None,
 ) -> Verified:
     """Draws at every node, walks the trees, and keeps the accepted tokens' logprobs in `output`.
 
     output: of the verification, logits [n * width, vocabulary]. positions: int64 [n * width].
     """
     shape = nodes.tokens.shape
-    draws = NodeSampler(runner, batch, shape[1]).draw(output, positions).view(shape)
+    draws = NodeSampler(runner, batch, shape[1], minimum).draw(output, positions).view(shape)
     walked = walk(nodes, draws)
     at = walked.path.clamp(min=0)
     tokens = draws.gather(1, at).to(torch.int32).masked_fill_(walked.path < 0, 0)

@@ -33,6 +33,7 @@ from seer_sgl.plugin.sglang_types import SglResult, SglScheduleBatch, SglServerA
 
 from . import ranks, start
 from .mask import attention_mask
+from .minimum import minimum_of, penalize
 from .node_sampler import speculates
 from .outcome import Outcome
 from .planner import PLAIN, Plan, Planner
@@ -141,6 +142,8 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         """Runs a batch that does not decode, unchanged on the target."""
         if self._planner is not None:
             self._aided(None, self._planner.interrupted)
+        minimum = minimum_of(batch, 0)
+        penalize(batch.sampling_info, minimum, batch.seq_lens)
         result = self._target_worker.forward_batch_generation(
             batch, pp_proxy_tensors=pp_proxy_tensors
         )
@@ -157,6 +160,8 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         assert carried is not None
         runs = carried.accept_tokens.view(-1, self._stride).to(torch.int64)
         new_seq_lens = batch.seq_lens + 1
+        minimum = minimum_of(batch, 1)
+        penalize(batch.sampling_info, minimum, new_seq_lens)
         batch.input_ids = runs.gather(1, carried.accept_lens[:, None].long() - 1).view(-1)
         slots = batch.req_to_token_pool.req_to_token[batch.req_pool_indices, batch.seq_lens]
         batch.out_cache_loc = slots.to(torch.int64)
@@ -197,6 +202,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             draft_token_num=width,
             device=self.device,
         )
+        minimum = minimum_of(batch, 1)
         prepare_mamba_track_for_verify(batch)
         batch.spec_info = NgramVerifyInput(
             draft_token=batch.input_ids,
@@ -211,7 +217,8 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             result = self._target_worker.forward_batch_generation(
                 batch, pp_proxy_tensors=pp_proxy_tensors, is_verify=True
             )
-            verified = verify(self.model_runner, batch, result.logits_output, nodes, positions)
+            output = result.logits_output
+            verified = verify(self.model_runner, batch, output, nodes, positions, minimum)
             walked, lens = verified.walked, verified.walked.lens
             # The states are at the places that the backend of this width has noted.
             commit_mamba_states_after_verify(
