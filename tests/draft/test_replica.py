@@ -140,6 +140,19 @@ def test_a_call_goes_on_where_the_last_one_ended() -> None:
     engine.check()
 
 
+def test_tokens_of_another_engine_are_not_sent_again_when_the_call_comes_back() -> None:
+    engine = Engine()
+    slot = engine.replica.begin("g", 3, PROMPT, [])
+    engine.decode(slot, 5, 6)
+    engine.pass_time()
+    engine.replica.end(slot)
+    slot = engine.replica.begin("g", 3, PROMPT, [5, 6, 7, 8])  # the others have 7 and 8 already
+    engine.decode(slot, 9)
+    assert engine.pass_time() == [Deltas([delta("g", 3, 4, 9)])]
+    assert engine.index() == [[5, 6, 7, 8, 9]]
+    engine.check()
+
+
 @pytest.mark.parametrize("response", [[5], [5, 9], [5, 9, 9, 9]])
 def test_a_call_that_went_another_way_is_a_sequence_of_its_own(response: list[int]) -> None:
     engine = Engine()
