@@ -322,6 +322,7 @@ async def test_nothing_is_sent_before_every_engine_serves_the_new_weights() -> N
         await until(lambda: all(len(fake.seen) > 8 for fake in fakes))
         fakes[0].weight_version = "v2"
         reweighed = asyncio.create_task(stage.driver.reweigh("v2"))
+        await until(lambda: stage.driver.paused)
         await until(lambda: sum(fake.running for fake in fakes) == 0)
         seen = [len(fake.seen) for fake in fakes]
         await asyncio.sleep(0.1)
