@@ -9,9 +9,9 @@ class MaxTree:
     It is a segment tree of maxima: `_tree[1]` is the largest item, the items are the leaves.
     """
 
-    def __init__(self, size: int = 1) -> None:
-        self._size = 1 << max(0, size - 1).bit_length()
-        self._tree = [ABSENT] * (2 * self._size)
+    def __init__(self) -> None:
+        self._size = 1
+        self._tree = [ABSENT] * 2
 
     @property
     def largest(self) -> int:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seer_sgl.errors import ChunkRecalled, EngineUnavailable, RequestRejected
+from seer_sgl.errors import ChunkRecalled, EngineDied, EngineUnavailable, RequestRejected
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.placement import EngineSlot, Wait
 from seer_sgl.scheduling.scheduler import OVERTAKEN, REFUSED_PAUSE_S, Scheduler
@@ -621,7 +621,9 @@ def test_an_idle_schedulers_books_are_empty_and_what_is_left_is_named() -> None:
     assert [line for line in breaches if "KV tokens of e0 are promised" in line]
     assert [line for line in breaches if "2 requests are left, such as left.0" in line]
     assert "1 callers are left" in breaches
-    returned(scheduler, chunk, make_reply(chunk.max_new_tokens, "stop"))
+    died = EngineDied("it was killed", engine_id="e0")
+    scheduler.complete(ChunkResult(chunk=chunk, now=0.0, error=died))
+    assert f"suspects are left, such as {chunk.request.uid}" in scheduler.check()
     scheduler.withdraw(group, LEFT)
     assert scheduler.check() == []
 
