@@ -13,7 +13,7 @@ import pytest
 from seer_sgl.driver import open_runs
 from tests.logs import logged
 
-pytest_plugins = ["tests.support.tiers"]
+pytest_plugins = ["tests.support.tiers", "tests.support.fixtures"]
 
 # A model name that is no folder would be looked up on the Hugging Face hub.
 os.environ["HF_HUB_OFFLINE"] = "1"

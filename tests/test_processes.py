@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from seer_sgl.kept_processes import KeptProcess, kept_alive
 from seer_sgl.processes import PARENT_POLL_S, PORTS, OwnedProcess, free_port
 from seer_sgl.timing import Timing
 from tests.processes import lives
+from tests.support.waiting import until
 
 
 def test_a_free_port_is_given_once_and_is_none_of_an_outgoing_connection() -> None:
@@ -106,12 +106,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60.0):
-        while not condition():  # noqa: ASYNC110 (files of other processes)
-            await asyncio.sleep(0.05)
 
 
 def in_shared_memory() -> set[Path]:

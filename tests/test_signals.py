@@ -23,8 +23,7 @@ import pytest
 
 from seer_sgl import running
 from tests.fake_sglang import FakeSGLang, serving
-
-from .link.test_link import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.process
 

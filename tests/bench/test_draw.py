@@ -28,7 +28,7 @@ from bench.gains import (
 from seer_sgl.benchmark.arms import EVERY
 from seer_sgl.benchmark.measure import Row
 from seer_sgl.report.style import OURS, PNG_PIXELS, idle_to_full, save, styled_figure
-from tests.benchmark.test_summary import row as full_row
+from tests.support.rows import row as full_row
 
 NAMES = ("architecture", "chunk", "waterfall", "gain", "learning")
 

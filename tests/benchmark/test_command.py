@@ -15,8 +15,7 @@ from seer_sgl.benchmark.measure import Measurement
 from seer_sgl.benchmark.runner import ArmFailure, Runner
 from seer_sgl.errors import RolloutError
 from seer_sgl.report.recorder import Recorder
-
-from .test_summary import row
+from tests.support.rows import row
 
 pytestmark = pytest.mark.process
 

@@ -25,9 +25,8 @@ from seer_sgl.errors import EngineStartError, RolloutError
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.rollout.command import RolledOut
 from tests.helpers import made_sample, make_group
-from tests.report.test_report import info
-
-from .test_summary import row
+from tests.support.infos import info
+from tests.support.rows import row
 
 REPORT: dict[str, Any] = {
     **dict.fromkeys(TAKEN, 0),

@@ -13,10 +13,8 @@ from seer_sgl.benchmark.plots import draw_arms, draw_pair, draw_soak
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.types import EngineLoad
 from tests.helpers import make_group
-from tests.report.test_report import info
-
-from .test_soak import soak_row
-from .test_summary import row
+from tests.support.infos import info
+from tests.support.rows import row, soak_row
 
 
 def rolled(arm: str, number: int, speed: float, **changed: Any) -> Measurement:

@@ -19,8 +19,7 @@ from seer_sgl.errors import EngineStartError, EngineUnavailable, PoolError, Seer
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.sim.config import EngineConfig
 from seer_sgl.types import Prompt
-
-from .test_summary import row
+from tests.support.rows import row
 
 ENGINE = EngineConfig(
     count=2,

@@ -14,8 +14,7 @@ from seer_sgl.benchmark.measure import Measurement
 from seer_sgl.benchmark.runner import ArmFailure, Runner
 from seer_sgl.errors import EngineStartError, RolloutError
 from seer_sgl.report.recorder import Recorder
-
-from .test_summary import row
+from tests.support.rows import row
 
 ARMS = [EVERY[name] for name in ("group_round_robin", "divided", "oracle")]
 

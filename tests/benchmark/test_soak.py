@@ -2,33 +2,14 @@
 
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
 from seer_sgl.benchmark.process_tree import process_tree
-from seer_sgl.benchmark.soak import SoakRow, drift, kv_hit_share
+from seer_sgl.benchmark.soak import drift, kv_hit_share
 from seer_sgl.engine.launch.process import SERVER_MODULE
 from seer_sgl.report.recorder import Recorder
-
-
-def soak_row(number: int, **changed: Any) -> SoakRow:
-    figures: dict[str, Any] = {
-        "wall_s": 20.0,
-        "throughput_tok_s": 100.0,
-        "retractions": 0,
-        "migrations": 5,
-        "fetches": 5,
-        "recomputed_tokens": 10,
-        "storage_tokens": 500,
-        "kv_hit_share": 0.9,
-        "accept_length": 1.5,
-        "identical_share": 1.0,
-        "driver_mb": 900.0,
-        "engines_mb": 20000.0,
-        "others_mb": 1000.0,
-    }
-    return SoakRow(number=number, **(figures | changed))
+from tests.support.rows import soak_row
 
 
 def test_a_leak_of_a_megabyte_a_rollout_is_told_and_the_warm_up_is_not() -> None:

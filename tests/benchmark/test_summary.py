@@ -1,40 +1,10 @@
 """The summary of rollouts."""
 
-from typing import Any
-
 import pytest
 
-from seer_sgl.benchmark.measure import Row
 from seer_sgl.benchmark.summary import by_seed, doubts, ratios, summarize
 from seer_sgl.benchmark.tables import markdown
-
-
-def row(arm: str, number: int, **changed: Any) -> Row:
-    figures: dict[str, Any] = {
-        "seed": 1,
-        "samples": 8,
-        "response_tokens": 800,
-        "wall_s": 10.0,
-        "throughput_tok_s": 80.0,
-        "tail_s": 4.0,
-        "idle": [0.0, 0.4],
-        "retractions": 3,
-        "chunks": 8,
-        "migrations": 0,
-        "fetches": 0,
-        "recomputed_tokens": 0,
-        "moved_bytes": 0,
-        "kv_peak": 0.9,
-        "accept_length": None,
-        "drafting_cpu_s": None,
-        "forward_steps": 700,
-        "prefilled_tokens": 900,
-        "engine_cpu_s": 18.0,
-        "other_cpu_s": 0.0,
-        "driver_cpu_s": 0.1,
-        "identical_share": 1.0,
-    }
-    return Row(arm=arm, round=number, **(figures | changed))
+from tests.support.rows import row
 
 
 def test_ratios_compare_rollouts_of_the_same_round() -> None:

@@ -12,11 +12,9 @@ from tests.chaos.plan import Kind, draw
 from tests.chaos.rolling import Chaotic, Rolled, Stage
 from tests.chaos.verdict import by_kind, judge
 from tests.chaos.wires import wired
-from tests.engine.test_fleet import nothing_left as nothing_left  # noqa: PLC0414 (autouse)
-from tests.engine.test_restart import RESTARTING, config, rolling, weights_folder
-from tests.engine.test_restart import quick as quick  # noqa: PLC0414 (an autouse fixture)
+from tests.support.launched import RESTARTING, config, rolling, weights_folder
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fake_servers", "nothing_left")]
 
 PROMPT_LEN = 7
 QUICK_KINDS = (

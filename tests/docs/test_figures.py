@@ -11,7 +11,7 @@ import pytest
 from bench.gains import PAPER_GAIN, PAPER_IDLE
 from seer_sgl.benchmark.arms import BASELINE, SEER
 from seer_sgl.benchmark.summary import ratios
-from tests.benchmark.test_summary import row
+from tests.support.rows import row
 
 from . import benchmark_blocks as arms
 from . import setting_blocks as settings

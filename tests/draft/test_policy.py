@@ -7,8 +7,7 @@ from seer_sgl.draft.acceptance import Acceptance
 from seer_sgl.draft.drafter import Drafts
 from seer_sgl.draft.policy import EXPLORE_EVERY, MAX_PAUSE, MOST_NODES, DraftPolicy
 from seer_sgl.draft.steps import StepTimes
-
-from .test_acceptance import drafts
+from tests.draft.drafts import drafts
 
 WIDTHS = (1, 2, 3, 5, 9)
 

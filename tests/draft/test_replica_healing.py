@@ -10,7 +10,7 @@ from seer_sgl.draft import replica as replica_module
 from seer_sgl.draft.hub import Hub
 from seer_sgl.draft.messages import Deltas, Done, Leave, Open, ToHub, ToReplica, Want
 from seer_sgl.draft.replica import RESYNC_S
-from tests.draft.test_replica import PLENTY, PROMPT, Engine, delta
+from tests.draft.replicas import PLENTY, PROMPT, Engine, delta
 
 
 def test_a_gap_is_asked_about_and_not_too_often() -> None:

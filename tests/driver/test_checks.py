@@ -4,7 +4,7 @@ import msgspec
 
 from seer_sgl.driver.checks import cut_fetches
 from seer_sgl.types import EngineInfo
-from tests.report.test_report import info
+from tests.support.infos import info
 
 
 def engine(kv_tokens: int) -> EngineInfo:

@@ -15,7 +15,7 @@ from seer_sgl.errors import ConfigError
 from seer_sgl.rollout.history import History, read_history
 from seer_sgl.types import Chunk, Group, Move
 from tests.helpers import LEFT, make_group, make_reply
-from tests.report.test_report import info
+from tests.support.infos import info
 
 IDS = list(range(10))  # the ids of make_group's prompts
 

@@ -5,33 +5,21 @@ streamed tokens.
 """
 
 import asyncio
-import contextlib
-from array import array
 from collections import Counter, deque
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from typing_extensions import override
 
-from seer_sgl.config import SchedulingConfig
-from seer_sgl.driver.driver import Driver, Settings
 from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.driver.observer import Observer
 from seer_sgl.driver.run import Run
 from seer_sgl.engine.client import HttpEngine
-from seer_sgl.engine.describe import describe
-from seer_sgl.engine.session import open_session
 from seer_sgl.errors import ChunkRecalled, ConfigError, RolloutError
-from seer_sgl.link.server import LinkServer
-from seer_sgl.timing import DEFAULT, Timing
+from seer_sgl.timing import Timing
 from seer_sgl.types import (
-    Chunk,
     ChunkResult,
-    EngineInfo,
-    Failure,
     FailureKind,
-    Group,
     Prompt,
     Request,
     Sample,
@@ -39,131 +27,10 @@ from seer_sgl.types import (
     Server,
     token_array,
 )
-from tests.fake_sglang import FakeSGLang, response_of, serving
-from tests.link.test_link import until
+from tests.fake_sglang import FakeSGLang, response_of
+from tests.support.drivers import CHUNK, LIMIT, Events, all_of, check, staged, whole
 from tests.support.timing import QUICK
-
-CHUNK = 8
-LIMIT = 60
-
-
-class Stage:
-    """Fake servers and a driver of the first `joined` of them."""
-
-    def __init__(self, driver: Driver, engines: list[HttpEngine]) -> None:
-        self.driver = driver
-        self.engines = engines
-
-    def groups(self, count: int, n: int = 4, **options: Any) -> list[Group]:
-        maker = GroupMaker(options.pop("run_id", "run"), options.pop("seed", 1))
-        sampling = Sampling(**{"max_new_tokens": LIMIT, **options})
-        return [
-            maker.group(
-                Prompt(prompt_id=f"p{i}", prompt_ids=token_array([5] * (3 + i)), n=n),
-                sampling,
-                LIMIT,
-                0.0,
-            )
-            for i in range(count)
-        ]
-
-
-class FakeFleet:
-    def __init__(self, engines: list[HttpEngine]) -> None:
-        self.engines = engines
-        self.link = LinkServer()
-        self.drafts = None
-
-
-@contextlib.asynccontextmanager
-async def staged(
-    *fakes: FakeSGLang, joined: int | None = None, timing: Timing = DEFAULT, **settings: Any
-) -> AsyncIterator[Stage]:
-    async with contextlib.AsyncExitStack() as stack:
-        session = await stack.enter_async_context(open_session())
-        prompt_lens: dict[int, int] = {}
-        engines = []
-        for number, fake in enumerate(fakes):
-            fake.prompt_lens = prompt_lens
-            url = await stack.enter_async_context(serving(fake))
-            engines.append(
-                HttpEngine(await describe(session, f"e{number}", url), session, timing=timing)
-            )
-        driver = await stack.enter_async_context(
-            Driver.over(
-                FakeFleet(engines[:joined]),
-                Settings(
-                    scheduling=SchedulingConfig(chunk_tokens=CHUNK), timing=timing, **settings
-                ),
-            )
-        )
-        yield Stage(driver, engines)
-
-
-class Events(Observer):
-    """Records the events of a run in order."""
-
-    def __init__(self) -> None:
-        self.kinds: list[str] = []
-        self.samples: list[Sample] = []
-        self.failures: list[Failure | None] = []
-        self.errors: list[Exception] = []
-        self.streamed_ids: dict[str, array[int]] = {}
-
-    @override
-    def sent(self, chunk: Chunk, now: float) -> None:
-        self.kinds.append("sent")
-
-    @override
-    def grown(self, result: ChunkResult) -> None:
-        assert result.reply is not None
-        request = result.chunk.request
-        tail = request.response_ids[request.generated - len(result.reply.ids) :]
-        assert tail == result.reply.ids, "the request has already grown"
-        self.kinds.append("grown")
-
-    @override
-    def lost(self, result: ChunkResult) -> None:
-        assert result.error is not None
-        self.errors.append(result.error)
-        self.kinds.append("lost")
-
-    @override
-    def streamed(self, request: Request, ids: "array[int]", logprobs: "array[float]") -> None:
-        assert len(ids) == len(logprobs) > 0
-        self.streamed_ids.setdefault(request.uid, token_array()).extend(ids)
-
-    @override
-    def finished(self, request: Request, sample: Sample) -> None:
-        assert request.group.samples[-1] is sample
-        self.samples.append(sample)
-        self.kinds.append("finished")
-
-    @override
-    def closed(self, group: Group, failure: Failure | None) -> None:
-        self.failures.append(failure)
-        self.kinds.append("closed")
-
-    @override
-    def joined(self, info: EngineInfo, now: float) -> None:
-        self.kinds.append(f"joined {info.engine_id}")
-
-    @override
-    def left(self, engine_id: str, now: float) -> None:
-        self.kinds.append(f"left {engine_id}")
-
-
-def whole(sample: Sample, limit: int = LIMIT) -> list[int]:
-    """Returns the response of an undivided call."""
-    return response_of(sample.seed, len(sample.prompt_ids), 50)[:limit]
-
-
-def check(groups: list[Group], n: int = 4, limit: int = LIMIT) -> None:
-    for group in groups:
-        assert group.failure is None
-        assert sorted(sample.index for sample in group.samples) == list(range(n))
-        for sample in group.samples:
-            assert list(sample.response_ids) == whole(sample, limit)
+from tests.support.waiting import until
 
 
 async def test_events_come_in_order_and_a_sample_with_its_own() -> None:
@@ -202,10 +69,6 @@ async def test_two_runs_share_the_engines_equally_while_both_have_work() -> None
             check(groups)
     assert tokens.total() > 2000
     assert 0.4 <= tokens["second"] / tokens.total() <= 0.6
-
-
-async def all_of(run: AsyncIterator[Group]) -> list[Group]:
-    return [group async for group in run]
 
 
 async def test_one_of_two_callers_with_equal_group_ids_leaves_half_way() -> None:

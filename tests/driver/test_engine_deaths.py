@@ -12,10 +12,9 @@ from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.scheduling.suspects import MORE_STALLS
 from seer_sgl.types import Group
 from tests.fake_sglang import FakeSGLang, response_of
-from tests.link.test_link import until
+from tests.support.fleets import PROMPTS, all_groups, check, rolling
 from tests.support.timing import QUICK
-
-from .test_loop import PROMPTS, all_groups, check, rolling
+from tests.support.waiting import until
 
 POISON = [6, 6, 6]
 MANY = [*({"prompt_ids": [5] * (2 + i % 9), "id": f"p{i}"} for i in range(63))]

@@ -13,9 +13,8 @@ from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import Chunk, Move
 from tests.fake_sglang import FakeSGLang, reads_none
 from tests.helpers import make_group
-from tests.link.test_link import until
-
-from .test_loop import all_groups, check, rolling
+from tests.support.fleets import all_groups, check, rolling
+from tests.support.waiting import until
 
 PLUGIN = {"version": "1", "missing": []}
 

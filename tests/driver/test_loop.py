@@ -3,68 +3,22 @@
 Every request ends exactly once, with the tokens of an undivided run, within its engines' limits.
 """
 
-import contextlib
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from seer_sgl import Rollout
 from seer_sgl.config import UNDIVIDED
 from seer_sgl.config.tree import PolicyName
-from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
 from seer_sgl.rollout.samples import SampleWriter
-from seer_sgl.timing import DEFAULT, Timing
-from seer_sgl.types import Chunk, ChunkResult, Group
-from tests.fake_sglang import FakeSGLang, response_of, serving
+from seer_sgl.types import Chunk, ChunkResult
+from tests.fake_sglang import FakeSGLang, response_of
 from tests.helpers import Returns
-from tests.link.test_link import until
+from tests.support.fleets import PROMPTS, all_groups, check, rolling
 from tests.support.timing import QUICK
-
-PROMPTS: list[dict[str, Any]] = [
-    {"prompt_ids": [5] * length, "id": f"p{length}"} for length in (3, 7, 11, 20)
-]
-
-
-@contextlib.asynccontextmanager
-async def rolling(
-    *fakes: FakeSGLang, timing: Timing = DEFAULT, **sections: dict[str, Any]
-) -> AsyncIterator[Rollout]:
-    """Opens a Rollout of fake engines that share where responses begin (`prompt_lens`)."""
-    async with contextlib.AsyncExitStack() as stack:
-        prompt_lens: dict[int, int] = {}
-        urls = []
-        for fake in fakes:
-            fake.prompt_lens = prompt_lens
-            urls.append(await stack.enter_async_context(serving(fake)))
-        config = {
-            "engines": {"launch": "external", "urls": urls, **sections.pop("engines", {})},
-            "scheduling": {"chunk_tokens": 8, **sections.pop("scheduling", {})},
-            "rollout": {"n_samples_per_prompt": 4, "seed": 1, **sections.pop("rollout", {})},
-            "sampling": {"max_response_len": 60, **sections.pop("sampling", {})},
-        }
-        yield await stack.enter_async_context(Rollout(config, timing=timing))
-
-
-def check(groups: list[Group], longest: int = 50, limit: int = 60) -> None:
-    """Asserts that every prompt has its n samples exactly once, equal to an undivided engine's."""
-    assert sorted(group.group_id for group in groups) == sorted(p["id"] for p in PROMPTS)
-    for group in groups:
-        assert [sample.index for sample in group.samples] == [0, 1, 2, 3]
-        for sample in group.samples:
-            whole = response_of(sample.seed, len(sample.prompt_ids), longest)
-            assert list(sample.response_ids) == whole[:limit]
-            assert len(sample.rollout_log_probs) == sample.response_length == len(whole[:limit])
-            expected = pytest.approx([-1.0 - token / 1000 for token in whole[:limit]])
-            assert list(sample.rollout_log_probs) == expected
-            assert sample.finish_reason == ("stop" if len(whole) <= limit else "length")
-
-
-async def all_groups(rollout: Rollout, *observers: Observer) -> list[Group]:
-    return [group async for group in rollout.run(PROMPTS, observers)]
+from tests.support.waiting import until
 
 
 async def test_divided_over_two_engines_equals_undivided() -> None:

@@ -22,10 +22,9 @@ from seer_sgl.types import ChunkResult, Failure, FailureKind, Group
 from tests.fake_sglang import VOCAB, FakeSGLang
 from tests.garbage import GARBAGE
 from tests.helpers import Returns
-from tests.link.test_link import until
+from tests.support.fleets import PROMPTS, all_groups, check, rolling
 from tests.support.timing import QUICK
-
-from .test_loop import PROMPTS, all_groups, check, rolling
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("fault", ["reset", "mid_body", "503", "abort", "abort_late", "slow"])

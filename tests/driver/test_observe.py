@@ -7,10 +7,9 @@ from typing_extensions import override
 from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.types import ChunkResult, EngineLoad, Prompt, Request, Sampling, token_array
 from tests.fake_sglang import FakeSGLang
-from tests.link.test_link import until
+from tests.support.drivers import LIMIT, Events, all_of, check, staged
 from tests.support.timing import QUICK
-
-from .test_driver import LIMIT, Events, all_of, check, staged
+from tests.support.waiting import until
 
 
 class AllEvents(Events):

@@ -9,7 +9,7 @@ import pytest
 from seer_sgl.driver.pool_pages import PageReleaser, common_prefix
 from seer_sgl.types import Chunk, Group, Move
 from tests.helpers import LEFT, made_sample, make_group
-from tests.report.test_report import info
+from tests.support.infos import info
 
 
 class FakeLink:

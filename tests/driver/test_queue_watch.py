@@ -14,9 +14,8 @@ from seer_sgl.scheduling.placement import EngineSlot
 from seer_sgl.timing import Timing
 from seer_sgl.types import EngineLoad
 from tests.fake_sglang import FakeSGLang
-from tests.link.test_link import until
-
-from .test_loop import all_groups, check, rolling
+from tests.support.fleets import all_groups, check, rolling
+from tests.support.waiting import until
 
 LOAD = EngineLoad(used_tokens=50, progress=(), running=2, queued=3, requests=5, prefilled_tokens=7)
 

@@ -12,10 +12,9 @@ from seer_sgl.driver.shortfall import QUIET_POLLS, Shortfall
 from seer_sgl.scheduling.placement import EngineSlot
 from seer_sgl.types import EngineLoad
 from tests.fake_sglang import FakeSGLang
-from tests.link.test_link import until
+from tests.support.fleets import all_groups, check, rolling
 from tests.support.timing import QUICK
-
-from .test_loop import all_groups, check, rolling
+from tests.support.waiting import until
 
 
 def slot(inflight: int = 4) -> EngineSlot:

@@ -10,8 +10,8 @@ from seer_sgl.config import parse
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import open_fleet
 from tests.e2e.test_pool import local
-from tests.link.test_link import until
 from tests.listening import family
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long]
 TOKENS = 8

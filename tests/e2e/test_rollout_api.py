@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from seer_sgl import Rollout
-from tests.link.test_link import until
 from tests.server.helpers import Served, served_config
 from tests.server.rollout_client import Stream, groups_of, rollout
+from tests.support.waiting import until
 
 from .compare import LOGPROB_TOLERANCE
 from .conftest import HELD_OUT, ROOT, SERVER_FLAGS, external, servers, two_cores, two_urls

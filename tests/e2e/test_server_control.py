@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_server_weights import LIMIT, body, prompts, serving, undivided
-from tests.link.test_link import until
 from tests.server.helpers import Served
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.shared_engines, pytest.mark.long]
 

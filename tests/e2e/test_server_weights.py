@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from seer_sgl.driver.load_tokenizer import load_tokenizer
 from seer_sgl.rollout.rollout import Rollout
 from tests.e2e.conftest import HELD_OUT, MODEL, SERVER_FLAGS, external, servers, two_cores, two_urls
-from tests.link.test_link import until
 from tests.server.helpers import Served, served_config
+from tests.support.waiting import until
 
 LIMIT = 900
 RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(min(core)) for core in two_cores())}

@@ -5,7 +5,6 @@ import contextlib
 import os
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,14 @@ from seer_sgl.engine.launch.standalone import exec_engine
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.link import contract
 from seer_sgl.link.server import LinkServer
-from seer_sgl.processes import PARENT_PID, free_port
+from seer_sgl.processes import free_port
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang, serving
-from tests.link.test_link import DEADLINE_S, engine, until
+from tests.support.launched import owned
+from tests.support.links import engine
+from tests.support.waiting import until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("nothing_left")]
 
 
 @pytest.fixture
@@ -50,27 +51,6 @@ def config(model: Path, mode: str, **engines: Any) -> FleetConfig:
         "engines": {"count": 2, "sglang": {"mode": mode}, **engines},
     }
     return parse(tree).fleet
-
-
-def owned() -> list[int]:
-    """Returns the processes with our environment mark, children included."""
-    found = []
-    for candidate in psutil.process_iter():
-        try:
-            if candidate.environ().get(PARENT_PID) == str(os.getpid()):
-                found.append(candidate.pid)
-        except psutil.Error:
-            continue
-    return found
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Any:
-    yield
-    deadline = time.monotonic() + DEADLINE_S
-    while owned() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not owned()
 
 
 async def test_engines_start_together_pinned_and_are_gone_at_the_end(

@@ -19,14 +19,10 @@ from seer_sgl.engine.launch.ray_cluster import Cluster
 from seer_sgl.engine.launch.server import Plan
 from seer_sgl.errors import EngineDelayed, EngineStartError
 from seer_sgl.restarts import MOST_FAILURES
-from tests.link.test_link import until
+from tests.support.launched import all_groups, check, config, kill, rolling, weights_folder
+from tests.support.waiting import until
 
-from .test_fleet import nothing_left as nothing_left  # noqa: PLC0414 (an autouse fixture)
-from .test_restart import all_groups, check, config, kill, rolling, weights_folder
-from .test_restart import model as model  # noqa: PLC0414 (a fixture)
-from .test_restart import quick as quick  # noqa: PLC0414 (an autouse fixture)
-
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fake_servers", "nothing_left")]
 
 NO_ROOM = "the cluster has no room for 1 CPU"
 

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +17,15 @@ from seer_sgl.config import parse
 from seer_sgl.driver.health import State
 from seer_sgl.engine.fleet import open_fleet
 from seer_sgl.errors import ConfigError
-from tests.engine.test_restart import RESTARTING
-from tests.link.test_link import until
 from tests.processes import lives
+from tests.support.launched import RESTARTING, all_groups, check, config, pid_of, rolling
+from tests.support.waiting import until
 
-from .ray_cluster import Nodes, cluster_of
-from .test_restart import all_groups, check, config, pid_of, rolling
-from .test_restart import model as model  # noqa: PLC0414 (a fixture)
-from .test_restart import quick as quick  # noqa: PLC0414 (an autouse fixture)
+from .ray_cluster import Nodes
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fake_servers")]
 
 NO_ROOM = "the cluster has no room for 1 CPU"
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Nodes]:
-    """Two nodes, each with room for one engine."""
-    with cluster_of(2) as nodes:
-        yield nodes
 
 
 PLACING = msgspec.structs.replace(RESTARTING, ray_room_s=2.0)

@@ -11,10 +11,9 @@ from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import open_pool
 from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.timing import Timing
-from tests.link.test_link import until
+from tests.support.waiting import until
 
 from .ray_cluster import Nodes
-from .test_ray import cluster as cluster  # noqa: PLC0414 (a fixture)
 
 pytestmark = pytest.mark.long
 POOL = KvPoolConfig(backend="mooncake", stores=2, memory="32mb")

@@ -1,112 +1,36 @@
 """Local engines that die are started again by the real launcher; the servers are fakes."""
 
 import asyncio
-import contextlib
 import errno
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from seer_sgl import Rollout, restarts
+from seer_sgl import restarts
 from seer_sgl.config import parse
 from seer_sgl.driver.health import State
 from seer_sgl.engine.fleet import Fleet, open_fleet
-from seer_sgl.engine.launch import process
 from seer_sgl.errors import RolloutError
 from seer_sgl.processes import OwnedProcess
-from seer_sgl.timing import Timing
-from seer_sgl.types import Group, ServerPhase
-from tests.fake_sglang import response_of
-from tests.link.test_link import until
+from seer_sgl.types import ServerPhase
+from tests.support.launched import (
+    RESTARTING,
+    all_groups,
+    check,
+    config,
+    kill,
+    pid_of,
+    rolling,
+    started,
+    weights_folder,
+)
+from tests.support.waiting import until
 
-from .test_fleet import nothing_left as nothing_left  # noqa: PLC0414 (an autouse fixture)
-
-pytestmark = pytest.mark.process
-
-OURS = ("recovery_timeout_s", "stall_timeout_s")  # settings of the driver
-RESTARTING = Timing(poll_s=0.05, watch_s=0.05, restart_most_s=0.2)
-PROMPT_LEN = 7
-PROMPTS = [{"prompt_ids": [5 + i] * PROMPT_LEN, "id": f"p{i}"} for i in range(12)]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "SERVER_MODULE", "tests.engine.fake_launched")
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return weights_folder(tmp_path / "model", "the first")
-
-
-def weights_folder(folder: Path, weights: str) -> Path:
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    (folder / "weights").write_text(weights)
-    return folder
-
-
-def config(model: Path, starts: Path, mode: str = "serve", **sections: Any) -> dict[str, Any]:
-    starts.mkdir(exist_ok=True)
-    flags = {"mode": mode, "longest": 300, "delay-s": 0.1, "prompt-len": PROMPT_LEN}
-    return {
-        "model": {"path": str(model)},
-        "engines": {
-            "count": 2,
-            "sglang": {**flags, "starts": str(starts)},
-            **sections.pop("engines", {}),
-        },
-        "scheduling": {"chunk_tokens": 16},
-        "sampling": {"max_response_len": 250},
-        "rollout": {"n_samples_per_prompt": 4, "seed": 1},
-        **sections,
-    }
-
-
-@contextlib.asynccontextmanager
-async def rolling(
-    settings: dict[str, Any], tmp_path: Path, timing: Timing = RESTARTING
-) -> AsyncIterator[Rollout]:
-    """Opens a rollout of a fleet that the real launcher starts; its model has no tokenizer."""
-    async with open_fleet(parse(settings).fleet, tmp_path / "logs", timing) as fleet:
-        urls = [engine.info.url for engine in fleet.engines if engine.info.url]
-        engines = {key: settings["engines"][key] for key in OURS if key in settings["engines"]}
-        outside = {**settings, "engines": {"launch": "external", "urls": urls, **engines}}
-        del outside["model"]
-        async with Rollout(outside, fleet=fleet, timing=timing) as rollout:
-            yield rollout
-
-
-def pid_of(starts: Path, url: str) -> int:
-    """Returns the process id of the newest server at a URL."""
-    return int((starts / url.rpartition(":")[2]).read_text().split()[-1])
-
-
-def started(starts: Path, url: str) -> int:
-    return len((starts / url.rpartition(":")[2]).read_text().split())
-
-
-def kill(starts: Path, url: str) -> None:
-    os.kill(pid_of(starts, url), signal.SIGKILL)
-
-
-def check(groups: list[Group]) -> None:
-    assert sorted(group.group_id for group in groups) == sorted(str(p["id"]) for p in PROMPTS)
-    for group in groups:
-        assert sorted(sample.index for sample in group.samples) == [0, 1, 2, 3]
-        for sample in group.samples:
-            whole = response_of(sample.seed, PROMPT_LEN, 300)[:250]
-            assert list(sample.response_ids) == whole
-            assert sample.failure is None
-
-
-async def all_groups(rollout: Rollout) -> list[Group]:
-    return [group async for group in rollout.run(PROMPTS)]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fake_servers", "nothing_left")]
 
 
 async def test_a_killed_engine_is_started_again_and_serves_and_no_sample_changes(

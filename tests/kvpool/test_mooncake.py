@@ -6,7 +6,7 @@ import importlib.util
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from seer_sgl.processes import free_port
 from tests.listening import listeners
 from tests.logs import logged
 from tests.processes import command_of, lives
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.process
 
@@ -53,14 +54,6 @@ os._exit(0)
 
 def config(**keys: Any) -> KvPoolConfig:
     return KvPoolConfig(backend="mooncake", memory="16mb", **keys)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.05)
 
 
 async def stores_and_finds(address: str) -> bool:
@@ -172,9 +165,12 @@ async def test_a_killed_store_is_started_again_and_the_others_go_on(tmp_path: Pa
         stores = nodes("store")
         (victim,) = (s for s in stores if str(log) in {file.path for file in s.open_files()})
         victim.kill()
-        await until(lambda: "store0 is being restarted" in pool.lines[-1])
+        await until(lambda: "store0 is being restarted" in pool.lines[-1], DEADLINE_S)
         # Its log starts again.
-        await until(lambda: bool(nodes("store") - before) and "segment mounted" in log.read_text())
+        await until(
+            lambda: bool(nodes("store") - before) and "segment mounted" in log.read_text(),
+            DEADLINE_S,
+        )
         assert [line.partition(":")[2] for line in pool.lines[1:]] == [
             f" store0 is being restarted: its process ended with status -9; its log: {log}"
         ]
@@ -191,7 +187,7 @@ async def test_a_killed_master_is_started_again_and_the_stores_join_it(
     async with opened(tmp_path) as pool:
         stores, (victim,) = nodes("store"), nodes(kind)
         victim.kill()
-        await until(lambda: bool(nodes(kind) - {victim}))
+        await until(lambda: bool(nodes(kind) - {victim}), DEADLINE_S)
         assert "master is being restarted" in pool.lines[-1]
         assert await stores_and_finds(pool.address)
         assert nodes("store") == stores

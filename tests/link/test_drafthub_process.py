@@ -25,9 +25,8 @@ from seer_sgl.link.server import LinkServer, open_link
 from seer_sgl.processes import free_port
 from tests.listening import listeners
 from tests.processes import command_of
-
-from .test_drafthub import MEMORY, all_have, engine, hub_of
-from .test_link import until
+from tests.support.hubs import MEMORY, all_have, engine, hub_of
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.process
 

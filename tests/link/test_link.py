@@ -1,8 +1,6 @@
 """The link between engines and their driver, both ends on real sockets."""
 
-import asyncio
 import math
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -10,7 +8,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from seer_sgl.draft.messages import Deltas, Done, Want
 from seer_sgl.link import client as engine_side
 from seer_sgl.link import messages
 from seer_sgl.link import server as driver_side
@@ -18,60 +15,15 @@ from seer_sgl.link.client import Link
 from seer_sgl.link.messages import Forget, Hello, Rates, Stored
 from seer_sgl.link.server import LinkServer, open_link
 from seer_sgl.processes import free_port
+from tests.support.links import closed, engine
+from tests.support.waiting import DEADLINE_S, until
 
-DEADLINE_S = 60.0
 RATES = Rates(1000, 0.5, 2000, 0.25)
 
 
 @pytest.fixture(autouse=True)
 def reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_side, "RECONNECT_S", 0.02)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.01)
-
-
-class Engine(Link):
-    """An engine's end of the link, with flags for its connection and its end."""
-
-    def __init__(self, url: str, token: str, hello: Hello) -> None:
-        self.received: list[messages.ToEngine] = []
-        self.talks = False
-        self.over = threading.Event()
-        super().__init__(url, token, hello)
-        self.on(Forget, self.received.append)
-        self.on(Deltas, self.received.append)
-        self.on(Want, self.received.append)
-        self.on(Done, self.received.append)
-
-    def _run(self) -> None:
-        super()._run()
-        self.over.set()
-
-    async def _converse(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self.talks = True
-        try:
-            await super()._converse(socket)
-        finally:
-            self.talks = False
-
-
-@asynccontextmanager
-async def engine(
-    server: LinkServer, instance: str = "one", rank: int = 0, ranks: int = 1
-) -> AsyncIterator[Engine]:
-    """Opens the link of an engine's scheduler process; the driver may start later."""
-    made = Engine(server.url, server.token, Hello(messages.PROTOCOL, instance, rank, ranks))
-    try:
-        yield made
-    finally:
-        made.close()
-        await until(made.over.is_set)
 
 
 class Received:
@@ -117,12 +69,6 @@ async def raw_socket(server: LinkServer) -> AsyncIterator[aiohttp.ClientWebSocke
         session.ws_connect(server.url) as socket,
     ):
         yield socket
-
-
-async def closed(socket: aiohttp.ClientWebSocketResponse) -> bool:
-    """Returns whether the server's next message closes the socket."""
-    message = await socket.receive(DEADLINE_S)
-    return message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
 
 
 @asynccontextmanager

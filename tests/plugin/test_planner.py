@@ -11,8 +11,7 @@ from seer_sgl.draft.steps import StepTimes
 from seer_sgl.draft.tree import Accepted
 from seer_sgl.plugin.speculation import counts
 from seer_sgl.plugin.speculation.planner import Plan, Planner
-
-from .test_speculation import request
+from tests.plugin.requests import request
 
 STRIDE = 5
 REPEATS = [7, 8, 9, 7, 8, 9, 7, 8]  # what follows is easy to guess

@@ -4,7 +4,6 @@ These are the tokens for the index, the ranks' agreement, the attention mask, an
 stand-ins for SGLang's operators.
 """
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,19 +16,7 @@ from seer_sgl.plugin.cpu import speculative_kernels as kernels
 from seer_sgl.plugin.speculation import ranks
 from seer_sgl.plugin.speculation.planner import PLAIN, Plan
 from seer_sgl.plugin.speculation.rows import BatchRows, origin_of
-
-PROMPT = [1, 2, 3]
-
-
-def request(rid: str, output: list[int], **origin: Any) -> Any:
-    given = {"group": "g", "sample": 0, "prompt_len": 3, **origin}
-    return SimpleNamespace(
-        rid=rid,
-        origin_input_ids=list(PROMPT),
-        output_ids=list(output),
-        finished_len=None,
-        sampling_params=SimpleNamespace(custom_params={"seer_sgl": given}, max_new_tokens=50),
-    )
+from tests.plugin.requests import request
 
 
 class Engine:

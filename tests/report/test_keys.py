@@ -9,8 +9,7 @@ from seer_sgl.report.draft_report import Reading, section
 from seer_sgl.report.keys import KEYS
 from seer_sgl.restarts import Incidents, Restarts
 from tests.rollout.fakes import fakes, rolled
-
-from .test_draft_report import engine, hub
+from tests.support.drafting import engine, hub
 
 OPEN = ("finish_reasons", "drafting.verified_steps")  # objects with keys of their own
 

@@ -12,8 +12,7 @@ from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.timeline import draw_timeline
 from seer_sgl.types import EngineLoad
 from tests.helpers import make_group
-
-from .test_report import info
+from tests.support.infos import info
 
 
 def polled(engines: int = 2) -> Recorder:

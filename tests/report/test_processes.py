@@ -10,7 +10,7 @@ from seer_sgl import restarts
 from seer_sgl.kept_processes import KeptProcess, kept_alive
 from seer_sgl.report import processes
 from seer_sgl.timing import Timing
-from tests.test_processes import until
+from tests.support.waiting import until
 
 
 @pytest.mark.process

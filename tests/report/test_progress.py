@@ -12,8 +12,7 @@ from seer_sgl.report import progress
 from seer_sgl.report.progress import Progress
 from seer_sgl.types import ChunkResult, EngineLoad
 from tests.helpers import made_sample, make_group, make_reply
-
-from .test_report import chunk_on, info
+from tests.support.infos import chunk_on, info
 
 DRAFTING = {"draft_tokens": 17, "pool": "seer-x", "kv_bytes_per_token": 1000}
 

@@ -8,40 +8,9 @@ import pytest
 from seer_sgl.report.recorder import LONGEST_POLL_S, Recorder
 from seer_sgl.report.report import quantile, report, tail_begin
 from seer_sgl.report.timeline import draw_timeline
-from seer_sgl.types import Chunk, ChunkResult, EngineInfo, EngineLoad, Move, Request
+from seer_sgl.types import Chunk, ChunkResult, EngineLoad, Move, Request
 from tests.helpers import made_sample, make_group, make_reply
-
-
-def info(engine_id: str) -> EngineInfo:
-    return EngineInfo(
-        engine_id=engine_id,
-        url=f"http://{engine_id}",
-        sglang_version="0.5.21",
-        model_path="m",
-        max_total_num_tokens=200,
-        max_running_requests=8,
-        max_request_len=194,
-        page_size=1,
-        radix_cache=True,
-        weight_version="1",
-        deterministic=True,
-        has_tokenizer=True,
-        plugin=None,
-    )
-
-
-def chunk_on(
-    engine_id: str, request: Request, migrated: bool = False, move: Move = Move.STAY
-) -> Chunk:
-    return Chunk(
-        request=request,
-        engine_id=engine_id,
-        rid="r/",
-        max_new_tokens=10,
-        kv_tokens=request.total_len + 10,
-        move=move,
-        migrated=migrated,
-    )
+from tests.support.infos import chunk_on, info
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from tests.fake_sglang import FakeSGLang, response_of, serving
-
-from ..link.test_link import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.process
 

@@ -17,7 +17,6 @@ from seer_sgl.driver.journal import writer
 from seer_sgl.errors import JournalError, RolloutError, SeerError
 from seer_sgl.types import Group
 from tests.fake_sglang import FakeSGLang
-from tests.link.test_link import until
 from tests.rollout.fakes import (
     PROMPTS,
     Fakes,
@@ -30,6 +29,7 @@ from tests.rollout.fakes import (
     rolled,
     samples_of,
 )
+from tests.support.waiting import until
 
 
 def kept(path: Path) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.link.test_link import until
 from tests.rollout.fakes import fakes
-from tests.rollout.test_killed import check_samples, driver, prepare
+from tests.support.killed import check_samples, driver, prepare
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.process
 

@@ -4,8 +4,7 @@ from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.longest_possible import LongestPossible
 from seer_sgl.types import Group, Sampling
 from tests.helpers import make_group
-
-from .test_policies import UNGUARDED, end, grow, pushed, taken
+from tests.support.policies import UNGUARDED, end, grow, pushed, taken
 
 LIMIT = 10_000
 

@@ -13,8 +13,8 @@ from aiohttp import web
 from typing_extensions import override
 
 from tests.fake_sglang import FakeSGLang
-from tests.link.test_link import until
 from tests.server.helpers import Served, whole
+from tests.support.waiting import until
 
 PROMPT = [5, 6, 7]
 DEEP = 10**5

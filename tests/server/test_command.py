@@ -12,7 +12,7 @@ import pytest
 from seer_sgl.config import parse
 from seer_sgl.server.command import ADMIN_KEY, serve, with_keys
 from tests.fake_sglang import FakeSGLang, serving
-from tests.link.test_link import until
+from tests.support.waiting import until
 
 
 async def test_the_end_unfreezes_what_the_start_froze(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.fake_sglang import FakeSGLang
+from tests.support.metrics import body, counters, streamed
 
 from .helpers import served
 from .scrape import scraped
-from .test_metrics import body, counters, streamed
 
 DASHBOARD = Path(__file__).parents[2] / "configs" / "grafana" / "seer-sgl.json"
 METRIC = re.compile(r"\bseer_\w+")

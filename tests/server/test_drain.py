@@ -13,8 +13,8 @@ import pytest
 from seer_sgl.processes import free_port
 from seer_sgl.server.command import generating
 from tests.fake_sglang import FakeSGLang, serving
-from tests.link.test_link import until
 from tests.server.helpers import Served, served, whole
+from tests.support.waiting import until
 
 LONG = 5000
 PROMPT = [5, 6]

@@ -10,9 +10,9 @@ from typing_extensions import override
 
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
-from tests.link.test_link import until
 from tests.server.helpers import served
-from tests.server.test_generate import body, events
+from tests.support.bodies import body, events
+from tests.support.waiting import until
 
 
 @dataclass(eq=False)

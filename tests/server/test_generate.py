@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import gc
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +14,10 @@ from seer_sgl.config import parse
 from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.types import Request
 from tests.fake_sglang import FakeSGLang, serving
-from tests.link.test_link import until
 from tests.server.chat_fake import model_folder
-from tests.server.helpers import CHUNK, Served, served, served_config, whole
-
-PROMPT = [5, 6, 7, 8]
-LIMIT = 40
-
-
-def body(seed: int, **more: Any) -> dict[str, Any]:
-    params = {"max_new_tokens": LIMIT, "sampling_seed": seed, **more.pop("params", {})}
-    return {"input_ids": PROMPT, "sampling_params": params, **more}
-
-
-async def events(it: Served, **fields: Any) -> list[dict[str, Any]]:
-    async with it.session.post(f"{it.url}/generate", json={**fields, "stream": True}) as reply:
-        assert reply.headers["Content-Type"].startswith("text/event-stream")
-        lines = (await reply.text()).split("\n\n")
-    assert lines[-2:] == ["data: [DONE]", ""]
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+from tests.server.helpers import CHUNK, served, served_config, whole
+from tests.support.bodies import LIMIT, PROMPT, body, events
+from tests.support.waiting import until
 
 
 async def test_a_response_of_many_chunks_on_two_engines_is_the_undivided_one() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.fake_sglang import FakeSGLang
-from tests.link.test_link import until
 from tests.server.helpers import Served, served
-from tests.server.test_generate import body
+from tests.support.bodies import body
+from tests.support.waiting import until
 
 
 async def health(it: Served) -> int:

@@ -20,7 +20,6 @@ from seer_sgl.server import bodies
 from seer_sgl.timing import Timing
 from seer_sgl.types import Server, ServerPhase, token_array
 from tests.fake_sglang import FakeSGLang
-from tests.link.test_link import until
 from tests.server.helpers import served
 from tests.server.hostile import (
     PROMPT,
@@ -31,6 +30,7 @@ from tests.server.hostile import (
     other_callers,
 )
 from tests.server.raw import connected, post
+from tests.support.waiting import until
 
 SMALL = {"max_body": "8mb"}
 

@@ -9,10 +9,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.link.test_link import until
 from tests.server.helpers import Served, served
 from tests.server.hostile import REFUSED, CarefulFake, leaving_nothing, other_callers
 from tests.server.raw import Connection, connected, post
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.long
 AT_ONCE = 40

@@ -8,23 +8,11 @@ from typing import Any
 import pytest
 
 from tests.fake_sglang import FakeSGLang
-from tests.link.test_link import until
+from tests.support.metrics import LIMIT, body, counters, streamed
+from tests.support.waiting import until
 
-from .helpers import CHUNK, Served, served
+from .helpers import CHUNK, served
 from .scrape import scraped
-
-LIMIT = 40
-LONG = 900 << 7  # the seed of a response that is longer than any limit here
-
-
-def body(number: int, **more: Any) -> dict[str, Any]:
-    params = {"max_new_tokens": LIMIT, "sampling_seed": LONG + number, **more.pop("params", {})}
-    return {"input_ids": [5, 6, 7], "sampling_params": params, **more}
-
-
-async def streamed(it: Served, **fields: Any) -> None:
-    async with it.session.post(f"{it.url}/generate", json={**fields, "stream": True}) as reply:
-        await reply.read()
 
 
 async def test_tokens_chunks_and_requests_are_counted_once() -> None:
@@ -185,19 +173,6 @@ async def test_the_state_and_the_weights_of_each_engine_are_shown() -> None:
     assert now("seer_engine_stale", engine="e1") == 1
     assert now("seer_engine_stale", engine="e0") == 0
     assert now("seer_paused") == 1
-
-
-def counters(verified: int) -> dict[str, Any]:
-    """Returns a plugin's report of an engine that drafts."""
-    draft = {
-        "draft_tokens": 4,
-        "verified_rows": verified,
-        "verified_tokens": 3 * verified,
-        "drafted_by_position": [verified, verified],
-        "accepted_by_position": [verified, 0],
-        "draft_s": 0.5,
-    }
-    return {"version": "1", "missing": [], "instance": "i", "draft": draft}
 
 
 async def test_the_drafting_counters_come_from_the_engines() -> None:

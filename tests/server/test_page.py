@@ -12,10 +12,10 @@ from seer_sgl.server.generate_body import GenerateReader
 from seer_sgl.server.monitoring.live import MOST_CHARACTERS, MOST_GROUPS, MOST_TAIL
 from seer_sgl.server.monitoring.routes import PAGE, PAGE_FILES
 from tests.fake_sglang import FakeSGLang
-from tests.link.test_link import until
+from tests.support.metrics import body
+from tests.support.waiting import until
 
 from .helpers import Served, served
-from .test_metrics import body
 
 ASSETS = sorted({name for name, _ in PAGE_FILES.values()})
 

@@ -10,10 +10,10 @@ import pytest_asyncio
 from bench.browser import Page, find_chromium, opened
 from seer_sgl.processes import free_port
 from tests.fake_sglang import FakeSGLang
-from tests.link.test_link import until
+from tests.support.metrics import body
+from tests.support.waiting import until
 
 from .helpers import served
-from .test_metrics import body
 
 pytestmark = [
     pytest.mark.process,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.fake_sglang import FakeSGLang
-from tests.link.test_link import until
 from tests.server.helpers import served, whole
 from tests.support.timing import QUICK
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.process
 

@@ -17,7 +17,7 @@ from seer_sgl.server import rollout_served, rollouts
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
 from tests.fake_sglang import serving as serving_fake
-from tests.link.test_link import until
+from tests.support.waiting import until
 
 from .helpers import Served, served
 from .rollout_client import SEED, Stream, assert_calm, get, groups_of, prompts, rollout

@@ -9,10 +9,10 @@ import pytest
 from seer_sgl.server import rollout_routes
 from seer_sgl.server.meta_info import Reply
 from tests.fake_sglang import FakeSGLang
-from tests.link.test_link import until
 from tests.server.helpers import served
 from tests.server.rollout_client import prompts
-from tests.server.test_generate import body
+from tests.support.bodies import body
+from tests.support.waiting import until
 
 
 async def test_a_stream_that_fails_half_way_ends_its_connection(

@@ -12,8 +12,8 @@ import pytest
 
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
-from tests.link.test_link import until
 from tests.server.helpers import Served, served, whole
+from tests.support.waiting import until
 
 PROMPT = [5, 6, 7, 8]
 SEED = 1 << 20

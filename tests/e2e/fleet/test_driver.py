@@ -24,7 +24,7 @@ from seer_sgl.engine.session import open_session
 from seer_sgl.types import ChunkResult, EngineInfo, Group, Request, Sample
 from tests.e2e.compare import Samples, accepted_drafts, assert_identical, by_key
 from tests.e2e.fleet.conftest import GROUPS, SEED, opened, prompts
-from tests.link.test_link import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.own_engines
 

@@ -18,8 +18,8 @@ from seer_sgl import Rollout
 from seer_sgl.scheduling.placement import Placement
 from tests.e2e.conftest import HELD_OUT
 from tests.e2e.fleet.conftest import GROUPS, LONGEST, kinds
-from tests.link.test_link import until
 from tests.server.helpers import Served, served_config
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.own_engines
 

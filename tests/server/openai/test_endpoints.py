@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.link.test_link import until
 from tests.server.chat_fake import CHAT_PROMPT, ChatFake, model_folder, word_of
 from tests.server.helpers import CHUNK, Served, served, whole
+from tests.support.waiting import until
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "x"}]

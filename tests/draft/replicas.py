@@ -1,0 +1,74 @@
+"""An engine with a replica, on a clock of its own."""
+
+from array import array
+
+from seer_sgl.draft.messages import (
+    Delta,
+    ToHub,
+    ToReplica,
+)
+from seer_sgl.draft.replica import Replica, Scope
+from tests.draft.fakes import FakeDrafter
+
+PROMPT = [1, 2, 3]
+
+
+PLENTY = 1 << 20
+
+
+def delta(group: str, sequence: int, position: int, *tokens: int) -> Delta:
+    return Delta(group, sequence, position, array("i", tokens).tobytes())
+
+
+class Engine:
+    """A replica, its Drafter, and the messages that it sends."""
+
+    def __init__(
+        self,
+        scope: Scope = "fleet",
+        max_tokens: int = PLENTY,
+        hub: bool = True,
+        vocab_size: int = 1 << 20,
+    ) -> None:
+        self.drafter = FakeDrafter()
+        self.sent: list[ToHub] = []
+        send = self.sent.append if hub else None
+        self.now = 0.0
+        self.replica = Replica(
+            self.drafter,
+            send,
+            max_tokens=max_tokens,
+            scope=scope,
+            vocab_size=vocab_size,
+            clock=lambda: self.now,
+        )
+
+    def decode(self, slot: int, *tokens: int) -> None:
+        self.drafter.step(slot, tokens)
+        self.replica.grown(slot, list(tokens))
+
+    def pass_time(self, seconds: float = 0.1) -> list[ToHub]:
+        """Advances the clock and returns the messages sent."""
+        self.now += seconds
+        self.replica.drain(self.now)
+        sent, self.sent[:] = list(self.sent), []
+        return sent
+
+    def receive(self, *messages: ToReplica) -> None:
+        for message in messages:
+            self.replica.received(message)
+        self.replica.drain(self.now)
+
+    def index(self, group: str = "g") -> list[list[int]]:
+        """Returns the sequences of a group in the Drafter."""
+        return sorted(self.drafter.groups[group].values())
+
+    def check(self) -> None:
+        """Asserts that the Drafter has the tokens of the replica's logs, within the limit."""
+        held = self.replica._held
+        for group in held.groups.values():
+            for log in group.index:
+                assert self.drafter.groups[log.home].get(log.index, []) == list(log.tokens)
+        assert held.tokens == sum(group.tokens for group in held.groups.values())
+        assert held.tokens <= held._max_tokens
+        assert held.tokens == self.drafter.tokens

@@ -1,0 +1,24 @@
+"""Bodies of `/generate` and its streamed answers."""
+
+import json
+from typing import Any
+
+from tests.server.helpers import Served
+
+PROMPT = [5, 6, 7, 8]
+
+
+LIMIT = 40
+
+
+def body(seed: int, **more: Any) -> dict[str, Any]:
+    params = {"max_new_tokens": LIMIT, "sampling_seed": seed, **more.pop("params", {})}
+    return {"input_ids": PROMPT, "sampling_params": params, **more}
+
+
+async def events(it: Served, **fields: Any) -> list[dict[str, Any]]:
+    async with it.session.post(f"{it.url}/generate", json={**fields, "stream": True}) as reply:
+        assert reply.headers["Content-Type"].startswith("text/event-stream")
+        lines = (await reply.text()).split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]

@@ -1,0 +1,35 @@
+"""Descriptions of engines and chunks that need no server."""
+
+from seer_sgl.types import Chunk, EngineInfo, Move, Request
+
+
+def info(engine_id: str) -> EngineInfo:
+    return EngineInfo(
+        engine_id=engine_id,
+        url=f"http://{engine_id}",
+        sglang_version="0.5.21",
+        model_path="m",
+        max_total_num_tokens=200,
+        max_running_requests=8,
+        max_request_len=194,
+        page_size=1,
+        radix_cache=True,
+        weight_version="1",
+        deterministic=True,
+        has_tokenizer=True,
+        plugin=None,
+    )
+
+
+def chunk_on(
+    engine_id: str, request: Request, migrated: bool = False, move: Move = Move.STAY
+) -> Chunk:
+    return Chunk(
+        request=request,
+        engine_id=engine_id,
+        rid="r/",
+        max_new_tokens=10,
+        kv_tokens=request.total_len + 10,
+        move=move,
+        migrated=migrated,
+    )

@@ -1,0 +1,58 @@
+"""An engine's end of the link, and what a server passes on."""
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+
+from seer_sgl.draft.messages import Deltas, Done, Want
+from seer_sgl.link import messages
+from seer_sgl.link.client import Link
+from seer_sgl.link.messages import Forget, Hello
+from seer_sgl.link.server import LinkServer
+from tests.support.waiting import DEADLINE_S, until
+
+
+class Engine(Link):
+    """An engine's end of the link, with flags for its connection and its end."""
+
+    def __init__(self, url: str, token: str, hello: Hello) -> None:
+        self.received: list[messages.ToEngine] = []
+        self.talks = False
+        self.over = threading.Event()
+        super().__init__(url, token, hello)
+        self.on(Forget, self.received.append)
+        self.on(Deltas, self.received.append)
+        self.on(Want, self.received.append)
+        self.on(Done, self.received.append)
+
+    def _run(self) -> None:
+        super()._run()
+        self.over.set()
+
+    async def _converse(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.talks = True
+        try:
+            await super()._converse(socket)
+        finally:
+            self.talks = False
+
+
+@asynccontextmanager
+async def engine(
+    server: LinkServer, instance: str = "one", rank: int = 0, ranks: int = 1
+) -> AsyncIterator[Engine]:
+    """Opens the link of an engine's scheduler process; the driver may start later."""
+    made = Engine(server.url, server.token, Hello(messages.PROTOCOL, instance, rank, ranks))
+    try:
+        yield made
+    finally:
+        made.close()
+        await until(made.over.is_set)
+
+
+async def closed(socket: aiohttp.ClientWebSocketResponse) -> bool:
+    """Returns whether the server's next message closes the socket."""
+    message = await socket.receive(DEADLINE_S)
+    return message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
