@@ -16,6 +16,7 @@ from seer_sgl.engine.session import raise_file_limit
 from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.server.command import rare_collections, serving
 from seer_sgl.server.service import Service
+from seer_sgl.types import Request
 
 
 async def serve(config: dict[str, Any]) -> None:
@@ -39,6 +40,7 @@ def state(service: Service) -> dict[str, Any]:
         "open_groups": service.generation.open_groups,
         "breaches": service.driver._scheduler.check(),
         "tasks": len(asyncio.all_tasks()),
+        "requests": sum(isinstance(each, Request) for each in gc.get_objects()),
     }
 
 

@@ -88,6 +88,7 @@ class FakeSGLang(FakeControl):
     kv_reads: dict[str, asyncio.Event] = field(default_factory=dict)  # by rid: ends its wait
     peak_running: int = 0
     steps: int = 0
+    polls: int = 0  # reads of the load
     decodes_on: bool = False  # its decode steps advance with every poll, without any reply
     foreign_steps: int = 0
     healthy: bool = True
@@ -330,6 +331,7 @@ class FakeSGLang(FakeControl):
 
     async def loads(self, _: web.Request) -> web.Response:
         """Returns a load that changes only while chunks are answered, as in a real server."""
+        self.polls += 1
         if self.away:
             return web.Response(status=503)
         self.foreign_steps += self.decodes_on

@@ -9,7 +9,8 @@ from seer_sgl.server.control.replies import read_reply
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
 from tests.server.helpers import Served, served, whole
-from tests.support.waiting import until
+from tests.support.timing import QUICK
+from tests.support.waiting import polled, until
 
 PROMPT = [5, 6, 7, 8]
 SEED = 1 << 20
@@ -121,15 +122,14 @@ class Checked(FakeSGLang):
         return await super().health(http)
 
 
-@pytest.mark.process
 async def test_a_paused_engine_is_not_checked_by_generating_a_token() -> None:
     fake = Checked()
-    async with served(fake, FakeSGLang()) as it:
+    async with served(fake, FakeSGLang(), timing=QUICK) as it:
         await it.post("/pause_generation", mode="retract")
         fake.away = True
         await until(lambda: not it.service.serves("e0"))
         fake.away = False
-        await asyncio.sleep(1.2)  # two polls
+        await polled(fake)
         assert fake.checks == 0
         await it.post("/continue_generation")
         await until(lambda: it.service.serves("e0"))

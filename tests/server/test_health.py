@@ -5,12 +5,11 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-import pytest
-
+from seer_sgl.timing import DEFAULT, Timing
 from tests.fake_sglang import FakeSGLang
 from tests.server.helpers import Served, served
 from tests.support.bodies import body
-from tests.support.waiting import until
+from tests.support.waiting import polled, until
 
 
 async def health(it: Served) -> int:
@@ -19,10 +18,10 @@ async def health(it: Served) -> int:
 
 
 @contextlib.asynccontextmanager
-async def busy(fake: FakeSGLang, **server: Any) -> AsyncIterator[Served]:
+async def busy(fake: FakeSGLang, timing: Timing = DEFAULT, **server: Any) -> AsyncIterator[Served]:
     """Serves a fake for one request at once, while it has one."""
     fake.faults.append("stall")
-    async with served(fake, server=server) as it:
+    async with served(fake, server=server, timing=timing) as it:
         call = asyncio.create_task(
             it.generate(**body(1, top_logprobs_num=1, params={"max_new_tokens": 9}))
         )
@@ -39,10 +38,10 @@ async def test_an_engine_that_works_is_healthy_although_no_more_fits_on_it() -> 
         assert len(fake.seen) == 1
 
 
-@pytest.mark.process
 async def test_an_engine_without_progress_is_unhealthy() -> None:
-    async with busy(FakeSGLang(max_running_requests=1)) as it:
-        await asyncio.sleep(0.6)  # a poll has shown the request
+    fake = FakeSGLang(max_running_requests=1)
+    async with busy(fake, Timing(poll_s=0.02, health_timeout_s=0.05)) as it:
+        await polled(fake)  # a poll has shown the request
         assert await health(it) == 503
         await until(lambda: it.service.generation.in_progress == 1)
 

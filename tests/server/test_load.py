@@ -28,5 +28,4 @@ def test_under_load_every_caller_has_its_own_answer_once(chunk_tokens: int) -> N
     assert (left["in_progress"], left["open_groups"], left["breaches"]) == (0, 0, [])
     if chunk_tokens == 256:  # one call per request; of those that hung up some were not sent
         assert server["answered"] <= server["engine_calls"] <= server["sent"]
-    _, second, third, fourth = server["memory_mb"]
-    assert fourth < 1.1 * max(second, third)
+    assert left["requests"] == 0

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
+from tests.fake_sglang import FakeSGLang
+
 DEADLINE_S = 60.0
 
 
@@ -13,3 +15,12 @@ async def until(condition: Callable[[], object], within_s: float = DEADLINE_S) -
             if condition():
                 return
             await asyncio.sleep(0.01)
+
+
+async def polled(fake: FakeSGLang) -> None:
+    """Waits until the driver has acted on a load that the engine reported after this call.
+
+    A poll begins after the one before has ended, so that three of them contain a whole one.
+    """
+    polls = fake.polls
+    await until(lambda: fake.polls >= polls + 3)
