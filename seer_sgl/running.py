@@ -11,11 +11,10 @@ import uvloop
 
 from .console import INTERRUPTED, complain
 from .processes import stopping_signals
+from .timing import DEFAULT, Timing
 
-UNNOTICED_S = 1.0  # after a signal; an event loop that is not blocked reacts much sooner
 
-
-def run(work: Coroutine[Any, Any, object]) -> None:
+def run(work: Coroutine[Any, Any, object], timing: Timing = DEFAULT) -> None:
     """Runs a coroutine on uvloop until it ends or a signal cancels it.
 
     The first of Ctrl-C, SIGTERM and SIGHUP cancels the work, which cleans up in bounded time. Later
@@ -39,7 +38,7 @@ def run(work: Coroutine[Any, Any, object]) -> None:
             stopped_at = time.monotonic()
             for loop, task in running:
                 loop.call_soon_threadsafe(cancel, task)
-        elif running and not noticed and time.monotonic() - stopped_at > UNNOTICED_S:
+        elif running and not noticed and time.monotonic() - stopped_at > timing.unnoticed_s:
             raise KeyboardInterrupt
 
     async def cancellable() -> None:

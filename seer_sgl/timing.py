@@ -35,6 +35,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     # The longest wait of a request that should move for its KV to be stored; usually 4 to 30 ms.
     store_patience_s: float = 1.0
 
+    # How long a block of the journal gathers records. Twenty syncs per second cost little, and a
+    # killed driver loses no older chunk, unless the disk is slower.
+    journal_gather_s: float = 0.05
+
     # The HTTP client of an engine.
     # Between two checks of a serving engine's weights; a trainer may update them at any time.
     refresh_every_s: float = 10.0
@@ -49,6 +53,21 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     restart_most_s: float = 30.0  # the longest pause before a process is started again
     ray_room_s: float = 10.0  # an engine that Ray has not placed by then has no room for now
     ray_store_s: float = 30.0  # until a node has room for the memory of a store node
+
+    # The plugin inside an engine.
+    reconnect_s: float = 0.5  # between two tries of a link to connect
+    # Between two checks whether the pages of a call are stored, then twice as long each time.
+    pool_first_check_s: float = 0.01
+    # After a wait of this length (about 5 s in total) missing pages count as not stored. The number
+    # of checks decides, not the clock: a process that was suspended for seconds still checks again.
+    pool_longest_wait_s: float = 2.5
+    pool_rates_s: float = 2.0  # between two reports of the measured rates
+
+    # Commands.
+    progress_s: float = 0.5  # between two pictures of the progress on a terminal
+    progress_line_s: float = 5.0  # between two lines of it elsewhere
+    # After a signal; an event loop that is not blocked reacts much sooner.
+    unnoticed_s: float = 1.0
 
     # The server.
     # A client that sends its body byte by byte holds a socket no longer than this.

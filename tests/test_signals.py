@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from seer_sgl import running
+from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang, serving
 from tests.support.waiting import until
 
@@ -172,10 +173,7 @@ async def test_an_impatient_user_disturbs_no_cleaning_up(
     driver.check_results()
 
 
-def test_a_second_signal_interrupts_work_that_blocks_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(running, "UNNOTICED_S", 0.0)
+def test_a_second_signal_interrupts_work_that_blocks_the_event_loop() -> None:
     signals = [signal.SIGTERM, signal.SIGINT]
     before = [signal.getsignal(number) for number in signals]
 
@@ -187,7 +185,7 @@ def test_a_second_signal_interrupts_work_that_blocks_the_event_loop(
 
     try:
         with pytest.raises(KeyboardInterrupt):
-            running.run(read_a_large_file())
+            running.run(read_a_large_file(), Timing(unnoticed_s=0.0))
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)

@@ -115,7 +115,7 @@ async def open_hub(
         else:
             yield None
             return
-        hub = HubClient(url, token)
+        hub = HubClient(url, token, timing)
         stack.callback(hub.close)
         yield hub
 

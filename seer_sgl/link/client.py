@@ -18,6 +18,7 @@ import aiohttp
 import msgspec
 
 from seer_sgl.link import contract
+from seer_sgl.timing import DEFAULT, Timing
 
 from . import messages
 
@@ -25,7 +26,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 MAX_WAITING = 10_000  # frames
 MAX_OFFERED = 64  # frames waiting beyond which an offer is declined
-RECONNECT_S = 0.5
 HEARTBEAT_S = 10.0
 
 _links: dict[str, "Link"] = {}  # by address
@@ -57,10 +57,13 @@ def _link_to(url: str | None, rank: int, ranks: int) -> "Link | None":
 class Link:
     """A connection that opens at once, and reopens whenever it is lost, until `close`."""
 
-    def __init__(self, url: str, token: str, hello: messages.Hello) -> None:
+    def __init__(
+        self, url: str, token: str, hello: messages.Hello, timing: Timing = DEFAULT
+    ) -> None:
         self._url = url
         self._token = token
         self._hello = hello
+        self._reconnect_s = timing.reconnect_s
         self._handlers: dict[type, Callable[[Any], None]] = {}
         self._greeters: list[Callable[[], None]] = []
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
@@ -125,7 +128,7 @@ class Link:
                         await self._converse(socket)
                 except (aiohttp.ClientError, OSError, TimeoutError) as error:
                     logger.debug("seer-sgl link: %s", error)
-                await asyncio.sleep(RECONNECT_S)
+                await asyncio.sleep(self._reconnect_s)
 
     async def _converse(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Sends and receives until the socket closes."""

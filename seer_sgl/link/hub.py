@@ -52,13 +52,13 @@ class HubClient(DraftSink):
     After a reconnect it sends the responses of unfinished groups again: the hub may be a new one.
     """
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, timing: Timing = DEFAULT) -> None:
         self.url = url
         self._loaded: dict[str, list[tuple[int, array[int]]]] = {}  # by group
         self._facts_url = urljoin(url, FACTS)
         self._headers = {"Authorization": f"Bearer {token}"}
         hello = messages.Hello(messages.PROTOCOL, f"driver-{secrets.token_hex(4)}", 0, 1)
-        self._link = Link(url, token, hello)
+        self._link = Link(url, token, hello, timing)
         self._link.on_connect(self._send_again)
 
     @override

@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,16 +18,12 @@ import msgspec
 from seer_sgl.kvpool.namespace import KvLayout
 from seer_sgl.link import messages
 from seer_sgl.link.client import Link, driver_link
+from seer_sgl.timing import DEFAULT, Timing
 
 from .kv_threads import KvThreads
 from .sglang_types import SglController, SglFileStore, SglMooncakeStore
 
 logger = logging.getLogger(__name__)
-FIRST_CHECK_S = 0.01  # then twice as long each time
-# After a wait of this length (about 5 s in total) missing pages count as not stored. The number of
-# checks decides, not the clock: a process that was suspended for seconds still checks again.
-LONGEST_WAIT_S = 2.5
-RATES_EVERY_S = 2.0
 MAX_PAGES = 1_000_000  # names kept for the release of pages, about 100 bytes each
 
 
@@ -38,8 +35,8 @@ class Chain:
         self.uid = rid.rpartition(".")[0]  # of the request
         self.key = key  # SGLang's RadixKey: tokens and namespace
         self.pages: list[str] = []
-        self.check_at = time.monotonic()
-        self.patience = FIRST_CHECK_S
+        self.check_at = 0.0
+        self.patience = 0.0
 
 
 class PageNames:
@@ -71,8 +68,16 @@ class PoolRank:
     """The pool on one rank. Threads of SGLang may call the methods marked `Any thread`."""
 
     def __init__(
-        self, controller: SglController, layout: KvLayout, threads: KvThreads | None = None
+        self,
+        controller: SglController,
+        layout: KvLayout,
+        threads: KvThreads | None = None,
+        *,
+        timing: Timing = DEFAULT,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._timing = timing
+        self._clock = clock
         self.layout = layout
         self._controller = controller
         self._threads = threads or KvThreads()
@@ -83,7 +88,7 @@ class PoolRank:
         self._names = PageNames(MAX_PAGES)
         self._forgotten: dict[str, int] = {}  # uid -> tokens to keep, once its writes are over
         self._rates = messages.Rates(0, 0.0, 0, 0.0)
-        self._rates_sent_at = time.monotonic()
+        self._rates_sent_at = self._clock()
         self._link = self._join()
         threading.Thread(target=self._run, name="seer-sgl pool", daemon=True).start()
 
@@ -115,7 +120,7 @@ class PoolRank:
 
     def _run(self) -> None:
         while True:
-            wait = FIRST_CHECK_S if self._awaited else None
+            wait = self._timing.pool_first_check_s if self._awaited else None
             try:
                 event = self._events.get(timeout=wait)
             except queue.Empty:
@@ -135,15 +140,15 @@ class PoolRank:
             self._send_rates(event)
         elif event in self._by_last_page:
             self._check(self._by_last_page[event])
-        now = time.monotonic()
+        now = self._clock()
         for chain in [chain for chain in self._awaited.values() if chain.check_at <= now]:
             self._check(chain)
 
     def _send_rates(self, rates: messages.Rates) -> None:
-        before, now = msgspec.structs.astuple(self._rates), time.monotonic()
+        before, now = msgspec.structs.astuple(self._rates), self._clock()
         added = zip(before, msgspec.structs.astuple(rates), strict=True)
         self._rates = messages.Rates(*(old + new for old, new in added))
-        if self._link is not None and now - self._rates_sent_at >= RATES_EVERY_S:
+        if self._link is not None and now - self._rates_sent_at >= self._timing.pool_rates_s:
             self._link.send(self._rates)
             self._rates, self._rates_sent_at = messages.Rates(0, 0.0, 0, 0.0), now
 
@@ -151,7 +156,8 @@ class PoolRank:
         from sglang.srt.mem_cache.utils import get_storage_hash_str
 
         chain.pages = list(get_storage_hash_str(chain.key, None, page_size=self._page_size))
-        chain.check_at = time.monotonic() + chain.patience
+        chain.patience = self._timing.pool_first_check_s
+        chain.check_at = self._clock() + chain.patience
         if not chain.pages:
             return
         chain.key = None
@@ -167,9 +173,9 @@ class PoolRank:
         except Exception:  # any error of a storage backend whose servers are down
             stored = 0
         complete = stored == len(chain.pages)
-        if not complete and chain.patience < LONGEST_WAIT_S:
+        if not complete and chain.patience < self._timing.pool_longest_wait_s:
             chain.patience *= 2
-            chain.check_at = time.monotonic() + chain.patience
+            chain.check_at = self._clock() + chain.patience
             return
         del self._awaited[chain.rid]
         if self._by_last_page.get(chain.pages[-1]) is chain:

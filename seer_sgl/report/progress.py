@@ -14,10 +14,10 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from seer_sgl.timing import DEFAULT, Timing
+
 from .counts import RATE_WINDOW_S, EngineCounts, LiveCounts
 
-REFRESH_S = 0.5
-PLAIN_LINE_S = 5.0
 MAX_ENGINES_SHOWN = 8
 ENGINES_PER_LINE = 2
 BAR_WIDTH = 26
@@ -28,15 +28,15 @@ class Progress(LiveCounts):
     """Counts the events of a rollout and shows them."""
 
     @contextlib.asynccontextmanager
-    async def shown(self, console: Console) -> AsyncIterator[None]:
+    async def shown(self, console: Console, timing: Timing = DEFAULT) -> AsyncIterator[None]:
         """Shows the progress while the block runs, and once more at its end."""
         if not console.is_terminal:
-            async with _repeating(PLAIN_LINE_S, lambda: _print(console, self.lines())):
+            async with _repeating(timing.progress_line_s, lambda: _print(console, self.lines())):
                 yield
             _print(console, self.lines(ended=True))
             return
         with Live(self.table(), console=console, refresh_per_second=4) as live:
-            async with _repeating(REFRESH_S, lambda: live.update(self.table())):
+            async with _repeating(timing.progress_s, lambda: live.update(self.table())):
                 yield
             live.update(self.table(ended=True))
 

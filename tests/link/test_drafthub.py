@@ -27,12 +27,12 @@ from seer_sgl.plugin import drafting
 from tests.draft.fakes import FakeDrafter
 from tests.support.hubs import MEMORY, all_have, engine, hub_of, while_stepping
 from tests.support.links import closed
+from tests.support.timing import SOON
 from tests.support.waiting import DEADLINE_S, until
 
 
 @pytest.fixture(autouse=True)
-def reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_side, "RECONNECT_S", 0.02)
+def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_side, "_links", {})
 
 
@@ -44,7 +44,7 @@ async def server() -> AsyncIterator[LinkServer]:
 
 @pytest.fixture
 async def driver(server: LinkServer) -> AsyncIterator[HubClient]:
-    client = HubClient(server.url, server.token)
+    client = HubClient(server.url, server.token, SOON)
     try:
         yield client
     finally:
@@ -83,9 +83,9 @@ async def test_what_one_engine_decodes_is_in_the_index_of_the_other(
 
 
 async def test_a_hub_tells_those_with_the_token_what_it_has_counted(server: LinkServer) -> None:
-    distant = HubClient(server.url, server.token)
-    stranger = HubClient(server.url, "wrong")
-    nowhere = HubClient("http://127.0.0.1:9/link", "secret")
+    distant = HubClient(server.url, server.token, SOON)
+    stranger = HubClient(server.url, "wrong", SOON)
+    nowhere = HubClient("http://127.0.0.1:9/link", "secret", SOON)
     try:
         async with (
             engine(server.url, server.token, "one") as one,

@@ -17,7 +17,6 @@ import pytest
 
 from seer_sgl.config import DraftConfig
 from seer_sgl.errors import HubError
-from seer_sgl.link import client as engine_side
 from seer_sgl.link import contract, hub
 from seer_sgl.link.drafthub import DraftHub
 from seer_sgl.link.hub import HubClient, start_hub
@@ -26,14 +25,10 @@ from seer_sgl.processes import free_port
 from tests.listening import listeners
 from tests.processes import command_of
 from tests.support.hubs import MEMORY, all_have, engine, hub_of
+from tests.support.timing import SOON
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture(autouse=True)
-def reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_side, "RECONNECT_S", 0.02)
 
 
 @asynccontextmanager
@@ -58,7 +53,7 @@ async def test_engines_come_back_to_a_hub_that_starts_again_and_lose_nothing() -
 
 async def test_a_driver_speaks_to_a_distant_hub_again_after_it_started_again() -> None:
     port = free_port()
-    distant = HubClient(f"http://127.0.0.1:{port}/link", "secret")
+    distant = HubClient(f"http://127.0.0.1:{port}/link", "secret", SOON)
     try:
         distant.load("g", 8, array("i", [1, 2]))
         distant.load("h", 8, array("i", [3]))

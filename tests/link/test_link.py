@@ -21,11 +21,6 @@ from tests.support.waiting import DEADLINE_S, until
 RATES = Rates(1000, 0.5, 2000, 0.25)
 
 
-@pytest.fixture(autouse=True)
-def reconnects_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_side, "RECONNECT_S", 0.02)
-
-
 class Received:
     """Records the frames that a server passes on.
 

@@ -16,8 +16,8 @@ import pytest
 from seer_sgl.kvpool.namespace import KvLayout
 from seer_sgl.link import client, contract, messages
 from seer_sgl.link.messages import Forget, Hello, Rates, Stored
-from seer_sgl.plugin import pool_rank
 from seer_sgl.plugin.pool_rank import PageNames, PoolRank, remove_pages
+from seer_sgl.timing import Timing
 
 PAGE = 2
 LAYOUT = KvLayout(dtype="d", layout="l", page_size=PAGE, tp_size=1, pp_size=1)
@@ -102,9 +102,11 @@ def without_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
 class Rank:
     """A PoolRank, its backend and the messages that it sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, **timing: float) -> None:
         self.backend = FakeMooncake()
-        self.pool_rank = PoolRank(controller(self.backend), LAYOUT)
+        self.pool_rank = PoolRank(
+            controller(self.backend), LAYOUT, timing=Timing(**timing), clock=clock
+        )
         wire: Any = self.pool_rank._link
         self.wire: Wire = wire
 
@@ -132,18 +134,15 @@ class Rank:
 
 
 @pytest.fixture
-def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
+def rank() -> Rank:
     """Returns a rank whose wait for pages has no limit."""
-    monkeypatch.setattr(pool_rank, "LONGEST_WAIT_S", math.inf)
-    return Rank()
+    return Rank(pool_longest_wait_s=math.inf)
 
 
 @pytest.fixture
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Rank:
+def quiet() -> Rank:
     """Returns a rank that queries the pool only after a write, and waits without limit."""
-    monkeypatch.setattr(pool_rank, "FIRST_CHECK_S", NEVER_S)
-    monkeypatch.setattr(pool_rank, "LONGEST_WAIT_S", math.inf)
-    return Rank()
+    return Rank(pool_first_check_s=NEVER_S, pool_longest_wait_s=math.inf)
 
 
 def test_a_call_is_stored_when_its_last_page_is_written(quiet: Rank) -> None:
@@ -229,18 +228,15 @@ def test_calls_with_the_same_kv_are_both_acknowledged(rank: Rank) -> None:
     assert {frame.rid for frame in rank.sent if frame.complete} == {"r.c1/", "s.c1/"}
 
 
-def test_what_is_not_there_in_time_will_never_be_whole(
-    rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool_rank, "LONGEST_WAIT_S", 0.0)
+def test_what_is_not_there_in_time_will_never_be_whole() -> None:
+    rank = Rank(pool_longest_wait_s=0.0)
     rank.run("r.c1/", "abcd", written=False)
     until(lambda: rank.sent)
     assert rank.sent == [Stored("r.c1/", False)]
 
 
-def test_looks_count_not_the_clock(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_rank, "FIRST_CHECK_S", 0.01)
-    monkeypatch.setattr(pool_rank, "LONGEST_WAIT_S", 0.04)
+def test_looks_count_not_the_clock() -> None:
+    rank = Rank(pool_first_check_s=0.01, pool_longest_wait_s=0.04)
     rank.run("r.c1/", "abcd", written=False)
     until(lambda: rank.sent)
     assert rank.sent == [Stored("r.c1/", False)]
@@ -255,10 +251,8 @@ def test_a_pool_that_is_away_for_a_while_ends_no_acknowledgement(rank: Rank) -> 
     assert sorted(frame.rid for frame in rank.sent if frame.complete) == ["r.c1/", "s.c1/"]
 
 
-def test_a_pool_that_stays_away_is_reported_to_the_driver(
-    rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool_rank, "LONGEST_WAIT_S", 0.0)
+def test_a_pool_that_stays_away_is_reported_to_the_driver() -> None:
+    rank = Rank(pool_longest_wait_s=0.0)
     rank.backend.away = sys.maxsize
     rank.run("r.c1/", "ab")
     until(lambda: rank.sent)
@@ -306,16 +300,17 @@ def test_what_is_still_being_written_is_removed_afterwards(quiet: Rank) -> None:
     assert quiet.removed == ["ab", "abcd"]
 
 
-def test_rates_are_summed_up_and_sent_now_and_then(
-    rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool_rank, "RATES_EVERY_S", NEVER_S)
+def test_rates_are_summed_up_and_sent_now_and_then() -> None:
+    now = 0.0
+    rank = Rank(lambda: now, pool_rates_s=2.0)
     rank.pool_rank.measured(Rates(100, 0.5, 0, 0.0))
     rank.pool_rank.measured(Rates(0, 0.0, 300, 0.25))
     rank.settle()
     assert rank.sent == []
-    monkeypatch.setattr(pool_rank, "RATES_EVERY_S", 0.0)
+    now = 2.0
     rank.pool_rank.measured(Rates(1, 0.5, 1, 0.25))
+    rank.settle()
+    now = 4.0
     rank.pool_rank.measured(Rates(7, 1.0, 0, 0.0))
     rank.settle()
     assert rank.sent == [Rates(101, 1.0, 301, 0.5), Rates(7, 1.0, 0, 0.0)]

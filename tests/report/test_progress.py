@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from seer_sgl.report import progress
 from seer_sgl.report.progress import Progress
+from seer_sgl.timing import Timing
 from seer_sgl.types import ChunkResult, EngineLoad
 from tests.helpers import made_sample, make_group, make_reply
 from tests.support.infos import chunk_on, info
@@ -105,14 +105,10 @@ def test_at_the_end_the_panel_has_totals_of_the_engines() -> None:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-async def test_shown_while_it_runs_and_once_more_at_the_end(
-    terminal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "PLAIN_LINE_S", 0.01)
-    monkeypatch.setattr(progress, "REFRESH_S", 0.01)
+async def test_shown_while_it_runs_and_once_more_at_the_end(terminal: bool) -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=terminal, width=120)
-    async with half_done().shown(console):
+    async with half_done().shown(console, Timing(progress_s=0.01, progress_line_s=0.01)):
         await asyncio.sleep(0.05)
     text = output.getvalue()
     assert ("\x1b[" in text) == terminal

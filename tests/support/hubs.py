@@ -11,6 +11,7 @@ from seer_sgl.link.messages import Hello
 from seer_sgl.link.server import LinkServer
 from seer_sgl.plugin import drafting
 from tests.draft.fakes import FakeDrafter
+from tests.support.timing import SOON
 from tests.support.waiting import until
 
 MEMORY = 1 << 26
@@ -60,7 +61,7 @@ async def all_have(engines: list[Engine], *sequences: list[int]) -> None:
 
 @asynccontextmanager
 async def engine(url: str, token: str, instance: str, rank: int = 0) -> AsyncIterator[Engine]:
-    link = Link(url, token, Hello(messages.PROTOCOL, instance, rank, 1 + rank))
+    link = Link(url, token, Hello(messages.PROTOCOL, instance, rank, 1 + rank), SOON)
     try:
         yield Engine(link)
     finally:

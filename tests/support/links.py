@@ -11,6 +11,7 @@ from seer_sgl.link import messages
 from seer_sgl.link.client import Link
 from seer_sgl.link.messages import Forget, Hello
 from seer_sgl.link.server import LinkServer
+from tests.support.timing import SOON
 from tests.support.waiting import DEADLINE_S, until
 
 
@@ -21,7 +22,7 @@ class Engine(Link):
         self.received: list[messages.ToEngine] = []
         self.talks = False
         self.over = threading.Event()
-        super().__init__(url, token, hello)
+        super().__init__(url, token, hello, SOON)
         self.on(Forget, self.received.append)
         self.on(Deltas, self.received.append)
         self.on(Want, self.received.append)

@@ -8,13 +8,11 @@ import threading
 from collections.abc import Sequence
 
 from seer_sgl.files import append_whole
+from seer_sgl.timing import DEFAULT, Timing
 
 from .blocks import Tail, make_block
 
 logger = logging.getLogger(__name__)
-# The time that a block gathers records: twenty syncs per second cost little, and a killed driver
-# loses no older chunk, unless the disk is slower.
-GATHER_S = 0.05
 # Records that wait for the disk. A disk that is further behind has failed.
 MOST_WAITING = 256 << 20
 
@@ -28,10 +26,11 @@ class BlockWriter:
 
     sync = staticmethod(os.fdatasync)
 
-    def __init__(self, file: io.FileIO, tail: Tail, name: str) -> None:
+    def __init__(self, file: io.FileIO, tail: Tail, name: str, timing: Timing = DEFAULT) -> None:
         self._file = file
         self._tail = tail
         self._name = name
+        self._gather_s = timing.journal_gather_s
         self._lock = threading.Lock()
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
@@ -70,7 +69,7 @@ class BlockWriter:
     def _work(self) -> None:
         while True:
             self._due.wait()
-            self._closing.wait(GATHER_S)
+            self._closing.wait(self._gather_s)
             with self._lock:
                 records, self._waiting, self._waiting_bytes = self._waiting, [], 0
                 closing = self._closing.is_set()

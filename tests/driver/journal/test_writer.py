@@ -11,6 +11,7 @@ from seer_sgl.driver.journal import writer
 from seer_sgl.driver.journal.folder import JournalFolder
 from seer_sgl.driver.journal.records import Resumed, encode
 from seer_sgl.driver.journal.stored import read, records
+from seer_sgl.timing import Timing
 from tests.driver.journal.kept import header_of, make_groups
 
 CYCLES = 60
@@ -27,12 +28,11 @@ def append(to: writer.BlockWriter, runs: range) -> None:
         to.append(encode(Resumed(run=run, at=0.0)))
 
 
-def test_a_writer_that_is_closed_just_before_it_drains_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "GATHER_S", 0.0)
+def test_a_writer_that_is_closed_just_before_it_drains_ends(tmp_path: Path) -> None:
     with JournalFolder(tmp_path, create=True) as folder:
-        open_writer = writer.BlockWriter(*folder.begin(header_of(make_groups())), "journal")
+        open_writer = writer.BlockWriter(
+            *folder.begin(header_of(make_groups())), "journal", Timing(journal_gather_s=0.0)
+        )
         closer = threading.Thread(target=open_writer.close, daemon=True)
         append(open_writer, range(1))
         with open_writer._lock:
@@ -47,13 +47,12 @@ def test_a_writer_that_is_closed_just_before_it_drains_ends(
         assert resumes(folder) == [0, 1]
 
 
-def test_a_writer_ends_with_any_number_of_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "GATHER_S", 0.0)
+def test_a_writer_ends_with_any_number_of_records(tmp_path: Path) -> None:
     with JournalFolder(tmp_path, create=True) as folder:
         for count in itertools.islice(itertools.cycle([0, 1, 3]), CYCLES):
-            open_writer = writer.BlockWriter(*folder.begin(header_of(make_groups())), "journal")
+            open_writer = writer.BlockWriter(
+                *folder.begin(header_of(make_groups())), "journal", Timing(journal_gather_s=0.0)
+            )
             append(open_writer, range(count))
             open_writer.close()
             assert resumes(folder) == list(range(count))
@@ -86,9 +85,10 @@ def test_a_disk_that_is_far_behind_ends_the_journal_and_not_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "MOST_WAITING", 100)
-    monkeypatch.setattr(writer, "GATHER_S", 60.0)
     with JournalFolder(tmp_path, create=True) as folder:
-        open_writer = writer.BlockWriter(*folder.begin(header_of(make_groups())), "journal")
+        open_writer = writer.BlockWriter(
+            *folder.begin(header_of(make_groups())), "journal", Timing(journal_gather_s=60.0)
+        )
         append(open_writer, range(100))
         assert open_writer.error == "the disk is 0 MiB behind"
         open_writer.close()
