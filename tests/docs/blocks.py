@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.docs.pages import ROOT
+
 from .links import HEADING, slug
-from .pages import ROOT
 
 PAGES = [
     ROOT / "README.md",

@@ -26,8 +26,7 @@ from seer_sgl.sim.faults import read_faults
 from seer_sgl.sim.opening import SimRequest
 from seer_sgl.sim.sweep import parse_sweep
 from seer_sgl.sim.variants import check_variant
-
-from .pages import ROOT
+from tools.docs.pages import ROOT
 
 Arguments = Sequence[str]
 SECRETS = (contract.API_KEY, contract.LINK_TOKEN)

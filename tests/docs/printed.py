@@ -3,8 +3,9 @@
 import re
 from collections.abc import Sequence
 
+from tools.docs.pages import ROOT
+
 from .blocks import blocks
-from .pages import ROOT
 
 STARTED = ROOT / "docs" / "getting-started.md"
 TABLE = "### What the command prints"

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tools.docs.pages import ROOT
+
 from .blocks import PAGES, blocks
 from .command_checks import CHECKS, engine_flags, sglang_flags
 from .commands import Command, commands
 from .configs import configs
-from .pages import ROOT
 
 # Names of a page that stand for something else.
 STAND_INS = {

@@ -11,11 +11,11 @@ from seer_sgl.benchmark.config import load_ready_bench as load_bench
 from seer_sgl.config import Config
 from seer_sgl.errors import ConfigError
 from seer_sgl.sampling import ALIAS
+from tools.docs.pages import ROOT
 
 from .blocks import PAGES, blocks
 from .configs import PageConfig, configs
 from .links import FENCE
-from .pages import ROOT
 
 KEY = re.compile(r"`([a-z_]+)\.([a-z_]+)\b(?![/(])[^`]*`")
 OVERRIDE = re.compile(r"`--set ([a-z][\w.-]*=[^`]+)`")

@@ -12,11 +12,10 @@ from bench.gains import PAPER_GAIN, PAPER_IDLE
 from seer_sgl.benchmark.arms import BASELINE, SEER
 from seer_sgl.benchmark.summary import ratios
 from tests.support.rows import row
-
-from . import benchmark_blocks as arms
-from . import setting_blocks as settings
-from .figures import BLOCKS, ROOT, filled, read, result_pages
-from .tables import gains, percent, rounds_of, spread, table
+from tools.docs import benchmark_blocks as arms
+from tools.docs import setting_blocks as settings
+from tools.docs.figures import BLOCKS, ROOT, filled, read, result_pages
+from tools.docs.tables import gains, percent, rounds_of, spread, table
 
 MAIN = ROOT / "bench" / "results" / "2026-11-21-cpu"
 
@@ -186,7 +185,7 @@ def test_every_block_can_be_made_from_a_committed_report() -> None:
 def test_committed_reports_are_current() -> None:
     for path, page in result_pages(ROOT):
         current = path.read_text(encoding="utf-8") == page
-        assert current, f"{path}: `python -m tests.docs.figures` writes it"
+        assert current, f"{path}: `python -m tools.docs.figures` writes it"
 
 
 def test_single_requests_are_the_best_of_plain_sglang() -> None:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from .pages import ROOT
+from tools.docs.pages import ROOT
 
 TABLES = ("### What you see at the start", "### What you see during a rollout")
 ROW = re.compile(r"^\| (`.*?) \|", re.MULTILINE)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from tools.docs.pages import ROOT, outdated
+
 from .links import anchors, links
-from .pages import ROOT, outdated
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -24,7 +25,7 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 
 
 def test_pages_made_from_the_code_and_the_results_are_current() -> None:
-    assert outdated() == [], "`python -m tests.docs.pages` writes them"
+    assert outdated() == [], "`python -m tools.docs.pages` writes them"
 
 
 def test_the_landing_page_is_short() -> None:

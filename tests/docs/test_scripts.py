@@ -18,10 +18,10 @@ from tests.e2e.conftest import draft_hub
 from tests.e2e.test_docs import ON_SERVERS
 from tests.helpers import make_group
 from tests.plugin.sources import Sources
+from tools.docs.pages import ROOT
 
 from .blocks import scripts
 from .commands import commands
-from .pages import ROOT
 from .scripts import run, script
 
 POLICY = "development.md#how-do-i-add-a-policy"

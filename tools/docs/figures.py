@@ -1,7 +1,7 @@
 """What the pages take from the report.json of a benchmark, so that no number is copied by hand.
 
 A block of a page stands between `<!-- from FOLDER: NAME -->` and `<!-- end -->`; BLOCKS has the
-names. `python -m tests.docs.figures` writes report.md and the pictures of all committed benchmarks.
+names. `python -m tools.docs.figures` writes report.md and the pictures of all committed benchmarks.
 """
 
 import json

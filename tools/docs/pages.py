@@ -1,4 +1,4 @@
-"""Writes the pages that are made from the code and from results: `python -m tests.docs.pages`.
+"""Writes the pages that are made from the code and from results: `python -m tools.docs.pages`.
 
 configuration.md, report.md and hooks.md are made whole. In other pages and in the README a block
 between `<!-- from SOURCE: NAME -->` and `<!-- end -->` is filled from a benchmark's report.json.
@@ -14,7 +14,7 @@ MADE = {
     "report.md": report_page.text,
     "hooks.md": hooks_page.text,
 }
-NOTE = "<!-- made by `python -m tests.docs.pages`; edit the code it is made from -->\n\n"
+NOTE = "<!-- made by `python -m tools.docs.pages`; edit the code it is made from -->\n\n"
 
 
 def current() -> dict[Path, str]:
