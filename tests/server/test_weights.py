@@ -13,7 +13,8 @@ import pytest
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
 from tests.server.helpers import Served, served, whole
-from tests.support.waiting import until
+from tests.support.timing import QUICK
+from tests.support.waiting import polled, until
 
 PROMPT = [5, 6, 7, 8]
 SEED = 1 << 20
@@ -159,10 +160,9 @@ async def test_a_collective_update_does_not_begin_without_an_engine() -> None:
         assert len((await generating(it))["output_ids"]) == LIMIT
 
 
-OFTEN_READ = Timing(refresh_every_s=0.1)  # the facts about an engine
+OFTEN_READ = Timing(poll_s=0.02, refresh_every_s=0.1)  # the facts about an engine
 
 
-@pytest.mark.process
 async def test_an_update_without_a_version_keeps_the_name_and_forgets_the_kv() -> None:
     fakes = two()
     async with served(*fakes, timing=OFTEN_READ) as it:
@@ -171,7 +171,7 @@ async def test_an_update_without_a_version_keeps_the_name_and_forgets_the_kv() -
         assert reply["meta_info"]["weight_version"] == "v1"
         fakes[1].startup_s += 1  # a server started again has the first weights under the same name
         await until(lambda: not it.service.serves("e1"))
-        await asyncio.sleep(1.0)
+        await polled(fakes[1])
         assert not it.service.serves("e1")
         assert (await it.post(DISK, model_path="newer"))[0] == 200
         await until(lambda: it.service.serves("e1"))
@@ -393,10 +393,9 @@ async def test_a_version_that_changes_behind_the_servers_back_is_noticed() -> No
     assert [span["version"] for span in spans] == ["v1", "v2"]
 
 
-@pytest.mark.process
 async def test_an_engine_comes_back_with_weights_that_changed_behind_the_servers_back() -> None:
     fakes = two()
-    async with served(*fakes) as it:
+    async with served(*fakes, timing=QUICK) as it:
         assert (await it.post(DISK, model_path="new", weight_version="v2"))[0] == 200
         running = generating(it)
         for fake in fakes:
@@ -411,7 +410,7 @@ async def test_an_engine_comes_back_with_weights_that_changed_behind_the_servers
         fakes[1].away = True
         await until(lambda: not it.service.serves("e1"))
         fakes[1].away, fakes[1].startup_s, fakes[1].weight_version = False, 1.0, "v2"
-        await asyncio.sleep(1.0)
+        await polled(fakes[1])
         assert not it.service.serves("e1"), "it was started again with older weights"
 
 
