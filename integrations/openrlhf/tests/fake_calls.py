@@ -8,7 +8,7 @@ from seer_openrlhf.calls import EngineGone
 Json = dict[str, Any]
 
 
-class FakeFleet:
+class FakeCalls:
     """Engines by name. `dies`: the path and the number of its call at which an engine ends."""
 
     def __init__(self, *engines: str) -> None:

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 Fault = Callable[[int, str, int], str | None]
 
 
-class FakeFleet:
+class FakeClient:
     """The client's methods, without a server.
 
     `order`: of the samples of a rollout; None: as they were asked for. `fault`: makes a sample

@@ -4,14 +4,14 @@ from collections.abc import AsyncGenerator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from fake_fleet import FakeFleet, Json
+from fake_fleet import FakeClient, Json
 from seer_openrlhf.client import ServerLost, ServerRefused
 from seer_openrlhf.front import Front
 
 START = "default"  # the version of the weights that the server loads at its start
 
 
-class MortalFleet(FakeFleet):
+class MortalFleet(FakeClient):
     """The client's methods, with a server that ends after some samples.
 
     `ends_after`: for each post of a rollout, how many samples it generates before the server ends;

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from byte_tokenizer import byte_tokenizer
-from fake_fleet import FakeFleet
+from fake_fleet import FakeClient
 from local_ray import LocalRay, local_ray
 from openrlhf.datasets import PromptDataset
 from openrlhf.utils.agent import SingleTurnAgentExecutor
@@ -34,7 +34,7 @@ class Setup:
     over_sampling: float = 1.0
     correction: str = "token"
     generate_batch_size: int | None = None
-    fleet: FakeFleet = field(default_factory=FakeFleet)
+    fleet: FakeClient = field(default_factory=FakeClient)
     executor: Any = field(default_factory=SingleTurnAgentExecutor)
     shuffle: random.Random | None = None
     seed: int = 42

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_calls import FakeFleet, FakeGroup
+from fake_calls import FakeCalls, FakeGroup
 from seer_openrlhf.broadcasts import JOIN, LEAVE, UPDATE, BroadcastSender
 from seer_openrlhf.calls import UpdateFailed, WeightError
 from seer_openrlhf.weight_clock import BEGIN, END
@@ -19,7 +19,7 @@ BUCKETS = [
 class Sending:
     """A sender, and the groups that it has joined."""
 
-    def __init__(self, fleet: FakeFleet) -> None:
+    def __init__(self, fleet: FakeCalls) -> None:
         self.fleet = fleet
         self.groups: list[FakeGroup] = []
         self.names: list[str] = []
@@ -46,7 +46,7 @@ class Sending:
         return self.sender.end(failure)
 
 
-def paths(fleet: FakeFleet) -> list[str]:
+def paths(fleet: FakeCalls) -> list[str]:
     """Returns the calls since the last time."""
     found = [path for path, _ in fleet.calls]
     fleet.calls.clear()
@@ -54,7 +54,7 @@ def paths(fleet: FakeFleet) -> list[str]:
 
 
 def test_the_buckets_go_to_all_engines_between_begin_and_end() -> None:
-    fleet = FakeFleet("e0", "e1")
+    fleet = FakeCalls("e0", "e1")
     sending = Sending(fleet)
     assert sending.send(3) == ["e0", "e1"]
     bodies = [fields for path, fields in fleet.calls if path == UPDATE]
@@ -70,7 +70,7 @@ def test_the_buckets_go_to_all_engines_between_begin_and_end() -> None:
 
 @pytest.mark.parametrize("path", [JOIN, UPDATE])
 def test_after_an_engine_ends_in_an_update_the_others_get_all_again(path: str) -> None:
-    fleet = FakeFleet("e0", "e1")
+    fleet = FakeCalls("e0", "e1")
     fleet.dies[path, 1] = "e0"
     sending = Sending(fleet)
     with pytest.raises(UpdateFailed, match="engine e0: it does not answer"):
@@ -84,7 +84,7 @@ def test_after_an_engine_ends_in_an_update_the_others_get_all_again(path: str) -
 
 
 def test_an_engine_that_ended_before_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    fleet = FakeFleet("e0", "e1")
+    fleet = FakeCalls("e0", "e1")
     sending = Sending(fleet)
     sending.send(3)
     fleet.alive.remove("e0")
@@ -95,7 +95,7 @@ def test_an_engine_that_ended_before_is_left_out(caplog: pytest.LogCaptureFixtur
 
 
 def test_an_engine_that_ends_after_the_buckets_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    fleet = FakeFleet("e0", "e1")
+    fleet = FakeCalls("e0", "e1")
     fleet.dies[END, 1] = "e0"
     with caplog.at_level(logging.WARNING):
         assert Sending(fleet).send(3) == ["e1"]
@@ -103,7 +103,7 @@ def test_an_engine_that_ends_after_the_buckets_is_named(caplog: pytest.LogCaptur
 
 
 def test_after_the_end_of_the_server_its_new_engines_join_a_new_group() -> None:
-    fleet = FakeFleet("e0", "e1")
+    fleet = FakeCalls("e0", "e1")
     sending = Sending(fleet)
     sending.send(3)
     fleet.restart()
@@ -115,7 +115,7 @@ def test_after_the_end_of_the_server_its_new_engines_join_a_new_group() -> None:
 
 
 def test_an_engine_that_comes_back_or_joins_is_in_the_next_group() -> None:
-    fleet = FakeFleet("e0", "e1")
+    fleet = FakeCalls("e0", "e1")
     fleet.alive.remove("e0")
     sending = Sending(fleet)
     assert sending.send(1) == ["e1"]
@@ -128,7 +128,7 @@ def test_an_engine_that_comes_back_or_joins_is_in_the_next_group() -> None:
 
 
 def test_without_engines_there_is_one_line() -> None:
-    fleet = FakeFleet("e0", "e1")
+    fleet = FakeCalls("e0", "e1")
     fleet.alive.clear()
     with pytest.raises(WeightError) as caught:
         Sending(fleet).send(3)
@@ -139,14 +139,14 @@ def test_without_engines_there_is_one_line() -> None:
 
 
 def test_an_update_that_another_trainer_has_left_open_is_ended() -> None:
-    fleet = FakeFleet("e0")
+    fleet = FakeCalls("e0")
     fleet.open = True
     assert Sending(fleet).send(3) == ["e0"]
     assert paths(fleet)[:3] == [BEGIN, END, BEGIN]
 
 
 def test_a_broadcast_that_fails_ends_the_group_and_the_update() -> None:
-    fleet = FakeFleet("e0")
+    fleet = FakeCalls("e0")
     sending = Sending(fleet)
     sending.sender.begin(1)
     sending.groups[0].failure = "Connection closed by peer"
@@ -160,7 +160,7 @@ def test_a_broadcast_that_fails_ends_the_group_and_the_update() -> None:
 
 
 def test_a_group_that_cannot_be_made_leaves_no_update_open() -> None:
-    fleet = FakeFleet("e0")
+    fleet = FakeCalls("e0")
     sending = Sending(fleet)
     sending.refuse = True
     with pytest.raises(UpdateFailed, match=r"^the process group was not made: timed out$"):

@@ -3,15 +3,15 @@
 import logging
 
 import pytest
-from fake_calls import FakeFleet
+from fake_calls import FakeCalls
 from seer_openrlhf.check import CHECKSUMS, Check, Probe
 
 NEW, OLD = [-1.0, -2.0, -0.5, -3.0], [-1.05, -1.96, -0.52, -2.94]
 PROBE = Probe([5, 6, 7, 8, 9], NEW, OLD)
 
 
-def fleet() -> FakeFleet:
-    found = FakeFleet("e0", "e1")
+def fleet() -> FakeCalls:
+    found = FakeCalls("e0", "e1")
     found.versions = dict.fromkeys(["e0", "e1"], "4")
     found.log_probs_of = dict.fromkeys(["e0", "e1"], NEW)
     return found

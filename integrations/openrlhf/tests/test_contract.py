@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_fleet import FakeFleet, logprob
+from fake_fleet import FakeClient, logprob
 from openrlhf.trainer.ppo_utils.experience import (
     Experience,
     make_experience_batch,
@@ -47,7 +47,7 @@ def test_a_sample_is_truncated_if_and_only_if_it_ended_at_its_length() -> None:
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_groups_are_contiguous_and_complete_in_the_order_of_the_prompts(n: int) -> None:
-    fleet = FakeFleet(order=random.Random(1))
+    fleet = FakeClient(order=random.Random(1))
     with sampling(Setup(n=n, fleet=fleet, shuffle=random.Random(2))) as run:
         samples = run.batch()
     assert [sample.prompts[0] for sample in samples] == [
@@ -71,7 +71,7 @@ def test_samples_can_be_merged_and_split_as_the_trainer_does() -> None:
 
 
 def test_every_sampling_parameter_is_explicit() -> None:
-    fleet = FakeFleet()
+    fleet = FakeClient()
     with sampling(Setup(fleet=fleet)) as run:
         run.batch()
     assert fleet.rollouts[0]["groups"][0]["sampling"] == {
@@ -97,7 +97,7 @@ def test_without_a_correction_no_sample_has_log_probabilities() -> None:
 
 
 def test_without_a_limit_a_response_may_fill_the_rest_of_the_context() -> None:
-    fleet = FakeFleet()
+    fleet = FakeClient()
     with sampling(Setup(fleet=fleet)) as run:
         run.batch(max_new_tokens=None)
     lengths = {
@@ -135,7 +135,7 @@ def test_a_dataloader_that_ends_inside_a_batch_gives_what_it_has() -> None:
 
 
 def test_evaluations_between_steps_have_their_own_size_and_temperature() -> None:
-    fleet = FakeFleet()
+    fleet = FakeClient()
     with sampling(Setup(fleet=fleet)) as run:
         first, held_out, second = run.batch(), run.evaluate(n=3), run.batch()
     assert [len(samples) for samples in (first, held_out, second)] == [8, 6, 8]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_fleet import FakeFleet, logprob
+from fake_fleet import FakeClient, logprob
 from sampling import TOKENIZER, Setup, sampling
 from seer_openrlhf.front import make_executor
 
@@ -101,7 +101,7 @@ def agent(tmp_path: Path) -> Any:
 
 
 def test_later_turns_of_an_agent_are_in_the_group_and_the_session_of_its_sample(agent: Any) -> None:
-    fleet = FakeFleet()
+    fleet = FakeClient()
     with sampling(Setup(fleet=fleet, executor=agent, batch_size=2)) as run:
         samples = run.batch()
     (rollout,) = fleet.rollouts
@@ -118,7 +118,7 @@ def test_later_turns_of_an_agent_are_in_the_group_and_the_session_of_its_sample(
 
 
 def test_an_agents_feedback_is_no_action_and_has_no_log_probabilities(agent: Any) -> None:
-    fleet = FakeFleet()
+    fleet = FakeClient()
     with sampling(Setup(fleet=fleet, executor=agent, batch_size=1, n=1)) as run:
         (sample,) = run.batch()
     tokens, mask = sample.sequences[0].tolist(), [0, *sample.action_mask[0].tolist()]
@@ -143,9 +143,9 @@ def test_the_figures_of_a_sample_are_of_all_its_turns(agent: Any) -> None:
 
 
 def test_a_repeated_agent_asks_the_same_again(agent: Any) -> None:
-    def asked(fleet: FakeFleet) -> list[Any]:
+    def asked(fleet: FakeClient) -> list[Any]:
         with sampling(Setup(fleet=fleet, executor=agent, batch_size=1, n=1)) as run:
             run.batch()
         return [(body["input_ids"], body["sampling_params"]) for body in fleet.generated]
 
-    assert asked(FakeFleet()) == asked(FakeFleet())
+    assert asked(FakeClient()) == asked(FakeClient())

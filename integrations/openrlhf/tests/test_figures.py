@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from fake_fleet import FakeFleet
+from fake_fleet import FakeClient
 from sampling import Setup, begin_update, sampling, update
 from seer_openrlhf.figures import BatchFigures, SampleFigures, staleness, version_number
 from seer_openrlhf.weight_clock import WeightClock
@@ -94,7 +94,7 @@ def test_an_update_lasts_from_its_first_to_its_last_call(monkeypatch: pytest.Mon
 
 
 def test_every_sample_has_the_figures_of_its_batch() -> None:
-    fleet = FakeFleet()
+    fleet = FakeClient()
     with sampling(Setup(fleet=fleet)) as run:
         before = run.batch()
         update(run, "1")

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from fake_fleet import FakeFleet, Fault
+from fake_fleet import FakeClient, Fault
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 from sampling import Setup, sampling
 from seer_openrlhf import batch
@@ -17,7 +17,7 @@ def always(fault: str) -> Fault:
 
 @pytest.mark.parametrize("fault", ["abort", "empty", "fail", "end"])
 def test_a_group_with_a_lost_sample_is_repeated_as_a_whole_and_counted(fault: str) -> None:
-    fleet = FakeFleet(fault=lambda *place: fault if place == (0, "2", 1) else None)
+    fleet = FakeClient(fault=lambda *place: fault if place == (0, "2", 1) else None)
     with sampling(Setup(fleet=fleet)) as run:
         samples = run.batch()
     lost = {"2", "3"} if fault == "end" else {"2"}  # the end comes before the samples of group 3
@@ -31,7 +31,7 @@ def test_a_group_with_a_lost_sample_is_repeated_as_a_whole_and_counted(fault: st
 
 @pytest.mark.parametrize("fault", ["abort", "empty", "fail"])
 def test_a_group_that_is_always_lost_ends_the_batch_and_names_the_prompt(fault: str) -> None:
-    fleet = FakeFleet(fault=always(fault))
+    fleet = FakeClient(fault=always(fault))
     with sampling(Setup(fleet=fleet)) as run:
         with pytest.raises(PromptFailed, match=f"^prompt 'prompt 2' failed {ATTEMPTS} times: "):
             run.batch()
@@ -40,14 +40,14 @@ def test_a_group_that_is_always_lost_ends_the_batch_and_names_the_prompt(fault: 
 
 
 def test_a_server_that_breaks_off_ends_the_batch_at_once() -> None:
-    fleet = FakeFleet(fault=always("break"))
+    fleet = FakeClient(fault=always("break"))
     with sampling(Setup(fleet=fleet)) as run, pytest.raises(ServerError, match="ended before"):
         run.batch()
     assert len(fleet.rollouts) == 1
 
 
 def test_an_empty_prompt_is_an_error_of_one_line() -> None:
-    fleet = FakeFleet()
+    fleet = FakeClient()
     setup = Setup(prompts=["first", "", "third", "fourth"], fleet=fleet)
     with sampling(setup) as run, pytest.raises(PromptFailed) as failure:
         run.batch()
@@ -73,7 +73,7 @@ def test_other_groups_do_not_wait_for_one_that_failed_before_its_requests(
 
 
 def test_the_batch_after_a_failed_one_starts_afresh() -> None:
-    fleet = FakeFleet(
+    fleet = FakeClient(
         fault=lambda rollout, group, _: "fail" if rollout < 3 and group == "0" else None
     )
     with sampling(Setup(fleet=fleet)) as run:

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from fake_fleet import FakeFleet
+from fake_fleet import FakeClient
 from sampling import Sampling, Setup, sampling, update
 from seer_openrlhf.ahead import Ahead, Prompt, reserve_of
 
@@ -40,7 +40,7 @@ def used(samples: list[Any]) -> list[int]:
     return [int(label) for sample in samples for label in sample.labels]
 
 
-def in_progress(fleet: FakeFleet) -> list[str]:
+def in_progress(fleet: FakeClient) -> list[str]:
     return [group["id"] for body in fleet.rollouts for group in body["groups"]]
 
 
@@ -53,14 +53,14 @@ def test_one_means_the_batches_of_openrlhf() -> None:
 
 
 def test_replacements_are_in_progress_before_the_first_group_ends() -> None:
-    fleet = FakeFleet()
+    fleet = FakeClient()
     with sampling(setup(1.5, {0}, fleet=fleet)) as run:
         run.batch()
     assert [len(body["groups"]) for body in fleet.rollouts[:1]] == [6]
 
 
 def test_a_batch_ends_without_the_groups_that_are_not_needed() -> None:
-    fleet = FakeFleet()
+    fleet = FakeClient()
     fleet.gates = {"1": asyncio.Event(), "2": asyncio.Event()}  # they never end
     with sampling(setup(1.5, set(), fleet=fleet)) as run:
         samples = run.batch()
@@ -91,7 +91,7 @@ class ClosedLate:
 
 
 def test_groups_that_were_ready_count_in_the_next_batch_and_are_not_generated_again() -> None:
-    fleet = FakeFleet()
+    fleet = FakeClient()
     with sampling(setup(1.5, set(), fleet=fleet)) as run:
         run.generator._front = ClosedLate(run)
         first = set(used(run.batch()))
@@ -128,7 +128,7 @@ def test_every_prompt_of_an_episode_is_judged_once(
 @pytest.mark.parametrize("factor", [1.0, 2.0])  # of the resumed run
 @pytest.mark.parametrize("done", range(1, 6))
 def test_a_checkpoint_keeps_the_prompts_that_were_in_progress(done: int, factor: float) -> None:
-    fleet = FakeFleet()
+    fleet = FakeClient()
     fleet.gates = {"0": asyncio.Event()}
     with sampling(setup(2.0, set(), fleet=fleet)) as run:
         first = [prompt for _ in range(done) for prompt in used(run.batch())[::2]]
@@ -141,7 +141,7 @@ def test_a_checkpoint_keeps_the_prompts_that_were_in_progress(done: int, factor:
 
 
 def test_an_evaluation_leaves_the_left_over_prompts_alone() -> None:
-    fleet = FakeFleet()
+    fleet = FakeClient()
     fleet.gates = {"0": asyncio.Event()}
     with sampling(setup(1.5, set(), fleet=fleet)) as run:
         run.batch()

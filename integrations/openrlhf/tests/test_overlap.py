@@ -3,13 +3,13 @@
 import asyncio
 from typing import Any
 
-from fake_fleet import FakeFleet
+from fake_fleet import FakeClient
 from openrlhf.utils.agent import SingleTurnAgentExecutor
 from sampling import Setup, sampling
 
 
 def test_rewards_begin_before_the_last_sample_ends() -> None:
-    fleet = FakeFleet()
+    fleet = FakeClient()
     fleet.gates = {"3": asyncio.Event()}
     executor = SingleTurnAgentExecutor()
     executor.reward_endpoints = ["reward.py"]

@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from fake_fleet import FakeFleet
+from fake_fleet import FakeClient
 from sampling import Sampling, Setup, sampling
 
 
@@ -21,7 +21,7 @@ def run_of(setup: Setup, evaluate: bool = False) -> list[Any]:
 
 
 def disordered(seed: int, **options: Any) -> Setup:
-    fleet = FakeFleet(order=random.Random(seed), **options)
+    fleet = FakeClient(order=random.Random(seed), **options)
     return Setup(n=4, fleet=fleet, shuffle=random.Random(seed + 1))
 
 

@@ -14,7 +14,7 @@ Json = dict[str, Any]
 META = {"input_token_logprobs": [[None, 5, None], [-0.5, 6, None], [-1.5, 7, None]]}
 
 
-class FakeControl:
+class FakePaths:
     """Answers by path, and records the paths."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class FakeControl:
 
 
 @asynccontextmanager
-async def front_of(control: FakeControl) -> AsyncIterator[Front]:
+async def front_of(control: FakePaths) -> AsyncIterator[Front]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", control.handle)
     runner = web.AppRunner(app)
@@ -45,9 +45,9 @@ async def front_of(control: FakeControl) -> AsyncIterator[Front]:
         await runner.cleanup()
 
 
-def run(check: Callable[[FakeControl, Front], Awaitable[None]]) -> None:
+def run(check: Callable[[FakePaths, Front], Awaitable[None]]) -> None:
     async def whole() -> None:
-        control = FakeControl()
+        control = FakePaths()
         async with front_of(control) as front:
             await check(control, front)
 
@@ -55,7 +55,7 @@ def run(check: Callable[[FakeControl, Front], Awaitable[None]]) -> None:
 
 
 def test_a_refusal_is_an_answer_and_needs_the_admin_token() -> None:
-    async def check(control: FakeControl, front: Front) -> None:
+    async def check(control: FakePaths, front: Front) -> None:
         engines = {"e0": {"status": None, "reply": "gone"}}
         refusal = {"success": False, "message": "no", "engines": engines}
         control.answers["/begin_weight_update"] = (502, refusal)
@@ -75,7 +75,7 @@ def test_a_refusal_is_an_answer_and_needs_the_admin_token() -> None:
 
 
 def test_log_probs_are_those_of_all_tokens_but_the_first_after_the_end_of_a_pause() -> None:
-    async def check(control: FakeControl, front: Front) -> None:
+    async def check(control: FakePaths, front: Front) -> None:
         await front.resume_generation()  # the first one is always sent
         await front.pause_generation()
         control.answers["/workers/e1/generate"] = (200, {"meta_info": META})
@@ -94,7 +94,7 @@ def test_log_probs_are_those_of_all_tokens_but_the_first_after_the_end_of_a_paus
 
 
 def test_an_engine_that_is_gone_is_not_one_that_refuses() -> None:
-    async def check(control: FakeControl, front: Front) -> None:
+    async def check(control: FakePaths, front: Front) -> None:
         for status, gone in ((502, True), (404, True), (400, False), (500, False)):
             control.answers["/workers/e1/generate"] = (status, {"error": {"message": "why"}})
             answer = await front.log_probs("e1", [5, 6])
@@ -104,7 +104,7 @@ def test_an_engine_that_is_gone_is_not_one_that_refuses() -> None:
 
 
 def test_a_call_after_the_end_of_the_server_counts_it() -> None:
-    async def check(control: FakeControl, front: Front) -> None:
+    async def check(control: FakePaths, front: Front) -> None:
         with pytest.raises(ServerError, match=r"^it has ended$"):
             await front.until_up("it has ended")  # this front does not wait
         assert (await front.update("/begin_weight_update", {}))["ends"] == 1
