@@ -19,6 +19,8 @@ pytest_plugins = ["tests.support.tiers", "tests.support.fixtures"]
 os.environ["HF_HUB_OFFLINE"] = "1"
 # A test run that is terminated ends its engines, as one that is interrupted.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
+# A shell starts its background jobs with SIGINT ignored, and so would be the programs of the tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
