@@ -3,7 +3,9 @@
 Every request ends exactly once, with the tokens of an undivided run, within its engines' limits.
 """
 
+import asyncio
 import json
+from collections import deque
 from pathlib import Path
 from typing import Any, get_args
 
@@ -46,11 +48,18 @@ async def test_a_policy_changes_when_and_where_but_no_token(policy: str, tmp_pat
         lengths.write_text("\n".join(lines))
         scheduling["lengths"] = str(lengths)
     whole, pinned = policy in UNDIVIDED, policy.startswith("group_")
-    delay_s = 0.3 if whole else 0.03  # whole requests run in one wave, chunks in many
-    fakes = [FakeSGLang(max_running_requests=2, delay_s=delay_s) for _ in range(2)]
+    faults = ["stall"] * 16 if whole else []
+    fakes = [
+        FakeSGLang(max_running_requests=2, delay_s=0.03, faults=deque(faults)) for _ in range(2)
+    ]
     async with rolling(*fakes, scheduling=scheduling) as rollout:
-        check(await all_groups(rollout))
-    assert max(fake.peak_running for fake in fakes) == (8 if whole else 2)
+        rolled = asyncio.create_task(all_groups(rollout))
+        if whole:  # all requests are sent before one is answered
+            await until(lambda: [len(fake.seen) for fake in fakes] == [8, 8])
+            for fake in fakes:
+                fake.wake_stalled()
+        check(await rolled)
+    assert whole or max(fake.peak_running for fake in fakes) == 2
     prompts = [{tuple(call["input_ids"]) for call in fake.seen} for fake in fakes]
     assert not (pinned and prompts[0] & prompts[1]), "whole groups stay together"
     budgets = {call["sampling_params"]["max_new_tokens"] for fake in fakes for call in fake.seen}
