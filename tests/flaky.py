@@ -111,8 +111,8 @@ def main() -> int:
     parser.add_argument("--tier", choices=list(SPREAD), default="gate")
     parser.add_argument("paths", nargs="*", help="run the tests of these files only")
     flags = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGINT):  # a background job ignores the second
-        signal.signal(number, signal.default_int_handler)
+    for kind in (signal.SIGTERM, signal.SIGINT):  # a background job ignores the second
+        signal.signal(kind, signal.default_int_handler)
     OUT.mkdir(parents=True, exist_ok=True)
     runs: list[Run] = []
     with busy(flags.load):
