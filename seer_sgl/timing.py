@@ -44,6 +44,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     refresh_every_s: float = 10.0
     control_timeout_s: float = 10.0  # a reply to anything but /generate
     abort_timeout_s: float = 2.0
+    draft_read_s: float = 10.0  # the counters of drafts, at both ends of a rollout
 
     # The fleet and the processes that it starts.
     join_timeout_s: float = 10.0  # the server is up; this only covers a short network failure

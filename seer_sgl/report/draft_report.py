@@ -15,10 +15,10 @@ import msgspec
 
 from seer_sgl.errors import EngineError
 from seer_sgl.link.hub import DraftSink
+from seer_sgl.timing import DEFAULT
 from seer_sgl.types import EngineInfo
 
 logger = logging.getLogger(__name__)
-READ_TIMEOUT_S = 5.0
 SOURCES = ("prompt", "own", "here", "elsewhere")
 LASTING = frozenset({"max_s"})  # not subtracted: the maximum since the engine's start
 Width = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}$")]  # a key of a JSON object
@@ -88,7 +88,11 @@ class HubCounts(msgspec.Struct, frozen=True):
     lag: WaitCounts = WaitCounts()
 
 
-async def read(engines: Sequence[Drafting], drafts: DraftSink | None) -> Reading:
+async def read(
+    engines: Sequence[Drafting],
+    drafts: DraftSink | None,
+    timeout_s: float = DEFAULT.draft_read_s,
+) -> Reading:
     """Returns the current counters of all engines and the hub, read concurrently.
 
     Never raises. The counters of an engine that does not answer are missing; the reason is logged.
@@ -98,10 +102,10 @@ async def read(engines: Sequence[Drafting], drafts: DraftSink | None) -> Reading
 
     async def read_engine(engine: Drafting) -> Facts | None:
         try:
-            async with asyncio.timeout(READ_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 return await engine.drafting()
         except (EngineError, TimeoutError, RuntimeError) as error:  # the last: a closed session
-            reason = str(error) or f"no answer within {READ_TIMEOUT_S:g} s"
+            reason = str(error) or f"no answer within {timeout_s:g} s"
             name = engine.info.engine_id
             logger.warning("engine %s: its drafts were not counted: %s", name, reason)
             return None

@@ -19,7 +19,6 @@ from seer_sgl.kvpool import mooncake
 from seer_sgl.link import hub
 from seer_sgl.link.hubserver import READY
 from seer_sgl.processes import free_port
-from seer_sgl.report import draft_report as rollout_drafting
 from tests.e2e.drivers import Driver, Start
 from tests.listening import family
 
@@ -72,7 +71,6 @@ def start() -> Iterator[Start]:
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Increases the driver's time limits, because a busy machine is slow."""
     for module, name in (
-        (rollout_drafting, "READ_TIMEOUT_S"),
         (hub, "FACTS_TIMEOUT_S"),
         (mooncake, "PROBE_TIMEOUT_S"),
     ):
