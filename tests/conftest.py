@@ -1,6 +1,6 @@
 """Sorts the tests by cost: tests with processes come after quick ones, those with engines last.
 
-So at most three servers run at once, and a broken unit test fails in seconds.
+So at most four servers run at once, and a broken unit test fails in seconds.
 """
 
 import logging
@@ -13,7 +13,7 @@ import pytest
 from seer_sgl.driver import open_runs
 from tests.logs import logged
 
-pytest_plugins = ["tests.support.tiers", "tests.support.fixtures"]
+pytest_plugins = ["tests.support.tiers", "tests.support.fixtures", "tests.support.engine_starts"]
 
 # A model name that is no folder would be looked up on the Hugging Face hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
