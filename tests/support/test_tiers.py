@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import tiers
+
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
@@ -117,6 +119,10 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
         "import time\nbegun = time.process_time()\n"
         "while time.process_time() < begun + 2.1:\n    pass\n"
     )
+    # As if nothing else ran on the machine: the limit of the cost is higher on a busy one.
+    (folder / "conftest.py").write_text(
+        "from tests.support import tiers\ntiers.slowness = lambda: 1.0\n"
+    )
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = process\npythonpath = .\n")
     command = [sys.executable, "-m", "pytest", "-p", "tests.support.tiers", "--tier", "gate"]
     options = ["-p", "no:cacheprovider", "--rootdir", ".", "--junitxml", "junit.xml"]
@@ -140,3 +146,15 @@ def test_a_test_of_the_gate_keeps_its_rules(test: str, failures: dict[str, str |
 
 def test_a_marked_test_is_left_out(failures: dict[str, str | None]) -> None:
     assert failures.keys() == BREACHES.keys() - {"is_marked"}
+
+
+@pytest.mark.parametrize(("slowness", "breaks"), [(1.0, True), (3.0, False)])
+def test_a_busy_machine_raises_the_limit_of_the_cost_alone(
+    slowness: float, breaks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "slowness", lambda: slowness)
+    record = tiers.Record()
+    record.cpu_s = 1.5 * tiers.COST_S
+    assert (record.breach() is not None) == breaks
+    record.waited(1.5 * tiers.WAIT_S)
+    assert "of real time" in str(record.breach())
