@@ -18,7 +18,7 @@ HAS_RDMA := $(SEER_PYTHON) -c 'import ctypes, sys; list(map(ctypes.CDLL, sys.arg
 	$(RDMA_LIBRARIES) 2>/dev/null
 
 .PHONY: venv rollout test test-engines test-all check check-style check-types check-imports test-unit \
-	test-smoke test-process test-servers test-long test-flaky test-bare soak chaos test-package \
+	test-smoke test-process test-servers test-long test-flaky test-bare soak chaos abuse test-package \
 	test-lowest test-index \
 	openrlhf-env test-openrlhf rl docs bench microbench clean
 
@@ -59,7 +59,7 @@ test-engines: $(READY)
 	@$(PHASES) docs test-process test-servers test-package
 
 test-all: $(READY)
-	@$(PHASES) test test-engines test-openrlhf test-long test-bare test-lowest test-index soak chaos
+	@$(PHASES) test test-engines test-openrlhf test-long test-bare test-lowest test-index soak chaos abuse
 
 check: check-style check-types check-imports
 
@@ -120,6 +120,11 @@ SEED ?=
 MINUTES ?= 5
 chaos: $(READY)
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+# A server of two real engines between honest and hostile clients: every honest answer is that of a
+# plain engine, and no process ends or grows (MINUTES, and five more on two cores).
+abuse: $(READY)
+	$(BIN)/python -m tests.abuse --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 # Quick tests in the unpacked source distribution; then the wheel in an empty environment and
 # folder: installed as the doctor says, and a rollout.

@@ -1,0 +1,119 @@
+"""Watches the processes of a server: their memory and descriptors, and whether one has ended."""
+
+import asyncio
+import contextlib
+import statistics
+import time
+from collections.abc import Sequence
+
+import msgspec
+import psutil
+
+from tests.listening import family
+
+SAMPLE_S = 2.0
+PARTS = 4  # of the time, in the table
+# What a part of the time may need beyond the second one, in its calmest moment.
+MORE_MB, MORE_SHARE, MORE_DESCRIPTORS = 30.0, 0.15, 30
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One reading. Memory in MB (RSS); of the engines, the sum over all their processes."""
+
+    at_s: float
+    server_mb: float
+    server_fds: int
+    engines_mb: float
+    engines_fds: int
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A part of the time: lowest and highest readings."""
+
+    server_mb: tuple[float, float]
+    server_fds: tuple[int, int]
+    engines_mb: tuple[float, float]
+    engines_fds: tuple[int, int]
+
+
+class Watch:
+    """Watches a server and all processes that it had at the start."""
+
+    def __init__(self, server: psutil.Process) -> None:
+        self.samples: list[Sample] = []
+        self._server = server
+        self._others = [each for each in family(server) if each.pid != server.pid]
+        self._names = {each.pid: " ".join(each.cmdline())[:80] for each in self._others}
+        self._began = time.monotonic()
+
+    async def run(self) -> None:
+        """Takes samples until cancelled."""
+        while True:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self.samples.append(self._sample())
+            await asyncio.sleep(SAMPLE_S)
+
+    def _sample(self) -> Sample:
+        running = [each for each in self._others if each.is_running()]
+        memory, descriptors = 0.0, 0
+        for each in running:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                memory += each.memory_info().rss / 1e6
+                descriptors += each.num_fds()
+        return Sample(
+            time.monotonic() - self._began,
+            self._server.memory_info().rss / 1e6,
+            self._server.num_fds(),
+            memory,
+            descriptors,
+        )
+
+    def ended(self) -> list[str]:
+        """Returns the processes that have ended since the start, the server's own included."""
+        return [
+            self._names.get(each.pid, "the server")
+            for each in (self._server, *self._others)
+            if not each.is_running() or each.status() == psutil.STATUS_ZOMBIE
+        ]
+
+    def parts(self) -> list[Part]:
+        """Returns the readings of equal parts of the time."""
+        size = max(1, len(self.samples) // PARTS)
+        return [_part(self.samples[at : at + size]) for at in range(0, size * PARTS, size)]
+
+    def problems(self) -> list[str]:
+        """Returns what grows: the lowest reading of the last part is above that of the second."""
+        parts = self.parts()
+        early, late = parts[1], parts[-1]
+        found = []
+        for name in ("server_mb", "engines_mb"):
+            before, after = getattr(early, name)[0], getattr(late, name)[0]
+            if after > before * (1 + MORE_SHARE) + MORE_MB:
+                found.append(f"{name} grows from {before:.0f} to {after:.0f}")
+        for name in ("server_fds", "engines_fds"):
+            before, after = getattr(early, name)[0], getattr(late, name)[0]
+            if after > before + MORE_DESCRIPTORS:
+                found.append(f"{name} grows from {before} to {after}")
+        return found
+
+
+def _part(samples: Sequence[Sample]) -> Part:
+    def span(name: str) -> tuple[float, float]:
+        values = [getattr(each, name) for each in samples]
+        return round(min(values), 1), round(max(values), 1)
+
+    return Part(
+        span("server_mb"),
+        _whole(span("server_fds")),
+        span("engines_mb"),
+        _whole(span("engines_fds")),
+    )
+
+
+def _whole(values: tuple[float, float]) -> tuple[int, int]:
+    return int(values[0]), int(values[1])
+
+
+def median(values: Sequence[float]) -> float:
+    """Returns the median; 0 without values."""
+    return statistics.median(values) if values else 0.0
