@@ -105,7 +105,7 @@ async def serving(service: Service) -> AsyncIterator[str]:
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
     """Returns whether a record is no broken request or connection: clients could fill the log."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError | ConnectionError)
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError)
 
 
 connections.addFilter(_is_worth_a_line)

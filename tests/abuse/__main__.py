@@ -6,7 +6,7 @@ python -m tests.abuse --minutes 60 --seed 3
 Honest clients compare every answer with that of a plain, undivided engine, before, beside and after
 the hostile ones. Prints a table, and one JSON object last. Exit status 1 if an answer is lost or
 differs, if a process ends, if any client gets a status of 500 or more, if a wrong token opens
-anything, or if memory or descriptors grow.
+anything, if memory or descriptors grow, or if the server logs an error.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from .hostile import ANYONE, Evil, Hostile
 from .rig import Serving, plain_engine, serving
 from .watch import Watch, median
 
-HONEST = 6  # clients at once
+HONEST = 12  # clients at once
 SETTLE_S = 30.0
 
 
@@ -93,6 +93,7 @@ async def abuse(
         *(f"let in: {each}" for each in seen.let_in),
         *watch.problems(),
         *left,
+        *(f"logged: {each}" for each in errors_in(it.log)),
     ]
     if Evil.PLACE.exists():
         problems.append("a pickle was run")
@@ -127,6 +128,16 @@ def engine_urls(it: Serving) -> list[str]:
     found = re.findall(r"^engine \S+ ready after .*: (http://\S+),", it.log.read_text(), re.M)
     assert found, it.log
     return found
+
+
+def errors_in(log: Path) -> list[str]:
+    """Returns the server's own errors, with their line: clients must not be able to cause any."""
+    lines = log.read_text(errors="replace").splitlines()
+    return [
+        f"{number}: {text}"
+        for number, text in enumerate(lines, 1)
+        if text.startswith(("Traceback", "error:", "critical:"))
+    ]
 
 
 async def settled(it: Serving) -> list[str]:

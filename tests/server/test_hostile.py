@@ -59,7 +59,9 @@ async def test_a_hostile_body_is_refused_in_one_line_and_nobody_else_notices() -
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-async def test_a_request_is_refused_before_its_body_is_read(name: str) -> None:
+async def test_a_request_is_refused_before_its_body_is_read(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     headers, hostile, wanted = UNREADABLE[name]
     fake = CarefulFake()
     async with served(fake, server=SMALL) as it, leaving_nothing(it, fake):
@@ -69,6 +71,7 @@ async def test_a_request_is_refused_before_its_body_is_read(name: str) -> None:
         assert status == wanted
         assert json.loads(answer)["error"]["message"]
         assert not fake.seen
+    assert not caplog.records, "or clients could fill the log"
 
 
 async def test_a_body_in_chunks_is_limited_too() -> None:
