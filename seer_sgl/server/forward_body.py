@@ -12,7 +12,7 @@ from seer_sgl.types import EngineInfo
 
 from .decode import decode, decode_fields
 from .errors import BadRequest
-from .generate_body import DEFAULT_NEW_TOKENS, require_possible
+from .generate_body import DEFAULT_NEW_TOKENS, encoded, require_possible
 from .harmful import require_harmless
 from .json import dumps
 from .sglang_fields import DROPPED, GenerateFields
@@ -169,7 +169,7 @@ def text_lengths(
         length = 1
         if isinstance(each, str):
             require_possible(each, longest, name)
-            length = len(each) if encode is None else len(encode(each))
+            length = len(each) if encode is None else len(encoded(each, encode, longest, name))
             if each and not length:
                 raise BadRequest(f"{name}: a prompt without tokens")
         lengths.append(length)

@@ -2,6 +2,7 @@
 
 import re
 import secrets
+import threading
 import uuid
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +28,10 @@ LONGEST_STOP = 128  # characters
 MOST_VALUES = 4096
 MOST_RESPONSES = 4096  # of one request; rollouts are limited by server.max_requests only
 MOST_CHARACTERS_PER_TOKEN = 256  # on average; the longest tokens of most tokenizers have 128
+USUAL_CHARACTERS_PER_TOKEN = 8  # half as many in English
+PIECE = 1 << 17  # characters; above THREAD_BYTES, so that only threads wait for one another
 MOST_EXCESS = 4  # SGLang may cut a prompt that is too long, and a longer one is refused
+_very_long = threading.Lock()
 LARGEST_SEED = (1 << 63) - 1
 # Beside Sampling: SGLang's parameters that this module reads, or whose default it takes.
 SEED, N = "sampling_seed", "n"
@@ -184,7 +188,7 @@ class GenerateReader:
             texts = [request.text] if isinstance(request.text, str) else request.text
             for text in texts:
                 require_possible(text, self._longest)
-            prompts = [self._encode(text) for text in texts]
+            prompts = [encoded(text, self._encode, self._longest) for text in texts]
         elif request.input_ids:
             single = not isinstance(request.input_ids[0], list)
             lists = [request.input_ids] if single else request.input_ids
@@ -271,6 +275,27 @@ def require_few_ids(raw: msgspec.Raw | None, longest: int) -> None:
     prompts = MOST_RESPONSES if text[1:].lstrip().startswith(b"[") else 1
     if count > MOST_EXCESS * longest * prompts:
         raise BadRequest(f"input_ids: {count} tokens; the longest prompt has {longest - 1} tokens")
+
+
+def encoded(
+    text: str, encode: "Callable[[str], array[int]]", longest: int, name: str = "text"
+) -> "array[int]":
+    """Returns the tokens of a prompt. Raises BadRequest for far more tokens than `longest`.
+
+    A tokenizer needs a quarter of a kilobyte per character of a text. So one with many characters
+    is counted piece by piece first, and only one such text is read at a time.
+    """
+    if len(text) <= max(PIECE, USUAL_CHARACTERS_PER_TOKEN * longest):
+        return encode(text)
+    with _very_long:
+        count = 0
+        for at in range(0, len(text), PIECE):
+            count += len(encode(text[at : at + PIECE]))
+            if count > MOST_EXCESS * longest:
+                raise BadRequest(
+                    f"{name}: more than {count} tokens; the longest prompt has {longest - 1} tokens"
+                )
+        return encode(text) if count else token_array([])
 
 
 def require_possible(text: str, longest: int, name: str = "text") -> None:
