@@ -17,8 +17,9 @@ import pytest
 from seer_sgl import loopback
 from seer_sgl.config import KvPoolConfig
 from seer_sgl.errors import ConfigError, PoolError
+from seer_sgl.kept_processes import KeptProcess
 from seer_sgl.kvpool import mooncake
-from seer_sgl.kvpool.mooncake import open_mooncake
+from seer_sgl.kvpool.mooncake import Machines, StoreNode, open_mooncake
 from seer_sgl.processes import free_port
 from tests.listening import listeners
 from tests.logs import logged
@@ -258,4 +259,26 @@ async def test_a_mooncake_that_cannot_be_loaded_is_said_to_be_so(
     monkeypatch.setitem(sys.modules, "mooncake.store", None)  # its import raises ImportError
     with pytest.raises(ConfigError, match=r"^kv_pool\.backend: mooncake cannot be loaded: "):
         async with open_mooncake(config(), tmp_path):
+            pass
+
+
+class EndedStore(KeptProcess, StoreNode):
+    """A store node that ends before its memory is part of the pool."""
+
+    async def mounted(self) -> bool:
+        await self.wait()
+        return False
+
+
+async def test_a_store_that_ends_in_its_start_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mooncake, "START_TIMEOUT_S", 1e9)
+
+    def store(index: int, *_: Any) -> StoreNode:
+        command = [sys.executable, "-c", "raise SystemExit('no memory')"]
+        return EndedStore(f"store {index}", command, tmp_path / "store.log", dict(os.environ))
+
+    with pytest.raises(PoolError, match=r"^store 0: .* ended with status 1(?s:.*)no memory"):
+        async with asyncio.timeout(60), open_mooncake(config(), tmp_path, Machines(store=store)):
             pass

@@ -40,6 +40,16 @@ def test_a_rarer_length_is_a_longer_one(ended: list[int]) -> None:
     assert possible == sorted(possible)
 
 
+def test_a_response_that_has_ended_no_longer_counts_as_one_that_runs() -> None:
+    watched, seen_at_its_end = (LengthPosterior(LIMIT, Spread()) for _ in range(2))
+    for tokens in (500, 1000, 1500):
+        watched.reached(0, tokens)
+    for posterior in (watched, seen_at_its_end):
+        posterior.ended(0, 1600)
+    for chance in (0.5, 0.1, 0.001):
+        assert watched.possible(0, chance) == seen_at_its_end.possible(0, chance)
+
+
 def test_shorter_siblings_make_long_ones_less_likely() -> None:
     possible = [of(*[length] * 3).possible(0, 0.001) for length in (100, 1_000, 4_000)]
     assert possible == sorted(set(possible))
