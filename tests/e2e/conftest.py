@@ -1,4 +1,4 @@
-"""A pair of real SGLang servers for the session, started as a user would: `seer-sgl engine`."""
+"""Real SGLang servers, started as a user would: `seer-sgl engine`."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -19,8 +19,11 @@ from seer_sgl.kvpool import mooncake
 from seer_sgl.link import hub
 from seer_sgl.link.hubserver import READY
 from seer_sgl.processes import free_port
-from tests.e2e.drivers import Driver, Start
 from tests.listening import family
+
+if TYPE_CHECKING:
+    from tests.e2e.drivers import Driver, Start
+    from tests.e2e.rig import Rig
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "bench" / "reasoner" / "model"
@@ -46,15 +49,15 @@ SERVER_FLAGS = [
 ]
 
 
-@pytest.fixture
-def start() -> Iterator[Start]:
+@contextlib.contextmanager
+def starting() -> Iterator["Start"]:
     """Yields what starts `seer-sgl rollout OPTIONS`; drivers that a failed test leaves are killed.
 
     A server ends when its driver does.
     """
     with contextlib.ExitStack() as drivers:
 
-        def begin(*options: str) -> Driver:
+        def begin(*options: str) -> "Driver":
             command = [*SEER_SGL, "rollout", *options]
             driver = drivers.enter_context(
                 subprocess.Popen(
@@ -65,6 +68,18 @@ def start() -> Iterator[Start]:
             return driver
 
         yield begin
+
+
+@pytest.fixture
+def start() -> Iterator["Start"]:
+    """Yields what starts a driver."""
+    with starting() as begin:
+        yield begin
+
+
+@pytest.fixture(scope="session", autouse=True)
+def counted(counted_starts: None) -> None:
+    """Counts the engines that are started (tests/support/engine_starts.py)."""
 
 
 @pytest.fixture(autouse=True)
@@ -78,12 +93,28 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def engine_urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """Yields the URLs of two servers and always stops them at the end."""
-    logs = tmp_path_factory.mktemp("engines")
-    urls = two_urls()
-    with servers(urls, [SERVER_FLAGS] * 2, logs, cores=two_cores()):
-        yield urls
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Rig"]:
+    """Yields the running engines that tests share (tests/e2e/rig.py)."""
+    from tests.e2e.rig import running_rig
+
+    with running_rig(tmp_path_factory.mktemp("rig")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def calm(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves the rig with running requests or other weights; empties its
+    caches."""
+    shared: Rig | None = request.getfixturevalue("rig") if "rig" in request.fixturenames else None
+    yield
+    if shared is not None:
+        shared.reset()
+
+
+@pytest.fixture(scope="session")
+def engine_urls(rig: "Rig") -> list[str]:
+    """Returns the URLs of a plain and a drafting engine, for drivers without a pool."""
+    return rig.pair
 
 
 def two_cores() -> list[set[int]]:

@@ -3,9 +3,13 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.e2e.conftest import SERVER_FLAGS, servers, two_cores, two_urls
+from tests.e2e.rig import Rig
 
 pytestmark = pytest.mark.shared_engines
 
@@ -14,14 +18,22 @@ PROMPT_TOKENS = 6  # the shortest of the reasoner's
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(scope="module")
+def urls(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Yields the URLs of the plain engine and a second one: plain arms refuse drafting ones."""
+    folder, second = tmp_path_factory.mktemp("second"), two_urls()[:1]
+    with servers(second, [SERVER_FLAGS], folder, cores=two_cores()[:1]):
+        yield ",".join([rig.plain, *second])
+
+
 def bench(out: Path, *options: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "seer_sgl", "bench", "--out", str(out), *options]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_every_arm_has_the_same_samples(engine_urls: list[str], tmp_path: Path) -> None:
+def test_every_arm_has_the_same_samples(urls: str, tmp_path: Path) -> None:
     options = [
-        *("--engines", ",".join(engine_urls), "--rounds", "2", "--arms", ",".join([*ARMS, "seer"])),
+        *("--engines", urls, "--rounds", "2", "--arms", ",".join([*ARMS, "seer"])),
         *("--set", "kv_pool.backend=none", "--set", "draft.scope=none"),
         *("--set", "bench.seeds=[2]", "--set", "rollout.max_prompts=3"),
         *("--set", "rollout.n_samples_per_prompt=4", "--set", "scheduling.chunk_tokens=64"),
@@ -55,7 +67,7 @@ def test_every_arm_has_the_same_samples(engine_urls: list[str], tmp_path: Path) 
     assert report == json.loads((tmp_path / "out" / "report.json").read_text())
 
 
-def test_lengths_of_a_trace_are_imposed(engine_urls: list[str], tmp_path: Path) -> None:
+def test_lengths_of_a_trace_are_imposed(urls: str, tmp_path: Path) -> None:
     prompt = [1, 8, 4, 5, 6, 9, 4, 5, 6, 10, 11]
     trace = tmp_path / "trace.jsonl"
     lengths = [[20, 150], [20, 151], [20, 152]]
@@ -65,7 +77,7 @@ def test_lengths_of_a_trace_are_imposed(engine_urls: list[str], tmp_path: Path) 
             file.write(json.dumps(group) + "\n")
     ran = bench(
         tmp_path / "out",
-        *("--engines", ",".join(engine_urls), "--rounds", "1", "--workload", str(trace)),
+        *("--engines", urls, "--rounds", "1", "--workload", str(trace)),
         *("--arms", "group_least_loaded,divided"),
         *("--set", "kv_pool.backend=none", "--set", "draft.scope=none"),
         *("--set", "scheduling.chunk_tokens=64"),

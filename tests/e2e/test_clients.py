@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from seer_sgl.engine.launch.process import engine_environment
@@ -24,7 +23,6 @@ pytestmark = [pytest.mark.own_engines, pytest.mark.long]
 START_S, CLIENT_S = 300.0, 300.0
 TEXT = "<bos> 4 6 2 , 3 7 ?"
 MESSAGES: Any = [{"role": "user", "content": "gcd 4 6 2 , 3 7 ?"}]
-TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 REQUESTS, RESPONSE = 12, 150
 ASK = {"model": "any", "seed": 3}
 
@@ -46,21 +44,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         url = f"http://127.0.0.1:{port}"
         wait_for(f"{url}/health", process, log)
         yield url
-
-
-async def test_the_openai_package(url: str) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any") as client:
-        ask: Any = {"model": "any", "max_tokens": 200, "seed": 3}
-        completion = await client.completions.create(prompt=TEXT, n=4, logprobs=0, **ask)
-        assert len(completion.choices) == 4
-        chat = await client.chat.completions.create(messages=MESSAGES, n=2, tools=[TOOL], **ask)
-        said = [choice.message.content for choice in chat.choices]
-        stream: Any = await client.chat.completions.create(messages=MESSAGES, stream=True, **ask)
-        pieces = [part.choices[0].delta.content or "" async for part in stream]
-        assert "".join(pieces) == said[0] == said[1]
-        assert (await client.models.list()).data
-        used: Any = chat.model_extra
-        assert any(len(set(one["engines"])) > 1 or one["chunks"] > 1 for one in used["seer"])
 
 
 @pytest.mark.parametrize("backend", ["sglang", "sglang-oai", "sglang-oai-chat"])

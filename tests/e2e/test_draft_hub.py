@@ -4,14 +4,13 @@ unreliable connection, and is attacked: this costs drafts but never a token."""
 import asyncio
 import random
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
 import msgspec
 import psutil
 import pytest
-import yaml
 from typing_extensions import override
 
 from bench.elsewhere import AlwaysElsewhere
@@ -22,16 +21,13 @@ from seer_sgl.engine.client import HttpEngine
 from seer_sgl.processes import free_port
 from seer_sgl.types import Chunk, ChunkReply, ChunkResult, Group
 from tests.e2e.compare import Samples, assert_identical, by_key, roll
-from tests.e2e.conftest import HELD_OUT, MODEL, servers, two_cores, two_urls
+from tests.e2e.conftest import HELD_OUT
 from tests.e2e.hub import attack, hub_process, relay
-from tests.e2e.test_pool import SGLANG, local
+from tests.e2e.rig import TOKEN, WHOLE, Rig
 from tests.helpers import Returns
 
-pytestmark = pytest.mark.own_engines
+pytestmark = pytest.mark.shared_engines
 
-TOKEN = "a secret of this test"
-SAMPLING = {"max_response_len": 600}
-SCHEDULING = {"chunk_tokens": 128}
 PROMPTS = 8  # a run of about 200 chunks
 LONELY_PROMPTS = 3
 MEMORY = "2mb"
@@ -44,46 +40,23 @@ LINKS = 3  # two engines and the driver
 POLL_S = 0.02
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Samples:
-    """Returns all samples of one engine without drafts, undivided."""
-    plain = local(1, scheduling={"divide": False}, sampling=SAMPLING)
-    samples, report = asyncio.run(roll(plain, PROMPTS, log_dir=tmp_path_factory.mktemp("plain")))
-    assert report["drafting"] is None
-    assert report["chunks"] == report["samples"] == 8 * PROMPTS
-    return samples
+def fleet(rig: Rig) -> dict[str, Any]:
+    """Returns the config of the drafting engines with chunks of 128 tokens."""
+    return rig.fleet(sampling=WHOLE, scheduling={"chunk_tokens": 128})
 
 
-@pytest.fixture(scope="module")
-def fleet(whole: Samples, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """Yields the config of two running engines that connect to a hub, which does not run yet.
-
-    It takes `whole` as an argument, so that at most two servers run at once.
-    """
-    urls, folder = two_urls(), tmp_path_factory.mktemp("fleet")
-    config = {
-        "model": {"path": str(MODEL)},
-        "engines": {"launch": "external", "urls": urls, "sglang": SGLANG},
-        "draft": {"scope": "fleet", "hub": f"127.0.0.1:{free_port()}", "memory": "64mb"},
-        "scheduling": SCHEDULING,
-        "sampling": SAMPLING,
-        "rollout": {"seed": 11},
-    }
-    path = folder / "fleet.yaml"
-    path.write_text(yaml.safe_dump(config))
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("SEER_SGL_LINK_TOKEN", TOKEN)
-        with servers(urls, [["--fleet", str(path)]] * len(urls), folder, cores=two_cores()):
-            yield config
-
-
-async def test_without_their_hub_engines_draft_from_what_they_have(
-    whole: Samples, fleet: dict[str, Any]
-) -> None:
-    samples, report = await roll(fleet, LONELY_PROMPTS, placement=AlwaysElsewhere())
+def of_groups(whole: Samples, samples: Samples) -> Samples:
+    """Returns the undivided samples of the groups of `samples`."""
     groups = {group for group, _ in samples}
-    assert len(samples) == 8 * LONELY_PROMPTS == 8 * len(groups)
-    assert_identical({key: one for key, one in whole.items() if key[0] in groups}, samples)
+    return {key: sample for key, sample in whole.items() if key[0] in groups}
+
+
+async def test_without_their_hub_engines_draft_from_what_they_have(rig: Rig) -> None:
+    whole = await rig.undivided(sampling=WHOLE)
+    with rig.without_hub():
+        samples, report = await roll(fleet(rig), LONELY_PROMPTS, placement=AlwaysElsewhere())
+    assert len(samples) == 8 * LONELY_PROMPTS
+    assert_identical(of_groups(whole, samples), samples)
     drafting = report["drafting"]
     assert drafting["accept_length"] > 1
     assert drafting["hub"] is None
@@ -134,17 +107,16 @@ class Aborts(Returns):
 
 
 async def test_aborts_from_outside_cost_a_step_each_and_change_no_token(
-    whole: Samples, fleet: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    urls = fleet["engines"]["urls"]
-    aborts = Aborts(urls, monkeypatch)
-    undivided = {**fleet, "scheduling": {"divide": False}, "rollout": dict(fleet["rollout"])}
+    whole = await rig.undivided(sampling=WHOLE)
+    aborts = Aborts(rig.urls, monkeypatch)
+    undivided = rig.fleet(sampling=WHOLE, scheduling={"divide": False})
     async with asyncio.TaskGroup() as tasks:
         aborting = tasks.create_task(aborts.abort(ABORTS, seed=3))
         samples, report = await roll(undivided, LONELY_PROMPTS, [aborts])
         aborting.cancel()
-    groups = {group for group, _ in samples}
-    assert_identical({key: one for key, one in whole.items() if key[0] in groups}, samples)
+    assert_identical(of_groups(whole, samples), samples)
     assert len([redrawn for redrawn in aborts.redrawn if redrawn]) > MANY
     assert max(aborts.redrawn) <= STRIDE, "at most the tokens of one step"
     assert aborts.kept > MANY
@@ -207,40 +179,42 @@ async def received(rollout: Rollout) -> int:
 
 
 async def test_whatever_becomes_of_the_hub_no_token_changes(
-    whole: Samples, fleet: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = children()
-    port = int(fleet["draft"]["hub"].rpartition(":")[2])
-    fleet["rollout"]["max_prompts"] = PROMPTS
+    whole = await rig.undivided(PROMPTS, sampling=WHOLE)
+    port = int(rig.hub.rpartition(":")[2])
     gate = Gate(monkeypatch, shut_after=RESTART_AFTER)
-    async with hub_process(free_port(), MEMORY, TOKEN) as hub:
-        async with (
-            relay(port, hub.address, seed=5) as line,
-            Rollout(fleet, placement=AlwaysElsewhere()) as rollout,
-        ):
-            prompts = rollout.read_prompts(HELD_OUT)
-            run = asyncio.ensure_future(all_groups(rollout.run(prompts, [gate])))
+    with rig.without_hub():
+        before = children()
+        async with hub_process(free_port(), MEMORY, TOKEN) as hub:
+            async with (
+                relay(port, hub.address, seed=5) as line,
+                Rollout(fleet(rig), placement=AlwaysElsewhere()) as rollout,
+            ):
+                prompts = rollout.read_prompts(HELD_OUT)[:PROMPTS]
+                run = asyncio.ensure_future(all_groups(rollout.run(prompts, [gate])))
 
-            async def until(condition: Callable[[], object]) -> None:
-                while not condition():
-                    assert not run.done(), run.result()
-                    await asyncio.sleep(POLL_S)
+                async def until(condition: Callable[[], object]) -> None:
+                    while not condition():
+                        assert not run.done(), run.result()
+                        await asyncio.sleep(POLL_S)
 
-            await until(lambda: gate.returns >= KILL_AFTER)
-            first = await hub.facts()
-            await hub.end()
-            await until(lambda: gate.shut)
-            await until(lambda: not line.open)
-            await hub.start()
-            await until(lambda: line.open == LINKS)
-            had = await received(rollout)
-            gate.open()
-            await attack(hub.address, TOKEN, list(gate.groups)[:2])
-            flooded = await hub.facts()
-            groups = await run
-            has = await received(rollout)
-            second, report = await hub.facts(), rollout.report()
-        assert await hub.end(signal.SIGTERM) == 0
+                await until(lambda: gate.returns >= KILL_AFTER)
+                first = await hub.facts()
+                await hub.end()
+                await until(lambda: gate.shut)
+                await until(lambda: not line.open)
+                await hub.start()
+                await until(lambda: line.open == LINKS)
+                had = await received(rollout)
+                gate.open()
+                await attack(hub.address, TOKEN, list(gate.groups)[:2])
+                flooded = await hub.facts()
+                groups = await run
+                has = await received(rollout)
+                second, report = await hub.facts(), rollout.report()
+            assert await hub.end(signal.SIGTERM) == 0
+        assert children() == before
     assert_identical(whole, by_key([sample for group in groups for sample in group.samples]))
     assert report["lost_chunks"] == 0
     assert report["migrations"] == report["chunks"] - report["samples"] > 100
@@ -256,4 +230,3 @@ async def test_whatever_becomes_of_the_hub_no_token_changes(
     assert max(flooded["tokens"], second["tokens"]) <= HUB_TOKENS
     assert max(flooded["rss"], second["rss"]) < HUB_BYTES
     assert drafting["hub"]["tokens_in"] >= flooded["tokens_in"], "the restarted hub"
-    assert children() == before

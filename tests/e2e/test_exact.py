@@ -1,7 +1,7 @@
-"""Divided equals undivided, token for token, on real SGLang servers.
+"""Divided equals undivided, token for token, where no KV moves.
 
 Seeded, temperature 1, deterministic inference, float32. Every chunk is forced onto the other
-server, which has to recompute the KV of all earlier chunks.
+engine: the plain one has to recompute the KV of all earlier chunks, and the other one drafts.
 """
 
 from typing import Any
@@ -9,50 +9,49 @@ from typing import Any
 import pytest
 
 from bench.elsewhere import AlwaysElsewhere
-from tests.e2e.compare import Samples, assert_identical, roll
+from tests.e2e.compare import Samples, accepted_drafts, assert_identical, roll
 from tests.e2e.conftest import external
+from tests.e2e.rig import WHOLE, Rig
 
 pytestmark = pytest.mark.shared_engines
 
-LONGEST = 1500  # tokens; the ledger lets six such requests run at once
-
 
 async def both_ways(
-    urls: list[str], prompts: int, chunk_tokens: int, sampling: dict[str, Any]
+    rig: Rig, chunk_tokens: int, sampling: dict[str, Any]
 ) -> tuple[Samples, Samples, Any]:
-    """Returns (samples undivided on the first server, samples divided over both servers with every
+    """Returns (samples undivided on the plain engine, samples divided over both engines with every
     chunk on the other one, report of the latter)."""
-    sampling = {"max_response_len": LONGEST, **sampling}
-    whole, plain = await roll(
-        external(urls[:1], sampling=sampling, scheduling={"divide": False}), prompts
-    )
-    assert plain["chunks"] == plain["samples"]
-    assert plain["retractions"] == 0
-    parts, report = await roll(
-        external(urls, sampling=sampling, scheduling={"chunk_tokens": chunk_tokens}),
-        prompts,
-        placement=AlwaysElsewhere(),
-    )
+    whole = await rig.undivided(sampling=sampling)
+    config = external(rig.pair, sampling=sampling, scheduling={"chunk_tokens": chunk_tokens})
+    parts, report = await roll(config, 8, placement=AlwaysElsewhere())
+    assert_identical(whole, parts)
+    assert len(whole) == 64
     assert report["migrations"] == report["chunks"] - report["samples"]
     assert report["recomputed_tokens"] > 0
     return whole, parts, report
 
 
-async def test_divided_over_two_servers_equals_undivided_on_one(engine_urls: list[str]) -> None:
-    whole, parts, report = await both_ways(engine_urls, 8, 128, {})
-    assert len(whole) == 64
-    assert_identical(whole, parts)
+async def test_divided_over_two_servers_equals_undivided_on_one(rig: Rig) -> None:
+    whole, parts, report = await both_ways(rig, 96, WHOLE)
     assert max(sample.chunks for sample in parts.values()) > 5
-    assert {sample.finish_reason for sample in whole.values()} >= {"stop"}
+    assert {sample.finish_reason for sample in whole.values()} >= {"stop", "length"}
     assert report["chunks"] > 2 * report["samples"]
+    assert accepted_drafts(report) > 500
 
 
-async def test_string_stops_that_span_chunks_end_where_they_should(engine_urls: list[str]) -> None:
-    sampling = {"stop": ["swap . then", "more . check", "skip ,"]}
+async def test_min_new_tokens_counts_over_all_chunks_and_is_drafted_for(rig: Rig) -> None:
+    least = 200
+    whole, _, report = await both_ways(rig, 96, WHOLE | {"min_new_tokens": least})
+    assert min(sample.response_length for sample in whole.values()) >= least
+    free = await rig.undivided(sampling=WHOLE)
+    assert min(sample.response_length for sample in free.values()) < least
+    assert accepted_drafts(report) > 500
+
+
+async def test_string_stops_that_span_chunks_end_where_they_should(rig: Rig) -> None:
     chunk_tokens = 9
-    whole, parts, _ = await both_ways(engine_urls, 8, chunk_tokens, sampling)
-    assert len(whole) == 64
-    assert_identical(whole, parts)
+    stops = {"stop": ["swap . then", "more . check", "skip ,"]}
+    _, parts, _ = await both_ways(rig, chunk_tokens, WHOLE | stops)
     stopped = [sample for sample in parts.values() if isinstance(sample.matched, str)]
     assert len(stopped) >= 16
     for sample in stopped:
@@ -63,40 +62,3 @@ async def test_string_stops_that_span_chunks_end_where_they_should(engine_urls: 
         0 < sample.response_length % chunk_tokens < len(str(sample.matched).split())
         for sample in stopped
     )
-
-
-async def test_min_new_tokens_counts_over_all_chunks(engine_urls: list[str]) -> None:
-    minimum = 300
-    whole, parts, _ = await both_ways(engine_urls, 8, 128, {"min_new_tokens": minimum})
-    assert len(whole) == 64
-    assert_identical(whole, parts)
-    lengths = [sample.response_length for sample in parts.values()]
-    assert min(lengths) > minimum - 1
-    plain, _ = await roll(external(engine_urls[:1], sampling={"max_response_len": minimum}), 8)
-    assert min(sample.response_length for sample in plain.values()) < minimum
-
-
-async def test_length_and_stop_token_ends_are_right_across_chunks(engine_urls: list[str]) -> None:
-    first, _ = await roll(external(engine_urls[:1]), 1)
-    token = next(iter(first.values())).response_ids[100]
-    sampling = {"max_response_len": 150, "stop_token_ids": [token], "min_new_tokens": 90}
-    whole, parts, _ = await both_ways(engine_urls, 8, 40, sampling)
-    assert_identical(whole, parts)
-    ended = [s.response_length for s in parts.values() if s.finish_reason == "length"]
-    assert ended
-    assert set(ended) == {150}
-    assert any(sample.matched == token for sample in parts.values())
-
-
-async def test_penalties_run_undivided_with_one_warning(
-    engine_urls: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    sampling = {"frequency_penalty": 0.3, "max_response_len": 200}
-    samples, report = await roll(external(engine_urls, sampling=sampling), 2)
-    assert report["chunks"] == report["samples"] == len(samples) == 16
-    assert max(sample.response_length for sample in samples.values()) > 64, "longer than a chunk"
-    assert sum("cannot cross a chunk boundary" in line for line in caplog.messages) == 1
-    whole, _ = await roll(
-        external(engine_urls[:1], sampling=sampling, scheduling={"divide": False}), 2
-    )
-    assert_identical(whole, samples)

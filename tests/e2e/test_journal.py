@@ -16,15 +16,18 @@ from seer_sgl.engine.describe import describe
 from seer_sgl.engine.orphans import end_orphans
 from seer_sgl.engine.session import open_session
 from seer_sgl.types import Chunk, ChunkReply, Move, Sampling
-from tests.e2e.compare import LOGPROB_TOLERANCE
 from tests.e2e.conftest import HELD_OUT, ROOT, external
-from tests.e2e.drivers import Driver, Start, samples_in
-from tests.e2e.test_cli import assert_nothing_left
+from tests.e2e.drivers import (
+    WAIT_S,
+    Driver,
+    Start,
+    assert_nothing_left,
+    assert_same_samples,
+    finish,
+    samples_in,
+)
 from tests.helpers import make_group
 from tests.rollout.fakes import journal_now
-
-WAIT_S = 400.0
-Key = tuple[str, int]
 
 
 def config_of(folder: Path, tree: dict[str, Any], prompts: int, n: int) -> Path:
@@ -44,13 +47,6 @@ def files(folder: Path) -> tuple[str, ...]:
     return "--config", str(folder / "config.yaml"), "--out", str(folder / "out")
 
 
-def finish(driver: Driver) -> str:
-    """Waits until a driver has ended well; returns what it logged."""
-    _, output = driver.communicate(timeout=WAIT_S)
-    assert driver.returncode == 0, output
-    return output
-
-
 def kill_at(driver: Driver, journal: Path, size: int) -> bool:
     """Kills a driver once its journal has grown by `size` bytes; False if it has ended before."""
     file, deadline = journal / "journal", time.monotonic() + WAIT_S
@@ -63,22 +59,6 @@ def kill_at(driver: Driver, journal: Path, size: int) -> bool:
     driver.send_signal(signal.SIGKILL)
     driver.communicate()
     return True
-
-
-def assert_calm(calm: list[dict[str, Any]], folder: Path) -> None:
-    """Asserts that the samples in OUT are those of a calm rollout, each once."""
-    found = {(each["group_id"], each["index"]): each for each in samples_in(folder / "out")}
-    assert len(found) == len(samples_in(folder / "out")) == len(calm)
-    for sample in calm:
-        again = found[sample["group_id"], sample["index"]]
-        assert again["response_ids"] == sample["response_ids"]
-        assert again["text"] == sample["text"]
-        assert (again["finish_reason"], again["matched"]) == (
-            sample["finish_reason"],
-            sample["matched"],
-        )
-        pairs = zip(again["rollout_log_probs"], sample["rollout_log_probs"], strict=True)
-        assert max(abs(a - b) for a, b in pairs) < LOGPROB_TOLERANCE
 
 
 def calm_rollout(
@@ -106,7 +86,7 @@ def test_a_driver_killed_twice_on_running_engines_goes_on_exactly(
     assert once.tokens < twice.tokens < sum(sample["response_length"] for sample in calm)
     output = finish(start(*files(tmp_path), "--resume", str(journal)))
     assert "may still run" not in output, "the orphans were ended"
-    assert_calm(calm, tmp_path)
+    assert_same_samples(calm, samples_in(tmp_path / "out"))
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["resumed"]["runs"] == 2
     assert report["resumed"]["tokens"] == twice.tokens
@@ -170,7 +150,7 @@ def test_a_driver_killed_with_its_own_engines_pool_and_drafts_goes_on_exactly(
     driver = start(*files(tmp_path), "--resume", str(journal))
     finish(driver)
     assert_nothing_left(driver.pid)
-    assert_calm(calm, tmp_path)
+    assert_same_samples(calm, samples_in(tmp_path / "out"))
 
 
 @pytest.mark.shared_engines
@@ -191,6 +171,6 @@ def test_drivers_killed_at_twenty_random_moments_lose_nothing(
             driver = start(*files(folder), "--resume", str(journal))
             again += kill_at(driver, journal, draw.randint(1, 20_000))
         finish(start(*files(folder), "--resume", str(journal)))
-        assert_calm(calm, folder)
+        assert_same_samples(calm, samples_in(folder / "out"))
     assert kills >= 12
     assert again >= 4

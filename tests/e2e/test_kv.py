@@ -1,20 +1,41 @@
-"""The KV ledger on real servers: the cache is used and no request is retracted."""
+"""The KV ledger on real servers: the cache is used and no request is retracted. Without it requests
+are retracted, in the middle of drafts too, and keep their tokens."""
+
+from typing import Any
 
 import pytest
 
-from tests.e2e.compare import assert_identical, roll
+from tests.e2e.compare import accepted_drafts, assert_identical, roll
 from tests.e2e.conftest import external
+from tests.e2e.rig import Rig
 
 pytestmark = pytest.mark.shared_engines
 
+PROMPTS, LENGTH = 6, 400
+SAMPLING = {"ignore_eos": True, "max_response_len": LENGTH}
 
-async def test_the_ledger_fills_the_cache_without_a_retraction(engine_urls: list[str]) -> None:
-    scheduling = {"chunk_tokens": 256}
-    ours, report = await roll(external(engine_urls[:1], scheduling=scheduling), 16)
+
+def config(url: str, **scheduling: Any) -> dict[str, Any]:
+    """Returns the config of a driver on one engine."""
+    return external([url], sampling=SAMPLING, scheduling=scheduling)
+
+
+async def test_the_ledger_fills_the_cache_without_a_retraction(rig: Rig) -> None:
+    ours, report = await roll(config(rig.plain), PROMPTS)
     assert report["retractions"] == 0
     assert max(engine["kv_peak"] for engine in report["engines"]) > 0.8
 
-    without = scheduling | {"kv_ledger": False}
-    theirs, baseline = await roll(external(engine_urls[:1], scheduling=without), 16)
+    theirs, baseline = await roll(config(rig.plain, kv_ledger=False), PROMPTS)
     assert baseline["retractions"] > 0, "the same load without the ledger retracts"
     assert_identical(ours, theirs)
+
+
+async def test_no_token_changes_when_requests_are_retracted_in_the_middle_of_drafts(
+    rig: Rig,
+) -> None:
+    whole = await rig.undivided(PROMPTS, sampling=SAMPLING)
+    crowded = config(rig.urls[0], divide=False, kv_ledger=False)
+    samples, report = await roll(crowded, PROMPTS)
+    assert report["retractions"] > 0
+    assert accepted_drafts(report) > 500
+    assert_identical(whole, samples)

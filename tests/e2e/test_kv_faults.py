@@ -11,7 +11,7 @@ from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
 from seer_sgl.timing import Timing
 from tests.e2e.compare import Samples, assert_identical, rolled
-from tests.e2e.test_pool import local, pooled
+from tests.e2e.pools import local, pooled
 from tests.support.kv_faults import Fault, Faults
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long, pytest.mark.timeout(3600)]

@@ -15,7 +15,7 @@ from seer_sgl.kvpool import hicache
 from seer_sgl.timing import DEFAULT
 from seer_sgl.types import Chunk, ChunkResult
 from tests.e2e.compare import Samples, assert_identical, rolled
-from tests.e2e.test_pool import local, pooled
+from tests.e2e.pools import local, pooled
 from tests.support.kv_faults import Fault, Faults
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long, pytest.mark.timeout(1800)]

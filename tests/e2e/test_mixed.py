@@ -16,10 +16,11 @@ import pytest
 from seer_sgl.driver.load_tokenizer import load_tokenizer
 from tests.e2e.compare import LOGPROB_TOLERANCE
 from tests.e2e.conftest import HELD_OUT, MODEL, SERVER_FLAGS, servers, two_urls
+from tests.e2e.rig import Rig
 
 pytestmark = pytest.mark.shared_engines
 
-PROMPTS = 3
+PROMPTS = 2
 KINDS: Sequence[dict[str, Any]] = (
     {"temperature": 1.0},
     {"temperature": 0.0},
@@ -38,7 +39,6 @@ KINDS: Sequence[dict[str, Any]] = (
     {"temperature": 1.0, "regex": "( [0-9]){30} ok"},
 )
 LONGEST = 160
-DRAFTS = ["--speculative-algorithm", "SEER_GROUP", "--speculative-num-draft-tokens", "9"]
 
 
 class Call(NamedTuple):
@@ -100,19 +100,10 @@ def clients() -> aiohttp.ClientSession:
     )
 
 
-async def alone(urls: Sequence[str], wanted: Sequence[Call]) -> list[Drawn]:
-    """Runs one request at a time on each engine. Returns the results in order."""
-    found: dict[int, Drawn] = {}
-    waiting = list(enumerate(wanted))
-
-    async def work(url: str) -> None:
-        while waiting:
-            number, call = waiting.pop()
-            found[number] = await draw(session, url, call.body)
-
+async def alone(url: str, wanted: Sequence[Call]) -> list[Drawn]:
+    """Returns the results of requests that run one after the other."""
     async with clients() as session:
-        await asyncio.gather(*(work(url) for url in urls))
-    return [found[number] for number in range(len(wanted))]
+        return [await draw(session, url, call.body) for call in wanted]
 
 
 async def together(url: str, wanted: Sequence[Call]) -> list[Drawn]:
@@ -146,26 +137,23 @@ def assert_as_alone(single: list[Drawn], mixed: list[Drawn]) -> None:
 
 
 @pytest.fixture(scope="module")
-def single(engine_urls: list[str]) -> list[Drawn]:
+def single(rig: Rig) -> list[Drawn]:
     """Returns the result of each request alone on a plain engine."""
-    found = asyncio.run(alone(engine_urls, calls()))
+    found = asyncio.run(alone(rig.plain, calls()))
     assert {drawn.finish["type"] for drawn in found} == {"stop", "length"}
     return found
 
 
 async def test_a_request_draws_the_same_whatever_else_is_in_its_batch(
-    engine_urls: list[str], single: list[Drawn]
+    rig: Rig, single: list[Drawn]
 ) -> None:
-    assert_as_alone(single, await together(engine_urls[0], calls()))
+    assert_as_alone(single, await together(rig.plain, calls()))
 
 
-@pytest.mark.long
 async def test_a_request_draws_the_same_beside_others_that_are_drafted_for(
-    single: list[Drawn], tmp_path: Path
+    rig: Rig, single: list[Drawn]
 ) -> None:
-    url = two_urls()[0]
-    with servers([url], [[*SERVER_FLAGS, *DRAFTS]], tmp_path):
-        mixed = await together(url, calls())
+    mixed = await together(rig.urls[0], calls())
     assert_as_alone(single, mixed)
     # A prefill yields one token; a step yields the accepted drafts and one more token.
     accepted = sum(len(drawn.tokens) - 1 - drawn.verifications for drawn in mixed)
@@ -177,10 +165,8 @@ async def test_a_request_draws_the_same_when_it_is_retracted(
     single: list[Drawn], tmp_path: Path
 ) -> None:
     """Here SGLang retracts requests at every tenth step, although there is room."""
-    url, often = (
-        two_urls()[0],
-        {"SGLANG_TEST_RETRACT": "true", "SGLANG_TEST_RETRACT_INTERVAL": "10"},
-    )
+    url = two_urls()[0]
+    often = {"SGLANG_TEST_RETRACT": "true", "SGLANG_TEST_RETRACT_INTERVAL": "10"}
     with servers([url], [SERVER_FLAGS], tmp_path, often):
         mixed = await together(url, calls())
     assert sum(drawn.retractions for drawn in mixed) > 10

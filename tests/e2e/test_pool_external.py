@@ -13,7 +13,8 @@ from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.processes import free_port
 from tests.e2e.compare import Migrations, accepted_drafts, assert_identical, roll
 from tests.e2e.conftest import MODEL, draft_hub, servers, two_cores, two_urls
-from tests.e2e.test_pool import PAGE, SGLANG, assert_on_loopback
+from tests.e2e.pools import SGLANG, assert_on_loopback
+from tests.e2e.rig import PAGE
 from tests.support.timing import PATIENT
 
 pytestmark = pytest.mark.own_engines

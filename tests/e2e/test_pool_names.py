@@ -1,37 +1,37 @@
 """KV of other weights or of another layout is never read, on real servers that share a Mooncake."""
 
 import asyncio
+import contextlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from seer_sgl.config import KvPoolConfig
+from seer_sgl.config import FlagValue, KvPoolConfig
 from seer_sgl.engine.launch.process import cpu_flags, start_server
-from seer_sgl.kvpool.hicache import Pool, open_pool
+from seer_sgl.kvpool.hicache import open_pool
 from seer_sgl.processes import OwnedProcess, free_port
+from tests.e2e.conftest import MODEL
+from tests.e2e.rig import PAGE, SGLANG, WEIGHTS, Rig
 
-from .conftest import MODEL
-from .test_pool import PAGE, SGLANG
-
-pytestmark = pytest.mark.own_engines
+pytestmark = pytest.mark.shared_engines
 
 PROMPT = [3 + (7 * i * i + i) % 60 for i in range(600)]
 FULL_PAGES = 599 // PAGE * PAGE  # the last token is always computed
 EDGE_BYTES = 1 << 16
 START_S = 300
 STORE_S = 60
+Session = aiohttp.ClientSession
 
 
 class Server:
-    """A server process and a client for it."""
+    """A client for a server."""
 
-    def __init__(self, process: OwnedProcess, url: str, session: aiohttp.ClientSession) -> None:
-        self.process = process
+    def __init__(self, url: str, session: Session) -> None:
         self._url = url
         self._session = session
 
@@ -96,10 +96,11 @@ class Server:
         async with self._session.get(f"{self._url}/server_info") as reply:
             return str((await reply.json())["internal_states"][0]["seer_sgl"]["weights"])
 
-    async def ready(self) -> None:
+    async def ready(self, process: OwnedProcess) -> None:
+        """Waits until its process answers."""
         async with asyncio.timeout(START_S):
             while True:
-                assert self.process.exit_status is None, self.process.log_tail()
+                assert process.exit_status is None, process.log_tail()
                 try:
                     async with self._session.get(f"{self._url}/server_info") as reply:
                         if reply.status == 200:
@@ -109,26 +110,28 @@ class Server:
                 await asyncio.sleep(0.5)
 
 
-async def start(
-    pool: Pool, session: aiohttp.ClientSession, log: Path, model: Path, **flags: Any
-) -> Server:
-    port = free_port()
-    process = await start_server(
-        cpu_flags()
-        | SGLANG
-        | pool.flags(gpu=False)
-        | {
-            "model-path": str(model),
+@contextlib.asynccontextmanager
+async def of_another_layout(rig: Rig, session: Session, log: Path) -> AsyncIterator[Server]:
+    """Yields a server on the rig's pool that keeps KV in another layout, and prefills in parts."""
+    config = KvPoolConfig(**rig.fleet()["kv_pool"])
+    async with open_pool(config, log.parent) as pool:
+        port = free_port()
+        own: dict[str, FlagValue] = {
+            "model-path": str(MODEL),
             "port": port,
             "nccl-port": free_port(),
-            "served-model-name": "one name for all",
+            "chunked-prefill-size": 64,
+            "hicache-mem-layout": "page_first_direct",
+            "hicache-io-backend": "direct",
         }
-        | flags,
-        log,
-        None,
-        pool.environment(),
-    )
-    return Server(process, f"http://127.0.0.1:{port}", session)
+        flags = cpu_flags() | SGLANG | pool.flags(gpu=False) | own
+        process = await start_server(flags, log, None, pool.environment())
+        try:
+            server = Server(f"http://127.0.0.1:{port}", session)
+            await server.ready(process)
+            yield server
+        finally:
+            await process.stop()
 
 
 def other_checkpoint(folder: Path) -> Path:
@@ -157,64 +160,53 @@ async def stored(server: Server) -> None:
                 return
 
 
-async def test_kv_is_read_under_its_own_weights_and_layout_only(tmp_path: Path) -> None:
+async def test_kv_is_read_under_its_own_weights_and_layout_only(rig: Rig, tmp_path: Path) -> None:
+    """`old` and `new`, engines of the rig, have the first and the changed weights throughout."""
     changed = other_checkpoint(tmp_path / "changed")
-    config = KvPoolConfig(backend="mooncake", page_size=PAGE, memory="64mb")
-    servers: list[Server] = []
+    connector = aiohttp.TCPConnector(force_close=True)
     async with (
-        open_pool(config, tmp_path) as pool,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
+        aiohttp.ClientSession(connector=connector) as session,
+        of_another_layout(rig, session, tmp_path / "server.log") as server,
     ):
+        old, new = Server(rig.urls[0], session), Server(rig.plain, session)
+        # The version's name is the same: it says nothing about the weights.
+        update = {"model_path": str(changed), "weight_version": WEIGHTS}
+        assert await new.update_weights(update) == 200
         try:
-            servers += [
-                await start(
-                    pool, session, tmp_path / "a.log", MODEL, **{"chunked-prefill-size": 64}
-                ),
-                await start(
-                    pool,
-                    session,
-                    tmp_path / "b.log",
-                    MODEL,
-                    **{
-                        "hicache-mem-layout": "page_first_direct",
-                        "hicache-io-backend": "direct",
-                    },
-                ),
-                await start(Pool(KvPoolConfig()), session, tmp_path / "c.log", changed),
-            ]
-            server, other_layout, fresh = servers
-            await asyncio.gather(*(each.ready() for each in servers))
-            assert await server.weights() == await other_layout.weights()
-            assert await server.weights() != await fresh.weights(), "both named 'default'"
-
-            before, found = await server.generate()
-            assert found["storage"] == 0
-            await stored(server)
-            same, found = await other_layout.generate()
-            assert same == before
-            assert found == {"device": 0, "host": 0, "storage": 0} | found
-            assert found["storage"] == 0, "pages of another layout"
-            await stored(other_layout)
-
-            update = {"model_path": str(changed), "weight_version": "2"}
-            assert await server.update_weights(update) == 200
-            expected, _ = await fresh.generate()
-            assert expected != before, "the weights make a difference"
-            after, found = await server.generate()
-            assert after == expected
-            assert sum(found[tier] for tier in ("device", "host", "storage")) == 0
-            await stored(server)
-
-            assert await server.update_weights({"model_path": str(MODEL)}) == 200
-            back, found = await server.generate()
-            assert back == before
-            assert found["storage"] == FULL_PAGES, "the earlier weights, without a version name"
-
-            for mode in ("in_place", "retract"):
-                await check_update_of_running(server, other_layout, fresh, changed, mode)
-            await check_update_in_a_long_prompt(server, other_layout, fresh, changed)
+            await check(server, old, new, changed)
         finally:
-            await asyncio.gather(*(each.process.stop() for each in servers))
+            assert await new.update_weights(update | {"model_path": str(MODEL)}) == 200
+
+
+async def check(server: Server, old: Server, new: Server, changed: Path) -> None:
+    """Checks that `server` reads KV of its weights and its layout only."""
+    assert await server.weights() == await old.weights() != await new.weights()
+    before, found = await old.generate()
+    assert found["storage"] == 0
+    await stored(old)
+    same, found = await server.generate()
+    assert same == before
+    assert found == {"device": 0, "host": 0, "storage": 0} | found
+    assert found["storage"] == 0, "pages of another layout"
+    await stored(server)
+
+    update = {"model_path": str(changed), "weight_version": "2"}
+    assert await server.update_weights(update) == 200
+    expected, _ = await new.generate()
+    assert expected != before, "the weights make a difference"
+    after, found = await server.generate()
+    assert after == expected
+    assert sum(found[tier] for tier in ("device", "host", "storage")) == 0
+    await stored(server)
+
+    assert await server.update_weights({"model_path": str(MODEL)}) == 200
+    back, found = await server.generate()
+    assert back == before
+    assert found["storage"] == FULL_PAGES, "the earlier weights, without a version name"
+
+    for mode in ("in_place", "retract"):
+        await check_update_of_running(server, old, new, changed, mode)
+    await check_update_in_a_long_prompt(server, old, new, changed)
 
 
 async def check_update_of_running(

@@ -10,15 +10,15 @@ from bench.reasoner.evaluate import failed_criteria, measure, read
 from seer_sgl import Rollout
 from seer_sgl.rollout.samples import SampleWriter
 from tests.e2e.conftest import HELD_OUT, external
+from tests.e2e.rig import Rig
 
 pytestmark = pytest.mark.shared_engines
 
 
 async def test_held_out_responses_are_long_tailed_correlated_right_and_different(
-    engine_urls: list[str], tmp_path: Path
+    rig: Rig, tmp_path: Path
 ) -> None:
-    config = external(
-        engine_urls,
+    config = rig.fleet(
         scheduling={"chunk_tokens": 256},
         sampling={"max_response_len": 8000},
         rollout={"max_prompts": 64},

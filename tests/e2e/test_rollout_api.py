@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,10 @@ from tests.server.rollout_client import Stream, groups_of, rollout
 from tests.support.waiting import until
 
 from .compare import LOGPROB_TOLERANCE
-from .conftest import HELD_OUT, ROOT, SERVER_FLAGS, external, servers, two_cores, two_urls
+from .conftest import HELD_OUT, ROOT
+from .rig import Rig
+
+pytestmark = pytest.mark.shared_engines
 
 SEED = 11  # of `external`
 FREE_PORT = {"server": {"port": 0}}
@@ -30,18 +32,12 @@ def lines_of_prompts(count: int, n: int) -> list[dict[str, Any]]:
     ]
 
 
-async def calm(urls: list[str], prompts: list[dict[str, Any]], limit: int) -> Tokens:
-    """Returns the tokens and logprobs of a plain run."""
-    config = external(urls, sampling={"max_response_len": limit})
-    async with Rollout(config) as plain:
-        groups = [group async for group in plain.run(prompts)]
+async def calm(rig: Rig, prompts: list[dict[str, Any]], limit: int) -> Tokens:
+    """Returns the tokens and logprobs of an undivided run."""
+    samples = await rig.undivided(prompts, sampling={"max_response_len": limit})
     return {
-        (group.group_id, sample.index): (
-            list(sample.response_ids),
-            list(sample.rollout_log_probs),
-        )
-        for group in groups
-        for sample in group.samples
+        key: (list(sample.response_ids), list(sample.rollout_log_probs))
+        for key, sample in samples.items()
     }
 
 
@@ -62,13 +58,10 @@ def assert_equal(found: Tokens, expected: Tokens) -> None:
         assert found[key][1] == pytest.approx(logprobs, abs=LOGPROB_TOLERANCE)
 
 
-@pytest.mark.shared_engines
-async def test_a_rollout_through_http_has_the_tokens_of_a_run_with_its_seed(
-    engine_urls: list[str],
-) -> None:
+async def test_a_rollout_through_http_has_the_tokens_of_a_run_with_its_seed(rig: Rig) -> None:
     prompts = lines_of_prompts(6, n=3)
-    expected = await calm(engine_urls, prompts, limit=150)
-    serving = Rollout(external(engine_urls) | FREE_PORT, gives_up=False)
+    expected = await calm(rig, prompts, limit=150)
+    serving = Rollout(rig.fleet() | FREE_PORT, gives_up=False)
     async with served_config(serving) as it:
         options = {"seed": SEED, "sampling": {"max_response_len": 150}}
         async with rollout(it, prompts, **options) as stream:
@@ -80,13 +73,10 @@ async def test_a_rollout_through_http_has_the_tokens_of_a_run_with_its_seed(
     assert all(texts)
 
 
-@pytest.mark.shared_engines
-async def test_the_example_of_a_client_filters_groups(
-    engine_urls: list[str], tmp_path: Path
-) -> None:
+async def test_the_example_of_a_client_filters_groups(rig: Rig, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(map(json.dumps, lines_of_prompts(6, n=3))))
-    config = external(engine_urls, sampling={"max_response_len": 100}) | FREE_PORT
+    config = rig.fleet(sampling={"max_response_len": 100}) | FREE_PORT
     async with served_config(Rollout(config, gives_up=False)) as it:
         program = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "examples.rollout_client", it.url),
@@ -102,14 +92,6 @@ async def test_the_example_of_a_client_filters_groups(
     assert end.startswith(("target: 2 groups", "exhausted: "))
 
 
-@pytest.fixture
-def three_urls(tmp_path: Path) -> Iterator[list[str]]:
-    """Yields the URLs of three engines."""
-    urls = [*two_urls(), two_urls()[0]]
-    with servers(urls, [SERVER_FLAGS] * 3, tmp_path, cores=[*two_cores(), two_cores()[0]]):
-        yield urls
-
-
 async def filtering(stream: Stream, every: int) -> list[dict[str, Any]]:
     """Rejects every so-manieth group and accepts the others; returns the lines."""
     lines = []
@@ -123,18 +105,14 @@ async def filtering(stream: Stream, every: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-@pytest.mark.own_engines
-async def test_rejects_joins_and_drains_of_two_rollouts_at_once_change_no_token(
-    three_urls: list[str],
-) -> None:
+async def test_rejects_joins_and_drains_of_two_rollouts_at_once_change_no_token(rig: Rig) -> None:
     prompts, limit = lines_of_prompts(16, n=4), 400
-    expected = await calm(three_urls[:1], prompts, limit)
-    scheduling = {"max_inflight_per_engine": 8}
-    config = external(three_urls[:2], scheduling=scheduling) | FREE_PORT
+    expected = await calm(rig, prompts, limit)
+    config = rig.fleet(scheduling={"max_inflight_per_engine": 8}) | FREE_PORT
 
     async def change(it: Served) -> None:
         await until(lambda: all(each.tally.complete for each in it.service.rollouts))
-        it.service.driver.add_engine(await it.service.fleet.join(three_urls[2]))
+        it.service.driver.add_engine(await it.service.fleet.join(rig.plain))
         await it.service.driver.remove_engine("e0")
 
     async with served_config(Rollout(config, gives_up=False)) as it:

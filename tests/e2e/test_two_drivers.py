@@ -8,8 +8,9 @@ from typing_extensions import override
 
 from seer_sgl import Rollout
 from seer_sgl.types import Chunk
-from tests.e2e.compare import Samples, assert_identical, by_key
-from tests.e2e.conftest import HELD_OUT, KV_TOKENS, external
+from tests.e2e.compare import Samples, assert_identical, rolled
+from tests.e2e.conftest import KV_TOKENS, external
+from tests.e2e.rig import Rig
 from tests.helpers import Returns
 
 pytestmark = pytest.mark.shared_engines
@@ -33,26 +34,22 @@ class Watch(Returns):
             self.least_usable = min(self.least_usable, slot.ledger.feedback.usable)
 
 
-async def rolled(urls: list[str], seed: int) -> tuple[Samples, Any, Watch]:
+def own(seed: int) -> dict[str, Any]:
+    """Returns the sections of a driver's config."""
+    many = {"seed": seed, "n_samples_per_prompt": SAMPLES}
+    return {"sampling": {"max_response_len": 800}, "rollout": many}
+
+
+async def rolled_beside(urls: list[str], seed: int) -> tuple[Samples, Any, Watch]:
     """Rolls out with a driver of its own."""
-    config = external(
-        urls,
-        sampling={"max_response_len": 800},
-        scheduling={"chunk_tokens": 256},
-        rollout={"seed": seed, "n_samples_per_prompt": SAMPLES, "max_prompts": PROMPTS},
-    )
-    async with Rollout(config) as rollout:
+    async with Rollout(external(urls, **own(seed), scheduling={"chunk_tokens": 256})) as rollout:
         watch = Watch(rollout)
-        groups = [g async for g in rollout.run(rollout.read_prompts(HELD_OUT), [watch])]
-        report = rollout.report()
-    return by_key([sample for group in groups for sample in group.samples]), report, watch
+        return *await rolled(rollout, PROMPTS, [watch]), watch
 
 
-async def test_two_drivers_on_the_same_engines_get_the_samples_of_calm_ones(
-    engine_urls: list[str],
-) -> None:
-    calm = [(await rolled(engine_urls, seed))[0] for seed in SEEDS]
-    both = await asyncio.gather(*(rolled(engine_urls, seed) for seed in SEEDS))
+async def test_two_drivers_on_the_same_engines_get_the_samples_of_calm_ones(rig: Rig) -> None:
+    calm = [await rig.undivided(PROMPTS, **own(seed)) for seed in SEEDS]
+    both = await asyncio.gather(*(rolled_beside(rig.pair, seed) for seed in SEEDS))
     for (samples, report, watch), alone in zip(both, calm, strict=True):
         assert_identical(alone, samples)
         assert report["lost_chunks"] == report["failed_requests"] == report["wasted_tokens"] == 0

@@ -1,33 +1,19 @@
-"""Two real engines with a pool and drafts, and a plain one as the reference of all tests here."""
+"""Requests with a different sampling per group, and their undivided samples."""
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import yaml
 
 from seer_sgl import Rollout
-from seer_sgl.config import KvPoolConfig
 from seer_sgl.driver.load_tokenizer import load_tokenizer
-from seer_sgl.kvpool.mooncake import open_mooncake
-from seer_sgl.processes import free_port
-from tests.e2e.compare import Samples, by_key
-from tests.e2e.conftest import (
-    HELD_OUT,
-    MODEL,
-    SERVER_FLAGS,
-    draft_hub,
-    external,
-    servers,
-    two_cores,
-    two_urls,
-)
-from tests.e2e.test_speculation import SGLANG
+from tests.e2e.compare import Samples
+from tests.e2e.conftest import HELD_OUT, MODEL
+from tests.e2e.rig import Rig
 
-TOKEN = "a secret of this test"
 GROUPS = 64
 SEED = 11  # of `external`
 LONGEST = 200
@@ -76,63 +62,16 @@ def prompts() -> list[dict[str, Any]]:
     ]
 
 
-@pytest.fixture(scope="package")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yields the URL of an engine without drafts and pool."""
-    [url, _] = two_urls()
-    with servers([url], [SERVER_FLAGS], tmp_path_factory.mktemp("plain"), cores=two_cores()[:1]):
-        yield url
-
-
-@pytest.fixture(scope="package")
-def reference(plain: str) -> Samples:
+@pytest.fixture(scope="session")
+def reference(rig: Rig) -> Samples:
     """Returns the undivided samples of a plain engine."""
-
-    async def roll() -> Samples:
-        async with Rollout(external([plain], scheduling={"divide": False})) as rollout:
-            groups = [group async for group in rollout.run(prompts())]
-        return by_key([sample for group in groups for sample in group.samples])
-
-    return asyncio.run(roll())
+    return asyncio.run(rig.undivided(prompts()))
 
 
-@pytest.fixture(scope="package")
-def fleet(reference: Samples, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """Yields the config of two drafting engines with a pool; one of them streams incrementally."""
-    folder = tmp_path_factory.mktemp("fleet")
-
-    @contextlib.contextmanager
-    def pooled() -> Iterator[str]:
-        runner = asyncio.Runner()
-        opening = open_mooncake(KvPoolConfig(backend="mooncake", memory="512mb"), folder)
-        try:
-            master = runner.run(opening.__aenter__())
-            yield master
-        finally:
-            runner.run(opening.__aexit__(None, None, None))
-            runner.close()
-
-    with pytest.MonkeyPatch.context() as environment, pooled() as master:
-        environment.setenv("SEER_SGL_LINK_TOKEN", TOKEN)
-        urls, hub = two_urls(), f"127.0.0.1:{free_port()}"
-        config = external(urls) | {
-            "kv_pool": {
-                "backend": "mooncake",
-                "master": master,
-                "page_size": 16,
-                "namespace": "driver-test",
-            },
-            "draft": {"scope": "fleet", "hub": hub},
-        }
-        config["engines"] |= {"link": f"127.0.0.1:{free_port()}"}
-        flags: list[list[str]] = []
-        for own in ({}, {"incremental-streaming-output": True}):
-            file = folder / f"fleet{len(flags)}.yaml"
-            engines = config["engines"] | {"sglang": SGLANG | own}
-            file.write_text(yaml.safe_dump(config | {"engines": engines}))
-            flags.append(["--fleet", str(file)])
-        with draft_hub(hub), servers(urls, flags, folder, cores=two_cores()):
-            yield config
+@pytest.fixture
+def fleet(rig: Rig) -> dict[str, Any]:
+    """Returns the config of two drafting engines with a pool."""
+    return rig.fleet()
 
 
 @contextlib.asynccontextmanager

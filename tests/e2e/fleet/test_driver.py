@@ -24,9 +24,10 @@ from seer_sgl.engine.session import open_session
 from seer_sgl.types import ChunkResult, EngineInfo, Group, Request, Sample
 from tests.e2e.compare import Samples, accepted_drafts, assert_identical, by_key
 from tests.e2e.fleet.conftest import GROUPS, SEED, opened, prompts
+from tests.e2e.rig import Rig
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.own_engines
+pytestmark = pytest.mark.shared_engines
 
 
 def groups_for(rollout: Rollout, run_id: str, shift: int = 0) -> list[Group]:
@@ -64,7 +65,7 @@ async def test_as_many_ways_to_sample_as_groups_and_none_changes_a_token(
     assert all(sample.chunks == 1 for group in undivided for sample in group.samples)
     assert report["migrations"] == report["chunks"] - report["samples"] > 40
     assert report["cached_tokens"]["storage"] > 0
-    assert accepted_drafts(report) > 150
+    assert accepted_drafts(report) > 20
     assert set(report["finish_reasons"]) == {"stop", "length"}
     kinds_of_end = {type(sample.matched) for sample in parts.values()}
     assert kinds_of_end == {int, str, type(None)}
@@ -159,17 +160,17 @@ class Moves(Observer):
 
 
 async def test_a_fleet_of_two_becomes_three_and_then_one_and_no_token_changes(
-    reference: Samples, fleet: dict[str, Any], plain: str
+    reference: Samples, fleet: dict[str, Any], rig: Rig
 ) -> None:
     moves = Moves()
     async with opened(fleet) as rollout, open_session() as session:
         driver = rollout.driver
         run = driver.submit(groups_for(rollout, "moves"), [moves])
         rolled = asyncio.create_task(all_samples(run))
-        await until(lambda: moves.tokens.total() >= 1000)
-        info = await describe(session, "e2", plain)
+        await until(lambda: moves.tokens.total() >= 300)
+        info = await describe(session, "e2", rig.plain)
         driver.add_engine(HttpEngine(info, session))
-        await until(lambda: moves.tokens["e2"] >= 300)
+        await until(lambda: moves.tokens["e2"] >= 64)
         await driver.remove_engine("e0")
         await driver.remove_engine("e1")
         before = +moves.tokens

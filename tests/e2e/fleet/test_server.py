@@ -17,11 +17,12 @@ from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
 from seer_sgl.scheduling.placement import Placement
 from tests.e2e.conftest import HELD_OUT
-from tests.e2e.fleet.conftest import GROUPS, LONGEST, kinds
+from tests.e2e.fleet.conftest import LONGEST, kinds
+from tests.e2e.rig import Rig
 from tests.server.helpers import Served, served_config
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.own_engines
+pytestmark = pytest.mark.shared_engines
 
 COMPARED = ("text", "output_ids")
 COMPARED_META = ("finish_reason", "prompt_tokens", "completion_tokens", "weight_version")
@@ -90,12 +91,13 @@ def assert_same(ours: Any, theirs: Any) -> None:
         assert logprob == pytest.approx(expected, abs=LOGPROB_TOLERANCE)
 
 
-async def test_as_many_ways_to_sample_as_requests_and_each_reply_is_sglangs(
-    fleet: dict[str, Any], plain: str
+async def test_each_reply_to_requests_of_different_sampling_is_sglangs(
+    fleet: dict[str, Any], rig: Rig
 ) -> None:
-    requests = bodies()
+    """test_driver.py runs all kinds; here each draw and each end comes twice."""
+    requests = [body for i, body in enumerate(bodies()) if (i // 8 - i) % 8 in (0, 3)]
     async with aiohttp.ClientSession() as session:
-        theirs = await asyncio.gather(*(answer(session, plain, body) for body in requests))
+        theirs = await asyncio.gather(*(answer(session, rig.plain, body) for body in requests))
         async with through_us(fleet, AlwaysElsewhere(fetch=True)) as it:
             ours = await asyncio.gather(
                 *(
@@ -106,24 +108,23 @@ async def test_as_many_ways_to_sample_as_requests_and_each_reply_is_sglangs(
             undivided = it.service.undivided.counts
     for mine, other in zip(ours, theirs, strict=True):
         assert_same(mine, other)
-    assert undivided == {"presence_penalty": 8, "stop_regex": 7}
+    assert undivided == {"presence_penalty": 2, "stop_regex": 1}
     divided = [reply["meta_info"]["seer"] for reply in ours if "seer" in reply["meta_info"]]
-    assert len(divided) == GROUPS - 15
+    assert len(divided) == len(requests) - 3
     moved = [seer for seer in divided if len(set(seer["engines"])) > 1]
-    assert sum(seer["chunks"] for seer in divided) > GROUPS
-    assert len(moved) > 20
+    assert len(moved) > 4
     steps = sum(reply["meta_info"].get("spec_verify_ct", 0) for reply in ours)
     tokens = sum(reply["meta_info"]["completion_tokens"] for reply in ours)
     assert 0 < steps < tokens
 
 
-async def test_a_batch_with_n_is_sglangs(fleet: dict[str, Any], plain: str) -> None:
+async def test_a_batch_with_n_is_sglangs(fleet: dict[str, Any], rig: Rig) -> None:
     prompts = [body["text"] for body in bodies()[:2]]
     for n in (1, 8):
         params = {"max_new_tokens": LONGEST, "sampling_seed": 5, "temperature": 0.8, "n": n}
         body = {"text": prompts, "sampling_params": params, "return_logprob": True}
         async with aiohttp.ClientSession() as session:
-            theirs = await answer(session, plain, body)
+            theirs = await answer(session, rig.plain, body)
             async with through_us(fleet) as it:
                 ours = await answer(session, it.url, body)
         assert len(ours) == len(theirs) == 2 * n
@@ -193,7 +194,7 @@ async def used_tokens(it: Served) -> list[int]:
 
 
 async def test_aborts_at_random_moments_return_a_beginning_of_the_calm_runs_tokens(
-    fleet: dict[str, Any], plain: str
+    fleet: dict[str, Any], rig: Rig
 ) -> None:
     requests = [
         {**body, "rid": f"{'xyz'[i % 3]}-{i}", "stream": i % 2 == 1 and dividable(body)}
@@ -201,7 +202,7 @@ async def test_aborts_at_random_moments_return_a_beginning_of_the_calm_runs_toke
     ]
     draw = random.Random(9)
     async with aiohttp.ClientSession() as session:
-        calm = await asyncio.gather(*(answer(session, plain, body) for body in requests))
+        calm = await asyncio.gather(*(answer(session, rig.plain, body) for body in requests))
         async with through_us(fleet) as it:
             tasks = [asyncio.create_task(answer(session, it.url, body)) for body in requests]
             for prefix in ("x-", "y-3", "z-2", ""):
