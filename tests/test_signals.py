@@ -92,16 +92,21 @@ def drive(url: str, tmp_path: Path) -> Iterator[Callable[..., Driver]]:
         yield begin
 
 
-@pytest.mark.long
-async def test_a_hang_up_is_like_sigterm(drive: Callable[..., Driver]) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)]
+)
+async def test_a_signal_costs_no_finished_sample(
+    drive: Callable[..., Driver], number: signal.Signals
+) -> None:
     driver = drive()
     await driver.samples(5)
-    driver.process.send_signal(signal.SIGHUP)
+    driver.process.send_signal(number)
     status, output = await driver.ended()
     assert (status, output.splitlines()[-1]) == (130, "seer-sgl: interrupted")
     report = driver.check_results()
     assert report["samples"] == len(driver.lines())
     assert report["error"] == "interrupted"
+    assert report["unfinished_groups"] > 0
 
 
 async def test_a_terminal_that_is_gone_costs_no_result(drive: Callable[..., Driver]) -> None:

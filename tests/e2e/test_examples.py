@@ -1,5 +1,6 @@
 """The scripts of examples/ run as their docstrings say."""
 
+import json
 import re
 import subprocess
 import sys
@@ -10,9 +11,9 @@ import pytest
 from .conftest import HELD_OUT, MODEL, ROOT
 
 
-def run(script: str, *arguments: str) -> list[str]:
-    """Runs an example and returns the lines that it prints."""
-    command = [sys.executable, "-m", f"examples.{script}", *arguments]
+def run(*module_and_arguments: str) -> list[str]:
+    """Runs a module and returns the lines that it prints."""
+    command = [sys.executable, "-m", *module_and_arguments]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     return ended.stdout.splitlines()
@@ -20,7 +21,10 @@ def run(script: str, *arguments: str) -> list[str]:
 
 @pytest.mark.own_engines
 def test_a_toy_rl_loop_samples_from_new_weights_at_every_step() -> None:
-    lines = run("rl_loop", "--steps", "2", "--prompts", "4")
+    changes = json.dumps(["engines.count=1"])
+    lines = run(
+        *("tests.e2e.ready", changes, "examples.rl_loop"), *("--steps", "2", "--prompts", "4")
+    )
     assert [line.partition(":")[0] for line in lines] == ["step 0", "step 1"]
     for line in lines:
         found = re.search(r"reward ([0-9.]+), mean length ([0-9]+)", line)
@@ -33,7 +37,12 @@ def test_a_toy_rl_loop_samples_from_new_weights_at_every_step() -> None:
 def test_servers_that_run_already_answer_and_go_on(engine_urls: list[str]) -> None:
     for _ in range(2):
         lines = run(
-            "running_servers", *engine_urls, "--tokenizer", str(MODEL), "--prompts", str(HELD_OUT)
+            "examples.running_servers",
+            *engine_urls,
+            "--tokenizer",
+            str(MODEL),
+            "--prompts",
+            str(HELD_OUT),
         )
         assert len(lines) == 4
         assert lines[-1].startswith("12 samples, ")
@@ -44,7 +53,7 @@ def test_a_trace_of_a_rollout_is_simulated(tmp_path: Path) -> None:
     trace = tmp_path / "samples.jsonl"
     line = '{{"group_id": "g{}", "prompt_ids": [1, 2, 3], "lengths": [{}, {}]}}\n'
     trace.write_text("".join(line.format(i, 100 + 40 * i, 90 + 45 * i) for i in range(20)))
-    lines = run("simulate_trace", str(trace), "--engines", "2")
+    lines = run("examples.simulate_trace", str(trace), "--engines", "2")
     assert [line.split()[0] for line in lines[:4]] == [
         "group_round_robin",
         "request_round_robin",

@@ -1,45 +1,113 @@
-"""The smoke test of `make test`: all of Seer on two real servers equals one plain server."""
+"""The smoke test of `make test`, on real servers: the command writes what plain SGLang generates,
+and all of Seer on two servers generates the same."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout, load_ready
-from tests.e2e.compare import Samples, accepted_drafts, assert_identical, by_key, roll
-from tests.e2e.conftest import HELD_OUT, SERVER_FLAGS, external, servers, two_urls
+from seer_sgl.rollout.samples import SampleWriter
+from tests.docs.printed import not_printed
+from tests.e2e.compare import accepted_drafts
+from tests.e2e.conftest import HELD_OUT, starting
+from tests.e2e.drivers import assert_nothing_left, assert_same_samples, finish, samples_in
+from tests.e2e.pools import assert_on_loopback, assert_private
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.smoke]
 
 PROMPTS = 2
 SAMPLES = 8  # per prompt
-LONGEST = 400
+SETTINGS = (
+    "rollout.seed=11",
+    f"rollout.max_prompts={PROMPTS}",
+    f"rollout.n_samples_per_prompt={SAMPLES}",
+    "sampling.max_response_len=400",
+    "scheduling.chunk_tokens=64",
+)
+KEY = "the-key-of-this-fleet"
+# Lines of the pages that a rollout may not print: where Mooncake does not load, or in under 5 s.
+SOMETIMES = {
+    "KV pool: Mooncake master at 127.0.0.1:P, 1 x 256mb",
+    "e0 K running, Q queued, KV U%   e1 ...",
+}
 
 
-async def undivided(folder: Path) -> Samples:
-    """Returns the samples of one server without pool and drafts."""
-    urls = two_urls()[:1]
-    config = external(urls, sampling={"max_response_len": LONGEST}, scheduling={"divide": False})
-    with servers(urls, [SERVER_FLAGS], folder):
-        samples, report = await roll(config, PROMPTS)
-    assert report["chunks"] == report["samples"] == PROMPTS * SAMPLES
-    return samples
+@pytest.fixture(scope="module")
+def commanded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Returns the folder into which the command has written, and what it has logged."""
+    out = tmp_path_factory.mktemp("smoke") / "out"
+    options = [word for setting in SETTINGS for word in ("--set", setting)]
+    with starting() as start:
+        driver = start(
+            *("--config", "configs/cpu-seer.yaml", "--compare", "--out", str(out)),
+            *("--set", "engines.count=1", *options),
+        )
+        output = finish(driver)
+    assert_nothing_left(driver.pid)
+    return out, output
 
 
-async def test_divided_with_pool_and_drafts_equals_undivided_on_one_server(tmp_path: Path) -> None:
-    whole = await undivided(tmp_path)
-    overrides = (
-        "rollout.seed=11",  # that of `external`
-        f"rollout.max_prompts={PROMPTS}",
-        f"rollout.n_samples_per_prompt={SAMPLES}",
-        f"sampling.max_response_len={LONGEST}",
-        "scheduling.chunk_tokens=64",
+def test_the_command_writes_samples_report_and_timeline_and_plain_sglang_has_the_same(
+    commanded: tuple[Path, str],
+) -> None:
+    out, output = commanded
+    report = json.loads((out / "report.json").read_text())
+    samples = samples_in(out)
+    assert len(samples) == report["samples"] == PROMPTS * SAMPLES
+    assert report["response_tokens"] == sum(sample["response_length"] for sample in samples)
+    assert report["chunks"] > report["samples"]
+    assert report["retractions"] == 0
+    assert all(engine["plugin"] for engine in report["engines"])
+    first = json.loads(HELD_OUT.read_text().splitlines()[0])
+    for sample in samples:
+        length = sample["response_length"]
+        assert length == len(sample["response_ids"]) == len(sample["rollout_log_probs"])
+        assert sample["weight_spans"] == [{"version": "default", "tokens": length}]
+        assert sample["text"]
+        if sample["group_id"] == first["id"]:
+            assert sample["metadata"] == first["metadata"]
+    groups = {sample["group_id"] for sample in samples}
+    assert sorted((s["group_id"], s["index"]) for s in samples) == sorted(
+        (group, index) for group in groups for index in range(SAMPLES)
     )
-    config = load_ready("cpu-seer", overrides)
+    assert (out / "timeline.png").read_bytes()[:4] == b"\x89PNG"
+    assert (out / "engines" / "e0.log").stat().st_size > 0
+
+    comparison = json.loads((out / "comparison.json").read_text())
+    assert comparison["identical"] == comparison["samples"] == len(samples)
+    assert comparison["seed"] == report["seed"]
+    for name in ("seer_sgl", "plain"):
+        assert comparison[name]["response_tokens"] == report["response_tokens"]
+    assert comparison["seer_sgl"]["accept_length"] == report["accept_length"] > 1
+    assert comparison["plain"]["accept_length"] is None
+    assert comparison["plain"]["chunks"] == len(samples), "undivided"
+
+    assert f"groups {PROMPTS}/{PROMPTS}" in output, "progress lines, as it is no terminal"
+    assert "\x1b[" not in output
+    log = [line.replace(str(out), "out/first") for line in output.splitlines()]
+    assert log[-1].startswith("next: ")
+    missing = set(not_printed(log)) - SOMETIMES
+    assert not missing, "getting-started.md and README.md show these lines"
+
+
+async def test_divided_with_pool_and_drafts_over_two_servers_has_these_samples(
+    commanded: tuple[Path, str], tmp_path: Path
+) -> None:
+    out, _ = commanded
+    config = load_ready("cpu-seer", (*SETTINGS, f"engines.api_key={KEY}"))
     async with Rollout(config, log_dir=tmp_path, placement=AlwaysElsewhere(fetch=True)) as rollout:
-        groups = [group async for group in rollout.run(rollout.read_prompts(HELD_OUT))]
-    report = rollout.report()
-    assert_identical(whole, by_key([sample for group in groups for sample in group.samples]))
-    assert report["migrations"] == report["chunks"] - report["samples"] > 2 * len(whole)
-    assert report["fetches"] > len(whole), "KV came from the pool"
-    assert accepted_drafts(report) > len(whole)
+        assert_on_loopback(at_least=8)
+        prompts = rollout.read_prompts(HELD_OUT)
+        writer = SampleWriter(tmp_path / "samples.jsonl")
+        groups = [group async for group in rollout.run(prompts, [writer])]
+        writer.close()
+        report = rollout.report()
+    assert len(groups) == PROMPTS
+    assert_same_samples(samples_in(out), samples_in(tmp_path))
+    total = PROMPTS * SAMPLES
+    assert report["migrations"] == report["chunks"] - report["samples"] > 2 * total
+    assert report["fetches"] > total, "KV came from the pool"
+    assert accepted_drafts(report) > total
+    assert_private(tmp_path, KEY)
