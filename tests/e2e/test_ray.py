@@ -10,9 +10,8 @@ from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
 from tests.e2e.compare import assert_identical
 from tests.e2e.conftest import HELD_OUT
-from tests.e2e.test_engine_restart import roll
-from tests.e2e.test_pool import SGLANG, local, pooled
-from tests.e2e.test_pool_faults import until
+from tests.e2e.pools import SGLANG, local, pooled
+from tests.e2e.strikes import roll, until
 from tests.engine.ray_cluster import cluster_of
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long, pytest.mark.timeout(1800)]
