@@ -25,6 +25,7 @@ from seer_sgl.errors import PromptError
 from seer_sgl.sampling import NEUTRAL
 from seer_sgl.types import Prompt, Sampling, token_array
 
+from .long_texts import count_to, is_long
 from .writable import unwritable
 
 
@@ -176,6 +177,17 @@ class PromptReader:
             )
         return prompt
 
+    def _encoded(self, text: str, tokenizer: Tokenizer, place: str) -> "array[int]":
+        most = self._max_prompt_len
+        if most is not None and is_long(text, most):
+            enough = 2 * most  # where pieces meet, there may be a token more
+            if count_to(text, tokenizer.encode, enough) > enough:
+                raise PromptError(
+                    f"{place}: more than {enough} prompt tokens; the engines accept {most} "
+                    "and at least one response token"
+                )
+        return tokenizer.encode(text)
+
     def _own_sampling(self, overrides: dict[str, Any] | None, place: str) -> Sampling | None:
         return None if overrides is None else overridden(self._sampling, overrides, place)
 
@@ -190,7 +202,7 @@ class PromptReader:
         if record.prompt is not None:
             if not record.prompt:
                 raise PromptError(f"{place}: the prompt is empty")
-            return self._tokenizer.encode(record.prompt)
+            return self._encoded(record.prompt, self._tokenizer, place)
         messages = record.messages or []
         for number, message in enumerate(messages):
             if not isinstance(message.get("role"), str):

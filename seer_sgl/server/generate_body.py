@@ -12,6 +12,7 @@ import msgspec
 
 from seer_sgl.bounds import LARGEST_ID
 from seer_sgl.config.values import impossible
+from seer_sgl.rollout.long_texts import count_to, is_long
 from seer_sgl.types import Sampling, token_array
 
 from .calls import Call
@@ -28,8 +29,6 @@ LONGEST_STOP = 128  # characters
 MOST_VALUES = 4096
 MOST_RESPONSES = 4096  # of one request; rollouts are limited by server.max_requests only
 MOST_CHARACTERS_PER_TOKEN = 256  # on average; the longest tokens of most tokenizers have 128
-USUAL_CHARACTERS_PER_TOKEN = 8  # half as many in English
-PIECE = 1 << 17  # characters; above THREAD_BYTES, so that only threads wait for one another
 MOST_EXCESS = 4  # SGLang may cut a prompt that is too long, and a longer one is refused
 _very_long = threading.Lock()
 LARGEST_SEED = (1 << 63) - 1
@@ -282,19 +281,17 @@ def encoded(
 ) -> "array[int]":
     """Returns the tokens of a prompt. Raises BadRequest for far more tokens than `longest`.
 
-    A tokenizer needs a quarter of a kilobyte per character of a text. So one with many characters
-    is counted piece by piece first, and only one such text is read at a time.
+    A text with very many characters is counted first, and only one such text is read at a time: it
+    is longer than what is read outside of threads (THREAD_BYTES), so only threads wait.
     """
-    if len(text) <= max(PIECE, USUAL_CHARACTERS_PER_TOKEN * longest):
+    if not is_long(text, longest):
         return encode(text)
     with _very_long:
-        count = 0
-        for at in range(0, len(text), PIECE):
-            count += len(encode(text[at : at + PIECE]))
-            if count > MOST_EXCESS * longest:
-                raise BadRequest(
-                    f"{name}: more than {count} tokens; the longest prompt has {longest - 1} tokens"
-                )
+        count = count_to(text, encode, MOST_EXCESS * longest)
+        if count > MOST_EXCESS * longest:
+            raise BadRequest(
+                f"{name}: more than {count} tokens; the longest prompt has {longest - 1} tokens"
+            )
         return encode(text) if count else token_array([])
 
 

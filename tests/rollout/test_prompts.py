@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seer_sgl.errors import PromptError
+from seer_sgl.rollout.long_texts import PIECE
 from seer_sgl.rollout.prompts import PromptReader, PromptRecord
 from seer_sgl.rollout.writable import MAX_DEPTH, unwritable
 from seer_sgl.types import Prompt, Sampling
@@ -55,6 +56,27 @@ def test_text_messages_and_ids(tmp_path: Path) -> None:
     )
     assert (list(chat.prompt_ids), chat.n, chat.prompt_id) == ([40, 1, 2, 41], 2, "chat")
     assert (list(ids.prompt_ids), ids.metadata, ids.prompt_id) == ([7, 8], {"answer": [1]}, "9")
+
+
+@pytest.mark.parametrize("word", ["ab ", "a" * 50_000 + " "])
+def test_a_very_long_text_is_read_whole_only_if_it_may_fit(word: str) -> None:
+    lengths: list[int] = []
+
+    class Watched(FakeTokenizer):
+        def encode(self, text: str) -> "array[int]":
+            lengths.append(len(text))
+            return super().encode(text)
+
+    tokenizer: Any = Watched()
+    text = (word * (1 + 20 * PIECE // len(word)))[: 20 * PIECE]
+    prompts = PromptReader(4, tokenizer, None, 100).each([text], "groups", {})
+    if word == "ab ":
+        with pytest.raises(PromptError, match="more than 200 prompt tokens; the engines"):
+            list(prompts)
+        assert lengths == [PIECE]
+    else:
+        assert len(next(iter(prompts)).prompt_ids) == len(text.split())
+        assert lengths == [*[PIECE] * 20, 20 * PIECE]
 
 
 def test_limit_takes_the_first_prompts(tmp_path: Path) -> None:
