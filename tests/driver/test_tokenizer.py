@@ -52,9 +52,14 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     named = {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}
     settings = {"tokenizer_class": "OwnTokenizer", "auto_map": named}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    _forget_modules()  # of another test's folder
     yield folder
+    _forget_modules()
+
+
+def _forget_modules() -> None:
     for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
-        del sys.modules[name]  # they belong to this folder
+        del sys.modules[name]
 
 
 def test_code_of_a_tokenizer_runs_only_if_it_is_trusted(model: Path, tmp_path: Path) -> None:
