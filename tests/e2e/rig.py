@@ -43,10 +43,9 @@ SGLANG: dict[str, FlagValue] = {
     "enable-deterministic-inference": True,
     "skip-server-warmup": True,
 }
-# The flags of each drafting engine alone, by the paths of its drafts. The first one also takes as
-# many requests as it is sent, and retracts some if a driver sends too many.
+# The flags of each drafting engine alone, by the paths of its drafts.
 OWN: dict[int, dict[str, FlagValue]] = {
-    1: {"schedule-conservativeness": 0.1},
+    1: {},
     4: {"incremental-streaming-output": True},
 }
 

@@ -61,7 +61,6 @@ async def test_without_their_hub_engines_draft_from_what_they_have(rig: Rig) -> 
     assert drafting["accept_length"] > 1
     assert drafting["hub"] is None
     assert not drafting["sources"]["elsewhere"]
-    assert [engine["received_tokens"] for engine in drafting["engines"]] == [0, 0]
 
 
 class Aborts(Returns):
