@@ -14,7 +14,7 @@ import itertools
 import json
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -417,15 +417,24 @@ async def serving(fake: FakeSGLang) -> AsyncIterator[str]:
         await fake.close()
 
 
+@contextlib.asynccontextmanager
+async def serving_all(fakes: Iterable[FakeSGLang]) -> AsyncIterator[list[str]]:
+    """Serves fakes that share where responses begin (`prompt_lens`); yields their URLs."""
+    prompt_lens: dict[int, int] = {}
+    async with contextlib.AsyncExitStack() as stack:
+        urls = []
+        for fake in fakes:
+            fake.prompt_lens = prompt_lens
+            urls.append(await stack.enter_async_context(serving(fake)))
+        yield urls
+
+
 async def _serve_for_ever(options: dict[str, Any]) -> None:
     import uvloop
 
     assert isinstance(asyncio.get_running_loop(), uvloop.Loop)
-    async with contextlib.AsyncExitStack() as stack:
-        count = options.pop("count", 1)
-        prompt_lens: dict[int, int] = {}
-        fakes = [FakeSGLang(**options, prompt_lens=prompt_lens) for _ in range(count)]
-        urls = [await stack.enter_async_context(serving(fake)) for fake in fakes]
+    count = options.pop("count", 1)
+    async with serving_all([FakeSGLang(**options) for _ in range(count)]) as urls:
         print(json.dumps(urls), flush=True)
         await asyncio.Event().wait()
 

@@ -12,8 +12,7 @@ from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.server.command import serving as listening
 from seer_sgl.server.service import Service
 from seer_sgl.timing import DEFAULT, Timing
-from tests.fake_sglang import FakeSGLang, response_of
-from tests.fake_sglang import serving as serving_fake
+from tests.fake_sglang import FakeSGLang, response_of, serving_all
 
 CHUNK = 8
 
@@ -45,12 +44,7 @@ async def served(
     **sections: Any,
 ) -> AsyncIterator[Served]:
     """Serves a fleet of fakes. `server`: keys of that section."""
-    async with contextlib.AsyncExitStack() as stack:
-        prompt_lens: dict[int, int] = {}
-        urls = []
-        for fake in fakes:
-            fake.prompt_lens = prompt_lens
-            urls.append(await stack.enter_async_context(serving_fake(fake)))
+    async with serving_all(fakes) as urls:
         config = parse(
             {
                 "engines": {"launch": "external", "urls": urls},

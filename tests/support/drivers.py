@@ -28,7 +28,7 @@ from seer_sgl.types import (
     Sampling,
     token_array,
 )
-from tests.fake_sglang import FakeSGLang, response_of, serving
+from tests.fake_sglang import FakeSGLang, response_of, serving_all
 
 CHUNK = 8
 
@@ -70,14 +70,11 @@ async def staged(
 ) -> AsyncIterator[Stage]:
     async with contextlib.AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session())
-        prompt_lens: dict[int, int] = {}
-        engines = []
-        for number, fake in enumerate(fakes):
-            fake.prompt_lens = prompt_lens
-            url = await stack.enter_async_context(serving(fake))
-            engines.append(
-                HttpEngine(await describe(session, f"e{number}", url), session, timing=timing)
-            )
+        urls = await stack.enter_async_context(serving_all(fakes))
+        engines = [
+            HttpEngine(await describe(session, f"e{number}", url), session, timing=timing)
+            for number, url in enumerate(urls)
+        ]
         driver = await stack.enter_async_context(
             Driver.over(
                 FakeFleet(engines[:joined]),

@@ -10,7 +10,7 @@ from seer_sgl import Rollout
 from seer_sgl.driver.observer import Observer
 from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import Group
-from tests.fake_sglang import FakeSGLang, response_of, serving
+from tests.fake_sglang import FakeSGLang, response_of, serving_all
 
 PROMPTS: list[dict[str, Any]] = [
     {"prompt_ids": [5] * length, "id": f"p{length}"} for length in (3, 7, 11, 20)
@@ -22,19 +22,15 @@ async def rolling(
     *fakes: FakeSGLang, timing: Timing = DEFAULT, **sections: dict[str, Any]
 ) -> AsyncIterator[Rollout]:
     """Opens a Rollout of fake engines that share where responses begin (`prompt_lens`)."""
-    async with contextlib.AsyncExitStack() as stack:
-        prompt_lens: dict[int, int] = {}
-        urls = []
-        for fake in fakes:
-            fake.prompt_lens = prompt_lens
-            urls.append(await stack.enter_async_context(serving(fake)))
+    async with serving_all(fakes) as urls:
         config = {
             "engines": {"launch": "external", "urls": urls, **sections.pop("engines", {})},
             "scheduling": {"chunk_tokens": 8, **sections.pop("scheduling", {})},
             "rollout": {"n_samples_per_prompt": 4, "seed": 1, **sections.pop("rollout", {})},
             "sampling": {"max_response_len": 60, **sections.pop("sampling", {})},
         }
-        yield await stack.enter_async_context(Rollout(config, timing=timing))
+        async with Rollout(config, timing=timing) as rollout:
+            yield rollout
 
 
 def check(groups: list[Group], longest: int = 50, limit: int = 60) -> None:
