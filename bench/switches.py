@@ -17,6 +17,7 @@ from seer_sgl.scheduling import strategy
 from seer_sgl.scheduling.context_aware import ContextAware
 from seer_sgl.scheduling.ready import Ticket
 from seer_sgl.sim.opening import SimRequest
+from seer_sgl.sim.outcome import tail_cut
 from seer_sgl.sim.run import truth
 from seer_sgl.sim.source import workload_names
 from seer_sgl.sim.variants import BASELINE, ORACLE, Scenario
@@ -52,7 +53,7 @@ def measure(workload: str) -> list[dict[str, Any]]:
             "wall_s": result.wall_s,
             "x_baseline": round(result.throughput_tok_s / baseline.throughput_tok_s, 3),
             "of_oracle": round(result.throughput_tok_s / oracle.throughput_tok_s, 3),
-            "tail_cut": round(1 - result.tail_s / baseline.tail_s, 3),
+            "tail_cut": round(tail_cut(result, baseline), 3),
             "migrations": result.migrations,
         }
 
@@ -82,7 +83,7 @@ def other_draws(workload: str) -> list[dict[str, Any]]:
             {
                 "seed": seed,
                 "x_baseline": round(seer.throughput_tok_s / baseline.throughput_tok_s, 3),
-                "tail_cut": round(1 - seer.tail_s / baseline.tail_s, 3),
+                "tail_cut": round(tail_cut(seer, baseline), 3),
             }
         )
     return rows

@@ -8,6 +8,7 @@ oracle is no bound: it begins with the longest responses, which is good but not 
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .config import SimConfig
 from .steps import StepTime
@@ -24,11 +25,12 @@ def lower_bound_s(responses: Sequence[Responses], config: SimConfig) -> float:
     ]
     tokens, held = sum(each.tokens for each in work), sum(each.held for each in work)
     steps = max(held / engine.kv_tokens, tokens / engine.max_running_requests)
-    weights = step.fixed(1) - _row_s(config) - engine.overhead_ms * 1e-3
+    overhead_s, row_s = engine.overhead_ms * 1e-3, engine.row_overhead_us * 1e-6
+    weights_s = step.fixed(1) - overhead_s - row_s
     together = (
-        steps * engine.overhead_ms * 1e-3
-        + max(steps * weights, tokens * step.per_row_compute)
-        + tokens * _row_s(config)
+        steps * overhead_s
+        + max(steps * weights_s, tokens * step.per_row_compute)
+        + tokens * row_s
         + sum(each.read for each in work) * step.per_kv_token
         + sum(len(group.prompt_ids) for group in responses) * step.per_prefill_token
     )
@@ -36,18 +38,13 @@ def lower_bound_s(responses: Sequence[Responses], config: SimConfig) -> float:
     return max(together / engine.count, alone)
 
 
-def _row_s(config: SimConfig) -> float:
-    return config.engine.row_overhead_us * 1e-6
-
-
-class _Work:
+class _Work(NamedTuple):
     """What the steps of one response take: `tokens` decoded, `read`: the sum of the KV tokens that
     they read, `held`: likewise of what only this response holds."""
 
-    def __init__(self, tokens: int, read: float, held: float) -> None:
-        self.tokens = tokens
-        self.read = read
-        self.held = held
+    tokens: int
+    read: float
+    held: float
 
     @classmethod
     def of(cls, prompt_len: int, length: int, chunk: int) -> "_Work":

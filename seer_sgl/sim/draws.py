@@ -1,13 +1,13 @@
 """The same workload with several draws of its lengths: means and ranges instead of one draw."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from rich.table import Table
 
 from .opening import SimRequest
-from .outcome import Outcome
+from .outcome import Outcome, tail_cut
 from .variants import BASELINE
 
 
@@ -18,6 +18,14 @@ class Spread(msgspec.Struct, frozen=True):
     least: float
     most: float
 
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> "Spread | None":
+        """Returns the spread of a figure; None if it is not known of some draw."""
+        known = [value for value in values if value is not None]
+        if len(known) < len(values):
+            return None
+        return cls(*(round(part(known), 4) for part in (statistics.mean, min, max)))
+
     def __str__(self) -> str:
         return f"{self.mean:.2f} ({self.least:.2f} to {self.most:.2f})"
 
@@ -27,20 +35,10 @@ class DrawnPolicy(msgspec.Struct, frozen=True, kw_only=True):
     tail. None: not known of that policy."""
 
     policy: str
-    ratio_to_baseline: Spread
-    tail_cut: Spread
+    ratio_to_baseline: Spread | None
+    tail_cut: Spread | None
     ratio_to_oracle: Spread | None
     share_of_bound: Spread | None
-
-
-def _spread(values: Iterable[float | None]) -> Spread | None:
-    known = [value for value in values if value is not None]
-    return _known(known) if known else None
-
-
-def _known(values: Iterable[float | None]) -> Spread:
-    known = [value for value in values if value is not None]
-    return Spread(*(round(of(known), 4) for of in (statistics.mean, min, max)))
 
 
 def drawn(request: SimRequest, policies: Sequence[str], seeds: Sequence[int]) -> list[DrawnPolicy]:
@@ -55,13 +53,10 @@ def drawn(request: SimRequest, policies: Sequence[str], seeds: Sequence[int]) ->
     return [
         DrawnPolicy(
             policy=policy,
-            ratio_to_baseline=_known([row.ratio_to_baseline for row in found]),
-            tail_cut=_known(
-                1 - row.tail_s / plain.tail_s if plain.tail_s else 0.0
-                for row, plain in zip(found, baselines, strict=True)
-            ),
-            ratio_to_oracle=_spread([row.ratio_to_oracle for row in found]),
-            share_of_bound=_spread([row.share_of_bound for row in found]),
+            ratio_to_baseline=Spread.of([row.ratio_to_baseline for row in found]),
+            tail_cut=Spread.of(list(map(tail_cut, found, baselines))),
+            ratio_to_oracle=Spread.of([row.ratio_to_oracle for row in found]),
+            share_of_bound=Spread.of([row.share_of_bound for row in found]),
         )
         for policy, found in rows.items()
     ]

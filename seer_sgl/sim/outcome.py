@@ -29,6 +29,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     share_of_bound: float | None = None
 
 
+def tail_cut(row: Outcome, baseline: Outcome) -> float:
+    """Returns the share of the baseline's tail that a policy cuts."""
+    return 1 - row.tail_s / baseline.tail_s if baseline.tail_s else 0.0
+
+
 def outcome(workload: str, policy: str, record: Recorder) -> Outcome:
     """Returns the figures of one run, by the definitions of the real report."""
     figures: dict[str, Any] = report(record)

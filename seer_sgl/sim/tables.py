@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from .config import PaperConfig
-from .outcome import Outcome
+from .outcome import Outcome, tail_cut
 from .sweep import Point
 from .variants import BASELINE, DESCRIPTIONS
 
@@ -62,7 +62,7 @@ def _cells(row: Outcome, baseline: Outcome, paper: PaperConfig) -> list[str]:
     published = paper.rows.get(row.policy)
     throughput = published.throughput if published else None
     tail = published.tail if published else None
-    cut = 1 - row.tail_s / baseline.tail_s if baseline.tail_s else 0.0
+    cut = tail_cut(row, baseline)
     return [
         f"{row.wall_s:,.0f}{_bracket(paper.wall_s if is_baseline else None, ',.0f')}",
         f"{row.tail_s:,.0f}{_bracket(paper.tail_s if is_baseline else None, ',.0f')}",
