@@ -139,7 +139,7 @@ class HttpEngine:
         return self._info
 
     async def _described(self) -> EngineInfo:
-        """Returns what the server says of itself now. Raises like `describe`."""
+        """Returns the current description of the server. Raises the errors of `describe`."""
         timeout_s = self._timing.control_timeout_s
         return await describe(self._session, self._info.engine_id, self._url, timeout_s)
 
