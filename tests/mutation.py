@@ -12,6 +12,7 @@ import argparse
 import ast
 import asyncio
 import copy
+import itertools
 import json
 import os
 import random
@@ -24,12 +25,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.tiers import TIERS
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "seer_sgl"
 TIMEOUT_S = 600  # a mutant may never end
 MOST_TESTS = 60  # of those that run the line; a fault that so many miss counts as missed
 # The gate, without its rules: under coverage everything costs more.
-MARKERS = "not process and not own_engines and not shared_engines and not smoke and not long"
+MARKERS = " and ".join(f"not {each}" for each in itertools.chain(*TIERS.values()))
 TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,

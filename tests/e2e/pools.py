@@ -11,17 +11,12 @@ import psutil
 from seer_sgl.config import FlagValue
 from tests.e2e.conftest import MODEL
 from tests.e2e.rig import PAGE
+from tests.e2e.rig import SGLANG as RIG
 from tests.listening import family, listeners
 from tests.processes import command_of
 
 WARM_UP_OBJECTS = 2
-SGLANG: dict[str, FlagValue] = {
-    "dtype": "float32",
-    "max-total-tokens": 16384,
-    "max-running-requests": 48,
-    "enable-deterministic-inference": True,
-    "skip-server-warmup": True,
-}
+SGLANG: dict[str, FlagValue] = {**RIG, "max-total-tokens": 16384}
 
 
 def local(count: int, **sections: dict[str, Any]) -> dict[str, Any]:
