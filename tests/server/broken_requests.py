@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
+from copy import deepcopy
 from typing import Any
 
 from tests.server.hostile import REFUSED
@@ -32,7 +33,8 @@ def broken(choices: random.Random) -> bytes:
         place = fields
         if isinstance(fields.get("sampling_params"), dict) and choices.random() < 0.5:
             place = fields["sampling_params"]
-        place[choices.choice([*place, "stop", "max_new_tokens", "n"])] = choices.choice(VALUES)
+        field = choices.choice([*place, "stop", "max_new_tokens", "n"])
+        place[field] = deepcopy(choices.choice(VALUES))
     body = bytearray(json.dumps(fields).encode())
     for _ in range(choices.choice([0, 0, 1, 5])):
         at = choices.randrange(len(body))
