@@ -112,8 +112,8 @@ STAGES = (
     Stage(
         (MIDDLE, HIGH),
         "Pick",
-        "The request: probes\nfirst, then longest group",
-        "scheduling/context_aware.py",
+        "The request: the most\ntokens possible first",
+        "scheduling/longest_possible.py",
     ),
     Stage(
         (RIGHT, HIGH),

@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=1000)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--max-inflight", type=int, default=64, help="requests per engine")
-    parser.add_argument("--policies", nargs="+", default=["seer", "fcfs"])
+    parser.add_argument("--policies", nargs="+", default=["seer", "seer_published", "fcfs"])
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
     options = parser.parse_args()
     arms: dict[str, Any] = {}

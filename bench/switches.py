@@ -1,7 +1,7 @@
 """Simulates the gain of each change from the published settings.
 
-`python -m bench.switches --json` rolls out the three workloads under `seer`, first by the paper's
-rules: chunks of 8,192 tokens (about 8,000 in the paper), engines balanced within 32 chunks in
+`python -m bench.switches --json` rolls out the three workloads, first by the paper's rules:
+chunks of 8,192 tokens (about 8,000 in the paper), engines balanced within 32 chunks in
 flight, requests of equal groups in order of submission. Then it adds one change at a time. It
 prints throughput as a multiple of the baseline's and of the oracle's, and the reduction of the
 baseline's tail.
@@ -44,10 +44,10 @@ def measure(workload: str) -> list[dict[str, Any]]:
     baseline, oracle = best.alone(BASELINE), best.alone(ORACLE)
 
     def row(
-        change: str, scenario: Scenario, order: type[ContextAware] = ContextAware
+        change: str, scenario: Scenario, order: type[ContextAware] | None = None
     ) -> dict[str, Any]:
         with mock.patch.object(strategy, "ContextAware", order):
-            result = scenario.alone("seer")
+            result = scenario.alone("seer" if order is None else "seer_published")
         return {
             "change": change,
             "wall_s": result.wall_s,
@@ -65,7 +65,8 @@ def measure(workload: str) -> list[dict[str, Any]]:
         row("as published", scenario(BIG, FIXED), PublishedOrder),
         row("+ chunks of 2,048", scenario(SMALL, FIXED), PublishedOrder),
         row("+ balance by the current load", scenario(SMALL), PublishedOrder),
-        row("+ order by own length", best),
+        row("+ order by own length", best, ContextAware),
+        row("+ most tokens possible first", best),
         row(
             "+ lengths of an earlier epoch",
             Scenario(workload, best.responses, best.config, earlier),

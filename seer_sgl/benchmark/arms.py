@@ -131,6 +131,15 @@ ARMS = _by_name(
         compared_with="context",
         paper=Paper(1.63, 0.0),
     ),
+    Arm(
+        name="seer_published",
+        label="seer-sgl with the\npaper's order",
+        description="as seer, with the paper's order: probes, longest estimate first",
+        policy="seer_published",
+        pool=True,
+        drafts=True,
+        compared_with="seer",
+    ),
 )
 # Temperature 0, because SGLang's own n-gram speculation is exact at temperature 0 only.
 GREEDY = _by_name(

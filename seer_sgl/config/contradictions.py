@@ -235,7 +235,7 @@ def _wrong_scheduling(config: Config) -> Iterator[Complaint]:
     scheduling, policy = config.scheduling, f"policy: {config.scheduling.policy}"
     if scheduling.policy == "oracle" and scheduling.lengths is None:
         yield "scheduling.policy", "oracle needs scheduling.lengths"
-    uses_lengths = scheduling.policy in ("seer", "longest_possible", "oracle")
+    uses_lengths = scheduling.policy in ("seer", "seer_published", "oracle")
     if not uses_lengths and scheduling.lengths is not None:
         yield "scheduling.lengths", f"{policy} uses no lengths"
     if scheduling.policy in UNDIVIDED:

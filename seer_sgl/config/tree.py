@@ -174,7 +174,7 @@ class DraftConfig(Section, frozen=True):
 
 
 Undivided = Literal["group_round_robin", "group_least_loaded", "request_round_robin"]
-PolicyName = Literal["seer", "longest_possible", "fcfs", "oracle", Undivided]
+PolicyName = Literal["seer", "seer_published", "fcfs", "oracle", Undivided]
 UNDIVIDED: tuple[str, ...] = get_args(Undivided)  # baselines: all requests sent at once, not moved
 
 
@@ -186,8 +186,8 @@ class SchedulingConfig(Section, frozen=True):
     `request_*` are baselines."""
     lengths: str | None = None
     """JSONL with the lengths of an earlier rollout of these prompts: its `samples.jsonl`, or lines
-    `{"prompt_ids" or "group_id", "lengths": [...]}`. The prior of `seer`, the true lengths of
-    `oracle`."""
+    `{"prompt_ids" or "group_id", "lengths": [...]}`. The prior of `seer` and `seer_published`,
+    the true lengths of `oracle`."""
     chunk_tokens: Positive = 8192
     """Token budget of a chunk. With a KV pool, which makes moves cheap, 2048 is better
     ([simulated](simulator.md))."""

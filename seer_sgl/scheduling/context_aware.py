@@ -1,4 +1,4 @@
-"""Seer's order (paper section 2): probes first, then the groups expected to be the longest.
+"""The published order (paper section 2): probes first, then the groups expected to be the longest.
 
 The first request of a group is its probe. A probe that ends early moves the rest of its group to
 the back. Until a request of a group ends, the group's estimate is the maximum response length. The
@@ -24,7 +24,8 @@ from .ready import ReadySet, Ticket
 
 
 class ContextAware(Guarded):
-    """The policy `seer`. A group with `known` lengths from an earlier rollout needs no probe."""
+    """The policy `seer_published`. A group with `known` lengths of an earlier rollout needs no
+    probe."""
 
     def __init__(
         self, known: KnownLengths | None = None, *, guard_every: int = GUARD_EVERY

@@ -1,11 +1,12 @@
 """The order of the most tokens that a request may still get, first.
 
-It replaces Seer's probes and estimates (context_aware.py). Each group has a posterior of its
-lengths (posterior.py). A group ranks by the tokens that its request with the fewest tokens still
-gets with a probability of one in a thousand, up to the maximum response length; within a group,
-that request goes first. So a group of which nothing is known ranks like one that reaches the limit,
-all groups advance together at first, and a group falls behind once its responses show that none
-of them will be among the longest. Groups of equal rank take turns, so that all are known sooner.
+It replaces the probes and estimates of the paper (context_aware.py). Each group has a posterior of
+its lengths (posterior.py). A group ranks by the tokens that its request with the fewest tokens
+still gets with a probability of one in a thousand, up to the maximum response length; within a
+group, that request goes first. So a group of which nothing is known ranks like one that reaches the
+limit, all groups advance together at first, and a group falls behind once its responses show that
+none of them will be among the longest. Groups of equal rank take turns, so that all are known
+sooner.
 """
 
 import heapq
@@ -24,7 +25,7 @@ CHANCE = 0.001
 
 
 class LongestPossible(Guarded):
-    """The policy `longest_possible`. `known`: lengths of earlier rollouts, which count as if their
+    """The policy `seer`. `known`: lengths of earlier rollouts, which count as if their
     responses were of this one."""
 
     def __init__(

@@ -28,13 +28,13 @@ def make_strategy(
     """Returns the strategy that `scheduling.policy` names. `cache_aware`: the placement of the
     strategies that divide requests.
 
-    `known`: lengths of earlier rollouts, the prior of `seer` and `longest_possible`, and the true
+    `known`: lengths of earlier rollouts, the prior of `seer` and `seer_published`, and the true
     lengths of `oracle`. Raises KeyError if the name is unknown.
     """
     if name == "seer":
-        return Strategy(lambda: ContextAware(known), cache_aware)
-    if name == "longest_possible":
         return Strategy(lambda: LongestPossible(known), cache_aware)
+    if name == "seer_published":
+        return Strategy(lambda: ContextAware(known), cache_aware)
     if name == "fcfs":
         return Strategy(FirstComeFirstServed, cache_aware)
     if name == "oracle":

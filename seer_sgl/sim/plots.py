@@ -27,12 +27,13 @@ COLOURS = {
     BASELINE: PLAIN,
     "request_round_robin": PLAIN,
     "fcfs": DIVIDED,
+    "seer_published": OURS,
     "seer": OURS,
     ORACLE: OURS,
     "seer+sd": OURS_DARK,
 }
 DRAWN = tuple(COLOURS)  # group_least_loaded hides behind the baseline
-DASHED = ("request_round_robin", ORACLE)
+DASHED = ("request_round_robin", "seer_published", ORACLE)
 
 
 def draw_policies(scenario: Scenario, folder: Path) -> None:

@@ -33,8 +33,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "group_least_loaded": _policy("group_least_loaded"),
     "request_round_robin": _policy("request_round_robin"),
     "fcfs": _policy("fcfs"),
+    "seer_published": _policy("seer_published"),
     "seer": _policy("seer"),
-    "longest_possible": _policy("longest_possible"),
     ORACLE: _policy(ORACLE),
     "seer+sd": _policy("seer", drafts=True),
 }
@@ -43,8 +43,8 @@ DESCRIPTIONS = {
     "group_least_loaded": "whole groups to the least loaded engine (OpenRLHF)",
     "request_round_robin": "whole requests to engines in turn (veRL, routers)",
     "fcfs": "divided rollout only",
-    "seer": "divided rollout, context-aware scheduling",
-    "longest_possible": "divided rollout, the most tokens possible first",
+    "seer_published": "divided rollout, the paper's order: probes, longest estimate first",
+    "seer": "divided rollout, the most tokens possible first",
     ORACLE: "divided rollout, true lengths known",
     "seer+sd": "seer with grouped speculative decoding",
 }
@@ -54,8 +54,8 @@ LABELS = {  # names in a picture, in lines
     "group_least_loaded": "plain SGLang, groups to\nthe least loaded engine",
     "request_round_robin": "plain SGLang,\nsingle requests in turn",
     "fcfs": "divided rollout",
+    "seer_published": "the paper's order",
     "seer": "context-aware order",
-    "longest_possible": "most tokens possible\nfirst",
     ORACLE: "context-aware order,\nlengths known",
     "seer+sd": "context-aware order,\ngrouped speculation",
 }

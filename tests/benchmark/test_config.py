@@ -58,7 +58,7 @@ def test_an_arm_whose_servers_lack_what_it_needs_is_left_out_with_the_reason(
 def test_servers_with_all_they_need_run_every_arm_of_their_kind() -> None:
     config = external(f"plain={PLAIN}", "drafting=http://a:3", overrides=SHARED)
     arms = {arm.name for arm in runnable(config)}
-    assert arms == plain_arms(config) | {"seer", "greedy_seer"}
+    assert arms == plain_arms(config) | {"seer", "seer_published", "greedy_seer"}
 
 
 def test_with_exact_engines_all_arms_are_alike_and_sglangs_own_speculation_is_left_out(
@@ -66,7 +66,7 @@ def test_with_exact_engines_all_arms_are_alike_and_sglangs_own_speculation_is_le
 ) -> None:
     caplog.set_level("INFO", "seer_sgl")
     config = load_ready_bench(gpu=False, overrides=["engines.exact=true"])
-    every, trees = {*config.bench.arms}, {"seer", "greedy_seer"}
+    every, trees = {*config.bench.arms}, {"seer", "seer_published", "greedy_seer"}
     arms = runnable(config)
     assert every - {arm.name for arm in arms} == {"greedy_ngram"}
     assert all(servers_config(arm, config).engines.exact for arm in arms)

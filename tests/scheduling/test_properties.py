@@ -27,7 +27,7 @@ from tests.helpers import LEFT, UNDIVIDABLE, make_group, make_reply
 
 POLICIES = [
     "seer",
-    "longest_possible",
+    "seer_published",
     "fcfs",
     "oracle",
     "group_round_robin",
