@@ -2,20 +2,18 @@
 
 All rows of a verification have the same width and the same cost. The paper's budget per draft token
 therefore becomes one number per step: the width. The policy chooses the width with the most
-expected tokens per second; a probe's tokens count double, and width 1 is plain decoding. It learns
-the time of a step by batch and width (steps.py) and the acceptance of draft tokens (acceptance.py).
+expected tokens per second; width 1 is plain decoding. It learns the time of a step by batch and
+width (steps.py) and the acceptance of draft tokens (acceptance.py).
 """
 
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .acceptance import Acceptance
 from .drafter import Drafts
 from .steps import StepTimes
 
-PROBE_WEIGHT = 2.0  # the paper's lambda
 # Times the rate of plain decoding: the best of several estimates is usually a little too high.
 LEAST_GAIN = 1.05
 MAX_PAUSE = 32  # steps without drafts, while drafting gains too little
@@ -51,19 +49,17 @@ class DraftPolicy:
         self._pause -= 1
         return True
 
-    def width(self, drafts: Drafts, probes: NDArray[np.bool_]) -> int:
-        """Returns the width of this step. drafts: the tokens to verify; probes: bool [n]."""
-        batch = len(probes)
+    def width(self, drafts: Drafts) -> int:
+        """Returns the width of this step. drafts: the tokens to verify."""
+        batch = len(drafts.counts)
         deepest = int(drafts.counts.max(initial=0)) + 1
-        weights = np.where(probes, PROBE_WEIGHT, 1.0)
-        total = float(weights.sum())
-        gained = np.cumsum(weights @ self.acceptance.expected(drafts))  # by the first k + 1 nodes
-        best, best_rate = 1, LEAST_GAIN * total / self.times.predict(batch, 1)
+        gained = np.cumsum(self.acceptance.expected(drafts).sum(axis=0))  # by the first k + 1 nodes
+        best, best_rate = 1, LEAST_GAIN * batch / self.times.predict(batch, 1)
         for width in self.widths[1:]:
             if self._beyond(width, deepest) or batch * width > self._most_nodes:
                 break
             gain = float(gained[min(width - 1, gained.size) - 1])
-            rate = (total + gain) / self.times.predict(batch, width)
+            rate = (batch + gain) / self.times.predict(batch, width)
             if rate > best_rate:
                 best, best_rate = width, rate
         self._rest_after(best)

@@ -224,7 +224,6 @@ def sampling_params(chunk: Chunk, drafting: bool) -> dict[str, Any]:
             "group": request.group.uid,
             "sample": request.index,
             "prompt_len": request.prompt_len,
-            "probe": request.index == 0,
         }
     if not chunk.reads:
         origin[NO_READ] = True

@@ -215,7 +215,7 @@ def test_a_users_custom_params_stay_beside_ours() -> None:
     assert sampling_params(chunk(sampling=own), drafting=False)["custom_params"] == {"their": [1]}
     both = sampling_params(chunk(sampling=own), drafting=True)["custom_params"]
     assert both.pop("their") == [1]
-    assert both == {ORIGIN: {"group": "g", "sample": 0, "prompt_len": 10, "probe": True}}
+    assert both == {ORIGIN: {"group": "g", "sample": 0, "prompt_len": 10}}
 
 
 @pytest.mark.parametrize("drafting", [False, True])

@@ -69,9 +69,8 @@ def test_tokens_that_were_taken_back_start_the_row_again() -> None:
 
 def test_rows_come_and_go_with_the_batch() -> None:
     engine = Engine()
-    a, b = request("a", [7]), request("b", [8], sample=1, probe=True)
+    a, b = request("a", [7]), request("b", [8], sample=1)
     engine.step([a, b], [4, 4], [[7], [8]])
-    assert engine.rows.probes.tolist() == [False, True]
     assert engine.rows.limits.tolist() == [53, 53]
     slots = engine.rows.slots.tolist()
     b.output_ids += [9]
@@ -121,7 +120,7 @@ def test_a_call_without_an_origin_has_a_group_of_its_own(given: Any) -> None:
     req = request("r1", [])
     req.sampling_params.custom_params = {"seer_sgl": given} if given is not None else None
     origin = origin_of(req)
-    assert (origin.group, origin.sample, origin.prompt_len, origin.probe) == ("r1", 0, 3, False)
+    assert (origin.group, origin.sample, origin.prompt_len) == ("r1", 0, 3)
 
 
 def test_what_one_rank_drafts_all_ranks_verify() -> None:

@@ -154,5 +154,5 @@ class Planner:
         rows.share(tokens, counts)
         if plain or not drafts.counts.any():
             return PLAIN
-        width = self._policy.width(drafts, rows.probes)
+        width = self._policy.width(drafts)
         return Plan(width, drafts) if width > 1 else PLAIN

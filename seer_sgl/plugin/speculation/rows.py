@@ -24,7 +24,6 @@ class Origin(NamedTuple):
     group: str
     sample: int
     prompt_len: int  # tokens of the prompt; the rest of the input is response
-    probe: bool
 
 
 def origin_of(req: SglReq) -> Origin:
@@ -38,8 +37,8 @@ def origin_of(req: SglReq) -> Origin:
         and 0 <= sample < 1 << 31
         and 0 < prompt_len <= length
     ):
-        return Origin(group, sample, prompt_len, origin.get("probe") is True)
-    return Origin(req.rid, 0, length, False)
+        return Origin(group, sample, prompt_len)
+    return Origin(req.rid, 0, length)
 
 
 class BatchRows:
@@ -49,12 +48,11 @@ class BatchRows:
         self.slots: NDArray[np.int64] = np.empty(0, np.int64)
         self.lengths: NDArray[np.int64] = np.empty(0, np.int64)  # tokens the index has
         self.limits: NDArray[np.int64] = np.empty(0, np.int64)  # tokens the request may reach
-        self.probes: NDArray[np.bool_] = np.empty(0, np.bool_)
         self._drafter = drafter
         self._replica = replica
         self._reqs: list[SglReq] = []
         self._rids: list[str] = []
-        self._known: dict[str, tuple[int, int, bool]] = {}  # rid -> slot, limit, probe
+        self._known: dict[str, tuple[int, int]] = {}  # rid -> slot, limit
 
     def follow(self, reqs: Sequence[SglReq]) -> None:
         """Updates the rows: the batch now consists of `reqs`."""
@@ -69,9 +67,8 @@ class BatchRows:
                 self._known[req.rid], lengths[req.rid] = self._begin(req)
         rows = [self._known[rid] for rid in rids]
         self._reqs, self._rids = list(reqs), rids
-        self.slots = np.array([slot for slot, _, _ in rows], np.int64)
-        self.limits = np.array([limit for _, limit, _ in rows], np.int64)
-        self.probes = np.array([probe for _, _, probe in rows], np.bool_)
+        self.slots = np.array([slot for slot, _ in rows], np.int64)
+        self.limits = np.array([limit for _, limit in rows], np.int64)
         self.lengths = np.array([lengths[rid] for rid in rids], np.int64)
 
     def missing(
@@ -118,7 +115,7 @@ class BatchRows:
         self._replica.end(self._known.pop(rid)[0])
         del self._reqs[at], self._rids[at]
         self.slots, self.lengths = np.delete(self.slots, at), np.delete(self.lengths, at)
-        self.limits, self.probes = np.delete(self.limits, at), np.delete(self.probes, at)
+        self.limits = np.delete(self.limits, at)
 
     def _settle(self, at: int, req: SglReq) -> None:
         """Puts the tokens booked since the last drafting step into the index."""
@@ -130,14 +127,14 @@ class BatchRows:
             self._drafter.step(slot, tokens, np.array([len(tokens)], np.int32), nothing, 1)
             self._replica.grown(int(slot[0]), tokens.tolist())
 
-    def _begin(self, req: SglReq) -> tuple[tuple[int, int, bool], int]:
+    def _begin(self, req: SglReq) -> tuple[tuple[int, int], int]:
         origin = origin_of(req)
         # SGLang puts hashes of images in place of their tokens.
         ids = [one if 0 <= one <= MAX_TOKEN else 0 for one in req.origin_input_ids]
         response = [*ids[origin.prompt_len :], *req.output_ids]
         slot = self._replica.begin(origin.group, origin.sample, ids[: origin.prompt_len], response)
         limit = len(ids) + req.sampling_params.max_new_tokens
-        return (slot, limit, origin.probe), len(ids) + len(req.output_ids)
+        return (slot, limit), len(ids) + len(req.output_ids)
 
     def _restart(self, i: int, req: SglReq) -> None:
         self._replica.end(int(self.slots[i]))
