@@ -17,6 +17,7 @@ from .memory import Table
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 
+MIN_PROBABILITY = 0.03
 _PROMPT = -1  # the source of tokens that only the prompt contains
 _MAX_SEQUENCE = (1 << 31) - 1
 _ARGUMENT_ERRORS = {
@@ -40,12 +41,12 @@ class Drafts(NamedTuple):
 class Drafter:
     """The indexes of all groups of an engine. For one thread.
 
-    `min_probability`: the minimum probability of a drafted path. Raises ValueError for a token
-    outside 0..2^18-1 or a sequence number outside 0..2^31-1. If a group is not open, every method
-    except `close` and `in` raises KeyError.
+    `min_probability`: the minimum probability of a drafted path; the default is the best of
+    `bench.draft_replay`. Raises ValueError for a token outside 0..2^18-1 or a sequence number
+    outside 0..2^31-1. If a group is not open, every method except `close` and `in` raises KeyError.
     """
 
-    def __init__(self, *, min_probability: float = 0.1) -> None:
+    def __init__(self, *, min_probability: float = MIN_PROBABILITY) -> None:
         if not 0 < min_probability <= 1:
             raise ValueError(f"min_probability {min_probability} is not in (0, 1]")
         self._min_probability = min_probability

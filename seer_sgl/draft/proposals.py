@@ -21,7 +21,7 @@ Float32 = NDArray[np.float32]
 SHORT = 4.0  # tokens: a context of this length backs off with twice the weight
 VOTERS = 4  # contexts that contribute to a token's probability
 SCANNED = 16  # newest edges of a fork that are read, beside the likeliest
-FRONTIER = 64  # open nodes; those above a probability of 0.1 are about ten
+FRONTIER = 64  # open nodes; candidates beyond it are dropped
 
 # The maximum length of a draft: tokens per token of its context, and a constant.
 DRAFT_PER_CONTEXT = 4.0

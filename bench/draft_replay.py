@@ -1,0 +1,205 @@
+"""Replays recorded responses on two modelled engines that draft from siblings.
+
+`python -m bench.draft_replay [--json]` decodes groups of the reasoner's recorded responses with the
+engines' own drafter, acceptance and draft policy, at several minimum probabilities of a draft. Only
+the time of a step is modelled: as measured on a CPU, bound by memory, and bound by compute. It
+prints microseconds of engine time per token and tokens per row of a step. Drafting itself takes no
+time here; `bench.draft_index` measures it.
+"""
+
+import argparse
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.draft_streams import Siblings, recorded
+from seer_sgl.draft.acceptance import Acceptance
+from seer_sgl.draft.drafter import Drafter, Drafts
+from seer_sgl.draft.policy import DraftPolicy
+from seer_sgl.draft.steps import StepTimes
+from seer_sgl.draft.tree import Accepted
+
+Tokens = NDArray[np.int32]
+PROBABILITIES = (0.1, 0.05, 0.03, 0.02, 0.01)
+WIDTHS, MOST, PATHS = (1, 3, 5, 9, 17), 16, 4
+BATCH, KV_TOKENS, RESERVED = 16, 8192, 128  # of an engine; tokens kept free for each response
+GROUPS, SEEDS, ENGINES = 8, (1, 2, 3, 4), 2
+NOTHING = np.empty(0, np.int32)
+
+
+class Cost(NamedTuple):
+    """Seconds of a step: fixed, per row, per draft, per KV token, and of any verification."""
+
+    fixed: float
+    row: float
+    draft: float
+    kv: float
+    verification: float
+
+    def seconds(self, batch: int, drafts: int, kv: int) -> float:
+        """Returns the time of a step with so many rows, draft tokens and KV tokens."""
+        verified = self.verification if drafts else 0.0
+        return self.fixed + self.row * batch + self.draft * drafts + self.kv * kv + verified
+
+
+COSTS = {
+    "cpu": Cost(2.3e-3, 1.5e-4, 2.2e-5, 2.7e-7, 1.7e-3),  # of the CPU benchmark
+    "memory": Cost(8e-3, 2e-5, 2e-6, 5e-8, 1e-3),
+    "compute": Cost(2.3e-3, 1.5e-4, 1.5e-4, 1.9e-7, 3e-4),  # a draft costs as much as a row
+}
+
+
+@dataclass
+class Row:
+    """A response that an engine decodes. `new`: tokens that the index lacks."""
+
+    prompt_len: int
+    text: Tokens
+    slot: int
+    new: Tokens
+    done: int = 1  # the prefill samples the first token
+
+    def advance(self, count: int) -> None:
+        """Adds the next tokens of the response."""
+        self.new = np.concatenate([self.new, self.text[self.done : self.done + count]])
+        self.done += count
+
+
+@dataclass
+class Engine:
+    """A modelled engine with the draft policy of a real one."""
+
+    policy: DraftPolicy
+    now_s: float = 0.0
+    rows: list[Row] = field(default_factory=list)
+
+
+class Totals(NamedTuple):
+    """Sums over all steps of all engines."""
+
+    seconds: float
+    tokens: int
+    rows: int
+
+
+def path(drafts: Drafts, row: int, truth: Tokens, width: int) -> list[int]:
+    """Returns the drafted nodes below `width` that match the response, from the root on."""
+    count = min(int(drafts.counts[row]), width - 1)
+    tokens, parents = drafts.tokens[row, :count], drafts.parents[row, :count]
+    found: list[int] = []
+    for token in truth:
+        parent = found[-1] if found else -1
+        matches = np.flatnonzero((parents == parent) & (tokens == token))
+        if not len(matches):
+            break
+        found.append(int(matches[0]))
+    return found
+
+
+def step(engine: Engine, drafter: Drafter, cost: Cost) -> Totals:
+    """Decodes one step of the engine's batch."""
+    rows, policy = engine.rows, engine.policy
+    kv = sum(row.prompt_len + row.done for row in rows)
+    width = 1
+    paths: list[list[int]] = [[] for _ in rows]
+    drafts: Drafts | None = None
+    if not policy.resting():
+        left = [min(MOST, len(row.text) - row.done - 1) for row in rows]
+        drafts = drafter.step(
+            np.array([row.slot for row in rows]),
+            np.concatenate([row.new for row in rows]),
+            np.array([len(row.new) for row in rows], np.int32),
+            np.maximum(left, 0).astype(np.int32),
+            PATHS,
+        )
+        for row in rows:
+            row.new = NOTHING
+        if drafts.counts.any():
+            width = policy.width(drafts)
+    if drafts is not None and width > 1:
+        paths = [path(drafts, i, row.text[row.done :], width) for i, row in enumerate(rows)]
+        nodes = np.full((len(rows), width), -1, np.int32)
+        nodes[:, 0] = 0
+        for i, found in enumerate(paths):
+            nodes[i, 1 : 1 + len(found)] = np.array(found, np.int32) + 1
+        counts = np.array([len(found) + 1 for found in paths], np.int32)
+        policy.acceptance.observe(drafts, Accepted(nodes, counts), width)
+    seconds = cost.seconds(len(rows), (width - 1) * len(rows), kv)
+    policy.times.observe(len(rows), width, seconds)
+    for row, found in zip(rows, paths, strict=True):
+        row.advance(len(found) + 1)
+    engine.now_s += seconds
+    return Totals(seconds, sum(len(found) + 1 for found in paths), len(rows))
+
+
+def replay(groups: Sequence[Siblings], cost: Cost, probability: float) -> Totals:
+    """Decodes all responses of the groups, first responses first, then group after group."""
+    drafter = Drafter(min_probability=probability)
+    for number, group in enumerate(groups):
+        drafter.open(str(number), group.prompt)
+    times = {
+        (batch, width): cost.seconds(batch, batch * (width - 1), batch * 450)
+        for batch in (1, 2, 4, 8, 16)
+        for width in WIDTHS
+    }
+    policies = [DraftPolicy(WIDTHS, StepTimes(times), Acceptance(MOST)) for _ in range(ENGINES)]
+    engines = [Engine(policy) for policy in policies]
+    siblings = range(len(groups[0].responses))
+    queue = [(g, 0) for g in range(len(groups))]
+    queue += [(g, i) for g in range(len(groups)) for i in siblings[1:]]
+    sums = [Totals(0.0, 0, 0)]
+    while busy := [engine for engine in engines if engine.rows or queue]:
+        engine = min(busy, key=lambda engine: engine.now_s)
+        while queue and len(engine.rows) < BATCH:
+            number, index = queue[0]
+            prompt, text = groups[number].prompt, groups[number].responses[index]
+            used = sum(row.prompt_len + row.done + RESERVED for row in engine.rows)
+            if used + len(prompt) + RESERVED > KV_TOKENS:
+                break
+            del queue[0]
+            slot = drafter.attach(str(number), index)
+            engine.rows.append(Row(len(prompt), text, slot, text[:1]))
+        engine.rows, ended = (
+            [row for row in engine.rows if (row.done < len(row.text)) is going]
+            for going in (True, False)
+        )
+        for row in ended:
+            count, none = np.array([len(row.new)], np.int32), np.zeros(1, np.int32)
+            drafter.step(np.array([row.slot]), row.new, count, none, 1)
+            drafter.detach(row.slot)
+        if engine.rows:
+            sums.append(step(engine, drafter, cost))
+    return Totals(*(sum(column) for column in zip(*sums, strict=True)))
+
+
+def main() -> None:
+    """Replays at every probability; prints one JSON object last."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print only the JSON object")
+    options = parser.parse_args()
+    texts = recorded()
+    table: dict[str, dict[float, dict[str, float]]] = {}
+    for name, cost in COSTS.items():
+        for probability in PROBABILITIES:
+            runs = [
+                replay(random.Random(seed).sample(texts, GROUPS), cost, probability)
+                for seed in SEEDS
+            ]
+            seconds, tokens, rows = (sum(column) for column in zip(*runs, strict=True))
+            figures = {
+                "us_a_token": round(1e6 * seconds / tokens, 1),
+                "tokens_a_row": round(tokens / rows, 2),
+            }
+            table.setdefault(name, {})[probability] = figures
+            if not options.json:
+                print(name, probability, figures, flush=True)
+    print(json.dumps(table))
+
+
+if __name__ == "__main__":
+    main()
