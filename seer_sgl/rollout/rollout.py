@@ -49,6 +49,7 @@ from .model import model_facts, tokenizer_source
 from .prompts import PromptLike, PromptReader
 from .reading import check_reading, misreading
 from .running import Running, drafts_of, in_order, raise_if_given_up
+from .trajectories import T, Trajectories, Trajectory, trajectories
 
 logger = logging.getLogger(__name__)
 clock = time.monotonic
@@ -238,6 +239,21 @@ class Rollout:
         """
         opening = functools.partial(self._resumed_journal, journal, extend)
         return self._roll(opening, prompts, observers, limits)
+
+    def trajectories(
+        self,
+        function: Trajectory[T],
+        prompts: Iterable[PromptLike],
+        observers: Sequence[Observer] = (),
+    ) -> AsyncGenerator[Trajectories[T], None]:
+        """Runs `function(prompt, client)` for each of a prompt's n trajectories, all at once.
+
+        `await client.generate(ids)` generates a turn (trajectories.py). Yields the results of each
+        prompt once all of its trajectories are done. Leaving the loop early aborts the rest. An
+        error of the function ends all; a request that fails for good raises RolloutError in its
+        function, and if that lets it pass, here, after all other prompts.
+        """
+        return trajectories(self, new_rollout_id(), function, prompts, observers)
 
     def replay(
         self,

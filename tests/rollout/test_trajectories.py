@@ -1,0 +1,205 @@
+"""Trajectories of several turns on fake servers: their tokens, their engines, and their errors."""
+
+import asyncio
+import contextlib
+import itertools
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from seer_sgl import Rollout
+from seer_sgl.errors import PromptError, RolloutError
+from seer_sgl.rollout.trajectories import Client
+from seer_sgl.types import Prompt, Sample
+from tests.fake_sglang import response_of
+from tests.rollout.fakes import LIMIT, LONGEST, PROMPTS, Logging, N, fakes
+from tests.support.waiting import until
+
+TURNS = 3
+RESULT = [7, 8, 9]  # tokens of a tool
+
+
+async def turns(prompt: Prompt, client: Client) -> list[Sample]:
+    """Generates some turns, each followed by the result of a tool."""
+    samples: list[Sample] = []
+    ids = list(prompt.prompt_ids)
+    for _ in range(TURNS):
+        samples.append(await client.generate(ids))
+        ids += [*samples[-1].response_ids, *RESULT]
+    return samples
+
+
+async def rolled(config: Any, function: Any = turns) -> dict[str, list[Any]]:
+    """Runs the trajectories of all prompts; returns the results by prompt."""
+    async with Rollout(config) as rollout:
+        results = {
+            done.prompt.prompt_id: done.results
+            async for done in rollout.trajectories(function, PROMPTS)
+        }
+        assert rollout.driver.check() == []
+    return results
+
+
+def check(samples: list[Sample], prompt: list[int]) -> None:
+    """Fails unless each turn has the tokens of an undivided call for its input."""
+    ids = list(prompt)
+    for sample in samples:
+        assert sample.prompt_ids.tolist() == ids
+        assert sample.response_ids.tolist() == response_of(sample.seed, len(ids), LONGEST)[:LIMIT]
+        assert len(sample.rollout_log_probs) == sample.response_length == len(sample.response_ids)
+        assert sum(span.tokens for span in sample.weight_spans) == sample.response_length
+        ids += [*sample.response_ids, *RESULT]
+
+
+async def test_every_turn_has_the_tokens_of_an_undivided_call() -> None:
+    async with fakes(delay_s=0.002) as it:
+        results = await rolled(it.config)
+        assert results.keys() == {prompt["id"] for prompt in PROMPTS}
+        for prompt in PROMPTS:
+            ids: Any = prompt["prompt_ids"]
+            assert len(results[str(prompt["id"])]) == N
+            for samples in results[str(prompt["id"])]:
+                check(samples, ids)
+        every = [turn for each in results.values() for samples in each for turn in samples]
+        assert len({turn.seed for turn in every}) == len(PROMPTS) * N * TURNS
+        assert any(turn.chunks > 1 for turn in every), "some turns are divided"
+
+
+async def test_seeds_do_not_depend_on_the_order_in_which_turns_end() -> None:
+    async def seeds(**options: Any) -> dict[str, Any]:
+        async with fakes(**options) as it:
+            results = await rolled(it.config)
+        return {name: [[t.seed for t in s] for s in each] for name, each in results.items()}
+
+    assert await seeds(count=1) == await seeds(count=3, delay_s=0.003)
+
+
+async def test_a_turn_runs_where_the_last_one_ended() -> None:
+    async with fakes(delay_s=0.001) as it:
+        config = it.config_with(scheduling={"chunk_tokens": LONGEST})
+        results = await rolled(config)
+        pairs = [
+            (before.engines[-1], after.engines[0])
+            for each in results.values()
+            for samples in each
+            for before, after in itertools.pairwise(samples)
+        ]
+        same = sum(before == after for before, after in pairs)
+        assert same > 0.8 * len(pairs)
+
+
+async def test_a_turn_has_its_own_sampling_parameters() -> None:
+    async def short(prompt: Prompt, client: Client) -> int:
+        del prompt
+        return (await client.generate(max_new_tokens=1 + client.index)).response_length
+
+    async with fakes() as it:
+        results = await rolled(it.config, short)
+        for lengths in results.values():
+            assert all(length <= 1 + index for index, length in enumerate(lengths))
+            assert max(lengths) > 1
+
+
+@pytest.mark.parametrize(
+    ("ids", "sampling", "expected"),
+    [
+        ([6, 5], {}, "prompt 'p0', a turn: it does not begin with the tokens of the prompt"),
+        ([5, 5, 5, -1], {}, "prompt_ids"),
+        ([5, 5, 5, "a"], {}, "prompt_ids"),
+        ([5, 5, 5, 1 << 40], {}, "prompt_ids"),
+        ([5] * 200_000, {}, "200000 prompt tokens"),
+        (None, {"top_p": 7}, "top_p"),
+        (None, {"colour": 1}, "colour"),
+    ],
+)
+async def test_an_unusable_turn_is_refused_in_its_function(
+    ids: Any, sampling: dict[str, Any], expected: str
+) -> None:
+    seen: list[str] = []
+
+    async def wrong(prompt: Prompt, client: Client) -> Sample:
+        if prompt.prompt_id == "p0":
+            with pytest.raises(PromptError) as caught:
+                await client.generate(ids, **sampling)
+            seen.append(str(caught.value))
+        return await client.generate()
+
+    async with fakes() as it:
+        results = await rolled(it.config, wrong)
+    assert len(seen) == N
+    assert all(expected in line and "\n" not in line for line in seen), seen
+    assert all(len(each) == N for each in results.values())
+
+
+async def test_an_error_of_the_function_ends_all_at_once() -> None:
+    async def broken(prompt: Prompt, client: Client) -> None:
+        await client.generate()
+        if (prompt.prompt_id, client.index) == ("p1", 2):
+            raise KeyError("a defect of the function")
+        await client.generate()
+
+    async with fakes(delay_s=0.001) as it, Rollout(it.config) as rollout:
+        with pytest.raises(KeyError, match="a defect"):
+            async for _ in rollout.trajectories(broken, PROMPTS):
+                pass
+        await until(lambda: rollout.driver.check() == [])
+        assert all(fake.running == 0 for fake in it.servers)
+
+
+async def test_leaving_early_aborts_the_other_trajectories() -> None:
+    async with fakes(delay_s=0.002) as it, Rollout(it.config) as rollout:
+        async with contextlib.aclosing(rollout.trajectories(turns, PROMPTS)) as running:
+            async for done in running:
+                assert len(done.results) == N
+                break
+        await until(lambda: all(fake.running == 0 for fake in it.servers))
+        assert rollout.driver.check() == []
+
+
+class Refusing(Logging):
+    """Refuses the inputs of one prompt."""
+
+    @override
+    def fault_of(self, call: dict[str, Any]) -> str:
+        super().fault_of(call)
+        return "400" if len(call["input_ids"]) == len(PROMPTS[2]["prompt_ids"]) else ""
+
+
+async def test_a_request_that_engines_refuse_fails_its_prompt_after_all_others() -> None:
+    results: list[str] = []
+    async with fakes(kind=Refusing) as it, Rollout(it.config) as rollout:
+        with pytest.raises(RolloutError, match="1 of 6 prompts failed"):
+            async for done in rollout.trajectories(turns, PROMPTS):
+                results.append(done.prompt.prompt_id)  # noqa: PERF401 (kept after the error)
+        assert sorted(results) == ["p0", "p1", "p3", "p4", "p5"]
+
+
+async def test_a_function_may_catch_the_failure_of_a_request() -> None:
+    async def careful(prompt: Prompt, client: Client) -> str:
+        del prompt
+        try:
+            return (await client.generate()).finish_reason
+        except RolloutError as error:
+            return str(error)
+
+    async with fakes(kind=Refusing) as it:
+        results = await rolled(it.config, careful)
+    assert all("400" in text or "refuse" in text for text in results["p2"]), results["p2"]
+    assert all(text in ("stop", "length") for text in results["p0"])
+
+
+async def test_a_cancelled_turn_is_aborted_and_the_trajectory_goes_on() -> None:
+    async def impatient(prompt: Prompt, client: Client) -> Sample:
+        del prompt
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.0):
+                await client.generate()
+        return await client.generate()
+
+    async with fakes(delay_s=0.002) as it:
+        results = await rolled(it.config, impatient)
+    for prompt in PROMPTS:
+        for sample in results[str(prompt["id"])]:
+            whole = response_of(sample.seed, len(prompt["prompt_ids"]), LONGEST)
+            assert sample.response_ids.tolist() == whole[:LIMIT]
