@@ -18,10 +18,8 @@ from typing import Any
 import torch
 
 from bench.reasoner.reward import reward
-from seer_sgl import Rollout, load_ready
-from seer_sgl.engine.fleet import Fleet, open_fleet
+from seer_sgl import Fleet, Group, Rollout, load_ready, open_fleet
 from seer_sgl.torchvision_schemas import define_missing_schemas
-from seer_sgl.types import Group
 
 define_missing_schemas()  # transformers imports torchvision, which fails with a CPU torch
 from transformers import AutoModelForCausalLM  # noqa: E402

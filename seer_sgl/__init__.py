@@ -1,22 +1,81 @@
-"""Divided, context-aware rollout for synchronous RL on SGLang (Seer, arXiv 2511.14617)."""
+"""Divided, context-aware rollout for synchronous RL on SGLang (Seer, arXiv 2511.14617).
 
+The names in `__all__` are the public interface (docs/reference.md). Everything else may change.
+"""
+
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .config import load_ready
+    from .config import Config, load, load_ready
+    from .driver.driver import Driver
+    from .driver.groups import GroupMaker
+    from .driver.observer import Observer
+    from .driver.run import Run
+    from .engine.fleet import Fleet, open_fleet
+    from .errors import (
+        ConfigError,
+        EngineError,
+        EngineStartError,
+        HubError,
+        InputError,
+        JournalError,
+        PoolError,
+        PromptError,
+        RolloutError,
+        SeerError,
+    )
     from .rollout import Rollout
+    from .rollout.trajectories import Client, Trajectories
+    from .sampling import Sampling
+    from .types import Group, Prompt, Request, Sample
 
-__all__ = ["Rollout", "load_ready"]
+__all__ = [
+    "Client",
+    "Config",
+    "ConfigError",
+    "Driver",
+    "EngineError",
+    "EngineStartError",
+    "Fleet",
+    "Group",
+    "GroupMaker",
+    "HubError",
+    "InputError",
+    "JournalError",
+    "Observer",
+    "PoolError",
+    "Prompt",
+    "PromptError",
+    "Request",
+    "Rollout",
+    "RolloutError",
+    "Run",
+    "Sample",
+    "Sampling",
+    "SeerError",
+    "Trajectories",
+    "load",
+    "load_ready",
+    "open_fleet",
+]
+_MODULES = {
+    "config": ("Config", "load", "load_ready"),
+    "driver.driver": ("Driver",),
+    "driver.groups": ("GroupMaker",),
+    "driver.observer": ("Observer",),
+    "driver.run": ("Run",),
+    "engine.fleet": ("Fleet", "open_fleet"),
+    "rollout": ("Rollout",),
+    "rollout.trajectories": ("Client", "Trajectories"),
+    "sampling": ("Sampling",),
+    "types": ("Group", "Prompt", "Request", "Sample"),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     """Imports a name on first use: SGLang's processes import this package without needing it."""
-    if name == "Rollout":
-        from .rollout import Rollout
-
-        return Rollout
-    if name == "load_ready":
-        from .config import load_ready
-
-        return load_ready
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOME.get(name, 'errors')}", __name__), name)

@@ -5,6 +5,7 @@ servers of the session, and its rollouts have fewer and shorter responses.
 """
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,13 +27,14 @@ pytestmark = pytest.mark.shared_engines
 PROMPTS, SAMPLES, LONGEST = 3, 2, 600
 LANDING = "README.md#from-python"
 ROLLOUT = "python.md#rollout"
+TRAJECTORIES = "python.md#trajectories"
 TRAINING = "python.md#training-loop"
 DRIVER = "python.md#driver"
 OBSERVERS = "python.md#observers"
 FLEET = "python.md#fleet"
 IDENTITY = "exactness.md#what-does-identity-need"
 FILES = "getting-started.md#what-the-command-writes"
-ON_SERVERS = {LANDING, ROLLOUT, TRAINING, DRIVER, OBSERVERS, FLEET, IDENTITY, FILES}
+ON_SERVERS = {LANDING, ROLLOUT, TRAJECTORIES, TRAINING, DRIVER, OBSERVERS, FLEET, IDENTITY, FILES}
 
 Ready = Callable[..., Config]
 
@@ -90,6 +92,16 @@ def test_a_rollout_yields_groups_of_samples(capsys: pytest.CaptureFixture[str]) 
     assert indices == [*range(SAMPLES)] * PROMPTS
     assert {line.split()[3] for line in lines} <= {"stop", "length"}
     assert float(throughput) > 0
+
+
+def test_a_function_generates_two_turns_per_sample(capsys: pytest.CaptureFixture[str]) -> None:
+    run(TRAJECTORIES)
+    lines = printed(capsys)
+    assert len(lines) == PROMPTS
+    for line in lines:
+        lengths = json.loads(line.partition(" ")[2])
+        assert len(lengths) == SAMPLES
+        assert all(length > 0 for length in lengths)
 
 
 def test_a_training_loop_samples_from_the_weights_of_its_step(

@@ -1,18 +1,19 @@
 """Writes the pages that are made from the code and from results: `python -m tools.docs.pages`.
 
-configuration.md, report.md and hooks.md are made whole. In other pages and in the README a block
-between `<!-- from SOURCE: NAME -->` and `<!-- end -->` is filled from a benchmark's report.json.
+The pages of MADE are made whole. In other pages and in the README a block between
+`<!-- from SOURCE: NAME -->` and `<!-- end -->` is filled from a benchmark's report.json.
 """
 
 from pathlib import Path
 
-from . import config_page, figures, hooks_page, report_page
+from . import config_page, figures, hooks_page, reference_page, report_page
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE = {
     "configuration.md": config_page.text,
     "report.md": report_page.text,
     "hooks.md": hooks_page.text,
+    "reference.md": reference_page.text,
 }
 NOTE = "<!-- made by `python -m tools.docs.pages`; edit the code it is made from -->\n\n"
 

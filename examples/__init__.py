@@ -1,0 +1,1 @@
+"""Scripts that use seer-sgl: `python -m examples.NAME`."""
