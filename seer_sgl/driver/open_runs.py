@@ -3,22 +3,20 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from typing_extensions import override
-
 from seer_sgl.errors import ChunkInterrupted, RolloutError
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import Failure, FailureKind, Group, OnFailure, Request, RequestState
 
 from .flights import Clock, Flights
 from .observer import Observer
-from .run import Run, RunControl
+from .run import Run
 from .samples import SampleMaker
 
 logger = logging.getLogger(__name__)
 BREACH = "the driver is idle"  # prefix of the log message about leftover scheduler state
 
 
-class OpenRuns(RunControl):
+class OpenRuns:
     """The runs that are open or have unfinished groups.
 
     `wake` makes the loop check the scheduler for work.
@@ -54,8 +52,8 @@ class OpenRuns(RunControl):
         self._open[run] = None
         return run
 
-    @override
     def add(self, run: Run, groups: Sequence[Group]) -> None:
+        """Starts the rollout of more groups. See `Run.add`."""
         if not run.open:
             raise ValueError("the run is complete")
         seen: set[str] = set()
@@ -75,34 +73,34 @@ class OpenRuns(RunControl):
                 self.leave(run, group)
         self._wake()
 
-    @override
     def restore(self, run: Run, request: Request) -> None:
+        """Reports a request as finished that was so when it was added."""
         self.finished(run, request)
 
-    @override
     def complete(self, run: Run) -> None:
+        """Marks an open run as complete: no more groups follow."""
         run.open = False
         self._forget_if_ended(run)
 
-    @override
     def grow(self, run: Run, group: Group, requests: Sequence[Request]) -> None:
+        """Adds requests to a growing group."""
         self._scheduler.grow(group, requests)
         self._submitted(run, requests)
         self._wake()
 
-    @override
     def complete_group(self, run: Run, group: Group) -> None:
+        """Marks a growing group as complete: no more requests follow."""
         self._scheduler.complete_group(group)
         if group.uid in run.unfinished and _has_all_samples(group):
             self.leave(run, group)
 
-    @override
     def prefer(self, group: Group) -> None:
+        """Sends a group's requests before those of its caller's other groups."""
         if group.uid in self.by_group:
             self._scheduler.prefer(group)
 
-    @override
     def abort(self, request: Request) -> None:
+        """Ends a request with the tokens it has."""
         run = self.by_group.get(request.group.uid)
         if run is None or request.state is RequestState.FINISHED:
             return
@@ -111,8 +109,8 @@ class OpenRuns(RunControl):
         elif (flight := self._flights.of(request)) is not None:
             self._flights.recall(flight, "the request was aborted")
 
-    @override
     def close(self, run: Run) -> None:
+        """Gives up the run's unfinished groups."""
         failure = Failure(FailureKind.LEFT, "its caller left")
         run.open = False
         for group in list(run.unfinished.values()):

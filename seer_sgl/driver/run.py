@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from seer_sgl.errors import RolloutError
 from seer_sgl.types import Group, OnFailure, Request
@@ -10,33 +10,8 @@ from seer_sgl.types import Group, OnFailure, Request
 from .observer import Observer
 from .samples import SampleMaker
 
-
-class RunControl(Protocol):
-    """A run's interface to the driver."""
-
-    def add(self, run: "Run", groups: Sequence[Group]) -> None:
-        """Starts the rollout of more groups."""
-
-    def restore(self, run: "Run", request: Request) -> None:
-        """Reports a request as finished that was so when it was added."""
-
-    def complete(self, run: "Run") -> None:
-        """Marks an open run as complete: no more groups follow."""
-
-    def grow(self, run: "Run", group: Group, requests: Sequence[Request]) -> None:
-        """Adds requests to a growing group."""
-
-    def complete_group(self, run: "Run", group: Group) -> None:
-        """Marks a growing group as complete: no more requests follow."""
-
-    def prefer(self, group: Group) -> None:
-        """Sends a group's requests before those of its caller's other groups."""
-
-    def abort(self, request: Request) -> None:
-        """Ends a request with the tokens it has."""
-
-    def close(self, run: "Run") -> None:
-        """Gives up the run's unfinished groups."""
+if TYPE_CHECKING:
+    from .open_runs import OpenRuns
 
 
 class Run:
@@ -48,7 +23,7 @@ class Run:
 
     def __init__(
         self,
-        control: RunControl,
+        runs: "OpenRuns",
         make_sample: SampleMaker,
         own_observers: Sequence[Observer],
         caller: str,
@@ -63,7 +38,7 @@ class Run:
         self.on_failure = on_failure
         self.open = True
         self.unfinished: dict[str, Group] = {}  # by uid
-        self._control = control
+        self._runs = runs
         # None: the run has ended, and a waiting iterator ends too.
         self._ended: asyncio.Queue[Group | RolloutError | None] = asyncio.Queue()
         self._error: RolloutError | None = None
@@ -94,38 +69,38 @@ class Run:
         Raises ValueError if the run is complete, or if the uid of a group or a request is already
         in use; then nothing has changed.
         """
-        self._control.add(self, groups)
+        self._runs.add(self, groups)
 
     def restore(self, request: Request) -> None:
         """Makes the sample of a request that was finished when it was added, and reports it."""
-        self._control.restore(self, request)
+        self._runs.restore(self, request)
 
     def complete(self) -> None:
         """Marks the run as complete: no more groups follow."""
-        self._control.complete(self)
+        self._runs.complete(self)
 
     def grow(self, group: Group, requests: Sequence[Request]) -> None:
         """Adds requests to a growing group. Raises ValueError if the group no longer grows."""
-        self._control.grow(self, group, requests)
+        self._runs.grow(self, group, requests)
 
     def complete_group(self, group: Group) -> None:
         """Marks a growing group as complete: no more requests follow."""
-        self._control.complete_group(self, group)
+        self._runs.complete_group(self, group)
 
     def prefer(self, group: Group) -> None:
         """Sends a group's requests before those of its caller's other groups from now on."""
-        self._control.prefer(group)
+        self._runs.prefer(group)
 
     def abort(self, request: Request) -> None:
         """Ends a request early, with the tokens that its engine returns.
 
         Its sample has the finish reason `abort`.
         """
-        self._control.abort(request)
+        self._runs.abort(request)
 
     def close(self) -> None:
         """Gives up the unfinished groups and aborts their chunks in flight."""
-        self._control.close(self)
+        self._runs.close(self)
 
     def wake(self) -> None:
         """Wakes a waiting iterator: the run may have ended (open_runs.py)."""
