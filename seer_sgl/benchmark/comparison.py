@@ -15,7 +15,7 @@ from seer_sgl.driver.observer import Observer
 from seer_sgl.engine.fleet import open_fleet
 from seer_sgl.errors import ConfigError, RolloutError, SeerError
 from seer_sgl.files import explained
-from seer_sgl.report.progress import Progress
+from seer_sgl.report.progress import ShownProgress
 from seer_sgl.rollout.command import COMPARISON, RolledOut, roll_out
 from seer_sgl.types import Request, Sample
 
@@ -125,7 +125,7 @@ async def _compare(
     config = with_values(plain, {"rollout.seed": seed})
     async with open_fleet(config.fleet, out / "engines" / "plain") as fleet:
         infos = [engine.info for engine in fleet.engines]
-        progress = Progress(infos, len(ours.prompts), len(digests))
+        progress = ShownProgress(infos, len(ours.prompts), len(digests))
         work = Workload(seed, ours.prompts)
         try:
             async with asyncio.timeout(limit_s), progress.shown(console):

@@ -11,7 +11,7 @@ from seer_sgl.engine.launch.process import SERVER_MODULE
 T = TypeVar("T")
 
 
-class Server(NamedTuple):
+class ServerProcesses(NamedTuple):
     """An SGLang server. `processes`: the server and its child processes."""
 
     command: Sequence[str]
@@ -21,7 +21,7 @@ class Server(NamedTuple):
 class ProcessTree(NamedTuple):
     """All child processes. `others`: a router, and the processes of the KV pool."""
 
-    servers: Sequence[Server]
+    servers: Sequence[ServerProcesses]
     others: Sequence[psutil.Process]
 
 
@@ -33,7 +33,7 @@ def process_tree() -> ProcessTree:
         below = query_or(partial(child.children, recursive=True), list[psutil.Process]())
         processes = [child, *below]
         if SERVER_MODULE in command:
-            servers.append(Server(command, processes))
+            servers.append(ServerProcesses(command, processes))
         else:
             others += processes
     return ProcessTree(servers, others)

@@ -20,7 +20,7 @@ from .launch.launcher import Launcher
 from .launch.local import LocalLauncher
 from .launch.process import gpu_visible, require_model, require_sglang
 from .launch.ray_cluster import Cluster, with_key
-from .launch.server import Plan
+from .launch.server import ServerPlan
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ async def open_launcher(
         async with open_pool(config.kv_pool, log_dir, machines, all_restarts, timing) as pool:
             count, path = config.engines.count, log_dir
             logger.info("starting %d SGLang engine(s) on a Ray cluster, logs in %s", count, path)
-            launcher = cluster.launcher(Plan.of(config, pool, environment), log_dir)
+            launcher = cluster.launcher(ServerPlan.of(config, pool, environment), log_dir)
             async with contextlib.aclosing(launcher):
                 yield launcher
         return

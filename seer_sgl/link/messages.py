@@ -21,7 +21,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     ranks: int  # their number; each holds a part of the KV
 
 
-class Stored(msgspec.Struct, tag="stored", frozen=True):
+class KvStored(msgspec.Struct, tag="stored", frozen=True):
     """This rank's part of the KV of a finished /generate call is in the pool.
 
     `complete` False: a part of it is missing and will not be stored.
@@ -47,7 +47,7 @@ class Forget(msgspec.Struct, tag="forget", frozen=True):
     keep: int
 
 
-ToDriver = Hello | Stored | Rates | draft.ToHub
+ToDriver = Hello | KvStored | Rates | draft.ToHub
 ToEngine = Forget | draft.ToReplica
 
 encode = msgspec.msgpack.Encoder().encode

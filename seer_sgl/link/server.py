@@ -70,7 +70,7 @@ class LinkServer:
         self._sockets: dict[str, dict[int, web.WebSocketResponse]] = {}  # by instance and rank
         self._hello = asyncio.Event()  # set when a hello arrives
         self._ranks: dict[str, int] = {}  # the number of ranks, by instance
-        self._partial: OrderedDict[str, dict[int, messages.Stored]] = OrderedDict()
+        self._partial: OrderedDict[str, dict[int, messages.KvStored]] = OrderedDict()
 
     def linked(self, instance: str) -> bool:
         """Returns whether every rank of an engine is connected."""
@@ -129,7 +129,7 @@ class LinkServer:
                     continue
                 elif isinstance(frame, messages.Rates):
                     self._measured(frame)
-                elif isinstance(frame, messages.Stored):
+                elif isinstance(frame, messages.KvStored):
                     self._stored(frame, hello)
                 elif self.drafts is not None and peer is not None:
                     self.drafts.received(peer, frame)
@@ -170,7 +170,7 @@ class LinkServer:
         ):
             self.on_rates(rates)
 
-    def _stored(self, frame: messages.Stored, hello: messages.Hello) -> None:
+    def _stored(self, frame: messages.KvStored, hello: messages.Hello) -> None:
         """Passes an acknowledgement on once every rank has sent it: each stores its own part."""
         parts = self._partial.setdefault(frame.rid, {})
         parts[hello.rank] = frame

@@ -181,7 +181,7 @@ class PoolRank:
         if self._by_last_page.get(chain.pages[-1]) is chain:
             del self._by_last_page[chain.pages[-1]]
         if self._link is not None:
-            self._link.send(messages.Stored(chain.rid, complete))
+            self._link.send(messages.KvStored(chain.rid, complete))
         if chain.uid in self._forgotten:
             self._forget(chain.uid, self._forgotten.pop(chain.uid))
 

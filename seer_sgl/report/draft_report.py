@@ -37,7 +37,7 @@ class Drafting(Protocol):
         """Returns the engine's drafting counters since its start. Raises EngineError."""
 
 
-class Reading(NamedTuple):
+class FleetDraftCounters(NamedTuple):
     """The counters at one time: of the engines, by id, and of the hub."""
 
     engines: dict[str, Facts]
@@ -66,7 +66,7 @@ class ReplicaCounts(msgspec.Struct, frozen=True):
     waits: WaitCounts = WaitCounts()
 
 
-class EngineCounts(msgspec.Struct, frozen=True):
+class EngineDraftCounts(msgspec.Struct, frozen=True):
     """The drafting counters of an engine."""
 
     steps: dict[Width, int] = {}  # 1 is plain decoding
@@ -92,13 +92,13 @@ async def read(
     engines: Sequence[Drafting],
     drafts: DraftSink | None,
     timeout_s: float = DEFAULT.draft_read_s,
-) -> Reading:
+) -> FleetDraftCounters:
     """Returns the current counters of all engines and the hub, read concurrently.
 
     Never raises. The counters of an engine that does not answer are missing; the reason is logged.
     """
     if not engines:
-        return Reading({}, None)
+        return FleetDraftCounters({}, None)
 
     async def read_engine(engine: Drafting) -> Facts | None:
         try:
@@ -115,18 +115,18 @@ async def read(
 
     hub, *counters = await asyncio.gather(read_hub(), *map(read_engine, engines))
     pairs = zip(engines, counters, strict=True)
-    return Reading(
+    return FleetDraftCounters(
         {engine.info.engine_id: facts for engine, facts in pairs if facts is not None}, hub
     )
 
 
-def section(before: Reading, after: Reading) -> Facts | None:
+def section(before: FleetDraftCounters, after: FleetDraftCounters) -> Facts | None:
     """Returns the report's section `drafting`; None if no engine drafts."""
     if not before.engines and not after.engines:
         return None
-    parts: dict[str, EngineCounts] = {}
+    parts: dict[str, EngineDraftCounts] = {}
     for engine_id, facts in after.engines.items():
-        part = counted(before.engines.get(engine_id), facts, EngineCounts)
+        part = counted(before.engines.get(engine_id), facts, EngineDraftCounts)
         if part is not None:
             parts[engine_id] = part
     hub = None if after.hub is None else counted(before.hub, after.hub, HubCounts)
@@ -181,7 +181,7 @@ def _difference(before: Any, after: Any) -> Any:
     return after
 
 
-def _engine(part: EngineCounts) -> Facts:
+def _engine(part: EngineDraftCounts) -> Facts:
     replica = part.replica
     return {
         "accept_length": _accept_length([part]),
@@ -204,13 +204,13 @@ def _hub(hub: HubCounts) -> Facts:
     }
 
 
-def _accept_length(parts: Iterable[EngineCounts]) -> float | None:
+def _accept_length(parts: Iterable[EngineDraftCounts]) -> float | None:
     counts = [(part.verified_tokens, part.verified_rows) for part in parts]
     rows = sum(count for _, count in counts)
     return round(sum(tokens for tokens, _ in counts) / rows, 3) if rows else None
 
 
-def _by_width(parts: Iterable[EngineCounts]) -> dict[str, int]:
+def _by_width(parts: Iterable[EngineDraftCounts]) -> dict[str, int]:
     """Returns the number of verification steps by width, ascending; width 1 is left out."""
     steps: Counter[str] = Counter()
     for part in parts:

@@ -24,7 +24,7 @@ BAR_WIDTH = 26
 INDENT = " " * 10  # of the engines, below the time
 
 
-class Progress(LiveCounts):
+class ShownProgress(LiveCounts):
     """Counts the events of a rollout and shows them."""
 
     @contextlib.asynccontextmanager

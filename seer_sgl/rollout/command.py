@@ -18,7 +18,7 @@ from seer_sgl.config import Config
 from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.files import FileReserve, explained
-from seer_sgl.report.progress import Progress
+from seer_sgl.report.progress import ShownProgress
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.style import can_draw
 from seer_sgl.report.timeline import draw_timeline
@@ -97,7 +97,7 @@ async def _roll_out(
     out, requests = samples.parent, sum(prompt.n for prompt in prompts)
     with _reserve(out) as release:
         async with rollout:
-            progress = Progress(rollout.engines, len(prompts), requests)
+            progress = ShownProgress(rollout.engines, len(prompts), requests)
             writer = SampleWriter(samples)
             (out / COMPARISON).unlink(missing_ok=True)  # of the samples before
             ended: BaseException | None = None

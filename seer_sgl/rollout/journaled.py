@@ -17,7 +17,7 @@ from seer_sgl.driver.journal.folder import JournalFolder
 from seer_sgl.driver.journal.journal import Journal
 from seer_sgl.driver.journal.records import Header, Resumed, encode
 from seer_sgl.driver.journal.restore import Restored, restore
-from seer_sgl.driver.journal.stored import Stored, read, records
+from seer_sgl.driver.journal.stored import StoredRollout, read, records
 from seer_sgl.driver.journal.writer import BlockWriter
 from seer_sgl.driver.observer import Observer
 from seer_sgl.driver.samples import SampleMaker
@@ -49,7 +49,7 @@ class RolloutJournal:
     """
 
     def __init__(
-        self, folder: JournalFolder, stored: Stored | None, *, extend: bool = False
+        self, folder: JournalFolder, stored: StoredRollout | None, *, extend: bool = False
     ) -> None:
         self.stored = stored
         self.restored = Restored()
@@ -254,7 +254,7 @@ class RolloutJournal:
         return report
 
     def _restore(
-        self, stored: Stored, now: Header, groups: Sequence[Group], started_at: float
+        self, stored: StoredRollout, now: Header, groups: Sequence[Group], started_at: float
     ) -> None:
         kept = msgspec.structs.replace(stored.header, weight_version=stored.weight_version)
         if stored.weight_version != stored.header.weight_version:

@@ -42,7 +42,7 @@ SHOWN = 6  # tokens of a difference
 TOKENIZE, DETOKENIZE = "/v1/tokenize", "/v1/detokenize"
 
 
-class Reading(msgspec.Struct, frozen=True):
+class TextReading(msgspec.Struct, frozen=True):
     """How TEXTS and CHAT are read, and token lists with their texts.
 
     prompts, parts: the tokens of each text, with and without special tokens. `chat`: None if it is
@@ -114,7 +114,7 @@ async def misreading(engine: HttpEngine, tokenizer: Tokenizer | None) -> str | N
     return None
 
 
-def own_reading(tokenizer: Tokenizer) -> Reading:
+def own_reading(tokenizer: Tokenizer) -> TextReading:
     """Returns how this process reads."""
     prompts = [tokenizer.served_tokens(text, True) for text in TEXTS]
     parts = [tokenizer.served_tokens(text, False) for text in TEXTS]
@@ -125,12 +125,12 @@ def own_reading(tokenizer: Tokenizer) -> Reading:
         chat = tokenizer.apply_chat_template(CHAT).tolist()
     except ValueError:
         chat = None
-    return Reading(prompts, parts, [(ids, tokenizer.served_text(ids)) for ids in lists], chat)
+    return TextReading(prompts, parts, [(ids, tokenizer.served_text(ids)) for ids in lists], chat)
 
 
 async def engine_reading(
     engine: HttpEngine, lists: list[list[int]] | None = None
-) -> Reading | None:
+) -> TextReading | None:
     """Returns how an engine reads; None if it does not serve TOKENIZE.
 
     lists: the token lists to decode; None: the engine's own. Raises EngineUnavailable.
@@ -146,7 +146,7 @@ async def engine_reading(
         engine, DETOKENIZE, {"tokens": lists, "skip_special_tokens": False}, _Texts
     )
     chat = await _post(engine, TOKENIZE, {"messages": CHAT}, _Tokens)
-    return Reading(
+    return TextReading(
         prompts.tokens,
         [] if parts is None else parts.tokens,
         [] if decoded is None else list(zip(lists, decoded.text, strict=False)),
@@ -160,7 +160,7 @@ async def _post(engine: HttpEngine, path: str, body: Any, kind: type[Any]) -> An
     return answer.decoded(kind)
 
 
-def difference(own: Reading, other: Reading) -> str | None:
+def difference(own: TextReading, other: TextReading) -> str | None:
     """Returns the first difference of two readings, chats excepted; None if there is none."""
     for kind, ours, theirs in (
         ("prompt", own.prompts, other.prompts),

@@ -29,7 +29,7 @@ class Running:
         *,
         start: Start,
         started_at: float,
-        drafted: draft_report.Reading,
+        drafted: draft_report.FleetDraftCounters,
         journal: RolloutJournal | None,
         on_failure: OnFailure,
     ) -> None:
@@ -87,7 +87,7 @@ class Running:
             )
 
 
-async def drafts_of(fleet: Fleet) -> draft_report.Reading:
+async def drafts_of(fleet: Fleet) -> draft_report.FleetDraftCounters:
     """Returns the counters of drafting so far, of the engines and the hub."""
     drafters = [engine for engine in fleet.engines if engine.info.draft_tokens > 0]
     return await draft_report.read(drafters, fleet.drafts)

@@ -22,7 +22,7 @@ def body_read(most: int, timeout_s: float) -> Middleware:
     It also applies to bodies that come in chunks or compressed: what counts is their final size.
     The large bodies that are read at the same time have MOST_AT_ONCE * `most` bytes in all.
     """
-    reading = Reading(MOST_AT_ONCE * most)
+    reading = LargeBodies(MOST_AT_ONCE * most)
 
     @web.middleware
     async def read(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -39,7 +39,7 @@ def body_read(most: int, timeout_s: float) -> Middleware:
     return read
 
 
-class Reading:
+class LargeBodies:
     """The large bodies that are being read: `most` bytes in all.
 
     Small ones are not counted, so that slow clients with large ones do not keep others out.

@@ -10,7 +10,7 @@ from .aborted import aborted_replies
 from .calls import Answer
 from .errors import Aborted
 from .forward_body import Whole, whole
-from .generate_body import Batch, GenerateReader, Undividable, require_few
+from .generate_body import CallBatch, GenerateReader, Undividable, require_few
 from .json import END, EVENTS, error_fields, event_of, json_response
 from .meta_info import Reply
 from .service import Service
@@ -46,7 +46,7 @@ class Generate:
     async def _stream(
         self,
         http: web.Request,
-        batch: Batch,
+        batch: CallBatch,
         answers: Sequence[Answer],
         replies: Sequence[Reply],
     ) -> web.StreamResponse:
@@ -93,7 +93,7 @@ def reader(service: Service) -> GenerateReader:
 
 
 def replies_of(
-    service: Service, batch: Batch, answers: Sequence[Answer], *, incremental: bool = False
+    service: Service, batch: CallBatch, answers: Sequence[Answer], *, incremental: bool = False
 ) -> list[Reply]:
     """Returns SGLang's replies to the calls of a batch, which grow with the answers.
 

@@ -89,7 +89,7 @@ class Undividable(Exception):
         self.reason = reason
 
 
-class Batch(msgspec.Struct, kw_only=True):
+class CallBatch(msgspec.Struct, kw_only=True):
     """A divided request. `single`: the reply is one object, not a list. `logprobs`: per call."""
 
     calls: list[Call]
@@ -116,7 +116,7 @@ class GenerateReader:
         self._longest = longest
         self._vocab_size = vocab_size
 
-    def read(self, body: bytes, session_id: str | None = None) -> Batch:
+    def read(self, body: bytes, session_id: str | None = None) -> CallBatch:
         """Returns the calls of a body.
 
         `session_id`: the session named in a header. Raises Undividable for a request that must be
@@ -136,7 +136,7 @@ class GenerateReader:
             raise
         return self.batch(request, session_id)
 
-    def batch(self, request: GenerateRequest, session_id: str | None = None) -> Batch:
+    def batch(self, request: GenerateRequest, session_id: str | None = None) -> CallBatch:
         """Returns the calls of a request. `session_id` and the errors: as in `read`."""
         prompts, single = self._prompts(request)
         parameters = request.sampling_params or {}
@@ -170,7 +170,7 @@ class GenerateReader:
                 for index in range(n)
             ]
         logprobs = _spread(request.return_logprob, len(prompts))
-        return Batch(
+        return CallBatch(
             calls=calls,
             single=single,
             stream=bool(request.stream),

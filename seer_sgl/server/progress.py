@@ -9,7 +9,7 @@ from seer_sgl.driver.observer import Observer
 from seer_sgl.types import ChunkResult, EngineLoad, Request
 
 
-class Progress(Observer):
+class SignsOfWork(Observer):
     """Counts the signs of work of all engines. It observes all runs."""
 
     def __init__(self) -> None:

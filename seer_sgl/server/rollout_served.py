@@ -28,7 +28,7 @@ from seer_sgl.types import (
 
 from .errors import Conflict
 from .rollout_body import RolloutOptions
-from .rollout_tally import End, Tally
+from .rollout_tally import End, RolloutTally
 
 # Requests submitted ahead of the reader, as a multiple of what the engines can run at once: while
 # one such number decodes, another is ready, so that no engine waits and the policy has a choice.
@@ -67,7 +67,7 @@ class ServedRollout(Observer):
         assert options.seed is not None
         self.options = options
         self.rollout_id = options.rollout_id
-        self.tally = Tally(len(groups), options.target_groups, options.dynamic_filtering)
+        self.tally = RolloutTally(len(groups), options.target_groups, options.dynamic_filtering)
         self.started_at = started_at
         self.ended_at: float | None = None
         self.end: End | None = None

@@ -7,7 +7,7 @@ from .errors import Conflict, NotFound
 End = Literal["complete", "target", "exhausted", "aborted", "left", "failed"]
 
 
-class Tally:
+class RolloutTally:
     """The groups of one rollout, by what became of them.
 
     `target`: how many groups must count; None: all. `decided`: a group counts once it is accepted;

@@ -29,7 +29,7 @@ from .forward import Forwarded
 from .generation import Generation
 from .holds import Holds
 from .pinned import Pinned
-from .progress import Progress
+from .progress import SignsOfWork
 from .rollouts import Rollouts
 from .streaming import abandon
 from .undivided import Undivided
@@ -55,7 +55,7 @@ class Service:
         self.undivided = Undivided()
         self.holds = Holds(rollout.driver, time.monotonic)
         self.pinned = Pinned()
-        self.progress = Progress()
+        self.progress = SignsOfWork()
         rollout.driver.observe(self.progress)
         self._forwarded: set[Forwarded] = set()  # queued or in flight
         self._token_texts: dict[int, str] = {}

@@ -30,7 +30,7 @@ NEW_TOKEN_RATIO_DECAY = (INIT_NEW_TOKEN_RATIO - MIN_NEW_TOKEN_RATIO) / 600
 ANSWER_S = 1e-6
 
 
-class Batch:
+class SimulatedBatch:
     """Turns jobs into tokens. Its owner calls `turn` at `wake_at`."""
 
     def __init__(self, engine: EngineConfig, step: StepTime, speculation: Speculation) -> None:

@@ -11,7 +11,7 @@ from .outcome import Outcome, tail_cut
 from .variants import BASELINE
 
 
-class Spread(msgspec.Struct, frozen=True):
+class DrawnFigure(msgspec.Struct, frozen=True):
     """A figure over the draws."""
 
     mean: float
@@ -19,7 +19,7 @@ class Spread(msgspec.Struct, frozen=True):
     most: float
 
     @classmethod
-    def of(cls, values: Sequence[float | None]) -> "Spread | None":
+    def of(cls, values: Sequence[float | None]) -> "DrawnFigure | None":
         """Returns the spread of a figure; None if it is not known of some draw."""
         known = [value for value in values if value is not None]
         if len(known) < len(values):
@@ -35,10 +35,10 @@ class DrawnPolicy(msgspec.Struct, frozen=True, kw_only=True):
     tail. None: not known of that policy."""
 
     policy: str
-    ratio_to_baseline: Spread | None
-    tail_cut: Spread | None
-    ratio_to_oracle: Spread | None
-    share_of_bound: Spread | None
+    ratio_to_baseline: DrawnFigure | None
+    tail_cut: DrawnFigure | None
+    ratio_to_oracle: DrawnFigure | None
+    share_of_bound: DrawnFigure | None
 
 
 def drawn(request: SimRequest, policies: Sequence[str], seeds: Sequence[int]) -> list[DrawnPolicy]:
@@ -53,10 +53,10 @@ def drawn(request: SimRequest, policies: Sequence[str], seeds: Sequence[int]) ->
     return [
         DrawnPolicy(
             policy=policy,
-            ratio_to_baseline=Spread.of([row.ratio_to_baseline for row in found]),
-            tail_cut=Spread.of(list(map(tail_cut, found, baselines))),
-            ratio_to_oracle=Spread.of([row.ratio_to_oracle for row in found]),
-            share_of_bound=Spread.of([row.share_of_bound for row in found]),
+            ratio_to_baseline=DrawnFigure.of([row.ratio_to_baseline for row in found]),
+            tail_cut=DrawnFigure.of(list(map(tail_cut, found, baselines))),
+            ratio_to_oracle=DrawnFigure.of([row.ratio_to_oracle for row in found]),
+            share_of_bound=DrawnFigure.of([row.share_of_bound for row in found]),
         )
         for policy, found in rows.items()
     ]

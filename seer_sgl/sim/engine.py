@@ -20,7 +20,7 @@ from seer_sgl.types import (
     WeightSpan,
 )
 
-from .batch import Batch
+from .batch import SimulatedBatch
 from .config import SimConfig, page_size
 from .job import Job
 from .speculation import MAX_DRAFTS, Speculation
@@ -59,7 +59,7 @@ class SimulatedEngine(Engine):
         self._loop = asyncio.get_running_loop()
         self._step = StepTime(config.engine)
         self._speculation = Speculation(config.speculation, self._step)
-        self._batch = Batch(config.engine, self._step, self._speculation)
+        self._batch = SimulatedBatch(config.engine, self._step, self._speculation)
         self._calls: dict[str, _Call] = {}  # by rid
         self._fetching: set[str] = set()  # rids of chunks whose KV is read from the pool
         self._timer: asyncio.TimerHandle | None = None

@@ -13,7 +13,7 @@ from typing_extensions import override
 from seer_sgl.errors import BadReply, EngineUnavailable
 from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, OnTokens
 
-from .batch import Batch
+from .batch import SimulatedBatch
 from .config import SimConfig
 from .engine import VERSION, SimulatedEngine, Stored
 from .faults import Kind
@@ -261,7 +261,7 @@ class FaultyEngine(SimulatedEngine):
         """Replaces the server by a new one, without KV and chunks."""
         self.wasted_tokens += self._batch.written(self._now())
         self._prefilled_before += self._batch.prefilled
-        self._batch = Batch(self._config.engine, self._step, self._speculation)
+        self._batch = SimulatedBatch(self._config.engine, self._step, self._speculation)
         self._instance += 1
         self._link_free_at, self._again = 0.0, None
         self._clock.thaw()

@@ -16,7 +16,7 @@ from seer_sgl.engine.fleet import open_fleet
 from seer_sgl.engine.launch.launcher import EngineStart, Launcher
 from seer_sgl.engine.launch.local import LocalLauncher
 from seer_sgl.engine.launch.ray_cluster import Cluster
-from seer_sgl.engine.launch.server import Plan
+from seer_sgl.engine.launch.server import ServerPlan
 from seer_sgl.errors import EngineDelayed, EngineStartError
 from seer_sgl.restarts import MOST_FAILURES
 from tests.support.launched import all_groups, check, config, kill, rolling, weights_folder
@@ -65,7 +65,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Room:
 
     class Here(Cluster):
         @override
-        def launcher(self, plan: Plan, log_dir: Path) -> Launcher:
+        def launcher(self, plan: ServerPlan, log_dir: Path) -> Launcher:
             launcher = InRoom(plan.config, log_dir, plan.pool, plan.environment)
             launcher.room = opened
             return launcher

@@ -12,7 +12,7 @@ from seer_sgl.link import client as engine_side
 from seer_sgl.link import messages
 from seer_sgl.link import server as driver_side
 from seer_sgl.link.client import Link
-from seer_sgl.link.messages import Forget, Hello, Rates, Stored
+from seer_sgl.link.messages import Forget, Hello, KvStored, Rates
 from seer_sgl.link.server import LinkServer, open_link
 from seer_sgl.processes import free_port
 from tests.support.links import closed, engine
@@ -93,7 +93,7 @@ async def test_what_an_engine_says_is_passed_on_in_order(
 ) -> None:
     async with engine(server) as one:
         for rid, complete in (("g.0.c1/", True), ("g.1.c1/", False)):
-            one.send(Stored(rid, complete))
+            one.send(KvStored(rid, complete))
         assert await received.all_of(one) == [("g.0.c1/", True), ("g.1.c1/", False)]
         assert received.rates == [RATES]
 
@@ -123,12 +123,12 @@ async def test_a_call_is_stored_once_every_rank_has_stored_its_part(
     server: LinkServer, received: Received, parts: tuple[bool, bool]
 ) -> None:
     async with engine(server, rank=0, ranks=2) as first, engine(server, rank=1, ranks=2) as second:
-        first.send(Stored("g.0.c1/", parts[0]))
-        first.send(Stored("g.0.c1/", parts[0]))
+        first.send(KvStored("g.0.c1/", parts[0]))
+        first.send(KvStored("g.0.c1/", parts[0]))
         assert await received.all_of(first) == [], "one rank twice does not count as two ranks"
-        second.send(Stored("g.1.c1/", True))
+        second.send(KvStored("g.1.c1/", True))
         assert await received.all_of(second) == [], "reports of different calls do not add up"
-        second.send(Stored("g.0.c1/", parts[1]))
+        second.send(KvStored("g.0.c1/", parts[1]))
         assert await received.all_of(second) == [("g.0.c1/", all(parts))]
 
 
@@ -138,10 +138,10 @@ async def test_calls_that_some_ranks_never_report_do_not_pile_up(
     monkeypatch.setattr(driver_side, "MAX_PARTIAL", 2)
     async with engine(server, rank=0, ranks=2) as first, engine(server, rank=1, ranks=2) as second:
         for rid in ("oldest", "older", "newest"):
-            first.send(Stored(rid, True))
+            first.send(KvStored(rid, True))
         await received.all_of(first)
         for rid in ("newest", "older", "oldest"):
-            second.send(Stored(rid, True))
+            second.send(KvStored(rid, True))
         assert await received.all_of(second) == [("newest", True), ("older", True)]
 
 
@@ -169,9 +169,9 @@ async def test_an_engine_with_a_wrong_token_is_never_heard(
         stranger = LinkServer()
         stranger.url = url
         async with engine(stranger) as wrong, engine(server) as right:
-            wrong.send(Stored("wrong", True))
+            wrong.send(KvStored("wrong", True))
             await until(lambda: refused >= 3)
-            right.send(Stored("right", True))
+            right.send(KvStored("right", True))
             assert await received.all_of(right) == [("right", True)]
             assert server.linked("one")
 
@@ -179,7 +179,7 @@ async def test_an_engine_with_a_wrong_token_is_never_heard(
 async def test_another_protocol_is_refused(server: LinkServer, received: Received) -> None:
     async with raw_socket(server) as socket:
         await socket.send_bytes(messages.encode(Hello(messages.PROTOCOL + 1, "new", 0, 1)))
-        await socket.send_bytes(messages.encode(Stored("g.0.c1/", True)))
+        await socket.send_bytes(messages.encode(KvStored("g.0.c1/", True)))
         assert await closed(socket)
     assert not server.linked("new")
     assert received.stored == []
@@ -189,9 +189,9 @@ async def test_who_has_not_said_hello_is_not_believed(
     server: LinkServer, received: Received
 ) -> None:
     async with raw_socket(server) as socket:
-        await socket.send_bytes(messages.encode(Stored("before", True)))
+        await socket.send_bytes(messages.encode(KvStored("before", True)))
         await socket.send_bytes(messages.encode(Hello(messages.PROTOCOL, "one", 0, 1)))
-        await socket.send_bytes(messages.encode(Stored("after", True)))
+        await socket.send_bytes(messages.encode(KvStored("after", True)))
         await until(lambda: received.stored)
     assert received.stored == [("after", True)]
 
@@ -214,7 +214,7 @@ async def test_rates_that_nothing_can_have_are_ignored(
 ) -> None:
     async with engine(server) as one:
         one.send(rates)
-        one.send(Stored("g.0.c1/", True))
+        one.send(KvStored("g.0.c1/", True))
         assert await received.all_of(one) == [("g.0.c1/", True)], "the link stays up"
     assert received.rates == [RATES]
 
@@ -262,7 +262,7 @@ async def test_an_unreadable_frame_costs_its_socket_only(
         await socket.send_bytes(garbage)
         assert await closed(socket)
         await until(lambda: not server.linked("odd"))
-        one.send(Stored("g.0.c1/", True))
+        one.send(KvStored("g.0.c1/", True))
         assert await received.all_of(one) == [("g.0.c1/", True)]
 
 
@@ -321,12 +321,12 @@ async def test_what_is_said_while_the_driver_is_away_arrives_when_it_is_there(
     driver, port = absent
     received = Received(driver)
     async with engine(driver) as one:
-        one.send(Stored("early", True))
+        one.send(KvStored("early", True))
         async with serving(driver.serve, port):
             assert await received.all_of(one) == [("early", True)]
         await until(lambda: not one.talks)
-        one.send(Stored("between", True))
-        one.send(Stored("the two", True))
+        one.send(KvStored("between", True))
+        one.send(KvStored("the two", True))
         async with serving(driver.serve, port):
             assert (await received.all_of(one))[1:] == [("between", True), ("the two", True)]
             assert driver.linked("one")
@@ -340,7 +340,7 @@ async def test_only_the_newest_frames_wait_for_the_driver(
     received = Received(driver)
     async with engine(driver) as one:
         for i in range(6):
-            one.send(Stored(f"g.{i}.c1/", True))
+            one.send(KvStored(f"g.{i}.c1/", True))
         async with serving(driver.serve, port):
             await until(lambda: len(received.stored) == 3)
     assert [rid for rid, _ in received.stored] == ["g.3.c1/", "g.4.c1/", "g.5.c1/"]
@@ -357,7 +357,7 @@ async def test_what_could_not_be_sent_arrives_after_the_reconnect(
         self: aiohttp.ClientWebSocketResponse, data: bytes, compress: int | None = None
     ) -> None:
         nonlocal breaks
-        if not breaks and isinstance(messages.decode_to_driver(data), Stored):
+        if not breaks and isinstance(messages.decode_to_driver(data), KvStored):
             breaks += 1
             await self.close()
             raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
@@ -365,7 +365,7 @@ async def test_what_could_not_be_sent_arrives_after_the_reconnect(
 
     monkeypatch.setattr(aiohttp.ClientWebSocketResponse, "send_bytes", breaks_once)
     async with engine(driver) as one:
-        one.send(Stored("g.0.c1/", True))
+        one.send(KvStored("g.0.c1/", True))
         async with serving(driver.serve, port):
             await until(lambda: breaks and driver.linked("one"))
             await until(lambda: received.stored)

@@ -15,7 +15,7 @@ import pytest
 
 from seer_sgl.kvpool.namespace import KvLayout
 from seer_sgl.link import client, contract, messages
-from seer_sgl.link.messages import Forget, Hello, Rates, Stored
+from seer_sgl.link.messages import Forget, Hello, KvStored, Rates
 from seer_sgl.plugin.pool_rank import PageNames, PoolRank, remove_pages
 from seer_sgl.timing import Timing
 
@@ -129,8 +129,8 @@ class Rank:
     def settle(self) -> None:
         """Waits until all earlier events are processed."""
         self.run("settle.c1/", "##")
-        until(lambda: Stored("settle.c1/", True) in self.sent)
-        self.sent.remove(Stored("settle.c1/", True))
+        until(lambda: KvStored("settle.c1/", True) in self.sent)
+        self.sent.remove(KvStored("settle.c1/", True))
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_a_call_is_stored_when_its_last_page_is_written(quiet: Rank) -> None:
     quiet.pool_rank.written("another")
     quiet.pool_rank.written("abcd")
     until(lambda: quiet.sent)
-    assert quiet.sent == [Stored("r.c1/", True)]
+    assert quiet.sent == [KvStored("r.c1/", True)]
 
 
 def test_a_write_that_failed_is_no_acknowledgement(quiet: Rank) -> None:
@@ -165,7 +165,7 @@ def test_a_write_that_failed_is_no_acknowledgement(quiet: Rank) -> None:
     quiet.backend.present.add("abcd")
     quiet.pool_rank.written("abcd")
     quiet.settle()
-    assert quiet.sent == [Stored("r.c1/", True)]
+    assert quiet.sent == [KvStored("r.c1/", True)]
 
 
 def test_a_call_shorter_than_a_page_has_nothing_to_acknowledge(quiet: Rank) -> None:
@@ -179,14 +179,14 @@ def test_a_partial_page_is_not_waited_for(quiet: Rank) -> None:
     quiet.backend.present.add("ab")
     quiet.pool_rank.written("ab")
     quiet.settle()
-    assert quiet.sent == [Stored("r.c1/", True)]
+    assert quiet.sent == [KvStored("r.c1/", True)]
 
 
 def test_a_call_is_acknowledged_once(quiet: Rank) -> None:
     quiet.run("r.c1/", "ab")
     quiet.pool_rank.written("ab")
     quiet.settle()
-    assert quiet.sent == [Stored("r.c1/", True)]
+    assert quiet.sent == [KvStored("r.c1/", True)]
 
 
 def test_a_rank_introduces_itself() -> None:
@@ -218,7 +218,7 @@ def test_the_pool_is_asked_again_until_everything_is_there(rank: Rank) -> None:
     until(lambda: rank.backend.queries >= 2)
     rank.backend.present |= {"ab", "abcd"}
     until(lambda: rank.sent)
-    assert rank.sent == [Stored("r.c1/", True)]
+    assert rank.sent == [KvStored("r.c1/", True)]
 
 
 def test_calls_with_the_same_kv_are_both_acknowledged(rank: Rank) -> None:
@@ -232,14 +232,14 @@ def test_what_is_not_there_in_time_will_never_be_whole() -> None:
     rank = Rank(pool_longest_wait_s=0.0)
     rank.run("r.c1/", "abcd", written=False)
     until(lambda: rank.sent)
-    assert rank.sent == [Stored("r.c1/", False)]
+    assert rank.sent == [KvStored("r.c1/", False)]
 
 
 def test_looks_count_not_the_clock() -> None:
     rank = Rank(pool_first_check_s=0.01, pool_longest_wait_s=0.04)
     rank.run("r.c1/", "abcd", written=False)
     until(lambda: rank.sent)
-    assert rank.sent == [Stored("r.c1/", False)]
+    assert rank.sent == [KvStored("r.c1/", False)]
     assert rank.backend.queries == 3, "after 10, 20 and 40 ms, or later"
 
 
@@ -256,7 +256,7 @@ def test_a_pool_that_stays_away_is_reported_to_the_driver() -> None:
     rank.backend.away = sys.maxsize
     rank.run("r.c1/", "ab")
     until(lambda: rank.sent)
-    assert rank.sent == [Stored("r.c1/", False)]
+    assert rank.sent == [KvStored("r.c1/", False)]
 
 
 def test_pages_beyond_what_is_kept_are_removed_and_the_rest_later(quiet: Rank) -> None:
@@ -296,7 +296,7 @@ def test_what_is_still_being_written_is_removed_afterwards(quiet: Rank) -> None:
     quiet.backend.present |= {"ab", "abcd"}
     quiet.pool_rank.written("abcd")
     quiet.settle()
-    assert quiet.sent == [Stored("r.c1/", True)]
+    assert quiet.sent == [KvStored("r.c1/", True)]
     assert quiet.removed == ["ab", "abcd"]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seer_sgl.draft.tree import lay_out
-from seer_sgl.plugin.speculation.outcome import Outcome
+from seer_sgl.plugin.speculation.outcome import WalkOutcome
 from seer_sgl.plugin.speculation.verify import flat
 from seer_sgl.plugin.speculation.walk import upload, walk
 from tests.draft.trees import Tree, as_drafts, trees
@@ -21,7 +21,7 @@ def test_what_the_target_drew_is_followed_as_far_as_it_was_drafted(
     nodes = upload(lay_out([9] * len(rows), as_drafts(rows), width), "cpu")
     draws = [[dice.randint(0, 2) for _ in range(width)] for _ in rows]
     walked = walk(nodes, torch.tensor(draws, dtype=torch.int32))
-    outcome = Outcome(walked)()
+    outcome = WalkOutcome(walked)()
     for row, whole in enumerate(rows):
         tree = whole[: width - 1]
         path = [-1]

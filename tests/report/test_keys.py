@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from seer_sgl.report import processes
-from seer_sgl.report.draft_report import Reading, section
+from seer_sgl.report.draft_report import FleetDraftCounters, section
 from seer_sgl.report.keys import KEYS
 from seer_sgl.restarts import Incidents, Restarts
 from tests.rollout.fakes import fakes, rolled
@@ -37,8 +37,8 @@ async def test_every_key_of_the_report_is_explained_and_no_other(tmp_path: Path)
         kept = it.config_with(rollout={"journal": str(tmp_path)})
         await rolled(kept, groups=1)
         _, report = await rolled(it.config, resume=tmp_path)
-    before = Reading({"e0": engine(0)}, hub(0))
-    drafting = section(before, Reading({"e0": engine(3)}, hub(3)))
+    before = FleetDraftCounters({"e0": engine(0)}, hub(0))
+    drafting = section(before, FleetDraftCounters({"e0": engine(3)}, hub(3)))
     assert drafting is not None
     helpers = processes.section({}, [Restarts("draft hub", Incidents())])
     seen = set(paths({**report, "drafting": drafting, "processes": helpers, "error": None}))

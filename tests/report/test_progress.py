@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from seer_sgl.report.progress import Progress
+from seer_sgl.report.progress import ShownProgress
 from seer_sgl.timing import Timing
 from seer_sgl.types import ChunkResult, EngineLoad
 from tests.helpers import made_sample, make_group, make_reply
@@ -17,13 +17,13 @@ from tests.support.infos import chunk_on, info
 DRAFTING = {"draft_tokens": 17, "pool": "seer-x", "kv_bytes_per_token": 1000}
 
 
-def half_done(**facts: Any) -> Progress:
+def half_done(**facts: Any) -> ShownProgress:
     """Two engines; one of two groups of one request is complete, the other waits in b's queue.
 
     `facts`: of the engines.
     """
     infos = [msgspec.structs.replace(info(name), **facts) for name in "ab"]
-    shown = Progress(infos, groups=2, requests=2)
+    shown = ShownProgress(infos, groups=2, requests=2)
     requests = [make_group(name, n=1).requests[0] for name in ("x", "y")]
     chunks = [
         chunk_on(engine_id, request, migrated=engine_id == "a")
@@ -40,7 +40,7 @@ def half_done(**facts: Any) -> Progress:
     return shown
 
 
-def text_of(shown: Progress, *, ended: bool = False) -> str:
+def text_of(shown: ShownProgress, *, ended: bool = False) -> str:
     """Returns the panel as text, in 80 columns."""
     console = Console(file=io.StringIO(), width=80)
     with console.capture() as captured:
@@ -78,7 +78,7 @@ def test_with_all_of_seer_they_show_what_drafts_and_the_pool_bring() -> None:
 
 def test_before_the_first_verification_the_accept_length_is_a_dash() -> None:
     infos = [msgspec.structs.replace(info("a"), **DRAFTING)]
-    assert "accept -  moved 0, 0 bytes" in next(Progress(infos, 1, 1).lines())
+    assert "accept -  moved 0, 0 bytes" in next(ShownProgress(infos, 1, 1).lines())
 
 
 def test_the_panel_has_a_row_per_technique_and_engine_in_80_columns() -> None:
@@ -124,13 +124,13 @@ async def test_shown_while_it_runs_and_once_more_at_the_end(terminal: bool) -> N
 
 
 def test_while_no_chunk_returns_the_rate_is_unknown() -> None:
-    shown = Progress([info("a")], groups=1, requests=1)
+    shown = ShownProgress([info("a")], groups=1, requests=1)
     assert "- tok/s" in next(shown.lines())
     assert "- tok/s over 10 s" in text_of(shown)
 
 
 def test_of_a_large_fleet_only_the_first_engines_are_shown() -> None:
-    shown = Progress([info(f"e{i}") for i in range(64)], groups=1, requests=1)
+    shown = ShownProgress([info(f"e{i}") for i in range(64)], groups=1, requests=1)
     text = "\n".join(shown.lines())
     assert "e7 0 running" in text
     assert "e8" not in text

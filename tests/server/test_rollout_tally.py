@@ -3,15 +3,15 @@
 import pytest
 
 from seer_sgl.server.errors import Conflict, NotFound
-from seer_sgl.server.rollout_tally import Tally
+from seer_sgl.server.rollout_tally import RolloutTally
 
 
-def complete(tally: Tally, *names: str) -> None:
+def complete(tally: RolloutTally, *names: str) -> None:
     tally.complete |= dict.fromkeys(names)
 
 
 def test_without_a_target_it_ends_with_the_last_group() -> None:
-    tally = Tally(3, None, decided=False)
+    tally = RolloutTally(3, None, decided=False)
     complete(tally, "a", "b")
     assert tally.end is None
     tally.failed["c"] = None
@@ -20,7 +20,7 @@ def test_without_a_target_it_ends_with_the_last_group() -> None:
 
 
 def test_a_rejected_group_needs_another_one_to_meet_the_target() -> None:
-    tally = Tally(4, 2, decided=False)
+    tally = RolloutTally(4, 2, decided=False)
     complete(tally, "a")
     tally.reject("a")
     complete(tally, "b")
@@ -31,14 +31,14 @@ def test_a_rejected_group_needs_another_one_to_meet_the_target() -> None:
 
 
 def test_a_target_that_cannot_be_met_ends_with_the_last_group() -> None:
-    tally = Tally(2, 2, decided=False)
+    tally = RolloutTally(2, 2, decided=False)
     complete(tally, "a")
     tally.failed["b"] = None
     assert tally.end == "exhausted"
 
 
 def test_with_decisions_it_waits_for_the_verdict_on_every_complete_group() -> None:
-    tally = Tally(3, 2, decided=True)
+    tally = RolloutTally(3, 2, decided=True)
     complete(tally, "a", "b", "c")
     assert tally.end is None
     tally.accept("a")
@@ -51,14 +51,14 @@ def test_with_decisions_it_waits_for_the_verdict_on_every_complete_group() -> No
 
 
 def test_with_decisions_the_last_reject_exhausts_it() -> None:
-    tally = Tally(1, 1, decided=True)
+    tally = RolloutTally(1, 1, decided=True)
     complete(tally, "a")
     tally.reject("a")
     assert tally.end == "exhausted"
 
 
 def test_contradictory_verdicts_are_refused() -> None:
-    tally = Tally(3, 2, decided=True)
+    tally = RolloutTally(3, 2, decided=True)
     complete(tally, "a", "b")
     tally.accept("a")
     tally.reject("b")
@@ -71,4 +71,4 @@ def test_contradictory_verdicts_are_refused() -> None:
     with pytest.raises(NotFound):
         tally.accept("c")
     with pytest.raises(Conflict, match="dynamic_filtering"):
-        Tally(1, 1, decided=False).accept("a")
+        RolloutTally(1, 1, decided=False).accept("a")

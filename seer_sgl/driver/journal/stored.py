@@ -19,7 +19,7 @@ from .records import Complete, Ended, Extended, Header, Record, Resumed, Returne
 logger = logging.getLogger(__name__)
 
 
-class Stored(NamedTuple):
+class StoredRollout(NamedTuple):
     """The facts of a rollout, read from a checked journal.
 
     `header`: with the prompts that were added. `runs`: of earlier processes. `elapsed_s`: the time
@@ -36,7 +36,7 @@ class Stored(NamedTuple):
     complete: Complete | None
 
 
-def read(folder: JournalFolder) -> Stored | None:
+def read(folder: JournalFolder) -> StoredRollout | None:
     """Returns a checked journal; None if it ended before its header was written.
 
     Raises JournalError if it is damaged, or of another version.
@@ -49,7 +49,7 @@ def read(folder: JournalFolder) -> Stored | None:
             raise JournalError(f"{folder.name}: {error}") from error
 
 
-def records(folder: JournalFolder, stored: Stored) -> Iterator[Record]:
+def records(folder: JournalFolder, stored: StoredRollout) -> Iterator[Record]:
     """Yields the records behind the header, in order."""
     with folder.explained(), _mapped(folder.file) as data:
         yield from _behind_header(data, stored.blocks)
@@ -57,7 +57,7 @@ def records(folder: JournalFolder, stored: Stored) -> Iterator[Record]:
 
 def _summary(
     data: mmap.mmap | bytes, blocks: list[Block], tail: Tail, folder: JournalFolder
-) -> Stored:
+) -> StoredRollout:
     header = _header(data, blocks)
     version, runs, elapsed_s = header.weight_version, 1, 0.0
     last: Record = header
@@ -76,7 +76,7 @@ def _summary(
     if torn:
         logger.warning("%s: its last %d bytes are torn and left out", folder.name, torn)
     complete = last if isinstance(last, Complete) else None
-    return Stored(header, tail, blocks, runs, elapsed_s, version, complete)
+    return StoredRollout(header, tail, blocks, runs, elapsed_s, version, complete)
 
 
 def _header(data: mmap.mmap | bytes, blocks: list[Block]) -> Header:

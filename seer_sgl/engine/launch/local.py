@@ -19,7 +19,7 @@ from seer_sgl.processes import OwnedProcess, free_port
 from .cores import engine_cores, machine_cores
 from .launcher import EngineStart, Launcher
 from .process import gpu_visible, open_ports
-from .server import Place, Plan, ranks, start_planned
+from .server import Place, ServerPlan, ranks, start_planned
 
 logger = logging.getLogger(__name__)
 HOST = "127.0.0.1"
@@ -37,7 +37,7 @@ class LocalLauncher(Launcher):
     ) -> None:
         self._config = config
         self._log_dir = log_dir
-        self._plan = Plan.of(config, pool, environment)
+        self._plan = ServerPlan.of(config, pool, environment)
         self._slots: dict[str, int] = {}  # by engine id
         self._ports: dict[str, int] = {}  # likewise
         self._starts: Counter[str] = Counter()  # likewise

@@ -23,7 +23,7 @@ from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError
 from .launcher import EngineStart, Launcher
 from .ray_actor import Actor, first_line
 from .ray_host import EngineHost
-from .server import Plan
+from .server import ServerPlan
 
 logger = logging.getLogger(__name__)
 PLACED = "CREATED"  # the state of a placement group whose resources are reserved
@@ -39,7 +39,7 @@ class RayLauncher(Launcher):
     """
 
     def __init__(
-        self, plan: Plan, resources: Mapping[str, float], log_dir: Path, room_s: float
+        self, plan: ServerPlan, resources: Mapping[str, float], log_dir: Path, room_s: float
     ) -> None:
         self._room_s = room_s
         self._plan = plan

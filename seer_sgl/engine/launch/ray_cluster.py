@@ -16,7 +16,7 @@ from seer_sgl.timing import DEFAULT, Timing
 from .launcher import Launcher
 from .process import api_key
 from .ray_host import is_loopback
-from .server import Plan, ranks
+from .server import ServerPlan, ranks
 
 ADDRESS = "RAY_ADDRESS"  # Ray's environment variable
 LOCAL = "local"
@@ -43,7 +43,7 @@ class Cluster(NamedTuple):
         """Whether all nodes are on this machine, and reach each other by loopback."""
         return is_loopback(self.address)
 
-    def launcher(self, plan: Plan, log_dir: Path) -> Launcher:
+    def launcher(self, plan: ServerPlan, log_dir: Path) -> Launcher:
         """Returns the launcher of engines on this cluster."""
         from .ray import RayLauncher
 

@@ -22,7 +22,7 @@ from seer_sgl.processes import OwnedProcess, free_port
 
 from .exact import require_exact
 from .process import api_key, gpu_visible, require_model, require_sglang
-from .server import Place, Plan, start_planned
+from .server import Place, ServerPlan, start_planned
 
 FOLLOW_S = 2.0  # a call of `follow` returns after this time at the latest
 MOST_BYTES = 1 << 20  # of the log, per call
@@ -97,7 +97,7 @@ class ProcessHost:
 class EngineHost(ProcessHost):
     """Starts the server of an engine."""
 
-    async def start(self, plan: Plan, instance: str, kv_tokens: int | None) -> Hosted:
+    async def start(self, plan: ServerPlan, instance: str, kv_tokens: int | None) -> Hosted:
         """Starts the server on the node's address at a free port. Raises ConfigError."""
         config, host = plan.config, _own_address()
         require_sglang()

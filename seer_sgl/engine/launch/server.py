@@ -17,7 +17,7 @@ TENSOR_PARALLEL = ("tp-size", "tensor-parallel-size", "tp")
 PIPELINE_PARALLEL = ("pp-size", "pipeline-parallel-size", "pp")
 
 
-class Plan(NamedTuple):
+class ServerPlan(NamedTuple):
     """What the servers of a fleet have in common.
 
     `environment`: variables of each server, besides the config's. `module`: the program.
@@ -29,7 +29,7 @@ class Plan(NamedTuple):
     module: str
 
     @classmethod
-    def of(cls, config: FleetConfig, pool: Pool, environment: Mapping[str, str]) -> "Plan":
+    def of(cls, config: FleetConfig, pool: Pool, environment: Mapping[str, str]) -> "ServerPlan":
         """Returns the plan of SGLang servers with our plugin."""
         return cls(config, pool, environment, process.SERVER_MODULE)
 
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 
 async def start_planned(
-    plan: Plan, place: Place, instance: str, log: Path, kv_tokens: int | None = None
+    plan: ServerPlan, place: Place, instance: str, log: Path, kv_tokens: int | None = None
 ) -> OwnedProcess:
     """Starts the server of an engine on this machine. `instance`: a name for this start.
 

@@ -7,7 +7,7 @@ from seer_sgl.draft.tree import Accepted
 from .walk import Walk
 
 
-class Outcome:
+class WalkOutcome:
     """A copy of a walk that has been queued; calling it waits for the copy."""
 
     def __init__(self, walked: Walk) -> None:

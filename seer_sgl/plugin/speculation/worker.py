@@ -35,7 +35,7 @@ from . import ranks, start
 from .mask import attention_mask
 from .minimum import minimum_of, penalize
 from .node_sampler import speculates
-from .outcome import Outcome
+from .outcome import WalkOutcome
 from .planner import PLAIN, Plan, Planner
 from .shapes import Shapes, on_gpu, save_memory
 from .verify import flat, layout_of, verify
@@ -227,7 +227,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         if not is_chains(layout):  # on a chain, accepted KV is where it belongs
             self._move_accepted(batch.out_cache_loc.view(count, width), walked)
         if self._planner is not None and plan.drafts is not None:
-            self._aided(None, self._planner.verifying, plan, Outcome(walked))
+            self._aided(None, self._planner.verifying, plan, WalkOutcome(walked))
         tokens = torch.zeros((count, self._stride), dtype=torch.int32, device=self.device)
         tokens[:, :width] = verified.tokens
         return self._result(result, tokens, lens, batch.seq_lens + lens, on_publish, width, True)

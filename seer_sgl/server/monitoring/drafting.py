@@ -7,7 +7,7 @@ import msgspec
 
 from seer_sgl.engine.fleet import Fleet
 from seer_sgl.report import draft_report
-from seer_sgl.report.draft_report import EngineCounts, HubCounts
+from seer_sgl.report.draft_report import EngineDraftCounts, HubCounts
 
 MAX_AGE_S = 5.0
 WAIT_S = 2.0  # of a reader; an engine that answers later is in the next answer
@@ -17,7 +17,7 @@ T = TypeVar("T")
 class DraftCounters(msgspec.Struct, frozen=True):
     """Counters since the start of each engine and of the hub; None: no hub, or no answer."""
 
-    engines: dict[str, EngineCounts] = {}
+    engines: dict[str, EngineDraftCounts] = {}
     hub: HubCounts | None = None
 
     @property
@@ -31,12 +31,12 @@ class DraftCounters(msgspec.Struct, frozen=True):
         return sum(accepted(part) for part in self.engines.values())
 
 
-def drafted(part: EngineCounts) -> int:
+def drafted(part: EngineDraftCounts) -> int:
     """Returns the tokens that an engine drafted and verified."""
     return sum(part.drafted_by_position)
 
 
-def accepted(part: EngineCounts) -> int:
+def accepted(part: EngineDraftCounts) -> int:
     """Returns the drafted tokens that an engine accepted."""
     return sum(part.accepted_by_position)
 
@@ -72,7 +72,9 @@ class DraftReader:
             if engine.info.draft_tokens > 0 and engine.info.engine_id in serving
         ]
         reading = await draft_report.read(drafters, self._fleet.drafts)
-        parts = {name: _decoded(facts, EngineCounts) for name, facts in reading.engines.items()}
+        parts = {
+            name: _decoded(facts, EngineDraftCounts) for name, facts in reading.engines.items()
+        }
         self._newest = DraftCounters(
             {name: part for name, part in parts.items() if part is not None},
             None if reading.hub is None else _decoded(reading.hub, HubCounts),

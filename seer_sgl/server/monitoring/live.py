@@ -7,7 +7,7 @@ from seer_sgl.types import Request
 
 from .counts import GroupInProgress
 from .snapshot import EngineSnapshot, Snapshot
-from .tails import Progress
+from .tails import RolloutProgress
 
 MOST_ENGINES = 256
 MOST_GROUPS = 12
@@ -83,7 +83,7 @@ def _engine(engine: EngineSnapshot) -> dict[str, Any]:
     }
 
 
-def _rollout(progress: Progress, snapshot: Snapshot) -> dict[str, Any]:
+def _rollout(progress: RolloutProgress, snapshot: Snapshot) -> dict[str, Any]:
     served = snapshot.rollouts.get(progress.caller)  # None: a program's own, in this process
     return {
         "name": _clipped(progress.name if served is None else served.rollout_id),

@@ -1,4 +1,4 @@
-"""`Monitor`: the counts of one server, and the registry of its metrics."""
+"""`ServerMonitor`: the counts of one server, and the registry of its metrics."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from .latency import Latencies
 from .snapshot import EngineSnapshot, Snapshot
 
 
-class Monitor(Collector):
+class ServerMonitor(Collector):
     """Observes all runs of a service from now on, for its metrics and its live page.
 
     Each server has a registry of its own.

@@ -11,7 +11,7 @@ from seer_sgl.server.service import Service
 
 from .http import counted
 from .live import live
-from .monitor import Monitor
+from .monitor import ServerMonitor
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 PAGE = files("seer_sgl.server") / "page"
@@ -38,7 +38,7 @@ PAGE_HEADERS = {
 
 def add_monitoring_routes(app: web.Application, service: Service) -> None:
     """Adds the routes, and counts what the service does from now on."""
-    monitor = Monitor(service)
+    monitor = ServerMonitor(service)
     boot = secrets.token_hex(8)  # the page begins again when another server answers
 
     async def metrics(_: web.Request) -> web.Response:

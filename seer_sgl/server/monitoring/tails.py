@@ -8,7 +8,7 @@ from typing import NamedTuple
 from seer_sgl.report.report import TAIL_SHARE, tail_begin
 
 
-class Progress(NamedTuple):
+class RolloutProgress(NamedTuple):
     """A rollout in progress: requests, and the seconds of its tail so far (0: not reached)."""
 
     caller: str
@@ -60,11 +60,11 @@ class Tails:
         """Returns the seconds since a rollout is in its tail, at most over all; 0 without any."""
         return max((each.tail_s for each in self.progress(now)), default=0.0)
 
-    def progress(self, now: float) -> Iterator[Progress]:
+    def progress(self, now: float) -> Iterator[RolloutProgress]:
         """Yields the rollouts in progress, the first one first."""
         for caller, submitted in self._submitted.items():
             finished = self._finished.get(caller, array("d"))
             before_tail = math.ceil(submitted * (1 - TAIL_SHARE))
             in_tail = before_tail <= len(finished) < submitted
             tail_s = now - finished[before_tail - 1] if in_tail and before_tail else 0.0
-            yield Progress(caller, self._names[caller], submitted, len(finished), tail_s)
+            yield RolloutProgress(caller, self._names[caller], submitted, len(finished), tail_s)

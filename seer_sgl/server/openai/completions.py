@@ -8,7 +8,7 @@ from aiohttp import web
 
 from ..calls import Call
 from ..generate import SESSION_HEADER, reader, replies_of
-from ..generate_body import Batch, Undividable
+from ..generate_body import CallBatch, Undividable
 from ..json import json_response
 from ..service import Service
 from ..streams import finished
@@ -155,7 +155,7 @@ class CompletionResponse:
 
 
 def _echoed(
-    request: CompletionBody, batch: Batch, write: Callable[[Sequence[int], bool], str]
+    request: CompletionBody, batch: CallBatch, write: Callable[[Sequence[int], bool], str]
 ) -> list[str]:
     """Returns the prompt of each call as a text."""
     prompt = request.prompt

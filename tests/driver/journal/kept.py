@@ -13,7 +13,7 @@ from seer_sgl.driver.journal.folder import JournalFolder
 from seer_sgl.driver.journal.journal import Journal
 from seer_sgl.driver.journal.records import Header
 from seer_sgl.driver.journal.restore import Restored, restore
-from seer_sgl.driver.journal.stored import Stored, read, records
+from seer_sgl.driver.journal.stored import StoredRollout, read, records
 from seer_sgl.driver.journal.writer import BlockWriter
 from seer_sgl.errors import JournalError
 from seer_sgl.sampling import NEUTRAL
@@ -180,7 +180,9 @@ def _append(file: object, writer: ListWriter, tail: Tail) -> Tail:
     return tail
 
 
-def resumed(path: Path, prompts: int = 3, n: int = 3) -> tuple[list[Group], Stored, Restored]:
+def resumed(
+    path: Path, prompts: int = 3, n: int = 3
+) -> tuple[list[Group], StoredRollout, Restored]:
     """Returns the groups of a rollout as a resume finds them. Raises JournalError or Damaged."""
     groups = make_groups(prompts, n, run_id="run-1")
     with JournalFolder(path, create=False) as folder:
