@@ -149,7 +149,6 @@ def serve(
 @click.option("--config", type=click.Path(path_type=Path), help="YAML like configs/sim/.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any of its keys.")
 @click.option("--sweep", metavar="KEY=V1,V2,...", help="One key at several values.")
-@click.option("--faults", type=click.Path(path_type=Path), help="YAML of faults; shows their cost.")
 @click.option("--draws", type=int, metavar="N", help="Lengths of seeds 1 to N: means, ranges.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for JSON and plots.")

@@ -1,8 +1,6 @@
 """`seer-sgl simulate`: the simulated time of a rollout by policy and settings."""
 
-import contextlib
 import json
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,14 +8,11 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from seer_sgl.driver import kv_reads, monitor, watched
 from seer_sgl.errors import ConfigError
 from seer_sgl.files import explained
 from seer_sgl.report.style import can_draw
 
 from .draws import drawn, draws_table
-from .fault_costs import costs_table, fault_cost
-from .faults import read_faults
 from .opening import SimRequest
 from .plots import draw_policies, draw_sweeps
 from .sweep import Point, parse_sweep
@@ -37,30 +32,25 @@ def run_simulation(
     *,
     policy: str | None,
     sweep: str | None,
-    faults: Path | None,
     draws: int | None,
     as_json: bool,
     out: Path | None,
 ) -> None:
     """Prints the result; with `out`, also writes JSON and plots into that folder.
 
-    Raises ConfigError if the input cannot be simulated, and RolloutError if `faults` end a rollout.
+    Raises ConfigError if the input cannot be simulated.
     """
     if policy is not None:
         check_variant(policy)
-    if faults is not None and sweep is not None:
-        raise ConfigError("--faults: not together with --sweep")
     if draws is not None:
-        _check_draws(draws, sim_request, sweep, faults)
+        _check_draws(draws, sim_request, sweep)
     if out is not None:
         _make_folder(out)
     # Tables are wider than rich's default width for an output that is not a terminal.
     wide = Console(highlight=False, width=None if Console().is_terminal else 140)
     console = None if as_json else wide
     draw: Draw | None = None
-    if faults is not None:
-        answer = _disturbed(sim_request.open(), policy, faults, console)
-    elif draws is not None:
+    if draws is not None:
         answer = _drawn(sim_request, policy, draws, console)
     elif sweep is not None:
         answer, draw = _swept(sim_request, policy or SWEPT, sweep, console)
@@ -75,15 +65,13 @@ def run_simulation(
         print(json.dumps(answer))
 
 
-def _check_draws(
-    draws: int, sim_request: SimRequest, sweep: str | None, faults: Path | None
-) -> None:
+def _check_draws(draws: int, sim_request: SimRequest, sweep: str | None) -> None:
     if draws < 2:
         raise ConfigError(f"--draws {draws}: expected at least 2")
     if sim_request.trace is not None:
         raise ConfigError("--draws: the lengths of --trace are not drawn")
-    if sweep is not None or faults is not None:
-        raise ConfigError("--draws: not together with --sweep or --faults")
+    if sweep is not None:
+        raise ConfigError("--draws: not together with --sweep")
 
 
 def _drawn(
@@ -96,36 +84,6 @@ def _drawn(
         console.print(draws_table(name, seeds, rows))
     policies = [msgspec.to_builtins(row) for row in rows]
     return {"workload": name, "seeds": list(seeds), "policies": policies}
-
-
-def _disturbed(
-    scenario: Scenario, policy: str | None, faults_file: Path, console: Console | None
-) -> dict[str, Any]:
-    faults = read_faults(faults_file, scenario.config.engine.count)
-    with _without_outages():
-        costs = [fault_cost(scenario, name, faults) for name in ([policy] if policy else VARIANTS)]
-    if console is not None:
-        console.print(costs_table(scenario.name, costs))
-    return {
-        "workload": scenario.name,
-        "seed": faults.seed,
-        "policies": [msgspec.to_builtins(cost) for cost in costs],
-    }
-
-
-@contextlib.contextmanager
-def _without_outages() -> Iterator[None]:
-    """Keeps the reports of simulated outages from the log, unless it shows everything."""
-    loggers = [monitor.logger, watched.logger, kv_reads.logger]
-    levels = [each.level for each in loggers]
-    for each in loggers:
-        if not each.isEnabledFor(logging.DEBUG):
-            each.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
 
 
 def _compared(

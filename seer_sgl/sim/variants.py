@@ -7,14 +7,12 @@ from typing import Any
 import msgspec
 
 from seer_sgl.config import with_values
-from seer_sgl.errors import ConfigError, RolloutError
+from seer_sgl.errors import ConfigError
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.scheduling.lengths import KnownLengths
 
 from .bound import lower_bound_s
 from .config import SimConfig
-from .faulted import Faulted, simulate_faulted
-from .faults import FaultsConfig
 from .outcome import Outcome, outcome
 from .run import simulate
 from .workload import Responses
@@ -74,23 +72,15 @@ class Scenario:
         self.name = name
         self.responses = responses
         self.config = config
-        self._prior = prior
+        self.prior = prior
         self._records: dict[str, Recorder] = {}
 
     def record(self, variant: str) -> Recorder:
         """Returns the recorder of the variant's run."""
         if variant not in self._records:
             config = with_values(self.config, VARIANTS[variant])
-            self._records[variant] = simulate(self.responses, config, self._prior)
+            self._records[variant] = simulate(self.responses, config, self.prior)
         return self._records[variant]
-
-    def faulted(self, variant: str, faults: FaultsConfig) -> Faulted:
-        """Returns the variant's run with faults. Raises RolloutError if the driver gives up."""
-        config = with_values(self.config, VARIANTS[variant])
-        try:
-            return simulate_faulted(self.responses, config, faults, self._prior)
-        except RolloutError as error:
-            raise RolloutError(f"{variant}: {error}") from error
 
     def outcome(self, variant: str, *, with_oracle: bool = True) -> Outcome:
         """Returns the variant's figures, with ratios to baseline and oracle."""

@@ -22,7 +22,6 @@ from seer_sgl.cli import cli
 from seer_sgl.config import load
 from seer_sgl.engine.launch.process import engine_environment
 from seer_sgl.link import contract
-from seer_sgl.sim.faults import read_faults
 from seer_sgl.sim.opening import SimRequest
 from seer_sgl.sim.sweep import parse_sweep
 from seer_sgl.sim.variants import check_variant
@@ -85,11 +84,9 @@ def _rollout(config: Path | None, ready: str | None, overrides: Arguments, **_: 
         load_ready(ready, overrides)
 
 
-def _simulate(policy: str | None, sweep: str | None, faults: Path | None, **options: Any) -> None:
+def _simulate(policy: str | None, sweep: str | None, **options: Any) -> None:
     inputs = ("workload", "trace", "config", "overrides")
-    scenario = SimRequest(**{key: options[key] for key in inputs}).open()
-    if faults is not None:
-        read_faults(faults, scenario.config.engine.count)
+    SimRequest(**{key: options[key] for key in inputs}).open()
     if policy is not None:
         check_variant(policy)
     if sweep is not None:

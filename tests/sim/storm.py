@@ -11,18 +11,18 @@ from collections.abc import Sequence
 import msgspec
 from typing_extensions import override
 
-from seer_sgl.config import UNDIVIDED, with_values
-from seer_sgl.driver.observer import Observer
-from seer_sgl.sim.config import SimConfig
-from seer_sgl.sim.engine import VERSION
-from seer_sgl.sim.faulted import Faulted, simulate_faulted
-from seer_sgl.sim.faults import (
+from bench.faults.faulted import Faulted, simulate_faulted
+from bench.faults.faults import (
     AckConfig,
     DeathConfig,
     FaultsConfig,
     OutageConfig,
     ReplyConfig,
 )
+from seer_sgl.config import UNDIVIDED, with_values
+from seer_sgl.driver.observer import Observer
+from seer_sgl.sim.config import SimConfig
+from seer_sgl.sim.engine import VERSION
 from seer_sgl.sim.steps import StepTime
 from seer_sgl.sim.variants import VARIANTS
 from seer_sgl.sim.workload import Responses, sample

@@ -7,18 +7,18 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from seer_sgl.driver.observer import Observer
-from seer_sgl.errors import ChunkRecalled, RolloutError
-from seer_sgl.report.report import report
-from seer_sgl.sim.engine import token_source
-from seer_sgl.sim.faulted import Faulted, simulate_faulted
-from seer_sgl.sim.faults import (
+from bench.faults.faulted import Faulted, simulate_faulted
+from bench.faults.faults import (
     AckConfig,
     EventConfig,
     FaultsConfig,
     OutageConfig,
     ReplyConfig,
 )
+from seer_sgl.driver.observer import Observer
+from seer_sgl.errors import ChunkRecalled, RolloutError
+from seer_sgl.report.report import report
+from seer_sgl.sim.engine import token_source
 from seer_sgl.sim.run import simulate
 from seer_sgl.sim.tokens import ids
 from seer_sgl.sim.workload import sample

@@ -4,12 +4,13 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from seer_sgl.cli import main
 from seer_sgl.sim.variants import VARIANTS
+from tests.sim.commands import SMALL, CommandResult, ended, write_trace
 
 KEYS = {  # the command's contract
     "workload",
@@ -23,27 +24,6 @@ KEYS = {  # the command's contract
     "ratio_to_baseline",
     "ratio_to_oracle",
 }
-SMALL = ("--set", "engine.count=4", "--set", "engine.kv_tokens=60000")
-SLOW = ("--set", "engine.overhead_ms=5", "--set", "scheduling.chunk_tokens=64")
-
-
-FAULTS = """
-seed: 3
-stall_timeout_s: 5
-recovery_timeout_s: 10000
-deaths: {mean_s: 100, seconds: [1, 5], together: 0.5}
-replies: {lost: 0.05, late: 0.2, late_s: [0, 3]}
-events:
-- {at_s: 2, kind: hang, engine: 1, seconds: 3}
-"""
-
-
-class CommandResult(NamedTuple):
-    """The exit status and output of a command."""
-
-    status: int
-    out: str
-    err: str
 
 
 Simulate = Callable[..., CommandResult]
@@ -58,12 +38,7 @@ def simulate(
 
     def call(*options: str) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["seer-sgl", "simulate", *options])
-        status = 0
-        try:
-            main()
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-        return CommandResult(status, *capsys.readouterr())
+        return ended(main, capsys)
 
     return call
 
@@ -77,23 +52,11 @@ def answer(simulate: Simulate, *options: str) -> dict[str, Any]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Writes a trace of 12 groups of 4, in the format of `seer-sgl rollout`, and invalid traces."""
-    lines = [
-        {
-            "group_id": f"g{group}",
-            "index": index,
-            "prompt_ids": [group] * 50,
-            "response_ids": [1, 2],
-            "response_length": 20 + 37 * group * group + 11 * index,
-        }
-        for group in range(12)
-        for index in range(4)
-    ]
-    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_trace(tmp_path / "samples.jsonl")
     (tmp_path / "bare.jsonl").write_text('{"group_id": "a", "index": 0}\n')
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "bad.yaml").write_text("engine:\n  count: 2\n  kv_toknes: 5\n")
     (tmp_path / "two.yaml").write_text("engine:\n  count: 2\n")
-    (tmp_path / "faults.yaml").write_text(FAULTS)
     return tmp_path
 
 
@@ -233,10 +196,6 @@ def test_out_has_json_and_pictures(simulate: Simulate, folder: Path) -> None:
         ),
         (["--workload", "moonlight", "--sweep", "chunk_tokens"], "expected key=value,value,..."),
         (["--workload", "moonlight", "--out", "samples.jsonl"], "--out samples.jsonl: File exists"),
-        (
-            ["--workload", "moonlight", "--faults", "faults.yaml", "--sweep", "chunk_tokens=64"],
-            "--faults: not together with --sweep",
-        ),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(
@@ -247,60 +206,3 @@ def test_a_mistake_is_one_line_and_status_2(
     assert complaint in done.err
     assert done.err.count("\n") == 1
     assert done.out == ""
-
-
-@pytest.mark.process
-def test_faults_are_shown_beside_the_undisturbed_rollout(simulate: Simulate) -> None:
-    options = "--trace", "samples.jsonl", "--faults", "faults.yaml", *SMALL, *SLOW
-    report = answer(simulate, *options)
-    assert [cost["policy"] for cost in report["policies"]] == list(VARIANTS)
-    for cost in report["policies"]:
-        calm, hit = cost["undisturbed"], cost["disturbed"]
-        assert hit["wall_s"] > calm["wall_s"]
-        assert cost["faults"]["hang"] == 1
-        assert cost["lost_chunks"] > 0
-        assert cost["wasted_tokens"] > 0
-        assert cost["given_up_groups"] == 0
-    (row,) = answer(simulate, *options, "--policy", "seer")["policies"]
-    assert row in report["policies"], "equal seeds give equal faults"
-    table = simulate(*options, "--policy", "seer", "--out", "plots")
-    assert (table.status, "1 hang" in table.out) == (0, True)
-    assert json.loads(Path("plots/report.json").read_text())["policies"] == [row]
-
-
-def test_faults_that_end_a_rollout_are_one_line_and_status_1(simulate: Simulate) -> None:
-    Path("gone.yaml").write_text("events:\n- {at_s: 2, kind: death, seconds: 1000}\n")
-    options = "--trace", "samples.jsonl", "--faults", "gone.yaml", "--policy", "seer", *SLOW
-    done = simulate(*options, "--log-level", "error")
-    assert (done.status, done.out) == (1, "")
-    assert "seer: no engine has served for 60 s" in done.err
-    assert done.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("", "bad.yaml: it has no faults"),
-        ("deaths:\n  mean: 5\n", "bad.yaml:2: deaths.mean: unknown key; did you mean mean_s?"),
-        ("deaths:\n  mean_s: 0\n", "bad.yaml:2: deaths.mean_s: expected float >= 0.1"),
-        ("hangs:\n  seconds: [5, 1]\n", "bad.yaml:2: hangs.seconds: 5 is more than 1"),
-        ("cuts:\n  seconds: 5\n", "bad.yaml:2: cuts.seconds: expected array, got int"),
-        ("replies: {lost: 0.7, late: 0.6}\n", "bad.yaml:1: replies: the shares add up to more"),
-        ("acks: {untrue: 1.5}\n", "acks.untrue: expected float <= 1.0"),
-        ("events:\n- {at_s: 1, kind: fire}\n", "events[0].kind: invalid enum value 'fire'"),
-        ("events:\n- {at_s: 1, kind: hang, engine: 9}\n", "events[0].engine: 9; there are"),
-        (
-            "events:\n- {at_s: 1, kind: cut, other_weights: true}\n",
-            "events[0].other_weights: only a death changes weights",
-        ),
-        ("seed: [\n", "bad.yaml:"),
-    ],
-)
-def test_a_mistake_in_the_faults_is_one_line_and_status_2(
-    simulate: Simulate, text: str, complaint: str
-) -> None:
-    Path("bad.yaml").write_text(text)
-    done = simulate("--trace", "samples.jsonl", "--faults", "bad.yaml", *SMALL)
-    assert (done.status, done.out) == (2, "")
-    assert complaint in done.err
-    assert done.err.count("\n") == 1

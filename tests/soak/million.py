@@ -15,12 +15,12 @@ import msgspec
 import psutil
 from typing_extensions import override
 
+from bench.faults.faulted import FaultyFleet, faulted_settings
+from bench.faults.faults import AckConfig, DeathConfig, FaultsConfig, OutageConfig, ReplyConfig
 from seer_sgl.driver.driver import Driver
 from seer_sgl.sim.clock import run_virtually
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.engine import VERSION
-from seer_sgl.sim.faulted import FaultyFleet, faulted_settings
-from seer_sgl.sim.faults import AckConfig, DeathConfig, FaultsConfig, OutageConfig, ReplyConfig
 from seer_sgl.sim.run import make_groups, stand_still
 from seer_sgl.sim.source import load_settings
 from seer_sgl.sim.workload import Responses

@@ -12,16 +12,16 @@ from seer_sgl.driver.driver import Settings
 from seer_sgl.driver.observer import Observer
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.scheduling.lengths import KnownLengths
+from seer_sgl.sim.clock import run_virtually
+from seer_sgl.sim.config import SimConfig
+from seer_sgl.sim.engine import SimulatedFleet
+from seer_sgl.sim.run import driver_settings, known_lengths, make_groups, roll_out, true_lengths
+from seer_sgl.sim.workload import Responses
 from seer_sgl.timing import DEFAULT
 
-from .clock import run_virtually
-from .config import SimConfig
-from .engine import SimulatedFleet
 from .faults import FaultsConfig, Kind, OutageConfig
 from .faulty import FaultyEngine
 from .messages import FleetFaults
-from .run import driver_settings, known_lengths, make_groups, roll_out, true_lengths
-from .workload import Responses
 
 
 class Faulted(msgspec.Struct, frozen=True):

@@ -5,11 +5,14 @@ from collections.abc import Sequence
 import msgspec
 from rich.table import Table
 
+from seer_sgl.config import with_values
+from seer_sgl.errors import RolloutError
 from seer_sgl.report.report import report
+from seer_sgl.sim.outcome import Outcome, outcome
+from seer_sgl.sim.variants import VARIANTS, Scenario
 
+from .faulted import Faulted, simulate_faulted
 from .faults import FaultsConfig
-from .outcome import Outcome, outcome
-from .variants import Scenario
 
 OUTAGES = ("death", "hang", "cut", "reads")
 COLUMNS = (
@@ -45,7 +48,7 @@ def fault_cost(scenario: Scenario, variant: str, faults: FaultsConfig) -> FaultC
     """Runs the variant with and without the faults. Raises RolloutError if the driver gives up."""
     timeouts = {"stall_timeout_s", "recovery_timeout_s"}
     calm = FaultsConfig(**{name: getattr(faults, name) for name in timeouts})
-    before, after = scenario.faulted(variant, calm), scenario.faulted(variant, faults)
+    before, after = _faulted(scenario, variant, calm), _faulted(scenario, variant, faults)
     figures = report(after.record)
     return FaultCost(
         policy=variant,
@@ -57,6 +60,14 @@ def fault_cost(scenario: Scenario, variant: str, faults: FaultsConfig) -> FaultC
         prefilled_tokens=after.prefilled_tokens - before.prefilled_tokens,
         given_up_groups=figures["unfinished_groups"],
     )
+
+
+def _faulted(scenario: Scenario, variant: str, faults: FaultsConfig) -> Faulted:
+    config = with_values(scenario.config, VARIANTS[variant])
+    try:
+        return simulate_faulted(scenario.responses, config, faults, scenario.prior)
+    except RolloutError as error:
+        raise RolloutError(f"{variant}: {error}") from error
 
 
 def costs_table(workload: str, costs: Sequence[FaultCost]) -> Table:

@@ -11,13 +11,13 @@ import msgspec
 from typing_extensions import override
 
 from seer_sgl.errors import BadReply, EngineUnavailable
+from seer_sgl.sim.batch import SimulatedBatch
+from seer_sgl.sim.config import SimConfig
+from seer_sgl.sim.engine import VERSION, SimulatedEngine, Stored
+from seer_sgl.sim.job import Job
 from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, OnTokens
 
-from .batch import SimulatedBatch
-from .config import SimConfig
-from .engine import VERSION, SimulatedEngine, Stored
 from .faults import Kind
-from .job import Job
 from .messages import FleetFaults, MessageFaults
 from .outages import Connection, EngineClock
 

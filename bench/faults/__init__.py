@@ -1,0 +1,1 @@
+"""Simulated rollouts on engines that fail."""
