@@ -74,6 +74,10 @@ _MODULES = {
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """Imports a name on first use: SGLang's processes import this package without needing it."""
     if name not in __all__:

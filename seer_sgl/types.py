@@ -48,6 +48,17 @@ class WeightSpan(msgspec.Struct, frozen=True):
     tokens: int
 
 
+def spans_after(spans: list[WeightSpan], skipped: int) -> list[WeightSpan]:
+    """Returns the spans without their first `skipped` tokens."""
+    kept = []
+    for span in spans:
+        left = max(0, span.tokens - skipped)
+        skipped -= span.tokens - left
+        if left:
+            kept.append(WeightSpan(span.version, left))
+    return kept
+
+
 class Move(Enum):
     """How an engine obtains the KV of a chunk's input."""
 
@@ -187,6 +198,11 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     def generated(self) -> int:
         """The number of response tokens so far."""
         return len(self.response_ids)
+
+    @property
+    def sampled(self) -> int:
+        """The number of response tokens that engines sampled, so without those it was given."""
+        return self.generated - self.given
 
     @property
     def total_len(self) -> int:

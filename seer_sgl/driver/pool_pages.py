@@ -1,7 +1,7 @@
 """Releases KV from the pool once no request can read it, so that the pool holds live KV only."""
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from typing_extensions import override
 
@@ -50,21 +50,21 @@ class PageReleaser(Observer):
                 self._link.forget(instance, request.uid, request.prompt_len)
 
     def _release(self, group: Group) -> None:
+        if group.growing:  # a later sibling may begin with the same tokens
+            return
         waiting = self._waiting.pop(group.uid, [])
-        remaining = [request for request in waiting if not self._released(request, group)]
+        unfinished = [r for r in group.requests if r.state is not RequestState.FINISHED]
+        remaining = [request for request in waiting if not self._released(request, unfinished)]
         if remaining:
             self._waiting[group.uid] = remaining
 
-    def _released(self, request: Request, group: Group) -> bool:
-        if group.growing:  # a later sibling may begin with the same tokens
-            return False
+    def _released(self, request: Request, unfinished: Sequence[Request]) -> bool:
         shared = 0
-        for sibling in group.requests:
-            if sibling.state is not RequestState.FINISHED:
-                common = common_prefix(request.response_ids, sibling.response_ids)
-                if common == sibling.generated:
-                    return False
-                shared = max(shared, common)
+        for sibling in unfinished:
+            common = common_prefix(request.response_ids, sibling.response_ids)
+            if common == sibling.generated:
+                return False
+            shared = max(shared, common)
         instance = self._holder(request)
         if instance is not None:
             self._link.forget(instance, request.uid, request.prompt_len + shared)

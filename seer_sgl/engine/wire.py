@@ -215,7 +215,7 @@ def sampling_params(chunk: Chunk, drafting: bool) -> dict[str, Any]:
     params["max_new_tokens"] = chunk.max_new_tokens
     # The remaining minimum: SGLang counts the tokens of one call only, and refuses a minimum above
     # the call's own budget.
-    left = max(0, sampling.min_new_tokens - (request.generated - request.given))
+    left = max(0, sampling.min_new_tokens - request.sampled)
     params["min_new_tokens"] = min(left, chunk.max_new_tokens)
     params["sampling_seed"] = request.seed
     origin: dict[str, Any] = {}

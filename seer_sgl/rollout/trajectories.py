@@ -5,7 +5,6 @@ their turns are drafted from one another, and a turn prefers the engine that has
 """
 
 import asyncio
-import contextlib
 import itertools
 import time
 from array import array
@@ -15,11 +14,22 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import msgspec
 from typing_extensions import override
 
+from seer_sgl.driver.checks import unservable
 from seer_sgl.driver.groups import GroupMaker, derived_seed
 from seer_sgl.driver.observer import Observer
 from seer_sgl.driver.response_text import ResponseText
-from seer_sgl.errors import PromptError, RolloutError
-from seer_sgl.types import ChunkReply, Group, Prompt, Request, Sample, WeightSpan
+from seer_sgl.errors import ConfigError, PromptError, RolloutError
+from seer_sgl.types import (
+    ChunkReply,
+    Failure,
+    Group,
+    Prompt,
+    Request,
+    Sample,
+    WeightSpan,
+    logprob_array,
+    spans_after,
+)
 
 from .prompts import PromptLike
 
@@ -28,6 +38,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Trajectory = Callable[[Prompt, "Client"], Awaitable[T]]
+ENDED = "the trajectories have ended"
 
 
 class Trajectories(NamedTuple, Generic[T]):
@@ -62,7 +73,8 @@ class Client:
             request.home, request.stored = self._last.engines[-1], self._last.stored
         self._turns += 1
         self._last = request
-        return shared.turn(await shared.finished(request), request)
+        sample = shared.turn(await shared.finished(request), request)
+        return msgspec.structs.replace(sample, index=self.index)
 
     def encode(self, text: str) -> "array[int]":
         """Returns the ids of a text between two turns, without special tokens around it.
@@ -80,12 +92,12 @@ class _Waiting(Observer):
 
     def __init__(self) -> None:
         self._futures: dict[str, asyncio.Future[Sample]] = {}  # by uid
-        self._error: RolloutError | None = None
+        self._why: str | None = None  # no more requests are taken
 
     def future(self, request: Request) -> asyncio.Future[Sample]:
-        """Returns the future of a new request. Raises RolloutError if the driver has ended."""
-        if self._error is not None:
-            raise self._error
+        """Returns the future of a new request. Raises RolloutError if no more are taken."""
+        if self._why is not None:
+            raise RolloutError(self._why)
         future = self._futures[request.uid] = asyncio.get_running_loop().create_future()
         return future
 
@@ -93,22 +105,29 @@ class _Waiting(Observer):
         """Removes a request."""
         self._futures.pop(request.uid, None)
 
-    def fail(self, error: RolloutError) -> None:
-        """Ends all waits: the driver has ended."""
-        self._error = error
-        for future in self._futures.values():
-            if not future.done():
-                future.set_exception(error)
+    def fail(self, why: str) -> None:
+        """Ends all waits, and takes no more requests."""
+        self._why = why
+        for uid in list(self._futures):
+            self._fail(uid, why)
 
     @override
     def finished(self, request: Request, sample: Sample) -> None:
         future = self._futures.get(request.uid)
-        if future is None or future.done():
-            return
-        if request.failure is None:
+        if request.failure is not None:
+            self._fail(request.uid, request.failure.message)
+        elif future is not None and not future.done():
             future.set_result(sample)
-        else:
-            future.set_exception(RolloutError(request.failure.message))
+
+    @override
+    def closed(self, group: Group, failure: Failure | None) -> None:
+        for request in group.requests if failure is not None else ():
+            self._fail(request.uid, failure.message if failure is not None else "")
+
+    def _fail(self, uid: str, why: str) -> None:
+        future = self._futures.get(uid)
+        if future is not None and not future.done():
+            future.set_exception(RolloutError(why))
 
 
 class _Shared:
@@ -118,6 +137,7 @@ class _Shared:
         self.rollout = session.rollout
         self.seed = seed
         self._session = session
+        self._closed = False
         self.group = Group(
             group_id=prompt.prompt_id,
             uid=f"{session.run_id}/{prompt.prompt_id}",
@@ -130,27 +150,17 @@ class _Shared:
         self, input_ids: Sequence[int] | None, seed: int, sampling: dict[str, Any]
     ) -> Request:
         """Returns a request of the group for a turn. Raises PromptError for an unusable one."""
-        group, prompt_ids = self.group, self.group.prompt.prompt_ids
-        where = f"prompt {group.group_id!r}, a turn"
-        record = {"prompt_ids": list(prompt_ids if input_ids is None else input_ids), "n": 1}
-        reader = self.rollout.prompt_reader(1, group.sampling)
-        (turn,) = reader.each([record | {"sampling": sampling or None}], where, {})
-        if turn.prompt_ids[: len(prompt_ids)] != prompt_ids:
-            raise PromptError(f"{where}: it does not begin with the tokens of the prompt")
-        maker = GroupMaker(self._session.run_id, seed)
-        ((checked,),) = (
-            group.requests for group in self.rollout.make_groups([turn], maker, group.sampling)
-        )
-        given = turn.prompt_ids[len(prompt_ids) :]
+        turn, limit = self._read(input_ids, sampling)
+        given = turn.prompt_ids[len(self.group.prompt.prompt_ids) :]
         order = next(self._session.orders)
         request = Request(
             uid=f"{self._session.run_id}.{order}",
             order=order,
-            group=group,
-            index=len(group.requests),
+            group=self.group,
+            index=len(self.group.requests),
             seed=seed,
-            max_response_len=len(given) + checked.max_response_len,
-            own_sampling=None if checked.sampling == group.sampling else checked.sampling,
+            max_response_len=len(given) + limit,
+            own_sampling=turn.sampling,
             given=len(given),
             kept=True,
             submitted_at=time.monotonic(),
@@ -163,25 +173,64 @@ class _Shared:
             )
         return request
 
+    def _read(
+        self, input_ids: Sequence[int] | None, sampling: dict[str, Any]
+    ) -> tuple[Prompt, int]:
+        """Returns a turn, checked, with its own sampling if it has one, and its most tokens."""
+        group, prompt_ids = self.group, self.group.prompt.prompt_ids
+        where = f"prompt {group.group_id!r}, a turn"
+        record: dict[str, Any] = {"id": group.group_id, "n": 1, "prompt_ids": input_ids}
+        if input_ids is None:
+            record["prompt_ids"] = prompt_ids.tolist()
+        elif not isinstance(input_ids, list):
+            try:
+                record["prompt_ids"] = array("q", input_ids).tolist()
+            except (TypeError, ValueError, OverflowError) as error:
+                raise PromptError(f"{where}: its ids are no row of numbers: {error}") from error
+        if sampling:
+            record["sampling"] = sampling
+        (turn,) = self.rollout.prompt_reader(1, group.sampling).each([record], where, {})
+        if turn.prompt_ids[: len(prompt_ids)] != prompt_ids:
+            raise PromptError(f"{where}: it does not begin with the tokens of the prompt")
+        wanted = turn.sampling or group.sampling
+        has_tokenizer = self.rollout.tokenizer is not None
+        for key, why in unservable(wanted, self.rollout.engines, has_tokenizer):
+            raise PromptError(f"{where}: sampling.{key}: {why}")
+        try:
+            return turn, self.rollout.driver.limits.response_limit(turn, wanted.max_new_tokens)
+        except ConfigError as error:
+            raise PromptError(f"{where}: {error}") from error
+
     async def finished(self, request: Request) -> Sample:
         """Sends a request and returns its sample. A trajectory that leaves aborts it."""
+        await asyncio.sleep(0)  # a function that tries again for ever leaves others their turn
+        if self._closed:
+            raise RolloutError("a turn of a trajectory that has returned")
         run, waiting = self._session.run, self._session.waiting
         future = waiting.future(request)
-        if self.group.requests:
-            run.grow(self.group, [request])
-        else:
-            self.group.requests = [request]
-            run.add([self.group])
         try:
+            request.index = len(self.group.requests)
+            if request.index:
+                run.grow(self.group, [request])
+            else:
+                self.group.requests = [request]
+                run.add([self.group])
             return await future
         finally:
             waiting.forget(request)
-            if future.cancelled():
+            if not future.done() or future.cancelled():
                 run.abort(request)
 
     def turn(self, sample: Sample, request: Request) -> Sample:
-        """Returns the sample of a request; the tokens that it was given are in its prompt."""
+        """Returns the sample of a request; the tokens that it was given are in its prompt.
+
+        The group keeps the tokens of all turns for drafts and the pool, but not their other data.
+        """
         given, response = request.given, request.response_ids[request.given :]
+        log_probs, request.logprobs = request.logprobs[given:], logprob_array()
+        kept = self.group.samples
+        at = next(i for i in reversed(range(len(kept))) if kept[i] is sample)
+        kept[at] = msgspec.structs.replace(sample, rollout_log_probs=request.logprobs)
         ids = sample.prompt_ids + request.response_ids[:given]
         tokenizer, text = self.rollout.tokenizer, None
         if tokenizer is not None:
@@ -191,14 +240,15 @@ class _Shared:
             prompt_ids=ids,
             response_ids=response,
             response_length=len(response),
-            rollout_log_probs=request.logprobs[given:],
-            weight_spans=_after(request.weight_spans, given),
+            rollout_log_probs=log_probs,
+            weight_spans=spans_after(request.weight_spans, given),
             text=text,
             accept_length=len(response) / request.verify_steps if request.verify_steps else None,
         )
 
     def close(self) -> None:
         """Ends the group: no more turns follow."""
+        self._closed = True
         if self.group.requests:
             self._session.run.complete_group(self.group)
 
@@ -220,12 +270,15 @@ class _Session:
         )
 
     async def follow(self) -> None:
-        """Ends all waits when the driver ends."""
+        """Ends all waits when the run ends, or the driver."""
+        why = ENDED
         try:
             async for _ in self.run:
                 pass
         except RolloutError as error:
-            self.waiting.fail(error)
+            why = str(error)
+        finally:
+            self.waiting.fail(why)
 
 
 async def trajectories(
@@ -236,54 +289,62 @@ async def trajectories(
     observers: Sequence[Observer],
 ) -> AsyncGenerator[Trajectories[T], None]:
     """Runs the function for all trajectories at once; see `Rollout.trajectories`."""
+    if rollout.config.scheduling.policy == "oracle":
+        raise ConfigError("scheduling.policy: oracle has no lengths of trajectories")
     checked = rollout.prompt_reader().convert(prompts)
-    seed, session = rollout.next_seed(), _Session(rollout, run_id, observers)
+    seed = rollout.next_seed()
+    rollout.make_groups(checked, GroupMaker(run_id, seed), rollout.config.sampling)  # raises
+    session = _Session(rollout, run_id, observers)
+    following = asyncio.create_task(session.follow())
     ended: asyncio.Queue[asyncio.Task[Trajectories[T]]] = asyncio.Queue()
-
-    async def one(prompt: Prompt) -> Trajectories[T]:
-        shared = _Shared(session, prompt, seed)
-        runs = (function(prompt, Client(shared, index)) for index in range(prompt.n))
-        try:
-            results = await asyncio.gather(*runs, return_exceptions=True)
-        finally:
-            shared.close()
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return Trajectories(prompt, [r for r in results if not isinstance(r, BaseException)])
-
-    tasks = [asyncio.create_task(one(prompt)) for prompt in checked]
+    tasks = {asyncio.create_task(_run_all(function, _Shared(session, p, seed))) for p in checked}
     for task in tasks:
         task.add_done_callback(ended.put_nowait)
-    following = asyncio.create_task(session.follow())
-    failed: list[RolloutError] = []
+    failed: list[str] = []
     try:
-        for _ in tasks:
+        while tasks:
             task = await ended.get()
+            tasks.discard(task)
             try:
                 result = task.result()
             except RolloutError as error:
-                failed.append(error)
+                failed.append(str(error))
                 continue
             yield result
+            del task, result  # what the caller drops is free
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        session.run.close()
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
+        session.run.close()  # which ends `following` too
+        if tasks:
+            await asyncio.wait({*tasks, following})
     if failed:
-        raise RolloutError(f"{len(failed)} of {len(tasks)} prompts failed; the first: {failed[0]}")
+        raise RolloutError(
+            f"{len(failed)} of {len(checked)} prompts failed; the first: {failed[0]}"
+        )
 
 
-def _after(spans: Sequence[WeightSpan], given: int) -> list[WeightSpan]:
-    """Returns the weight spans behind the first `given` tokens."""
-    left = []
-    for span in spans:
-        skipped = min(given, span.tokens)
-        given -= skipped
-        if span.tokens > skipped:
-            left.append(WeightSpan(span.version, span.tokens - skipped))
-    return left
+async def _run_all(function: Trajectory[T], shared: _Shared) -> Trajectories[T]:
+    """Runs the trajectories of a prompt. Raises the first error that is no RolloutError at once,
+    and the first RolloutError after all."""
+    prompt, tasks = shared.group.prompt, list[asyncio.Future[T]]()
+    try:
+        for index in range(prompt.n):
+            tasks.append(asyncio.ensure_future(function(prompt, Client(shared, index))))
+        pending: set[asyncio.Future[T]] = set(tasks)
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                if task.cancelled():
+                    raise RuntimeError(f"prompt {prompt.prompt_id!r}: a trajectory was cancelled")
+                error = task.exception()
+                if error is not None and not isinstance(error, RolloutError):
+                    raise error
+        return Trajectories(prompt, [task.result() for task in tasks])
+    finally:
+        for task in tasks:
+            task.cancel()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            shared.close()

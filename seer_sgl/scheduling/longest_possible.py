@@ -6,7 +6,7 @@ still gets with a probability of one in a thousand, up to the maximum response l
 group, that request goes first. So a group of which nothing is known ranks like one that reaches the
 limit, all groups advance together at first, and a group falls behind once its responses show that
 none of them will be among the longest. Groups of equal rank take turns, so that all are known
-sooner.
+sooner. Tokens that a request was given do not count: only what is still to come does.
 """
 
 import heapq
@@ -42,18 +42,18 @@ class LongestPossible(Guarded):
         group = self._group_of(request)
         heapq.heappush(
             group.ready,
-            (request.generated, request.order, self._ready.add(request), request),
+            (request.sampled, request.order, self._ready.add(request), request),
         )
-        if request.generated:
-            group.posterior.reached(request.index, request.generated)
-        if request.generated or group.ranked_for != 0:  # else its rank stays
+        if request.sampled:
+            group.posterior.reached(request.index, request.sampled)
+        if request.sampled or group.ranked_for != 0:  # else its rank stays
             self._rank(group)
 
     @override
     def _first_in_order(self) -> Request | None:
         while (group := self._queue.first()) is not None:
             request = group.first(self._ready)
-            if request is not None and request.generated == group.ranked_for:
+            if request is not None and request.sampled == group.ranked_for:
                 return request
             self._rank(group)
         return None
@@ -70,7 +70,7 @@ class LongestPossible(Guarded):
         """Records the length of a complete request."""
         group = self._groups.get(request.group.uid)
         if group is not None:
-            group.posterior.ended(request.index, request.generated)
+            group.posterior.ended(request.index, request.sampled)
             self._rank(group)
 
     def withdraw(self, group: Group) -> None:
@@ -99,9 +99,9 @@ class LongestPossible(Guarded):
             self._queue.remove(group)
             group.ranked_for = None
             return
-        possible = group.posterior.possible(request.generated, CHANCE)
-        group.ranked_for = request.generated
-        self._queue.put(group, (request.generated - possible, group.taken, group.order))
+        possible = group.posterior.possible(request.sampled, CHANCE)
+        group.ranked_for = request.sampled
+        self._queue.put(group, (request.sampled - possible, group.taken, group.order))
 
 
 class _Group:

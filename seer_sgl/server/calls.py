@@ -12,6 +12,7 @@ from seer_sgl.types import (
     Sampling,
     WeightSpan,
     logprob_array,
+    spans_after,
     token_array,
 )
 
@@ -116,14 +117,3 @@ class Answer:
         """Ends the response with an error."""
         self.error, self.ended_at = error, now
         self._news.set()
-
-
-def spans_after(spans: list[WeightSpan], skipped: int) -> list[WeightSpan]:
-    """Returns the spans without their first `skipped` tokens."""
-    kept = []
-    for span in spans:
-        left = max(0, span.tokens - skipped)
-        skipped -= span.tokens - left
-        if left:
-            kept.append(WeightSpan(span.version, left))
-    return kept

@@ -9,7 +9,8 @@ import pytest
 from typing_extensions import override
 
 from seer_sgl import Rollout
-from seer_sgl.errors import PromptError, RolloutError
+from seer_sgl.config import with_values
+from seer_sgl.errors import ConfigError, PromptError, RolloutError
 from seer_sgl.rollout.trajectories import Client
 from seer_sgl.types import Prompt, Sample
 from tests.fake_sglang import response_of
@@ -37,7 +38,7 @@ async def rolled(config: Any, function: Any = turns) -> dict[str, list[Any]]:
             done.prompt.prompt_id: done.results
             async for done in rollout.trajectories(function, PROMPTS)
         }
-        assert rollout.driver.check() == []
+        await until(lambda: rollout.driver.check() == [])
     return results
 
 
@@ -109,6 +110,9 @@ async def test_a_turn_has_its_own_sampling_parameters() -> None:
         ([5, 5, 5, "a"], {}, "prompt_ids"),
         ([5, 5, 5, 1 << 40], {}, "prompt_ids"),
         ([5] * 200_000, {}, "200000 prompt tokens"),
+        (5, {}, "its ids are no row of numbers"),
+        ((5, 5, 5, 1 << 70), {}, "its ids are no row of numbers"),
+        (None, {"max_new_tokens": 0}, "max_new_tokens"),
         (None, {"top_p": 7}, "top_p"),
         (None, {"colour": 1}, "colour"),
     ],
@@ -130,6 +134,101 @@ async def test_an_unusable_turn_is_refused_in_its_function(
     assert len(seen) == N
     assert all(expected in line and "\n" not in line for line in seen), seen
     assert all(len(each) == N for each in results.values())
+
+
+async def test_an_error_of_the_function_comes_at_once_and_hides_behind_no_other() -> None:
+    async def failing(prompt: Prompt, client: Client) -> None:
+        if prompt.prompt_id != "p0":
+            return
+        match client.index:
+            case 0:
+                raise RolloutError("a request that failed")
+            case 1:
+                await client.generate()
+                raise KeyError("a defect of the function")
+            case _:
+                await asyncio.Event().wait()
+
+    async with fakes() as it, Rollout(it.config) as rollout:
+        with pytest.raises(KeyError, match="a defect"):
+            async for _ in rollout.trajectories(failing, PROMPTS):
+                pass
+
+
+async def test_errors_may_be_results() -> None:
+    async def returning(prompt: Prompt, client: Client) -> Exception:
+        del prompt
+        return RolloutError("a result") if client.index else ValueError("another")
+
+    async with fakes() as it:
+        results = await rolled(it.config, returning)
+    assert all(len(each) == N for each in results.values())
+
+
+async def test_a_function_that_is_cancelled_from_within_is_an_error() -> None:
+    async def cancelled(prompt: Prompt, client: Client) -> None:
+        del prompt, client
+        raise asyncio.CancelledError
+
+    async with fakes() as it:
+        with pytest.raises(RuntimeError, match="a trajectory was cancelled"):
+            await rolled(it.config, cancelled)
+
+
+async def test_a_rollout_that_is_closed_ends_its_trajectories() -> None:
+    async def endless(prompt: Prompt, client: Client) -> None:
+        del prompt
+        while True:
+            await client.generate()
+
+    async def consume() -> None:
+        async for _ in rollout.trajectories(endless, PROMPTS):
+            pass
+
+    async with fakes(delay_s=0.002) as it:
+        async with Rollout(it.config) as rollout:
+            consuming = asyncio.create_task(consume())
+            await until(lambda: it.servers[0].running > 0)
+        with pytest.raises(RolloutError, match="6 of 6 prompts failed"):
+            await consuming
+
+
+async def test_a_turn_that_outlives_its_trajectory_ends_with_an_error() -> None:
+    late: list[asyncio.Task[Sample]] = []
+
+    async def leaving(prompt: Prompt, client: Client) -> None:
+        del prompt
+        late.append(asyncio.create_task(client.generate()))
+
+    async with fakes(delay_s=0.002) as it:
+        await rolled(it.config, leaving)
+        ended = await asyncio.gather(*late, return_exceptions=True)
+    assert len(ended) == N * len(PROMPTS)
+    assert all(isinstance(each, RolloutError) for each in ended)
+
+
+async def test_turns_of_one_trajectory_may_run_together_and_have_its_index() -> None:
+    async def together(prompt: Prompt, client: Client) -> list[Sample]:
+        del prompt
+        samples = await asyncio.gather(*(client.generate() for _ in range(3)))
+        assert {sample.index for sample in samples} == {client.index}
+        return samples
+
+    async with fakes(delay_s=0.001) as it:
+        results = await rolled(it.config, together)
+    for prompt in PROMPTS:
+        samples = [turn for each in results[str(prompt["id"])] for turn in each]
+        assert len({sample.seed for sample in samples}) == 3 * N
+        for sample in samples:
+            check([sample], list(sample.prompt_ids))
+
+
+async def test_the_oracle_is_refused() -> None:
+    async with fakes() as it, Rollout(it.config) as rollout:
+        rollout.config = with_values(rollout.config, {"scheduling.policy": "oracle"})
+        with pytest.raises(ConfigError, match="oracle has no lengths of trajectories"):
+            async for _ in rollout.trajectories(turns, PROMPTS):
+                pass
 
 
 async def test_an_error_of_the_function_ends_all_at_once() -> None:
@@ -154,7 +253,7 @@ async def test_leaving_early_aborts_the_other_trajectories() -> None:
                 assert len(done.results) == N
                 break
         await until(lambda: all(fake.running == 0 for fake in it.servers))
-        assert rollout.driver.check() == []
+        await until(lambda: rollout.driver.check() == [])
 
 
 class Refusing(Logging):

@@ -12,10 +12,16 @@ import seer_sgl
 HEAD = """\
 # Reference
 
-All names of `seer_sgl` that a program may rely on, with their docstrings; every other name may change. How to use them: [Python](python.md).
+All names of `seer_sgl` that a program may rely on, with their docstrings. The fields of the types that they name may be relied on too; every other name may change. How to use them: [Python](python.md).
 """
-HIDDEN = ("wake", "ended", "fail")  # of a Run, for the driver
-HANDED_OUT = ("Client", "Driver", "Fleet", "Run")  # not constructed by a program
+HIDDEN = ("wake", "ended", "fail", "over")  # for the driver and the rollout
+HANDED_OUT = (
+    "Client",
+    "Driver",
+    "Fleet",
+    "Observer",
+    "Run",
+)  # without arguments, or not by a program
 
 
 def text() -> str:
@@ -85,6 +91,7 @@ def _signature(function: Any, *, bound: bool = False) -> str:
     written = str(signature).replace("Ellipsis", "...")
     written = re.sub(r"\b(?:[A-Za-z_]\w*\.)+(?=\w)", "", written)
     written = re.sub(r"(: |-> )'([^']+)'", r"\1\2", written)  # annotations in quotes
+    written = re.sub(r"~(?=T\b)|'(?=\w+\])|(?<=\w)'(?=\])", "", written)
     return re.sub(r"<built-in function (\w+)>", r"\1", written).replace(" -> None", "")
 
 
