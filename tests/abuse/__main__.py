@@ -119,6 +119,7 @@ async def abuse(
         "let_in": len(seen.let_in),
         "processes_ended": len(watch.ended()),
         "parts": msgspec.to_builtins(watch.parts()),
+        "growth": watch.growth(),
         "problems": problems,
     }
 

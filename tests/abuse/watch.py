@@ -43,7 +43,8 @@ class Watch:
         self.samples: list[Sample] = []
         self._server = server
         self._others = [each for each in family(server) if each.pid != server.pid]
-        self._names = {each.pid: " ".join(each.cmdline())[:80] for each in self._others}
+        self._names = {each.pid: _name(each) for each in self._others}
+        self._memory: dict[int, list[float]] = {each.pid: [] for each in self._others}  # MB
         self._began = time.monotonic()
 
     async def run(self) -> None:
@@ -58,7 +59,8 @@ class Watch:
         memory, descriptors = 0.0, 0
         for each in running:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                memory += each.memory_info().rss / 1e6
+                self._memory[each.pid].append(each.memory_info().rss / 1e6)
+                memory += self._memory[each.pid][-1]
                 descriptors += each.num_fds()
         return Sample(
             time.monotonic() - self._began,
@@ -80,6 +82,16 @@ class Watch:
         """Returns the readings of equal parts of the time."""
         size = max(1, len(self.samples) // PARTS)
         return [_part(self.samples[at : at + size]) for at in range(0, size * PARTS, size)]
+
+    def growth(self) -> dict[str, tuple[float, float]]:
+        """Returns the memory of each other process after a quarter of the time and at its end, MB;
+        the one that grew most first."""
+        found = {
+            f"{pid} {self._names[pid]}": (round(seen[len(seen) // PARTS], 1), round(seen[-1], 1))
+            for pid, seen in self._memory.items()
+            if seen
+        }
+        return dict(sorted(found.items(), key=lambda item: item[1][0] - item[1][1]))
 
     def problems(self) -> list[str]:
         """Returns what grows: the lowest reading of the last part is above that of the second."""
@@ -108,6 +120,11 @@ def _part(samples: Sequence[Sample]) -> Part:
         span("engines_mb"),
         _whole(span("engines_fds")),
     )
+
+
+def _name(process: psutil.Process) -> str:
+    """Returns a process's title, or the end of its command line."""
+    return " ".join(process.cmdline()).strip()[-60:] or process.name()
 
 
 def _whole(values: tuple[float, float]) -> tuple[int, int]:
