@@ -223,7 +223,7 @@ class RolloutConfig(Section, frozen=True):
     that sample alone, which comes back with the tokens so far and its `failure`."""
     max_engine_kills: Annotated[int, msgspec.Meta(ge=2)] = 2
     """A request is given up if so many engines died while they ran it; one more if another
-    request was on the last of them ([suspects](fleet.md#requests-that-engines-die-of))."""
+    request was on the last of them ([suspects](failure.md#requests-that-engines-die-of))."""
 
 
 class ServerConfig(Section, frozen=True):

@@ -117,7 +117,7 @@ KEYS: Mapping[str, str] = {
     "engines[].states[].at_s": "seconds since the rollout began",
     "engines[].states[].state": (
         "`healthy`, `suspect`, `dead`, `starting`, `stale`, `draining` or `quarantined` "
-        "([states](fleet.md#states-of-an-engine))"
+        "([states](failure.md#states-of-an-engine))"
     ),
     "engines[].states[].why": "the reason; empty while it is healthy",
     "error": (

@@ -1,4 +1,4 @@
-"""The messages that fleet.md explains are messages of the program."""
+"""The messages that failure.md explains are messages of the program."""
 
 import ast
 import errno
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tools.docs.pages import ROOT
 
-TABLES = ("### What you see at the start", "### What you see during a rollout")
+TABLES = ("## What you see at the start", "## What you see during a rollout")
 ROW = re.compile(r"^\| (`.*?) \|", re.MULTILINE)
 MESSAGE = re.compile(r"`([^`]+)`")
 # Dots, capitals, numbers and some names stand for what differs; a colon may begin a value.
@@ -19,7 +19,7 @@ VARIABLE = re.compile(
 
 
 def explained() -> Iterator[str]:
-    page = (ROOT / "docs" / "fleet.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "failure.md").read_text(encoding="utf-8")
     for title in TABLES:
         table = page.partition(title)[2].partition("\n#")[0]
         for cell in ROW.findall(table):

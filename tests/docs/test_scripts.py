@@ -93,7 +93,7 @@ def test_the_counters_of_a_hub_are_where_a_page_asks_for_them(
     (curl,) = [
         command.words
         for command in commands()
-        if command.words[0] == "curl" and command.page == "fleet.md"
+        if command.words[0] == "curl" and command.page == "pool.md"
     ]
     _, _, header, url = curl
     address = f"127.0.0.1:{free_port()}"
