@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tools.docs.pages import ROOT, outdated
+from tools.docs.pages import MADE, ROOT, outdated
 
 from .links import anchors, links
 
+MOST_COLUMNS = 160
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -30,3 +31,17 @@ def test_pages_made_from_the_code_and_the_results_are_current() -> None:
 
 def test_the_landing_page_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_prose_is_no_wider_than_a_window() -> None:
+    wide = []
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        if page.name in MADE:
+            continue
+        code = False
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            code ^= line.lstrip().startswith("```")
+            prose = not code and not line.lstrip().startswith(("|", "!", "#", "<!--"))
+            if prose and len(line) > MOST_COLUMNS:
+                wide.append(f"{page.name}:{number}")
+    assert wide == []
