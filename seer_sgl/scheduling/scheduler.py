@@ -1,7 +1,15 @@
 """The scheduler: a state machine with two verbs, `next_assignment` and `complete`.
 
 The asyncio loop of the driver runs it against real engines. The scheduler itself has no clock and
-no network.
+no network. What always holds (tests/scheduling/test_properties.py):
+
+- A request has at most one chunk in flight, and ends exactly once: finished, or given up.
+- Tokens never leave a request. Chunks without any end it only after failures that lasted for
+  `patience_s`, refusals by two engines, or the deaths of `max_engine_kills` engines.
+- The KV promised on an engine, to all chunks there up to the end of their budgets, fits its cache.
+- An engine that is unavailable or leaves gets no chunk. A refused request goes elsewhere first.
+- No request starves: with q others ready, it is picked within 64 (q + 1) picks of its caller.
+- With nothing submitted, nothing is left: ledger, parked requests, suspects and setbacks are empty.
 """
 
 from collections.abc import Callable, Iterable, Sequence
