@@ -6,6 +6,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from bench.elsewhere import AlwaysElsewhere
 from examples.tool_use import STOPS, calculating
 from seer_sgl import Client, Prompt, Rollout, Sample
 from tests.e2e.compare import LOGPROB_TOLERANCE
@@ -15,7 +16,7 @@ from tests.e2e.test_mixed import draw
 
 pytestmark = pytest.mark.shared_engines
 
-PROMPTS, N, CHUNK = 3, 4, 24
+PROMPTS, N, CHUNK = 3, 4, 8
 SAMPLING = {"temperature": 1.0}
 
 
@@ -44,7 +45,7 @@ async def test_turns_with_a_tool_equal_calls_of_a_plain_engine(rig: Rig) -> None
     async def recorded(prompt: Prompt, client: Client) -> tuple[float, int]:
         return await calculating(prompt, Recording(client, turns))  # type: ignore[arg-type]
 
-    async with Rollout(config) as rollout:
+    async with Rollout(config, placement=AlwaysElsewhere()) as rollout:
         prompts = rollout.read_prompts(HELD_OUT)[:PROMPTS]
         done = [each async for each in rollout.trajectories(recorded, prompts)]
         assert rollout.driver.check() == []
@@ -52,7 +53,7 @@ async def test_turns_with_a_tool_equal_calls_of_a_plain_engine(rig: Rig) -> None
     calls = sum(used for each in done for _, used in each.results)
     assert calls > PROMPTS * N, "the calculator was used"
     assert all(len(each.results) == N for each in done)
-    assert any(len(set(turn.engines)) > 1 for turn in turns), "some turns moved"
+    assert sum(len(set(turn.engines)) > 1 for turn in turns) > calls / 2, "turns moved"
     assert any((turn.accept_length or 0) > 1 for turn in turns), "drafts were accepted"
     async with aiohttp.ClientSession() as session:
         plain = await asyncio.gather(
