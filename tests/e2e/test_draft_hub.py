@@ -116,6 +116,8 @@ async def test_aborts_from_outside_cost_a_step_each_and_change_no_token(
         samples, report = await roll(undivided, LONELY_PROMPTS, [aborts])
         aborting.cancel()
     assert_identical(of_groups(whole, samples), samples)
+    # Siblings stay on two engines here. Where every chunk moves, hardly a token is only elsewhere.
+    assert report["drafting"]["sources"]["elsewhere"] > 0
     assert len([redrawn for redrawn in aborts.redrawn if redrawn]) > MANY
     assert max(aborts.redrawn) <= STRIDE, "at most the tokens of one step"
     assert aborts.kept > MANY
@@ -222,7 +224,6 @@ async def test_whatever_becomes_of_the_hub_no_token_changes(
     assert all(line.faults.values()), line.faults
     assert first["tokens_out"] > 0
     assert has > had > 0, "tokens flow again"
-    assert drafting["sources"]["elsewhere"] > 0, (had, has, first, second, drafting)
     assert second["tokens_out"] >= has - had
     assert flooded["refused"] > 0
     assert flooded["groups_begun"] > MAX_GROUPS >= flooded["groups"]
