@@ -219,6 +219,12 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
         """The error messages of the engines that refused the request."""
         return [str(e) for e in self.setbacks.values() if isinstance(e, RequestRejected)]
 
+    def prefill(self, ids: "array[int]", version: str) -> None:
+        """Puts the tokens that a new request is given first, as if weights `version` had sampled
+        them. Their log probabilities are unknown: 0."""
+        logprobs, spans = array("f", bytes(4 * len(ids))), [WeightSpan(version, len(ids))]
+        self.append(ChunkReply(ids=ids, logprobs=logprobs, weight_spans=spans, finish="abort"))
+
     def append(self, reply: ChunkReply) -> None:
         """Appends a reply: ids, logprobs and weight versions together, and only here.
 

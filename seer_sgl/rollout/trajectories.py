@@ -20,13 +20,11 @@ from seer_sgl.driver.observer import Observer
 from seer_sgl.driver.response_text import ResponseText
 from seer_sgl.errors import ConfigError, PromptError, RolloutError
 from seer_sgl.types import (
-    ChunkReply,
     Failure,
     Group,
     Prompt,
     Request,
     Sample,
-    WeightSpan,
     logprob_array,
     spans_after,
 )
@@ -66,6 +64,7 @@ class Client:
 
         Raises PromptError for an unusable input, and RolloutError if the request fails for good.
         """
+        await asyncio.sleep(0)  # a function that tries again for ever leaves others their turn
         shared = self._shared
         seed = derived_seed(shared.seed, self.index, self._turns, shared.group.group_id)
         request = shared.request(input_ids, seed, sampling)
@@ -121,8 +120,9 @@ class _Waiting(Observer):
 
     @override
     def closed(self, group: Group, failure: Failure | None) -> None:
-        for request in group.requests if failure is not None else ():
-            self._fail(request.uid, failure.message if failure is not None else "")
+        if failure is not None:
+            for request in group.requests:
+                self._fail(request.uid, failure.message)
 
     def _fail(self, uid: str, why: str) -> None:
         future = self._futures.get(uid)
@@ -166,11 +166,7 @@ class _Shared:
             submitted_at=time.monotonic(),
         )
         if given:
-            spans = [WeightSpan(self.rollout.engines[0].weight_version, len(given))]
-            zeros = array("f", bytes(4 * len(given)))
-            request.append(
-                ChunkReply(ids=given, logprobs=zeros, weight_spans=spans, finish="abort")
-            )
+            request.prefill(given, self.rollout.engines[0].weight_version)
         return request
 
     def _read(
@@ -203,14 +199,12 @@ class _Shared:
 
     async def finished(self, request: Request) -> Sample:
         """Sends a request and returns its sample. A trajectory that leaves aborts it."""
-        await asyncio.sleep(0)  # a function that tries again for ever leaves others their turn
         if self._closed:
             raise RolloutError("a turn of a trajectory that has returned")
         run, waiting = self._session.run, self._session.waiting
         future = waiting.future(request)
         try:
-            request.index = len(self.group.requests)
-            if request.index:
+            if self.group.requests:
                 run.grow(self.group, [request])
             else:
                 self.group.requests = [request]

@@ -17,7 +17,6 @@ from seer_sgl.driver.observer import Observer
 from seer_sgl.driver.run import Run
 from seer_sgl.errors import RolloutError, first_error
 from seer_sgl.types import (
-    ChunkReply,
     ChunkResult,
     Failure,
     FailureKind,
@@ -26,7 +25,6 @@ from seer_sgl.types import (
     Prompt,
     Request,
     Sample,
-    WeightSpan,
     token_array,
 )
 
@@ -307,7 +305,7 @@ class Generation(Observer):
             submitted_at=self._clock(),
         )
         if given:
-            _prefill(request, given, array("f", bytes(4 * len(given))), self._version())
+            request.prefill(given, self._version())
         before = continued(group, given) if given else None
         if before is None and call.session_id is not None:
             before = self._sessions.last_turn(call.session_id)
@@ -335,12 +333,6 @@ class Generation(Observer):
             self._sessions.expire(now)
             for opened in self._siblings.expired(now):
                 self._close(opened)
-
-
-def _prefill(request: Request, ids: "array[int]", logprobs: "array[float]", version: str) -> None:
-    """Puts tokens that were generated before, by weights `version`, into a new request."""
-    spans = [WeightSpan(version, len(ids))]
-    request.append(ChunkReply(ids=ids, logprobs=logprobs, weight_spans=spans, finish="abort"))
 
 
 def _first_positions(names: Sequence[str]) -> Iterator[bool]:
