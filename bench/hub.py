@@ -16,7 +16,6 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,10 @@ import psutil
 import uvloop
 
 from seer_sgl.config import DraftConfig
-from seer_sgl.draft.messages import Delta, Deltas, Open, batched
+from seer_sgl.draft.messages import Delta, Deltas, Open, batched, hub_of
 from seer_sgl.draft.replica import FLUSH_S
 from seer_sgl.link import messages
-from seer_sgl.link.hub import start_hub
+from seer_sgl.link.hub import ENGINES_PER_HUB, start_hubs
 
 FAN_OUT = 8  # engines that serve a group
 TOKEN = "secret"
@@ -50,16 +49,14 @@ class Engine:
         ]
         self._position = 0
 
-    def shard(self, group: str) -> int:
-        """Returns the hub of a group."""
-        return int(group.rpartition("-")[2]) % len(self.urls)
-
     def deltas(self) -> list[list[Delta]]:
         """Returns the next tokens of all responses, by hub."""
         parts: list[list[Delta]] = [[] for _ in self.urls]
         tokens = b"\1\0\0\0" * self._tokens
         for group, sequence in self._rows:
-            parts[self.shard(group)].append(Delta(group, sequence, self._position, tokens))
+            parts[hub_of(group, len(self.urls))].append(
+                Delta(group, sequence, self._position, tokens)
+            )
         self._position += self._tokens
         return parts
 
@@ -72,7 +69,7 @@ class Engine:
                 hello = messages.Hello(messages.PROTOCOL, f"e{self.number}", 0, 1)
                 await socket.send_bytes(messages.encode(hello))
                 groups: dict[str, dict[int, int]] = {
-                    group: {} for group, _ in self._rows if self.shard(group) == hub
+                    group: {} for group, _ in self._rows if hub_of(group, len(self.urls)) == hub
                 }
                 await socket.send_bytes(messages.encode(Open(groups)))
                 reader = asyncio.create_task(self._read(socket))
@@ -121,29 +118,20 @@ async def probe(session: aiohttp.ClientSession, url: str, end: float) -> list[fl
     return times
 
 
-@contextlib.asynccontextmanager
-async def hubs(count: int, folder: Path) -> AsyncIterator[list[str]]:
-    """Starts so many hubs, each a process of its own; yields their URLs."""
-    async with contextlib.AsyncExitStack() as stack:
-        urls = []
-        for number in range(count):
-            (folder / str(number)).mkdir()
-            hub = start_hub(DraftConfig(), folder / str(number), TOKEN)
-            urls.append(await stack.enter_async_context(hub))
-        yield urls
-
-
 async def measure(engines: int, count: int, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the figures of so many engines on so many hubs."""
     headers = {"Authorization": f"Bearer {TOKEN}"}
     timeout = aiohttp.ClientTimeout(total=None)
     with tempfile.TemporaryDirectory() as folder:
         async with (
-            hubs(count, Path(folder)) as urls,
+            start_hubs(
+                DraftConfig(), Path(folder), TOKEN, engines=count * ENGINES_PER_HUB
+            ) as addresses,
             aiohttp.ClientSession(
                 headers=headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
             ) as session,
         ):
+            urls = addresses.split(",")
             processes = psutil.Process().children()
             fleet = [Engine(number, urls, options) for number in range(engines)]
             before = [sum(process.cpu_times()[:2]) for process in processes]

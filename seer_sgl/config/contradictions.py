@@ -202,8 +202,9 @@ def _wrong_draft(draft: DraftConfig, engines: EnginesConfig) -> Iterator[Complai
         yield "draft.memory", str(error)
     if draft.hub is not None and draft.scope != "fleet":
         yield "draft.hub", f"only for scope: fleet, not for scope: {draft.scope}"
-    if draft.hub is not None and not is_address(draft.hub):
-        yield "draft.hub", f"{draft.hub!r} is not of the form host:port"
+    for address in () if draft.hub is None else draft.hub.split(","):
+        if not is_address(address.strip()):
+            yield "draft.hub", f"{address.strip()!r} is not of the form host:port"
     if draft.history is not None and draft.scope not in ("engine", "fleet"):
         yield "draft.history", f"needs scope: engine or fleet, not scope: {draft.scope}"
     if draft.scope == "none":

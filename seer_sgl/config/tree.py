@@ -160,8 +160,10 @@ class DraftConfig(Section, frozen=True):
     """The most continuations of a token; 1 drafts chains. If SGLang's attention backend can verify
     chains only, chains are drafted."""
     hub: str | None = None
-    """host:port of a `seer-sgl drafthub`; the token is in `SEER_SGL_LINK_TOKEN`. Default: a hub
-    that is started with local engines. External engines with scope `fleet` need it."""
+    """host:port of a `seer-sgl drafthub`, or of several, separated by commas and in the same order
+    everywhere; each serves a part of the groups. The token is in `SEER_SGL_LINK_TOKEN`. Default:
+    one hub per 64 engines, started with local engines. External engines with scope `fleet` need
+    it."""
     history: str | None = None
     """`samples.jsonl` of an earlier rollout of these prompts, to draft from."""
     memory: str = "1gb"

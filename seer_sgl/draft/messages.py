@@ -5,9 +5,10 @@ duplicate, late or reordered ones. Every field has a limit, which decoding enfor
 """
 
 import hashlib
+import zlib
 from array import array
-from collections.abc import Iterable, Iterator
-from typing import Annotated
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -17,6 +18,7 @@ MAX_SEQUENCES = 4096  # of a group: its samples, samples of earlier epochs, fork
 MAX_ENTRIES = 1 << 14  # of one message
 FRAME_BYTES = 1 << 19  # of tokens and names in one message: half of the link's limit
 TOKEN_BYTES = 4
+MIXER = 65_521  # a prime: a CRC modulo a power of two gives neighbours one number
 DELTA_BYTES = 32  # upper bound for a delta without its name and tokens
 
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
@@ -87,6 +89,37 @@ def wire_name(group: str) -> str:
     if len(group) <= MAX_NAME and encoded.decode() == group:
         return group
     return hashlib.blake2b(encoded, digest_size=16).hexdigest()
+
+
+T = TypeVar("T")
+
+
+def hub_of(group: str, hubs: int) -> int:
+    """Returns the number of the hub that serves a group. group: its name in messages."""
+    return zlib.crc32(group.encode()) % MIXER % hubs
+
+
+def by_hub(message: ToHub, hubs: int) -> dict[int, ToHub]:
+    """Returns the parts of a message, each for the hub of its groups."""
+    if hubs == 1:
+        return {0: message}
+    if isinstance(message, Deltas):
+        deltas = _split(message.deltas, lambda delta: delta.group, hubs)
+        return {hub: Deltas(part) for hub, part in deltas.items()}
+    if isinstance(message, Open):
+        groups = _split(message.groups, str, hubs)
+        return {
+            hub: Open({name: message.groups[name] for name in part}) for hub, part in groups.items()
+        }
+    names = _split(message.groups, str, hubs)
+    return {hub: type(message)(part) for hub, part in names.items()}
+
+
+def _split(entries: Iterable[T], group: Callable[[T], str], hubs: int) -> dict[int, list[T]]:
+    parts: dict[int, list[T]] = {}
+    for entry in entries:
+        parts.setdefault(hub_of(group(entry), hubs), []).append(entry)
+    return parts
 
 
 def pieces(group: str, sequence: int, tokens: "array[int]", position: int) -> Iterator[Delta]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from seer_sgl.config import FleetConfig, with_values
 from seer_sgl.kvpool.hicache import open_pool
-from seer_sgl.link.hub import HubClient, start_hub
-from seer_sgl.link.server import LinkServer, link_url, open_link, shared_token
+from seer_sgl.link.hub import HubClient, start_hubs
+from seer_sgl.link.server import LinkServer, link_urls, open_link, shared_token
 from seer_sgl.processes import require_free_port
 from seer_sgl.restarts import Restarts
 from seer_sgl.timing import Timing
@@ -104,13 +104,21 @@ async def open_hub(
     draft = config.draft
     async with contextlib.AsyncExitStack() as stack:
         if draft.hub is not None:
-            url, token = link_url(draft.hub), _hub_token()
+            url, token = link_urls(draft.hub), _hub_token()
         elif draft.scope != "none" and config.engines.launch != "external":
             # Scopes `engine` and `request` need it too, although their engines share no tokens: it
             # passes the end of each group on (and `draft.history`). Without it, an engine keeps
             # the tokens of finished groups until `draft.memory` is full.
             url = await stack.enter_async_context(
-                start_hub(draft, log_dir, token, host, all_restarts=all_restarts, timing=timing)
+                start_hubs(
+                    draft,
+                    log_dir,
+                    token,
+                    host,
+                    engines=config.engines.count,
+                    all_restarts=all_restarts,
+                    timing=timing,
+                )
             )
         else:
             yield None

@@ -39,9 +39,11 @@ def driver_link(rank: int, ranks: int) -> "Link | None":
     return _link_to(os.environ.get(contract.LINK_URL), rank, ranks)
 
 
-def hub_link(rank: int, ranks: int) -> "Link | None":
-    """Returns this process's link to the draft hub; None without HUB_URL."""
-    return _link_to(os.environ.get(contract.HUB_URL), rank, ranks)
+def hub_links(rank: int, ranks: int) -> "list[Link]":
+    """Returns this process's links to the draft hubs, in their order; empty without HUB_URL."""
+    urls = os.environ.get(contract.HUB_URL, "").split(",")
+    links = [_link_to(url or None, rank, ranks) for url in urls]
+    return [link for link in links if link is not None]
 
 
 def _link_to(url: str | None, rank: int, ranks: int) -> "Link | None":

@@ -20,7 +20,7 @@ NULL = msgspec.Raw(b"null")
 API_KEY = "SEER_SGL_API_KEY"  # the bearer token that the server requires
 LINK_URL = "SEER_SGL_LINK_URL"  # the URL of its driver's link
 LINK_TOKEN = "SEER_SGL_LINK_TOKEN"  # the bearer token of driver and draft hub
-HUB_URL = "SEER_SGL_HUB_URL"  # the URL of the draft hub
+HUB_URL = "SEER_SGL_HUB_URL"  # the URL of the draft hub; of several hubs separated by commas
 INSTANCE = "SEER_SGL_INSTANCE"  # a name for this start of the server; not set: it chooses one
 DRAFT = "SEER_SGL_DRAFT"  # DraftSettings as JSON; not set: no drafting
 # SGLang's own switch (sglang.srt.utils.is_cpu); the launcher sets it where no GPU is visible.

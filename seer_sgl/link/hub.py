@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 from array import array
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urljoin
@@ -15,7 +15,7 @@ import aiohttp
 from typing_extensions import override
 
 from seer_sgl.config import DraftConfig
-from seer_sgl.draft.messages import Deltas, Done, batched, pieces, wire_name
+from seer_sgl.draft.messages import Done, ToHub, batched, by_hub, pieces, wire_name
 from seer_sgl.errors import HubError
 from seer_sgl.kept_processes import KeptProcess, kept_alive
 from seer_sgl.processes import LOOPBACK, free_port
@@ -31,6 +31,7 @@ from .server import link_url
 FACTS_TIMEOUT_S = 2.0
 START_TIMEOUT_S = 60.0
 POLL_S = 0.05
+ENGINES_PER_HUB = 64  # python -m bench.hub
 
 
 class DraftSink(Protocol):
@@ -47,87 +48,117 @@ class DraftSink(Protocol):
 
 
 class HubClient(DraftSink):
-    """The driver's connection to the draft hub at `url`; reconnects by itself.
+    """The driver's connections to the draft hubs at `url`; they reconnect by themselves.
 
-    After a reconnect it sends the responses of unfinished groups again: the hub may be a new one.
+    After a reconnect it sends the responses of unfinished groups again: a hub may be a new one.
+    `url`: of several hubs, separated by commas; each serves the groups that `hub_of` gives it.
     """
 
     def __init__(self, url: str, token: str, timing: Timing = DEFAULT) -> None:
         self.url = url
         self._loaded: dict[str, list[tuple[int, array[int]]]] = {}  # by group
-        self._facts_url = urljoin(url, FACTS)
         self._headers = {"Authorization": f"Bearer {token}"}
         hello = messages.Hello(messages.PROTOCOL, f"driver-{secrets.token_hex(4)}", 0, 1)
-        self._link = Link(url, token, hello, timing)
-        self._link.on_connect(self._send_again)
+        self._links = [Link(each, token, hello, timing) for each in url.split(",")]
+        for link in self._links:
+            link.on_connect(self._send_again)
 
     @override
     def load(self, group: str, sequence: int, tokens: "array[int]") -> None:
         self._loaded.setdefault(wire_name(group), []).append((sequence, tokens))
-        self._send(wire_name(group), [(sequence, tokens)])
+        self._send_loaded(wire_name(group), [(sequence, tokens)])
 
     @override
     def done(self, group: str) -> None:
         self._loaded.pop(wire_name(group), None)
-        self._link.send(Done([wire_name(group)]))
+        self._send(Done([wire_name(group)]))
 
     @override
     async def facts(self) -> dict[str, Any] | None:
         timeout = aiohttp.ClientTimeout(total=FACTS_TIMEOUT_S)
-        try:
-            async with (
-                aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session,
-                session.get(self._facts_url) as reply,
-            ):
-                counted: Any = await reply.json()
-                return counted if reply.status == 200 and isinstance(counted, dict) else None
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
+            counted = await asyncio.gather(*(_facts(session, url) for url in self.url.split(",")))
+        if None in counted:
             return None
+        together: dict[str, Any] | None = counted[0] if len(counted) == 1 else _added(counted)
+        return together
 
     def close(self) -> None:
         """Disconnects for good."""
-        self._link.close()
+        for link in self._links:
+            link.close()
 
     def _send_again(self) -> None:
         """Runs in the link's thread."""
         for group, loaded in list(self._loaded.items()):
-            self._send(group, list(loaded))
+            self._send_loaded(group, list(loaded))
 
-    def _send(self, group: str, loaded: Iterable[tuple[int, "array[int]"]]) -> None:
+    def _send_loaded(self, group: str, loaded: Iterable[tuple[int, "array[int]"]]) -> None:
         parts = (part for sequence, tokens in loaded for part in pieces(group, sequence, tokens, 0))
         for batch in batched(parts):
-            self._link.send(Deltas(batch.deltas))
+            self._send(batch)
+
+    def _send(self, message: ToHub) -> None:
+        for hub, part in by_hub(message, len(self._links)).items():
+            self._links[hub].send(part)
+
+
+async def _facts(session: aiohttp.ClientSession, url: str) -> dict[str, Any] | None:
+    """Returns the counters of the hub at `url`; None if it does not answer."""
+    try:
+        async with session.get(urljoin(url, FACTS)) as reply:
+            counted: Any = await reply.json()
+            return counted if reply.status == 200 and isinstance(counted, dict) else None
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return None
+
+
+def _added(counted: Sequence[Any], name: str = "") -> Any:
+    """Returns the counters of several hubs together: sums, the longest wait, all instances."""
+    first = counted[0]
+    if all(isinstance(each, dict) for each in counted):
+        return {key: _added([each.get(key) for each in counted], key) for key in first}
+    if all(isinstance(each, int | float) for each in counted):
+        return max(counted) if name == "max_s" else sum(counted)
+    return "+".join(map(str, counted))
 
 
 @contextlib.asynccontextmanager
-async def start_hub(
+async def start_hubs(
     config: DraftConfig,
     log_dir: Path,
     token: str,
     host: str = LOOPBACK,
     *,
+    engines: int = 1,
     all_restarts: list[Restarts] | None = None,
     timing: Timing = DEFAULT,
 ) -> AsyncIterator[str]:
-    """Starts a draft hub on `host` for the block, restarts it if it dies, and yields its URL.
+    """Starts the draft hubs of so many engines on `host` for the block, one per ENGINES_PER_HUB.
 
-    `all_restarts`: as in `kept_alive`. Raises HubError if it does not become ready.
+    Restarts those that die. Yields their URLs, separated by commas. `all_restarts`: as in
+    `kept_alive`. Raises HubError if one does not become ready.
     """
-    port = free_port(host)
-    arguments = ["drafthub", "--host", host, "--port", str(port), "--memory", config.memory]
-    process = KeptProcess(
-        "draft hub",
-        [sys.executable, "-m", "seer_sgl", *arguments],
-        log_dir / "drafthub.log",
-        {**os.environ, contract.LINK_TOKEN: token},
-    )
-    try:
-        await process.start()
-        await _ready(process)
-        async with kept_alive([process], all_restarts, timing):
-            yield link_url(f"{host}:{port}")
-    finally:
-        await process.stop()
+    count = -(-engines // ENGINES_PER_HUB)
+    processes: list[KeptProcess] = []
+    urls: list[str] = []
+    async with contextlib.AsyncExitStack() as stack:
+        for number in range(count):
+            port = free_port(host)
+            arguments = ["drafthub", "--host", host, "--port", str(port), "--memory", config.memory]
+            process = KeptProcess(
+                "draft hub" if count == 1 else f"draft hub {number}",
+                [sys.executable, "-m", "seer_sgl", *arguments],
+                log_dir / ("drafthub.log" if count == 1 else f"drafthub-{number}.log"),
+                {**os.environ, contract.LINK_TOKEN: token},
+            )
+            processes.append(process)
+            stack.push_async_callback(process.stop)
+            await process.start()
+            urls.append(link_url(f"{host}:{port}"))
+            await _ready(process)
+        async with kept_alive(processes, all_restarts, timing):
+            yield ",".join(urls)
 
 
 async def _ready(process: KeptProcess) -> None:

@@ -41,6 +41,11 @@ def link_url(address: str) -> str:
     return f"http://{address}{PATH}"
 
 
+def link_urls(addresses: str) -> str:
+    """Returns the URLs of hubs at `addresses` (host:port), both separated by commas."""
+    return ",".join(link_url(address.strip()) for address in addresses.split(","))
+
+
 def shared_token(peer: str, key: str = "engines.link") -> str:
     """Returns the token of a link whose two ends are started separately, from the environment.
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from seer_sgl.draft.group_store import DraftIndex
-from seer_sgl.draft.messages import Deltas, Done, Want
+from seer_sgl.draft.messages import Deltas, Done, ToHub, Want, by_hub
 from seer_sgl.draft.replica import Replica
-from seer_sgl.link.client import driver_link, hub_link
+from seer_sgl.link.client import driver_link, hub_links
 from seer_sgl.link.contract import DRAFT, DraftSettings
 
 # Of a GPU engine without grouped drafting, whose plain steps are SGLang's own.
@@ -32,7 +32,7 @@ def settings() -> DraftSettings | None:
 def join(
     drafter: DraftIndex, draft_settings: DraftSettings, rank: int, ranks: int, vocab_size: int
 ) -> Replica | None:
-    """Returns the Replica that feeds a drafter, linked to the hub if one exists.
+    """Returns the Replica that feeds a drafter, linked to the hubs if there are any.
 
     Every rank connects to the driver, but only the first one drafts: the others get None. Without
     a hub, the engine drafts from the tokens that it decodes itself.
@@ -40,15 +40,20 @@ def join(
     driver_link(rank, ranks)
     if rank != 0:
         return None
-    link = hub_link(rank, ranks)
+    links = hub_links(rank, ranks)
+
+    def offer(message: ToHub) -> None:
+        for hub, part in by_hub(message, len(links)).items():
+            links[hub].offer(part)
+
     replica = Replica(
         drafter,
-        None if link is None else link.offer,
+        offer if links else None,
         max_tokens=draft_settings.max_tokens,
         scope=draft_settings.scope,
         vocab_size=vocab_size,
     )
-    if link is not None:
+    for link in links:
         for kind in FROM_HUB:
             link.on(kind, replica.received)
         link.on_connect(replica.connected)

@@ -22,6 +22,8 @@ from seer_sgl.draft.messages import (
     ToReplica,
     Want,
     batched,
+    by_hub,
+    hub_of,
     pieces,
     wire_name,
 )
@@ -296,3 +298,22 @@ def test_more_sequences_or_groups_than_there_may_be_are_refused(
 def test_impossible_values_are_not_even_decoded(garbage: Any) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode(garbage), type=ToHub)
+
+
+@pytest.mark.parametrize("hubs", [1, 2, 3, 8])
+def test_a_message_goes_to_the_hubs_of_its_groups_and_none_of_it_is_lost(hubs: int) -> None:
+    names = [f"group {n}" for n in range(100)]
+    parts = by_hub(Deltas([delta(name, n, 0, n) for n, name in enumerate(names)]), hubs)
+    sent = [(hub, each) for hub, part in parts.items() for each in part.deltas]  # type: ignore[union-attr]
+    assert sorted(each.sequence for _, each in sent) == list(range(100))
+    assert all(hub == hub_of(each.group, hubs) for hub, each in sent)
+    assert set(parts) == set(range(hubs)), "each serves some of a hundred groups"
+    groups = {name: {n: n} for n, name in enumerate(names)}
+    opens = by_hub(Open(groups), hubs)
+    assert {k: v for part in opens.values() for k, v in part.groups.items()} == groups  # type: ignore[union-attr]
+    assert set(opens) == set(parts)
+    for kind in (Leave, Done):
+        ends = by_hub(kind(names), hubs)
+        assert all(type(part) is kind for part in ends.values())
+        ended = [(hub, name) for hub, part in ends.items() for name in part.groups]  # type: ignore[union-attr]
+        assert sorted(ended) == sorted((hub_of(name, hubs), name) for name in names)

@@ -165,17 +165,18 @@ def servers(
 
 
 @contextlib.contextmanager
-def draft_hub(address: str) -> Iterator[None]:
-    """Runs `seer-sgl drafthub` at host:port with the environment's token; stops it at the end."""
-    host, _, port = address.rpartition(":")
-    command = [*SEER_SGL, "drafthub", "--host", host, "--port", port]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        try:
+def draft_hub(addresses: str) -> Iterator[None]:
+    """Runs `seer-sgl drafthub` at each host:port, separated by commas, with the environment's
+    token; stops all at the end."""
+    with contextlib.ExitStack() as stack:
+        for address in addresses.split(","):
+            host, _, port = address.rpartition(":")
+            command = [*SEER_SGL, "drafthub", "--host", host, "--port", port]
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+            stack.callback(process.kill)
             assert process.stdout is not None
             assert process.stdout.readline() == f"{READY} {address}\n".encode()
-            yield
-        finally:
-            process.kill()
+        yield
 
 
 def wait_for(processes: list[subprocess.Popen[bytes]], urls: Sequence[str], logs: Path) -> None:

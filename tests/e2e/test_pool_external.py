@@ -1,5 +1,5 @@
-"""External servers with two ranks each, and a running Mooncake: KV moves between them as between
-local servers, and a move waits for both ranks."""
+"""External servers with two ranks each, a running Mooncake and two draft hubs: KV moves between
+them as between local servers, a move waits for both ranks, and each hub serves its groups."""
 
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,10 @@ def fleet_of(urls: list[str], master: str) -> dict[str, Any]:
             "namespace": "this-test",
             "page_size": PAGE,
         },
-        "draft": {"scope": "fleet", "hub": f"127.0.0.1:{free_port()}"},
+        "draft": {
+            "scope": "fleet",
+            "hub": f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}",
+        },
         "scheduling": {"chunk_tokens": 128},
         "sampling": {"max_response_len": 1000},
         "rollout": {"seed": 11},
@@ -71,6 +74,9 @@ async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere
     assert plain["chunks"] == plain["samples"] == 8 * PROMPTS
     assert_identical(whole, parts)
     assert accepted_drafts(report) > 100, "both ranks verify the drafts of the first one"
+    hub = report["drafting"]["hub"]
+    assert hub["groups"] == PROMPTS, "each is known to one of the two hubs"
+    assert hub["tokens_out"] > 100
     # Two engines of two ranks share two cores. A busy machine blocks them for seconds, and they
     # report KV as missing that arrives later. A move leaves no other KV behind.
     assert not seen.left_kv_behind

@@ -49,7 +49,7 @@ async def driver(server: LinkServer) -> AsyncIterator[HubClient]:
         yield client
     finally:
         client.close()
-        await until(lambda: not client._link._thread.is_alive())
+        await until(lambda: not client._links[0]._thread.is_alive())
 
 
 @asynccontextmanager
@@ -82,6 +82,58 @@ async def test_what_one_engine_decodes_is_in_the_index_of_the_other(
         await while_stepping([one, two], lambda: not one.drafter.groups and not two.drafter.groups)
 
 
+async def test_each_of_two_hubs_serves_its_own_groups(
+    server: LinkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = ["0", "1", "2", "3"]
+    async with open_link(token=server.token, drafts=DraftHub(MEMORY)) as other:
+        urls = f"{server.url},{other.url}"
+        monkeypatch.setenv(contract.HUB_URL, urls)
+        monkeypatch.setenv(contract.LINK_TOKEN, server.token)
+        monkeypatch.setenv(contract.INSTANCE, "one")
+        drafter = FakeDrafter()
+        settings = contract.DraftSettings("fleet", 8, 2, 1 << 20)
+        replica = drafting.join(drafter, settings, 0, 1, vocab_size=100)
+        assert replica is not None
+        driver = HubClient(urls, server.token, SOON)
+        hubs = [hub_of(each).hub for each in (server, other)]
+        for group in groups:
+            slot = replica.begin(group, 0, [1], [])
+            drafter.step(slot, [5])
+            replica.grown(slot, [5])
+            driver.load(group, 1, array("i", [8]))
+
+        def known() -> list[list[int]]:
+            replica.drain(replica._now + 0.1)
+            return [
+                [n for n, group in enumerate(groups) if set(hub.of(group)) == {0, 1}]
+                for hub in hubs
+            ]
+
+        await until(lambda: sum(map(len, known())) == len(groups))
+        assert sorted(n for part in known() for n in part) == [0, 1, 2, 3], "each by one hub"
+        assert all(known()), "both serve some"
+        facts = await driver.facts()
+        assert facts is not None
+        assert facts["groups_begun"] == len(groups)
+        assert facts["tokens_in"] == 2 * len(groups)
+        assert facts["lag"]["max_s"] == max(
+            hub_of(each).counted()["lag"]["max_s"] for each in (server, other)
+        )
+        for group in groups:
+            driver.done(group)
+        await until(lambda: not any(group in hub for group in groups for hub in hubs))
+        driver.close()
+        for link in engine_side._links.values():
+            link.close()
+
+
+async def test_the_counters_of_two_hubs_need_an_answer_of_both(server: LinkServer) -> None:
+    client = HubClient(f"{server.url},http://127.0.0.1:9/link", server.token, SOON)
+    assert await client.facts() is None
+    client.close()
+
+
 async def test_a_hub_tells_those_with_the_token_what_it_has_counted(server: LinkServer) -> None:
     distant = HubClient(server.url, server.token, SOON)
     stranger = HubClient(server.url, "wrong", SOON)
@@ -106,7 +158,7 @@ async def test_a_hub_tells_those_with_the_token_what_it_has_counted(server: Link
     finally:
         for hub in (distant, stranger, nowhere):
             hub.close()
-        await until(lambda: not distant._link._thread.is_alive())
+        await until(lambda: not distant._links[0]._thread.is_alive())
 
 
 async def test_only_the_first_rank_of_a_server_speaks_of_drafts(server: LinkServer) -> None:
@@ -205,13 +257,16 @@ async def test_the_links_of_a_process_are_shared(monkeypatch: pytest.MonkeyPatch
     for name in (contract.LINK_URL, contract.HUB_URL):
         monkeypatch.delenv(name, raising=False)
     assert engine_side.driver_link(0, 1) is None
-    assert engine_side.hub_link(0, 1) is None
+    assert engine_side.hub_links(0, 1) == []
     monkeypatch.setenv(contract.LINK_URL, "http://127.0.0.1:9/link")
     assert engine_side.driver_link(0, 1) is engine_side.driver_link(0, 1) is not None
-    assert engine_side.hub_link(0, 1) is None
-    monkeypatch.setenv(contract.HUB_URL, "http://127.0.0.1:10/link")
-    assert engine_side.driver_link(0, 1) is not engine_side.hub_link(0, 1)
-    assert engine_side.hub_link(0, 1) is engine_side.hub_link(0, 1) is not None
+    assert engine_side.hub_links(0, 1) == []
+    urls = ["http://127.0.0.1:10/link", "http://127.0.0.1:11/link"]
+    monkeypatch.setenv(contract.HUB_URL, ",".join(urls))
+    links = engine_side.hub_links(0, 1)
+    assert [link._url for link in links] == urls, "in the order that every process is given"
+    assert engine_side.hub_links(0, 1) == links
+    assert engine_side.driver_link(0, 1) not in links
     for link in engine_side._links.values():
         link.close()
 

@@ -19,7 +19,7 @@ from seer_sgl.config import DraftConfig
 from seer_sgl.errors import HubError
 from seer_sgl.link import contract, hub
 from seer_sgl.link.drafthub import DraftHub
-from seer_sgl.link.hub import HubClient, start_hub
+from seer_sgl.link.hub import HubClient, start_hubs
 from seer_sgl.link.server import LinkServer, open_link
 from seer_sgl.processes import free_port
 from tests.listening import listeners
@@ -68,7 +68,7 @@ async def test_a_driver_speaks_to_a_distant_hub_again_after_it_started_again() -
             assert "h" in second
     finally:
         distant.close()
-        await until(lambda: not distant._link._thread.is_alive())
+        await until(lambda: not distant._links[0]._thread.is_alive())
 
 
 def hubs() -> list[psutil.Process]:
@@ -76,7 +76,7 @@ def hubs() -> list[psutil.Process]:
 
 
 async def test_a_hub_that_is_started_ends_with_its_block_and_is_on_loopback(tmp_path: Path) -> None:
-    async with start_hub(DraftConfig(memory="1mb"), tmp_path, "secret") as url:
+    async with start_hubs(DraftConfig(memory="1mb"), tmp_path, "secret") as url:
         (process,) = hubs()
         assert "secret" not in " ".join(process.cmdline()), "every user can read command lines"
         assert [each.on_loopback for each in listeners([process])] == [True]
@@ -90,7 +90,7 @@ async def test_a_hub_that_is_started_ends_with_its_block_and_is_on_loopback(tmp_
 async def test_a_hub_that_dies_is_started_again_and_what_is_decoded_is_shared_again(
     tmp_path: Path, log_lines: list[str]
 ) -> None:
-    async with start_hub(DraftConfig(memory="1mb"), tmp_path, "secret") as url:
+    async with start_hubs(DraftConfig(memory="1mb"), tmp_path, "secret") as url:
         async with engine(url, "secret", "one") as one, engine(url, "secret", "two") as two:
             one.decode(one.replica.begin("g", 0, [1], []), 5)
             slot = two.replica.begin("g", 1, [1], [])
@@ -107,13 +107,27 @@ async def test_a_hub_that_dies_is_started_again_and_what_is_decoded_is_shared_ag
     assert not hubs()
 
 
+async def test_a_large_fleet_has_several_hubs(tmp_path: Path) -> None:
+    async with start_hubs(DraftConfig(memory="1mb"), tmp_path, "secret", engines=65) as urls:
+        assert len(hubs()) == len(set(urls.split(","))) == 2
+        client = HubClient(urls, "secret", SOON)
+        client.load("g", 0, array("i", [8]))
+        client.load("h", 0, array("i", [8]))
+
+        async with asyncio.timeout(60):
+            while (await client.facts() or {}).get("tokens_in") != 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        client.close()
+    assert not hubs()
+
+
 DRIVER = """
 import asyncio, pathlib, sys
 from seer_sgl.config import DraftConfig
-from seer_sgl.link.hub import start_hub
+from seer_sgl.link.hub import start_hubs
 
 async def drive():
-    async with start_hub(DraftConfig(), pathlib.Path(sys.argv[1]), "secret"):
+    async with start_hubs(DraftConfig(), pathlib.Path(sys.argv[1]), "secret"):
         print("up", flush=True)
         await asyncio.Event().wait()
 
@@ -141,7 +155,7 @@ async def test_a_hub_that_cannot_start_is_reported_with_the_end_of_its_log(
         taken.listen()
         monkeypatch.setattr(hub, "free_port", lambda *_: taken.getsockname()[1])
         with pytest.raises(HubError, match=r"(?s)draft hub: .* status 2; .*Address already in use"):
-            async with start_hub(DraftConfig(), tmp_path, "secret"):
+            async with start_hubs(DraftConfig(), tmp_path, "secret"):
                 pass
     assert not hubs()
 

@@ -3,7 +3,7 @@
 from seer_sgl.config import DraftConfig, FlagValue
 from seer_sgl.link import contract
 from seer_sgl.link.contract import HUB_URL
-from seer_sgl.link.server import link_url
+from seer_sgl.link.server import link_urls
 
 
 def flags(config: DraftConfig) -> dict[str, FlagValue]:
@@ -25,5 +25,5 @@ def environment(config: DraftConfig) -> dict[str, str]:
     )
     variables = {contract.DRAFT: settings.encoded()}
     if config.hub is not None:
-        variables[HUB_URL] = link_url(config.hub)
+        variables[HUB_URL] = link_urls(config.hub)
     return variables
