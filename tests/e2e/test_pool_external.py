@@ -1,5 +1,5 @@
-"""External servers with two ranks each, a running Mooncake and two draft hubs: KV moves between
-them as between local servers, a move waits for both ranks, and each hub serves its groups."""
+"""External servers with two ranks each, a running Mooncake and several draft hubs: KV moves
+between them as between local servers, a move waits for both ranks, and each hub has its groups."""
 
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import yaml
 
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl.config import KvPoolConfig
+from seer_sgl.draft.messages import hub_of
 from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.processes import free_port
 from tests.e2e.compare import Migrations, accepted_drafts, assert_identical, roll
@@ -20,7 +21,8 @@ from tests.support.timing import PATIENT
 pytestmark = pytest.mark.own_engines
 
 TOKEN = "a secret of this test"
-PROMPTS = 2
+PROMPTS = 3
+HUBS = 3  # two of them serve the three groups
 # SGLang's own variable: the cores of each rank.
 RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(min(core)) for core in two_cores())}
 
@@ -42,7 +44,7 @@ def fleet_of(urls: list[str], master: str) -> dict[str, Any]:
         },
         "draft": {
             "scope": "fleet",
-            "hub": f"127.0.0.1:{free_port()},127.0.0.1:{free_port()}",
+            "hub": ",".join(f"127.0.0.1:{free_port()}" for _ in range(HUBS)),
         },
         "scheduling": {"chunk_tokens": 128},
         "sampling": {"max_response_len": 1000},
@@ -75,7 +77,8 @@ async def test_kv_moves_between_servers_of_two_ranks_that_were_started_elsewhere
     assert_identical(whole, parts)
     assert accepted_drafts(report) > 100, "both ranks verify the drafts of the first one"
     hub = report["drafting"]["hub"]
-    assert hub["groups"] == PROMPTS, "each is known to one of the two hubs"
+    assert len({hub_of(group, HUBS) for group, _ in whole}) == 2
+    assert hub["groups"] == PROMPTS, "each is known to one hub"
     assert hub["tokens_out"] > 100
     # Two engines of two ranks share two cores. A busy machine blocks them for seconds, and they
     # report KV as missing that arrives later. A move leaves no other KV behind.
