@@ -12,6 +12,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+T = TypeVar("T")
 MAX_NAME = 200  # characters of a group's name
 MAX_NUMBER = (1 << 31) - 1
 MAX_SEQUENCES = 4096  # of a group: its samples, samples of earlier epochs, forks
@@ -89,9 +90,6 @@ def wire_name(group: str) -> str:
     if len(group) <= MAX_NAME and encoded.decode() == group:
         return group
     return hashlib.blake2b(encoded, digest_size=16).hexdigest()
-
-
-T = TypeVar("T")
 
 
 def hub_of(group: str, hubs: int) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import secrets
 import sys
@@ -15,7 +16,7 @@ import aiohttp
 from typing_extensions import override
 
 from seer_sgl.config import DraftConfig
-from seer_sgl.draft.messages import Done, ToHub, batched, by_hub, pieces, wire_name
+from seer_sgl.draft.messages import Done, ToHub, batched, by_hub, hub_of, pieces, wire_name
 from seer_sgl.errors import HubError
 from seer_sgl.kept_processes import KeptProcess, kept_alive
 from seer_sgl.processes import LOOPBACK, free_port
@@ -50,7 +51,7 @@ class DraftSink(Protocol):
 class HubClient(DraftSink):
     """The driver's connections to the draft hubs at `url`; they reconnect by themselves.
 
-    After a reconnect it sends the responses of unfinished groups again: a hub may be a new one.
+    After a reconnect it sends a hub the responses of its unfinished groups again: it may be new.
     `url`: of several hubs, separated by commas; each serves the groups that `hub_of` gives it.
     """
 
@@ -60,8 +61,8 @@ class HubClient(DraftSink):
         self._headers = {"Authorization": f"Bearer {token}"}
         hello = messages.Hello(messages.PROTOCOL, f"driver-{secrets.token_hex(4)}", 0, 1)
         self._links = [Link(each, token, hello, timing) for each in url.split(",")]
-        for link in self._links:
-            link.on_connect(self._send_again)
+        for hub, link in enumerate(self._links):
+            link.on_connect(functools.partial(self._send_again, hub))
 
     @override
     def load(self, group: str, sequence: int, tokens: "array[int]") -> None:
@@ -88,10 +89,11 @@ class HubClient(DraftSink):
         for link in self._links:
             link.close()
 
-    def _send_again(self) -> None:
+    def _send_again(self, hub: int) -> None:
         """Runs in the link's thread."""
         for group, loaded in list(self._loaded.items()):
-            self._send_loaded(group, list(loaded))
+            if hub_of(group, len(self._links)) == hub:
+                self._send_loaded(group, list(loaded))
 
     def _send_loaded(self, group: str, loaded: Iterable[tuple[int, "array[int]"]]) -> None:
         parts = (part for sequence, tokens in loaded for part in pieces(group, sequence, tokens, 0))
