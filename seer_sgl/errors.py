@@ -4,6 +4,7 @@ SeerError
 ├── InputError              the user's mistake: exit status 2
 │   ├── ConfigError         a config file, a --set, an impossible combination
 │   ├── PromptError         a prompt: names file and line
+│   ├── StateError          the state of the fleet is in the way
 │   └── JournalError        a journal that cannot be begun or resumed: names its folder
 ├── PoolError               the KV pool did not become ready: exit status 1
 ├── HubError                the draft hub did not become ready: exit status 1
@@ -45,6 +46,10 @@ class InputError(SeerError):
 
 class ConfigError(InputError):
     """A key, type or value of the config is wrong; the message names the key and its source."""
+
+
+class StateError(InputError):
+    """The call contradicts the state of the fleet; the message says what is in the way."""
 
 
 class PromptError(InputError):

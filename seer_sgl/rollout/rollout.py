@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from seer_sgl.backend.backend import Backend
 from seer_sgl.config import Config, load, parse, with_values
 from seer_sgl.driver.checks import (
     check_engines,
@@ -132,7 +133,9 @@ class Rollout:
             # A server has a connection to a client for each of them.
             self._most_chunks = most_chunks(len(infos)) // (1 if self._gives_up else 2)
             driver = await stack.enter_async_context(Driver.over(fleet, self._settings()))
-            self._open = _Open(fleet, driver, stack.pop_all())
+            backend = Backend(fleet, driver, self._admit, self.timing)
+            stack.push_async_callback(backend.close)
+            self._open = _Open(backend, stack.pop_all())
         return self
 
     async def __aexit__(self, *exception: object) -> None:
@@ -146,41 +149,35 @@ class Rollout:
         return self._open
 
     @property
+    def backend(self) -> Backend:
+        """The engines, and what changes in them. Raises RolloutError before the rollout is open."""
+        return self._opened.backend
+
+    @property
     def driver(self) -> Driver:
         """The driver of the fleet. Raises RolloutError before the rollout is open."""
-        return self._opened.driver
+        return self.backend.driver
 
     @property
     def fleet(self) -> Fleet:
         """The running engines. Raises RolloutError before the rollout is open."""
-        return self._opened.fleet
+        return self.backend.fleet
 
     @property
     def engines(self) -> list[EngineInfo]:
         """The descriptions of the engines. Raises RolloutError before the rollout is open."""
         return self.driver.engines
 
-    async def join(self, url: str) -> EngineInfo:
-        """Adds an engine that runs at `url`, checked like the engines at the start.
-
-        Raises ConfigError if it does not fit, EngineStartError if it does not answer.
-        """
-        fleet, driver = self.fleet, self.driver
-        engine = await fleet.join(url)
-        try:
-            self._prepare(engine)
-            check_engines(self.config.fleet, [engine.info])
-            self._check_own(self.config.sampling, [engine.info])
-            compared = [*fleet.engines[:1], engine] if self.tokenizer is None else [engine]
-            differs = await check_reading(compared, self.tokenizer)
-            driver.add_engine(engine)
-            self._chats_differ = self._chats_differ or differs
-        except BaseException:
-            await fleet.stop_engine(engine.info.engine_id)
-            raise
-        for mismatch in mismatches(driver.engines):
+    async def _admit(self, engine: HttpEngine) -> None:
+        """Checks an engine that joins like those at the start. Raises ConfigError."""
+        self._prepare(engine)
+        check_engines(self.config.fleet, [engine.info])
+        self._check_own(self.config.sampling, [engine.info])
+        others = [] if self.tokenizer is not None else self.fleet.engines[:1]
+        differs = await check_reading([*others, engine], self.tokenizer)
+        self._chats_differ = self._chats_differ or differs
+        for mismatch in mismatches([*self.engines, engine.info]):
             logger.warning("%s", mismatch)
-        return engine.info
 
     def _prepare(self, engine: HttpEngine) -> None:
         """Gives an engine what this rollout knows of its model."""
@@ -469,6 +466,5 @@ def new_rollout_id() -> str:
 class _Open(NamedTuple):
     """The resources of an open rollout."""
 
-    fleet: Fleet
-    driver: Driver
+    backend: Backend
     stack: contextlib.AsyncExitStack

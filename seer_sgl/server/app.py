@@ -47,7 +47,8 @@ def make_app(service: Service) -> web.Application:
     app.router.add_get("/v1/loads", info.loads)
     app.router.add_get("/v1/models", info.models)
     add_rollout_routes(app, service.rollouts)
-    add_worker_routes(app, add_control_routes(app, service))
+    add_control_routes(app, service)
+    add_worker_routes(app, service)
     add_openai_routes(app, service)
     add_monitoring_routes(app, service)
     return app

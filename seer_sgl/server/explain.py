@@ -1,22 +1,15 @@
 """Makes errors of engines readable for clients. Pure."""
 
 from http import HTTPStatus
-from typing import Any
 
 import msgspec
+
+from seer_sgl.backend.replies import without_location
 
 from .json import dumps
 
 CRASH = b"Internal Server Error"  # the whole answer of SGLang to a request that it failed with
-LOCATION = '\n\n  File "'  # begins what FastAPI adds to its message: a path and a line of SGLang
 MOST_BYTES = 1 << 16  # a longer answer is no error that this module knows
-
-
-def without_location(reply: Any) -> Any:
-    """Returns an engine's reply whose message ends before a place in SGLang's code."""
-    if not isinstance(reply, dict) or not isinstance(reply.get("message"), str):
-        return reply
-    return {**reply, "message": reply["message"].partition(LOCATION)[0]}
 
 
 def explained(status: int, body: bytes, reason: str) -> bytes | None:

@@ -39,7 +39,7 @@ class Info:
         """200 while requests are sent to an engine; else 503 with the reason."""
         self._service.any_engine()
         self._service.generation.require_running()
-        reasons = [hold["reason"] for hold in self._service.holds.section()]
+        reasons = [hold["reason"] for hold in self._service.backend.holds.section()]
         if reasons:
             raise Unavailable(f"nothing is dispatched because of {', '.join(reasons)}")
         if self._service.driver.paused:
@@ -55,7 +55,7 @@ class Info:
         """
         service = self._service
         service.any_engine()
-        if service.holds:
+        if service.backend.holds:
             return web.Response()
         before = service.progress.count
         try:
@@ -100,7 +100,7 @@ class Info:
                 for each in infos
             ],
             "ranks": sum(each.ranks for each in infos),
-            "held": self._service.holds.section(),
+            "held": self._service.backend.holds.section(),
         }
         info.pop("launch_command", None)
         for name in list(info):

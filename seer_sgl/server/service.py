@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from typing import ParamSpec, TypeVar
 
 from aiohttp import web
 
+from seer_sgl.backend.backend import Backend
 from seer_sgl.config import Config, ServerConfig
 from seer_sgl.driver.checks import unservable
 from seer_sgl.driver.driver import Driver
@@ -27,7 +27,6 @@ from .calls import Answer, Call
 from .errors import Aborted, BadRequest, Failed, Unavailable
 from .forward import Forwarded
 from .generation import Generation
-from .holds import Holds
 from .pinned import Pinned
 from .progress import SignsOfWork
 from .rollouts import Rollouts
@@ -53,7 +52,6 @@ class Service:
         self.generation = Generation(rollout.driver, self.settings)
         self.rollouts = Rollouts(rollout, self.generation, self.settings)
         self.undivided = Undivided()
-        self.holds = Holds(rollout.driver, time.monotonic)
         self.pinned = Pinned()
         self.progress = SignsOfWork()
         rollout.driver.observe(self.progress)
@@ -65,6 +63,11 @@ class Service:
     def settings(self) -> ServerConfig:
         """The config section `server`."""
         return self.config.server
+
+    @property
+    def backend(self) -> Backend:
+        """The engines, and what changes in them."""
+        return self.rollout.backend
 
     @property
     def driver(self) -> Driver:
@@ -209,7 +212,7 @@ class Service:
                     await self.generation.forward(forwarded, *tokens)
                 else:
                     self.generation.require_room(1)
-                    await self.holds.over()
+                    await self.backend.holds.over()
                     await forwarded(engine_id)
         except EngineUnavailable as error:
             raise Failed(str(error)) from error

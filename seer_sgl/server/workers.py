@@ -1,29 +1,25 @@
 """`/workers`: engines join and leave while requests run, with the shapes of sglang_router 0.3.2."""
 
-import asyncio
-import logging
 from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
 
+from seer_sgl.backend.calls import call
 from seer_sgl.config.addresses import is_url
-from seer_sgl.errors import ConfigError, EngineStartError
+from seer_sgl.errors import EngineStartError, StateError
 from seer_sgl.types import EngineInfo
 
 from .auth import add_admin_route
 from .control.bodies import field, read_fields
-from .control.control import Control
-from .control.fleet_calls import call
 from .errors import BadRequest, Conflict, Failed
 from .json import json_response
+from .service import Service
 
-logger = logging.getLogger(__name__)
 
-
-def add_worker_routes(app: web.Application, control: Control) -> None:
+def add_worker_routes(app: web.Application, service: Service) -> None:
     """Adds the routes of the fleet's engines."""
-    workers = Workers(control)
+    workers = Workers(service)
     for method, path, handler in (
         ("GET", "/workers", workers.all),
         ("POST", "/workers", workers.add),
@@ -33,19 +29,12 @@ def add_worker_routes(app: web.Application, control: Control) -> None:
     ):
         add_admin_route(app, method, path, handler)
 
-    async def close(_: web.Application) -> None:
-        await workers.close()
-
-    app.on_cleanup.append(close)
-
 
 class Workers:
     """The handlers of `/workers`: a worker is an engine, and its id is the engine's."""
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
-        self._service = control.service
-        self._leaving: dict[str, asyncio.Task[None]] = {}  # by engine id
+    def __init__(self, service: Service) -> None:
+        self._service = service
 
     async def all(self, _: web.Request) -> web.Response:
         """All workers."""
@@ -96,20 +85,13 @@ class Workers:
         engine_id = http.match_info["id"]
         if self._find(engine_id) is None:
             return _missing(engine_id)
-        self._leave(engine_id)
+        self._service.backend.drain(engine_id)
         answer = {
             "status": "accepted",
             "worker_id": engine_id,
             "message": "Worker removal queued for background processing",
         }
         return json_response(answer, 202)
-
-    async def close(self) -> None:
-        """Ends the drains in progress, at the end of the server."""
-        tasks = list(self._leaving.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _join(self, url: str) -> EngineInfo:
         """Returns the engine at a URL once it is in the fleet. Raises HttpError or ConfigError."""
@@ -118,35 +100,12 @@ class Workers:
             raise Conflict(f"engines.launch: {launch}; only an external fleet takes more engines")
         if not is_url(url):
             raise BadRequest(f"url: {url!r} is not of the form http://host:port")
-        async with self._control.lock:  # no update begins meanwhile
-            url = url.rstrip("/")
-            present = next((info for info in self._infos() if info.url == url), None)
-            if present is not None and present.engine_id in self._leaving:
-                raise Conflict(f"engine {present.engine_id} ({url}) is leaving the fleet")
-            if present is not None:
-                return present
-            if self._control.changing:
-                raise Conflict("the weights or the memory of the engines are being changed")
-            try:
-                return await self._service.rollout.join(url)
-            except EngineStartError as error:
-                raise BadRequest(f"url: {error}") from error
-
-    def _leave(self, engine_id: str) -> None:
-        if engine_id not in self._leaving:
-            self._leaving[engine_id] = asyncio.create_task(self._drained(engine_id))
-
-    async def _drained(self, engine_id: str) -> None:
-        service = self._service
         try:
-            await service.driver.remove_engine(engine_id)
-            async with self._control.lock:  # an update that it takes part in ends before
-                await service.fleet.stop_engine(engine_id)
-                self._control.end_release_if_all_back()
-        except ConfigError as error:  # another caller has removed it
-            logger.info("engine %s: %s", engine_id, error)
-        finally:
-            del self._leaving[engine_id]
+            return await self._service.backend.join(url)
+        except StateError as error:
+            raise Conflict(str(error)) from error
+        except EngineStartError as error:
+            raise BadRequest(f"url: {error}") from error
 
     def _infos(self) -> Sequence[EngineInfo]:
         return [engine.info for engine in self._service.fleet.engines]
@@ -177,7 +136,7 @@ class Workers:
         stale = self._service.driver.stale.get(info.engine_id)
         if stale is not None:
             worker["metadata"] |= {"stale": stale}  # type: ignore[operator]
-        if info.engine_id in self._leaving:
+        if info.engine_id in self._service.backend.leaving:
             worker["job_status"] = {
                 "job_type": "RemoveWorker",
                 "worker_url": info.url,

@@ -175,7 +175,7 @@ async def all_groups(run: AsyncIterator[Group]) -> list[Group]:
 
 async def received(rollout: Rollout) -> int:
     """Returns the tokens that the engines have received from the hub since their start."""
-    facts = [await engine.drafting() for engine in rollout._opened.fleet.engines]
+    facts = [await engine.drafting() for engine in rollout.fleet.engines]
     return sum(one["replica"]["received_tokens"] for one in facts if one is not None)
 
 

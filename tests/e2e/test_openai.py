@@ -8,9 +8,9 @@ import aiohttp
 import openai
 import pytest
 
+from seer_sgl.backend.replies import without_location
 from seer_sgl.config import parse
 from seer_sgl.rollout.rollout import Rollout
-from seer_sgl.server.explain import without_location
 from tests.e2e.conftest import external
 from tests.server.helpers import Served, served_config
 

@@ -246,7 +246,7 @@ async def test_an_engine_killed_between_begin_and_end_is_stale_and_the_other_ser
             status, answer = await it.post("/end_weight_update")
             assert status == 200, answer
             assert list(it.service.driver.stale) == ["e0"]
-            assert not it.service.holds
+            assert not it.service.backend.holds
             await load.assert_switched(urls[1], old, "new")
             requests = [body(ids, 7, 200) for ids in prompts(4)]
             with servers([fresh], [["--model-path", str(other_model), *SERVER_FLAGS[2:]]], logs[3]):

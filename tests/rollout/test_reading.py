@@ -129,7 +129,7 @@ async def test_an_engine_that_reads_otherwise_does_not_join_later() -> None:
         serving(Reader(reads=Letters(shift=3))) as url,
     ):
         with pytest.raises(ConfigError, match=r"engine e1 .* reads text otherwise"):
-            await rollout.join(url)
+            await rollout.backend.join(url)
         assert [info.engine_id for info in rollout.engines] == ["e0"]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.server.control.replies import read_reply
+from seer_sgl.backend.replies import read_reply
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
 from tests.server.helpers import Served, served, whole
@@ -81,7 +81,7 @@ async def test_a_wrong_mode_is_refused_and_pauses_nothing() -> None:
         for mode in modes:
             status, answer = await it.post("/pause_generation", mode=mode)
             assert (status, answer["success"]) == (400, False)
-        assert not it.service.holds and fakes[0].paused is None
+        assert not it.service.backend.holds and fakes[0].paused is None
 
 
 async def test_a_pause_that_an_engine_does_not_answer_is_one_of_the_others() -> None:
@@ -93,7 +93,7 @@ async def test_a_pause_that_an_engine_does_not_answer_is_one_of_the_others() -> 
         fakes[0].refused["/continue_generation"] = 500
         status, answer = await it.post("/continue_generation")
         assert (status, answer["success"]) == (500, False)
-        assert not it.service.holds, "the driver goes on whatever the engines reply"
+        assert not it.service.backend.holds, "the driver goes on whatever the engines reply"
 
 
 class Hung(FakeSGLang):
@@ -246,7 +246,7 @@ async def test_memory_that_one_engine_could_not_release_is_released_by_a_second_
         fakes[0].startup_s += 1  # started again: all its memory is there
         fakes[0].released.clear()
         assert (await it.post("/resume_memory_occupation"))[0] == 200
-        assert not it.service.holds
+        assert not it.service.backend.holds
     assert all(fake.died is None for fake in fakes)
 
 
@@ -301,7 +301,7 @@ async def test_a_body_that_is_no_object_is_refused_before_any_engine_is_called(p
         for body in (b"[]", b"{", b'"x"', b"\xff", b"[" * 100_000):
             async with it.session.post(it.url + path, data=body) as reply:
                 assert reply.status == 400
-        assert not fake.calls and not it.service.holds
+        assert not fake.calls and not it.service.backend.holds
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ async def test_a_field_of_a_wrong_type_is_named(path: str, fields: dict[str, Any
     async with served(fake) as it:
         status, answer = await it.post(path, **fields)
         assert status == 400 and next(iter(fields)) in answer["error"]["message"]
-        assert not fake.calls and not it.service.holds
+        assert not fake.calls and not it.service.backend.holds
 
 
 async def test_a_request_of_an_engines_own_session_waits_for_the_end_of_a_hold() -> None:
@@ -348,7 +348,7 @@ async def test_an_engine_started_again_before_an_update_has_no_memory_to_resume(
         fields = {"model_path": "new", "weight_version": "v2"}
         assert (await it.post("/update_weights_from_disk", **fields))[0] == 200
         assert (await it.post("/resume_memory_occupation"))[0] == 200
-        assert not it.service.holds
+        assert not it.service.backend.holds
     assert [fake.died for fake in fakes] == [None, None], "a tag that is there ends SGLang"
 
 
@@ -367,7 +367,7 @@ async def test_a_hold_ends_although_the_last_engine_has_left(begin: str, end: st
         await it.session.delete(f"{it.url}/workers/e0")
         await until(lambda: not it.service.fleet.engines)
         await it.post(end)
-        assert not it.service.holds
+        assert not it.service.backend.holds
         assert (await it.post("/workers", url=url))[0] == 202
         assert len((await generating(it))["output_ids"]) == LIMIT
 
@@ -378,7 +378,7 @@ async def test_an_engine_that_cannot_resume_its_memory_ends_the_hold_when_it_lea
         await it.post("/release_memory_occupation", tags=["kv_cache"])
         fakes[1].refused["/resume_memory_occupation"] = 500
         assert (await it.post("/resume_memory_occupation"))[0] == 500
-        assert it.service.holds, "e1 would generate without its KV"
+        assert it.service.backend.holds, "e1 would generate without its KV"
         await it.session.delete(f"{it.url}/workers/e1")
         assert len((await generating(it))["output_ids"]) == LIMIT
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from seer_sgl.server.control.replies import read_reply
+from seer_sgl.backend.replies import read_reply
 from seer_sgl.server.explain import CRASH, explained
 
 READABLE = "1 validation error:\n  {'loc': ('body', 'max_tokens'), 'msg': 'must be positive'}"

@@ -209,7 +209,7 @@ async def test_a_client_that_leaves_in_the_middle_of_an_update_leaves_no_pause()
             await update
         reply = await generating(it)
         assert reply["meta_info"]["weight_version"] == "v2"
-        assert not it.service.holds
+        assert not it.service.backend.holds
 
 
 async def test_an_update_that_would_end_an_engine_paused_in_place_is_refused() -> None:

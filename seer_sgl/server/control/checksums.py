@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
-from .bodies import Ranks
-from .replies import Replies, combined, failures
+from seer_sgl.backend.bodies import Ranks
+from seer_sgl.backend.replies import CallResult, Replies, failures
+
+from .answers import combined
 
 CHECKSUM = "per_engine_checksum"
 
@@ -29,7 +31,7 @@ def compared(replies: Replies, ranks: Ranks, stale: Collection[str]) -> tuple[in
         if reply.ok and isinstance(reply.reply, dict)
         for rank in _list(reply.reply.get("ranks"))
     ]
-    status, answer = combined(replies, "Success.", failed=failed)
+    status, answer = combined(CallResult(replies, failed), "Success.")
     if everything:
         answer["ranks"] = everything
     if different:

@@ -8,12 +8,12 @@ import base64
 import binascii
 import io
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from seer_sgl.backend.bodies import ENTRIES
 from seer_sgl.server.errors import BadRequest
 
-FIELD = "serialized_named_tensors"
 BUCKET = "flattened_bucket"  # a load format with one tensor for all
 FORMATS = (None, "direct", BUCKET)
 SCALARS = ["BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short"]
@@ -124,7 +124,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
 }
 
 
-def require_loadable(entries: list[str], load_format: str | None) -> None:
+def require_loadable(entries: Sequence[str], load_format: str | None) -> None:
     """Raises BadRequest for pickled tensors that would end the engine that loads them.
 
     entries: base64. The names and shapes of the tensors are not checked.
@@ -137,11 +137,11 @@ def require_loadable(entries: list[str], load_format: str | None) -> None:
         except BadRequest:
             raise
         except (binascii.Error, ValueError) as error:
-            raise BadRequest(f"{FIELD}: no base64 of pickled tensors: {error}") from error
+            raise BadRequest(f"{ENTRIES}: no base64 of pickled tensors: {error}") from error
         except Exception as error:  # whatever a broken pickle makes of the stand-ins
-            raise BadRequest(f"{FIELD}: no pickled tensors: {error!r:.200}") from error
+            raise BadRequest(f"{ENTRIES}: no pickled tensors: {error!r:.200}") from error
         for why in _wrong_shape(loaded, load_format):
-            raise BadRequest(f"{FIELD}: {why}")
+            raise BadRequest(f"{ENTRIES}: {why}")
 
 
 def _wrong_shape(loaded: Any, load_format: str | None) -> Iterator[str]:
@@ -192,9 +192,9 @@ class _Inert(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Returns a stand-in. Raises BadRequest for a name that SGLang does not allow."""
         if name not in ALLOWED.get(module, ()):
-            raise BadRequest(f"{FIELD}: a pickle may not name {module[:80]}.{name[:80]}")
+            raise BadRequest(f"{ENTRIES}: a pickle may not name {module[:80]}.{name[:80]}")
         return StandIn
 
     def persistent_load(self, _: Any) -> Any:
         """Refuses what is stored elsewhere."""
-        raise BadRequest(f"{FIELD}: a pickle may not refer to other storage")
+        raise BadRequest(f"{ENTRIES}: a pickle may not refer to other storage")

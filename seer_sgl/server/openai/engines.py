@@ -100,7 +100,7 @@ class Engines:
 
     async def until_they_generate(self) -> None:
         """Returns when no client holds generation: engines must stay idle while weights change."""
-        await self._service.holds.over()
+        await self._service.backend.holds.over()
 
     async def facts(self) -> Facts:
         """Returns the facts of the first engine that serves. Raises Unavailable."""

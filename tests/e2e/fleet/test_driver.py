@@ -110,7 +110,7 @@ async def test_aborts_keep_a_beginning_of_the_calm_runs_tokens(
     reference: Samples, fleet: dict[str, Any]
 ) -> None:
     async with opened(fleet) as rollout:
-        driver, engines = rollout.driver, rollout._opened.fleet.engines
+        driver, engines = rollout.driver, rollout.fleet.engines
         aborter = Aborter(driver, 3)
         run = aborter.run = driver.submit(groups_for(rollout, "aborts"), [aborter])
         samples = await all_samples(run)

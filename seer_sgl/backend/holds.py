@@ -80,7 +80,7 @@ class Holds:
                 self.end(name)
 
     def close(self) -> None:
-        """Stops the reminders, at the end of the server."""
+        """Stops the reminders, at the end of the backend."""
         for reminder in self._reminders.values():
             reminder.cancel()
 

@@ -1,4 +1,4 @@
-"""The engines' replies to one control call, and the one answer made of them. Pure."""
+"""The engines' replies to one call. Pure."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 
 from seer_sgl.engine.describe import one_line
-from seer_sgl.server.explain import without_location
+from seer_sgl.errors import RolloutError
+
+LOCATION = '\n\n  File "'  # begins what FastAPI adds to its message: a path and a line of SGLang
 
 
 class EngineReply(msgspec.Struct, frozen=True):
@@ -39,14 +41,53 @@ Replies = Mapping[str, EngineReply]  # by engine id
 DONE = EngineReply(HTTPStatus.OK, {"success": True, "message": "Success."})
 
 
+class CallResult(msgspec.Struct, frozen=True):
+    """What a call to the engines came to.
+
+    `failed`: the replies that make the call fail as a whole; none if it succeeded, although some
+    engines may have failed. `note`: why it failed, if the replies do not say it.
+    """
+
+    replies: Replies
+    failed: Replies = {}
+    note: str = ""
+
+    @property
+    def succeeded(self) -> list[str]:
+        """The ids of the engines that did what the call asked for."""
+        return [name for name, reply in self.replies.items() if reply.ok]
+
+    @property
+    def message(self) -> str:
+        """One line that names the engines that failed, and why; empty if none did."""
+        failed = self.failed or failed_of(self.replies)
+        which = named(failed, len(self.replies)) if failed else ""
+        return f"{self.note} ({which})" if self.note else which
+
+
+class EnginesFailed(RolloutError):
+    """A call to the engines failed as a whole. `result`: what each of them replied."""
+
+    def __init__(self, result: CallResult) -> None:
+        super().__init__(result.message)
+        self.result = result
+
+
 def read_reply(status: int, body: bytes) -> EngineReply:
     """Returns an engine's reply; a body that is not JSON becomes one line of text."""
     try:
         reply = msgspec.json.decode(body) if body else None
-        msgspec.json.encode(reply)  # the answer to the client contains it
+        msgspec.json.encode(reply)  # a client's answer may contain it
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError):
         reply = one_line(body[:4096].decode(errors="replace"))
     return EngineReply(status, without_location(reply))
+
+
+def without_location(reply: Any) -> Any:
+    """Returns an engine's reply whose message ends before a place in SGLang's code."""
+    if not isinstance(reply, dict) or not isinstance(reply.get("message"), str):
+        return reply
+    return {**reply, "message": reply["message"].partition(LOCATION)[0]}
 
 
 def failed_of(replies: Replies) -> dict[str, EngineReply]:
@@ -66,38 +107,10 @@ def failures(replies: Replies, *, all_needed: bool = False) -> dict[str, EngineR
     return {name: reply for name, reply in failed.items() if reply.status is not None}
 
 
-def combined(
-    replies: Replies, message: str, *, failed: Replies, **fields: Any
-) -> tuple[int, dict[str, Any]]:
-    """Returns HTTP status and body of the one answer.
-
-    Its fields are those of SGLang's own reply, with `engines` beside them. `message`: for a
-    success, if SGLang's reply has none. `fields`: more of them. The status is that of all replies
-    that `failed` if they have the same.
-    """
-    shown = next(iter(failed.values()), None) or next(
-        (reply for reply in replies.values() if reply.ok), None
-    )
-    answer = dict(shown.reply) if shown is not None and isinstance(shown.reply, dict) else {}
-    if failed:
-        answer["message"] = named(failed, len(replies))
-    answer["success"] = not failed
-    answer.setdefault("message", message)
-    answer |= fields
-    answer["engines"] = {
-        name: {"status": reply.status, "reply": reply.reply} for name, reply in replies.items()
-    }
-    return _status(failed), answer
-
-
-def _status(failed: Replies) -> int:
-    statuses = {reply.status for reply in failed.values()}
-    if not statuses:
-        return HTTPStatus.OK
-    if statuses == {None}:
-        return HTTPStatus.BAD_GATEWAY
-    only = statuses.pop() if len(statuses) == 1 else None
-    return max(only or 0, HTTPStatus.BAD_REQUEST)
+def if_none_succeeded(replies: Replies) -> dict[str, EngineReply]:
+    """Returns the failed replies if no engine succeeded; else none make the call fail."""
+    failed = failed_of(replies)
+    return failed if len(failed) == len(replies) else {}
 
 
 def named(failed: Replies, count: int) -> str:

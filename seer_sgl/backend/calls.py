@@ -10,7 +10,6 @@ from http import HTTPStatus
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.session import read_body
 from seer_sgl.errors import EngineUnavailable
-from seer_sgl.server.json import dumps
 from seer_sgl.timing import DEFAULT
 
 from .replies import EngineReply, Replies, read_reply
@@ -96,9 +95,7 @@ async def _go_on_briefly(engine: HttpEngine) -> None:
     try:
         await asyncio.sleep(IDLE_POLL_S)
     finally:
-        await call(
-            engine, "POST", "/pause_generation", dumps({"mode": "retract"}), DEFAULT.quick_call_s
-        )
+        await call(engine, "POST", "/pause_generation", b'{"mode":"retract"}', DEFAULT.quick_call_s)
 
 
 async def each_idle(engines: Sequence[HttpEngine], *, pause: str | None) -> Replies:

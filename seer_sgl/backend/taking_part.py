@@ -8,16 +8,16 @@ from http import HTTPStatus
 
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import ConfigError, EngineUnavailable
-from seer_sgl.server.service import Service
 
-from .fleet_calls import call
+from .calls import call
 from .replies import EngineReply, Replies
+from .state import FleetState
 
 logger = logging.getLogger(__name__)
 
 
 async def let_serve(
-    service: Service,
+    state: FleetState,
     took_part: Mapping[str, HttpEngine],
     version: str | None,
     *,
@@ -27,13 +27,13 @@ async def let_serve(
 
     loaded: they have loaded weights; else their weights were given a name.
     """
-    driver = service.driver
+    driver = state.driver
     problems = await asyncio.gather(
         *(_problem(engine, version, loaded=loaded) for engine in took_part.values())
     )
     behind = {
         engine.info.engine_id: "it missed a weight update"
-        for engine in service.fleet.engines
+        for engine in state.fleet.engines
         if engine.info.engine_id not in took_part
     }
     for name, problem in zip(took_part, problems, strict=True):

@@ -1,0 +1,242 @@
+"""`Backend`: a fleet and its driver as one object.
+
+Engines join and leave, their weights change, and their memory is released, while rollouts run: a
+response that was begun goes on afterwards from the tokens that it has.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from seer_sgl.driver.driver import Driver
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine.fleet import Fleet
+from seer_sgl.errors import ConfigError, SeerError, StateError
+from seer_sgl.timing import DEFAULT, Timing
+from seer_sgl.types import EngineInfo
+
+from . import groups, memory, pausing, weights
+from .bodies import NO_FIELDS, Fields
+from .calls import call_all
+from .groups import DEFAULT_GROUP, TrainerGroup
+from .holds import Holds
+from .memory import ALL_TAGS
+from .pausing import PauseMode
+from .replies import CallResult, EnginesFailed, failures
+from .state import Before, FleetState, nothing
+from .weights import WeightUpdate
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+Admit = Callable[[HttpEngine], Awaitable[None]]
+
+
+class Backend:
+    """The engines of an open rollout, and what may change in them while it runs.
+
+    Calls that change the engines run one at a time, and to their end also if their caller is
+    cancelled: a half-done call would leave the engines in different states. They return what each
+    engine replied. They raise EnginesFailed if no engine did what the call asked for, or if one
+    refused it; InputError for a wrong argument, StateError if another change is in the way, and
+    RolloutError if there is no engine. `seer_sgl.backend.calls.limited` limits their time.
+
+    admit: raises ConfigError if a new engine does not fit, before it is used.
+    """
+
+    def __init__(
+        self, fleet: Fleet, driver: Driver, admit: Admit, timing: Timing = DEFAULT
+    ) -> None:
+        self.fleet = fleet
+        self.driver = driver
+        self.state = FleetState(fleet, driver, timing)
+        self._admit = admit
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._leaving: dict[str, asyncio.Task[None]] = {}  # by engine id
+
+    @property
+    def holds(self) -> Holds:
+        """The reasons why nothing is dispatched."""
+        return self.state.holds
+
+    @property
+    def leaving(self) -> Collection[str]:
+        """The ids of the engines that are leaving."""
+        return self._leaving.keys()
+
+    async def join(self, url: str) -> EngineInfo:
+        """Adds an engine that runs at `url`, unless it is there; returns once it serves.
+
+        Raises ConfigError if it does not fit, EngineStartError if it does not answer, and
+        StateError while an update is open, memory is released, or while it is leaving.
+        """
+        url = url.rstrip("/")
+
+        async def joined() -> EngineInfo:
+            for info in (engine.info for engine in self.fleet.engines):
+                if info.url == url and info.engine_id in self._leaving:
+                    raise StateError(f"engine {info.engine_id} ({url}) is leaving the fleet")
+                if info.url == url:
+                    return info
+            return await self._added(lambda: self.fleet.join(url))
+
+        return await self._changed(joined)
+
+    async def start(self) -> EngineInfo:
+        """Starts one more engine here, and returns once it serves. Raises like `join`."""
+        return await self._changed(lambda: self._added(self.fleet.start_engine))
+
+    def drain(self, engine_id: str) -> "asyncio.Task[None]":
+        """Begins to remove an engine. The task ends when the engine has left.
+
+        Divided requests move on with the tokens they have, others end there. Processes that were
+        started here end. Raises ConfigError if there is no such engine.
+        """
+        if engine_id not in {engine.info.engine_id for engine in self.fleet.engines}:
+            raise ConfigError(f"engine {engine_id} is not in the fleet")
+        if engine_id not in self._leaving:
+            self._leaving[engine_id] = asyncio.create_task(self._drained(engine_id))
+        return self._leaving[engine_id]
+
+    async def update_weights(self, update: WeightUpdate, *, before: Before = nothing) -> CallResult:
+        """Gives the engines new weights; nothing is dispatched meanwhile.
+
+        An engine that fails is stale: it serves nothing until a later update. `before` is awaited
+        before the engines are held. Raises StateError if a process group is incomplete.
+        """
+        return await self._call(lambda: weights.update(self.state, update, before))
+
+    async def begin_update(self, fields: Fields = NO_FIELDS) -> CallResult:
+        """Opens an update of several `update_weights`; nothing is dispatched before `end_update`.
+
+        fields: SGLang's, of `begin_weight_update`.
+        """
+        return await self._call(lambda: weights.begin(self.state, fields))
+
+    async def end_update(self, fields: Fields = NO_FIELDS) -> CallResult:
+        """Ends the update that `begin_update` has opened; the engines serve the new weights."""
+        return await self._call(lambda: weights.end(self.state, fields))
+
+    async def adopt_weights(self, version: str | None) -> None:
+        """Lets the engines serve weights that were loaded into them by other means.
+
+        version: which all of them report now. An engine that reports another one, or does not
+        answer, is stale. None: the weights have changed and their version has not.
+        """
+        await self._changed(lambda: weights.adopt(self.state, version))
+
+    async def rename_weights(
+        self, version: str, fields: Fields = NO_FIELDS, *, before: Before = nothing
+    ) -> CallResult:
+        """Gives the weights of every engine another version."""
+        return await self._call(lambda: weights.rename(self.state, version, fields, before))
+
+    async def init_group(self, group: TrainerGroup) -> CallResult:
+        """Makes the ranks of all engines join a process group of the trainer."""
+        return await self._call(lambda: groups.init_group(self.state, group))
+
+    async def destroy_group(
+        self, name: str = DEFAULT_GROUP, fields: Fields = NO_FIELDS
+    ) -> CallResult:
+        """Makes the ranks of all engines leave a process group."""
+        return await self._call(lambda: groups.destroy_group(self.state, name, fields))
+
+    async def release_memory(
+        self, tags: Sequence[str] = ALL_TAGS, fields: Fields = NO_FIELDS
+    ) -> CallResult:
+        """Releases memory of the engines; nothing is dispatched until all of it is back.
+
+        tags: of SGLang's `kv_cache`, `weights`, `cuda_graph`.
+        """
+        return await self._call(lambda: memory.release(self.state, tags, fields))
+
+    async def resume_memory(
+        self, tags: Sequence[str] = ALL_TAGS, fields: Fields = NO_FIELDS
+    ) -> CallResult:
+        """Takes released memory back."""
+        return await self._call(lambda: memory.resume(self.state, tags, fields))
+
+    async def pause(
+        self, mode: PauseMode = "retract", fields: Fields = NO_FIELDS, *, before: Before = nothing
+    ) -> CallResult:
+        """Stops generation until `resume`; returns when no chunk is in flight.
+
+        Divided responses keep their tokens. mode: SGLang's, for requests that the engines run
+        undivided. `before` is awaited meanwhile.
+        """
+        return await self._call(lambda: pausing.pause(self.state, mode, fields, before))
+
+    async def resume(self, fields: Fields = NO_FIELDS) -> CallResult:
+        """Ends the pause."""
+        return await self._call(lambda: pausing.resume(self.state, fields))
+
+    async def flush_cache(self, path: str = "/flush_cache") -> CallResult:
+        """Drops all cached KV of the engines; an engine refuses while requests run there."""
+        result = await self.call_each("POST", path)
+        if result.succeeded:
+            self.driver.forget_kv()
+        return result
+
+    async def call_each(self, method: str, path: str, body: bytes | None = None) -> CallResult:
+        """Sends a call of SGLang that changes no state of ours to every engine."""
+        replies = await self._to_the_end(call_all(self.state.engines(), method, path, body))
+        return CallResult(replies, failures(replies))
+
+    async def close(self) -> None:
+        """Ends the calls and the drains in progress."""
+        tasks = [*self._tasks, *self._leaving.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.state.holds.close()
+
+    async def _call(self, work: Callable[[], Awaitable[CallResult]]) -> CallResult:
+        result = await self._changed(work)
+        if result.failed:
+            raise EnginesFailed(result)
+        return result
+
+    async def _changed(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Runs a change after those before it, and to its end."""
+
+        async def alone() -> T:
+            async with self._lock:
+                return await work()
+
+        return await self._to_the_end(alone())
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return await asyncio.shield(task)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, SeerError):
+            logger.error("a change of the engines failed: %r", error)
+
+    async def _added(self, start: Callable[[], Awaitable[HttpEngine]]) -> EngineInfo:
+        if self.state.changing:
+            raise StateError("the weights or the memory of the engines are being changed")
+        engine = await start()
+        try:
+            await self._admit(engine)
+            self.driver.add_engine(engine)
+        except BaseException:
+            await self.fleet.stop_engine(engine.info.engine_id)
+            raise
+        return engine.info
+
+    async def _drained(self, engine_id: str) -> None:
+        try:
+            await self.driver.remove_engine(engine_id)
+            async with self._lock:  # an update that it takes part in ends before
+                await self.fleet.stop_engine(engine_id)
+                self.state.end_release_if_all_back()
+        except ConfigError as error:  # another caller has removed it
+            logger.info("engine %s: %s", engine_id, error)
+        finally:
+            del self._leaving[engine_id]

@@ -1,0 +1,110 @@
+"""Releases the engines' memory and takes it back, each tag once: SGLang ends at a second time."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.errors import ConfigError, EngineUnavailable, InputError, StartedAgain
+
+from .bodies import Fields, body_of
+from .calls import call, until_idle
+from .replies import DONE, CallResult, EngineReply, failures
+from .state import RELEASED, FleetState
+
+logger = logging.getLogger(__name__)
+ALL_TAGS = ("kv_cache", "weights", "cuda_graph")  # SGLang's GPU_MEMORY_ALL_TYPES
+
+
+async def release(state: FleetState, tags: Sequence[str], fields: Fields) -> CallResult:
+    """Releases the memory of some tags on every engine that still has it."""
+    tags, engines = _known(tags), state.engines()
+    await state.holds.begin(RELEASED)
+    try:
+        await _forget_restarted(state, engines)
+        result = await _each(engines, lambda engine: _release(state, engine, tags, fields))
+        state.driver.forget_kv()
+    finally:
+        state.end_release_if_all_back()
+    return result
+
+
+async def resume(state: FleetState, tags: Sequence[str], fields: Fields) -> CallResult:
+    """Takes the memory of some tags back on every engine that has released it."""
+    tags = _known(tags)
+    try:
+        engines = state.engines()
+        await _forget_restarted(state, engines)
+        return await _each(engines, lambda engine: _resume(state, engine, tags, fields))
+    finally:
+        state.end_release_if_all_back()
+
+
+async def _each(
+    engines: Sequence[HttpEngine], work: Callable[[HttpEngine], Awaitable[EngineReply]]
+) -> CallResult:
+    done = await asyncio.gather(*map(work, engines))
+    replies = {e.info.engine_id: reply for e, reply in zip(engines, done, strict=True)}
+    return CallResult(replies, failures(replies))
+
+
+async def _release(
+    state: FleetState, engine: HttpEngine, wanted: Sequence[str], fields: Fields
+) -> EngineReply:
+    released = state.released_by(engine)
+    tags = [tag for tag in wanted if tag not in released]
+    if not tags:
+        return DONE
+    if not released:  # else it has been idle since
+        idle = await until_idle(engine, pause=state.mode)
+        if not idle.ok:
+            return idle
+    body = body_of(fields, tags=tags)
+    reply = await call(engine, "POST", "/release_memory_occupation", body)
+    if reply.ok:
+        released.update(tags)
+    return reply
+
+
+async def _resume(
+    state: FleetState, engine: HttpEngine, wanted: Sequence[str], fields: Fields
+) -> EngineReply:
+    released = state.released_by(engine)
+    tags = [tag for tag in wanted if tag in released]
+    if not tags:
+        return DONE
+    body = body_of(fields, tags=tags)
+    reply = await call(engine, "POST", "/resume_memory_occupation", body)
+    if reply.ok:
+        released.difference_update(tags)
+    elif reply.status is None:  # most likely it has ended; it must not hold the others
+        released.clear()
+        with contextlib.suppress(ConfigError):  # it has left
+            why = "it did not answer when its memory was resumed"
+            logger.warning("engine %s is stale: %s", engine.info.engine_id, why)
+            state.driver.mark_stale(engine.info.engine_id, why)
+    return reply
+
+
+async def _forget_restarted(state: FleetState, engines: Sequence[HttpEngine]) -> None:
+    """Forgets the tags of engines that were started again: they have all their memory."""
+    for engine in engines:
+        if state.released_by(engine):
+            try:
+                await engine.refresh()
+            except StartedAgain:
+                state.released_by(engine).clear()
+            except EngineUnavailable:
+                continue
+
+
+def _known(tags: Sequence[str]) -> Sequence[str]:
+    """Returns the tags once each. Raises InputError for other ones than SGLang's.
+
+    SGLang answers 200 to those, and the fleet would wait for their return.
+    """
+    for tag in tags:
+        if tag not in ALL_TAGS:
+            raise InputError(f"tags: {tag[:80]!r} is none of {', '.join(ALL_TAGS)}")
+    return list(dict.fromkeys(tags))

@@ -1,0 +1,33 @@
+"""Pause and continue: what happens to the responses in progress."""
+
+import asyncio
+from typing import Literal
+
+from .bodies import Fields, body_of
+from .calls import call_all
+from .replies import CallResult, failures
+from .state import Before, FleetState
+
+PAUSE = "pause_generation"
+PauseMode = Literal["abort", "retract", "in_place"]
+
+
+async def pause(state: FleetState, mode: PauseMode, fields: Fields, before: Before) -> CallResult:
+    """Holds dispatch and pauses the engines, until `resume`."""
+    engines = state.engines()
+    await asyncio.gather(before(), state.holds.begin(PAUSE))
+    state.mode = mode
+    body, within_s = body_of(fields, mode=mode), state.timing.quick_call_s
+    replies = await call_all(engines, "POST", "/pause_generation", body, within_s)
+    return CallResult(replies, failures(replies))
+
+
+async def resume(state: FleetState, fields: Fields) -> CallResult:
+    """Ends the pause."""
+    body, within_s = body_of(fields), state.timing.quick_call_s
+    try:
+        replies = await call_all(state.engines(), "POST", "/continue_generation", body, within_s)
+    finally:
+        state.mode = None
+        state.holds.end(PAUSE)
+    return CallResult(replies, failures(replies))

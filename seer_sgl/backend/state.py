@@ -1,0 +1,97 @@
+"""`FleetState`: what the calls that change the engines share."""
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+
+import msgspec
+
+from seer_sgl.driver.driver import Driver
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine.fleet import Fleet
+from seer_sgl.errors import RolloutError
+from seer_sgl.timing import Timing
+
+from .holds import Holds
+
+SESSION = "begin_weight_update"  # the hold until end_weight_update
+RELEASED = "release_memory_occupation"  # the hold until all memory is back
+# What a caller does to its own requests before the engines change.
+Before = Callable[[], Awaitable[object]]
+Start = tuple[str, str | None]  # engine id, and the instance of its server
+
+
+class Session(msgspec.Struct):
+    """An update between begin and end. `engines`: have taken part in all of it so far."""
+
+    engines: dict[str, HttpEngine]
+    version: str | None = None
+
+
+class FleetState:
+    """The engines between two calls. `mode`: of the pause; None: not paused."""
+
+    def __init__(self, fleet: Fleet, driver: Driver, timing: Timing) -> None:
+        self.fleet = fleet
+        self.driver = driver
+        self.timing = timing
+        self.holds = Holds(driver, time.monotonic)
+        self.mode: str | None = None
+        # Tags of memory, by engine and its start: a server started again has all its memory.
+        self.released: dict[Start, set[str]] = {}
+        self.groups: dict[str, frozenset[Start]] = {}  # the trainer's process groups, by name
+        self.session: Session | None = None
+
+    @property
+    def changing(self) -> bool:
+        """Whether an engine that joins now would miss a part of what the others have done."""
+        return SESSION in self.holds or self.lacks_memory
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether an engine of the fleet has released memory."""
+        present = {start_of(engine) for engine in self.fleet.engines}
+        for start in [start for start in self.released if start not in present]:
+            del self.released[start]
+        return any(self.released.values())
+
+    def released_by(self, engine: HttpEngine) -> set[str]:
+        """Returns the tags that an engine has released; to be changed in place."""
+        return self.released.setdefault(start_of(engine), set())
+
+    def end_release_if_all_back(self) -> None:
+        """Ends the hold of `release_memory_occupation` once no engine lacks memory."""
+        if not self.lacks_memory:
+            self.holds.end(RELEASED)
+
+    def engines(self) -> list[HttpEngine]:
+        """Returns the engines of the fleet. Raises RolloutError if there is none."""
+        engines = list(self.fleet.engines)
+        if not engines:
+            raise RolloutError("the fleet has no engine")
+        return engines
+
+    def taking_part(self) -> list[HttpEngine]:
+        """Returns the engines of the update between begin and end; all engines without one.
+
+        Raises RolloutError if there is none.
+        """
+        engines = self.engines()
+        if self.session is not None:
+            engines = [each for each in engines if each.info.engine_id in self.session.engines]
+        if not engines:
+            raise RolloutError("no engine is left in the weight update")
+        return engines
+
+
+async def nothing() -> None:
+    """Leaves the requests in progress alone."""
+
+
+def start_of(engine: HttpEngine) -> Start:
+    """Returns the name of an engine and of the newest start of its server."""
+    return engine.info.engine_id, engine.info.instance
+
+
+def ranks_of(engines: Iterable[HttpEngine]) -> dict[str, int]:
+    """Returns the number of ranks by engine id, in the order of the engines."""
+    return {engine.info.engine_id: engine.info.ranks for engine in engines}

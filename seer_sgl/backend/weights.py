@@ -1,0 +1,218 @@
+"""Weight updates: the same calls on every engine, and the engines that missed one are stale."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import msgspec
+
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.errors import InputError
+
+from .bodies import NO_FIELDS, Fields, Ranks, body_of, fields_of, tensor_bodies
+from .calls import call_all, each_idle
+from .groups import DEFAULT_GROUP, require_complete
+from .replies import CallResult, EngineReply, Replies, failed_of, if_none_succeeded
+from .state import SESSION, Before, FleetState, Session, ranks_of
+from .taking_part import all_opened, let_serve, still, succeeded
+
+UPDATE = "a weight update"  # the hold
+DISK, DISTRIBUTED = "/update_weights_from_disk", "/update_weights_from_distributed"
+TENSOR, IPC = "/update_weights_from_tensor", "/update_weights_from_ipc"
+IN_PLACE = (
+    "requests are paused in place, and SGLang cannot flush their KV: send flush_cache false, "
+    "or pause with mode retract"
+)
+
+
+class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """One update of the weights, as a call of SGLang.
+
+    `version`: the name of the new weights; None: the same name as before. `flush_cache`: the
+    engines drop their KV afterwards. `selector`: SGLang's, for a session opened around the update.
+    `group`: the process group of a collective update. `entries`: an entry per rank, of tensors.
+    `fields`: all of the call.
+    """
+
+    path: str
+    fields: Fields = NO_FIELDS
+    version: str | None = None
+    flush_cache: bool = True
+    selector: str = "all"
+    group: str = DEFAULT_GROUP
+    entries: Sequence[str] = ()
+
+    @classmethod
+    def from_disk(cls, folder: str, *, version: str | None = None, **more: Any) -> Self:
+        """Loads weights from a folder that every engine sees. `more`: SGLang's other fields."""
+        return cls._of(DISK, version, {"model_path": folder, **more})
+
+    @classmethod
+    def from_distributed(
+        cls,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        shapes: Sequence[Sequence[int]],
+        *,
+        group: str = DEFAULT_GROUP,
+        version: str | None = None,
+        **more: Any,
+    ) -> Self:
+        """Receives tensors that the trainer broadcasts to its process group meanwhile."""
+        tensors = {"names": names, "dtypes": dtypes, "shapes": shapes, "group_name": group}
+        return msgspec.structs.replace(
+            cls._of(DISTRIBUTED, version, {**tensors, **more}), group=group
+        )
+
+    @classmethod
+    def from_tensors(
+        cls, entries: Sequence[str], *, version: str | None = None, **more: Any
+    ) -> Self:
+        """Loads tensors that SGLang's MultiprocessingSerializer has serialized (base64).
+
+        entries: one per rank of the fleet, or one per rank of each engine if all have as many.
+        """
+        return msgspec.structs.replace(cls._of(TENSOR, version, more), entries=entries)
+
+    @classmethod
+    def from_ipc(
+        cls, handles: Mapping[str, str], *, version: str | None = None, **more: Any
+    ) -> Self:
+        """Loads weights through the ZMQ handles of the checkpoint engine, by device."""
+        return cls._of(IPC, version, {"zmq_handles": handles, **more})
+
+    @classmethod
+    def _of(cls, path: str, version: str | None, values: Mapping[str, Any]) -> Self:
+        return cls(
+            path=path,
+            fields=fields_of(weight_version=version, **values),
+            version=version,
+            flush_cache=values.get("flush_cache", True),
+        )
+
+    @property
+    def collective(self) -> bool:
+        """Whether it starts on all engines or on none: they would wait for one another."""
+        return self.path == DISTRIBUTED
+
+    @property
+    def needs_session(self) -> bool:
+        """Whether SGLang takes it between begin and end only."""
+        return self.path in (DISTRIBUTED, TENSOR)
+
+    def bodies(self, ranks: Ranks) -> dict[str, bytes]:
+        """Returns the body for each engine. Raises InputError if the entries do not fit."""
+        if self.path == TENSOR:
+            return tensor_bodies(self.fields, self.entries, ranks)
+        return dict.fromkeys(ranks, body_of(self.fields))
+
+
+async def begin(state: FleetState, fields: Fields) -> CallResult:
+    """Opens a session on every engine; nothing is dispatched until `end`."""
+    if state.session is not None:
+        raise InputError("a weight-update session is already open; call end_weight_update() first")
+    engines = state.engines()
+    await state.holds.begin(SESSION)
+    try:
+        replies = await all_opened(engines, body_of(fields))
+        took_part = succeeded(engines, replies)
+        if took_part:
+            state.session = Session(took_part)
+    finally:
+        if state.session is None:
+            state.holds.end(SESSION)
+    return _served_if_any(replies)
+
+
+async def end(state: FleetState, fields: Fields) -> CallResult:
+    """Closes the session. An engine that missed a part of it is stale."""
+    session = state.session
+    if session is None:
+        raise InputError("no weight-update session is open; call begin_weight_update() first")
+    try:
+        engines = state.engines()
+        replies = await call_all(engines, "POST", "/end_weight_update", body_of(fields))
+        ended = succeeded(engines, replies)
+        took_part = {name: each for name, each in session.engines.items() if name in ended}
+        replies = {name: replies[name] for name in session.engines if name in replies}
+        await let_serve(state, took_part, session.version)
+    finally:
+        state.session = None
+        state.holds.end(SESSION)
+    return _served_if_any(replies)
+
+
+async def update(state: FleetState, new: WeightUpdate, before: Before) -> CallResult:
+    """Makes one update. Without a session of the caller's the engines serve it at once."""
+    session = state.session
+    bodies = new.bodies(ranks_of(state.engines()))
+    engines = state.taking_part()
+    if new.collective:
+        require_complete(state, new.group, engines)
+    await before()
+    async with state.holds.during(UPDATE):
+        replies: dict[str, EngineReply] = {}
+        if new.flush_cache and not state.lacks_memory:
+            replies |= failed_of(await each_idle(engines, pause=state.mode))
+        if state.mode == "in_place" and any(each.status for each in replies.values()):
+            return CallResult(replies, failed_of(replies), IN_PLACE)
+        able = [each for each in engines if still(each, replies)]
+        if new.collective and len(able) < len(engines):
+            return CallResult(replies, replies)
+        replies |= await _sent(new, able, bodies, supplied=session is None)
+        took_part = succeeded(engines, replies)
+        if took_part and session is None:
+            await let_serve(state, took_part, new.version)
+        elif took_part and session is not None:  # if all failed alike, none has missed it
+            session.engines = took_part
+            session.version = new.version or session.version
+    return _served_if_any(replies)
+
+
+async def rename(state: FleetState, version: str, fields: Fields, before: Before) -> CallResult:
+    """Gives the weights another version, on every engine."""
+    await before()
+    body, engines = body_of(fields, new_version=version), state.engines()
+    async with state.holds.during(UPDATE):
+        replies = await call_all(engines, "POST", "/update_weight_version", body)
+        took_part = succeeded(engines, replies)
+        if state.session is not None:
+            state.session.version = version
+        elif took_part:
+            stale = state.driver.stale
+            current = {name: each for name, each in took_part.items() if name not in stale}
+            await let_serve(state, current, version, loaded=False)
+    return _served_if_any(replies)
+
+
+async def adopt(state: FleetState, version: str | None) -> None:
+    """Lets the engines serve weights that their caller has loaded into them itself."""
+    async with state.holds.during(UPDATE):
+        engines = {each.info.engine_id: each for each in state.engines()}
+        await let_serve(state, engines, version)
+
+
+async def _sent(
+    new: WeightUpdate,
+    engines: Sequence[HttpEngine],
+    bodies: Mapping[str, bytes],
+    *,
+    supplied: bool,
+) -> dict[str, EngineReply]:
+    """Sends an update to engines, and returns the replies.
+
+    supplied: begin and end are sent around it if it needs them.
+    """
+    if not (new.needs_session and supplied):
+        return dict(await call_all(engines, "POST", new.path, bodies))
+    opened = await all_opened(engines, body_of({}, selector=new.selector))
+    begun = [each for each in engines if still(each, opened)]
+    updated: Replies = {}
+    if len(begun) == len(engines) or not new.collective:
+        updated = await call_all(begun, "POST", new.path, bodies)
+    ended = await call_all(begun, "POST", "/end_weight_update", b"{}")
+    return {**failed_of(opened), **updated, **failed_of(ended)}
+
+
+def _served_if_any(replies: Replies) -> CallResult:
+    """Returns the result: a success if an engine succeeded, for only such engines serve."""
+    return CallResult(replies, if_none_succeeded(replies))

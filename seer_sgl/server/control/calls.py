@@ -1,0 +1,168 @@
+"""SGLang's control calls: a body becomes a call of the backend, and its result one answer."""
+
+import asyncio
+import functools
+from collections.abc import Mapping, Sequence
+
+from aiohttp import web
+
+from seer_sgl.backend.backend import Backend
+from seer_sgl.backend.bodies import fields_of
+from seer_sgl.backend.calls import call
+from seer_sgl.backend.memory import ALL_TAGS
+from seer_sgl.backend.pausing import PauseMode
+from seer_sgl.backend.state import Before, nothing, ranks_of
+from seer_sgl.backend.weights import TENSOR
+from seer_sgl.server.errors import BadRequest, Failed
+from seer_sgl.server.service import Service
+
+from .answers import Answer, combined, result_of, updated
+from .bodies import field, group_name, read_fields, read_group, read_update
+from .checksums import compared
+from .pickles import require_loadable
+
+# SGLang's endpoints that one engine has for itself: the fleet passes them on to each.
+TO_EACH: Mapping[str, Sequence[str]] = {
+    "/start_profile": ("GET", "POST"),
+    "/stop_profile": ("GET", "POST"),
+    "/start_expert_distribution_record": ("GET", "POST"),
+    "/stop_expert_distribution_record": ("GET", "POST"),
+    "/dump_expert_distribution_record": ("GET", "POST"),
+    "/set_internal_state": ("POST", "PUT"),
+    "/set_trace_level": ("GET", "POST"),
+    "/configure_logging": ("GET", "POST"),
+    "/freeze_gc": ("GET", "POST"),
+    "/slow_down": ("GET", "POST"),
+    "/load_lora_adapter": ("POST",),
+    "/load_lora_adapter_from_tensors": ("POST",),
+    "/unload_lora_adapter": ("POST",),
+}
+FLUSHED = (
+    "Cache flushed.\nPlease check backend logs for more details. "
+    "(When there are running or waiting requests, the operation will not be performed.)\n"
+)
+
+
+class ControlCalls:
+    """The work of the control calls: request and body in, status and JSON out."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    @property
+    def _backend(self) -> Backend:
+        return self._service.backend
+
+    async def pause(self, _: web.Request, body: bytes) -> Answer:
+        """Stops generation until `resume`.
+
+        Mode `abort` ends every response with the tokens it has. In the other modes divided
+        responses keep their tokens, and go on afterwards; the engines pause the forwarded ones.
+        """
+        fields = read_fields(body)
+        mode: PauseMode = field(fields, "mode", PauseMode, "abort")  # type: ignore[arg-type]
+        pausing = self._backend.pause(mode, fields, before=self._aborting(mode == "abort"))
+        return combined(await result_of(pausing), "Generation paused successfully.")
+
+    async def resume(self, _: web.Request, body: bytes) -> Answer:
+        """Ends the pause."""
+        resuming = self._backend.resume(read_fields(body))
+        return combined(await result_of(resuming), "Generation continued successfully.")
+
+    async def abort(self, _: web.Request, body: bytes) -> Answer:
+        """Ends responses by their rid, a prefix of it, or all of them.
+
+        Their clients get the tokens so far. Like SGLang it ignores an empty rid.
+        """
+        fields = read_fields(body)
+        rid = field(fields, "rid", str | list[str], "")  # type: ignore[arg-type]
+        prefixes = [each for each in ([rid] if isinstance(rid, str) else rid) if each]
+        if field(fields, "abort_all", bool, False):
+            prefixes = [""]
+        aborted = sum([await self._service.abort(prefix) for prefix in prefixes])
+        return 200, {"success": True, "message": f"{aborted} requests aborted", "aborted": aborted}
+
+    async def release(self, _: web.Request, body: bytes) -> Answer:
+        """Releases the memory of some tags; without any, all of them, as in SGLang."""
+        fields = read_fields(body)
+        tags = field(fields, "tags", list[str], []) or ALL_TAGS
+        result = await result_of(self._backend.release_memory(tags, fields))
+        return combined(result, "Memory released.")
+
+    async def take_back(self, _: web.Request, body: bytes) -> Answer:
+        """Takes the memory of some tags back."""
+        fields = read_fields(body)
+        tags = field(fields, "tags", list[str], []) or ALL_TAGS
+        result = await result_of(self._backend.resume_memory(tags, fields))
+        return combined(result, "Memory resumed.")
+
+    async def init_group(self, _: web.Request, body: bytes) -> Answer:
+        """Makes every engine's ranks join the trainer's process group."""
+        group = read_group(read_fields(body))
+        return combined(await result_of(self._backend.init_group(group)), "Success.")
+
+    async def destroy_group(self, _: web.Request, body: bytes) -> Answer:
+        """Makes every engine leave the process group."""
+        fields = read_fields(body)
+        leaving = self._backend.destroy_group(group_name(fields), fields)
+        return combined(await result_of(leaving), "Success.")
+
+    async def begin(self, _: web.Request, body: bytes) -> Answer:
+        """Opens an update on every engine; nothing is dispatched until `end`."""
+        return updated(await result_of(self._backend.begin_update(read_fields(body))))
+
+    async def end(self, _: web.Request, body: bytes) -> Answer:
+        """Ends the update. An engine that missed a part of it is stale."""
+        return updated(await result_of(self._backend.end_update(read_fields(body))))
+
+    async def update(self, http: web.Request, body: bytes) -> Answer:
+        """Gives the engines new weights, from what the path says."""
+        fields = read_fields(body)
+        new = read_update(http.path, fields)
+        if new.path == TENSOR:
+            load_format = field(fields, "load_format", str, "") or None
+            await asyncio.to_thread(require_loadable, new.entries, load_format)
+        before = self._aborting(field(fields, "abort_all_requests", bool, False))
+        return updated(await result_of(self._backend.update_weights(new, before=before)))
+
+    async def rename(self, _: web.Request, body: bytes) -> Answer:
+        """Gives the weights another version, on every engine."""
+        fields = read_fields(body)
+        version = field(fields, "new_version", str, "")
+        if not version:
+            raise BadRequest("new_version: missing")
+        # A trainer that holds generation updates under way: its responses are to go on afterwards.
+        holds = self._backend.holds
+        aborts = field(fields, "abort_all_requests", bool, not holds)
+        fields = {**fields, **fields_of(abort_all_requests=aborts)}
+        renaming = self._backend.rename_weights(version, fields, before=self._aborting(aborts))
+        return updated(await result_of(renaming))
+
+    async def flush(self, http: web.Request, _: bytes) -> Answer:
+        """Drops all cached KV of the engines; an engine refuses while requests run there."""
+        return combined(await self._backend.flush_cache(http.path_qs), FLUSHED)
+
+    async def to_each(self, http: web.Request, body: bytes) -> Answer:
+        """Sends a call to every engine as it is."""
+        result = await self._backend.call_each(http.method, http.path_qs, body or None)
+        return combined(result, "Success.")
+
+    async def check_weights(self, http: web.Request, body: bytes) -> Answer:
+        """Sends `weights_checker` to every engine, and compares their checksums."""
+        action = field(read_fields(body), "action", str, "checksum")
+        result = await self._backend.call_each(http.method, http.path_qs, body or None)
+        if action != "checksum":
+            return combined(result, "Success.")
+        ranks = ranks_of(self._backend.fleet.engines)
+        return compared(result.replies, ranks, self._backend.driver.stale)
+
+    async def weights_by_name(self, http: web.Request, body: bytes) -> Answer:
+        """Returns one parameter, of one engine."""
+        reply = await call(self._service.any_engine(), http.method, http.path_qs, body or None)
+        if reply.status is None:
+            raise Failed(reply.message)
+        return reply.status, reply.reply
+
+    def _aborting(self, wanted: bool) -> Before:
+        """Returns what ends all requests of clients, if it is wanted."""
+        return functools.partial(self._service.abort, "") if wanted else nothing
