@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from bench.reasoner.reward import reward
-from seer_sgl import Fleet, Group, Rollout, load_ready, open_fleet
+from seer_sgl import Group, Rollout, WeightUpdate, load_ready
 from seer_sgl.torchvision_schemas import define_missing_schemas
 
 define_missing_schemas()  # transformers imports torchvision, which fails with a CPU torch
@@ -43,10 +43,7 @@ async def main(steps: int, prompts: int) -> None:
         )
         model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-        async with (
-            open_fleet(config.fleet, Path(folder) / "logs") as fleet,
-            Rollout(config, fleet=fleet) as rollout,
-        ):
+        async with Rollout(config, log_dir=Path(folder) / "logs") as rollout:
             questions = rollout.read_prompts(config.rollout.prompts or "")
             for step in range(steps):
                 groups = [group async for group in rollout.run(questions)]
@@ -61,7 +58,8 @@ async def main(steps: int, prompts: int) -> None:
                 )
                 await asyncio.to_thread(train, model, optimizer, groups, rewards)
                 await asyncio.to_thread(model.save_pretrained, model_folder)
-                await update(fleet, rollout, f"step-{step + 1}")
+                new = WeightUpdate.from_disk(str(model_folder), version=f"step-{step + 1}")
+                await rollout.backend.update_weights(new)
 
 
 def rewarded(sample: Any) -> float:
@@ -90,13 +88,6 @@ def train(
             log_probs = torch.log_softmax(logits.float(), -1).gather(1, chosen[:, None])
             (-(value - baseline) * log_probs.sum() / tokens).backward()
     optimizer.step()
-
-
-async def update(fleet: Fleet, rollout: Rollout, version: str) -> None:
-    """Gives the saved weights to all engines, as `version`; the next step samples from them."""
-    for engine in fleet.engines:
-        await engine.reload_weights(version)
-    await rollout.driver.reweigh(version)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .backend.backend import Backend
+    from .backend.groups import TrainerGroup
+    from .backend.replies import CallResult, EnginesFailed
+    from .backend.weights import WeightUpdate
     from .config import Config, load, load_ready
     from .driver.driver import Driver
     from .driver.groups import GroupMaker
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
         PromptError,
         RolloutError,
         SeerError,
+        StateError,
     )
     from .rollout import Rollout
     from .rollout.trajectories import Client, Trajectories
@@ -31,12 +36,15 @@ if TYPE_CHECKING:
     from .types import Group, Prompt, Request, Sample
 
 __all__ = [
+    "Backend",
+    "CallResult",
     "Client",
     "Config",
     "ConfigError",
     "Driver",
     "EngineError",
     "EngineStartError",
+    "EnginesFailed",
     "Fleet",
     "Group",
     "GroupMaker",
@@ -54,12 +62,19 @@ __all__ = [
     "Sample",
     "Sampling",
     "SeerError",
+    "StateError",
+    "TrainerGroup",
     "Trajectories",
+    "WeightUpdate",
     "load",
     "load_ready",
     "open_fleet",
 ]
 _MODULES = {
+    "backend.backend": ("Backend",),
+    "backend.groups": ("TrainerGroup",),
+    "backend.replies": ("CallResult", "EnginesFailed"),
+    "backend.weights": ("WeightUpdate",),
     "config": ("Config", "load", "load_ready"),
     "driver.driver": ("Driver",),
     "driver.groups": ("GroupMaker",),

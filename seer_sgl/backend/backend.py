@@ -17,18 +17,19 @@ from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import EngineInfo
 
 from . import groups, memory, pausing, weights
-from .bodies import NO_FIELDS, Fields
+from .bodies import Fields
 from .calls import call_all
 from .groups import DEFAULT_GROUP, TrainerGroup
 from .holds import Holds
 from .memory import ALL_TAGS
 from .pausing import PauseMode
 from .replies import CallResult, EnginesFailed, failures
-from .state import Before, FleetState, nothing
+from .state import Before, FleetState
 from .weights import WeightUpdate
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+# Raises ConfigError if a new engine does not fit, before it is used.
 Admit = Callable[[HttpEngine], Awaitable[None]]
 
 
@@ -40,8 +41,6 @@ class Backend:
     engine replied. They raise EnginesFailed if no engine did what the call asked for, or if one
     refused it; InputError for a wrong argument, StateError if another change is in the way, and
     RolloutError if there is no engine. `seer_sgl.backend.calls.limited` limits their time.
-
-    admit: raises ConfigError if a new engine does not fit, before it is used.
     """
 
     def __init__(
@@ -99,7 +98,9 @@ class Backend:
             self._leaving[engine_id] = asyncio.create_task(self._drained(engine_id))
         return self._leaving[engine_id]
 
-    async def update_weights(self, update: WeightUpdate, *, before: Before = nothing) -> CallResult:
+    async def update_weights(
+        self, update: WeightUpdate, *, before: Before | None = None
+    ) -> CallResult:
         """Gives the engines new weights; nothing is dispatched meanwhile.
 
         An engine that fails is stale: it serves nothing until a later update. `before` is awaited
@@ -107,16 +108,16 @@ class Backend:
         """
         return await self._call(lambda: weights.update(self.state, update, before))
 
-    async def begin_update(self, fields: Fields = NO_FIELDS) -> CallResult:
+    async def begin_update(self, fields: Fields | None = None) -> CallResult:
         """Opens an update of several `update_weights`; nothing is dispatched before `end_update`.
 
         fields: SGLang's, of `begin_weight_update`.
         """
-        return await self._call(lambda: weights.begin(self.state, fields))
+        return await self._call(lambda: weights.begin(self.state, fields or {}))
 
-    async def end_update(self, fields: Fields = NO_FIELDS) -> CallResult:
+    async def end_update(self, fields: Fields | None = None) -> CallResult:
         """Ends the update that `begin_update` has opened; the engines serve the new weights."""
-        return await self._call(lambda: weights.end(self.state, fields))
+        return await self._call(lambda: weights.end(self.state, fields or {}))
 
     async def adopt_weights(self, version: str | None) -> None:
         """Lets the engines serve weights that were loaded into them by other means.
@@ -127,49 +128,53 @@ class Backend:
         await self._changed(lambda: weights.adopt(self.state, version))
 
     async def rename_weights(
-        self, version: str, fields: Fields = NO_FIELDS, *, before: Before = nothing
+        self, version: str, fields: Fields | None = None, *, before: Before | None = None
     ) -> CallResult:
         """Gives the weights of every engine another version."""
-        return await self._call(lambda: weights.rename(self.state, version, fields, before))
+        return await self._call(lambda: weights.rename(self.state, version, fields or {}, before))
 
     async def init_group(self, group: TrainerGroup) -> CallResult:
         """Makes the ranks of all engines join a process group of the trainer."""
         return await self._call(lambda: groups.init_group(self.state, group))
 
     async def destroy_group(
-        self, name: str = DEFAULT_GROUP, fields: Fields = NO_FIELDS
+        self, name: str = DEFAULT_GROUP, fields: Fields | None = None
     ) -> CallResult:
         """Makes the ranks of all engines leave a process group."""
-        return await self._call(lambda: groups.destroy_group(self.state, name, fields))
+        return await self._call(lambda: groups.destroy_group(self.state, name, fields or {}))
 
     async def release_memory(
-        self, tags: Sequence[str] = ALL_TAGS, fields: Fields = NO_FIELDS
+        self, tags: Sequence[str] = ALL_TAGS, fields: Fields | None = None
     ) -> CallResult:
         """Releases memory of the engines; nothing is dispatched until all of it is back.
 
         tags: of SGLang's `kv_cache`, `weights`, `cuda_graph`.
         """
-        return await self._call(lambda: memory.release(self.state, tags, fields))
+        return await self._call(lambda: memory.release(self.state, tags, fields or {}))
 
     async def resume_memory(
-        self, tags: Sequence[str] = ALL_TAGS, fields: Fields = NO_FIELDS
+        self, tags: Sequence[str] = ALL_TAGS, fields: Fields | None = None
     ) -> CallResult:
         """Takes released memory back."""
-        return await self._call(lambda: memory.resume(self.state, tags, fields))
+        return await self._call(lambda: memory.resume(self.state, tags, fields or {}))
 
     async def pause(
-        self, mode: PauseMode = "retract", fields: Fields = NO_FIELDS, *, before: Before = nothing
+        self,
+        mode: PauseMode = "retract",
+        fields: Fields | None = None,
+        *,
+        before: Before | None = None,
     ) -> CallResult:
         """Stops generation until `resume`; returns when no chunk is in flight.
 
         Divided responses keep their tokens. mode: SGLang's, for requests that the engines run
         undivided. `before` is awaited meanwhile.
         """
-        return await self._call(lambda: pausing.pause(self.state, mode, fields, before))
+        return await self._call(lambda: pausing.pause(self.state, mode, fields or {}, before))
 
-    async def resume(self, fields: Fields = NO_FIELDS) -> CallResult:
+    async def resume(self, fields: Fields | None = None) -> CallResult:
         """Ends the pause."""
-        return await self._call(lambda: pausing.resume(self.state, fields))
+        return await self._call(lambda: pausing.resume(self.state, fields or {}))
 
     async def flush_cache(self, path: str = "/flush_cache") -> CallResult:
         """Drops all cached KV of the engines; an engine refuses while requests run there."""

@@ -4,7 +4,6 @@ Pure. Fields are sent on as the caller wrote them, and payloads unread.
 """
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -12,7 +11,6 @@ import msgspec
 from seer_sgl.errors import InputError
 
 Fields = Mapping[str, msgspec.Raw]  # JSON by name, undecoded
-NO_FIELDS: Fields = MappingProxyType({})
 Ranks = Mapping[str, int]  # by engine id, in the order of the fleet
 ENTRIES = "serialized_named_tensors"
 _encoder = msgspec.json.Encoder()

@@ -8,7 +8,7 @@ import msgspec
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import StateError
 
-from .bodies import NO_FIELDS, Fields, body_of, fields_of, group_bodies
+from .bodies import Fields, body_of, fields_of, group_bodies
 from .calls import call_all
 from .replies import CallResult, failures
 from .state import FleetState, ranks_of, start_of
@@ -25,7 +25,7 @@ class TrainerGroup(msgspec.Struct, frozen=True, kw_only=True):
     rank_offset: int
     world_size: int
     name: str = DEFAULT_GROUP
-    fields: Fields = NO_FIELDS
+    fields: Fields = {}
 
     @classmethod
     def at(

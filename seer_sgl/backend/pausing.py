@@ -12,10 +12,12 @@ PAUSE = "pause_generation"
 PauseMode = Literal["abort", "retract", "in_place"]
 
 
-async def pause(state: FleetState, mode: PauseMode, fields: Fields, before: Before) -> CallResult:
+async def pause(
+    state: FleetState, mode: PauseMode, fields: Fields, before: Before | None
+) -> CallResult:
     """Holds dispatch and pauses the engines, until `resume`."""
     engines = state.engines()
-    await asyncio.gather(before(), state.holds.begin(PAUSE))
+    await asyncio.gather(state.holds.begin(PAUSE), *([] if before is None else [before()]))
     state.mode = mode
     body, within_s = body_of(fields, mode=mode), state.timing.quick_call_s
     replies = await call_all(engines, "POST", "/pause_generation", body, within_s)

@@ -83,10 +83,6 @@ class FleetState:
         return engines
 
 
-async def nothing() -> None:
-    """Leaves the requests in progress alone."""
-
-
 def start_of(engine: HttpEngine) -> Start:
     """Returns the name of an engine and of the newest start of its server."""
     return engine.info.engine_id, engine.info.instance

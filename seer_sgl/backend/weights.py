@@ -8,7 +8,7 @@ import msgspec
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import InputError
 
-from .bodies import NO_FIELDS, Fields, Ranks, body_of, fields_of, tensor_bodies
+from .bodies import Fields, Ranks, body_of, fields_of, tensor_bodies
 from .calls import call_all, each_idle
 from .groups import DEFAULT_GROUP, require_complete
 from .replies import CallResult, EngineReply, Replies, failed_of, if_none_succeeded
@@ -34,7 +34,7 @@ class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     path: str
-    fields: Fields = NO_FIELDS
+    fields: Fields = {}
     version: str | None = None
     flush_cache: bool = True
     selector: str = "all"
@@ -141,14 +141,15 @@ async def end(state: FleetState, fields: Fields) -> CallResult:
     return _served_if_any(replies)
 
 
-async def update(state: FleetState, new: WeightUpdate, before: Before) -> CallResult:
+async def update(state: FleetState, new: WeightUpdate, before: Before | None) -> CallResult:
     """Makes one update. Without a session of the caller's the engines serve it at once."""
     session = state.session
     bodies = new.bodies(ranks_of(state.engines()))
     engines = state.taking_part()
     if new.collective:
         require_complete(state, new.group, engines)
-    await before()
+    if before is not None:
+        await before()
     async with state.holds.during(UPDATE):
         replies: dict[str, EngineReply] = {}
         if new.flush_cache and not state.lacks_memory:
@@ -168,9 +169,12 @@ async def update(state: FleetState, new: WeightUpdate, before: Before) -> CallRe
     return _served_if_any(replies)
 
 
-async def rename(state: FleetState, version: str, fields: Fields, before: Before) -> CallResult:
+async def rename(
+    state: FleetState, version: str, fields: Fields, before: Before | None
+) -> CallResult:
     """Gives the weights another version, on every engine."""
-    await before()
+    if before is not None:
+        await before()
     body, engines = body_of(fields, new_version=version), state.engines()
     async with state.holds.during(UPDATE):
         replies = await call_all(engines, "POST", "/update_weight_version", body)

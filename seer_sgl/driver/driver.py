@@ -16,7 +16,7 @@ from typing import Self
 import msgspec
 
 from seer_sgl.config import SchedulingConfig
-from seer_sgl.errors import ConfigError, EngineError, RolloutError, first_error
+from seer_sgl.errors import ConfigError, RolloutError, first_error
 from seer_sgl.link.messages import Rates
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.lengths import KnownLengths
@@ -149,8 +149,8 @@ class Driver:
 
     @property
     def paused(self) -> bool:
-        """Whether no chunk is sent: during a pause, or while engines change their weights."""
-        return self._loop.stopped
+        """Whether no chunk is sent."""
+        return self._loop.paused
 
     def states(self) -> list[EngineState]:
         """Returns the state of each engine, in order of joining."""
@@ -239,38 +239,6 @@ class Driver:
         """Ends one pause. The driver dispatches again after the last one."""
         self._loop.resume()
 
-    async def reweigh(self, version: str) -> None:
-        """Holds dispatch after a weight update until every engine reports weights `version`.
-
-        `Sample.weight_spans` holds the weight version of each token. An engine that does not answer
-        is out until it comes back with that version.
-
-        Raises RolloutError if an engine still reports another version after `recovery_timeout_s`,
-        or if a later call supersedes this one. If the call raises or is cancelled, dispatch stays
-        on hold until a later call succeeds.
-        """
-        self._raise_if_ended()
-        self._loop.hold()
-        self._monitor.weight_version = version
-        deadline = self._clock() + self._settings.recovery_timeout_s
-        waiting = set(self._loop.engines)
-        while waiting:
-            reports = await asyncio.gather(*map(self._reported_version, sorted(waiting)))
-            behind = {name: other for name, other in reports if other not in (None, version)}
-            waiting = set(behind)
-            self._raise_if_ended()
-            if self._monitor.weight_version != version:
-                raise RolloutError(f"weights {version} were superseded")
-            if waiting and self._clock() >= deadline:
-                first = min(waiting)
-                raise RolloutError(
-                    f"engine {first} still serves weights {behind[first]}, not {version}"
-                )
-            if waiting:
-                await asyncio.sleep(self._settings.timing.poll_s)
-        self._scheduler.forget_kv()
-        self._loop.release()
-
     def adopt_weights(self, version: str | None) -> None:
         """Records that every engine that is not stale serves new weights. KV of older weights is
         forgotten.
@@ -322,18 +290,6 @@ class Driver:
     def _require(self, engine_id: str) -> None:
         if engine_id not in self._loop.engines:
             raise ConfigError(f"engine {engine_id} is not in the fleet")
-
-    async def _reported_version(self, engine_id: str) -> tuple[str, str | None]:
-        """Returns the engine id and its reported version; None if it is leaving or out."""
-        if self._loop.leaving(engine_id):
-            return engine_id, None
-        try:
-            return engine_id, (await self._loop.engines[engine_id].refresh()).weight_version
-        except EngineError as error:
-            logger.warning("engine %s is out of service: %s", engine_id, error)
-            if not self._loop.leaving(engine_id):
-                self._loop.set_available(engine_id, False)
-            return engine_id, None
 
     def add_engine(self, engine: Engine) -> None:
         """Adds an engine, which receives chunks at once if its server runs.

@@ -13,15 +13,11 @@ class EngineControl(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no caller waits, or dispatch is paused or on hold."""
-
-    @property
-    def stopped(self) -> bool:
-        """Whether no chunk is dispatched until `resume` or `release`."""
+        """Whether no caller waits, or dispatch is paused."""
 
     @property
     def paused(self) -> bool:
-        """Whether the driver is paused: its user may have paused the engines too."""
+        """Whether no chunk is dispatched; the engines may be paused too."""
 
     def set_available(self, engine_id: str, available: bool) -> None:
         """Marks an engine as available or out: chunks go to available engines only."""

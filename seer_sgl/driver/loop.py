@@ -51,7 +51,6 @@ class RolloutLoop(EngineControl):
         self.runs = OpenRuns(scheduler, self._flights, clock, self._wake)
         self._pauses = 0  # pauses without a resume yet
         self._error: RolloutError | None = None  # the reason why the driver ended
-        self._held = False  # until all engines serve the same weights
 
     def add_engine(self, slot: EngineSlot, engine: Engine) -> None:
         """Adds an engine. Raises ValueError if its id is already in use."""
@@ -99,12 +98,7 @@ class RolloutLoop(EngineControl):
     @property
     @override
     def idle(self) -> bool:
-        return not self.runs.by_group or self.stopped
-
-    @property
-    @override
-    def stopped(self) -> bool:
-        return self._pauses > 0 or self._held
+        return not self.runs.by_group or self.paused
 
     @property
     @override
@@ -140,15 +134,6 @@ class RolloutLoop(EngineControl):
     def resume(self) -> None:
         """Ends one pause. The loop dispatches again after the last one."""
         self._pauses = max(0, self._pauses - 1)
-        self._wake()
-
-    def hold(self) -> None:
-        """Stops dispatching until `release`; chunks in flight continue."""
-        self._held = True
-
-    def release(self) -> None:
-        """Ends the hold: the loop dispatches again, unless it is paused."""
-        self._held = False
         self._wake()
 
     async def settle(self) -> None:
@@ -237,7 +222,7 @@ class RolloutLoop(EngineControl):
     async def _next_result(self) -> ChunkResult | None:
         """Returns the next result; None when the scheduler is to be checked for work again."""
         wake_at = self._scheduler.wake_at
-        if wake_at is None or self.stopped:
+        if wake_at is None or self.paused:
             return await self._results.get()
         try:
             async with asyncio.timeout(max(0.0, wake_at - self._clock())):
@@ -250,7 +235,7 @@ class RolloutLoop(EngineControl):
         self._results.put_nowait(None)
 
     def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
-        if self.stopped:
+        if self.paused:
             return
         while (chunk := self._scheduler.next_assignment(self._clock())) is not None:
             run = self.runs.by_group[chunk.request.group.uid]

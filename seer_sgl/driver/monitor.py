@@ -275,7 +275,7 @@ class Monitor:
 
         Otherwise an engine that fails for a moment could not come back.
         """
-        if self.weight_version is None or self._control.stopped:
+        if self.weight_version is None or self._control.paused:
             return
         serving = (each for each in self._watched.values() if each.slot.available)
         versions = {each.engine.info.weight_version for each in serving}
@@ -287,7 +287,7 @@ class Monitor:
         serve one again. None of them is taken out: it is not known which of them is right."""
         serving = [each for each in self._watched.values() if each.slot.available]
         versions = {each.name: each.engine.info.weight_version for each in serving}
-        if self._control.stopped or len(set(versions.values())) < 2:
+        if self._control.paused or len(set(versions.values())) < 2:
             self._mixed_s = 0.0
             return
         self._mixed_s += self._poll_s

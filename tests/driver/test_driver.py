@@ -178,37 +178,6 @@ async def test_a_pause_keeps_tokens_and_sends_nothing_until_it_is_over() -> None
     assert all(isinstance(error, ChunkRecalled) for error in events.errors)
 
 
-async def test_nothing_is_sent_before_every_engine_serves_the_new_weights() -> None:
-    fakes = [FakeSGLang(delay_s=0.01), FakeSGLang(delay_s=0.01)]
-    async with staged(*fakes, timing=QUICK) as stage:
-        run = stage.driver.submit(stage.groups(4))
-        await until(lambda: all(len(fake.seen) > 8 for fake in fakes))
-        fakes[0].weight_version = "v2"
-        reweighed = asyncio.create_task(stage.driver.reweigh("v2"))
-        await until(lambda: stage.driver.paused)
-        await until(lambda: sum(fake.running for fake in fakes) == 0)
-        seen = [len(fake.seen) for fake in fakes]
-        await asyncio.sleep(0.1)
-        assert [len(fake.seen) for fake in fakes] == seen
-        assert not reweighed.done()
-        fakes[1].weight_version = "v2"
-        await reweighed
-        groups = await all_of(run)
-        check(groups)
-    versions = {span.version for group in groups for s in group.samples for span in s.weight_spans}
-    assert versions == {"v1", "v2"}
-    for group in groups:
-        for sample in group.samples:
-            assert sum(span.tokens for span in sample.weight_spans) == sample.response_length
-            assert [span.version for span in sample.weight_spans] in (["v1"], ["v1", "v2"], ["v2"])
-
-
-async def test_an_engine_that_keeps_its_weights_is_named() -> None:
-    async with staged(FakeSGLang(), recovery_timeout_s=0.1, timing=QUICK) as stage:
-        with pytest.raises(RolloutError, match="engine e0 still serves weights v1, not v2"):
-            await stage.driver.reweigh("v2")
-
-
 async def test_a_fleet_of_two_becomes_three_and_then_one() -> None:
     events = Events()
     fakes = [FakeSGLang(delay_s=0.004) for _ in range(3)]
@@ -366,7 +335,7 @@ async def test_nobody_waits_for_a_driver_that_has_ended() -> None:
         fake.away = True
         with pytest.raises(RolloutError, match="no engine has served"):
             await all_of(run)
-        calls = (leaving, driver.pause(), driver.reweigh("v2"), driver.remove_engine("e0"))
+        calls = (leaving, driver.pause(), driver.remove_engine("e0"))
         for call in calls:
             with pytest.raises(RolloutError, match="no engine has served"):
                 await asyncio.wait_for(call, 30)
@@ -382,7 +351,10 @@ async def test_engines_that_join_or_come_back_serve_the_new_weights() -> None:
         run = driver.submit(stage.groups(1, n=1))
         await until(lambda: not slots["e1"].available)
         fakes[0].weight_version = fakes[2].weight_version = "v2"
-        await driver.reweigh("v2")
+        await driver.pause()
+        await stage.engines[0].refresh()
+        driver.adopt_weights("v2")
+        driver.resume()
         with pytest.raises(ConfigError, match="engine e3: it serves weights v1, not v2"):
             driver.add_engine(stage.engines[3])
         await stage.engines[2].refresh()
@@ -391,22 +363,6 @@ async def test_engines_that_join_or_come_back_serve_the_new_weights() -> None:
         fakes[1].away = False
         await until(lambda: slots["e1"].available)
         check(await all_of(run), n=1)
-
-
-async def test_a_later_reweigh_supersedes_an_earlier_one() -> None:
-    fake = FakeSGLang()
-    async with staged(fake, timing=QUICK) as stage:
-        first = asyncio.create_task(stage.driver.reweigh("v2"))
-        await asyncio.sleep(0)
-        second = asyncio.create_task(stage.driver.reweigh("v3"))
-        with pytest.raises(RolloutError, match="weights v2 were superseded"):
-            await first
-        run = stage.driver.submit(stage.groups(1))
-        await asyncio.sleep(0.1)
-        assert not fake.seen
-        fake.weight_version = "v3"
-        await second
-        check(await all_of(run))
 
 
 async def test_a_pause_lasts_until_everybody_has_taken_theirs_back() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from seer_sgl import Rollout
+from seer_sgl.backend.weights import WeightUpdate
 from seer_sgl.driver.health import State
 from tests.e2e.compare import assert_identical
 from tests.e2e.conftest import HELD_OUT
@@ -31,10 +32,8 @@ async def test_a_restarted_engine_serves_the_updated_weights_only(
     settings["rollout"]["n_samples_per_prompt"] = 4
     async with Rollout(settings, log_dir=tmp_path / "logs") as rollout:
         prompts = rollout.read_prompts(HELD_OUT)[:2]
-        first, second = rollout.fleet.engines
-        for engine in (first, second):
-            await engine._load_weights(str(other_model), "v2")
-        await rollout.driver.reweigh("v2")
+        _, second = rollout.fleet.engines
+        await rollout.backend.update_weights(WeightUpdate.from_disk(str(other_model), version="v2"))
         calm, _ = await roll(rollout, prompts, limit=300)
 
         # Its scheduler only: the server ends with it.

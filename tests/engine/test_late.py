@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
+from seer_sgl.backend.weights import WeightUpdate
 from seer_sgl.config import parse
 from seer_sgl.driver.health import State
 from seer_sgl.engine import fleet
@@ -97,9 +98,10 @@ async def test_an_engine_without_room_joins_with_the_current_weights_once_there_
         await until(lambda: rollout.fleet.engines[1].server.why == NO_ROOM)
         assert len(alone["engines"][1]["states"]) <= 3, "nothing changes while it waits"
 
-        await rollout.fleet.engines[0]._load_weights(str(newer), "v2")
-        driver.mark_stale("e1", "it missed a weight update")
-        await driver.reweigh("v2")
+        result = await rollout.backend.update_weights(
+            WeightUpdate.from_disk(str(newer), version="v2")
+        )
+        assert result.succeeded == ["e0"]
         room.engine_ids.add("e1")
         await until(lambda: driver.available("e1"))
         assert rollout.engines[1].weights == "the second"

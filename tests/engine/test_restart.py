@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from seer_sgl import restarts
+from seer_sgl.backend.weights import WeightUpdate
 from seer_sgl.config import parse
 from seer_sgl.driver.health import State
 from seer_sgl.engine.fleet import Fleet, open_fleet
@@ -161,9 +162,7 @@ async def test_an_engine_started_again_loads_the_weights_of_the_last_update_from
 ) -> None:
     starts, newer = tmp_path / "starts", weights_folder(tmp_path / "newer", "the second")
     async with rolling(config(model, starts), tmp_path) as rollout:
-        for engine in rollout.fleet.engines:
-            await engine._load_weights(str(newer), "v2")
-        await rollout.driver.reweigh("v2")
+        await rollout.backend.update_weights(WeightUpdate.from_disk(str(newer), version="v2"))
         kill(starts, rollout.engines[1].url)
         await until(lambda: not rollout.driver.available("e1"))
         await until(lambda: rollout.driver.available("e1"))
@@ -177,8 +176,7 @@ async def test_the_only_engine_loads_what_it_had_itself(model: Path, tmp_path: P
     starts, newer = tmp_path / "starts", weights_folder(tmp_path / "newer", "the second")
     settings = config(model, starts, engines={"count": 1})
     async with rolling(settings, tmp_path) as rollout:
-        await rollout.fleet.engines[0]._load_weights(str(newer), "v2")
-        await rollout.driver.reweigh("v2")
+        await rollout.backend.update_weights(WeightUpdate.from_disk(str(newer), version="v2"))
         kill(starts, rollout.engines[0].url)
         await until(lambda: not rollout.driver.available("e0"))
         await until(lambda: rollout.driver.available("e0"))
@@ -193,10 +191,10 @@ async def test_an_engine_that_missed_the_update_while_it_was_dead_loads_it(
         driver = rollout.driver
         kill(starts, rollout.engines[1].url)
         await until(lambda: not driver.available("e1"))
-        await rollout.fleet.engines[0]._load_weights(str(newer), "v2")
-        await rollout.fleet.engines[0].refresh()
-        driver.mark_stale("e1", "it missed a weight update")
-        driver.adopt_weights("v2")
+        result = await rollout.backend.update_weights(
+            WeightUpdate.from_disk(str(newer), version="v2")
+        )
+        assert result.succeeded == ["e0"]
         await until(lambda: driver.available("e1"))
         assert not driver.stale
         assert rollout.engines[1].weights == "the second"
@@ -207,9 +205,7 @@ async def test_an_engine_whose_weights_are_on_no_disk_is_stale_until_the_next_up
 ) -> None:
     starts, newer = tmp_path / "starts", weights_folder(tmp_path / "newer", "the second")
     async with rolling(config(model, starts), tmp_path) as rollout:
-        for engine in rollout.fleet.engines:
-            await engine._load_weights(str(newer), "v2")
-        await rollout.driver.reweigh("v2")
+        await rollout.backend.update_weights(WeightUpdate.from_disk(str(newer), version="v2"))
         (newer / "weights").write_text("the third, which no engine has")
         kill(starts, rollout.engines[1].url)
         await until(lambda: rollout.driver.states()[1].state is State.STALE)
@@ -217,9 +213,7 @@ async def test_an_engine_whose_weights_are_on_no_disk_is_stale_until_the_next_up
         report = rollout.report()
         assert report["engines"][1]["chunks"] == 0
         assert rollout.driver.states()[1].state is State.STALE
-        for engine in rollout.fleet.engines:
-            await engine._load_weights(str(newer), "v3")
-        await rollout.driver.reweigh("v3")
+        await rollout.backend.update_weights(WeightUpdate.from_disk(str(newer), version="v3"))
         await until(lambda: rollout.driver.available("e1"))
     assert any("engine e1 waits for a weight update: " in line for line in log_lines)
 

@@ -3,7 +3,6 @@ that stays."""
 
 import asyncio
 import base64
-import contextlib
 import pickle
 from collections import Counter
 from typing import Any
@@ -47,25 +46,6 @@ async def updating(it: Served, *fakes: FakeSGLang) -> "asyncio.Task[Any]":
     update = asyncio.create_task(it.post(DISK, model_path="new", weight_version="v2"))
     await asyncio.gather(*(fake.updating.wait() for fake in fakes))
     return update
-
-
-async def test_what_was_running_goes_on_after_an_update_with_its_spans() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        running = generating(it)
-        await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
-        status, answer = await it.post(DISK, model_path="new", weight_version="v2")
-        reply = await running
-    assert (status, answer["success"]) == (200, True)
-    assert {name: each["status"] for name, each in answer["engines"].items()} == {
-        "e0": 200,
-        "e1": 200,
-    }
-    assert not any(fake.died for fake in fakes), "an update with requests running ends SGLang"
-    assert reply["output_ids"] == whole(SEED, len(PROMPT), fakes[0], LIMIT)
-    spans = reply["meta_info"]["weight_versions"]
-    assert [span["version"] for span in spans] == ["v1", "v2"]
-    assert spans[-1]["end"] == LIMIT
 
 
 @pytest.mark.parametrize("path", [DISTRIBUTED, TENSOR])
@@ -120,18 +100,6 @@ async def test_an_engine_that_missed_an_update_is_stale_until_the_next() -> None
         assert (await it.post(DISK, model_path="newer", weight_version="v3"))[0] == 200
         assert not it.service.driver.stale
         await until(lambda: it.service.serves("e1"))
-
-
-async def test_an_update_that_every_engine_refuses_changes_nothing() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        for fake in fakes:
-            fake.refused[DISK] = 400
-        status, answer = await it.post(DISK, model_path="nowhere", weight_version="v2")
-        assert (status, answer["success"]) == (400, False)
-        assert "e0: refused" in answer["message"] and "e1: refused" in answer["message"]
-        assert not it.service.driver.stale
-        assert len((await generating(it))["output_ids"]) == LIMIT
 
 
 async def test_an_engine_that_dies_between_begin_and_end_is_stale() -> None:
@@ -198,18 +166,6 @@ async def test_an_update_in_a_pause_lets_engines_end_their_transfers() -> None:
         assert [fake.paused for fake in fakes] == ["retract", "retract"]
         await it.post("/continue_generation")
     assert [fake.weight_version for fake in fakes] == ["v2", "v2"]
-
-
-async def test_a_client_that_leaves_in_the_middle_of_an_update_leaves_no_pause() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        update = await updating(it, *fakes)
-        update.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await update
-        reply = await generating(it)
-        assert reply["meta_info"]["weight_version"] == "v2"
-        assert not it.service.backend.holds
 
 
 async def test_an_update_that_would_end_an_engine_paused_in_place_is_refused() -> None:

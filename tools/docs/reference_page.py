@@ -16,6 +16,7 @@ All names of `seer_sgl` that a program may rely on, with their docstrings. The f
 """
 HIDDEN = ("wake", "ended", "fail", "over")  # for the driver and the rollout
 HANDED_OUT = (
+    "Backend",
     "Client",
     "Driver",
     "Fleet",
@@ -49,9 +50,10 @@ def _section(name: str, value: Any) -> Iterator[str]:
     if _is_data(value):
         yield f"Fields: {', '.join(f'`{field}`' for field in _fields(value))}."
         yield ""
-    elif inspect.isclass(value):
+    if inspect.isclass(value):
         for method, member in _members(value):
-            yield from _member(method, member)
+            if not _is_data(value) or isinstance(member, classmethod):
+                yield from _member(method, member)
 
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
@@ -91,7 +93,7 @@ def _signature(function: Any, *, bound: bool = False) -> str:
     written = str(signature).replace("Ellipsis", "...")
     written = re.sub(r"\b(?:[A-Za-z_]\w*\.)+(?=\w)", "", written)
     written = re.sub(r"(: |-> )'([^']+)'", r"\1\2", written)  # annotations in quotes
-    written = re.sub(r"~(?=T\b)|'(?=\w+\])|(?<=\w)'(?=\])", "", written)
+    written = re.sub(r"'([A-Z]\w*)'", r"\1", written.replace("~T", "T"))
     return re.sub(r"<built-in function (\w+)>", r"\1", written).replace(" -> None", "")
 
 

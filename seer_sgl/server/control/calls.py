@@ -11,7 +11,7 @@ from seer_sgl.backend.bodies import fields_of
 from seer_sgl.backend.calls import call
 from seer_sgl.backend.memory import ALL_TAGS
 from seer_sgl.backend.pausing import PauseMode
-from seer_sgl.backend.state import Before, nothing, ranks_of
+from seer_sgl.backend.state import Before, ranks_of
 from seer_sgl.backend.weights import TENSOR
 from seer_sgl.server.errors import BadRequest, Failed
 from seer_sgl.server.service import Service
@@ -163,6 +163,6 @@ class ControlCalls:
             raise Failed(reply.message)
         return reply.status, reply.reply
 
-    def _aborting(self, wanted: bool) -> Before:
+    def _aborting(self, wanted: bool) -> Before | None:
         """Returns what ends all requests of clients, if it is wanted."""
-        return functools.partial(self._service.abort, "") if wanted else nothing
+        return functools.partial(self._service.abort, "") if wanted else None

@@ -1,0 +1,240 @@
+"""What a trainer may change in the engines while they generate, over HTTP and from Python alike."""
+
+import asyncio
+import base64
+import contextlib
+import pickle
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from seer_sgl.backend.groups import TrainerGroup
+from seer_sgl.backend.weights import WeightUpdate
+from seer_sgl.errors import ConfigError, InputError, RolloutError, StateError
+from tests.fake_sglang import FakeSGLang, serving
+from tests.server.helpers import Served, served, whole
+from tests.support.waiting import until
+
+from .trainers import DISK, TENSOR, TRAINERS, Trainer
+
+PROMPT = [5, 6, 7, 8]
+SEED = 1 << 20
+LIMIT = 400
+
+
+@pytest.fixture(params=TRAINERS)
+def trains(request: pytest.FixtureRequest) -> Any:
+    """Makes a trainer of a server."""
+    return TRAINERS[request.param]
+
+
+def entry(name: str) -> str:
+    """Returns a pickle like that of a tensor, which the fakes do not read."""
+    return base64.b64encode(pickle.dumps([(name, Counter())])).decode()
+
+
+TENSORS = (entry("a"), entry("b"))
+
+
+def two() -> list[FakeSGLang]:
+    return [FakeSGLang(longest=10_000, delay_s=0.01) for _ in range(2)]
+
+
+def generating(it: Served) -> "asyncio.Task[Any]":
+    params = {"max_new_tokens": LIMIT, "sampling_seed": SEED}
+    return asyncio.create_task(it.generate(input_ids=PROMPT, sampling_params=params))
+
+
+def check(reply: Any, fakes: list[FakeSGLang], *versions: str) -> None:
+    """Fails unless a response has the tokens of a plain call, of these versions in turn."""
+    assert reply["output_ids"] == whole(SEED, len(PROMPT), fakes[0], LIMIT)
+    assert [span["version"] for span in reply["meta_info"]["weight_versions"]] == [*versions]
+
+
+async def test_what_was_running_goes_on_after_an_update_with_its_spans(trains: Any) -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        trainer: Trainer = trains(it)
+        running = generating(it)
+        await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
+        assert (await trainer.update("v2")).kind == "ok"
+        check(await running, fakes, "v1", "v2")
+    assert not any(fake.died for fake in fakes), "an update with requests running ends SGLang"
+    assert all(dict(fake.calls)[DISK]["weight_version"] == "v2" for fake in fakes)
+
+
+async def test_nothing_is_dispatched_between_begin_and_end(trains: Any) -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        trainer: Trainer = trains(it)
+        running = generating(it)
+        await until(lambda: bool(fakes[0].seen or fakes[1].seen))
+        assert (await trainer.begin()).kind == "ok"
+        seen = [len(fake.seen) for fake in fakes]
+        for version in (None, "v2"):
+            assert (await trainer.update(version, TENSORS)).kind == "ok"
+        assert (await trainer.begin()).kind == "wrong"
+        assert [len(fake.seen) for fake in fakes] == seen
+        assert (await trainer.end()).kind == "ok"
+        check(await running, fakes, "v1", "v2")
+        assert (await trainer.end()).kind == "wrong"
+    assert all(fake.paths().count("/begin_weight_update") == 1 for fake in fakes)
+
+
+async def test_an_engine_that_missed_an_update_is_stale_until_the_next(trains: Any) -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        trainer: Trainer = trains(it)
+        fakes[1].refused[DISK] = 400
+        said = await trainer.update("v2")
+        assert said.kind == "ok" and "e1" in said.message, "the fleet serves the new weights"
+        assert list(it.service.driver.stale) == ["e1"]
+        assert set((await generating(it))["meta_info"]["seer"]["engines"]) == {"e0"}
+        fakes[1].refused.clear()
+        assert (await trainer.update("v3")).kind == "ok"
+        assert not it.service.driver.stale
+        await until(lambda: it.service.serves("e1"))
+
+
+async def test_an_update_that_every_engine_refuses_changes_nothing(trains: Any) -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        for fake in fakes:
+            fake.refused[DISK] = 400
+        said = await trains(it).update("v2")
+        assert said.kind == "failed"
+        assert "e0: refused" in said.message and "e1: refused" in said.message
+        assert not it.service.driver.stale
+        check(await generating(it), fakes, "v1")
+
+
+async def test_an_engine_that_dies_between_begin_and_end_is_stale(trains: Any) -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        trainer: Trainer = trains(it)
+        assert (await trainer.begin()).kind == "ok"
+        fakes[0].died, fakes[0].away = "killed", True
+        said = await trainer.update("v2", TENSORS)
+        assert said.kind == "ok" and "e0" in said.message
+        assert (await trainer.end()).kind == "ok"
+        assert list(it.service.driver.stale) == ["e0"]
+        assert (await generating(it))["meta_info"]["seer"]["engines"][0] == "e1"
+
+
+async def test_a_trainer_that_leaves_in_the_middle_of_an_update_leaves_no_hold(
+    trains: Any,
+) -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        for fake in fakes:
+            fake.slow_s = 0.3
+        update = asyncio.create_task(trains(it).update("v2"))
+        await asyncio.gather(*(fake.updating.wait() for fake in fakes))
+        update.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await update
+        check(await generating(it), fakes, "v2")
+        assert not it.service.backend.holds
+
+
+async def test_a_pause_keeps_tokens(trains: Any) -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        trainer: Trainer = trains(it)
+        running = generating(it)
+        await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
+        assert (await trainer.pause()).kind == "ok"
+        assert [fake.paused for fake in fakes] == ["retract", "retract"]
+        seen = [len(fake.seen) for fake in fakes]
+        assert (await trainer.pause()).kind == "ok", "twice is once"
+        assert [len(fake.seen) for fake in fakes] == seen
+        assert (await trainer.resume()).kind == "ok"
+        check(await running, fakes, "v1")
+
+
+async def test_released_memory_holds_generation_until_it_is_back(trains: Any) -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        trainer: Trainer = trains(it)
+        assert (await trainer.release("nothing")).kind == "wrong"
+        for tag in ("kv_cache", "weights", "weights"):
+            assert (await trainer.release(tag)).kind == "ok"
+        running = generating(it)
+        assert (await trainer.take_back()).kind == "ok"
+        check(await running, fakes, "v1")
+    for fake in fakes:
+        assert fake.paths().count("/release_memory_occupation") == 2, "no tag twice"
+
+
+async def test_no_engine_joins_in_the_middle_of_an_update(trains: Any) -> None:
+    fakes = two()
+    other = FakeSGLang(longest=10_000, delay_s=0.01)
+    async with served(*fakes) as it, serving(other) as url:
+        trainer: Trainer = trains(it)
+        await trainer.begin()
+        assert (await trainer.join(url)).kind == "state"
+        await trainer.end()
+        assert "without a version" in (await trainer.join(url)).message
+        assert (await trainer.update("v1")).kind == "ok"
+        assert (await trainer.join(url)).kind == "ok"
+        assert len(it.service.driver.engines) == 3
+
+
+async def test_weights_that_were_loaded_by_other_means_are_adopted() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        backend = it.service.backend
+        fakes[0].weight_version = "v2"  # nobody told e1
+        await backend.adopt_weights("v2")
+        stale = backend.driver.stale
+        assert stale == {"e1": "it reports weights v1 after an update to v2"}
+        check(await generating(it), fakes, "v2")
+
+
+async def test_every_kind_of_update_has_sglangs_fields() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        backend = it.service.backend
+        await backend.init_group(TrainerGroup.at("127.0.0.1", 29500, world_size=3, backend="gloo"))
+        await backend.update_weights(
+            WeightUpdate.from_distributed(
+                ["w"], ["float32"], [[2, 3]], version="v2", flush_cache=False
+            )
+        )
+        await backend.update_weights(WeightUpdate.from_tensors(TENSORS, version="v3"))
+        await backend.update_weights(WeightUpdate.from_ipc({"cpu": "ipc:///x"}, version="v4"))
+        await backend.destroy_group()
+    for rank, fake in enumerate(fakes, 1):
+        calls = dict(fake.calls)
+        group = calls["/init_weights_update_group"]
+        assert (group["rank_offset"], group["world_size"]) == (rank, 3)
+        assert (group["master_port"], group["backend"]) == (29500, "gloo")
+        distributed = calls["/update_weights_from_distributed"]
+        assert distributed["shapes"] == [[2, 3]] and distributed["flush_cache"] is False
+        assert distributed["group_name"] == "weight_update_group"
+        assert calls[TENSOR]["serialized_named_tensors"] == [TENSORS[rank - 1]]
+        assert calls["/update_weights_from_ipc"]["zmq_handles"] == {"cpu": "ipc:///x"}
+        assert "/destroy_weights_update_group" in calls
+        assert fake.weight_version == "v4"
+
+
+async def test_what_cannot_be_done_says_why_and_changes_nothing() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        backend = it.service.backend
+        with pytest.raises(InputError, match="3 entries; the fleet has 2 ranks"):
+            await backend.update_weights(WeightUpdate.from_tensors([*TENSORS, TENSORS[0]]))
+        with pytest.raises(InputError, match="world_size 2 has no room for the 2 ranks"):
+            await backend.init_group(TrainerGroup.at("127.0.0.1", 29500, world_size=2))
+        with pytest.raises(ConfigError, match="engine e7 is not in the fleet"):
+            backend.drain("e7")
+        await backend.init_group(TrainerGroup.at("127.0.0.1", 29500, world_size=3))
+        await backend.drain("e1")
+        with pytest.raises(StateError, match="'weight_update_group' has lost e1"):
+            await backend.update_weights(WeightUpdate.from_distributed([], [], []))
+        await backend.drain("e0")
+        with pytest.raises(RolloutError, match="the fleet has no engine"):
+            await backend.pause()
+        assert not backend.holds
+    assert not any(path.startswith("/update_weights") for fake in fakes for path in fake.paths())

@@ -1,0 +1,157 @@
+"""A trainer that changes the engines over HTTP, and one that does it from Python."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from seer_sgl.backend.replies import EnginesFailed
+from seer_sgl.backend.weights import WeightUpdate
+from seer_sgl.errors import SeerError, StateError
+from tests.server.helpers import Served
+
+DISK, TENSOR = "/update_weights_from_disk", "/update_weights_from_tensor"
+
+
+class Said(NamedTuple):
+    """What a call came to: `kind` is ok, failed (by engines), wrong or state."""
+
+    kind: str
+    message: str
+
+
+class Trainer(Protocol):
+    """The calls that the tests make."""
+
+    async def update(self, version: str | None, tensors: tuple[str, ...] = ()) -> Said:
+        """Updates the weights from tensors; without any, from a folder."""
+
+    async def begin(self) -> Said:
+        """Opens an update."""
+
+    async def end(self) -> Said:
+        """Ends the update."""
+
+    async def pause(self) -> Said:
+        """Pauses generation; its responses keep their tokens."""
+
+    async def resume(self) -> Said:
+        """Ends the pause."""
+
+    async def release(self, *tags: str) -> Said:
+        """Releases memory."""
+
+    async def take_back(self) -> Said:
+        """Takes all memory back."""
+
+    async def join(self, url: str) -> Said:
+        """Adds an engine."""
+
+
+class OverHttp:
+    """The calls over HTTP."""
+
+    def __init__(self, it: Served) -> None:
+        self._it = it
+
+    async def _post(self, path: str, **fields: Any) -> Said:
+        status, answer = await self._it.post(path, **fields)
+        kind = {200: "ok", 202: "ok", 409: "state"}.get(status)
+        if kind is None:
+            kind = "failed" if "engines" in answer else "wrong"
+        return Said(kind, answer.get("message") or answer["error"]["message"])
+
+    async def update(self, version: str | None, tensors: tuple[str, ...] = ()) -> Said:
+        """Updates the weights."""
+        if tensors:
+            return await self._post(
+                TENSOR, serialized_named_tensors=tensors, weight_version=version
+            )
+        return await self._post(DISK, model_path="new", weight_version=version)
+
+    async def begin(self) -> Said:
+        """Opens an update."""
+        return await self._post("/begin_weight_update")
+
+    async def end(self) -> Said:
+        """Ends the update."""
+        return await self._post("/end_weight_update")
+
+    async def pause(self) -> Said:
+        """Pauses generation."""
+        return await self._post("/pause_generation", mode="retract")
+
+    async def resume(self) -> Said:
+        """Ends the pause."""
+        return await self._post("/continue_generation")
+
+    async def release(self, *tags: str) -> Said:
+        """Releases memory."""
+        return await self._post("/release_memory_occupation", tags=tags)
+
+    async def take_back(self) -> Said:
+        """Takes all memory back."""
+        return await self._post("/resume_memory_occupation")
+
+    async def join(self, url: str) -> Said:
+        """Adds an engine."""
+        return await self._post("/workers", url=url)
+
+
+class FromPython:
+    """The calls of the backend."""
+
+    def __init__(self, it: Served) -> None:
+        self._backend = it.service.backend
+
+    async def _said(self, work: Any) -> Said:
+        try:
+            result = await work
+        except EnginesFailed as error:
+            return Said("failed", str(error))
+        except StateError as error:
+            return Said("state", str(error))
+        except SeerError as error:
+            return Said("wrong", str(error))
+        return Said("ok", getattr(result, "message", ""))
+
+    async def update(self, version: str | None, tensors: tuple[str, ...] = ()) -> Said:
+        """Updates the weights."""
+        update = (
+            WeightUpdate.from_tensors(tensors, version=version)
+            if tensors
+            else WeightUpdate.from_disk("new", version=version)
+        )
+        return await self._said(self._backend.update_weights(update))
+
+    async def begin(self) -> Said:
+        """Opens an update."""
+        return await self._said(self._backend.begin_update())
+
+    async def end(self) -> Said:
+        """Ends the update."""
+        return await self._said(self._backend.end_update())
+
+    async def pause(self) -> Said:
+        """Pauses generation."""
+        return await self._said(self._backend.pause())
+
+    async def resume(self) -> Said:
+        """Ends the pause."""
+        return await self._said(self._backend.resume())
+
+    async def release(self, *tags: str) -> Said:
+        """Releases memory."""
+        return await self._said(self._backend.release_memory(tags))
+
+    async def take_back(self) -> Said:
+        """Takes all memory back."""
+        return await self._said(self._backend.resume_memory())
+
+    async def join(self, url: str) -> Said:
+        """Adds an engine."""
+        return await self._said(self._backend.join(url))
+
+
+TRAINERS: Mapping[str, type[OverHttp] | type[FromPython]] = {
+    "http": OverHttp,
+    "python": FromPython,
+}
