@@ -43,6 +43,10 @@ class Run:
         self._ended: asyncio.Queue[Group | RolloutError | None] = asyncio.Queue()
         self._error: RolloutError | None = None
 
+    def observe(self, observer: Observer) -> None:
+        """Adds an observer of this run."""
+        self.own_observers = [*self.own_observers, observer]
+
     @property
     def observers(self) -> list[Observer]:
         """All observers that receive the run's events."""

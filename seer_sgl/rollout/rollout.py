@@ -20,16 +20,13 @@ from seer_sgl.backend.backend import Backend
 from seer_sgl.config import Config, load, parse, with_values
 from seer_sgl.driver.checks import (
     check_engines,
-    check_pool,
     mismatches,
 )
 from seer_sgl.driver.driver import Driver, Settings
 from seer_sgl.driver.groups import GroupMaker, derived_seed
-from seer_sgl.driver.load_tokenizer import tokenizer_of
 from seer_sgl.driver.observer import Observer
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet, open_fleet
-from seer_sgl.engine.launch.process import require_model
 from seer_sgl.engine.orphans import end_orphans
 from seer_sgl.engine.session import most_chunks
 from seer_sgl.errors import ConfigError, RolloutError
@@ -43,13 +40,12 @@ from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import EngineInfo, Group, Prompt, Sampling
 
 from .checks import check_groups, check_own_sampling, check_sampling, warnings_of_fetches
-from .history import History, read_history
+from .fleet_figures import FleetFigures
+from .inputs import RolloutInputs
 from .journaled import RolloutJournal, Start
-from .lengths import read_lengths
-from .model import model_facts, tokenizer_source
 from .prompts import PromptLike, PromptReader
 from .reading import check_reading, misreading
-from .running import Running, drafts_of, in_order, raise_if_given_up
+from .session import RolloutSession, in_order, raise_if_given_up
 from .trajectories import T, Trajectories, Trajectory, trajectories
 
 logger = logging.getLogger(__name__)
@@ -101,20 +97,8 @@ class Rollout:
         self._replayed: dict[str, Any] | None = None  # the report of a rollout that was complete
         self.recorder: Recorder | None = None  # of the current or latest run
 
-        lengths = self.config.scheduling.lengths
-        self._known = None if lengths is None else read_lengths(Path(lengths))
-        history = self.config.draft.history
-        self._history = History() if history is None else read_history(Path(history))
-        model = self.config.model
-        if self.config.engines.launch == "local":
-            require_model(model.path or "")
-        self._facts = model_facts(model.path)
-        chunk = min(self.config.scheduling.chunk_tokens, self.config.sampling.max_new_tokens)
-        check_pool(self.config.kv_pool, chunk, self._facts.least_kv_bytes_per_token())
-        source = tokenizer_source(self.config)
-        self.tokenizer = None if source is None else tokenizer_of(source)
-        if self.config.sampling.stops() and self.tokenizer is None:
-            raise ConfigError("sampling.stop: stop strings need a tokenizer: set model.path")
+        self._inputs = RolloutInputs.read(self.config)
+        self.tokenizer = self._inputs.tokenizer
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
@@ -181,7 +165,7 @@ class Rollout:
 
     def _prepare(self, engine: HttpEngine) -> None:
         """Gives an engine what this rollout knows of its model."""
-        engine.vocab_size = self._facts.vocab_size
+        engine.vocab_size = self._inputs.facts.vocab_size
         engine.misfit = functools.partial(misreading, tokenizer=self.tokenizer)
 
     def report(self) -> dict[str, Any]:
@@ -294,11 +278,23 @@ class Rollout:
                 for group in self.replay(journal, prompts, observers):
                     yield group
                 return
-            running = await self._started(prompts, limits, journal)
-            self.recorder, self._replayed = running.recorder, None
-            async with contextlib.aclosing(running.groups(observers)) as groups:
-                async for group in groups:
-                    yield group
+            if journal is not None:
+                await self.end_orphans(journal)
+            before = await FleetFigures.of(self.fleet)
+            start, sampling = self._start(journal), self.config.sampling
+            session = self.open_session(
+                prompts, start, sampling, journal, limits=limits, observers=observers
+            )
+            self.recorder, self._replayed = session.recorder, None
+            self._warn_of_file_limit(session.groups)
+            try:
+                async with contextlib.aclosing(session.roll()) as groups:
+                    async for group in groups:
+                        yield group
+            finally:
+                session.close()
+                await before.record(self.fleet, session.recorder)
+            session.finish()
 
     def _begin_journal(self) -> contextlib.AbstractContextManager[RolloutJournal | None]:
         folder = self.config.rollout.journal
@@ -314,33 +310,35 @@ class Rollout:
             raise ConfigError("rollout.journal: no journal to resume")
         return RolloutJournal.resume(folder, extend=extend)
 
-    async def _started(
-        self, prompts: Sequence[Prompt], limits: KnownLengths | None, journal: RolloutJournal | None
-    ) -> Running:
-        """Returns a rollout that is checked and restored, and of which no chunk is sent."""
-        self._check_sampling(prompts, self.config.sampling)
-        start, drafted = self._start(journal), await drafts_of(self.fleet)
+    def open_session(
+        self,
+        prompts: Sequence[Prompt],
+        start: Start,
+        sampling: Sampling,
+        journal: RolloutJournal | None,
+        *,
+        limits: KnownLengths | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> RolloutSession:
+        """Returns a rollout that is checked and restored, and of which no chunk is sent.
+
+        sampling: of the prompts without their own. Raises InputError if the engines cannot serve
+        one of them, JournalError if the journal is of another rollout.
+        """
         started_at = clock() - start.elapsed_s
         maker = GroupMaker(start.run_id, start.seed)
-        groups = self._groups(prompts, maker, self.config.sampling, started_at)
-        if limits is not None:
-            for request in itertools.chain.from_iterable(group.requests for group in groups):
-                longest = limits.true_length(request)
-                request.max_response_len = min(longest, request.max_response_len)
-        check_groups(groups, self._known, self.config.scheduling)
-        self._warn_of_file_limit(groups)
+        groups = self.make_groups(prompts, maker, sampling, limits, started_at)
         if journal is not None:
-            journal.open(start, self.config.sampling, self.engines, groups, started_at)
-            await self.end_orphans(journal)
-        return Running(
-            self.fleet,
+            journal.open(start, sampling, self.engines, groups, started_at)
+        return RolloutSession(
             self.driver,
             groups,
+            maker,
             start=start,
             started_at=started_at,
-            drafted=drafted,
             journal=journal,
             on_failure=self.config.rollout.on_failure,
+            observers=observers,
         )
 
     def _start(self, journal: RolloutJournal | None) -> Start:
@@ -373,7 +371,12 @@ class Rollout:
         return seed
 
     def make_groups(
-        self, prompts: Sequence[Prompt], maker: GroupMaker, sampling: Sampling
+        self,
+        prompts: Sequence[Prompt],
+        maker: GroupMaker,
+        sampling: Sampling,
+        limits: KnownLengths | None = None,
+        submitted_at: float | None = None,
     ) -> list[Group]:
         """Returns the groups of checked prompts. `sampling`: of the prompts without their own.
 
@@ -381,8 +384,13 @@ class Rollout:
         """
         self._check_own(sampling, self.engines)
         self._check_sampling(prompts, sampling)
-        groups = self._groups(prompts, maker, sampling, clock())
-        check_groups(groups, self._known, self.config.scheduling)
+        now = clock() if submitted_at is None else submitted_at
+        groups = self._groups(prompts, maker, sampling, now)
+        if limits is not None:
+            for request in itertools.chain.from_iterable(group.requests for group in groups):
+                longest = limits.true_length(request)
+                request.max_response_len = min(longest, request.max_response_len)
+        check_groups(groups, self._inputs.known, self.config.scheduling)
         return groups
 
     def _settings(self) -> Settings:
@@ -394,8 +402,8 @@ class Rollout:
             gives_up=self._gives_up,
             max_engine_kills=self.config.rollout.max_engine_kills,
             tokenizer=self.tokenizer,
-            known=self._known,
-            history=self._history.of,
+            known=self._inputs.known,
+            history=self._inputs.history.of,
             costs=self._costs,
             placement=self._placement,
             max_inflight=self._most_chunks,
@@ -437,13 +445,13 @@ class Rollout:
         if self.config.engines.launch == "external":
             return None
         flags = self.config.engines.flags()
-        length = flags.get("context-length", self._facts.max_position_embeddings)
+        length = flags.get("context-length", self._inputs.facts.max_position_embeddings)
         return length - 1 if isinstance(length, int) else None
 
     def _reader(
         self, max_prompt_len: int | None, n: int | None = None, sampling: Sampling | None = None
     ) -> PromptReader:
-        vocab_size = self._facts.vocab_size
+        vocab_size = self._inputs.facts.vocab_size
         if vocab_size is None and self.tokenizer is not None:
             vocab_size = self.tokenizer.vocab_size
         n = n or self.config.rollout.n_samples_per_prompt

@@ -17,7 +17,7 @@ def summary(served: ServedRollout) -> dict[str, Any]:
         "rollout_id": served.rollout_id,
         "state": served.end or "running",
         "error": served.error,
-        "seed": served.options.seed,
+        "seed": served.seed,
         "age_s": round(clock() - served.started_at, 3),
         "elapsed_s": round((served.ended_at or clock()) - served.started_at, 3),
         "target_groups": tally.target,

@@ -140,7 +140,7 @@ def _start_line(served: ServedRollout) -> bytes:
     return _line(
         event="start",
         rollout_id=served.rollout_id,
-        seed=served.options.seed,
+        seed=served.seed,
         groups=served.tally.total,
         samples=served.requests,
         target_groups=served.tally.target,

@@ -1,6 +1,7 @@
 """`ServedRollout`: one rollout of a client, from its groups to the lines of its stream."""
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -11,16 +12,14 @@ from typing_extensions import override
 from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import RolloutError
-from seer_sgl.report.recorder import Recorder
-from seer_sgl.report.report import report
 from seer_sgl.rollout.journaled import RolloutJournal
+from seer_sgl.rollout.session import RolloutSession
 from seer_sgl.types import (
     Chunk,
     ChunkResult,
     EngineInfo,
     Failure,
     Group,
-    OnFailure,
     Request,
     RequestState,
     Sample,
@@ -45,30 +44,26 @@ class ServedRollout(Observer):
     of a rollout of that size in the scheduler from the start, and one that stops holds back the
     groups that were not submitted; submitted ones are decoded to their end and wait in memory.
 
-    `options.seed` and `options.rollout_id` are set. `journal`: open, if it has one; the rollout
-    closes it. `started_at`: the zero of its times. `released` receives numbers of responses that
-    are no longer in progress, and `ended` is called once.
+    session: of which nothing is sent yet; the rollout closes its journal. `released` receives
+    numbers of responses that are no longer in progress, and `ended` is called once.
     """
 
     def __init__(
         self,
         options: RolloutOptions,
-        groups: Sequence[Group],
+        session: RolloutSession,
         driver: Driver,
         *,
         max_inflight: int | None,
-        journal: RolloutJournal | None,
-        started_at: float,
-        on_failure: OnFailure,
         released: Callable[[int], None],
         ended: Callable[["ServedRollout"], None],
     ) -> None:
-        assert options.rollout_id is not None
-        assert options.seed is not None
+        groups = session.groups
         self.options = options
-        self.rollout_id = options.rollout_id
+        self.rollout_id = session.rollout_id
+        self.seed = session.seed
         self.tally = RolloutTally(len(groups), options.target_groups, options.dynamic_filtering)
-        self.started_at = started_at
+        self.started_at = session.started_at
         self.ended_at: float | None = None
         self.end: End | None = None
         self.error: str | None = None
@@ -77,29 +72,21 @@ class ServedRollout(Observer):
         self.tokens = 0
         self.delivered = 0  # groups that the reader has taken
         self.report: dict[str, Any] | None = None  # once it has ended
-        self.resumed: dict[str, Any] | None = None  # as in the report
+        self.resumed = session.recorder.resumed  # as in the report
         self.running: dict[str, Group] = {}  # submitted and unfinished, by group id
         self.sent_to: dict[str, str] = {}  # the engine of a chunk in flight, by request
-        self._waiting = deque(groups)
+        self._waiting = deque(sorted(groups, key=_completed_at))  # restored ones in their order
         self._ahead = 0  # requests of groups that are submitted and not taken
         self._preferred: set[str] = set()
         self._reserved = self.requests
         self._driver = driver
         self._max_inflight = max_inflight
-        self._journal = journal
+        self._session: RolloutSession | None = session  # until the report is made
+        self._run = session.run
+        self._run.observe(self)
         self._released = released
         self._when_ended = ended
         self._events: asyncio.Queue[Group | Sample | None] = asyncio.Queue()
-        recorder = Recorder(self.rollout_id, options.seed, driver.engines, groups, self.started_at)
-        self._recorder: Recorder | None = recorder  # until the report is made
-        if journal is not None:
-            journal.mark(recorder)
-            self.resumed = recorder.resumed
-        kept = [] if journal is None else [journal.observer]
-        own: list[Observer] = [recorder, *kept, self]
-        self._run = driver.open_run(
-            own, rollout_id=self.rollout_id, started_at=started_at, on_failure=on_failure
-        )
 
     @property
     def caller(self) -> str:
@@ -219,16 +206,12 @@ class ServedRollout(Observer):
         asyncio.get_running_loop().call_soon(self.fill)
 
     def _add(self, groups: Sequence[Group]) -> None:
-        if self._journal is not None and groups:
-            self._journal.observer.extend(groups)
         requests = sum(len(group.requests) for group in groups)
+        self._require_open().extend(groups)
         self._waiting.extend(groups)
         self.tally.total += len(groups)
         self.requests += requests
         self._reserved += requests
-        if self._recorder is not None:
-            self._recorder.groups += len(groups)
-            self._recorder.requests += requests
 
     def _submit(self) -> Group:
         group = self._waiting.popleft()
@@ -236,13 +219,10 @@ class ServedRollout(Observer):
         self._ahead += len(group.requests)
         now = clock()
         for request in group.requests:
+            self.tokens += request.generated
             if not request.engines:  # else restored, with the time of its first process
                 request.submitted_at = now
-        self._run.add([group])
-        for request in group.requests:
-            self.tokens += request.generated
-            if request.state is RequestState.FINISHED:
-                self._run.restore(request)
+        self._require_open().submit(group)
         return group
 
     def _replacement(self) -> Group | None:
@@ -252,9 +232,11 @@ class ServedRollout(Observer):
             return min(rest, key=_distance)
         return self._submit() if self._waiting else None
 
-    def _require_open(self) -> None:
-        if self.end is not None:
+    def _require_open(self) -> RolloutSession:
+        """Returns the session. Raises Conflict if the rollout has ended."""
+        if self.end is not None or self._session is None:
             raise Conflict(f"rollout {self.rollout_id!r} has ended: {self.end}")
+        return self._session
 
     def _check_end(self) -> None:
         end = self.tally.end
@@ -266,14 +248,15 @@ class ServedRollout(Observer):
         self._released(count)
 
     def _close(self) -> None:
-        self._run.close()
+        session, self._session = self._session, None
+        assert session is not None
+        session.close()
         self.running.clear()
         self.sent_to.clear()
-        if self._recorder is not None:
-            self.report, self._recorder = report(self._recorder), None
-        if self._journal is not None:
+        self.report = session.report()
+        if session.journal is not None:
             # Not here: it waits for the disk.
-            asyncio.get_running_loop().run_in_executor(None, self._end_journal, self._journal)
+            asyncio.get_running_loop().run_in_executor(None, self._end_journal, session.journal)
 
     def _end_journal(self, journal: RolloutJournal) -> None:
         # With a target some groups may be left: a resume without one goes on with them.
@@ -284,6 +267,12 @@ class ServedRollout(Observer):
     def _slots(self, info: EngineInfo) -> int:
         most = info.max_running_requests
         return most if self._max_inflight is None else min(most, self._max_inflight)
+
+
+def _completed_at(group: Group) -> float:
+    """Returns the sort key by which restored groups are delivered in their order, then others."""
+    ends = [request.finished_at for request in group.requests if request.finished_at is not None]
+    return max(ends) if group.complete else math.inf
 
 
 def _distance(group: Group) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 import secrets
 import time
 from collections import OrderedDict
@@ -94,28 +93,19 @@ class Rollouts:
             if start.rollout_id in self._running:
                 raise Conflict(f"rollout {start.rollout_id!r} is in progress")
             requests = self._require_room(prompts)
-            maker = GroupMaker(start.run_id, start.seed)
-            groups = self._rollout.make_groups(prompts, maker, sampling)
-            started_at = clock() - start.elapsed_s
-            if journal is not None:
-                journal.open(start, sampling, self._rollout.engines, groups, started_at)
-                groups.sort(key=_completed_at)
-            options = {"rollout_id": start.rollout_id, "seed": start.seed}
+            session = self._rollout.open_session(prompts, start, sampling, journal)
             served = ServedRollout(
-                msgspec.structs.replace(_options(body), **options),
-                groups,
+                _options(body),
+                session,
                 self._rollout.driver,
                 max_inflight=self._rollout.config.scheduling.max_inflight_per_engine,
-                on_failure=self._rollout.config.rollout.on_failure,
-                journal=journal,
-                started_at=started_at,
                 released=self._generation.release,
                 ended=self._keep,
             )
             stack.pop_all()  # the rollout closes its journal
         self._generation.reserve(requests)
         self._running[start.rollout_id] = served
-        self._inputs[served] = _Input(reader, maker, sampling, places)
+        self._inputs[served] = _Input(reader, session.maker, sampling, places)
         return served
 
     def reject(self, rollout_id: str, body: RejectBody) -> tuple[ServedRollout, str | None]:
@@ -228,12 +218,6 @@ class Rollouts:
             if len(self._ended) <= REMEMBERED and age_s < self._rollout.timing.ended_rollout_s:
                 return
             self._ended.popitem(last=False)
-
-
-def _completed_at(group: Group) -> float:
-    """Returns the sort key by which restored groups are delivered in their order, then others."""
-    ends = [request.finished_at for request in group.requests if request.finished_at is not None]
-    return max(ends) if group.complete else math.inf
 
 
 def _options(body: RolloutBody) -> RolloutOptions:

@@ -95,7 +95,7 @@ async def test_a_rollout_and_its_fleet_see_the_same_backend_and_warn_once(
 
     monkeypatch.setattr(opening, "open_pool", open_nothing)
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 64}))
-    monkeypatch.setattr("seer_sgl.rollout.rollout.tokenizer_of", lambda *_: None)
+    monkeypatch.setattr("seer_sgl.rollout.inputs.tokenizer_of", lambda *_: None)
     config = {"model": {"path": str(tmp_path)}, "kv_pool": {"backend": "auto"}}
     rollout = Rollout(config, log_dir=tmp_path)
     assert rollout.config.kv_pool.backend == "file"
