@@ -129,7 +129,7 @@ def _without_null_n(parameters: Any) -> Any:
 
 
 def _seeded(parameters: Any) -> Any:
-    """Returns sampling parameters with a seed each; None if they have seeds or are unusual.
+    """Returns sampling parameters with a seed each; None if they have seeds or are none.
 
     A deterministic SGLang gives all requests without a seed the same one.
     """

@@ -132,7 +132,7 @@ class GenerateReader:
                 request = _decoder.decode(body)
         except BadRequest as error:
             if isinstance(error.__cause__, msgspec.ValidationError):  # SGLang may read it
-                raise Undividable(_misread(error)) from error
+                raise Undividable(misread(error)) from error
             raise
         return self.batch(request, session_id)
 
@@ -142,12 +142,12 @@ class GenerateReader:
         parameters = request.sampling_params or {}
         each = parameters if isinstance(parameters, list) else [parameters] * len(prompts)
         if len(each) != len(prompts):
-            raise Undividable("unusual")
+            raise Undividable("sampling_params")
         n = _samples(each)
         require_few(len(prompts) * n)
         single = single and n == 1
         rids = _rids(request.rid, len(prompts), n, single)
-        group_ids = [_name(each) for each in _spread(request.group_id, len(prompts))]
+        group_ids = [_name(each) for each in _spread("group_id", request.group_id, len(prompts))]
         own_session = _name(request.session_id)
         calls: list[Call] = []
         for number, (prompt, params) in enumerate(zip(prompts, each, strict=True)):
@@ -169,7 +169,7 @@ class GenerateReader:
                 )
                 for index in range(n)
             ]
-        logprobs = _spread(request.return_logprob, len(prompts))
+        logprobs = _spread("return_logprob", request.return_logprob, len(prompts))
         return CallBatch(
             calls=calls,
             single=single,
@@ -181,8 +181,10 @@ class GenerateReader:
     def _prompts(self, request: GenerateRequest) -> "tuple[list[array[int]], bool]":
         """Returns the prompts, and whether there is one that is not in a list."""
         if request.text is not None:
-            if self._encode is None or request.input_ids is not None:
-                raise Undividable("unusual")
+            if request.input_ids is not None:
+                raise Undividable("input_ids")
+            if self._encode is None:
+                raise Undividable("tokenizer")
             single = isinstance(request.text, str)
             texts = [request.text] if isinstance(request.text, str) else request.text
             for text in texts:
@@ -193,14 +195,14 @@ class GenerateReader:
             lists = [request.input_ids] if single else request.input_ids
             prompts = [self._ids(ids) for ids in lists]
         else:
-            raise Undividable("unusual")
+            raise Undividable("input_ids")
         if not prompts or not all(prompts):
-            raise Undividable("unusual")
+            raise Undividable("empty_prompt")
         return prompts, single
 
     def _ids(self, ids: Any) -> "array[int]":
         if not isinstance(ids, list):
-            raise Undividable("unusual")
+            raise Undividable("input_ids")
         highest = LARGEST_ID if self._vocab_size is None else self._vocab_size - 1
         try:
             for token in (min(ids, default=0), max(ids, default=0)):
@@ -208,7 +210,7 @@ class GenerateReader:
                     raise BadRequest(f"input_ids: token id {token} is outside the vocabulary")
             return token_array(ids)
         except TypeError as error:  # not all of them are numbers
-            raise Undividable("unusual") from error
+            raise Undividable("input_ids") from error
 
     def _sampling(self, given: Parameters, prompt_len: int) -> tuple[Sampling, int | None, int]:
         """Returns the sampling parameters, the seed and the limit of one response."""
@@ -226,9 +228,9 @@ class GenerateReader:
         try:
             sampling = msgspec.convert(params, Sampling)
         except msgspec.ValidationError as error:
-            raise Undividable(_unknown(params) or _misread(error)) from error
+            raise Undividable(_unknown(params) or misread(error)) from error
         for name, _ in (*impossible(params), *sampling.problems()):
-            raise Undividable(name or "unusual")
+            raise Undividable(name or "sampling_params")
         for name in (*sampling.undivided_because(), *_costly(sampling)):
             raise Undividable(name)
         if prompt_len < 1 or sampling.max_new_tokens > left:
@@ -312,7 +314,7 @@ def _samples(each: list[Parameters]) -> int:
     counts = [1 if params.get(N) is None else params[N] for params in each]
     n = counts[0]
     if type(n) is not int or n < 1 or any(other != n for other in counts):
-        raise Undividable("unusual")
+        raise Undividable(N)
     return n
 
 
@@ -320,7 +322,7 @@ def _rids(rid: str | list[str] | None, prompts: int, n: int, single: bool) -> li
     """Returns a name per response, as GenerateReqInput._normalize_rid and the expansion of `n`."""
     if isinstance(rid, list):
         if len(rid) != prompts:
-            raise Undividable("unusual")
+            raise Undividable("rid")
         if n == 1:
             return rid
         return [f"{name}_{index}" for name in rid for index in range(n)]
@@ -329,12 +331,12 @@ def _rids(rid: str | list[str] | None, prompts: int, n: int, single: bool) -> li
     return [rid] if single else [f"{rid}_{index}" for index in range(prompts * n)]
 
 
-def _spread(value: Any, count: int) -> list[Any]:
-    """Returns one value per prompt."""
+def _spread(name: str, value: Any, count: int) -> list[Any]:
+    """Returns one value of a field per prompt."""
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
-        raise Undividable("unusual")
+        raise Undividable(name)
     return value
 
 
@@ -343,10 +345,10 @@ def _name(value: str | int | None) -> str | None:
     return None if value is None else str(value)
 
 
-def _misread(error: Exception) -> str:
+def misread(error: Exception) -> str:
     """Returns the field or parameter that msgspec could not read, as a label."""
     found = re.search(r"at `\$\.(\w+)", str(error))
-    return found[1] if found else "unusual"
+    return found[1] if found else "body"
 
 
 def _unknown(params: Parameters) -> str | None:

@@ -7,11 +7,13 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
 from seer_sgl.config import parse
 from seer_sgl.rollout.rollout import Rollout
+from seer_sgl.server.generate_body import GenerateReader, Undividable
 from seer_sgl.types import Request
 from tests.fake_sglang import FakeSGLang, serving
 from tests.server.chat_fake import model_folder
@@ -223,6 +225,28 @@ async def test_a_client_that_hangs_up_leaves_nothing_behind(stream: bool) -> Non
         sent = len(fake.seen)
         await it.generate(**body(1 << 7))
         assert len(fake.seen) == sent + 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"input_ids": [1], "text": "a"}, "input_ids"),
+        ({"text": "a"}, "tokenizer"),
+        ({}, "input_ids"),
+        ({"input_ids": [[1], []]}, "empty_prompt"),
+        ({"input_ids": [[1], 2]}, "input_ids"),
+        ({"input_ids": [1, None]}, "input_ids"),
+        ({"input_ids": [[1], [2]], "sampling_params": [{}]}, "sampling_params"),
+        ({"input_ids": [[1], [2]], "sampling_params": [{"n": 1}, {"n": 2}]}, "n"),
+        ({"input_ids": [[1], [2]], "rid": ["a"]}, "rid"),
+        ({"input_ids": [[1], [2]], "return_logprob": [True]}, "return_logprob"),
+        ({"input_ids": [1], "stream": {}}, "stream"),
+    ],
+)
+def test_a_request_that_is_not_divided_names_the_field(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Undividable) as raised:
+        GenerateReader(None, 1000, None).read(msgspec.json.encode(fields))
+    assert raised.value.reason == reason
 
 
 @pytest.mark.parametrize(

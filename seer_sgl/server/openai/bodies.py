@@ -10,7 +10,7 @@ from typing import Annotated, Any, Protocol
 import msgspec
 
 from ..decode import decode_fields
-from ..generate_body import GenerateRequest, Undividable, require_neutral
+from ..generate_body import GenerateRequest, Undividable, misread, require_neutral
 
 Json = dict[str, Any]
 # Fields that SGLang ignores, or that change nothing in the response.
@@ -171,7 +171,7 @@ class CompletionBody(OpenAIBody, kw_only=True):
             return {"text": prompt}
         if isinstance(first, int | list):
             return {"input_ids": prompt}
-        raise Undividable("unusual")
+        raise Undividable("prompt")
 
 
 class ChatBody(OpenAIBody, kw_only=True):
@@ -275,7 +275,7 @@ def _read(body: bytes, decoder: Decoder, known: tuple[str, ...]) -> Any:
     try:
         read = decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Undividable("unusual") from error
+        raise Undividable(misread(error)) from error
     if ":" in read.model:
         raise Undividable("lora_path")  # SGLang reads `model:adapter`
     return read

@@ -132,7 +132,7 @@ async def test_requests_without_a_seed_differ(it: Served) -> None:
         (COMPLETIONS, {"prompt": " w100", "model": "base:adapter"}, "lora_path"),
         (COMPLETIONS, {"prompt": " w100", "repetition_penalty": 1.1}, "repetition_penalty"),
         (COMPLETIONS, {"prompt": " w100", "new_field": 1}, "new_field"),
-        (COMPLETIONS, {"prompt": [" w100", ""]}, "unusual"),
+        (COMPLETIONS, {"prompt": [" w100", ""]}, "prompt"),
         (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
         (CHAT, {"top_logprobs": 2, "logprobs": True}, "top_logprobs"),
         (CHAT, {"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
