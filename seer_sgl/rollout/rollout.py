@@ -280,7 +280,8 @@ class Rollout:
                 return
             if journal is not None:
                 await self.end_orphans(journal)
-            before = await FleetFigures.of(self.fleet)
+            fleet = self.fleet  # the rollout may be closed before a run that is left ends
+            before = await FleetFigures.of(fleet)
             start, sampling = self._start(journal), self.config.sampling
             session = self.open_session(
                 prompts, start, sampling, journal, limits=limits, observers=observers
@@ -293,7 +294,7 @@ class Rollout:
                         yield group
             finally:
                 session.close()
-                await before.record(self.fleet, session.recorder)
+                await before.record(fleet, session.recorder)
             session.finish()
 
     def _begin_journal(self) -> contextlib.AbstractContextManager[RolloutJournal | None]:
