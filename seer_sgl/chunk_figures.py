@@ -40,8 +40,8 @@ class ChunkFigures(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, chunk: Chunk, reply: ChunkReply, kv_bytes_per_token: int = 0) -> "ChunkFigures":
-        """Returns the figures of a chunk. A forwarded one is not read, so it continues nothing."""
-        continues = chunk.input_len > chunk.request.prompt_len and not reply.forwarded
+        """Returns the figures of a chunk. A passthrough is not read, so it continues nothing."""
+        continues = chunk.input_len > chunk.request.prompt_len and not reply.passthrough
         return cls(
             tokens=len(reply.ids),
             migrated=chunk.migrated,

@@ -89,12 +89,12 @@ class ChunkReply(msgspec.Struct, kw_only=True):
     retractions: int = 0
     verify_steps: int = 0  # SGLang's spec_verify_ct; 0 without speculative decoding
     stop_tokens: int | None = None  # of the longest stop string; None: the engine reports no count
-    forwarded: bool = False  # the engine's answer went to the client as it is, and was not read
+    passthrough: bool = False  # the engine's answer went to the client, and was not read
 
     @property
     def tokenless(self) -> bool:
         """Whether the chunk was aborted before its first token."""
-        return not self.ids and not self.forwarded
+        return not self.ids and not self.passthrough
 
     @property
     def cached(self) -> int:
@@ -108,7 +108,7 @@ OnTokens = Callable[[ChunkReply], None]
 
 # Sends a request to the engine with this id as its client wrote it, and returns when the client has
 # the answer. Raises EngineError if the client has received nothing: another engine can answer.
-Forward = Callable[[str], Awaitable[None]]
+SendUnread = Callable[[str], Awaitable[None]]
 
 
 class FailureKind(Enum):
@@ -131,8 +131,8 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     """One trajectory that is being generated.
 
     `own_sampling`: its sampling parameters if they differ from its group's. `given`: the leading
-    response tokens that its caller sent with it (a response that was begun before). `forward`: it
-    is sent as its client wrote it; the driver only chooses the engine and the time. `home`: the
+    response tokens that its caller sent with it (a response that was begun before). `passthrough`:
+    sends it unmodified; the driver only chooses the engine and the time. `home`: the
     engine that holds KV of its input before its first chunk. `kept`: its KV stays in the pool, and
     is still acknowledged, until its group no longer grows.
     """
@@ -145,7 +145,7 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     max_response_len: int
     own_sampling: Sampling | None = None
     given: int = 0
-    forward: Forward | None = None
+    passthrough: SendUnread | None = None
     home: str | None = None
     kept: bool = False
     state: RequestState = RequestState.PENDING
@@ -178,7 +178,7 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     @property
     def continues(self) -> bool:
         """Whether another chunk can continue it."""
-        if self.forward is not None:
+        if self.passthrough is not None:
             return False
         if self.own_sampling is None:
             return self.group.continues

@@ -43,7 +43,7 @@ class Holds:
     async def begin(self, name: str) -> None:
         """Begins a hold unless it is there; returns when no chunk is in flight.
 
-        Forwarded requests run on. Raises RolloutError if the driver ends meanwhile.
+        Passthrough requests run on. Raises RolloutError if the driver ends meanwhile.
         """
         if name in self._since:
             return

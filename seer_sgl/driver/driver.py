@@ -227,10 +227,10 @@ class Driver:
         return self._loop.runs.open(maker, own, caller, on_failure)
 
     async def pause(self) -> None:
-        """Stops dispatching, and returns when no chunk is in flight, except forwarded chunks.
+        """Stops dispatching, and returns when no chunk is in flight, except passthrough chunks.
 
-        Each `pause` needs one `resume`. Forwarded chunks run on; other chunks in flight end early,
-        and their tokens are kept if the request can continue from them. Raises RolloutError if the
+        Each `pause` needs one `resume`. Passthrough chunks run on; others in flight end early, and
+        their tokens are kept if the request can continue from them. Raises RolloutError if the
         driver ends meanwhile.
         """
         await self._loop.pause()

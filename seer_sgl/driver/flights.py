@@ -20,9 +20,9 @@ from .run import Run
 from .stop_strings import Amend
 from .watch import Watch
 
-# The reply to a chunk whose answer went to the client as it is.
+# The reply to a chunk whose answer went to the client unread.
 FORWARDED = ChunkReply(
-    ids=token_array(), logprobs=logprob_array(), weight_spans=[], finish="stop", forwarded=True
+    ids=token_array(), logprobs=logprob_array(), weight_spans=[], finish="stop", passthrough=True
 )
 Clock = Callable[[], float]
 ChunkTask = asyncio.Task[ChunkReply | EngineError]
@@ -106,12 +106,12 @@ class Flights:
         """Requests the engine to end a chunk early with the tokens it has so far.
 
         A chunk that could not keep its tokens runs on, unless its request is being aborted.
-        restart: such a chunk also ends, and begins again later. A forwarded chunk never restarts:
+        restart: such a chunk also ends, and begins again later. A passthrough chunk never restarts:
         its client may have a part of the answer.
         """
         request = flight.chunk.request
         keeps = not flight.chunk.undivided or request.aborting
-        if request.forward is not None:
+        if request.passthrough is not None:
             if request.aborting:
                 flight.take_back(ChunkRecalled(why, engine_id=flight.chunk.engine_id))
             return
@@ -135,8 +135,8 @@ class Flights:
     async def _serve(self, chunk: Chunk, watch: Watch | None) -> ChunkReply | EngineError:
         on_tokens = None if watch is None else watch.received
         try:
-            if chunk.request.forward is not None:
-                await chunk.request.forward(chunk.engine_id)
+            if chunk.request.passthrough is not None:
+                await chunk.request.passthrough(chunk.engine_id)
                 return FORWARDED
             reply = await self._engines[chunk.engine_id].generate(chunk, on_tokens)
         except EngineError as error:

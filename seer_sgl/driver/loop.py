@@ -121,14 +121,14 @@ class RolloutLoop(EngineControl):
         return breaches
 
     async def pause(self) -> None:
-        """Stops dispatching, and returns when no chunk is in flight, except forwarded chunks.
+        """Stops dispatching, and returns when no chunk is in flight, except passthrough chunks.
 
         Divided chunks end early with the tokens they have; others begin again after `resume`.
         Raises RolloutError if the driver ends meanwhile.
         """
         self._pauses += 1
         await self._until_landed(
-            lambda chunk: chunk.request.forward is None, "the driver is paused", restart=True
+            lambda chunk: chunk.request.passthrough is None, "the driver is paused", restart=True
         )
 
     def resume(self) -> None:

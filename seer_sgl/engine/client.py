@@ -234,7 +234,7 @@ class HttpEngine:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Sends a request to the server as it is, and yields the answer with any HTTP status.
+        """Sends a request to the server unmodified, and yields the answer with any HTTP status.
 
         body: JSON. Raises EngineUnavailable if the connection fails, also inside the block, and
         EngineDied if the server ended.

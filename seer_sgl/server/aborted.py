@@ -3,12 +3,12 @@
 import uuid
 from typing import Any
 
-from .forward_body import Whole
+from .passthrough.body import PassthroughBody
 
 FINISH = {"type": "abort", "message": "Abort in waiting queue"}
 
 
-def aborted_replies(sent: Whole, version: str) -> list[dict[str, Any]]:
+def aborted_replies(sent: PassthroughBody, version: str) -> list[dict[str, Any]]:
     """Returns a reply without tokens for each response. `version`: of the weights."""
     lengths = [length for length in sent.prompts for _ in range(sent.n)]
     names = sent.rids if len(sent.rids) == len(lengths) else [uuid.uuid4().hex for _ in lengths]

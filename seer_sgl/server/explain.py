@@ -13,7 +13,7 @@ MOST_BYTES = 1 << 16  # a longer answer is no error that this module knows
 
 
 def explained(status: int, body: bytes, reason: str) -> bytes | None:
-    """Returns JSON to send instead of the body of an engine's error; None: send it as it is.
+    """Returns JSON to send instead of the body of an engine's error; None: send it unmodified.
 
     `reason`: why the request was not divided; SGLang names none for its own failures.
     """

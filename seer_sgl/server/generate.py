@@ -9,10 +9,10 @@ from aiohttp import web
 from .aborted import aborted_replies
 from .calls import Answer
 from .errors import Aborted
-from .forward_body import Whole, whole
 from .generate_body import CallBatch, GenerateReader, Undividable, require_few
 from .json import END, EVENTS, error_fields, event_of, json_response
 from .meta_info import Reply
+from .passthrough.body import PassthroughBody, passthrough_body
 from .service import Service
 from .streaming import streaming
 from .streams import as_they_come, finished
@@ -65,13 +65,15 @@ class Generate:
         return response
 
     async def _forward(self, http: web.Request, body: bytes, reason: str) -> web.StreamResponse:
-        """Sends the request to an engine as it is, with a name and a seed if it has none."""
+        """Passes the request through, with a name and a seed if it has none."""
         service, infos = self._service, self._service.infos()
         longest = service.longest()
-        sent = await service.worked(len(body), whole, body, infos, service.encode, longest)
+        sent = await service.worked(
+            len(body), passthrough_body, body, infos, service.encode, longest
+        )
         require_few(len(sent.prompts) * sent.n)
         try:
-            return await service.forward(
+            return await service.pass_through(
                 http,
                 sent.body,
                 reason,
@@ -114,7 +116,7 @@ def replies_of(
     ]
 
 
-def _aborted(sent: Whole, version: str) -> web.Response:
+def _aborted(sent: PassthroughBody, version: str) -> web.Response:
     """Returns the answer to a request that was aborted before an engine had it."""
     replies = aborted_replies(sent, version)
     if not sent.stream:

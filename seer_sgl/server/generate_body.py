@@ -23,7 +23,7 @@ Ids = list[int]
 Parameters = dict[str, Any]
 DEFAULT_NEW_TOKENS = 128  # SGLang's SamplingParams.max_new_tokens
 # Parameters are sent with every chunk, and a stop string that begins in one chunk and ends in the
-# next is searched here, token by token. Requests with more go through as they are.
+# next is searched here, token by token. Requests with more pass through.
 MOST_STOPS = 32  # SGLang's MAX_STOP_COUNT
 LONGEST_STOP = 128  # characters
 MOST_VALUES = 4096
@@ -41,7 +41,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     """The fields of SGLang's `GenerateReqInput` that can cross a chunk boundary, and ours.
 
     A field of SGLang's that is not here, with a value other than its default, makes the request
-    undivided: it is sent to an engine as it is.
+    undivided: it passes through.
     """
 
     text: str | list[str] | None = None
@@ -82,7 +82,7 @@ _decoder = msgspec.json.Decoder(GenerateRequest)
 
 
 class Undividable(Exception):
-    """The request must be sent as it is. `reason`: the field or parameter, for the metrics."""
+    """The request must pass through. `reason`: the field or parameter, for the metrics."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -119,8 +119,8 @@ class GenerateReader:
     def read(self, body: bytes, session_id: str | None = None) -> CallBatch:
         """Returns the calls of a body.
 
-        `session_id`: the session named in a header. Raises Undividable for a request that must be
-        sent as it is, and BadRequest for one that no engine accepts.
+        `session_id`: the session named in a header. Raises Undividable for a request that must
+        pass through, and BadRequest for one that no engine accepts.
         """
         fields = decode_fields(body)
         require_few_ids(fields.get("input_ids"), self._longest)

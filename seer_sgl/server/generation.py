@@ -20,11 +20,11 @@ from seer_sgl.types import (
     ChunkResult,
     Failure,
     FailureKind,
-    Forward,
     Group,
     Prompt,
     Request,
     Sample,
+    SendUnread,
     token_array,
 )
 
@@ -55,7 +55,7 @@ class Generation(Observer):
         self._sessions = Sessions(config.session_timeout_s)
         self._answers: dict[str, Answer] = {}  # by rid
         self._by_request: dict[str, Answer] = {}  # by the uid of the driver's request
-        self._forwards: dict[str, asyncio.Future[None]] = {}  # likewise
+        self._passthroughs: dict[str, asyncio.Future[None]] = {}  # likewise
         self._orders = itertools.count()
         # Engines refuse an id that another server's request has, or one of a server that died.
         self._prefix = secrets.token_hex(4)
@@ -68,12 +68,12 @@ class Generation(Observer):
     @property
     def in_progress(self) -> int:
         """The number of responses in progress, those of rollouts included."""
-        return len(self._answers) + len(self._forwards) + self._in_rollouts
+        return len(self._answers) + len(self._passthroughs) + self._in_rollouts
 
     @property
     def requests(self) -> int:
         """The number of responses in progress that belong to no rollout."""
-        return len(self._answers) + len(self._forwards)
+        return len(self._answers) + len(self._passthroughs)
 
     @property
     def open_groups(self) -> int:
@@ -106,9 +106,9 @@ class Generation(Observer):
             for answer in list(self._answers.values()):
                 self._forget(answer)
                 answer.failed(why, self._clock())
-            for forward in self._forwards.values():
-                if not forward.done():
-                    forward.set_exception(why)
+            for waiting in self._passthroughs.values():
+                if not waiting.done():
+                    waiting.set_exception(why)
         if self._ended is not None:
             raise self._ended
 
@@ -174,8 +174,8 @@ class Generation(Observer):
         if answer.request is not None and not answer.ended:
             self._run.abort(answer.request)
 
-    async def forward(self, forward: Forward, prompt_len: int, budget: int) -> None:
-        """Has a request sent as it is, once an engine has room for it; returns when it has ended.
+    async def pass_through(self, send: SendUnread, prompt_len: int, budget: int) -> None:
+        """Has a passthrough sent, once an engine has room for it; returns when it has ended.
 
         prompt_len, budget: tokens that the KV ledger reserves. Raises HttpError if no engine could
         answer.
@@ -184,7 +184,7 @@ class Generation(Observer):
         longest = self._driver.limits.longest_prompt
         prompt_len = min(max(1, prompt_len), longest)
         order = next(self._orders)
-        uid = f"{self._prefix}-forward/{order}"
+        uid = f"{self._prefix}-passthrough/{order}"
         prompt = Prompt(prompt_id=uid, prompt_ids=token_array([0]) * prompt_len, n=1)
         group = Group(group_id=uid, uid=uid, prompt=prompt)
         limit = min(max(1, budget), longest + 1 - prompt_len)
@@ -195,16 +195,16 @@ class Generation(Observer):
             index=0,
             seed=0,
             max_response_len=limit,
-            forward=forward,
+            passthrough=send,
             submitted_at=self._clock(),
         )
         group.requests = [request]
-        ended = self._forwards[request.uid] = asyncio.get_running_loop().create_future()
+        ended = self._passthroughs[request.uid] = asyncio.get_running_loop().create_future()
         try:
             self._run.add([group])
             await ended
         finally:
-            del self._forwards[request.uid]
+            del self._passthroughs[request.uid]
             if not ended.done() or ended.cancelled():
                 self._run.abort(request)
 
@@ -225,9 +225,9 @@ class Generation(Observer):
         if request.failure is not None:
             self._failed(request, request.failure)
             return
-        forward = self._forwards.get(request.uid)
-        if forward is not None and not forward.done():
-            forward.set_result(None)
+        waiting = self._passthroughs.get(request.uid)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
         answer = self._by_request.get(request.uid)
         if answer is not None:
             self._forget(answer)
@@ -243,10 +243,10 @@ class Generation(Observer):
                 self._failed(request, failure)
 
     def _failed(self, request: Request, failure: Failure) -> None:
-        """Ends the response or the forwarded call of a request with an error."""
-        forward = self._forwards.get(request.uid)
-        if forward is not None and not forward.done():
-            forward.set_exception(_error_of(failure))
+        """Ends the response or the passthrough of a request with an error."""
+        waiting = self._passthroughs.get(request.uid)
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(_error_of(failure))
         answer = self._by_request.get(request.uid)
         if answer is not None:
             self._forget(answer)

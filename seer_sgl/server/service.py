@@ -25,13 +25,13 @@ from seer_sgl.types import EngineInfo, Sampling
 
 from .calls import Answer, Call
 from .errors import Aborted, BadRequest, Failed, Unavailable
-from .forward import Forwarded
 from .generation import Generation
+from .passthrough.reasons import PassthroughReasons
+from .passthrough.send import Passthrough
 from .pinned import Pinned
 from .progress import SignsOfWork
 from .rollouts import Rollouts
 from .streaming import abandon
-from .undivided import Undivided
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,11 +51,11 @@ class Service:
         self.timing = rollout.timing
         self.generation = Generation(rollout.driver, self.settings)
         self.rollouts = Rollouts(rollout, self.generation, self.settings)
-        self.undivided = Undivided()
+        self.passthrough = PassthroughReasons()
         self.pinned = Pinned()
         self.progress = SignsOfWork()
         rollout.driver.observe(self.progress)
-        self._forwarded: set[Forwarded] = set()  # queued or in flight
+        self._passthroughs: set[Passthrough] = set()  # queued or in flight
         self._token_texts: dict[int, str] = {}
         self._threads = ThreadPoolExecutor(THREADS, "read-body")
 
@@ -178,7 +178,7 @@ class Service:
             for answer in answers:
                 self.generation.give_up(answer)
 
-    async def forward(
+    async def pass_through(
         self,
         http: web.Request,
         body: bytes,
@@ -188,15 +188,15 @@ class Service:
         rids: tuple[str, ...] = (),
         engine_id: str | None = None,
     ) -> web.StreamResponse:
-        """Sends a request to an engine as it is, and returns the engine's answer.
+        """Sends a request to an engine unmodified, and returns the engine's answer.
 
         tokens: of the prompt and of the response, for the KV ledger. `rids`: the names that abort
         it. `engine_id`: the only engine that can answer; the ledger does not count the request.
         Raises HttpError if no engine answers, and Aborted if `abort` ends it before an engine has
         it.
         """
-        self.undivided.count(reason)
-        forwarded = Forwarded(
+        self.passthrough.count(reason)
+        passthrough = Passthrough(
             http,
             http.path_qs,
             body,
@@ -205,28 +205,28 @@ class Service:
             reason=reason,
             abort_again_s=self.timing.abort_again_s,
         )
-        self._forwarded.add(forwarded)
+        self._passthroughs.add(passthrough)
         try:
-            async with forwarded.wait:
+            async with passthrough.wait:
                 if engine_id is None:
-                    await self.generation.forward(forwarded, *tokens)
+                    await self.generation.pass_through(passthrough, *tokens)
                 else:
                     self.generation.require_room(1)
                     await self.backend.holds.over()
-                    await forwarded(engine_id)
+                    await passthrough(engine_id)
         except EngineUnavailable as error:
             raise Failed(str(error)) from error
         except TimeoutError:
-            if forwarded.response is None:
+            if passthrough.response is None:
                 raise Aborted("the request was aborted before an engine had it") from None
-            forwarded.broken = True  # an engine began to answer meanwhile
+            passthrough.broken = True  # an engine began to answer meanwhile
         finally:
-            self._forwarded.remove(forwarded)
-        if forwarded.broken:
+            self._passthroughs.remove(passthrough)
+        if passthrough.broken:
             abandon(http)
-        if forwarded.response is None:
+        if passthrough.response is None:
             raise Failed("the engine's answer could not be passed on")
-        return forwarded.response
+        return passthrough.response
 
     async def abort(self, prefix: str) -> int:
         """Ends every request whose rid begins with `prefix`; returns when all have ended.
@@ -236,7 +236,7 @@ class Service:
         """
         rollouts = self.rollouts.abort(prefix)
         aborted = self.generation.abort(prefix)
-        sent_on = [each for each in self._forwarded if each.named(prefix)]
+        sent_on = [each for each in self._passthroughs if each.named(prefix)]
         await asyncio.gather(
             *(each.abort(prefix) for each in sent_on),
             *(self._until_ended(answer) for answer in aborted),
@@ -258,11 +258,11 @@ class Service:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ABORT_S):
                     self.generation.abort("")
-                    await asyncio.gather(*(each.abort("") for each in self._forwarded))
+                    await asyncio.gather(*(each.abort("") for each in self._passthroughs))
                     await self._until_idle()
 
     async def _until_idle(self) -> None:
-        while self.generation.requests or self._forwarded:  # noqa: ASYNC110 (once, at the end)
+        while self.generation.requests or self._passthroughs:  # noqa: ASYNC110 (once, at the end)
             await asyncio.sleep(DRAIN_POLL_S)
 
     async def _until_ended(self, answer: Answer) -> None:

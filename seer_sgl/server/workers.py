@@ -52,7 +52,7 @@ class Workers:
         )
 
     async def generate(self, http: web.Request) -> web.Response:
-        """SGLang's /generate on one worker, as it is, which also shows what its weights are."""
+        """SGLang's /generate on one worker, unmodified, which also shows what its weights are."""
         engine = self._service.engine(http.match_info["id"])
         if engine is None:
             return _missing(http.match_info["id"])

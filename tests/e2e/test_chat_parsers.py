@@ -34,4 +34,4 @@ async def test_chats_are_parsed_as_by_sglang(tmp_path: Path) -> None:
                 message = ours["choices"][0]["message"]
                 reasoned.append(message["reasoning_content"] is not None)
             assert set(reasoned) == {True, False}
-            assert not it.service.undivided.counts
+            assert not it.service.passthrough.counts

@@ -67,7 +67,7 @@ async def test_responses_are_those_of_sglang(engine_urls: list[str]) -> None:
             assert ours == theirs, fields
             theirs, ours = await both_streams(it, engine_urls[0], path, body)
             assert ours == theirs, fields
-        assert not it.service.undivided.counts
+        assert not it.service.passthrough.counts
 
 
 async def test_what_no_other_chunk_continues_is_answered_by_an_engine(
@@ -78,8 +78,8 @@ async def test_what_no_other_chunk_continues_is_answered_by_an_engine(
             body = {"seed": 3, "max_tokens": 30, **fields}
             theirs, ours = await both(it, engine_urls[0], path, body)
             assert ours == theirs, fields
-            assert it.service.undivided.counts[reason] == 1
-            assert it.service.undivided.counts.total() == number + 1
+            assert it.service.passthrough.counts[reason] == 1
+            assert it.service.passthrough.counts.total() == number + 1
 
 
 async def test_what_sglang_refuses_is_refused_in_its_words(engine_urls: list[str]) -> None:

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from seer_sgl.server.openai.pass_through import PLACED
-from seer_sgl.server.openai.undivided import RENAMED
+from seer_sgl.server.passthrough.openai import RENAMED
+from seer_sgl.server.passthrough.other_paths import PLACED
 from seer_sgl.server.sglang_fields import DROPPED, INTERNAL, GenerateFields, SamplingFields
 
 Json = dict[str, Any]

@@ -269,7 +269,7 @@ async def test_what_cannot_cross_a_chunk_goes_through_as_it_is(
     async with served(fake) as it:
         sent = body(200 << 7, **fields)
         reply = await it.generate(**sent)
-        assert it.service.undivided.counts == {reason: 1}
+        assert it.service.passthrough.counts == {reason: 1}
         assert it.service.generation.in_progress == 0
     (call,) = fake.seen
     assert call.pop("rid") == reply["meta_info"]["id"]

@@ -8,8 +8,8 @@ import pytest
 
 from seer_sgl.rollout.long_texts import PIECE
 from seer_sgl.server.errors import BadRequest
-from seer_sgl.server.forward_body import text_lengths
 from seer_sgl.server.generate_body import encoded
+from seer_sgl.server.passthrough.body import text_lengths
 from seer_sgl.types import token_array
 
 LONGEST = 1000  # tokens

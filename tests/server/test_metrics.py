@@ -103,14 +103,14 @@ async def test_ends_are_counted_by_reason_and_lost_chunks_by_kind() -> None:
         await call
         await it.generate(**body(4, top_logprobs_num=1))
         now = await scraped(it)
-    for reason, count in (("length", 1), ("refused", 1), ("abort", 1), ("forwarded", 1)):
+    for reason, count in (("length", 1), ("refused", 1), ("abort", 1), ("passthrough", 1)):
         assert now("seer_requests_ended_total", reason=reason) == count, reason
     assert now.sum("seer_requests_ended_total") == 4
     # A connection that breaks is replaced once, so the reset costs no chunk.
     assert now("seer_chunk_errors_total", kind="unavailable") == 1
     assert now("seer_chunk_errors_total", kind="bad_reply") == 1
     assert now("seer_chunk_errors_total", kind="rejected") >= 1
-    assert now("seer_undivided_requests_total", reason="top_logprobs_num") == 1
+    assert now("seer_passthrough_requests_total", reason="top_logprobs_num") == 1
     assert now.sum("seer_requests") == 0
 
 

@@ -172,7 +172,7 @@ async def test_an_update_that_would_end_an_engine_paused_in_place_is_refused() -
     fakes = two()
     async with served(*fakes) as it:
         await it.post("/pause_generation", mode="in_place")
-        fakes[0].running += 1  # a forwarded request, which stays on the engine
+        fakes[0].running += 1  # a passthrough request, which stays on the engine
         status, answer = await it.post(DISK, model_path="new", weight_version="v2")
         assert (status, answer["success"]) == (400, False) and "flush_cache" in answer["message"]
         fields = {"model_path": "new", "weight_version": "v2", "flush_cache": False}

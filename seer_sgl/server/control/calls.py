@@ -57,7 +57,7 @@ class ControlCalls:
         """Stops generation until `resume`.
 
         Mode `abort` ends every response with the tokens it has. In the other modes divided
-        responses keep their tokens, and go on afterwards; the engines pause the forwarded ones.
+        responses keep their tokens, and go on afterwards; the engines pause the passthroughs.
         """
         fields = read_fields(body)
         mode: PauseMode = field(fields, "mode", PauseMode, "abort")  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ class ControlCalls:
         return combined(await self._backend.flush_cache(http.path_qs), FLUSHED)
 
     async def to_each(self, http: web.Request, body: bytes) -> Answer:
-        """Sends a call to every engine as it is."""
+        """Sends a call to every engine unmodified."""
         result = await self._backend.call_each(http.method, http.path_qs, body or None)
         return combined(result, "Success.")
 

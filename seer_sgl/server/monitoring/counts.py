@@ -24,7 +24,7 @@ from .histories import FleetHistory
 from .latency import Latencies
 from .tails import Tails
 
-FORWARDED = "forwarded"  # the finish reason of a request that was sent as it is
+PASSTHROUGH = "passthrough"  # the finish reason of a request whose answer was not read
 
 
 class GroupInProgress(msgspec.Struct):
@@ -119,8 +119,8 @@ class ServerCounts(FleetCounts):
         reason: str = request.finish_reason or "abort"
         if request.failure is not None:
             reason = request.failure.kind.value
-        forwarded = request.forward is not None and reason != "abort"
-        self.ends[FORWARDED if forwarded else reason] += 1
+        unread = request.passthrough is not None and reason != "abort"
+        self.ends[PASSTHROUGH if unread else reason] += 1
         self.tails.finished(request.group.caller, now)
         self.latencies.finished(request, now)
 

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 from prometheus_client.metrics_core import Metric, SummaryMetricFamily
 
-from .counts import FORWARDED, ServerCounts
+from .counts import PASSTHROUGH, ServerCounts
 from .drafting import DraftCounters, accepted, drafted
 from .engine_families import engine_families
 from .series import counters, gauge, gauges, known
 from .snapshot import Snapshot
 
 # Present from the start, so that a rate over them has a beginning.
-REASONS = ("stop", "length", "abort", FORWARDED, "refused", "lost", "killed", "left")
+REASONS = ("stop", "length", "abort", PASSTHROUGH, "refused", "lost", "killed", "left")
 ERRORS = (
     "unavailable",
     "died",
@@ -44,17 +44,17 @@ def _requests(snapshot: Snapshot) -> Iterator[Metric]:
     )
     yield counters(
         "seer_requests_ended",
-        "Requests that have ended. reason: the finish reason stop, length or abort; forwarded "
-        "(undivided, answered by the engine); or why it was given up: refused, lost, killed, left.",
+        "Requests that have ended. reason: the finish reason stop, length or abort; passthrough "
+        "(answered by the engine unread); or why it was given up: refused, lost, killed, left.",
         ("reason",),
         known(counts.ends, REASONS),
     )
     yield counters(
-        "seer_undivided_requests",
-        "Requests that were sent to an engine as they are, by the field or parameter that cannot "
-        "cross a chunk.",
+        "seer_passthrough_requests",
+        "Requests that passed through to one engine unmodified, by the field or parameter that "
+        "cannot cross a chunk.",
         ("reason",),
-        [((reason,), count) for reason, count in snapshot.undivided.items()],
+        [((reason,), count) for reason, count in snapshot.passthrough.items()],
     )
     yield gauge(
         "seer_tail_seconds",
@@ -84,7 +84,7 @@ def _work(counts: ServerCounts) -> Iterator[Metric]:
         (
             "generated_tokens",
             "Response tokens of the chunks that came back; without requests that were sent "
-            "undivided, whose answers are not read.",
+            "passed through, whose answers are not read.",
             counts.totals.tokens,
         ),
         ("chunks", "Chunks that came back with a reply.", counts.totals.chunks),

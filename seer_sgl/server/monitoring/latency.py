@@ -26,7 +26,7 @@ class Latencies:
         request = Histogram(
             "seer_request_seconds",
             "Time from a request's submission until it finished. kind: single (a request of its "
-            "own, also one that was sent undivided) or rollout.",
+            "own, also one that passed through) or rollout.",
             ["kind"],
             buckets=REQUEST_S,
             registry=registry,

@@ -45,7 +45,7 @@ def live(snapshot: Snapshot, first_cell: int) -> dict[str, Any]:
         "recomputed_tokens": counts.totals.recomputed,
         "retractions": counts.totals.retractions,
         "errors": sum(counts.errors.values()),
-        "undivided": sum(snapshot.undivided.values()),
+        "passthrough": sum(snapshot.passthrough.values()),
         "open_groups": snapshot.open_groups,
         "sessions": snapshot.sessions,
         "engines": [_engine(each) for each in engines],

@@ -52,7 +52,7 @@ class ServerMonitor(Collector):
                 if state.engine_id in infos and state.engine_id in parts
             ],
             drafts=drafts,
-            undivided=service.undivided.counts,
+            passthrough=service.passthrough.counts,
             open_groups=service.generation.open_groups,
             sessions=service.generation.sessions,
             rollouts={served.caller: served for served in service.rollouts.in_progress},

@@ -35,7 +35,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     counts: ServerCounts
     engines: list[EngineSnapshot]
     drafts: DraftCounters
-    undivided: Mapping[str, int]
+    passthrough: Mapping[str, int]
     open_groups: int
     sessions: int
     rollouts: Mapping[str, ServedRollout]

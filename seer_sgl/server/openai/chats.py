@@ -9,10 +9,11 @@ from aiohttp import web
 
 from seer_sgl.driver.tokenizer import Tokenizer
 
-from ..forward import OWN
 from ..generate import SESSION_HEADER, reader, replies_of
 from ..generate_body import Undividable
 from ..json import json_response
+from ..passthrough.openai import send_openai
+from ..passthrough.send import OWN
 from ..service import Service
 from ..streams import finished
 from .bodies import DEFAULTS, ChatBody, read_chat
@@ -20,7 +21,6 @@ from .chat_response import ChatResponse
 from .engines import Engines, Facts
 from .events import stream_events
 from .reasoning import Reasoning
-from .undivided import send_undivided
 
 Json = dict[str, Any]
 # Models and parsers for which SGLang's chat endpoint does more than this module knows: it changes
@@ -59,7 +59,7 @@ class Chats:
             batch = reader(service).batch(request, http.headers.get(SESSION_HEADER))
         except Undividable as undividable:
             known = None if prompt_ids is None else len(prompt_ids)
-            return await send_undivided(service, http, body, undividable.reason, known)
+            return await send_openai(service, http, body, undividable.reason, known)
         with service.started(batch.calls) as answers:
             response = ChatResponse(chat, batch.calls, facts, tokenizer.token_bytes)
             replies = replies_of(service, batch, answers)

@@ -10,6 +10,7 @@ from ..calls import Call
 from ..generate import SESSION_HEADER, reader, replies_of
 from ..generate_body import CallBatch, Undividable
 from ..json import json_response
+from ..passthrough.openai import send_openai
 from ..service import Service
 from ..streams import finished
 from .bodies import CompletionBody, read_completion
@@ -24,7 +25,6 @@ from .parts import (
     usage_so_far,
     wants_usage,
 )
-from .undivided import send_undivided
 
 Json = dict[str, Any]
 
@@ -51,7 +51,7 @@ class Completions:
             read = reader(service).batch
             batch = await service.worked(len(body), read, request.request(), session_id)
         except Undividable as undividable:
-            return await send_undivided(service, http, body, undividable.reason)
+            return await send_openai(service, http, body, undividable.reason)
         prompts = _echoed(request, batch, tokenizer.response_text) if request.echo else []
         with service.started(batch.calls) as answers:
             response = CompletionResponse(

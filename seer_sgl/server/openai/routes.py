@@ -2,12 +2,12 @@
 
 from aiohttp import web
 
+from ..passthrough.other_paths import add_other_paths
 from ..service import Service
 from .chats import Chats
 from .completions import Completions
 from .engines import Engines
 from .errors import with_errors
-from .pass_through import add_pass_through_routes
 
 
 def add_openai_routes(app: web.Application, service: Service) -> None:
@@ -17,4 +17,4 @@ def add_openai_routes(app: web.Application, service: Service) -> None:
     app.router.add_post("/v1/completions", with_errors(Completions(service, engines)))
     app.router.add_post("/v1/chat/completions", chats)
     app.router.add_post("/invocations", chats)
-    add_pass_through_routes(app, service, engines)
+    add_other_paths(app, service, engines)

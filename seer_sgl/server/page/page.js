@@ -292,7 +292,7 @@ function showTotals(data) {
     `${short.format(data.recomputed_tokens)} tokens recomputed`,
     `${plural(data.errors, "chunk")} lost and sent again or given up`,
     `${plural(data.requests.failed, "request")} given up`,
-    `${plural(data.undivided, "request")} sent undivided`,
+    `${plural(data.passthrough, "request")} passed through`,
     `${plural(data.open_groups, "open group")}`,
     `${plural(data.sessions, "session")}`,
   ];

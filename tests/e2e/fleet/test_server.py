@@ -105,7 +105,7 @@ async def test_each_reply_to_requests_of_different_sampling_is_sglangs(
                     for i, body in enumerate(requests)
                 )
             )
-            undivided = it.service.undivided.counts
+            undivided = it.service.passthrough.counts
     for mine, other in zip(ours, theirs, strict=True):
         assert_same(mine, other)
     assert undivided == {"presence_penalty": 2, "stop_regex": 1}

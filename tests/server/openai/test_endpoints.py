@@ -147,7 +147,7 @@ async def test_what_cannot_cross_a_chunk_goes_through_whole(
     body = fields if path == COMPLETIONS else {"messages": MESSAGES, **fields}
     reply = await ok(it, path, **body)
     assert {name: reply["undivided"][name] for name in body} == body
-    assert it.service.undivided.counts == {reason: 1}
+    assert it.service.passthrough.counts == {reason: 1}
     assert not fake.seen
 
 
@@ -183,7 +183,7 @@ async def test_engines_that_do_more_than_generate_get_requests_whole(
             await ok(it, COMPLETIONS, prompt=" w100")
         else:
             await ok(it, CHAT, messages=MESSAGES, **fields)
-        assert it.service.undivided.counts == {reason: 1}
+        assert it.service.passthrough.counts == {reason: 1}
 
 
 async def test_what_an_engine_does_not_render_is_answered_by_an_engine(
@@ -191,7 +191,7 @@ async def test_what_an_engine_does_not_render_is_answered_by_an_engine(
 ) -> None:
     fake.renders = False
     await ok(it, CHAT, messages=MESSAGES)
-    assert it.service.undivided.counts == {"messages": 1}
+    assert it.service.passthrough.counts == {"messages": 1}
 
 
 async def test_calls_of_functions_are_those_that_an_engine_finds(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ async def test_reasoning_is_what_an_engine_separates(tmp_path: Path, opened: boo
         reply = await ok(it, CHAT, **ask, separate_reasoning=False)
         assert reply["choices"][0]["message"]["content"].split() == words
         await ok(it, CHAT, **ask, stream=True)
-        assert it.service.undivided.counts == {"reasoning_parser": 1}
+        assert it.service.passthrough.counts == {"reasoning_parser": 1}
 
 
 async def test_engines_are_not_asked_to_generate_while_generation_is_held(tmp_path: Path) -> None:

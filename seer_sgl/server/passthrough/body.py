@@ -1,4 +1,4 @@
-"""The body of a `/generate` that is sent as it is: what the server itself reads of it. Pure."""
+"""What the server itself reads of the body of a `/generate` that passes through. Pure."""
 
 import secrets
 import uuid
@@ -10,12 +10,12 @@ import msgspec
 
 from seer_sgl.types import EngineInfo
 
-from .decode import decode, decode_fields
-from .errors import BadRequest
-from .generate_body import DEFAULT_NEW_TOKENS, encoded, require_possible
-from .harmful import require_harmless
-from .json import dumps
-from .sglang_fields import DROPPED, GenerateFields
+from ..decode import decode, decode_fields
+from ..errors import BadRequest
+from ..generate_body import DEFAULT_NEW_TOKENS, encoded, require_possible
+from ..harmful import require_harmless
+from ..json import dumps
+from ..sglang_fields import DROPPED, GenerateFields
 
 # Fields that this module reads; a missing one is None.
 READ = (
@@ -24,8 +24,8 @@ READ = (
 )
 
 
-class Whole(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that is sent as it is. `rids`: SGLang's names of its responses, if they are known.
+class PassthroughBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that passes through. `rids`: SGLang's names of its responses, if they are known.
 
     `prompts`: the number of tokens of each prompt. `n`: responses per prompt. `single`: the reply
     is one object, not a list. `budget`: the most response tokens in all. `session`: its session of
@@ -43,12 +43,12 @@ class Whole(msgspec.Struct, frozen=True, kw_only=True):
     session: Any
 
 
-def whole(
+def passthrough_body(
     body: bytes,
     engines: Sequence[EngineInfo],
     encode: "Callable[[str], array[int]] | None",
     longest: int,
-) -> Whole:
+) -> PassthroughBody:
     """Returns the body to send, with a name and a seed if it has none.
 
     encode: returns the ids of a text; None: no tokenizer. `longest`: the most tokens of prompt and
@@ -73,7 +73,7 @@ def whole(
         fields["sampling_params"] = msgspec.Raw(dumps(sampling))
     prompts = _prompts(known, encode, longest)
     n = _samples(known["sampling_params"])
-    return Whole(
+    return PassthroughBody(
         body=dumps(fields),
         rids=names_of(known["rid"], len(prompts) if is_batch(known) else None, n),
         prompts=prompts,

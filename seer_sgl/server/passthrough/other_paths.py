@@ -1,4 +1,4 @@
-"""SGLang's other endpoints that concern single requests: an engine answers them as they are."""
+"""SGLang's other endpoints of single requests: all of them pass through."""
 
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -14,12 +14,12 @@ from seer_sgl.types import Sampling
 
 from ..decode import decode_fields
 from ..errors import BadRequest, Unavailable
-from ..forward_body import whole
 from ..json import dumps
+from ..openai.engines import Engines
+from ..openai.errors import with_errors
 from ..service import Service
-from .engines import Engines
-from .errors import with_errors
-from .undivided import require_harmless_openai, tokens_of
+from .body import passthrough_body
+from .openai import require_harmless_openai, tokens_of
 
 # Endpoints that use KV on an engine: the ledger reserves room. By path: the most response tokens;
 # None: the request sets them.
@@ -91,7 +91,7 @@ SEARCHED = (
 PUT_TOO = ("/encode", "/classify", "/v1/rerank")
 
 
-class PassThrough:
+class OtherPaths:
     """The handlers of these endpoints."""
 
     def __init__(self, service: Service, engines: Engines) -> None:
@@ -108,7 +108,7 @@ class PassThrough:
         tokens = tokens_of(fields, len(body), self._service.longest())
         await self._require_harmless(http.path, fields, len(body))
         reason = http.path.strip("/").replace("/", "_")
-        return await self._service.forward(http, body, reason, tokens=tokens)
+        return await self._service.pass_through(http, body, reason, tokens=tokens)
 
     async def _require_harmless(self, path: str, fields: Mapping[str, Any], size: int) -> None:
         """Raises BadRequest for what would end an engine. `size`: of the body in bytes."""
@@ -117,7 +117,9 @@ class PassThrough:
             return
         service, request = self._service, OF_GENERATE[path](fields)
         body = dumps(request)
-        await service.worked(size, whole, body, service.infos(), service.encode, service.longest())
+        await service.worked(
+            size, passthrough_body, body, service.infos(), service.encode, service.longest()
+        )
         if OF_GENERATE[path] is _of_ollama:
             _require_possible(request["sampling_params"])
 
@@ -174,9 +176,9 @@ def _require_possible(parameters: Mapping[str, Any]) -> None:
         raise BadRequest(f"options.{name}: {why}")
 
 
-def add_pass_through_routes(app: web.Application, service: Service, engines: Engines) -> None:
+def add_other_paths(app: web.Application, service: Service, engines: Engines) -> None:
     """Adds the routes to an application."""
-    through = PassThrough(service, engines)
+    through = OtherPaths(service, engines)
     placed, asked = with_errors(through.placed), with_errors(through.asked)
     searched = with_errors(through.searched)
     opened, closed = with_errors(through.open_session), with_errors(through.close_session)

@@ -1,7 +1,4 @@
-"""Sends a request to an engine as its client wrote it, and the answer back as the engine wrote it.
-
-For requests that another chunk could not continue, or that this server does not know.
-"""
+"""Sends a request to one engine, and its reply back, both unmodified."""
 
 import asyncio
 import contextlib
@@ -16,8 +13,8 @@ from aiohttp import web
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import EngineDied, EngineUnavailable
 
-from .explain import MOST_BYTES, explained
-from .json import dumps
+from ..explain import MOST_BYTES, explained
+from ..json import dumps
 
 logger = logging.getLogger(__name__)
 COPIED = ("Content-Type", "Retry-After")
@@ -28,11 +25,11 @@ ABORTS = 5
 Find = Callable[[str], HttpEngine | None]
 
 
-class Forwarded:
-    """One such request. Calling it sends it to an engine; the driver does (types.Forward).
+class Passthrough:
+    """One such request. Calling it sends it to an engine; the driver does (types.SendUnread).
 
     `rids`: the names by which an engine ends it; empty: an engine has no names for it that are
-    known here. `find` returns an engine by its id. `reason`: why the request is sent as it is.
+    known here. `find` returns an engine by its id. `reason`: why it is not divided.
     `abort_again_s`: after this time an abort is sent again.
     """
 

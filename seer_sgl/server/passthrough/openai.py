@@ -1,4 +1,4 @@
-"""Sends requests on OpenAI's paths to an engine as they are."""
+"""Passes requests on OpenAI's paths through."""
 
 import secrets
 import uuid
@@ -9,12 +9,12 @@ from aiohttp import web
 
 from ..decode import decode, decode_fields
 from ..errors import BadRequest
-from ..forward_body import names_of, text_lengths
 from ..generate_body import require_few
 from ..harmful import require_harmless
 from ..json import dumps
 from ..service import Service
 from ..sglang_fields import INTERNAL, GenerateFields, SamplingFields
+from .body import names_of, text_lengths
 
 BYTES_PER_TOKEN = 4  # about, of a prompt that is not tokenized here
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
@@ -31,7 +31,7 @@ RENAMED = {
 OTHERS = ("text", "input_ids", "input_embeds", "sampling_params", "return_logprob")
 
 
-async def send_undivided(
+async def send_openai(
     service: Service,
     http: web.Request,
     body: bytes,
@@ -61,7 +61,7 @@ async def send_undivided(
     require_few((prompts or 1) * n)
     names = names_of(known["rid"], prompts, n)
     tokens = tokens_of(known, len(body), service.longest(), prompt_len)
-    return await service.forward(http, dumps(fields), reason, tokens=tokens, rids=names)
+    return await service.pass_through(http, dumps(fields), reason, tokens=tokens, rids=names)
 
 
 def tokens_of(

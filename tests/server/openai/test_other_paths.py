@@ -14,9 +14,9 @@ async def test_other_endpoints_go_to_an_engine_and_hold_room_in_the_ledger() -> 
     async with served(fake) as it:
         for path in ("/v1/messages", "/v1/embeddings"):
             assert await it.post(path, max_tokens=5) == (200, {"undivided": {"max_tokens": 5}})
-        assert it.service.undivided.counts == {"v1_messages": 1, "v1_embeddings": 1}
+        assert it.service.passthrough.counts == {"v1_messages": 1, "v1_embeddings": 1}
         assert await it.post("/parse_function_call", text="x") == (500, None)
-        assert it.service.undivided.counts.total() == 2
+        assert it.service.passthrough.counts.total() == 2
         assert not it.service.generation.in_progress
 
 

@@ -1,4 +1,4 @@
-"""Counts the requests that are sent as they are, by the reason."""
+"""Counts the requests that pass through, by the reason."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ MOST_CHARACTERS = 64
 OTHER = "other"
 
 
-class Undivided:
+class PassthroughReasons:
     """The number of requests by reason: the name of a field or parameter, or `other`."""
 
     def __init__(self) -> None:
