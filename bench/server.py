@@ -4,7 +4,7 @@
 streams, of one in fifty the caller hangs up. Arms: the fakes alone (`direct`), SGLang's router in
 front of them, and the server; they alternate. Callers, fakes, router and server are processes of
 their own. Reported per arm: CPU per request of the process in the middle, latency beyond the
-direct one, and what became of the requests.
+direct one, and how the requests ended.
 """
 
 import argparse

@@ -35,7 +35,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct):
-    """What became of the requests. `seconds`: from each request to the end of its answer.
+    """The ends of the requests. `seconds`: from each request to the end of its answer.
 
     `streamed`: of the answered ones. `wrong`: answers that were not the request's own, or
     incomplete.

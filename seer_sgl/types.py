@@ -389,7 +389,7 @@ class WrongWeights(str):
 
 
 class ServerPhase(Enum):
-    """What became of the server process of an engine."""
+    """The state of the server process of an engine."""
 
     RUNNING = "running"  # as far as is known; always, if it was started elsewhere
     ENDED = "ended"  # it will be started again

@@ -90,5 +90,5 @@ class Holds:
 
     def _remind(self, name: str, seconds: float) -> None:
         held_s = self._clock() - self._since[name]
-        logger.warning("nothing is dispatched since %.0f s because of %s", held_s, name)
+        logger.warning("no request was dispatched for %.0f s: %s is still open", held_s, name)
         self._remind_in(name, 2 * seconds)

@@ -1,4 +1,4 @@
-"""Releases the engines' memory and takes it back, each tag once: SGLang ends at a second time."""
+"""Releases and resumes engine memory. No tag is sent twice, because SGLang crashes on that."""
 
 import asyncio
 import contextlib

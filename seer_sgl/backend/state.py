@@ -21,7 +21,7 @@ Start = tuple[str, str | None]  # engine id, and the instance of its server
 
 
 class Session(msgspec.Struct):
-    """An update between begin and end. `engines`: have taken part in all of it so far."""
+    """An update between begin and end. `engines`: have applied all of it so far."""
 
     engines: dict[str, HttpEngine]
     version: str | None = None
@@ -43,7 +43,7 @@ class FleetState:
 
     @property
     def changing(self) -> bool:
-        """Whether an engine that joins now would miss a part of what the others have done."""
+        """Whether an update or a release of memory is open, so that no engine may join."""
         return SESSION in self.holds or self.lacks_memory
 
     @property

@@ -13,7 +13,7 @@ from .calls import call_all, each_idle
 from .groups import DEFAULT_GROUP, require_complete
 from .replies import CallResult, EngineReply, Replies, failed_of, if_none_succeeded
 from .state import SESSION, Before, FleetState, Session, ranks_of
-from .taking_part import all_opened, let_serve, still, succeeded
+from .updated import all_opened, mark_updated, no_failure_so_far, succeeded
 
 UPDATE = "a weight update"  # the hold
 DISK, DISTRIBUTED = "/update_weights_from_disk", "/update_weights_from_distributed"
@@ -114,9 +114,9 @@ async def begin(state: FleetState, fields: Fields) -> CallResult:
     await state.holds.begin(SESSION)
     try:
         replies = await all_opened(engines, body_of(fields))
-        took_part = succeeded(engines, replies)
-        if took_part:
-            state.session = Session(took_part)
+        updated = succeeded(engines, replies)
+        if updated:
+            state.session = Session(updated)
     finally:
         if state.session is None:
             state.holds.end(SESSION)
@@ -132,9 +132,9 @@ async def end(state: FleetState, fields: Fields) -> CallResult:
         engines = state.engines()
         replies = await call_all(engines, "POST", "/end_weight_update", body_of(fields))
         ended = succeeded(engines, replies)
-        took_part = {name: each for name, each in session.engines.items() if name in ended}
+        updated = {name: each for name, each in session.engines.items() if name in ended}
         replies = {name: replies[name] for name in session.engines if name in replies}
-        await let_serve(state, took_part, session.version)
+        await mark_updated(state, updated, session.version)
     finally:
         state.session = None
         state.holds.end(SESSION)
@@ -156,15 +156,15 @@ async def update(state: FleetState, new: WeightUpdate, before: Before | None) ->
             replies |= failed_of(await each_idle(engines, pause=state.mode))
         if state.mode == "in_place" and any(each.status for each in replies.values()):
             return CallResult(replies, failed_of(replies), IN_PLACE)
-        able = [each for each in engines if still(each, replies)]
-        if new.collective and len(able) < len(engines):
+        ready = [each for each in engines if no_failure_so_far(each, replies)]
+        if new.collective and len(ready) < len(engines):
             return CallResult(replies, replies)
-        replies |= await _sent(new, able, bodies, supplied=session is None)
-        took_part = succeeded(engines, replies)
-        if took_part and session is None:
-            await let_serve(state, took_part, new.version)
-        elif took_part and session is not None:  # if all failed alike, none has missed it
-            session.engines = took_part
+        replies |= await _sent(new, ready, bodies, supplied=session is None)
+        updated = succeeded(engines, replies)
+        if updated and session is None:
+            await mark_updated(state, updated, new.version)
+        elif updated and session is not None:  # if all failed alike, none has missed it
+            session.engines = updated
             session.version = new.version or session.version
     return _served_if_any(replies)
 
@@ -178,13 +178,13 @@ async def rename(
     body, engines = body_of(fields, new_version=version), state.engines()
     async with state.holds.during(UPDATE):
         replies = await call_all(engines, "POST", "/update_weight_version", body)
-        took_part = succeeded(engines, replies)
+        updated = succeeded(engines, replies)
         if state.session is not None:
             state.session.version = version
-        elif took_part:
+        elif updated:
             stale = state.driver.stale
-            current = {name: each for name, each in took_part.items() if name not in stale}
-            await let_serve(state, current, version, loaded=False)
+            current = {name: each for name, each in updated.items() if name not in stale}
+            await mark_updated(state, current, version, loaded=False)
     return _served_if_any(replies)
 
 
@@ -192,7 +192,7 @@ async def adopt(state: FleetState, version: str | None) -> None:
     """Lets the engines serve weights that their caller has loaded into them itself."""
     async with state.holds.during(UPDATE):
         engines = {each.info.engine_id: each for each in state.engines()}
-        await let_serve(state, engines, version)
+        await mark_updated(state, engines, version)
 
 
 async def _sent(
@@ -209,7 +209,7 @@ async def _sent(
     if not (new.needs_session and supplied):
         return dict(await call_all(engines, "POST", new.path, bodies))
     opened = await all_opened(engines, body_of({}, selector=new.selector))
-    begun = [each for each in engines if still(each, opened)]
+    begun = [each for each in engines if no_failure_so_far(each, opened)]
     updated: Replies = {}
     if len(begun) == len(engines) or not new.collective:
         updated = await call_all(begun, "POST", new.path, bodies)

@@ -182,7 +182,7 @@ class Replica:
         self._flush_at = now + FLUSH_S
         if now >= self._clean_at:
             self._clean_at = now + HOUSEKEEPING_S
-            self._keep_house()
+            self._housekeep()
         if self._send is not None:
             self._flush(self._send)
 
@@ -350,7 +350,7 @@ class Replica:
             if held.reported:
                 self._to_open[held] = None
 
-    def _keep_house(self) -> None:
+    def _housekeep(self) -> None:
         groups = self._held.groups
         long_ago = self._now - IDLE_S
         self._leave(

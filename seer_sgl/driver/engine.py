@@ -40,7 +40,7 @@ class Engine(Protocol):
 
     @property
     def server(self) -> Server:
-        """What became of its server process."""
+        """The state of its server process."""
         return Server()
 
     async def restore(self, current: EngineInfo) -> str | None:

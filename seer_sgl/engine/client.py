@@ -72,7 +72,7 @@ class Unreachable(EngineUnavailable):
 class HttpEngine:
     """One SGLang server behind a URL.
 
-    `server` returns what became of its process, and `end_server` has it started again.
+    `server` returns the state of its process; `end_server` kills it, so that it is restarted.
     """
 
     # The caller's number of token ids; the number that a server's plugin reports takes precedence.
@@ -107,7 +107,7 @@ class HttpEngine:
 
     @property
     def server(self) -> Server:
-        """What became of the server's process."""
+        """The state of the server's process."""
         return self._server()
 
     async def abort(self, chunk: Chunk) -> None:

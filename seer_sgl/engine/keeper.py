@@ -32,7 +32,7 @@ class _Kept:
 
     @property
     def phase(self) -> ServerPhase:
-        """What became of the server."""
+        """The state of the server."""
         if self.restarts.quarantine is not None:
             return ServerPhase.QUARANTINED
         if self.starting is not None:
@@ -85,7 +85,7 @@ class Keeper:
             await asyncio.wait({kept.starting})
 
     def server(self, engine_id: str) -> Server:
-        """Returns what became of an engine's server."""
+        """Returns the state of an engine's server."""
         kept = self._kept.get(engine_id)
         if kept is None:
             return Server()

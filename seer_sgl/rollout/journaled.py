@@ -1,4 +1,4 @@
-"""The journal of one rollout: begun by its first process, and gone on with by later ones."""
+"""The journal of one rollout: created by its first process, resumed by later ones."""
 
 import itertools
 import json

@@ -234,7 +234,7 @@ class GenerateReader:
         for name in (*sampling.undivided_because(), *_costly(sampling)):
             raise Undividable(name)
         if prompt_len < 1 or sampling.max_new_tokens > left:
-            raise Undividable("length")  # SGLang decides what becomes of it
+            raise Undividable("length")  # SGLang decides
         return sampling, seed, sampling.max_new_tokens
 
 

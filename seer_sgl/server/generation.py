@@ -55,7 +55,7 @@ class Generation(Observer):
         self._sessions = Sessions(config.session_timeout_s)
         self._answers: dict[str, Answer] = {}  # by rid
         self._by_request: dict[str, Answer] = {}  # by the uid of the driver's request
-        self._passthroughs: dict[str, asyncio.Future[None]] = {}  # likewise
+        self._passthroughs: dict[str, asyncio.Future[None]] = {}  # by request
         self._orders = itertools.count()
         # Engines refuse an id that another server's request has, or one of a server that died.
         self._prefix = secrets.token_hex(4)

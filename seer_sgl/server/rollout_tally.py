@@ -8,7 +8,7 @@ End = Literal["complete", "target", "exhausted", "aborted", "left", "failed"]
 
 
 class RolloutTally:
-    """The groups of one rollout, by what became of them.
+    """The groups of one rollout, by their state.
 
     `target`: how many groups must count; None: all. `decided`: a group counts once it is accepted;
     otherwise once it is complete. A rejected group does not count.

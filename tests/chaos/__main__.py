@@ -6,8 +6,8 @@ python -m tests.chaos --seed 17 --each      # each kind of fault in a rollout of
 
 The plan depends on the seed and the minutes alone. A fault is due when the rollout has a share of
 its tokens; the seconds depend on the machine. Exit status 1 if a sample is missing, doubled or
-differs from the calm run, if tokens were drawn twice beyond the chunks in flight, or if a fault did
-not happen.
+differs from the fault-free run, if tokens were drawn twice beyond the chunks in flight, or if a
+fault did not happen.
 """
 
 import argparse

@@ -146,7 +146,7 @@ class Stage:
         tell: Tell = lambda _: None,
         seed: int = 0,
     ) -> Chaotic:
-        """Rolls the prompts out with the faults of a plan. `tokens`: of the calm run.
+        """Rolls the prompts out with the faults of a plan. `tokens`: of the fault-free run.
 
         `tell` receives a line per fault. The prefill faults have long prompts, drawn from `seed`.
         """

@@ -15,7 +15,7 @@ LOGPROB_TOLERANCE = 1e-4
 
 
 class Verdict(msgspec.Struct):
-    """`problems`: a line per broken promise. `costs`: figures against the calm run."""
+    """`problems`: a line per broken promise. `costs`: figures against the fault-free run."""
 
     problems: list[str]
     costs: dict[str, Any]
@@ -66,7 +66,7 @@ def costs(calm: Rolled, rolled: Rolled, again: int) -> dict[str, Any]:
 
 
 def differences(calm: dict[Key, Sample], rolled: Rolled) -> list[str]:
-    """Returns a line per sample that is missing, doubled, too many, or not the calm run's."""
+    """Returns a line per sample that is missing, doubled, too many, or not the fault-free run's."""
     lines = [f"sample {key} is missing" for key in calm.keys() - rolled.samples.keys()]
     lines += [f"sample {key} is too many" for key in rolled.samples.keys() - calm.keys()]
     lines += [f"sample {key} came twice" for key in rolled.doubled]
@@ -78,7 +78,7 @@ def differences(calm: dict[Key, Sample], rolled: Rolled) -> list[str]:
 
 
 def differs(whole: Sample, sample: Sample) -> str | None:
-    """Returns how a sample differs from the calm run's; None if it does not."""
+    """Returns how a sample differs from the fault-free run's; None if it does not."""
     if list(whole.response_ids) != list(sample.response_ids):
         pairs = zip(whole.response_ids, sample.response_ids, strict=False)
         same = next((at for at, (a, b) in enumerate(pairs) if a != b), None)

@@ -1,4 +1,4 @@
-"""The rollout API on fake engines: every group once, with the tokens of a calm run."""
+"""The rollout API on fake engines: every group once, with the tokens of a fault-free run."""
 
 import asyncio
 import contextlib

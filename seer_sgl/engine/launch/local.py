@@ -39,8 +39,8 @@ class LocalLauncher(Launcher):
         self._log_dir = log_dir
         self._plan = ServerPlan.of(config, pool, environment)
         self._slots: dict[str, int] = {}  # by engine id
-        self._ports: dict[str, int] = {}  # likewise
-        self._starts: Counter[str] = Counter()  # likewise
+        self._ports: dict[str, int] = {}  # by engine id
+        self._starts: Counter[str] = Counter()  # by engine id
         self._processes: dict[str, OwnedProcess] = {}
         flags = config.engines.flags()
         address = str(flags["dist-init-addr"]) if "dist-init-addr" in flags else None

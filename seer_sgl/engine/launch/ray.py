@@ -47,8 +47,8 @@ class RayLauncher(Launcher):
         self._log_dir = log_dir
         self._wanted: set[str] = set()  # engine ids
         self._rooms: dict[str, _Room] = {}  # by engine id
-        self._delays: dict[str, str] = {}  # likewise
-        self._starts: Counter[str] = Counter()  # likewise
+        self._delays: dict[str, str] = {}  # by engine id
+        self._starts: Counter[str] = Counter()  # by engine id
 
     @override
     async def start(self, engine_id: str, url: str | None = None) -> EngineStart:

@@ -58,13 +58,13 @@ class OpenAIBody(msgspec.Struct, kw_only=True):
     frequency_penalty: float = 0.0
     """Requests with penalties are sent undivided."""
     presence_penalty: float = 0.0
-    """Likewise."""
+    """Requests with penalties are sent undivided."""
     min_tokens: int = 0
     """No stop before so many tokens."""
     regex: str | None = None
     """Requests with a grammar are sent undivided."""
     ebnf: str | None = None
-    """Likewise."""
+    """Requests with a grammar are sent undivided."""
     stop_token_ids: list[int] | None = None
     """Tokens that end a response."""
     stop_regex: str | list[str] | None = None

@@ -1,4 +1,4 @@
-"""Which engines take part in a weight update, and what follows for those that do not."""
+"""Tracks which engines have applied a weight update; the others become stale."""
 
 import asyncio
 import contextlib
@@ -16,27 +16,27 @@ from .state import FleetState
 logger = logging.getLogger(__name__)
 
 
-async def let_serve(
+async def mark_updated(
     state: FleetState,
-    took_part: Mapping[str, HttpEngine],
+    updated: Mapping[str, HttpEngine],
     version: str | None,
     *,
     loaded: bool = True,
 ) -> None:
-    """Lets the engines serve that took part in a whole update; the others are stale.
+    """Lets the engines serve that have applied a whole update; the others become stale.
 
     loaded: they have loaded weights; else their weights were given a name.
     """
     driver = state.driver
     problems = await asyncio.gather(
-        *(_problem(engine, version, loaded=loaded) for engine in took_part.values())
+        *(_problem(engine, version, loaded=loaded) for engine in updated.values())
     )
     behind = {
         engine.info.engine_id: "it missed a weight update"
         for engine in state.fleet.engines
-        if engine.info.engine_id not in took_part
+        if engine.info.engine_id not in updated
     }
-    for name, problem in zip(took_part, problems, strict=True):
+    for name, problem in zip(updated, problems, strict=True):
         if problem is not None:
             behind[name] = problem
         else:
@@ -76,8 +76,8 @@ async def _problem(engine: HttpEngine, version: str | None, *, loaded: bool) -> 
     return None
 
 
-def still(engine: HttpEngine, replies: Replies) -> bool:
-    """Returns whether an engine has failed nothing so far."""
+def no_failure_so_far(engine: HttpEngine, replies: Replies) -> bool:
+    """Whether every call to an engine has succeeded so far."""
     reply = replies.get(engine.info.engine_id)
     return reply is None or reply.ok
 
