@@ -83,11 +83,14 @@ class Backend:
         return await self._changed(joined)
 
     async def start(self) -> EngineInfo:
-        """Starts one more engine here, and returns once it serves. Raises like `join`."""
-        return await self._changed(lambda: self._added(self.fleet.start_engine))
+        """Starts one more engine here, and returns once it serves. Raises like `join`.
 
-    def drain(self, engine_id: str) -> "asyncio.Task[None]":
-        """Begins to remove an engine. The task ends when the engine has left.
+        It gets the weights of the last update from disk. ConfigError: they came by other means.
+        """
+        return await self._changed(lambda: self._added(self.fleet.start_engine, own=True))
+
+    def drain(self, engine_id: str) -> "asyncio.Future[None]":
+        """Begins to remove an engine; the result comes when the engine has left.
 
         Divided requests move on with the tokens they have, others end there. Processes that were
         started here end. Raises ConfigError if there is no such engine.
@@ -96,7 +99,7 @@ class Backend:
             raise ConfigError(f"engine {engine_id} is not in the fleet")
         if engine_id not in self._leaving:
             self._leaving[engine_id] = asyncio.create_task(self._drained(engine_id))
-        return self._leaving[engine_id]
+        return asyncio.shield(self._leaving[engine_id])
 
     async def update_weights(
         self, update: WeightUpdate, *, before: Before | None = None
@@ -223,17 +226,31 @@ class Backend:
         if error is not None and not isinstance(error, SeerError):
             logger.error("a change of the engines failed: %r", error)
 
-    async def _added(self, start: Callable[[], Awaitable[HttpEngine]]) -> EngineInfo:
+    async def _added(
+        self, start: Callable[[], Awaitable[HttpEngine]], *, own: bool = False
+    ) -> EngineInfo:
+        """Adds an engine. `own`: it was started here, so that it may be given the weights."""
         if self.state.changing:
             raise StateError("the weights or the memory of the engines are being changed")
         engine = await start()
         try:
+            if own:
+                await self._restore(engine)
             await self._admit(engine)
             self.driver.add_engine(engine)
         except BaseException:
             await self.fleet.stop_engine(engine.info.engine_id)
             raise
         return engine.info
+
+    async def _restore(self, engine: HttpEngine) -> None:
+        """Gives an engine the weights of the others. Raises ConfigError if they are on no disk."""
+        infos = self.driver.engines
+        current = next((info for info in infos if self.driver.available(info.engine_id)), None)
+        if current is not None and current.weight_version != engine.info.weight_version:
+            why = await engine.restore(current)
+            if why is not None:
+                raise ConfigError(why)
 
     async def _drained(self, engine_id: str) -> None:
         try:

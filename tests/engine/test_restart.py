@@ -15,7 +15,7 @@ from seer_sgl.backend.weights import WeightUpdate
 from seer_sgl.config import parse
 from seer_sgl.driver.health import State
 from seer_sgl.engine.fleet import Fleet, open_fleet
-from seer_sgl.errors import RolloutError
+from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.processes import OwnedProcess
 from seer_sgl.types import ServerPhase
 from tests.support.launched import (
@@ -198,6 +198,25 @@ async def test_an_engine_that_missed_the_update_while_it_was_dead_loads_it(
         await until(lambda: driver.available("e1"))
         assert not driver.stale
         assert rollout.engines[1].weights == "the second"
+
+
+async def test_an_engine_that_is_started_later_loads_the_weights_of_the_last_update(
+    model: Path, tmp_path: Path
+) -> None:
+    starts, newer = tmp_path / "starts", weights_folder(tmp_path / "newer", "the second")
+    async with rolling(config(model, starts), tmp_path) as rollout:
+        backend = rollout.backend
+        await backend.update_weights(WeightUpdate.from_disk(str(newer), version="v2"))
+        info = await backend.start()
+        assert (info.engine_id, info.weights) == ("e2", "the second")
+        await backend.drain("e0")
+        check(await all_groups(rollout))
+        assert [each["chunks"] > 0 for each in rollout.report()["engines"]] == [True, True]
+
+        (newer / "weights").write_text("the third, which no engine has")
+        with pytest.raises(ConfigError, match=r"engine e3 .* does not have weights v2"):
+            await backend.start()
+        assert [info.engine_id for info in rollout.engines] == ["e1", "e2"]
 
 
 async def test_an_engine_whose_weights_are_on_no_disk_is_stale_until_the_next_update(
