@@ -5,6 +5,7 @@ response that was begun goes on afterwards from the tokens that it has.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 from seer_sgl.driver.driver import Driver
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet
-from seer_sgl.errors import ConfigError, SeerError, StateError
+from seer_sgl.errors import ConfigError, RolloutError, SeerError, StateError
 from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import EngineInfo
 
@@ -29,8 +30,9 @@ from .weights import WeightUpdate
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-# Raises ConfigError if a new engine does not fit, before it is used.
-Admit = Callable[[HttpEngine], Awaitable[None]]
+# Raises ConfigError if a new engine does not fit; returns what to do once it is in the fleet.
+Admit = Callable[[HttpEngine], Awaitable[Callable[[], None]]]
+CLOSED = "the rollout is closed"
 
 
 class Backend:
@@ -39,8 +41,9 @@ class Backend:
     Calls that change the engines run one at a time, and to their end also if their caller is
     cancelled: a half-done call would leave the engines in different states. They return what each
     engine replied. They raise EnginesFailed if no engine did what the call asked for, or if one
-    refused it; InputError for a wrong argument, StateError if another change is in the way, and
-    RolloutError if there is no engine. `seer_sgl.backend.calls.limited` limits their time.
+    refused it (`flush_cache` and `call_each` leave that to their caller); InputError for a wrong
+    argument, StateError if another change is in the way, and RolloutError if there is no engine or
+    the rollout is closed. `seer_sgl.backend.calls.limited` limits their time.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Backend:
         self._admit = admit
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
         self._leaving: dict[str, asyncio.Task[None]] = {}  # by engine id
 
     @property
@@ -107,7 +111,8 @@ class Backend:
         """Gives the engines new weights; nothing is dispatched meanwhile.
 
         An engine that fails is stale: it serves nothing until a later update. `before` is awaited
-        before the engines are held. Raises StateError if a process group is incomplete.
+        before the engines are held, and must not call the backend. Raises StateError if a process
+        group is incomplete.
         """
         return await self._call(lambda: weights.update(self.state, update, before))
 
@@ -126,15 +131,27 @@ class Backend:
         """Lets the engines serve weights that were loaded into them by other means.
 
         version: which all of them report now. An engine that reports another one, or does not
-        answer, is stale. None: the weights have changed and their version has not.
+        answer, is stale. None: the weights have changed and their version has not. Raises
+        RolloutError if all engines are stale, StateError between `begin_update` and `end_update`.
         """
         await self._changed(lambda: weights.adopt(self.state, version))
 
     async def rename_weights(
-        self, version: str, fields: Fields | None = None, *, before: Before | None = None
+        self,
+        version: str,
+        fields: Fields | None = None,
+        *,
+        aborts: bool | None = False,
+        before: Before | None = None,
     ) -> CallResult:
-        """Gives the weights of every engine another version."""
-        return await self._call(lambda: weights.rename(self.state, version, fields or {}, before))
+        """Gives the weights of every engine another version.
+
+        aborts: responses in progress end, by `before` and on the engines; None: unless something
+        holds generation.
+        """
+        return await self._call(
+            lambda: weights.rename(self.state, version, fields or {}, aborts, before)
+        )
 
     async def init_group(self, group: TrainerGroup) -> CallResult:
         """Makes the ranks of all engines join a process group of the trainer."""
@@ -181,18 +198,24 @@ class Backend:
 
     async def flush_cache(self, path: str = "/flush_cache") -> CallResult:
         """Drops all cached KV of the engines; an engine refuses while requests run there."""
-        result = await self.call_each("POST", path)
-        if result.succeeded:
-            self.driver.forget_kv()
-        return result
+
+        async def flushed() -> CallResult:
+            replies = await call_all(self.state.engines(), "POST", path)
+            result = CallResult(replies, failures(replies))
+            if result.succeeded:
+                self.driver.forget_kv()
+            return result
+
+        return await self.to_the_end(flushed())
 
     async def call_each(self, method: str, path: str, body: bytes | None = None) -> CallResult:
         """Sends a call of SGLang that changes no state of ours to every engine."""
-        replies = await self._to_the_end(call_all(self.state.engines(), method, path, body))
+        replies = await self.to_the_end(call_all(self.state.engines(), method, path, body))
         return CallResult(replies, failures(replies))
 
     async def close(self) -> None:
         """Ends the calls and the drains in progress."""
+        self._closed = True
         tasks = [*self._tasks, *self._leaving.values()]
         for task in tasks:
             task.cancel()
@@ -212,13 +235,25 @@ class Backend:
             async with self._lock:
                 return await work()
 
-        return await self._to_the_end(alone())
+        return await self.to_the_end(alone())
 
-    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+    async def to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs something to its end, also if its caller is cancelled.
+
+        Raises RolloutError if the backend is closed meanwhile.
+        """
+        if self._closed:
+            work.close()
+            raise RolloutError(CLOSED)
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self._closed and task.cancelled():
+                raise RolloutError(CLOSED) from None
+            raise
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -236,8 +271,9 @@ class Backend:
         try:
             if own:
                 await self._restore(engine)
-            await self._admit(engine)
+            accepted = await self._admit(engine)
             self.driver.add_engine(engine)
+            accepted()
         except BaseException:
             await self.fleet.stop_engine(engine.info.engine_id)
             raise
@@ -254,11 +290,11 @@ class Backend:
 
     async def _drained(self, engine_id: str) -> None:
         try:
-            await self.driver.remove_engine(engine_id)
+            with contextlib.suppress(ConfigError):  # another caller has removed it
+                await self.driver.remove_engine(engine_id)
             async with self._lock:  # an update that it takes part in ends before
-                await self.fleet.stop_engine(engine_id)
+                with contextlib.suppress(ConfigError):
+                    await self.fleet.stop_engine(engine_id)
                 self.state.end_release_if_all_back()
-        except ConfigError as error:  # another caller has removed it
-            logger.info("engine %s: %s", engine_id, error)
         finally:
             del self._leaving[engine_id]

@@ -17,7 +17,18 @@ async def pause(
 ) -> CallResult:
     """Holds dispatch and pauses the engines, until `resume`."""
     engines = state.engines()
-    await asyncio.gather(state.holds.begin(PAUSE), *([] if before is None else [before()]))
+    held = PAUSE in state.holds
+    holding = asyncio.create_task(state.holds.begin(PAUSE))
+    try:
+        if before is not None:
+            await before()
+        await holding
+    except BaseException:
+        holding.cancel()
+        await asyncio.wait({holding})
+        if not held:
+            state.holds.end(PAUSE)
+        raise
     state.mode = mode
     body, within_s = body_of(fields, mode=mode), state.timing.quick_call_s
     replies = await call_all(engines, "POST", "/pause_generation", body, within_s)

@@ -6,7 +6,7 @@ from typing import Any, Self
 import msgspec
 
 from seer_sgl.engine.client import HttpEngine
-from seer_sgl.errors import InputError
+from seer_sgl.errors import InputError, RolloutError, StateError
 
 from .bodies import Fields, Ranks, body_of, fields_of, tensor_bodies
 from .calls import call_all, each_idle
@@ -86,7 +86,8 @@ class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True):
             path=path,
             fields=fields_of(weight_version=version, **values),
             version=version,
-            flush_cache=values.get("flush_cache", True),
+            flush_cache=values.get("flush_cache") is not False,
+            selector=values.get("selector") or "all",
         )
 
     @property
@@ -170,12 +171,15 @@ async def update(state: FleetState, new: WeightUpdate, before: Before | None) ->
 
 
 async def rename(
-    state: FleetState, version: str, fields: Fields, before: Before | None
+    state: FleetState, version: str, fields: Fields, aborts: bool | None, before: Before | None
 ) -> CallResult:
     """Gives the weights another version, on every engine."""
-    if before is not None:
+    if aborts is None:  # a caller that holds generation updates under way
+        aborts = not state.holds
+    if aborts and before is not None:
         await before()
-    body, engines = body_of(fields, new_version=version), state.engines()
+    body = body_of(fields, new_version=version, abort_all_requests=aborts)
+    engines = state.engines()
     async with state.holds.during(UPDATE):
         replies = await call_all(engines, "POST", "/update_weight_version", body)
         updated = succeeded(engines, replies)
@@ -190,9 +194,15 @@ async def rename(
 
 async def adopt(state: FleetState, version: str | None) -> None:
     """Lets the engines serve weights that their caller has loaded into them itself."""
+    if state.session is not None:
+        raise StateError("a weight update is open; call end_update() first")
     async with state.holds.during(UPDATE):
         engines = {each.info.engine_id: each for each in state.engines()}
         await mark_updated(state, engines, version)
+    stale = state.driver.stale
+    if stale.keys() >= engines.keys():
+        name = next(iter(engines))
+        raise RolloutError(f"no engine has the new weights; engine {name}: {stale[name]}")
 
 
 async def _sent(

@@ -152,16 +152,20 @@ class Rollout:
         """The descriptions of the engines. Raises RolloutError before the rollout is open."""
         return self.driver.engines
 
-    async def _admit(self, engine: HttpEngine) -> None:
+    async def _admit(self, engine: HttpEngine) -> Callable[[], None]:
         """Checks an engine that joins like those at the start. Raises ConfigError."""
         self._prepare(engine)
         check_engines(self.config.fleet, [engine.info])
         self._check_own(self.config.sampling, [engine.info])
         others = [] if self.tokenizer is not None else self.fleet.engines[:1]
         differs = await check_reading([*others, engine], self.tokenizer)
-        self._chats_differ = self._chats_differ or differs
-        for mismatch in mismatches([*self.engines, engine.info]):
-            logger.warning("%s", mismatch)
+
+        def accepted() -> None:
+            self._chats_differ = self._chats_differ or differs
+            for mismatch in mismatches(self.engines):
+                logger.warning("%s", mismatch)
+
+        return accepted
 
     def _prepare(self, engine: HttpEngine) -> None:
         """Gives an engine what this rollout knows of its model."""
@@ -278,17 +282,18 @@ class Rollout:
                 for group in self.replay(journal, prompts, observers):
                     yield group
                 return
-            if journal is not None:
-                await self.end_orphans(journal)
             fleet = self.fleet  # the rollout may be closed before a run that is left ends
             before = await FleetFigures.of(fleet)
             start, sampling = self._start(journal), self.config.sampling
             session = self.open_session(
                 prompts, start, sampling, journal, limits=limits, observers=observers
             )
+            self._runs += 1  # a refused run takes no seed
             self.recorder, self._replayed = session.recorder, None
             self._warn_of_file_limit(session.groups)
             try:
+                if journal is not None:
+                    await self.end_orphans(journal)
                 async with contextlib.aclosing(session.roll()) as groups:
                     async for group in groups:
                         yield group
@@ -344,7 +349,7 @@ class Rollout:
 
     def _start(self, journal: RolloutJournal | None) -> Start:
         """Returns how to begin or to go on with a rollout."""
-        setting, seed = self.config.rollout.seed, self.next_seed()
+        setting, seed = self.config.rollout.seed, self._seed_of_next_run()
         start = None if journal is None else journal.start(setting)
         if start is not None:
             return start
@@ -366,10 +371,13 @@ class Rollout:
         return self._reader(self.driver.limits.longest_prompt, n, sampling)
 
     def next_seed(self) -> int:
-        """Returns the seed of the next run: the config's for the first, then derived ones."""
-        seed = self._seed if not self._runs else derived_seed(self._seed, "run", self._runs)
+        """Takes the seed of the next run: the config's for the first, then derived ones."""
+        seed = self._seed_of_next_run()
         self._runs += 1
         return seed
+
+    def _seed_of_next_run(self) -> int:
+        return self._seed if not self._runs else derived_seed(self._seed, "run", self._runs)
 
     def make_groups(
         self,

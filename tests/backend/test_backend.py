@@ -4,16 +4,22 @@ import asyncio
 import base64
 import contextlib
 import pickle
+import threading
+import time
 from collections import Counter
 from typing import Any
 
 import pytest
 
 from seer_sgl.backend.groups import TrainerGroup
+from seer_sgl.backend.replies import CallResult, EngineReply
 from seer_sgl.backend.weights import WeightUpdate
-from seer_sgl.errors import ConfigError, InputError, RolloutError, StateError
+from seer_sgl.errors import ConfigError, InputError, PromptError, RolloutError, StateError
+from seer_sgl.processes import LOG_PATH
+from seer_sgl.server.control.answers import updated
 from tests.fake_sglang import FakeSGLang, serving
 from tests.server.helpers import Served, served, whole
+from tests.support.fleets import rolling
 from tests.support.waiting import until
 
 from .trainers import DISK, TENSOR, TRAINERS, Trainer
@@ -238,3 +244,142 @@ async def test_what_cannot_be_done_says_why_and_changes_nothing() -> None:
             await backend.pause()
         assert not backend.holds
     assert not any(path.startswith("/update_weights") for fake in fakes for path in fake.paths())
+
+
+async def test_a_call_goes_on_when_its_caller_is_cancelled() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        backend = it.service.backend
+        for fake in fakes:
+            fake.slow_s = 0.2
+        update = asyncio.create_task(backend.update_weights(WeightUpdate.from_disk("new")))
+        await asyncio.gather(*(fake.updating.wait() for fake in fakes))
+        drain = asyncio.ensure_future(backend.drain("e1"))
+        flush = asyncio.create_task(backend.flush_cache())
+        await asyncio.sleep(0)
+        for task in (update, drain, flush):
+            task.cancel()
+        await until(lambda: not backend.leaving)
+        assert [engine.info.engine_id for engine in it.service.fleet.engines] == ["e0"]
+        assert [info.engine_id for info in backend.driver.engines] == ["e0"]
+        assert not backend.holds
+
+
+async def test_a_pause_that_fails_holds_nothing() -> None:
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("of the caller")
+
+    fakes = two()
+    async with served(*fakes) as it:
+        backend = it.service.backend
+        with pytest.raises(ValueError, match="of the caller"):
+            await backend.pause(before=fails)
+        assert not backend.holds
+        assert not any(fake.paused for fake in fakes)
+        await backend.pause()
+        with pytest.raises(ValueError, match="of the caller"):
+            await backend.pause(before=fails)
+        assert backend.holds, "the pause of before lasts"
+        await backend.resume()
+        check(await generating(it), fakes, "v1")
+
+
+async def test_who_waits_for_a_closed_backend_gets_an_error() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        backend = it.service.backend
+        for fake in fakes:
+            fake.slow_s = 0.2
+        update = asyncio.create_task(backend.update_weights(WeightUpdate.from_disk("new")))
+        await asyncio.gather(*(fake.updating.wait() for fake in fakes))
+    with pytest.raises(RolloutError, match="the rollout is closed"):
+        await update
+    with pytest.raises(RolloutError, match="the rollout is closed"):
+        await backend.flush_cache()
+
+
+async def test_weights_that_no_engine_has_are_not_adopted() -> None:
+    async with served(*two()) as it:
+        backend = it.service.backend
+        await backend.begin_update()
+        with pytest.raises(StateError, match="a weight update is open"):
+            await backend.adopt_weights("v2")
+        await backend.end_update()
+        with pytest.raises(RolloutError, match="no engine has the new weights; engine e0: "):
+            await backend.adopt_weights("v2")
+
+
+async def test_fields_of_sglang_reach_the_session_around_an_update() -> None:
+    fakes = two()
+    async with served(*fakes) as it:
+        update = WeightUpdate.from_tensors(TENSORS, selector="draft", flush_cache=None)
+        assert update.flush_cache, "SGLang's default"
+        await it.service.backend.update_weights(update)
+    for fake in fakes:
+        assert dict(fake.calls)["/begin_weight_update"] == {"selector": "draft"}
+
+
+async def test_calls_keep_their_order_also_while_tensors_are_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = threading.Event()
+
+    def slow(*_: object) -> None:
+        begun.set()
+        time.sleep(0.1)
+
+    monkeypatch.setattr("seer_sgl.server.control.calls.require_loadable", slow)
+    fakes = two()
+    async with served(*fakes) as it:
+        await it.post("/begin_weight_update")
+        fields = {"serialized_named_tensors": TENSORS, "weight_version": "v2"}
+        update = asyncio.create_task(it.post(TENSOR, **fields))
+        await until(begun.is_set)
+        assert (await it.post("/end_weight_update"))[0] == 200
+        assert (await update)[0] == 200
+    for fake in fakes:
+        paths = [path for path in fake.paths() if path != "/flush_cache"]
+        assert paths == ["/begin_weight_update", TENSOR, "/end_weight_update"]
+
+
+async def test_a_client_that_leaves_has_all_its_aborts_done() -> None:
+    aborted: list[str] = []
+
+    async def abort(prefix: str) -> int:
+        await asyncio.sleep(0.05)
+        aborted.append(prefix)
+        return 1
+
+    async with served(*two()) as it:
+        it.service.abort = abort  # type: ignore[method-assign]
+        call = asyncio.create_task(it.post("/abort_request", rid=["a", "b", "c"]))
+        await until(lambda: bool(aborted))
+        call.cancel()
+        await until(lambda: aborted == ["a", "b", "c"])
+
+
+async def test_an_error_of_the_driver_says_when_to_try_again_and_no_path() -> None:
+    error = RolloutError(f"engine e0 ended{LOG_PATH}/home/x/e0.log")
+    with pytest.raises(RolloutError, match="engine e0 ended"):  # the server ends with it
+        async with served(*two()) as it:
+            it.service.driver._end(error)
+            async with it.session.post(f"{it.url}/pause_generation", json={}) as reply:
+                assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
+                assert "/home" not in await reply.text()
+
+
+async def test_a_refused_run_takes_no_seed() -> None:
+    async with rolling(FakeSGLang(), rollout={"seed": 7}) as rollout:
+        wrong = {"prompt_ids": [1, 2], "n": 1, "sampling": {"stop": "x"}}
+        with pytest.raises(PromptError):
+            _ = [group async for group in rollout.run([wrong])]
+        _ = [group async for group in rollout.run([{"prompt_ids": [1, 2], "n": 1}])]
+        assert rollout.report()["seed"] == 7
+
+
+def test_an_answer_without_a_message_names_the_engines_that_missed_the_update() -> None:
+    replies = {"e0": EngineReply(200, {"success": True, "message": None}), "e1": EngineReply(None)}
+    status, answer = updated(CallResult(replies))
+    assert (status, answer["success"]) == (200, True)
+    assert answer["message"].startswith("Success. 1 of 2 engines failed: e1: ")

@@ -46,7 +46,8 @@ def updated(result: CallResult) -> tuple[int, dict[str, Any]]:
     missed = failed_of(result.replies)
     if missed and not result.failed:
         why = named(missed, len(result.replies))
-        answer["message"] += f" {why}; they serve nothing until the next update"
+        done = answer["message"] or "Success."
+        answer["message"] = f"{done} {why}; they serve nothing until the next update"
     return status, answer
 
 

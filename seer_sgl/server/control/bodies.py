@@ -34,14 +34,19 @@ def field(fields: Fields, name: str, kind: type[T], default: T) -> T:
 
 def read_update(path: str, fields: Fields) -> WeightUpdate:
     """Returns the update that a call asks for. Raises BadRequest for a field of a wrong type."""
-    return WeightUpdate(
+    new = WeightUpdate(
         path=path,
         fields=fields,
         version=field(fields, "weight_version", str | None, None),  # type: ignore[arg-type]
         flush_cache=field(fields, "flush_cache", bool, True),
+    )
+    if not new.needs_session:
+        return new
+    return msgspec.structs.replace(
+        new,
         selector=field(fields, "selector", str, "all"),
-        group=group_name(fields),
-        entries=field(fields, ENTRIES, list[str], []),
+        group=group_name(fields) if new.collective else DEFAULT_GROUP,
+        entries=[] if new.collective else field(fields, ENTRIES, list[str], []),
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from aiohttp import web
 
 from seer_sgl.backend.backend import Backend
-from seer_sgl.backend.bodies import fields_of
 from seer_sgl.backend.calls import call
 from seer_sgl.backend.memory import ALL_TAGS
 from seer_sgl.backend.pausing import PauseMode
@@ -119,10 +118,15 @@ class ControlCalls:
         """Gives the engines new weights, from what the path says."""
         fields = read_fields(body)
         new = read_update(http.path, fields)
-        if new.path == TENSOR:
-            load_format = field(fields, "load_format", str, "") or None
-            await asyncio.to_thread(require_loadable, new.entries, load_format)
-        before = self._aborting(field(fields, "abort_all_requests", bool, False))
+        load_format = field(fields, "load_format", str, "") or None
+        aborts = field(fields, "abort_all_requests", bool, False)
+
+        async def before() -> None:
+            if new.path == TENSOR:
+                await asyncio.to_thread(require_loadable, new.entries, load_format)
+            if aborts:
+                await self._service.abort("")
+
         return updated(await result_of(self._backend.update_weights(new, before=before)))
 
     async def rename(self, _: web.Request, body: bytes) -> Answer:
@@ -132,10 +136,9 @@ class ControlCalls:
         if not version:
             raise BadRequest("new_version: missing")
         # A trainer that holds generation updates under way: its responses are to go on afterwards.
-        holds = self._backend.holds
-        aborts = field(fields, "abort_all_requests", bool, not holds)
-        fields = {**fields, **fields_of(abort_all_requests=aborts)}
-        renaming = self._backend.rename_weights(version, fields, before=self._aborting(aborts))
+        aborts = field(fields, "abort_all_requests", bool | None, None)  # type: ignore[arg-type]
+        before = self._aborting(True)
+        renaming = self._backend.rename_weights(version, fields, aborts=aborts, before=before)
         return updated(await result_of(renaming))
 
     async def flush(self, http: web.Request, _: bytes) -> Answer:

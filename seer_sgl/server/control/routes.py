@@ -8,7 +8,7 @@ from aiohttp import web
 from seer_sgl.backend.calls import CALL_S, limited
 from seer_sgl.errors import InputError, RolloutError, StateError
 from seer_sgl.server.auth import add_admin_route
-from seer_sgl.server.errors import BadRequest, Conflict, HttpError, Unavailable
+from seer_sgl.server.errors import BadRequest, Conflict, HttpError, Unavailable, public
 from seer_sgl.server.json import json_response
 from seer_sgl.server.service import Service
 
@@ -23,37 +23,46 @@ Handler = Callable[[web.Request], Awaitable[web.Response]]
 def add_control_routes(app: web.Application, service: Service) -> None:
     """Adds SGLang's control endpoints; each changes every engine and gives one answer."""
     calls = ControlCalls(service)
-    for path, methods, handler in (
-        ("/pause_generation", POST, _timed(calls.pause)),
-        ("/continue_generation", POST, _timed(calls.resume)),
-        ("/abort_request", POST, _handler(calls.abort)),
-        ("/flush_cache", GET_POST, _handler(calls.flush)),
-        ("/release_memory_occupation", GET_POST, _timed(calls.release)),
-        ("/resume_memory_occupation", GET_POST, _timed(calls.take_back)),
-        ("/init_weights_update_group", POST, _timed(calls.init_group)),
-        ("/destroy_weights_update_group", POST, _timed(calls.destroy_group)),
-        ("/begin_weight_update", POST, _timed(calls.begin)),
-        ("/end_weight_update", POST, _timed(calls.end)),
-        ("/update_weights_from_disk", POST, _timed(calls.update)),
-        ("/update_weights_from_distributed", POST, _timed(calls.update)),
-        ("/update_weights_from_tensor", POST, _timed(calls.update)),
-        ("/update_weights_from_ipc", POST, _timed(calls.update)),
-        ("/update_weight_version", POST, _timed(calls.rename)),
-        ("/weights_checker", GET_POST, _handler(calls.check_weights)),
-        ("/get_weights_by_name", GET_POST, _handler(calls.weights_by_name)),
-        *((path, methods, _handler(calls.to_each)) for path, methods in TO_EACH.items()),
+    handler = functools.partial(_handler, service)
+
+    def timed(work: Work) -> Handler:
+        return handler(_timed(work))
+
+    for path, methods, handle in (
+        ("/pause_generation", POST, timed(calls.pause)),
+        ("/continue_generation", POST, timed(calls.resume)),
+        ("/abort_request", POST, handler(calls.abort)),
+        ("/flush_cache", GET_POST, handler(calls.flush)),
+        ("/release_memory_occupation", GET_POST, timed(calls.release)),
+        ("/resume_memory_occupation", GET_POST, timed(calls.take_back)),
+        ("/init_weights_update_group", POST, timed(calls.init_group)),
+        ("/destroy_weights_update_group", POST, timed(calls.destroy_group)),
+        ("/begin_weight_update", POST, timed(calls.begin)),
+        ("/end_weight_update", POST, timed(calls.end)),
+        ("/update_weights_from_disk", POST, timed(calls.update)),
+        ("/update_weights_from_distributed", POST, timed(calls.update)),
+        ("/update_weights_from_tensor", POST, timed(calls.update)),
+        ("/update_weights_from_ipc", POST, timed(calls.update)),
+        ("/update_weight_version", POST, timed(calls.rename)),
+        ("/weights_checker", GET_POST, handler(calls.check_weights)),
+        ("/get_weights_by_name", GET_POST, handler(calls.weights_by_name)),
+        *((path, methods, handler(calls.to_each)) for path, methods in TO_EACH.items()),
     ):
         for method in methods:
-            add_admin_route(app, method, path, handler)
+            add_admin_route(app, method, path, handle)
 
 
-def _handler(work: Work) -> Handler:
-    """Returns the handler of a call, whose errors have SGLang's fields."""
+def _handler(service: Service, work: Work) -> Handler:
+    """Returns the handler of a call, which goes on when its client leaves.
+
+    Its errors have SGLang's fields.
+    """
 
     @functools.wraps(work)
     async def handle(http: web.Request) -> web.Response:
         try:
-            status, answer = await work(http, await http.read())
+            body = await http.read()
+            status, answer = await service.backend.to_the_end(_answer(work, http, body))
         except HttpError as error:
             return _refusal(error)
         except StateError as error:
@@ -67,21 +76,29 @@ def _handler(work: Work) -> Handler:
     return handle
 
 
-def _timed(work: Work) -> Handler:
-    """Returns a handler whose query may limit the seconds in which each engine must answer."""
+def _timed(work: Work) -> Work:
+    """Returns a call whose query may limit the seconds in which each engine must answer."""
 
     @functools.wraps(work)
     async def within(http: web.Request, body: bytes) -> Answer:
         with limited(_timeout_s(http)):
             return await work(http, body)
 
-    return _handler(within)
+    return within
 
 
 def _refusal(error: HttpError) -> web.Response:
     """Returns SGLang's fields of a control call that failed, and those of its other errors."""
-    fields = {"success": False, "message": str(error), "error": {"message": str(error)}}
-    return json_response(fields, error.status)
+    message = public(str(error))
+    fields = {"success": False, "message": message, "error": {"message": message}}
+    response = json_response(fields, error.status)
+    if error.retry_after_s is not None:
+        response.headers["Retry-After"] = str(error.retry_after_s)
+    return response
+
+
+async def _answer(work: Work, http: web.Request, body: bytes) -> Answer:
+    return await work(http, body)
 
 
 def _timeout_s(http: web.Request) -> float:
