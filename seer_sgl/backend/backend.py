@@ -24,7 +24,7 @@ from .groups import DEFAULT_GROUP, TrainerGroup
 from .holds import Holds
 from .memory import ALL_TAGS
 from .pausing import PauseMode
-from .replies import CallResult, EnginesFailed, failures
+from .replies import CallResult, EnginesFailed
 from .state import Before, FleetState
 from .weights import WeightUpdate
 
@@ -201,7 +201,7 @@ class Backend:
 
         async def flushed() -> CallResult:
             replies = await call_all(self.state.engines(), "POST", path)
-            result = CallResult(replies, failures(replies))
+            result = CallResult.of(replies)
             if result.succeeded:
                 self.driver.forget_kv()
             return result
@@ -211,7 +211,7 @@ class Backend:
     async def call_each(self, method: str, path: str, body: bytes | None = None) -> CallResult:
         """Sends a call of SGLang that changes no state of ours to every engine."""
         replies = await self.to_the_end(call_all(self.state.engines(), method, path, body))
-        return CallResult(replies, failures(replies))
+        return CallResult.of(replies)
 
     async def close(self) -> None:
         """Ends the calls and the drains in progress."""
@@ -247,19 +247,14 @@ class Backend:
             raise RolloutError(CLOSED)
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._tasks.discard)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if self._closed and task.cancelled():
                 raise RolloutError(CLOSED) from None
+            task.add_done_callback(_log_defect)  # nobody waits for it any more
             raise
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, SeerError):
-            logger.error("a change of the engines failed: %r", error)
 
     async def _added(
         self, start: Callable[[], Awaitable[HttpEngine]], *, own: bool = False
@@ -298,3 +293,9 @@ class Backend:
                 self.state.end_release_if_all_back()
         finally:
             del self._leaving[engine_id]
+
+
+def _log_defect(task: asyncio.Task[Any]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, SeerError):
+        logger.error("a change of the engines failed: %r", error)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from http import HTTPStatus
 
@@ -58,10 +58,19 @@ async def call_all(
     within_s: float = CALL_S,
 ) -> Replies:
     """Returns the replies by engine id. `body`: one for all, or by engine id."""
-    bodies = [body[e.info.engine_id] if isinstance(body, Mapping) else body for e in engines]
-    replies = await asyncio.gather(
-        *(call(e, method, path, own, within_s) for e, own in zip(engines, bodies, strict=True))
-    )
+
+    def called(engine: HttpEngine) -> Awaitable[EngineReply]:
+        own = body[engine.info.engine_id] if isinstance(body, Mapping) else body
+        return call(engine, method, path, own, within_s)
+
+    return await on_each(engines, called)
+
+
+async def on_each(
+    engines: Sequence[HttpEngine], work: Callable[[HttpEngine], Awaitable[EngineReply]]
+) -> dict[str, EngineReply]:
+    """Does some work on all engines at once, and returns the replies by engine id."""
+    replies = await asyncio.gather(*map(work, engines))
     return {e.info.engine_id: reply for e, reply in zip(engines, replies, strict=True)}
 
 
@@ -100,5 +109,4 @@ async def _go_on_briefly(engine: HttpEngine) -> None:
 
 async def each_idle(engines: Sequence[HttpEngine], *, pause: str | None) -> Replies:
     """Flushes several engines, each once it is idle, and returns the replies."""
-    replies = await asyncio.gather(*(until_idle(engine, pause=pause) for engine in engines))
-    return {e.info.engine_id: reply for e, reply in zip(engines, replies, strict=True)}
+    return await on_each(engines, lambda engine: until_idle(engine, pause=pause))

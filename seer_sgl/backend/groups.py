@@ -75,7 +75,7 @@ async def destroy_group(state: FleetState, name: str, fields: Fields) -> CallRes
     path = "/destroy_weights_update_group"
     async with state.holds.during("destroy_weights_update_group"):
         replies = await call_all(state.engines(), "POST", path, body_of(fields))
-    return CallResult(replies, failures(replies))
+    return CallResult.of(replies)
 
 
 def require_complete(state: FleetState, name: str, engines: Collection[HttpEngine]) -> None:

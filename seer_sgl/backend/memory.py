@@ -1,16 +1,15 @@
 """Releases and resumes engine memory. No tag is sent twice, because SGLang crashes on that."""
 
-import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import ConfigError, EngineUnavailable, InputError, StartedAgain
 
 from .bodies import Fields, body_of
-from .calls import call, until_idle
-from .replies import DONE, CallResult, EngineReply, failures
+from .calls import call, on_each, until_idle
+from .replies import DONE, CallResult, EngineReply
 from .state import RELEASED, FleetState
 
 logger = logging.getLogger(__name__)
@@ -23,11 +22,11 @@ async def release(state: FleetState, tags: Sequence[str], fields: Fields) -> Cal
     await state.holds.begin(RELEASED)
     try:
         await _forget_restarted(state, engines)
-        result = await _each(engines, lambda engine: _release(state, engine, tags, fields))
+        replies = await on_each(engines, lambda engine: _release(state, engine, tags, fields))
         state.driver.forget_kv()
     finally:
         state.end_release_if_all_back()
-    return result
+    return CallResult.of(replies)
 
 
 async def resume(state: FleetState, tags: Sequence[str], fields: Fields) -> CallResult:
@@ -36,17 +35,10 @@ async def resume(state: FleetState, tags: Sequence[str], fields: Fields) -> Call
     try:
         engines = state.engines()
         await _forget_restarted(state, engines)
-        return await _each(engines, lambda engine: _resume(state, engine, tags, fields))
+        replies = await on_each(engines, lambda engine: _resume(state, engine, tags, fields))
     finally:
         state.end_release_if_all_back()
-
-
-async def _each(
-    engines: Sequence[HttpEngine], work: Callable[[HttpEngine], Awaitable[EngineReply]]
-) -> CallResult:
-    done = await asyncio.gather(*map(work, engines))
-    replies = {e.info.engine_id: reply for e, reply in zip(engines, done, strict=True)}
-    return CallResult(replies, failures(replies))
+    return CallResult.of(replies)
 
 
 async def _release(

@@ -5,7 +5,7 @@ from typing import Literal
 
 from .bodies import Fields, body_of
 from .calls import call_all
-from .replies import CallResult, failures
+from .replies import CallResult
 from .state import Before, FleetState
 
 PAUSE = "pause_generation"
@@ -32,7 +32,7 @@ async def pause(
     state.mode = mode
     body, within_s = body_of(fields, mode=mode), state.timing.quick_call_s
     replies = await call_all(engines, "POST", "/pause_generation", body, within_s)
-    return CallResult(replies, failures(replies))
+    return CallResult.of(replies)
 
 
 async def resume(state: FleetState, fields: Fields) -> CallResult:
@@ -43,4 +43,4 @@ async def resume(state: FleetState, fields: Fields) -> CallResult:
     finally:
         state.mode = None
         state.holds.end(PAUSE)
-    return CallResult(replies, failures(replies))
+    return CallResult.of(replies)

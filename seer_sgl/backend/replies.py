@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -51,6 +51,11 @@ class CallResult(msgspec.Struct, frozen=True):
     replies: Replies
     failed: Replies = {}
     note: str = ""
+
+    @classmethod
+    def of(cls, replies: Replies) -> Self:
+        """Returns the result of a call that fails if an engine refuses it, or if none answers."""
+        return cls(replies, failures(replies))
 
     @property
     def succeeded(self) -> list[str]:

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import ConfigError, EngineUnavailable
 
-from .calls import call
+from .calls import call, on_each
 from .replies import EngineReply, Replies
 from .state import FleetState
 
@@ -52,8 +52,7 @@ async def mark_updated(
 
 async def all_opened(engines: Sequence[HttpEngine], body: bytes) -> Replies:
     """Opens a session on each engine, and returns the replies."""
-    replies = await asyncio.gather(*(_opened(engine, body) for engine in engines))
-    return {e.info.engine_id: reply for e, reply in zip(engines, replies, strict=True)}
+    return await on_each(engines, lambda engine: _opened(engine, body))
 
 
 async def _opened(engine: HttpEngine, body: bytes) -> EngineReply:

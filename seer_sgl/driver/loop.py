@@ -77,10 +77,6 @@ class RolloutLoop(EngineControl):
         for observer in self.runs.observers:
             observer.left(engine_id, self._clock())
 
-    def leaving(self, engine_id: str) -> bool:
-        """Returns whether an engine has left the fleet or is leaving it."""
-        return engine_id not in self.engines or self._scheduler.leaving(engine_id)
-
     def available(self, engine_id: str) -> bool:
         """Returns whether chunks go to an engine."""
         return self._scheduler.available(engine_id)
