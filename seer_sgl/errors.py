@@ -4,7 +4,7 @@ SeerError
 ├── InputError              the user's mistake: exit status 2
 │   ├── ConfigError         a config file, a --set, an impossible combination
 │   ├── PromptError         a prompt: names file and line
-│   ├── StateError          the state of the fleet is in the way
+│   ├── StateError          the fleet cannot do this now
 │   └── JournalError        a journal that cannot be begun or resumed: names its folder
 ├── PoolError               the KV pool did not become ready: exit status 1
 ├── HubError                the draft hub did not become ready: exit status 1
@@ -49,7 +49,7 @@ class ConfigError(InputError):
 
 
 class StateError(InputError):
-    """The call contradicts the state of the fleet; the message says what is in the way."""
+    """The fleet cannot do this now; the message says why."""
 
 
 class PromptError(InputError):

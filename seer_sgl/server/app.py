@@ -5,16 +5,14 @@ import logging
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from seer_sgl.errors import InputError, RolloutError
-
 from .auth import token_required
 from .bodies import body_read
 from .browsers import foreign
 from .control.routes import add_control_routes
-from .errors import Forbidden, HttpError, Unavailable, public
+from .errors import Forbidden, http_error
 from .generate import Generate
 from .info import Info
-from .json import json_response
+from .json import json_response, refusal
 from .monitoring.routes import add_monitoring_routes
 from .openai.routes import add_openai_routes
 from .rollout_routes import add_rollout_routes
@@ -59,8 +57,6 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turns errors into JSON without a stack trace."""
     try:
         return await handler(request)
-    except HttpError as error:
-        return _refusal(error)
     except web.HTTPException as error:
         response = json_response(_body(error.reason), error.status)
         if "Allow" in error.headers:
@@ -68,20 +64,12 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return response
     except ConnectionError:
         raise  # the client has left: aiohttp closes the connection
-    except InputError as error:
-        return json_response(_body(public(str(error))), 400)
-    except RolloutError as error:
-        return _refusal(Unavailable(str(error)))
-    except Exception:
+    except Exception as error:
+        known = http_error(error)
+        if known is not None:
+            return refusal(known)
         logger.exception("%s %s failed", request.method, request.path)
         return json_response(_body("internal error"), 500)
-
-
-def _refusal(error: HttpError) -> web.Response:
-    response = json_response(_body(public(str(error))), error.status)
-    if error.retry_after_s is not None:
-        response.headers["Retry-After"] = str(error.retry_after_s)
-    return response
 
 
 def _body(message: str) -> dict[str, object]:

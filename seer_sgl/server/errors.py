@@ -1,6 +1,6 @@
 """Errors that a client receives: an HTTP status and one line."""
 
-from seer_sgl.errors import SeerError
+from seer_sgl.errors import InputError, JournalInUse, RolloutError, SeerError, StateError
 from seer_sgl.processes import LOG_PATH
 
 
@@ -69,6 +69,18 @@ class Failed(HttpError):
     """The engines could not produce the response."""
 
     status = 502
+
+
+def http_error(error: Exception) -> HttpError | None:
+    """Returns the answer for an error of another room; None for one that a client cannot mend."""
+    message = str(error)
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, StateError | JournalInUse):
+        return Conflict(message)
+    if isinstance(error, InputError):
+        return BadRequest(message)
+    return Unavailable(message) if isinstance(error, RolloutError) else None
 
 
 def public(message: str) -> str:

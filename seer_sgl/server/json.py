@@ -32,6 +32,15 @@ def json_response(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=dumps(value), status=status, headers=JSON)
 
 
+def refusal(error: HttpError, **fields: Any) -> web.Response:
+    """Returns the response of an error. `fields`: of its body, beside those of all errors."""
+    message = public(str(error))
+    response = json_response({**fields, "error": {"message": message}}, error.status)
+    if error.retry_after_s is not None:
+        response.headers["Retry-After"] = str(error.retry_after_s)
+    return response
+
+
 def error_fields(error: HttpError) -> dict[str, Any]:
     """Returns SGLang's fields of an error in a stream."""
     kind = "invalid_request_error" if error.status < 500 else "internal_server_error"

@@ -13,7 +13,6 @@ import msgspec
 from seer_sgl.config import ServerConfig, plain
 from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.driver.journal.folder import JournalFolder
-from seer_sgl.errors import JournalInUse
 from seer_sgl.rollout.journaled import RolloutJournal, Start
 from seer_sgl.rollout.prompts import PromptReader, PromptRecord, overridden
 from seer_sgl.rollout.rollout import Rollout, new_rollout_id
@@ -151,19 +150,13 @@ class Rollouts:
             raise BadRequest(f"journal: {plain(str(error))}") from error
         if not path.is_dir():
             raise NotFound(f"no journal {name!r}")
-        try:
-            JournalFolder(path, create=True).remove()  # it may have no file yet
-        except JournalInUse as error:
-            raise Conflict(str(error)) from error
+        JournalFolder(path, create=True).remove()  # it may have no file yet
 
     def _journal(self, body: RolloutBody) -> RolloutJournal | None:
         """Returns the journal that a body names. Raises HttpError or JournalError."""
         if body.journal is None:
             return None
-        try:
-            return RolloutJournal.begin_or_resume(self._journal_path(body.journal))
-        except JournalInUse as error:
-            raise Conflict(str(error)) from error
+        return RolloutJournal.begin_or_resume(self._journal_path(body.journal))
 
     def _journal_path(self, name: str) -> Path:
         folder = self._rollout.config.rollout.journal

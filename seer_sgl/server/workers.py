@@ -7,7 +7,7 @@ from aiohttp import web
 
 from seer_sgl.backend.calls import call
 from seer_sgl.config.addresses import is_url
-from seer_sgl.errors import EngineStartError, StateError
+from seer_sgl.errors import EngineStartError
 from seer_sgl.types import EngineInfo
 
 from .auth import add_admin_route
@@ -102,8 +102,6 @@ class Workers:
             raise BadRequest(f"url: {url!r} is not of the form http://host:port")
         try:
             return await self._service.backend.join(url)
-        except StateError as error:
-            raise Conflict(str(error)) from error
         except EngineStartError as error:
             raise BadRequest(f"url: {error}") from error
 

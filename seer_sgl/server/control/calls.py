@@ -1,7 +1,6 @@
 """SGLang's control calls: a body becomes a call of the backend, and its result one answer."""
 
 import asyncio
-import functools
 from collections.abc import Mapping, Sequence
 
 from aiohttp import web
@@ -10,7 +9,7 @@ from seer_sgl.backend.backend import Backend
 from seer_sgl.backend.calls import call
 from seer_sgl.backend.memory import ALL_TAGS
 from seer_sgl.backend.pausing import PauseMode
-from seer_sgl.backend.state import Before, ranks_of
+from seer_sgl.backend.state import ranks_of
 from seer_sgl.backend.weights import TENSOR
 from seer_sgl.server.errors import BadRequest, Failed
 from seer_sgl.server.service import Service
@@ -60,7 +59,8 @@ class ControlCalls:
         """
         fields = read_fields(body)
         mode: PauseMode = field(fields, "mode", PauseMode, "abort")  # type: ignore[arg-type]
-        pausing = self._backend.pause(mode, fields, before=self._aborting(mode == "abort"))
+        before = self._abort_all if mode == "abort" else None
+        pausing = self._backend.pause(mode, fields, before=before)
         return combined(await result_of(pausing), "Generation paused successfully.")
 
     async def resume(self, _: web.Request, body: bytes) -> Answer:
@@ -125,7 +125,7 @@ class ControlCalls:
             if new.path == TENSOR:
                 await asyncio.to_thread(require_loadable, new.entries, load_format)
             if aborts:
-                await self._service.abort("")
+                await self._abort_all()
 
         return updated(await result_of(self._backend.update_weights(new, before=before)))
 
@@ -137,8 +137,9 @@ class ControlCalls:
             raise BadRequest("new_version: missing")
         # A trainer that holds generation updates under way: its responses are to go on afterwards.
         aborts = field(fields, "abort_all_requests", bool | None, None)  # type: ignore[arg-type]
-        before = self._aborting(True)
-        renaming = self._backend.rename_weights(version, fields, aborts=aborts, before=before)
+        renaming = self._backend.rename_weights(
+            version, fields, aborts=aborts, before=self._abort_all
+        )
         return updated(await result_of(renaming))
 
     async def flush(self, http: web.Request, _: bytes) -> Answer:
@@ -166,6 +167,6 @@ class ControlCalls:
             raise Failed(reply.message)
         return reply.status, reply.reply
 
-    def _aborting(self, wanted: bool) -> Before | None:
-        """Returns what ends all requests of clients, if it is wanted."""
-        return functools.partial(self._service.abort, "") if wanted else None
+    async def _abort_all(self) -> None:
+        """Ends all requests of clients."""
+        await self._service.abort("")

@@ -1,22 +1,23 @@
 """The routes of the control plane."""
 
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from aiohttp import web
 
 from seer_sgl.backend.calls import CALL_S, limited
-from seer_sgl.errors import InputError, RolloutError, StateError
+from seer_sgl.errors import SeerError
 from seer_sgl.server.auth import add_admin_route
-from seer_sgl.server.errors import BadRequest, Conflict, HttpError, Unavailable, public
-from seer_sgl.server.json import json_response
+from seer_sgl.server.errors import BadRequest, http_error, public
+from seer_sgl.server.json import json_response, refusal
 from seer_sgl.server.service import Service
 
 from .answers import Answer
 from .calls import TO_EACH, ControlCalls
 
 POST, GET_POST = ("POST",), ("GET", "POST")
-Work = Callable[[web.Request, bytes], Awaitable[Answer]]
+Work = Callable[[web.Request, bytes], Coroutine[Any, Any, Answer]]
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
@@ -62,15 +63,13 @@ def _handler(service: Service, work: Work) -> Handler:
     async def handle(http: web.Request) -> web.Response:
         try:
             body = await http.read()
-            status, answer = await service.backend.to_the_end(_answer(work, http, body))
-        except HttpError as error:
-            return _refusal(error)
-        except StateError as error:
-            return _refusal(Conflict(str(error)))
-        except InputError as error:
-            return _refusal(BadRequest(str(error)))
-        except RolloutError as error:
-            return _refusal(Unavailable(str(error)))
+            status, answer = await service.backend.to_the_end(work(http, body))
+        except SeerError as error:
+            known = http_error(error)
+            if known is None:
+                raise
+            # SGLang's fields of a control call that failed, beside those of its other errors.
+            return refusal(known, success=False, message=public(str(error)))
         return json_response(answer, status)
 
     return handle
@@ -85,20 +84,6 @@ def _timed(work: Work) -> Work:
             return await work(http, body)
 
     return within
-
-
-def _refusal(error: HttpError) -> web.Response:
-    """Returns SGLang's fields of a control call that failed, and those of its other errors."""
-    message = public(str(error))
-    fields = {"success": False, "message": message, "error": {"message": message}}
-    response = json_response(fields, error.status)
-    if error.retry_after_s is not None:
-        response.headers["Retry-After"] = str(error.retry_after_s)
-    return response
-
-
-async def _answer(work: Work, http: web.Request, body: bytes) -> Answer:
-    return await work(http, body)
 
 
 def _timeout_s(http: web.Request) -> float:
