@@ -1,12 +1,9 @@
 """What a trainer may change in the engines while they generate, over HTTP and from Python alike."""
 
 import asyncio
-import base64
 import contextlib
-import pickle
 import threading
 import time
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -18,7 +15,7 @@ from seer_sgl.errors import ConfigError, InputError, PromptError, RolloutError, 
 from seer_sgl.processes import LOG_PATH
 from seer_sgl.server.control.answers import updated
 from tests.fake_sglang import FakeSGLang, serving
-from tests.server.helpers import Served, served, whole
+from tests.server.helpers import Served, served, tensor_entry, two, under_way, whole
 from tests.support.fleets import rolling
 from tests.support.waiting import until
 
@@ -35,16 +32,7 @@ def trains(request: pytest.FixtureRequest) -> Any:
     return TRAINERS[request.param]
 
 
-def entry(name: str) -> str:
-    """Returns a pickle like that of a tensor, which the fakes do not read."""
-    return base64.b64encode(pickle.dumps([(name, Counter())])).decode()
-
-
-TENSORS = (entry("a"), entry("b"))
-
-
-def two() -> list[FakeSGLang]:
-    return [FakeSGLang(longest=10_000, delay_s=0.01) for _ in range(2)]
+TENSORS = (tensor_entry("a"), tensor_entry("b"))
 
 
 def generating(it: Served) -> "asyncio.Task[Any]":
@@ -133,10 +121,7 @@ async def test_a_trainer_that_leaves_in_the_middle_of_an_update_leaves_no_hold(
 ) -> None:
     fakes = two()
     async with served(*fakes) as it:
-        for fake in fakes:
-            fake.slow_s = 0.3
-        update = asyncio.create_task(trains(it).update("v2"))
-        await asyncio.gather(*(fake.updating.wait() for fake in fakes))
+        update = await under_way(trains(it).update("v2"), *fakes)
         update.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await update
@@ -250,10 +235,7 @@ async def test_a_call_goes_on_when_its_caller_is_cancelled() -> None:
     fakes = two()
     async with served(*fakes) as it:
         backend = it.service.backend
-        for fake in fakes:
-            fake.slow_s = 0.2
-        update = asyncio.create_task(backend.update_weights(WeightUpdate.from_disk("new")))
-        await asyncio.gather(*(fake.updating.wait() for fake in fakes))
+        update = await under_way(backend.update_weights(WeightUpdate.from_disk("new")), *fakes)
         drain = asyncio.ensure_future(backend.drain("e1"))
         flush = asyncio.create_task(backend.flush_cache())
         await asyncio.sleep(0)
@@ -289,10 +271,7 @@ async def test_who_waits_for_a_closed_backend_gets_an_error() -> None:
     fakes = two()
     async with served(*fakes) as it:
         backend = it.service.backend
-        for fake in fakes:
-            fake.slow_s = 0.2
-        update = asyncio.create_task(backend.update_weights(WeightUpdate.from_disk("new")))
-        await asyncio.gather(*(fake.updating.wait() for fake in fakes))
+        update = await under_way(backend.update_weights(WeightUpdate.from_disk("new")), *fakes)
     with pytest.raises(RolloutError, match="the rollout is closed"):
         await update
     with pytest.raises(RolloutError, match="the rollout is closed"):

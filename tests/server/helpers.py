@@ -1,8 +1,11 @@
 """A rollout server on fake engines, with real sockets."""
 
 import asyncio
+import base64
 import contextlib
-from collections.abc import AsyncIterator
+import pickle
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -84,3 +87,22 @@ async def running(service: Service) -> AsyncIterator[str]:
 def whole(seed: int, prompt_len: int, fake: FakeSGLang, limit: int) -> list[int]:
     """Returns the tokens of an undivided call."""
     return response_of(seed, prompt_len, fake.longest)[:limit]
+
+
+def two() -> list[FakeSGLang]:
+    """Returns two engines on which a long response takes a while."""
+    return [FakeSGLang(longest=10_000, delay_s=0.01) for _ in range(2)]
+
+
+def tensor_entry(name: str) -> str:
+    """Returns a pickle like that of a tensor, which the fakes do not read."""
+    return base64.b64encode(pickle.dumps([(name, Counter())])).decode()
+
+
+async def under_way(update: Coroutine[Any, Any, Any], *fakes: FakeSGLang) -> "asyncio.Task[Any]":
+    """Returns an update that the engines have begun and not ended."""
+    for fake in fakes:
+        fake.slow_s = 0.3
+    task = asyncio.create_task(update)
+    await asyncio.gather(*(fake.updating.wait() for fake in fakes))
+    return task

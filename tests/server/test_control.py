@@ -8,17 +8,13 @@ import pytest
 from seer_sgl.backend.replies import read_reply
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
-from tests.server.helpers import Served, served, whole
+from tests.server.helpers import Served, served, two, whole
 from tests.support.timing import QUICK
 from tests.support.waiting import polled, until
 
 PROMPT = [5, 6, 7, 8]
 SEED = 1 << 20
 LIMIT = 400
-
-
-def two() -> list[FakeSGLang]:
-    return [FakeSGLang(longest=10_000, delay_s=0.01) for _ in range(2)]
 
 
 def generating(it: Served, seed: int = SEED, **more: Any) -> "asyncio.Task[Any]":

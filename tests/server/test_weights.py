@@ -2,16 +2,13 @@
 that stays."""
 
 import asyncio
-import base64
-import pickle
-from collections import Counter
 from typing import Any
 
 import pytest
 
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
-from tests.server.helpers import Served, served, whole
+from tests.server.helpers import Served, served, tensor_entry, two, under_way, whole
 from tests.support.timing import QUICK
 from tests.support.waiting import polled, until
 
@@ -22,30 +19,12 @@ DISK, TENSOR = "/update_weights_from_disk", "/update_weights_from_tensor"
 DISTRIBUTED = "/update_weights_from_distributed"
 
 
-def entry(name: str) -> str:
-    """Returns a pickle like that of a tensor, which the fakes do not read."""
-    return base64.b64encode(pickle.dumps([(name, Counter())])).decode()
-
-
-A, B = entry("a"), entry("b")
-
-
-def two() -> list[FakeSGLang]:
-    return [FakeSGLang(longest=10_000, delay_s=0.01) for _ in range(2)]
+A, B = tensor_entry("a"), tensor_entry("b")
 
 
 def generating(it: Served, **more: Any) -> "asyncio.Task[Any]":
     params = {"max_new_tokens": LIMIT, "sampling_seed": SEED}
     return asyncio.create_task(it.generate(input_ids=PROMPT, sampling_params=params, **more))
-
-
-async def updating(it: Served, *fakes: FakeSGLang) -> "asyncio.Task[Any]":
-    """Returns an update that the engines have begun and not ended."""
-    for fake in fakes:
-        fake.slow_s = 0.3
-    update = asyncio.create_task(it.post(DISK, model_path="new", weight_version="v2"))
-    await asyncio.gather(*(fake.updating.wait() for fake in fakes))
-    return update
 
 
 @pytest.mark.parametrize("path", [DISTRIBUTED, TENSOR])
@@ -254,7 +233,7 @@ async def test_one_engine_alone_generates_for_a_check_of_its_weights() -> None:
 async def test_an_engine_is_stopped_only_after_the_update_that_it_takes_part_in() -> None:
     fakes = two()
     async with served(*fakes) as it:
-        update = await updating(it, *fakes)
+        update = await under_way(it.post(DISK, model_path="new", weight_version="v2"), *fakes)
         await it.session.delete(f"{it.url}/workers/e1")
         await asyncio.sleep(0.05)
         assert len(it.service.fleet.engines) == 2
@@ -264,7 +243,7 @@ async def test_an_engine_is_stopped_only_after_the_update_that_it_takes_part_in(
 
 async def test_each_engine_gets_the_entries_of_its_ranks() -> None:
     fakes = [FakeSGLang(tp_size=2), FakeSGLang()]
-    entries = [entry(str(i)) for i in range(3)]
+    entries = [tensor_entry(str(i)) for i in range(3)]
     async with served(*fakes) as it:
         status, answer = await it.post(TENSOR, serialized_named_tensors=entries)
         assert status == 200, answer
