@@ -19,6 +19,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
+from hypothesis import find, settings
+from hypothesis import strategies as st
 
 from seer_sgl.sim.clock import VirtualLoop
 
@@ -175,6 +177,14 @@ class Enforcement:
     def pytest_sessionstart(self) -> None:
         """The tests begin."""
         self._watch.install()
+
+    def pytest_collection_finish(self) -> None:
+        """The tests are known.
+
+        Hypothesis makes its tables of characters when it first draws a text, in every process and
+        for more than a second: none of the tests is charged with it.
+        """
+        find(st.text(min_size=1), lambda _: True, settings=settings(database=None))
 
     def pytest_sessionfinish(self) -> None:
         """The tests have ended."""
