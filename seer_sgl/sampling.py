@@ -1,33 +1,16 @@
 """SGLang's sampling parameters, as set in a config or with a prompt."""
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 import msgspec
 
-from .bounds import (
-    HIGHEST_REAL,
-    LARGEST_ID,
-    CustomParams,
-    Fraction,
-    Natural,
-    Positive,
-    TokenId,
-)
-from .patterns import too_costly
+from .bounds import LARGEST_ID, CustomParams, Fraction, Natural, Positive, TokenId
 
 # Key in `custom_params`: the group and response that a call continues (link/contract.py).
 ORIGIN = "seer_sgl"
-TOKEN_ID = re.compile(r"[0-9]{1,10}")
 # SGLang's name of the limit, and a name common in RL frameworks.
 LIMIT, ALIAS = "max_new_tokens", "max_response_len"
-# Parameters with state inside one SGLang request: the state is lost between two chunks.
-STATEFUL = (
-    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
-    *("json_schema", "regex", "ebnf", "structural_tag", "stop_regex"),
-)
-GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -85,40 +68,12 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         """Returns the stop strings as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
-    def undivided_because(self) -> list[str]:
-        """Returns the set parameters whose state cannot cross a chunk boundary."""
-        return [name for name in STATEFUL if getattr(self, name) != getattr(NEUTRAL, name)]
-
     def with_overrides(self, overrides: Mapping[str, Any]) -> Self:
         """Returns these parameters with some replaced.
 
         Raises msgspec.ValidationError for a wrong name or type.
         """
         return msgspec.convert(msgspec.structs.asdict(self) | canonical(overrides), type(self))
-
-    def problems(self) -> Iterator[tuple[str, str]]:
-        """Yields (parameter, reason) for each invalid or contradictory value."""
-        if self.temperature > HIGHEST_REAL:
-            yield "temperature", f"must be at most {HIGHEST_REAL:g}"
-        if self.top_k == 0:
-            yield "top_k", "must be -1 (off) or at least 1"
-        if self.min_new_tokens > self.max_new_tokens:
-            yield "min_new_tokens", f"exceeds {LIMIT}"
-        for token, bias in self.logit_bias.items():
-            if abs(bias) > HIGHEST_REAL:
-                yield "logit_bias", f"must be at most {HIGHEST_REAL:g} either way"
-            if not TOKEN_ID.fullmatch(token) or int(token) > LARGEST_ID:
-                yield "logit_bias", f"{token!r} is not a token id"
-        for pattern in [self.stop_regex] if isinstance(self.stop_regex, str) else self.stop_regex:
-            why = too_costly(pattern)
-            if why is not None:
-                yield "stop_regex", why
-        if any(not stop for stop in self.stops()):
-            yield "stop", "an empty stop string"
-        if sum(getattr(self, name) is not None for name in GRAMMARS) > 1:
-            yield "", f"only one of {', '.join(GRAMMARS[:-1])} and {GRAMMARS[-1]} can be set"
-        if ORIGIN in self.custom_params:
-            yield "custom_params", f"the key {ORIGIN!r} is reserved for seer-sgl"
 
 
 NEUTRAL = Sampling()

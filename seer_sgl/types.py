@@ -176,15 +176,6 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     finished_at: float | None = None
 
     @property
-    def continues(self) -> bool:
-        """Whether another chunk can continue it."""
-        if self.passthrough is not None:
-            return False
-        if self.own_sampling is None:
-            return self.group.continues
-        return not self.own_sampling.undivided_because()
-
-    @property
     def sampling(self) -> Sampling:
         """Its sampling parameters."""
         return self.own_sampling or self.group.sampling
@@ -278,10 +269,6 @@ class Group(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     withdrawn: bool = False
     failure: Failure | None = None
     on_failure: OnFailure = "group"
-    continues: bool = True  # another chunk can continue an unfinished request
-
-    def __post_init__(self) -> None:
-        self.continues = not self.sampling.undivided_because()
 
     @property
     def complete(self) -> bool:

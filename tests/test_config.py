@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from seer_sgl.benchmark.config import load_bench
-from seer_sgl.config import Config, Sampling, load, parse
+from seer_sgl.config import Config, load, parse
 from seer_sgl.errors import ConfigError
 
 SMALL = {"model": {"path": "m"}}
@@ -259,14 +259,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_mapping_is_checked_like_a_file() -> None:
     with pytest.raises(ConfigError, match=r"^scheduling\.x: unknown key"):
         parse({"scheduling": {"x": 1}})
-
-
-def test_what_cannot_be_divided_is_known() -> None:
-    assert Sampling().undivided_because() == []
-    assert Sampling(presence_penalty=0.5, regex="a").undivided_because() == [
-        "presence_penalty",
-        "regex",
-    ]
 
 
 def test_the_shipped_configs_are_valid() -> None:

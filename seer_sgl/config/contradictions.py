@@ -3,6 +3,8 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 
+from seer_sgl.admission.sampling import invalid
+
 from .addresses import is_address, is_url
 from .tree import (
     UNDIVIDED,
@@ -62,7 +64,7 @@ def contradictions(config: Config) -> Iterator[Complaint]:
     yield from _wrong_exact(engines)
     yield from _wrong_scheduling(config)
     yield from _wrong_server(config.server)
-    for name, why in config.sampling.problems():
+    for name, why in invalid(config.sampling):
         yield f"sampling.{name}".rstrip("."), why
     if engines.launch != "external" and config.model.path is None:
         yield "model.path", f"missing; engines.launch: {engines.launch} needs a model"

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from seer_sgl.config import FleetConfig, KvPoolConfig
 from seer_sgl.errors import ConfigError
-from seer_sgl.types import EngineInfo, Prompt, Sampling
+from seer_sgl.types import EngineInfo, Prompt
 
 # SGLang accepts inputs of up to max_total_num_tokens - 6 (TpModelWorker.get_worker_info). A limit
 # this close to the KV capacity comes from that rule; any other comes from the context length.
@@ -58,45 +58,6 @@ def same_server(one: EngineInfo, other: EngineInfo) -> bool:
     """
     ports = [urlsplit(info.url).port for info in (one, other)]
     return one.instance is not None and one.instance == other.instance and ports[0] == ports[1]
-
-
-def unservable(
-    sampling: Sampling, engines: Sequence[EngineInfo], tokenizer: bool
-) -> Iterator[tuple[str, str]]:
-    """Yields (parameter, reason) for each parameter that the engines or this process cannot serve.
-
-    tokenizer: whether this process has a tokenizer.
-    """
-    if sampling.stops() and not tokenizer:
-        yield "stop", "stop strings need a tokenizer: set model.path"
-    for info in engines:
-        if sampling.min_p > 0 and info.deterministic and info.plugin is None:
-            yield (
-                "min_p",
-                f"engine {info.engine_id} runs with deterministic inference, where stock SGLang "
-                "fails; start it with `seer-sgl engine`",
-            )
-        if _beyond(sampling.stop_token_ids, info.vocab_size):
-            yield (
-                "stop_token_ids",
-                f"a token id outside the vocabulary; beside a request with min_new_tokens engine "
-                f"{info.engine_id} would fail",
-            )
-        for key, wanted in (
-            ("stop", bool(sampling.stops())),
-            ("stop_regex", bool(sampling.stop_regex)),
-            ("min_new_tokens", sampling.min_new_tokens > 0),
-        ):
-            if wanted and not info.has_tokenizer:
-                yield (
-                    key,
-                    f"engine {info.engine_id} runs with --skip-tokenizer-init, where SGLang "
-                    "refuses this parameter",
-                )
-
-
-def _beyond(ids: Sequence[int], vocab_size: int | None) -> bool:
-    return vocab_size is not None and max(ids, default=0) >= vocab_size
 
 
 def check_pool(pool: KvPoolConfig, chunk: int, kv_bytes_per_token: int | None) -> None:

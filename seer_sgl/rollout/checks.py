@@ -3,10 +3,11 @@
 import logging
 from collections.abc import Iterable, Sequence
 
+from seer_sgl.admission.sampling import undivided, unservable
 from seer_sgl.config import UNDIVIDED, Config, SchedulingConfig
-from seer_sgl.driver.checks import cut_fetches, unservable
+from seer_sgl.driver.checks import cut_fetches
 from seer_sgl.engine.launch.process import gpu_visible
-from seer_sgl.errors import ConfigError, PromptError
+from seer_sgl.errors import PromptError
 from seer_sgl.kvpool.hicache import host_ratio
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.types import EngineInfo, Group, Prompt, Sampling
@@ -14,15 +15,6 @@ from seer_sgl.types import EngineInfo, Group, Prompt, Sampling
 from .lengths import expect_all
 
 logger = logging.getLogger(__name__)
-
-
-def check_own_sampling(sampling: Sampling, infos: Sequence[EngineInfo], tokenizer: bool) -> None:
-    """Raises ConfigError if the engines cannot serve a run's own sampling.
-
-    tokenizer: whether this process has one.
-    """
-    for key, why in unservable(sampling, infos, tokenizer):
-        raise ConfigError(f"sampling.{key}: {why}")
 
 
 def check_sampling(
@@ -34,21 +26,20 @@ def check_sampling(
     tokenizer: bool,
 ) -> None:
     """Raises PromptError if the engines cannot serve a prompt; logs undivided sampling."""
-    undivided: dict[str, None] = {}
     for prompt in prompts:
         if prompt.sampling is None:
             continue
-        for key, why in unservable(prompt.sampling, infos, tokenizer):
+        for key, why in unservable(prompt.sampling, infos, tokenizer=tokenizer):
             raise PromptError(f"prompt {prompt.prompt_id!r}: sampling.{key}: {why}")
     if not scheduling.divide or scheduling.policy in UNDIVIDED:
         return
-    for prompt in prompts:
-        sampling = prompt.sampling or default
-        undivided |= dict.fromkeys(sampling.undivided_because())
-    if undivided:
+    keys = dict.fromkeys(
+        reason.key for prompt in prompts for reason in undivided(prompt.sampling or default)
+    )
+    if keys:
         logger.warning(
             "requests run undivided: sampling.%s cannot cross a chunk boundary",
-            ", sampling.".join(undivided),
+            ", sampling.".join(keys),
         )
 
 

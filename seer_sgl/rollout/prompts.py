@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from seer_sgl.admission.sampling import invalid
 from seer_sgl.bounds import LARGEST, LARGEST_ID, TokenId
 from seer_sgl.config import plain
 from seer_sgl.config.reading import key_and_message
@@ -227,7 +228,7 @@ def overridden(sampling: Sampling, overrides: Mapping[str, Any], place: str) -> 
 
 
 def _check(sampling: Sampling, place: str) -> None:
-    problems = itertools.chain(impossible(msgspec.structs.asdict(sampling)), sampling.problems())
+    problems = itertools.chain(impossible(msgspec.structs.asdict(sampling)), invalid(sampling))
     for key, why in problems:
         raise PromptError(f"{place}: {f'sampling.{key}'.rstrip('.')}: {why}")
 

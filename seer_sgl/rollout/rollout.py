@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from seer_sgl.admission.sampling import unservable
 from seer_sgl.backend.backend import Backend
 from seer_sgl.config import Config, load, parse, with_values
 from seer_sgl.driver.checks import (
@@ -39,7 +40,7 @@ from seer_sgl.scheduling.placement import Placement
 from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import EngineInfo, Group, Prompt, Sampling
 
-from .checks import check_groups, check_own_sampling, check_sampling, warnings_of_fetches
+from .checks import check_groups, check_sampling, warnings_of_fetches
 from .fleet_figures import FleetFigures
 from .inputs import RolloutInputs
 from .journaled import RolloutJournal, Start
@@ -392,7 +393,10 @@ class Rollout:
         Raises InputError if the engines cannot serve one of them, RolloutError without engines.
         """
         self._check_own(sampling, self.engines)
-        self._check_sampling(prompts, sampling)
+        has_tokenizer = self.tokenizer is not None
+        check_sampling(
+            prompts, sampling, self.engines, self.config.scheduling, tokenizer=has_tokenizer
+        )
         now = clock() if submitted_at is None else submitted_at
         groups = self._groups(prompts, maker, sampling, now)
         if limits is not None:
@@ -431,12 +435,8 @@ class Rollout:
             )
 
     def _check_own(self, sampling: Sampling, infos: Sequence[EngineInfo]) -> None:
-        check_own_sampling(sampling, infos, tokenizer=self.tokenizer is not None)
-
-    def _check_sampling(self, prompts: Sequence[Prompt], default: Sampling) -> None:
-        has_tokenizer = self.tokenizer is not None
-        scheduling = self.config.scheduling
-        check_sampling(prompts, default, self.engines, scheduling, tokenizer=has_tokenizer)
+        for key, why in unservable(sampling, infos, tokenizer=self.tokenizer is not None):
+            raise ConfigError(f"sampling.{key}: {why}")
 
     def _groups(
         self, prompts: Iterable[Prompt], maker: GroupMaker, default: Sampling, now: float

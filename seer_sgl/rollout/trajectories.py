@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 import msgspec
 from typing_extensions import override
 
-from seer_sgl.driver.checks import unservable
+from seer_sgl.admission.sampling import unservable
 from seer_sgl.driver.groups import GroupMaker, derived_seed
 from seer_sgl.driver.observer import Observer
 from seer_sgl.driver.response_text import ResponseText
@@ -190,7 +190,7 @@ class _Shared:
             raise PromptError(f"{where}: it does not begin with the tokens of the prompt")
         wanted = turn.sampling or group.sampling
         has_tokenizer = self.rollout.tokenizer is not None
-        for key, why in unservable(wanted, self.rollout.engines, has_tokenizer):
+        for key, why in unservable(wanted, self.rollout.engines, tokenizer=has_tokenizer):
             raise PromptError(f"{where}: sampling.{key}: {why}")
         try:
             return turn, self.rollout.driver.limits.response_limit(turn, wanted.max_new_tokens)

@@ -14,6 +14,7 @@ no network. What always holds (tests/scheduling/test_properties.py):
 
 from collections.abc import Callable, Iterable, Sequence
 
+from seer_sgl.admission.sampling import divisible
 from seer_sgl.errors import ChunkRecalled, EngineDied, EngineStalled
 from seer_sgl.timing import DEFAULT
 from seer_sgl.types import (
@@ -422,7 +423,7 @@ class Scheduler:
 
     def _budget(self, request: Request) -> int:
         """Returns the response tokens of the request's next chunk."""
-        if not self._divide or not request.continues:
+        if not self._divide or not divisible(request):
             return request.remaining
         return min(request.remaining, self._chunk_tokens)
 
@@ -451,7 +452,7 @@ class Scheduler:
             move=move,
             migrated=bool(request.engines) and request.engines[-1] != slot.engine_id,
             number=slot.started,
-            undivided=not request.continues,
+            undivided=not divisible(request),
             reads=slot.reads,
         )
 

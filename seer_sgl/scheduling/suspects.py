@@ -10,6 +10,7 @@ it, for example a new one that kills too, it gets a trial: a chunk on an engine 
 
 import itertools
 
+from seer_sgl.admission.sampling import divisible
 from seer_sgl.types import Chunk, Failure, FailureKind, Request
 
 from .engine_index import EngineSlot
@@ -82,7 +83,7 @@ class Suspects:
 
     def budget(self, request: Request, tokens: int) -> int:
         """Returns the token budget of the request's next chunk, which is short for a test."""
-        if not request.alone or not request.continues:
+        if not request.alone or not divisible(request):
             return tokens
         if self.is_trial(request):
             growth = pow(TRIAL_GROWTH, request.kills - self._max_kills)
@@ -95,7 +96,7 @@ class Suspects:
 
     def keeps_others_away(self, request: Request) -> bool:
         """Returns whether no chunk may join the request's engine, at least while a test takes."""
-        return self.is_trial(request) or (request.alone and request.continues)
+        return self.is_trial(request) or (request.alone and divisible(request))
 
     def started(self, request: Request, engine_id: str) -> None:
         """Records that a chunk of the request went to an engine."""

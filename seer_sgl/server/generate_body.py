@@ -5,11 +5,12 @@ import secrets
 import threading
 import uuid
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import msgspec
 
+from seer_sgl.admission.sampling import invalid, too_large, undivided
 from seer_sgl.bounds import LARGEST_ID
 from seer_sgl.config.values import impossible
 from seer_sgl.rollout.long_texts import count_to, is_long
@@ -22,11 +23,6 @@ from .errors import BadRequest
 Ids = list[int]
 Parameters = dict[str, Any]
 DEFAULT_NEW_TOKENS = 128  # SGLang's SamplingParams.max_new_tokens
-# Parameters are sent with every chunk, and a stop string that begins in one chunk and ends in the
-# next is searched here, token by token. Requests with more pass through.
-MOST_STOPS = 32  # SGLang's MAX_STOP_COUNT
-LONGEST_STOP = 128  # characters
-MOST_VALUES = 4096
 MOST_RESPONSES = 4096  # of one request; rollouts are limited by server.max_requests only
 MOST_CHARACTERS_PER_TOKEN = 256  # on average; the longest tokens of most tokenizers have 128
 MOST_EXCESS = 4  # SGLang may cut a prompt that is too long, and a longer one is refused
@@ -229,23 +225,16 @@ class GenerateReader:
             sampling = msgspec.convert(params, Sampling)
         except msgspec.ValidationError as error:
             raise Undividable(_unknown(params) or misread(error)) from error
-        for name, _ in (*impossible(params), *sampling.problems()):
+        for name, _ in (
+            *impossible(params),
+            *invalid(sampling),
+            *undivided(sampling),
+            *too_large(sampling),
+        ):
             raise Undividable(name or "sampling_params")
-        for name in (*sampling.undivided_because(), *_costly(sampling)):
-            raise Undividable(name)
         if prompt_len < 1 or sampling.max_new_tokens > left:
             raise Undividable("length")  # SGLang decides
         return sampling, seed, sampling.max_new_tokens
-
-
-def _costly(sampling: Sampling) -> Iterator[str]:
-    """Yields the parameters that would cost this server or its engines too much in every chunk."""
-    stops = sampling.stops()
-    if len(stops) > MOST_STOPS or any(len(stop) > LONGEST_STOP for stop in stops):
-        yield "stop"
-    for name in ("stop_token_ids", "logit_bias", "custom_params"):
-        if len(getattr(sampling, name)) > MOST_VALUES:
-            yield name
 
 
 def require_neutral(name: str, raw: msgspec.Raw, neutral: Mapping[str, tuple[Any, ...]]) -> None:

@@ -7,9 +7,9 @@ each other, on the model or on the flags of the engines.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from seer_sgl.driver.checks import unservable
+from seer_sgl.admission.redos import redos_risk
+from seer_sgl.admission.sampling import unservable
 from seer_sgl.link.contract import ORIGIN
-from seer_sgl.patterns import too_costly
 from seer_sgl.types import EngineInfo, Sampling
 
 from .errors import BadRequest
@@ -154,7 +154,7 @@ def _harmful_sampling(params: Fields, engines: Sequence[EngineInfo]) -> Complain
     if 0 < min_p <= 1:
         yield from unservable(Sampling(min_p=min_p), engines, tokenizer=True)
     for pattern in _list(params.get("stop_regex")):
-        if isinstance(pattern, str) and (why := too_costly(pattern)):
+        if isinstance(pattern, str) and (why := redos_risk(pattern)):
             yield "stop_regex", why
     for token in params.get("stop_token_ids") or ():
         # SGLang masks the stops of a whole batch if one of its requests has min_new_tokens.

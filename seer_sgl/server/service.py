@@ -11,9 +11,9 @@ from typing import ParamSpec, TypeVar
 
 from aiohttp import web
 
+from seer_sgl.admission.sampling import unservable
 from seer_sgl.backend.backend import Backend
 from seer_sgl.config import Config, ServerConfig
-from seer_sgl.driver.checks import unservable
 from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.response_text import ResponseText
 from seer_sgl.driver.tokenizer import Tokenizer

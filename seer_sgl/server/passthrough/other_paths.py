@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from seer_sgl.admission.sampling import invalid
 from seer_sgl.config import plain
 from seer_sgl.engine.answers import EngineAnswer, ask
 from seer_sgl.errors import EngineError
@@ -172,7 +173,7 @@ def _require_possible(parameters: Mapping[str, Any]) -> None:
         sampling = msgspec.convert(given, Sampling)
     except msgspec.ValidationError as error:
         raise BadRequest(f"options: {plain(str(error))}") from error
-    for name, why in sampling.problems():
+    for name, why in invalid(sampling):
         raise BadRequest(f"options.{name}: {why}")
 
 

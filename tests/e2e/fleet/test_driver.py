@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
+from seer_sgl.admission.sampling import undivided
 from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.driver.observer import Observer
@@ -60,9 +61,9 @@ async def test_as_many_ways_to_sample_as_groups_and_none_changes_a_token(
     assert len({json.dumps(prompt["sampling"]) for prompt in prompts()}) == GROUPS == len(groups)
     parts = by_key([sample for group in groups for sample in group.samples])
     assert_identical(reference, parts)
-    undivided = [g for g in groups if g.sampling.undivided_because()]
-    assert len(undivided) == 15
-    assert all(sample.chunks == 1 for group in undivided for sample in group.samples)
+    whole = [group for group in groups if any(undivided(group.sampling))]
+    assert len(whole) == 15
+    assert all(sample.chunks == 1 for group in whole for sample in group.samples)
     assert report["migrations"] == report["chunks"] - report["samples"] > 40
     assert report["cached_tokens"]["storage"] > 0
     assert accepted_drafts(report) > 20

@@ -1,4 +1,4 @@
-"""The work that a regular expression may cost. Pure.
+"""Detects regular expressions that backtrack for long (ReDoS). Pure.
 
 SGLang matches `stop_regex` with Python's `re` in its scheduler, at every token, in the whole
 response: a pattern that backtracks for long stops all requests of the engine. The work is estimated
@@ -31,7 +31,7 @@ BEYOND = "\u0660\u4e00\u3000\u2026"
 Characters = frozenset[str]
 
 
-def too_costly(pattern: str) -> str | None:
+def redos_risk(pattern: str) -> str | None:
     """Returns why no engine should match a pattern; None if it may."""
     try:
         parsed = sre_parser.parse(pattern)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from seer_sgl.patterns import too_costly
+from seer_sgl.admission.redos import redos_risk
 
 USUAL = [
     *("\\n\\n+Q: \\d+", "(END|STOP)+", "a{1,3}b+", "\\s*(?:Answer|ANSWER)\\s*:\\s*\\d+"),
@@ -29,7 +29,7 @@ MANY_WAYS = ["a?" * 30 + "a" * 30, "(a|aa)" * 20 + "z", "(?:x{1,16}){1,16}y"]
 
 @pytest.mark.parametrize("pattern", USUAL)
 def test_usual_patterns_may_be_matched(pattern: str) -> None:
-    assert too_costly(pattern) is None
+    assert redos_risk(pattern) is None
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_usual_patterns_may_be_matched(pattern: str) -> None:
 )
 def test_patterns_that_would_hold_an_engine_are_refused(patterns: list[str], why: str) -> None:
     for pattern in patterns:
-        assert why in (too_costly(pattern) or ""), pattern
+        assert why in (redos_risk(pattern) or ""), pattern

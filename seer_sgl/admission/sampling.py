@@ -1,0 +1,125 @@
+"""Which sampling parameters are refused, and which keep a request undivided. Pure."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from seer_sgl.bounds import HIGHEST_REAL, LARGEST_ID
+from seer_sgl.sampling import LIMIT, NEUTRAL, ORIGIN, Sampling
+from seer_sgl.types import EngineInfo, Request
+
+from .redos import redos_risk
+
+TOKEN_ID = re.compile(r"[0-9]{1,10}")
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+# Parameters with state inside one SGLang request: the state is lost between two chunks.
+STATEFUL = (
+    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+    *GRAMMARS,
+    "stop_regex",
+)
+MOST_STOPS = 32  # SGLang's MAX_STOP_COUNT
+LONGEST_STOP = 128  # characters
+MOST_VALUES = 4096
+
+
+class Refused(NamedTuple):
+    """Why no engine may run a request. `key`: the field or parameter; empty: several."""
+
+    key: str
+    why: str
+
+
+class Undivided(NamedTuple):
+    """Why a request is not divided into chunks. `key`: the field or parameter."""
+
+    key: str
+    why: str
+
+
+def divisible(request: Request) -> bool:
+    """Returns whether another chunk can continue a request."""
+    return request.passthrough is None and not any(undivided(request.sampling))
+
+
+def undivided(sampling: Sampling) -> Iterator[Undivided]:
+    """Yields each set parameter whose state cannot cross a chunk boundary."""
+    for name in STATEFUL:
+        if getattr(sampling, name) != getattr(NEUTRAL, name):
+            yield Undivided(name, "cannot cross a chunk boundary")
+
+
+def too_large(sampling: Sampling) -> Iterator[Undivided]:
+    """Yields each parameter that is too large for a client to have it sent with every chunk.
+
+    A stop string that begins in one chunk and ends in the next is also searched by the driver,
+    token by token.
+    """
+    stops = sampling.stops()
+    if len(stops) > MOST_STOPS or any(len(stop) > LONGEST_STOP for stop in stops):
+        yield Undivided("stop", f"more than {MOST_STOPS}, or longer than {LONGEST_STOP} characters")
+    for name in ("stop_token_ids", "logit_bias", "custom_params"):
+        if len(getattr(sampling, name)) > MOST_VALUES:
+            yield Undivided(name, f"more than {MOST_VALUES} values")
+
+
+def invalid(sampling: Sampling) -> Iterator[Refused]:
+    """Yields each value that is invalid, or contradicts another, whatever the engines."""
+    if sampling.temperature > HIGHEST_REAL:
+        yield Refused("temperature", f"must be at most {HIGHEST_REAL:g}")
+    if sampling.top_k == 0:
+        yield Refused("top_k", "must be -1 (off) or at least 1")
+    if sampling.min_new_tokens > sampling.max_new_tokens:
+        yield Refused("min_new_tokens", f"exceeds {LIMIT}")
+    for token, bias in sampling.logit_bias.items():
+        if abs(bias) > HIGHEST_REAL:
+            yield Refused("logit_bias", f"must be at most {HIGHEST_REAL:g} either way")
+        if not TOKEN_ID.fullmatch(token) or int(token) > LARGEST_ID:
+            yield Refused("logit_bias", f"{token!r} is not a token id")
+    regexes = sampling.stop_regex
+    for pattern in [regexes] if isinstance(regexes, str) else regexes:
+        why = redos_risk(pattern)
+        if why is not None:
+            yield Refused("stop_regex", why)
+    if any(not stop for stop in sampling.stops()):
+        yield Refused("stop", "an empty stop string")
+    if sum(getattr(sampling, name) is not None for name in GRAMMARS) > 1:
+        why = f"only one of {', '.join(GRAMMARS[:-1])} and {GRAMMARS[-1]} can be set"
+        yield Refused("", why)
+    if ORIGIN in sampling.custom_params:
+        yield Refused("custom_params", f"the key {ORIGIN!r} is reserved for seer-sgl")
+
+
+def unservable(
+    sampling: Sampling, engines: Sequence[EngineInfo], *, tokenizer: bool
+) -> Iterator[Refused]:
+    """Yields each parameter that the engines or this process cannot serve.
+
+    tokenizer: whether this process has a tokenizer.
+    """
+    if sampling.stops() and not tokenizer:
+        yield Refused("stop", "stop strings need a tokenizer: set model.path")
+    for info in engines:
+        engine = f"engine {info.engine_id}"
+        if sampling.min_p > 0 and info.deterministic and info.plugin is None:
+            yield Refused(
+                "min_p",
+                f"{engine} runs with deterministic inference, where stock SGLang fails; start it "
+                "with `seer-sgl engine`",
+            )
+        if (
+            info.vocab_size is not None
+            and max(sampling.stop_token_ids, default=0) >= info.vocab_size
+        ):
+            yield Refused(
+                "stop_token_ids",
+                f"a token id outside the vocabulary; beside a request with min_new_tokens {engine} "
+                "would fail",
+            )
+        for key in () if info.has_tokenizer else ("stop", "stop_regex", "min_new_tokens"):
+            if getattr(sampling, key):
+                yield Refused(
+                    key,
+                    f"{engine} runs with --skip-tokenizer-init, where SGLang refuses this "
+                    "parameter",
+                )
