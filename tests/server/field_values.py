@@ -4,9 +4,9 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from seer_sgl.admission.sglang_fields import DROPPED, INTERNAL, GenerateFields, SamplingFields
 from seer_sgl.server.passthrough.openai import RENAMED
 from seer_sgl.server.passthrough.other_paths import PLACED
-from seer_sgl.server.sglang_fields import DROPPED, INTERNAL, GenerateFields, SamplingFields
 
 Json = dict[str, Any]
 TEXT = "<bos> 4 6 2 , 3 7 ?"

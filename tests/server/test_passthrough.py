@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 from typing_extensions import override
@@ -118,3 +119,25 @@ async def test_an_abort_is_repeated_until_the_engine_ends_the_request() -> None:
         await it.post("/abort_request", rid="a")
         assert (await call)[0] == 200
     assert fake.paths() == ["/abort_request"] * 3
+
+
+async def test_a_divided_request_has_no_stop_outside_the_vocabulary() -> None:
+    fake = FakeSGLang()
+    params = {"stop_token_ids": [100]}
+    async with served(fake) as it:
+        for each in it.service.fleet.engines:
+            each._info = msgspec.structs.replace(each.info, vocab_size=100)
+        status, reply = await it.post("/generate", input_ids=[5], sampling_params=params)
+    assert (status, reply["error"]["message"][:15]) == (400, "stop_token_ids:")
+    assert not fake.seen
+
+
+async def test_other_fields_that_have_no_value_are_not_sent_on() -> None:
+    fake = FakeSGLang()
+    params = {"sampling_seed": 5, "max_new_tokens": 2, "n": None}
+    empty: dict[str, Any] = {"lora_id": [], "a_field_of_tomorrow": False, "received_time": 5.5}
+    async with served(fake) as it:
+        await it.generate(input_ids=[5], sampling_params=params, top_logprobs_num=1, **empty)
+    (sent,) = fake.seen
+    assert not set(empty) & set(sent)
+    assert "n" not in sent["sampling_params"], "SGLang fails with null"

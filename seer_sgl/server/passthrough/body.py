@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
+from seer_sgl.admission.sglang_crashes import crashing
+from seer_sgl.admission.sglang_fields import DROPPED, GenerateFields
 from seer_sgl.types import EngineInfo
 
 from ..decode import decode, decode_fields
 from ..errors import BadRequest
 from ..generate_body import DEFAULT_NEW_TOKENS, encoded, require_possible
-from ..harmful import require_harmless
 from ..json import dumps
-from ..sglang_fields import DROPPED, GenerateFields
 
 # Fields that this module reads; a missing one is None.
 READ = (
@@ -52,7 +52,7 @@ def passthrough_body(
     """Returns the body to send, with a name and a seed if it has none.
 
     encode: returns the ids of a text; None: no tokenizer. `longest`: the most tokens of prompt and
-    response together. Raises BadRequest for what would end an engine.
+    response together. Raises BadRequest for what would crash an engine.
     """
     fields = decode_fields(body)
     for name in DROPPED:
@@ -61,7 +61,8 @@ def passthrough_body(
     for name, value in given.items():
         if name not in GenerateFields.__struct_fields__ and not value:
             del fields[name]
-    require_harmless({name: given[name] for name in fields}, engines)
+    for name, why in crashing({name: given[name] for name in fields}, engines):
+        raise BadRequest(f"{name}: {why}")
     known = {name: given.get(name) for name in READ}
     if known["rid"] is None:
         known["rid"] = uuid.uuid4().hex

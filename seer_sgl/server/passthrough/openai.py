@@ -7,13 +7,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from seer_sgl.admission.sglang_crashes import crashing
+from seer_sgl.admission.sglang_fields import INTERNAL, GenerateFields, SamplingFields
+
 from ..decode import decode, decode_fields
 from ..errors import BadRequest
 from ..generate_body import require_few
-from ..harmful import require_harmless
 from ..json import dumps
 from ..service import Service
-from ..sglang_fields import INTERNAL, GenerateFields, SamplingFields
 from .body import names_of, text_lengths
 
 BYTES_PER_TOKEN = 4  # about, of a prompt that is not tokenized here
@@ -44,7 +45,7 @@ async def send_openai(
     """
     fields = decode_fields(body)
     given = {name: decode(raw, name) for name, raw in fields.items()}
-    require_harmless_openai(service, given)
+    refuse_crashing(service, given)
     known = {name: given.get(name) for name in READ}
     if prompt_len == 0:
         raise BadRequest("messages: a prompt without tokens")
@@ -91,7 +92,7 @@ def _batch(prompt: Any) -> int | None:
 async def _prompt_len(service: Service, prompt: Any, size: int) -> int | None:
     """Returns the tokens of the text of a completion, or of its texts; None if it has none.
 
-    `size`: of the body in bytes. Raises BadRequest for a text that would end an engine.
+    `size`: of the body in bytes. Raises BadRequest for a text that would crash an engine.
     """
     texts = [
         each for each in (prompt if isinstance(prompt, list) else [prompt]) if isinstance(each, str)
@@ -102,8 +103,8 @@ async def _prompt_len(service: Service, prompt: Any, size: int) -> int | None:
     return sum(await service.worked(size, text_lengths, "prompt", texts, encode, longest))
 
 
-def require_harmless_openai(service: Service, given: dict[str, Any]) -> None:
-    """Raises BadRequest for a decoded body that would end an engine: SGLang makes a request of
+def refuse_crashing(service: Service, given: dict[str, Any]) -> None:
+    """Raises BadRequest for a decoded body that would crash an engine: SGLang makes a request of
     `/generate` of it, in which most fields keep their name."""
     own = dict.fromkeys((*GenerateFields.__struct_fields__, *INTERNAL))
     fields = {name: given[name] for name in own if name in given and name not in OTHERS}
@@ -117,10 +118,8 @@ def require_harmless_openai(service: Service, given: dict[str, Any]) -> None:
     fields |= _prompt(given) | {"sampling_params": params, "return_logprob": bool(logprobs)}
     if likeliest is not None:
         fields["top_logprobs_num"] = likeliest
-    try:
-        require_harmless(fields, service.infos())
-    except BadRequest as error:
-        raise BadRequest(_by_its_name(str(error), given)) from error
+    for name, why in crashing(fields, service.infos()):
+        raise BadRequest(f"{_given_name(name, given)}: {why}")
 
 
 def _prompt(given: dict[str, Any]) -> dict[str, Any]:
@@ -133,14 +132,10 @@ def _prompt(given: dict[str, Any]) -> dict[str, Any]:
     return {"text" if isinstance(first, str) else "input_ids": prompt}
 
 
-def _by_its_name(message: str, given: dict[str, Any]) -> str:
-    """Returns a message about a field of SGLang with the name that the client has given it."""
-    name, _, why = message.partition(": ")
-    names = {"text": "prompt", "top_logprobs_num": "top_logprobs", **_given_names(given)}
-    if name == "input_ids" and "input_ids" not in given:
-        name = "prompt"
-    return f"{names.get(name, name)}: {why}"
-
-
-def _given_names(given: dict[str, Any]) -> dict[str, str]:
-    return {sglang: name for name, sglang in RENAMED.items() if name in given}
+def _given_name(sglang: str, given: dict[str, Any]) -> str:
+    """Returns the name that the client has given to a field of SGLang."""
+    if sglang == "input_ids" and "input_ids" not in given:
+        return "prompt"
+    names = {"text": "prompt", "top_logprobs_num": "top_logprobs"}
+    names |= {theirs: name for name, theirs in RENAMED.items() if name in given}
+    return names.get(sglang, sglang)

@@ -20,7 +20,7 @@ from ..openai.engines import Engines
 from ..openai.errors import with_errors
 from ..service import Service
 from .body import passthrough_body
-from .openai import require_harmless_openai, tokens_of
+from .openai import refuse_crashing, tokens_of
 
 # Endpoints that use KV on an engine: the ledger reserves room. By path: the most response tokens;
 # None: the request sets them.
@@ -107,14 +107,14 @@ class OtherPaths:
         if budget is not None:
             fields["max_tokens"] = budget
         tokens = tokens_of(fields, len(body), self._service.longest())
-        await self._require_harmless(http.path, fields, len(body))
+        await self._refuse_crashing(http.path, fields, len(body))
         reason = http.path.strip("/").replace("/", "_")
         return await self._service.pass_through(http, body, reason, tokens=tokens)
 
-    async def _require_harmless(self, path: str, fields: Mapping[str, Any], size: int) -> None:
-        """Raises BadRequest for what would end an engine. `size`: of the body in bytes."""
+    async def _refuse_crashing(self, path: str, fields: Mapping[str, Any], size: int) -> None:
+        """Raises BadRequest for what would crash an engine. `size`: of the body in bytes."""
         if path not in OF_GENERATE:
-            require_harmless_openai(self._service, dict(fields))
+            refuse_crashing(self._service, dict(fields))
             return
         service, request = self._service, OF_GENERATE[path](fields)
         body = dumps(request)

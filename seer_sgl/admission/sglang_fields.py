@@ -12,6 +12,8 @@ import msgspec
 
 from seer_sgl.bounds import LARGEST_ID, CustomParams, Int64, Real, TokenId
 
+from .sampling import Refused
+
 Int32 = Annotated[int, msgspec.Meta(ge=-LARGEST_ID, le=LARGEST_ID)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_ID)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_ID)]
@@ -145,25 +147,13 @@ PLACE = re.compile(r" - at `\$(?P<place>[^`]*)`$")
 UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 
 
-def complaint(fields: dict[str, Any], kind: type[msgspec.Struct]) -> str | None:
-    """Returns why the fields are not of a kind, with the name of the field first; None if they are.
-
-    kind: GenerateFields or SamplingFields.
-    """
-    try:
-        msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        return _readable(str(error))
-    return None
-
-
-def _readable(error: str) -> str:
-    """Returns a message of msgspec as `name: reason`."""
-    reason = PLACE.sub("", error)
+def mistyped(error: msgspec.ValidationError) -> Refused:
+    """Returns what msgspec found wrong in a request, by the name of the field or parameter."""
+    reason = PLACE.sub("", str(error))
     unknown = UNKNOWN.fullmatch(reason)
     if unknown is not None:
-        return f"{unknown['name'][:80]}: unknown to this server, which serves SGLang 0.5.21"
-    found = PLACE.search(error)
+        return Refused(unknown["name"][:80], "unknown to this server, which serves SGLang 0.5.21")
+    found = PLACE.search(str(error))
     names = re.findall(r"\w+", re.sub(r"\[[^\]]*\]", "", found["place"])) if found else []
     reason = reason.replace("`", "")
-    return f"{names[-1] if names else 'the body'}: {reason[0].lower()}{reason[1:]}"
+    return Refused(names[-1] if names else "the body", f"{reason[0].lower()}{reason[1:]}")

@@ -1,4 +1,4 @@
-"""What would end an engine is refused by name, also when a request is sent on as it is."""
+"""What would crash an engine is refused by name, also when a request passes through."""
 
 import ast
 import importlib.util
@@ -8,20 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from seer_sgl.server.errors import BadRequest
-from seer_sgl.server.harmful import require_harmless
-from seer_sgl.server.sglang_fields import DROPPED, INTERNAL, GenerateFields, SamplingFields
-from seer_sgl.types import EngineInfo
-from tests.fake_sglang import FakeSGLang
-from tests.server.helpers import served
+from seer_sgl.admission.sglang_crashes import crashing
+from seer_sgl.admission.sglang_fields import DROPPED, INTERNAL, GenerateFields, SamplingFields
+from tests.support.infos import info
 
 VOCABULARY = 100
+ENGINE = msgspec.structs.replace(info("e0"), vocab_size=VOCABULARY)
 
 
-async def engine() -> EngineInfo:
-    async with served(FakeSGLang()) as it:
-        (info,) = it.service.infos()
-    return msgspec.structs.replace(info, vocab_size=VOCABULARY)
+def refused(fields: dict[str, Any]) -> str | None:
+    """Returns the first field or parameter that an engine would crash on."""
+    return next((refusal.key for refusal in crashing(fields, [ENGINE])), None)
 
 
 @pytest.mark.parametrize(
@@ -58,17 +55,15 @@ async def engine() -> EngineInfo:
         ([5], [1], "sampling_params"),
     ],
 )
-async def test_what_ends_an_engine_is_refused_by_name(
+def test_what_ends_an_engine_is_refused_by_name(
     ids: list[Any], params: dict[str, Any], named: str
 ) -> None:
-    info = await engine()
     batch = ids if isinstance(ids[0], list) else [ids, ids]
     for fields in (
         {"input_ids": ids, "sampling_params": params},
         {"input_ids": batch, "sampling_params": [{}, params]},
     ):
-        with pytest.raises(BadRequest, match=f"^{named}: "):
-            require_harmless(fields, [info])
+        assert refused(fields) == named
 
 
 @pytest.mark.parametrize(
@@ -93,11 +88,8 @@ async def test_what_ends_an_engine_is_refused_by_name(
         ({"input_embeds": [[[0.5]], []]}, "input_embeds"),
     ],
 )
-async def test_fields_that_do_not_fit_one_another_are_refused(
-    fields: dict[str, Any], named: str
-) -> None:
-    with pytest.raises(BadRequest, match=f"^{named}: "):
-        require_harmless(fields, [await engine()])
+def test_fields_that_do_not_fit_one_another_are_refused(fields: dict[str, Any], named: str) -> None:
+    assert refused(fields) == named
 
 
 @pytest.mark.parametrize(
@@ -107,15 +99,13 @@ async def test_fields_that_do_not_fit_one_another_are_refused(
         ({"top_logprobs_num": VOCABULARY + 1}, "top_logprobs_num"),
     ],
 )
-async def test_log_probabilities_that_end_an_engine_are_refused_where_they_are_wanted(
+def test_log_probabilities_that_end_an_engine_are_refused_where_they_are_wanted(
     fields: dict[str, Any], named: str
 ) -> None:
-    info = await engine()
-    require_harmless({"input_ids": [5], **fields}, [info])
-    with pytest.raises(BadRequest, match=f"^{named}: "):
-        require_harmless({"input_ids": [5], "return_logprob": True, **fields}, [info])
+    assert refused({"input_ids": [5], **fields}) is None
+    assert refused({"input_ids": [5], "return_logprob": True, **fields}) == named
     batch = {"input_ids": [[5]], "return_logprob": True, "top_logprobs_num": [1]}
-    require_harmless(batch, [info])
+    assert refused(batch) is None
 
 
 @pytest.mark.parametrize(
@@ -128,15 +118,15 @@ async def test_log_probabilities_that_end_an_engine_are_refused_where_they_are_w
         None,
     ],
 )
-async def test_what_sglang_takes_or_refuses_itself_goes_through(params: Any) -> None:
-    require_harmless({"input_ids": [5], "sampling_params": params}, [await engine()])
-    require_harmless({"sampling_params": params}, [await engine()])
+def test_what_sglang_takes_or_refuses_itself_goes_through(params: Any) -> None:
+    assert refused({"input_ids": [5], "sampling_params": params}) is None
+    assert refused({"sampling_params": params}) is None
     nothing = dict.fromkeys((*GenerateFields.__struct_fields__, *INTERNAL))
-    require_harmless(nothing | {"text": "x", "image_data": [{"url": "u"}]}, [await engine()])
+    assert refused(nothing | {"text": "x", "image_data": [{"url": "u"}]}) is None
 
 
-async def test_a_prompt_of_a_session_may_have_no_tokens_of_its_own() -> None:
-    require_harmless({"input_ids": [], "session_params": {"id": "s"}}, [await engine()])
+def test_a_prompt_of_a_session_may_have_no_tokens_of_its_own() -> None:
+    assert refused({"input_ids": [], "session_params": {"id": "s"}}) is None
 
 
 def fields_in(source: str, name: str) -> list[str]:
@@ -161,25 +151,3 @@ def test_every_field_of_sglang_is_known() -> None:
     set_by_itself = fields[fields.index("custom_params") + 1 :]
     assert {*fields} - {*set_by_itself} == {*SamplingFields.__struct_fields__}
     assert "is_normalized" in set_by_itself
-
-
-async def test_a_divided_request_has_no_stop_outside_the_vocabulary() -> None:
-    fake = FakeSGLang()
-    params = {"stop_token_ids": [VOCABULARY]}
-    async with served(fake) as it:
-        for each in it.service.fleet.engines:
-            each._info = msgspec.structs.replace(each.info, vocab_size=VOCABULARY)
-        status, reply = await it.post("/generate", input_ids=[5], sampling_params=params)
-    assert (status, reply["error"]["message"][:15]) == (400, "stop_token_ids:")
-    assert not fake.seen
-
-
-async def test_other_fields_that_have_no_value_are_not_sent_on() -> None:
-    fake = FakeSGLang()
-    params = {"sampling_seed": 5, "max_new_tokens": 2, "n": None}
-    empty: dict[str, Any] = {"lora_id": [], "a_field_of_tomorrow": False, "received_time": 5.5}
-    async with served(fake) as it:
-        await it.generate(input_ids=[5], sampling_params=params, top_logprobs_num=1, **empty)
-    (sent,) = fake.seen
-    assert not set(empty) & set(sent)
-    assert "n" not in sent["sampling_params"], "SGLang fails with null"
