@@ -7,8 +7,8 @@ from aiohttp.typedefs import Handler, Middleware
 
 from .auth import token_required
 from .bodies import body_read
-from .browsers import foreign
 from .control.routes import add_control_routes
+from .csrf import cross_site
 from .errors import Forbidden, http_error
 from .generate import Generate
 from .info import Info
@@ -81,7 +81,7 @@ def _own_pages(own_host: str) -> Middleware:
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        why = foreign(request.method, request.path, request.headers, own_host)
+        why = cross_site(request.method, request.path, request.headers, own_host)
         if why is not None:
             raise Forbidden(why)
         return await handler(request)

@@ -1,4 +1,4 @@
-"""Refuses requests that a web page of another site makes a browser send. Pure.
+"""Refuses requests that another site makes a browser send (CSRF and DNS rebinding). Pure.
 
 A server without a token listens on loopback only, but a browser on the same machine reaches it: a
 page can send it requests (they need no answer to do harm), and a domain name that resolves to
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 NAVIGABLE = "/"  # a link on another page may lead here
 
 
-def foreign(method: str, path: str, headers: Mapping[str, str], own_host: str) -> str | None:
+def cross_site(method: str, path: str, headers: Mapping[str, str], own_host: str) -> str | None:
     """Returns why a request comes from another site's page; None if it does not.
 
     `own_host`: the host that the server was configured with. A program sends none of the headers

@@ -2,7 +2,7 @@
 
 import pytest
 
-from seer_sgl.server.browsers import foreign
+from seer_sgl.server.csrf import cross_site
 from tests.fake_sglang import FakeSGLang
 from tests.server.helpers import served
 
@@ -26,7 +26,7 @@ HOST = "127.0.0.1:30000"
     ],
 )
 def test_a_program_and_an_own_page_are_answered(path: str, headers: dict[str, str]) -> None:
-    assert foreign("GET", path, headers, "own") is None
+    assert cross_site("GET", path, headers, "own") is None
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_program_and_an_own_page_are_answered(path: str, headers: dict[str, st
 def test_another_sites_page_is_not_answered(
     method: str, path: str, headers: dict[str, str]
 ) -> None:
-    assert foreign(method, path, headers, "own")
+    assert cross_site(method, path, headers, "own")
 
 
 async def test_with_a_token_any_name_is_answered() -> None:
