@@ -1,6 +1,7 @@
 """Requests that are sent as they are: aborts of queued ones and of batches."""
 
 import asyncio
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 from aiohttp import web
 from typing_extensions import override
 
+from seer_sgl.server.passthrough.body import passthrough_body
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
 from tests.server.helpers import served
 from tests.support.bodies import body, events
+from tests.support.infos import info
 from tests.support.waiting import until
 
 
@@ -141,3 +144,10 @@ async def test_other_fields_that_have_no_value_are_not_sent_on() -> None:
     (sent,) = fake.seen
     assert not set(empty) & set(sent)
     assert "n" not in sent["sampling_params"], "SGLang fails with null"
+
+
+def test_the_rows_of_an_embedded_prompt_are_its_tokens() -> None:
+    prompt = [[0.5]] * 5000
+    for embeds, lengths in ((prompt, (5000,)), ([prompt, prompt[:3]], (5000, 3))):
+        body = json.dumps({"input_embeds": embeds}).encode()
+        assert passthrough_body(body, [info("e0")], None, 10_000).prompts == lengths

@@ -3,7 +3,7 @@
 import secrets
 import uuid
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,12 +16,6 @@ from ..decode import decode, decode_fields
 from ..errors import BadRequest
 from ..generate_body import DEFAULT_NEW_TOKENS, encoded, require_possible
 from ..json import dumps
-
-# Fields that this module reads; a missing one is None.
-READ = (
-    *("text", "input_ids", "input_embeds", "sampling_params", "rid", "stream"),
-    *("return_logprob", "session_params"),
-)
 
 
 class PassthroughBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,31 +57,41 @@ def passthrough_body(
             del fields[name]
     for name, why in crashing({name: given[name] for name in fields}, engines):
         raise BadRequest(f"{name}: {why}")
-    known = {name: given.get(name) for name in READ}
-    if known["rid"] is None:
-        known["rid"] = uuid.uuid4().hex
-        fields["rid"] = msgspec.Raw(dumps(known["rid"]))
-    sampling = _without_null_n(known["sampling_params"])
-    if any(info.deterministic for info in engines):
-        sampling = _seeded(sampling) or sampling
-    if sampling != known["sampling_params"]:
+    rid, parameters = given.get("rid"), given.get("sampling_params") or {}
+    if rid is None:
+        rid = uuid.uuid4().hex
+        fields["rid"] = msgspec.Raw(dumps(rid))
+    seeded = any(info.deterministic for info in engines)
+    sampling = (
+        [_filled(params, seeded) for params in parameters]
+        if isinstance(parameters, list)
+        else _filled(parameters, seeded)
+    )
+    if sampling != parameters:
         fields["sampling_params"] = msgspec.Raw(dumps(sampling))
-    prompts = _prompts(known, encode, longest)
-    n = _samples(known["sampling_params"])
+    first = parameters[0] if isinstance(parameters, list) else parameters
+    text, batch, n = given.get("text"), is_batch(given), first.get("n") or 1
+    if text is None:
+        ids = given.get("input_ids") or given.get("input_embeds") or []
+        prompts = tuple(map(len, ids if batch else [ids]))
+    else:
+        prompts = text_lengths("text", text, encode, longest)
+    most = first.get("max_new_tokens", DEFAULT_NEW_TOKENS)
+    budget = (longest if most is None else most) * n * len(prompts)
     return PassthroughBody(
         body=dumps(fields),
-        rids=names_of(known["rid"], len(prompts) if is_batch(known) else None, n),
+        rids=names_of(rid, len(prompts) if batch else None, n),
         prompts=prompts,
         n=n,
-        single=n == 1 and not is_batch(known),
-        stream=bool(known["stream"]),
-        logprobs=bool(known["return_logprob"]),
-        budget=_budget(known["sampling_params"], n * len(prompts), longest),
-        session=known["session_params"],
+        single=n == 1 and not batch,
+        stream=bool(given.get("stream")),
+        logprobs=bool(given.get("return_logprob")),
+        budget=min(max(1, budget), longest),
+        session=given.get("session_params"),
     )
 
 
-def names_of(rid: Any, prompts: int | None, n: int) -> tuple[str, ...]:
+def names_of(rid: str | list[str], prompts: int | None, n: int) -> tuple[str, ...]:
     """Returns SGLang's names of the responses (`GenerateReqInput._normalize_rid`).
 
     `prompts`: their number in a batch; None: a single prompt. Empty for several samples per prompt:
@@ -95,92 +99,51 @@ def names_of(rid: Any, prompts: int | None, n: int) -> tuple[str, ...]:
     """
     if n > 1:
         return ()
-    if isinstance(rid, str) and prompts is not None:
-        return tuple(f"{rid}_{index}" for index in range(prompts))
-    return tuple(name for name in (rid if isinstance(rid, list) else [rid]) if type(name) is str)
+    if isinstance(rid, list):
+        return tuple(rid)
+    return (rid,) if prompts is None else tuple(f"{rid}_{index}" for index in range(prompts))
 
 
-def is_batch(known: dict[str, Any]) -> bool:
+def is_batch(given: Mapping[str, Any]) -> bool:
     """Returns whether a request has a list of prompts, as SGLang's `_determine_batch_size`."""
-    if known["text"] is not None:
-        return isinstance(known["text"], list)
-    if known["input_ids"] is not None:
-        return isinstance(_first(known["input_ids"]), list)
-    return isinstance(_first(_first(known["input_embeds"])), list)
+    if given.get("text") is not None:
+        return isinstance(given["text"], list)
+    if given.get("input_ids") is not None:
+        return isinstance(_first(given["input_ids"]), list)
+    return isinstance(_first(_first(given.get("input_embeds"))), list)
 
 
 def _first(values: Any) -> Any:
     return values[0] if isinstance(values, list) and values else None
 
 
-def _samples(parameters: Any) -> int:
-    """Returns `n`, the number of responses per prompt."""
-    params = _first(parameters) if isinstance(parameters, list) else parameters
-    n = params.get("n") if isinstance(params, dict) else None
-    return max(1, n) if type(n) is int else 1
+def _filled(params: Mapping[str, Any], seeded: bool) -> dict[str, Any]:
+    """Returns sampling parameters without an `n` of null, which SGLang compares with 1.
 
-
-def _without_null_n(parameters: Any) -> Any:
-    """Returns sampling parameters without an `n` of null, which SGLang compares with 1."""
-    if isinstance(parameters, list):
-        return [_without_null_n(params) for params in parameters]
-    if isinstance(parameters, dict) and "n" in parameters and parameters["n"] is None:
-        return {name: value for name, value in parameters.items() if name != "n"}
-    return parameters
-
-
-def _seeded(parameters: Any) -> Any:
-    """Returns sampling parameters with a seed each; None if they have seeds or are none.
-
-    A deterministic SGLang gives all requests without a seed the same one.
+    `seeded`: they get a seed, for a deterministic SGLang gives all requests without one the same.
     """
-    if isinstance(parameters, list):
-        each = [_seeded(params) or params for params in parameters]
-        return None if each == parameters else each
-    if parameters is None:
-        parameters = {}
-    if not isinstance(parameters, dict) or parameters.get("sampling_seed") is not None:
-        return None
-    return {**parameters, "sampling_seed": secrets.randbits(31)}
-
-
-def _prompts(
-    known: dict[str, Any], encode: "Callable[[str], array[int]] | None", longest: int
-) -> tuple[int, ...]:
-    """Returns the tokens of each prompt, as far as the server can read it."""
-    text = known["text"]
-    if text is None:
-        ids = known["input_ids"] or known["input_embeds"] or []
-        if not isinstance(ids, list) or not any(isinstance(each, list) for each in ids):
-            ids = [ids]
-        return tuple(len(each) if isinstance(each, list) else 1 for each in ids)
-    return text_lengths("text", text, encode, longest)
+    filled = {name: value for name, value in params.items() if name != "n" or value is not None}
+    if seeded and filled.get("sampling_seed") is None:
+        filled["sampling_seed"] = secrets.randbits(31)
+    return filled
 
 
 def text_lengths(
-    name: str, text: Any, encode: "Callable[[str], array[int]] | None", longest: int
+    name: str,
+    text: str | list[str],
+    encode: "Callable[[str], array[int]] | None",
+    longest: int,
 ) -> tuple[int, ...]:
-    """Returns the tokens of the text, or of each text of a list; 1 for what is no text.
+    """Returns the tokens of the text, or of each text of a list.
 
     `name`: the field that has them. Raises BadRequest for a text that is too long or has no token:
-    it would end an engine. SGLang itself refuses an empty text.
+    it would crash an engine. SGLang itself refuses an empty text.
     """
     lengths = []
-    for each in text if isinstance(text, list) else [text]:
-        length = 1
-        if isinstance(each, str):
-            require_possible(each, longest, name)
-            length = len(each) if encode is None else len(encoded(each, encode, longest, name))
-            if each and not length:
-                raise BadRequest(f"{name}: a prompt without tokens")
+    for each in [text] if isinstance(text, str) else text:
+        require_possible(each, longest, name)
+        length = len(each) if encode is None else len(encoded(each, encode, longest, name))
+        if each and not length:
+            raise BadRequest(f"{name}: a prompt without tokens")
         lengths.append(length)
     return tuple(lengths)
-
-
-def _budget(parameters: Any, responses: int, longest: int) -> int:
-    """Returns the most response tokens, at most `longest`."""
-    params = _first(parameters) if isinstance(parameters, list) else parameters
-    params = params if isinstance(params, dict) else {}
-    budget = params.get("max_new_tokens", DEFAULT_NEW_TOKENS)
-    budget = budget if isinstance(budget, int) else longest
-    return min(max(1, budget * max(1, responses)), longest)

@@ -2,6 +2,7 @@
 
 import secrets
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -19,8 +20,6 @@ from .body import names_of, text_lengths
 
 BYTES_PER_TOKEN = 4  # about, of a prompt that is not tokenized here
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-# The fields that the server itself reads.
-READ = (*LIMITS, "rid", "seed", "n", "prompt", "input_ids")
 # Fields with another name than SGLang's sampling parameter.
 RENAMED = {
     **dict.fromkeys(LIMITS, "max_new_tokens"),
@@ -46,38 +45,37 @@ async def send_openai(
     fields = decode_fields(body)
     given = {name: decode(raw, name) for name, raw in fields.items()}
     refuse_crashing(service, given)
-    known = {name: given.get(name) for name in READ}
     if prompt_len == 0:
         raise BadRequest("messages: a prompt without tokens")
     if prompt_len is None and reason != "completion_template":
-        prompt_len = await _prompt_len(service, known["prompt"], len(body))
-    if known["rid"] is None:
-        known["rid"] = uuid.uuid4().hex
-        fields["rid"] = msgspec.Raw(dumps(known["rid"]))
-    if known["seed"] is None and any(info.deterministic for info in service.infos()):
+        prompt_len = await _prompt_len(service, given.get("prompt"), len(body))
+    rid, n, prompts = given.get("rid"), given.get("n") or 1, _batch(given.get("prompt"))
+    if rid is None:
+        rid = uuid.uuid4().hex
+        fields["rid"] = msgspec.Raw(dumps(rid))
+    if given.get("seed") is None and any(info.deterministic for info in service.infos()):
         # A deterministic SGLang gives all requests without a seed the same one.
         fields["seed"] = msgspec.Raw(dumps(secrets.randbits(31)))
-    n = known["n"] if type(known["n"]) is int else 1
-    prompts = _batch(known["prompt"])
     require_few((prompts or 1) * n)
-    names = names_of(known["rid"], prompts, n)
-    tokens = tokens_of(known, len(body), service.longest(), prompt_len)
-    return await service.pass_through(http, dumps(fields), reason, tokens=tokens, rids=names)
+    tokens = tokens_of(given, len(body), service.longest(), prompt_len)
+    return await service.pass_through(
+        http, dumps(fields), reason, tokens=tokens, rids=names_of(rid, prompts, n)
+    )
 
 
 def tokens_of(
-    known: dict[str, Any], size: int, longest: int, prompt_len: int | None = None
+    fields: Mapping[str, Any], size: int, longest: int, prompt_len: int | None = None
 ) -> tuple[int, int]:
     """Returns about how many tokens prompt and responses have, for the KV ledger.
 
-    `known`: the fields of READ that there are. `size`: of the body in bytes.
+    `fields`: of the decoded body. `size`: of the body in bytes.
     """
-    ids = known.get("input_ids") or known.get("prompt")
+    ids = fields.get("input_ids") or fields.get("prompt")
     if prompt_len is None and isinstance(ids, list) and ids and isinstance(ids[0], int):
         prompt_len = len(ids)
     prompt_len = min(size // BYTES_PER_TOKEN if prompt_len is None else prompt_len, longest)
-    limit = next((known[name] for name in LIMITS if isinstance(known.get(name), int)), None)
-    n = known.get("n")
+    limit = next((fields[name] for name in LIMITS if isinstance(fields.get(name), int)), None)
+    n = fields.get("n")
     budget = (longest - prompt_len if limit is None else limit) * (n if isinstance(n, int) else 1)
     return max(1, prompt_len), min(max(1, budget), longest)
 
