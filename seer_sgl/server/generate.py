@@ -9,10 +9,11 @@ from aiohttp import web
 from .aborted import aborted_replies
 from .calls import Answer
 from .errors import Aborted
-from .generate_body import CallBatch, GenerateReader, Undividable, require_few
+from .generate_body import CallBatch, GenerateReader, require_few
 from .json import END, EVENTS, error_fields, event_of, json_response
 from .meta_info import Reply
 from .passthrough.body import PassthroughBody, passthrough_body
+from .passthrough.reasons import NotDivisible
 from .service import Service
 from .streaming import streaming
 from .streams import as_they_come, finished
@@ -33,8 +34,8 @@ class Generate:
         session_id = http.headers.get(SESSION_HEADER)
         try:
             batch = await service.worked(len(body), reader(service).read, body, session_id)
-        except Undividable as undividable:
-            return await self._forward(http, body, undividable.reason)
+        except NotDivisible as error:
+            return await self._send(http, body, error.reason)
         with service.started(batch.calls) as answers:
             incremental = batch.stream and all(e.incremental_streaming for e in service.infos())
             replies = replies_of(service, batch, answers, incremental=incremental)
@@ -64,7 +65,7 @@ class Generate:
             await response.write(END)
         return response
 
-    async def _forward(self, http: web.Request, body: bytes, reason: str) -> web.StreamResponse:
+    async def _send(self, http: web.Request, body: bytes, reason: str) -> web.StreamResponse:
         """Passes the request through, with a name and a seed if it has none."""
         service, infos = self._service, self._service.infos()
         longest = service.longest()

@@ -5,7 +5,7 @@ import secrets
 import threading
 import uuid
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -19,6 +19,7 @@ from seer_sgl.types import Sampling, token_array
 from .calls import Call
 from .decode import decode, decode_fields, unreadable_as_refusal
 from .errors import BadRequest
+from .passthrough.reasons import NotDivisible
 
 Ids = list[int]
 Parameters = dict[str, Any]
@@ -77,14 +78,6 @@ NEUTRAL_FIELDS: Mapping[str, tuple[Any, ...]] = {
 _decoder = msgspec.json.Decoder(GenerateRequest)
 
 
-class Undividable(Exception):
-    """The request must pass through. `reason`: the field or parameter, for the metrics."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 class CallBatch(msgspec.Struct, kw_only=True):
     """A divided request. `single`: the reply is one object, not a list. `logprobs`: per call."""
 
@@ -115,20 +108,18 @@ class GenerateReader:
     def read(self, body: bytes, session_id: str | None = None) -> CallBatch:
         """Returns the calls of a body.
 
-        `session_id`: the session named in a header. Raises Undividable for a request that must
+        `session_id`: the session named in a header. Raises NotDivisible for a request that must
         pass through, and BadRequest for one that no engine accepts.
         """
         fields = decode_fields(body)
         require_few_ids(fields.get("input_ids"), self._longest)
-        for name, raw in fields.items():
-            if name not in GenerateRequest.__struct_fields__ and name not in IGNORED:
-                require_neutral(name, raw, NEUTRAL_FIELDS)
+        require_neutral(fields, (*GenerateRequest.__struct_fields__, *IGNORED), NEUTRAL_FIELDS)
         try:
             with unreadable_as_refusal("the body"):
                 request = _decoder.decode(body)
         except BadRequest as error:
             if isinstance(error.__cause__, msgspec.ValidationError):  # SGLang may read it
-                raise Undividable(misread(error)) from error
+                raise NotDivisible(misread(error)) from error
             raise
         return self.batch(request, session_id)
 
@@ -138,7 +129,7 @@ class GenerateReader:
         parameters = request.sampling_params or {}
         each = parameters if isinstance(parameters, list) else [parameters] * len(prompts)
         if len(each) != len(prompts):
-            raise Undividable("sampling_params")
+            raise NotDivisible("sampling_params")
         n = _samples(each)
         require_few(len(prompts) * n)
         single = single and n == 1
@@ -178,9 +169,9 @@ class GenerateReader:
         """Returns the prompts, and whether there is one that is not in a list."""
         if request.text is not None:
             if request.input_ids is not None:
-                raise Undividable("input_ids")
+                raise NotDivisible("input_ids")
             if self._encode is None:
-                raise Undividable("tokenizer")
+                raise NotDivisible("tokenizer")
             single = isinstance(request.text, str)
             texts = [request.text] if isinstance(request.text, str) else request.text
             for text in texts:
@@ -191,14 +182,14 @@ class GenerateReader:
             lists = [request.input_ids] if single else request.input_ids
             prompts = [self._ids(ids) for ids in lists]
         else:
-            raise Undividable("input_ids")
+            raise NotDivisible("input_ids")
         if not prompts or not all(prompts):
-            raise Undividable("empty_prompt")
+            raise NotDivisible("empty_prompt")
         return prompts, single
 
     def _ids(self, ids: Any) -> "array[int]":
         if not isinstance(ids, list):
-            raise Undividable("input_ids")
+            raise NotDivisible("input_ids")
         highest = LARGEST_ID if self._vocab_size is None else self._vocab_size - 1
         try:
             for token in (min(ids, default=0), max(ids, default=0)):
@@ -206,7 +197,7 @@ class GenerateReader:
                     raise BadRequest(f"input_ids: token id {token} is outside the vocabulary")
             return token_array(ids)
         except TypeError as error:  # not all of them are numbers
-            raise Undividable("input_ids") from error
+            raise NotDivisible("input_ids") from error
 
     def _sampling(self, given: Parameters, prompt_len: int) -> tuple[Sampling, int | None, int]:
         """Returns the sampling parameters, the seed and the limit of one response."""
@@ -214,39 +205,45 @@ class GenerateReader:
         params.pop(N, None)
         for name, neutral in NEUTRAL_PARAMETERS.items():
             if params.pop(name, neutral) != neutral:
-                raise Undividable(name)
+                raise NotDivisible(name)
         seed = params.pop(SEED, None)
         if seed is not None and (type(seed) is not int or not 0 <= seed <= LARGEST_SEED):
-            raise Undividable(SEED)
+            raise NotDivisible(SEED)
         left = self._longest - prompt_len
         unlimited = "max_new_tokens" in given and given["max_new_tokens"] is None
         params.setdefault("max_new_tokens", max(1, left) if unlimited else DEFAULT_NEW_TOKENS)
         try:
             sampling = msgspec.convert(params, Sampling)
         except msgspec.ValidationError as error:
-            raise Undividable(_unknown(params) or misread(error)) from error
+            raise NotDivisible(_unknown(params) or misread(error)) from error
         for name, _ in (
             *impossible(params),
             *invalid(sampling),
             *undivided(sampling),
             *too_large(sampling),
         ):
-            raise Undividable(name or "sampling_params")
+            raise NotDivisible(name or "sampling_params")
         if prompt_len < 1 or sampling.max_new_tokens > left:
-            raise Undividable("length")  # SGLang decides
+            raise NotDivisible("length")  # SGLang decides
         return sampling, seed, sampling.max_new_tokens
 
 
-def require_neutral(name: str, raw: msgspec.Raw, neutral: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raises Undividable if a field that this server does not read has a value.
+def require_neutral(
+    fields: Mapping[str, msgspec.Raw],
+    known: Sequence[str],
+    neutral: Mapping[str, tuple[Any, ...]],
+) -> None:
+    """Raises NotDivisible if a field that is not `known` has a value.
 
     `neutral`: by field, the values that mean the same as none.
     """
-    value = decode(raw, name)
-    if value is None or value is False or value in ([], {}):
-        return
-    if value not in neutral.get(name, ()):
-        raise Undividable(name)
+    for name, raw in fields.items():
+        if name in known:
+            continue
+        value = decode(raw, name)
+        empty = value is None or value is False or value in ([], {})
+        if not empty and value not in neutral.get(name, ()):
+            raise NotDivisible(name)
 
 
 def require_few(responses: int) -> None:
@@ -303,7 +300,7 @@ def _samples(each: list[Parameters]) -> int:
     counts = [1 if params.get(N) is None else params[N] for params in each]
     n = counts[0]
     if type(n) is not int or n < 1 or any(other != n for other in counts):
-        raise Undividable(N)
+        raise NotDivisible(N)
     return n
 
 
@@ -311,7 +308,7 @@ def _rids(rid: str | list[str] | None, prompts: int, n: int, single: bool) -> li
     """Returns a name per response, as GenerateReqInput._normalize_rid and the expansion of `n`."""
     if isinstance(rid, list):
         if len(rid) != prompts:
-            raise Undividable("rid")
+            raise NotDivisible("rid")
         if n == 1:
             return rid
         return [f"{name}_{index}" for name in rid for index in range(n)]
@@ -325,7 +322,7 @@ def _spread(name: str, value: Any, count: int) -> list[Any]:
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
-        raise Undividable(name)
+        raise NotDivisible(name)
     return value
 
 

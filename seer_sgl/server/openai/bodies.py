@@ -10,7 +10,8 @@ from typing import Annotated, Any, Protocol
 import msgspec
 
 from ..decode import decode_fields
-from ..generate_body import GenerateRequest, Undividable, misread, require_neutral
+from ..generate_body import GenerateRequest, misread, require_neutral
+from ..passthrough.reasons import NotDivisible
 
 Json = dict[str, Any]
 # Fields that SGLang ignores, or that change nothing in the response.
@@ -148,9 +149,9 @@ class CompletionBody(OpenAIBody, kw_only=True):
     """Requests with a grammar are sent undivided."""
 
     def request(self) -> GenerateRequest:
-        """Returns the request to `/generate`. Raises Undividable."""
+        """Returns the request to `/generate`. Raises NotDivisible."""
         if self.logprobs:
-            raise Undividable("logprobs")
+            raise NotDivisible("logprobs")
         parameters = self.shared_parameters() | {
             "max_new_tokens": self.max_tokens,
             "temperature": self.temperature,
@@ -171,7 +172,7 @@ class CompletionBody(OpenAIBody, kw_only=True):
             return {"text": prompt}
         if isinstance(first, int | list):
             return {"input_ids": prompt}
-        raise Undividable("prompt")
+        raise NotDivisible("prompt")
 
 
 class ChatBody(OpenAIBody, kw_only=True):
@@ -257,25 +258,23 @@ _chats = msgspec.json.Decoder(ChatBody)
 
 
 def read_completion(body: bytes) -> CompletionBody:
-    """Returns a decoded body. Raises Undividable, and BadRequest if it is not a JSON object."""
+    """Returns a decoded body. Raises NotDivisible, and BadRequest if it is not a JSON object."""
     read: CompletionBody = _read(body, _completions, CompletionBody.__struct_fields__)
     return read
 
 
 def read_chat(body: bytes) -> ChatBody:
-    """Returns a decoded body. Raises Undividable, and BadRequest if it is not a JSON object."""
+    """Returns a decoded body. Raises NotDivisible, and BadRequest if it is not a JSON object."""
     read: ChatBody = _read(body, _chats, ChatBody.__struct_fields__)
     return read
 
 
 def _read(body: bytes, decoder: Decoder, known: tuple[str, ...]) -> Any:
-    for name, raw in decode_fields(body).items():
-        if name not in known and name not in IGNORED:
-            require_neutral(name, raw, NEUTRAL)
+    require_neutral(decode_fields(body), (*known, *IGNORED), NEUTRAL)
     try:
         read = decoder.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Undividable(misread(error)) from error
+        raise NotDivisible(misread(error)) from error
     if ":" in read.model:
-        raise Undividable("lora_path")  # SGLang reads `model:adapter`
+        raise NotDivisible("lora_path")  # SGLang reads `model:adapter`
     return read

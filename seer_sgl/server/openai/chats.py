@@ -10,9 +10,9 @@ from aiohttp import web
 from seer_sgl.driver.tokenizer import Tokenizer
 
 from ..generate import SESSION_HEADER, reader, replies_of
-from ..generate_body import Undividable
 from ..json import json_response
 from ..passthrough.openai import send_openai
+from ..passthrough.reasons import NotDivisible
 from ..passthrough.send import OWN
 from ..service import Service
 from ..streams import finished
@@ -46,20 +46,20 @@ class Chats:
         try:
             chat = read_chat(body)
             if any(name.lower().startswith(OWN) for name in http.headers):
-                raise Undividable("sglext")
+                raise NotDivisible("sglext")
             facts = await self._engines.facts()
             tokenizer = service.tokenizer
             if tokenizer is None:
-                raise Undividable("tokenizer")
-            require_dividable(chat, facts)
+                raise NotDivisible("tokenizer")
+            require_divisible(chat, facts)
             reasoning = self._reasoning_of(facts, tokenizer)
             mode = None if reasoning is None else await reasoning.mode(chat)
             prompt_ids = await self._prompt(body, facts, tokenizer)
             request = chat.request(prompt_ids, {**DEFAULTS, **(facts.defaults or {})})
             batch = reader(service).batch(request, http.headers.get(SESSION_HEADER))
-        except Undividable as undividable:
+        except NotDivisible as error:
             known = None if prompt_ids is None else len(prompt_ids)
-            return await send_openai(service, http, body, undividable.reason, known)
+            return await send_openai(service, http, body, error.reason, known)
         with service.started(batch.calls) as answers:
             response = ChatResponse(chat, batch.calls, facts, tokenizer.token_bytes)
             replies = replies_of(service, batch, answers)
@@ -83,10 +83,10 @@ class Chats:
         return self._reasoning
 
     async def _prompt(self, body: bytes, facts: Facts, tokenizer: Tokenizer) -> list[int]:
-        """Returns the prompt of a chat. Raises Undividable if the engines refuse it."""
+        """Returns the prompt of a chat. Raises NotDivisible if the engines refuse it."""
         ids = await self._engines.render(body)
         if ids is None:
-            raise Undividable("messages")
+            raise NotDivisible("messages")
         if facts.has_image_understanding or facts.has_audio_understanding:
             # SGLang gives such a model the prompt as text.
             return tokenizer.encode(tokenizer.decode(ids)).tolist()
@@ -101,54 +101,54 @@ class Chats:
         event["calls"] = [(call.name, call.parameters) for call in found.calls]
 
 
-def require_dividable(chat: ChatBody, facts: Facts) -> None:
-    """Raises Undividable if SGLang's chat endpoint does more than generate tokens of a prompt."""
+def require_divisible(chat: ChatBody, facts: Facts) -> None:
+    """Raises NotDivisible if SGLang's chat endpoint does more than generate tokens of a prompt."""
     if facts.defaults is None and any(getattr(chat, name) is None for name in DEFAULTS):
-        raise Undividable("generation_config")
+        raise NotDivisible("generation_config")
     if not facts.jinja and chat.input_ids is None:
-        raise Undividable("chat_template")
+        raise NotDivisible("chat_template")
     if facts.model_type in SPECIAL_MODELS:
-        raise Undividable("model_type")
+        raise NotDivisible("model_type")
     if chat.stream and (
         chat.return_token_ids or chat.return_prompt_token_ids or chat.return_meta_info
     ):
-        raise Undividable("stream")  # SGLang refuses it
+        raise NotDivisible("stream")  # SGLang refuses it
     if facts.return_input_ids or facts.return_output_ids:
-        raise Undividable("sglext")
+        raise NotDivisible("sglext")
     for variables in (chat.chat_template_kwargs, facts.default_chat_template_kwargs):
         if not isinstance(variables, dict | None):
-            raise Undividable("chat_template_kwargs")
+            raise NotDivisible("chat_template_kwargs")
         for name in READ_BY_SGLANG:
             if name in (variables or {}):
-                raise Undividable(name)
+                raise NotDivisible(name)
     _require_plain_messages(chat)
     _require_free_tools(chat, facts)
 
 
 def _require_plain_messages(chat: ChatBody) -> None:
-    """Raises Undividable for messages with more than text."""
+    """Raises NotDivisible for messages with more than text."""
     for message in chat.messages:
         if message.get("tools"):
-            raise Undividable("tools")
+            raise NotDivisible("tools")
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, dict) else None
             if kind not in ("text", None):
-                raise Undividable(kind if isinstance(kind, str) else "content")
+                raise NotDivisible(kind if isinstance(kind, str) else "content")
 
 
 def _require_free_tools(chat: ChatBody, facts: Facts) -> None:
-    """Raises Undividable if tools need a grammar, or a parser of a stream."""
+    """Raises NotDivisible if tools need a grammar, or a parser of a stream."""
     if chat.tool_choice not in (None, "auto", "none"):
-        raise Undividable("tool_choice")
+        raise NotDivisible("tool_choice")
     if facts.tool_call_parser == "glm47":
-        raise Undividable("tool_call_parser")  # a grammar even without tools
+        raise NotDivisible("tool_call_parser")  # a grammar even without tools
     if not chat.uses_tools or facts.tool_call_parser is None:
         return
     if facts.tool_call_parser in SPECIAL_PARSERS:
-        raise Undividable("tool_call_parser")
+        raise NotDivisible("tool_call_parser")
     if chat.stream or any(_strict(tool) for tool in chat.tools or []):
-        raise Undividable("tools")
+        raise NotDivisible("tools")
 
 
 def _strict(tool: Json) -> bool:

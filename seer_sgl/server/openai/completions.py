@@ -8,9 +8,10 @@ from aiohttp import web
 
 from ..calls import Call
 from ..generate import SESSION_HEADER, reader, replies_of
-from ..generate_body import CallBatch, Undividable
+from ..generate_body import CallBatch
 from ..json import json_response
 from ..passthrough.openai import send_openai
+from ..passthrough.reasons import NotDivisible
 from ..service import Service
 from ..streams import finished
 from .bodies import CompletionBody, read_completion
@@ -43,15 +44,15 @@ class Completions:
             request = read_completion(body)
             facts = await self._engines.facts()
             if facts.completion_template is not None:
-                raise Undividable("completion_template")
+                raise NotDivisible("completion_template")
             tokenizer = service.tokenizer
             if tokenizer is None:
-                raise Undividable("tokenizer")
+                raise NotDivisible("tokenizer")
             session_id = http.headers.get(SESSION_HEADER)
             read = reader(service).batch
             batch = await service.worked(len(body), read, request.request(), session_id)
-        except Undividable as undividable:
-            return await send_openai(service, http, body, undividable.reason)
+        except NotDivisible as error:
+            return await send_openai(service, http, body, error.reason)
         prompts = _echoed(request, batch, tokenizer.response_text) if request.echo else []
         with service.started(batch.calls) as answers:
             response = CompletionResponse(

@@ -13,7 +13,7 @@ import msgspec
 from seer_sgl.driver.tokenizer import Tokenizer
 
 from ..errors import HttpError
-from ..generate_body import Undividable
+from ..passthrough.reasons import NotDivisible
 from .bodies import ChatBody
 from .engines import Engines, Facts
 
@@ -65,17 +65,17 @@ class Reasoning:
         return facts is self._facts
 
     async def mode(self, chat: ChatBody) -> Mode:
-        """Returns the mode of a chat. Raises Undividable if the parser does more than separate."""
+        """Returns the mode of a chat. Raises NotDivisible if the parser does more than separate."""
         if self._facts.reasoning_parser not in PARSERS or self._facts.enable_strict_thinking:
-            raise Undividable("reasoning_parser")
+            raise NotDivisible("reasoning_parser")
         if chat.stream or chat.continue_final_message:
-            raise Undividable("reasoning_parser")
+            raise NotDivisible("reasoning_parser")
         if "force_nonempty_content" in (chat.chat_template_kwargs or {}):
-            raise Undividable("force_nonempty_content")
+            raise NotDivisible("force_nonempty_content")
         if not self._probed:
             separated = await self._separate(WORD)
             if separated is None:
-                raise Undividable("reasoning_parser")
+                raise NotDivisible("reasoning_parser")
             self._open_by_default, self._probed = not separated.text, True
         variables = {name: getattr(chat, name) for name in VARIABLES}
         key = msgspec.json.encode(variables, order="deterministic")
@@ -124,9 +124,9 @@ class Reasoning:
             counted = bool(reply["usage"]["reasoning_tokens"])
             content, reasoning = message["content"] or "", message["reasoning_content"] or ""
         except (AssertionError, LookupError, TypeError) as error:
-            raise Undividable("reasoning_parser") from error
+            raise NotDivisible("reasoning_parser") from error
         if not self._word_text or self._word_text not in content + reasoning:
-            raise Undividable("reasoning_parser")
+            raise NotDivisible("reasoning_parser")
         return Mode(open=not content, counted=counted)
 
     async def _separate(self, text: str) -> Separated | None:

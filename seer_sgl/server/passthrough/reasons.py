@@ -1,4 +1,4 @@
-"""Counts the requests that pass through, by the reason."""
+"""Why requests pass through, and how many."""
 
 from collections import Counter
 
@@ -6,6 +6,14 @@ from collections import Counter
 MOST_REASONS = 64
 MOST_CHARACTERS = 64
 OTHER = "other"
+
+
+class NotDivisible(Exception):
+    """The request cannot be divided. `reason`: the field or parameter, for the metrics."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class PassthroughReasons:
