@@ -9,11 +9,10 @@ from typing import Any
 
 import msgspec
 
-from seer_sgl.sampling import ORIGIN, Sampling
+from seer_sgl.sampling import Sampling
 from seer_sgl.types import EngineInfo
 
-from .redos import redos_risk
-from .sampling import Refused, unservable
+from .sampling import Refused, invalid, unservable
 from .sglang_fields import (
     HEALTH_CHECK,
     INTERNAL,
@@ -138,16 +137,12 @@ def _sampling(params: SamplingFields, engines: Sequence[EngineInfo]) -> Iterator
     vocab_size, min_p = engines[0].vocab_size, params.min_p or 0.0
     if 0 < min_p <= 1:
         yield from unservable(Sampling(min_p=min_p), engines, tokenizer=True)
-    for pattern in _list(params.stop_regex):
-        why = redos_risk(pattern)
-        if why is not None:
-            yield Refused("stop_regex", why)
     for token in params.stop_token_ids or ():
         # SGLang masks the stops of a whole batch if one of its requests has min_new_tokens.
         if token < 0 or (vocab_size is not None and token >= vocab_size):
             yield Refused("stop_token_ids", f"token id {token} is outside the vocabulary")
-    if ORIGIN in (params.custom_params or {}):
-        yield Refused("custom_params", f"the key {ORIGIN!r} is reserved for seer-sgl")
+    regexes, custom = params.stop_regex or [], params.custom_params or {}
+    yield from invalid(Sampling(stop_regex=regexes, custom_params=custom))
 
 
 def _list(value: Any) -> list[Any]:

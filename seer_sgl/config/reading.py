@@ -20,7 +20,7 @@ from . import loader
 from .loader import MAX_BYTES, BadYaml
 from .masking import MASK, masked
 from .tree import Section
-from .values import impossible
+from .values import invalid_values
 
 Tree = TypeVar("Tree", bound=Section)
 KEY_PATH = re.compile(r"[\w.-]*")
@@ -56,7 +56,7 @@ def convert(tree: Mapping[str, Any], where: Mapping[str, str], kind: type[Tree])
         config = msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), where, kind)) from error
-    for key, problem in impossible(msgspec.to_builtins(config)):
+    for key, problem in invalid_values(msgspec.to_builtins(config)):
         raise ConfigError(f"{place_of(key, where)}{key}: {problem}")
     return config
 

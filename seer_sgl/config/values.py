@@ -11,16 +11,16 @@ USERINFO = re.compile(r"""://[^/?#\s"'<>,{}]*@""")
 FREE_TEXT = ("engines.environment", "sampling")
 
 
-def impossible(tree: Any, key: str = "") -> Iterator[Complaint]:
+def invalid_values(tree: Any, key: str = "") -> Iterator[Complaint]:
     """Yields complaints about a tree of plain values: numbers that are not finite, and text that
     cannot be encoded or that contains a password."""
     if isinstance(tree, dict):
         for name, value in tree.items():
-            yield from impossible(name, key)
-            yield from impossible(value, f"{key}.{name}" if key else str(name))
+            yield from invalid_values(name, key)
+            yield from invalid_values(value, f"{key}.{name}" if key else str(name))
     elif isinstance(tree, list | tuple):
         for number, value in enumerate(tree):
-            yield from impossible(value, f"{key}[{number}]")
+            yield from invalid_values(value, f"{key}[{number}]")
     elif isinstance(tree, float) and not math.isfinite(tree):
         yield key, "must be finite"
     elif isinstance(tree, str):

@@ -20,7 +20,7 @@ from seer_sgl.bounds import LARGEST, LARGEST_ID, TokenId
 from seer_sgl.config import plain
 from seer_sgl.config.reading import key_and_message
 from seer_sgl.config.tree import MOST_SAMPLES, Samples
-from seer_sgl.config.values import impossible
+from seer_sgl.config.values import invalid_values
 from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.errors import PromptError
 from seer_sgl.sampling import NEUTRAL
@@ -228,8 +228,7 @@ def overridden(sampling: Sampling, overrides: Mapping[str, Any], place: str) -> 
 
 
 def _check(sampling: Sampling, place: str) -> None:
-    problems = itertools.chain(impossible(msgspec.structs.asdict(sampling)), invalid(sampling))
-    for key, why in problems:
+    for key, why in (*invalid_values(msgspec.structs.asdict(sampling)), *invalid(sampling)):
         raise PromptError(f"{place}: {f'sampling.{key}'.rstrip('.')}: {why}")
 
 

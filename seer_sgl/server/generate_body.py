@@ -12,7 +12,7 @@ import msgspec
 
 from seer_sgl.admission.sampling import invalid, too_large, undivided
 from seer_sgl.bounds import LARGEST_ID
-from seer_sgl.config.values import impossible
+from seer_sgl.config.values import invalid_values
 from seer_sgl.rollout.long_texts import count_to, is_long
 from seer_sgl.types import Sampling, token_array
 
@@ -217,7 +217,7 @@ class GenerateReader:
         except msgspec.ValidationError as error:
             raise NotDivisible(_unknown(params) or misread(error)) from error
         for name, _ in (
-            *impossible(params),
+            *invalid_values(params),
             *invalid(sampling),
             *undivided(sampling),
             *too_large(sampling),
