@@ -23,7 +23,7 @@ LONGEST_STOP = 128  # characters
 MOST_VALUES = 4096
 
 
-class Refused(NamedTuple):
+class Refusal(NamedTuple):
     """Why no engine may run a request. `key`: the field or parameter; empty: several."""
 
     key: str
@@ -63,46 +63,46 @@ def too_large(sampling: Sampling) -> Iterator[Undivided]:
             yield Undivided(name, f"more than {MOST_VALUES} values")
 
 
-def invalid(sampling: Sampling) -> Iterator[Refused]:
+def invalid(sampling: Sampling) -> Iterator[Refusal]:
     """Yields each value that is invalid, or contradicts another, whatever the engines."""
     if sampling.temperature > HIGHEST_REAL:
-        yield Refused("temperature", f"must be at most {HIGHEST_REAL:g}")
+        yield Refusal("temperature", f"must be at most {HIGHEST_REAL:g}")
     if sampling.top_k == 0:
-        yield Refused("top_k", "must be -1 (off) or at least 1")
+        yield Refusal("top_k", "must be -1 (off) or at least 1")
     if sampling.min_new_tokens > sampling.max_new_tokens:
-        yield Refused("min_new_tokens", f"exceeds {LIMIT}")
+        yield Refusal("min_new_tokens", f"exceeds {LIMIT}")
     for token, bias in sampling.logit_bias.items():
         if abs(bias) > HIGHEST_REAL:
-            yield Refused("logit_bias", f"must be at most {HIGHEST_REAL:g} either way")
+            yield Refusal("logit_bias", f"must be at most {HIGHEST_REAL:g} either way")
         if not TOKEN_ID.fullmatch(token) or int(token) > LARGEST_ID:
-            yield Refused("logit_bias", f"{token!r} is not a token id")
+            yield Refusal("logit_bias", f"{token!r} is not a token id")
     regexes = sampling.stop_regex
     for pattern in [regexes] if isinstance(regexes, str) else regexes:
         why = redos_risk(pattern)
         if why is not None:
-            yield Refused("stop_regex", why)
+            yield Refusal("stop_regex", why)
     if any(not stop for stop in sampling.stops()):
-        yield Refused("stop", "an empty stop string")
+        yield Refusal("stop", "an empty stop string")
     if sum(getattr(sampling, name) is not None for name in GRAMMARS) > 1:
         why = f"only one of {', '.join(GRAMMARS[:-1])} and {GRAMMARS[-1]} can be set"
-        yield Refused("", why)
+        yield Refusal("", why)
     if ORIGIN in sampling.custom_params:
-        yield Refused("custom_params", f"the key {ORIGIN!r} is reserved for seer-sgl")
+        yield Refusal("custom_params", f"the key {ORIGIN!r} is reserved for seer-sgl")
 
 
 def unservable(
     sampling: Sampling, engines: Sequence[EngineInfo], *, tokenizer: bool
-) -> Iterator[Refused]:
+) -> Iterator[Refusal]:
     """Yields each parameter that the engines or this process cannot serve.
 
     tokenizer: whether this process has a tokenizer.
     """
     if sampling.stops() and not tokenizer:
-        yield Refused("stop", "stop strings need a tokenizer: set model.path")
+        yield Refusal("stop", "stop strings need a tokenizer: set model.path")
     for info in engines:
         engine = f"engine {info.engine_id}"
         if sampling.min_p > 0 and info.deterministic and info.plugin is None:
-            yield Refused(
+            yield Refusal(
                 "min_p",
                 f"{engine} runs with deterministic inference, where stock SGLang fails; start it "
                 "with `seer-sgl engine`",
@@ -111,14 +111,14 @@ def unservable(
             info.vocab_size is not None
             and max(sampling.stop_token_ids, default=0) >= info.vocab_size
         ):
-            yield Refused(
+            yield Refusal(
                 "stop_token_ids",
                 f"a token id outside the vocabulary; beside a request with min_new_tokens {engine} "
                 "would fail",
             )
         for key in () if info.has_tokenizer else ("stop", "stop_regex", "min_new_tokens"):
             if getattr(sampling, key):
-                yield Refused(
+                yield Refusal(
                     key,
                     f"{engine} runs with --skip-tokenizer-init, where SGLang refuses this "
                     "parameter",

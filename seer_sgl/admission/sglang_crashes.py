@@ -12,7 +12,7 @@ import msgspec
 from seer_sgl.sampling import Sampling
 from seer_sgl.types import EngineInfo
 
-from .sampling import Refused, invalid, unservable
+from .sampling import Refusal, invalid, unservable
 from .sglang_fields import (
     HEALTH_CHECK,
     INTERNAL,
@@ -26,7 +26,7 @@ from .sglang_fields import (
 INPUTS = ("text", "input_ids", "input_embeds")
 
 
-def crashing(fields: Mapping[str, Any], engines: Sequence[EngineInfo]) -> Iterator[Refused]:
+def crashing(fields: Mapping[str, Any], engines: Sequence[EngineInfo]) -> Iterator[Refusal]:
     """Yields why a request of `/generate` would crash one of the engines.
 
     fields: the decoded body.
@@ -34,7 +34,7 @@ def crashing(fields: Mapping[str, Any], engines: Sequence[EngineInfo]) -> Iterat
     given = {name: value for name, value in fields.items() if value is not None}
     for name in INTERNAL:
         if name in given:
-            yield Refused(name, "SGLang sets it itself")
+            yield Refusal(name, "SGLang sets it itself")
     try:
         request = msgspec.convert(given, GenerateFields)
     except msgspec.ValidationError as error:
@@ -43,15 +43,15 @@ def crashing(fields: Mapping[str, Any], engines: Sequence[EngineInfo]) -> Iterat
     prompts = _prompts(request)
     for name, count in prompts.items():
         if count == 0:
-            yield Refused(name, "a prompt without tokens" if name == "input_ids" else "no prompt")
+            yield Refusal(name, "a prompt without tokens" if name == "input_ids" else "no prompt")
     if len(set(prompts.values())) > 1:
-        yield Refused(" and ".join(prompts), "different numbers of prompts")
+        yield Refusal(" and ".join(prompts), "different numbers of prompts")
     yield from _ids(request.input_ids or [], engines[0].vocab_size)
     yield from _embeds(request.input_embeds)
     yield from _lists(request, next(iter(prompts.values()), None))
     for rid in _list(request.rid):
         if rid.startswith(HEALTH_CHECK):
-            yield Refused("rid", f"names that begin with {HEALTH_CHECK} are SGLang's own")
+            yield Refusal("rid", f"names that begin with {HEALTH_CHECK} are SGLang's own")
     if request.return_logprob:
         yield from _logprobs(request, engines[0].vocab_size)
     for params in _list(request.sampling_params):
@@ -80,20 +80,20 @@ def _in_session(request: GenerateFields) -> bool:
     return bool(request.session_params.id)
 
 
-def _ids(ids: list[Any], vocab_size: int | None) -> Iterator[Refused]:
+def _ids(ids: list[Any], vocab_size: int | None) -> Iterator[Refusal]:
     nested = {isinstance(each, list) for each in ids}
     if len(nested) > 1:
-        yield Refused("input_ids", "token ids and lists of token ids")
+        yield Refusal("input_ids", "token ids and lists of token ids")
         return
     if not all(each for each in ids if isinstance(each, list)):
-        yield Refused("input_ids", "a prompt without tokens")
+        yield Refusal("input_ids", "a prompt without tokens")
     for each in ids if True in nested else [ids]:
         highest = max(each, default=0)
         if vocab_size is not None and highest >= vocab_size:
-            yield Refused("input_ids", f"token id {highest} is outside the vocabulary")
+            yield Refusal("input_ids", f"token id {highest} is outside the vocabulary")
 
 
-def _embeds(embeds: list[Any] | None) -> Iterator[Refused]:
+def _embeds(embeds: list[Any] | None) -> Iterator[Refusal]:
     if embeds is None:
         return
     batch = bool(embeds[:1] and embeds[0][:1] and isinstance(embeds[0][0], list))
@@ -104,11 +104,11 @@ def _embeds(embeds: list[Any] | None) -> Iterator[Refused]:
             or 0 in widths
             or any(isinstance(x, list) for row in prompt for x in row)
         ):
-            yield Refused("input_embeds", "must be lists of embeddings of one size")
+            yield Refusal("input_embeds", "must be lists of embeddings of one size")
             return
 
 
-def _lists(request: GenerateFields, prompts: int | None) -> Iterator[Refused]:
+def _lists(request: GenerateFields, prompts: int | None) -> Iterator[Refusal]:
     """`prompts`: their number in a batch; None: a single prompt."""
     for name in (*PER_PROMPT, *PER_PROMPT_OF_BATCH, "token_ids_logprob"):
         value = getattr(request, name)
@@ -118,29 +118,29 @@ def _lists(request: GenerateFields, prompts: int | None) -> Iterator[Refused]:
             if not (value and isinstance(value[0], list)):
                 continue
             if not all(isinstance(each, list) for each in value):
-                yield Refused(name, "token ids and lists of token ids")
+                yield Refusal(name, "token ids and lists of token ids")
         if prompts is not None and len(value) != prompts:
-            yield Refused(name, f"{len(value)} values for {prompts} prompts")
+            yield Refusal(name, f"{len(value)} values for {prompts} prompts")
         elif prompts is None and name not in PER_PROMPT_OF_BATCH:
-            yield Refused(name, "must be no list for a single prompt")
+            yield Refusal(name, "must be no list for a single prompt")
 
 
-def _logprobs(request: GenerateFields, vocab_size: int | None) -> Iterator[Refused]:
+def _logprobs(request: GenerateFields, vocab_size: int | None) -> Iterator[Refusal]:
     if any(each < -1 for each in _list(request.logprob_start_len)):
-        yield Refused("logprob_start_len", "must be at least -1")
+        yield Refusal("logprob_start_len", "must be at least -1")
     most = vocab_size
     if most is not None and any(each > most for each in _list(request.top_logprobs_num)):
-        yield Refused("top_logprobs_num", f"the vocabulary has {most} tokens")
+        yield Refusal("top_logprobs_num", f"the vocabulary has {most} tokens")
 
 
-def _sampling(params: SamplingFields, engines: Sequence[EngineInfo]) -> Iterator[Refused]:
+def _sampling(params: SamplingFields, engines: Sequence[EngineInfo]) -> Iterator[Refusal]:
     vocab_size, min_p = engines[0].vocab_size, params.min_p or 0.0
     if 0 < min_p <= 1:
         yield from unservable(Sampling(min_p=min_p), engines, tokenizer=True)
     for token in params.stop_token_ids or ():
         # SGLang masks the stops of a whole batch if one of its requests has min_new_tokens.
         if token < 0 or (vocab_size is not None and token >= vocab_size):
-            yield Refused("stop_token_ids", f"token id {token} is outside the vocabulary")
+            yield Refusal("stop_token_ids", f"token id {token} is outside the vocabulary")
     regexes, custom = params.stop_regex or [], params.custom_params or {}
     yield from invalid(Sampling(stop_regex=regexes, custom_params=custom))
 
