@@ -23,15 +23,8 @@ LONGEST_STOP = 128  # characters
 MOST_VALUES = 4096
 
 
-class Refusal(NamedTuple):
-    """Why no engine may run a request. `key`: the field or parameter; empty: several."""
-
-    key: str
-    why: str
-
-
-class Undivided(NamedTuple):
-    """Why a request is not divided into chunks. `key`: the field or parameter."""
+class Reason(NamedTuple):
+    """Why a request is refused, or not divided. `key`: the field or parameter; empty: several."""
 
     key: str
     why: str
@@ -42,14 +35,14 @@ def divisible(request: Request) -> bool:
     return request.passthrough is None and not any(undivided(request.sampling))
 
 
-def undivided(sampling: Sampling) -> Iterator[Undivided]:
+def undivided(sampling: Sampling) -> Iterator[Reason]:
     """Yields each set parameter whose state cannot cross a chunk boundary."""
     for name in STATEFUL:
         if getattr(sampling, name) != getattr(NEUTRAL, name):
-            yield Undivided(name, "cannot cross a chunk boundary")
+            yield Reason(name, "cannot cross a chunk boundary")
 
 
-def too_large(sampling: Sampling) -> Iterator[Undivided]:
+def too_large(sampling: Sampling) -> Iterator[Reason]:
     """Yields each parameter that is too large for a client to have it sent with every chunk.
 
     A stop string that begins in one chunk and ends in the next is also searched by the driver,
@@ -57,52 +50,52 @@ def too_large(sampling: Sampling) -> Iterator[Undivided]:
     """
     stops = sampling.stops()
     if len(stops) > MOST_STOPS or any(len(stop) > LONGEST_STOP for stop in stops):
-        yield Undivided("stop", f"more than {MOST_STOPS}, or longer than {LONGEST_STOP} characters")
+        yield Reason("stop", f"more than {MOST_STOPS}, or longer than {LONGEST_STOP} characters")
     for name in ("stop_token_ids", "logit_bias", "custom_params"):
         if len(getattr(sampling, name)) > MOST_VALUES:
-            yield Undivided(name, f"more than {MOST_VALUES} values")
+            yield Reason(name, f"more than {MOST_VALUES} values")
 
 
-def invalid(sampling: Sampling) -> Iterator[Refusal]:
+def invalid(sampling: Sampling) -> Iterator[Reason]:
     """Yields each value that is invalid, or contradicts another, whatever the engines."""
     if sampling.temperature > HIGHEST_REAL:
-        yield Refusal("temperature", f"must be at most {HIGHEST_REAL:g}")
+        yield Reason("temperature", f"must be at most {HIGHEST_REAL:g}")
     if sampling.top_k == 0:
-        yield Refusal("top_k", "must be -1 (off) or at least 1")
+        yield Reason("top_k", "must be -1 (off) or at least 1")
     if sampling.min_new_tokens > sampling.max_new_tokens:
-        yield Refusal("min_new_tokens", f"exceeds {LIMIT}")
+        yield Reason("min_new_tokens", f"exceeds {LIMIT}")
     for token, bias in sampling.logit_bias.items():
         if abs(bias) > HIGHEST_REAL:
-            yield Refusal("logit_bias", f"must be at most {HIGHEST_REAL:g} either way")
+            yield Reason("logit_bias", f"must be at most {HIGHEST_REAL:g} either way")
         if not TOKEN_ID.fullmatch(token) or int(token) > LARGEST_ID:
-            yield Refusal("logit_bias", f"{token!r} is not a token id")
+            yield Reason("logit_bias", f"{token!r} is not a token id")
     regexes = sampling.stop_regex
     for pattern in [regexes] if isinstance(regexes, str) else regexes:
         why = redos_risk(pattern)
         if why is not None:
-            yield Refusal("stop_regex", why)
+            yield Reason("stop_regex", why)
     if any(not stop for stop in sampling.stops()):
-        yield Refusal("stop", "an empty stop string")
+        yield Reason("stop", "an empty stop string")
     if sum(getattr(sampling, name) is not None for name in GRAMMARS) > 1:
         why = f"only one of {', '.join(GRAMMARS[:-1])} and {GRAMMARS[-1]} can be set"
-        yield Refusal("", why)
+        yield Reason("", why)
     if ORIGIN in sampling.custom_params:
-        yield Refusal("custom_params", f"the key {ORIGIN!r} is reserved for seer-sgl")
+        yield Reason("custom_params", f"the key {ORIGIN!r} is reserved for seer-sgl")
 
 
 def unservable(
     sampling: Sampling, engines: Sequence[EngineInfo], *, tokenizer: bool
-) -> Iterator[Refusal]:
+) -> Iterator[Reason]:
     """Yields each parameter that the engines or this process cannot serve.
 
     tokenizer: whether this process has a tokenizer.
     """
     if sampling.stops() and not tokenizer:
-        yield Refusal("stop", "stop strings need a tokenizer: set model.path")
+        yield Reason("stop", "stop strings need a tokenizer: set model.path")
     for info in engines:
         engine = f"engine {info.engine_id}"
         if sampling.min_p > 0 and info.deterministic and info.plugin is None:
-            yield Refusal(
+            yield Reason(
                 "min_p",
                 f"{engine} runs with deterministic inference, where stock SGLang fails; start it "
                 "with `seer-sgl engine`",
@@ -111,14 +104,14 @@ def unservable(
             info.vocab_size is not None
             and max(sampling.stop_token_ids, default=0) >= info.vocab_size
         ):
-            yield Refusal(
+            yield Reason(
                 "stop_token_ids",
                 f"a token id outside the vocabulary; beside a request with min_new_tokens {engine} "
                 "would fail",
             )
         for key in () if info.has_tokenizer else ("stop", "stop_regex", "min_new_tokens"):
             if getattr(sampling, key):
-                yield Refusal(
+                yield Reason(
                     key,
                     f"{engine} runs with --skip-tokenizer-init, where SGLang refuses this "
                     "parameter",

@@ -12,7 +12,7 @@ import msgspec
 from seer_sgl.sampling import Sampling
 from seer_sgl.types import EngineInfo
 
-from .sampling import Refusal, invalid, unservable
+from .sampling import Reason, invalid, unservable
 from .sglang_fields import (
     HEALTH_CHECK,
     INTERNAL,
@@ -26,7 +26,7 @@ from .sglang_fields import (
 INPUTS = ("text", "input_ids", "input_embeds")
 
 
-def crashing(fields: Mapping[str, Any], engines: Sequence[EngineInfo]) -> Iterator[Refusal]:
+def crashing(fields: Mapping[str, Any], engines: Sequence[EngineInfo]) -> Iterator[Reason]:
     """Yields why a request of `/generate` would crash one of the engines.
 
     fields: the decoded body.
@@ -34,7 +34,7 @@ def crashing(fields: Mapping[str, Any], engines: Sequence[EngineInfo]) -> Iterat
     given = {name: value for name, value in fields.items() if value is not None}
     for name in INTERNAL:
         if name in given:
-            yield Refusal(name, "SGLang sets it itself")
+            yield Reason(name, "SGLang sets it itself")
     try:
         request = msgspec.convert(given, GenerateFields)
     except msgspec.ValidationError as error:
@@ -43,15 +43,15 @@ def crashing(fields: Mapping[str, Any], engines: Sequence[EngineInfo]) -> Iterat
     prompts = _prompts(request)
     for name, count in prompts.items():
         if count == 0:
-            yield Refusal(name, "a prompt without tokens" if name == "input_ids" else "no prompt")
+            yield Reason(name, "a prompt without tokens" if name == "input_ids" else "no prompt")
     if len(set(prompts.values())) > 1:
-        yield Refusal(" and ".join(prompts), "different numbers of prompts")
+        yield Reason(" and ".join(prompts), "different numbers of prompts")
     yield from _ids(request.input_ids or [], engines[0].vocab_size)
     yield from _embeds(request.input_embeds)
     yield from _lists(request, next(iter(prompts.values()), None))
     for rid in _list(request.rid):
         if rid.startswith(HEALTH_CHECK):
-            yield Refusal("rid", f"names that begin with {HEALTH_CHECK} are SGLang's own")
+            yield Reason("rid", f"names that begin with {HEALTH_CHECK} are SGLang's own")
     if request.return_logprob:
         yield from _logprobs(request, engines[0].vocab_size)
     for params in _list(request.sampling_params):
@@ -80,20 +80,20 @@ def _in_session(request: GenerateFields) -> bool:
     return bool(request.session_params.id)
 
 
-def _ids(ids: list[Any], vocab_size: int | None) -> Iterator[Refusal]:
+def _ids(ids: list[Any], vocab_size: int | None) -> Iterator[Reason]:
     nested = {isinstance(each, list) for each in ids}
     if len(nested) > 1:
-        yield Refusal("input_ids", "token ids and lists of token ids")
+        yield Reason("input_ids", "token ids and lists of token ids")
         return
     if not all(each for each in ids if isinstance(each, list)):
-        yield Refusal("input_ids", "a prompt without tokens")
+        yield Reason("input_ids", "a prompt without tokens")
     for each in ids if True in nested else [ids]:
         highest = max(each, default=0)
         if vocab_size is not None and highest >= vocab_size:
-            yield Refusal("input_ids", f"token id {highest} is outside the vocabulary")
+            yield Reason("input_ids", f"token id {highest} is outside the vocabulary")
 
 
-def _embeds(embeds: list[Any] | None) -> Iterator[Refusal]:
+def _embeds(embeds: list[Any] | None) -> Iterator[Reason]:
     if embeds is None:
         return
     batch = bool(embeds[:1] and embeds[0][:1] and isinstance(embeds[0][0], list))
@@ -104,11 +104,11 @@ def _embeds(embeds: list[Any] | None) -> Iterator[Refusal]:
             or 0 in widths
             or any(isinstance(x, list) for row in prompt for x in row)
         ):
-            yield Refusal("input_embeds", "must be lists of embeddings of one size")
+            yield Reason("input_embeds", "must be lists of embeddings of one size")
             return
 
 
-def _lists(request: GenerateFields, prompts: int | None) -> Iterator[Refusal]:
+def _lists(request: GenerateFields, prompts: int | None) -> Iterator[Reason]:
     """`prompts`: their number in a batch; None: a single prompt."""
     for name in (*PER_PROMPT, *PER_PROMPT_OF_BATCH, "token_ids_logprob"):
         value = getattr(request, name)
@@ -118,29 +118,29 @@ def _lists(request: GenerateFields, prompts: int | None) -> Iterator[Refusal]:
             if not (value and isinstance(value[0], list)):
                 continue
             if not all(isinstance(each, list) for each in value):
-                yield Refusal(name, "token ids and lists of token ids")
+                yield Reason(name, "token ids and lists of token ids")
         if prompts is not None and len(value) != prompts:
-            yield Refusal(name, f"{len(value)} values for {prompts} prompts")
+            yield Reason(name, f"{len(value)} values for {prompts} prompts")
         elif prompts is None and name not in PER_PROMPT_OF_BATCH:
-            yield Refusal(name, "must be no list for a single prompt")
+            yield Reason(name, "must be no list for a single prompt")
 
 
-def _logprobs(request: GenerateFields, vocab_size: int | None) -> Iterator[Refusal]:
+def _logprobs(request: GenerateFields, vocab_size: int | None) -> Iterator[Reason]:
     if any(each < -1 for each in _list(request.logprob_start_len)):
-        yield Refusal("logprob_start_len", "must be at least -1")
+        yield Reason("logprob_start_len", "must be at least -1")
     most = vocab_size
     if most is not None and any(each > most for each in _list(request.top_logprobs_num)):
-        yield Refusal("top_logprobs_num", f"the vocabulary has {most} tokens")
+        yield Reason("top_logprobs_num", f"the vocabulary has {most} tokens")
 
 
-def _sampling(params: SamplingFields, engines: Sequence[EngineInfo]) -> Iterator[Refusal]:
+def _sampling(params: SamplingFields, engines: Sequence[EngineInfo]) -> Iterator[Reason]:
     vocab_size, min_p = engines[0].vocab_size, params.min_p or 0.0
     if 0 < min_p <= 1:
         yield from unservable(Sampling(min_p=min_p), engines, tokenizer=True)
     for token in params.stop_token_ids or ():
         # SGLang masks the stops of a whole batch if one of its requests has min_new_tokens.
         if token < 0 or (vocab_size is not None and token >= vocab_size):
-            yield Refusal("stop_token_ids", f"token id {token} is outside the vocabulary")
+            yield Reason("stop_token_ids", f"token id {token} is outside the vocabulary")
     regexes, custom = params.stop_regex or [], params.custom_params or {}
     yield from invalid(Sampling(stop_regex=regexes, custom_params=custom))
 

@@ -12,7 +12,7 @@ import msgspec
 
 from seer_sgl.bounds import LARGEST_ID, CustomParams, Int64, Real, TokenId
 
-from .sampling import Refusal
+from .sampling import Reason
 
 Int32 = Annotated[int, msgspec.Meta(ge=-LARGEST_ID, le=LARGEST_ID)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_ID)]
@@ -147,13 +147,13 @@ PLACE = re.compile(r" - at `\$(?P<place>[^`]*)`$")
 UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 
 
-def mistyped(error: msgspec.ValidationError) -> Refusal:
+def mistyped(error: msgspec.ValidationError) -> Reason:
     """Returns what msgspec found wrong in a request, by the name of the field or parameter."""
     reason = PLACE.sub("", str(error))
     unknown = UNKNOWN.fullmatch(reason)
     if unknown is not None:
-        return Refusal(unknown["name"][:80], "unknown to this server, which serves SGLang 0.5.21")
+        return Reason(unknown["name"][:80], "unknown to this server, which serves SGLang 0.5.21")
     found = PLACE.search(str(error))
     names = re.findall(r"\w+", re.sub(r"\[[^\]]*\]", "", found["place"])) if found else []
     reason = reason.replace("`", "")
-    return Refusal(names[-1] if names else "the body", f"{reason[0].lower()}{reason[1:]}")
+    return Reason(names[-1] if names else "the body", f"{reason[0].lower()}{reason[1:]}")
