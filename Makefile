@@ -80,11 +80,10 @@ docs: $(READY)
 
 # The profile `ci` runs the same examples every time; plain pytest draws new ones.
 PYTEST := $(BIN)/python -m pytest --hypothesis-profile=ci --durations=12
-WORKERS := -n logical --maxprocesses 8
 
 # Tests that start no process and wait for nothing (tests/support/tiers.py).
 test-unit: $(READY)
-	$(PYTEST) --tier gate $(WORKERS) --dist worksteal
+	$(PYTEST) --tier gate
 
 # Two tests on real engines.
 test-smoke: $(READY)
@@ -92,7 +91,7 @@ test-smoke: $(READY)
 
 # Tests that start processes, wait for real time or take long, without real engines.
 test-process: $(READY)
-	$(PYTEST) --tier process $(WORKERS) --dist loadfile
+	$(PYTEST) --tier process
 
 # All other tests on real engines.
 test-servers: $(READY)

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.support.tiers import GATE, TIERS
+
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "out" / "flaky"
 NICENESS = 10  # a process of the load gets a tenth of the time that one of the tests gets
@@ -28,13 +30,6 @@ os.nice({NICENESS})
 while os.getppid() == int(sys.argv[1]):
     sum(range(1_000_000))
 """
-CORES = ("-n", "logical", "--maxprocesses", "8", "--dist")
-SPREAD: dict[str, tuple[str, ...]] = {  # as in the Makefile
-    "gate": (*CORES, "worksteal"),
-    "process": (*CORES, "loadfile"),
-    "smoke": (),
-    "engines": (),
-}
 ROW = "{:>4}  {:>6}  {:>6}  {:>8}  {:>5}  {}"
 
 
@@ -81,7 +76,7 @@ def run(tier: str, paths: Sequence[str], name: str) -> Run:
     """Runs the tests once; the report and the output are in OUT, under `name`."""
     report = OUT / f"{name}.xml"
     report.unlink(missing_ok=True)
-    options = ("-p", "tests.support.tiers", "--tier", tier, *SPREAD[tier], f"--junitxml={report}")
+    options = ("-p", "tests.support.tiers", "--tier", tier, f"--junitxml={report}")
     begun = time.monotonic()
     with (
         (OUT / f"{name}.log").open("wb") as log,
@@ -108,7 +103,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--load", type=int, default=8, help="busy processes beside the tests")
-    parser.add_argument("--tier", choices=list(SPREAD), default="gate")
+    parser.add_argument("--tier", choices=[GATE, *TIERS], default=GATE)
     parser.add_argument("paths", nargs="*", help="run the tests of these files only")
     flags = parser.parse_args()
     for kind in (signal.SIGTERM, signal.SIGINT):  # a background job ignores the second

@@ -125,7 +125,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     )
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = process\npythonpath = .\n")
     command = [sys.executable, "-m", "pytest", "-p", "tests.support.tiers", "--tier", "gate"]
-    options = ["-p", "no:cacheprovider", "--rootdir", ".", "--junitxml", "junit.xml"]
+    options = ["-n", "0", "-p", "no:cacheprovider", "--rootdir", ".", "--junitxml", "junit.xml"]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     subprocess.run([*command, *options], cwd=folder, env=environment, check=False)
     cases = ET.parse(folder / "junit.xml").iter("testcase")

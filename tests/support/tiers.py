@@ -1,4 +1,5 @@
-"""The tiers of tests, as a pytest plugin: `--tier NAME` runs the tests of one tier.
+"""The tiers of tests, as a pytest plugin: `--tier NAME` runs the tests of one tier, on all cores
+where that makes sense.
 
 The tier `gate` is enforced: a test in it fails if it starts a process, waits for more than
 WAIT_S, or costs more than COST_S. The cost is the CPU time of this process, without imports, and
@@ -32,6 +33,9 @@ TIERS: dict[str, tuple[str, ...]] = {
     "process": ("process",),
 }
 GATE = "gate"  # tests without any of these markers
+# How pytest-xdist spreads the tests of a tier over the cores. Those of other tiers run one by one.
+SPREAD = {GATE: "worksteal", "process": "loadfile"}
+MOST_WORKERS = 8
 WAIT_S = 0.5  # the longest single wait of a test in the gate
 COST_S = 2.0  # the highest cost of a test in the gate, on a machine that does nothing else
 STARTS = (
@@ -218,6 +222,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=[GATE, *TIERS],
         help="run the tests of this tier; `gate` also fails tests that belong elsewhere",
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Spreads the tests over the cores, if no option says how. xdist reads the options next."""
+    spread = SPREAD.get(config.getoption("--tier") or "")
+    unset = getattr(config.option, "numprocesses", 0) is None  # 0: without xdist
+    if spread and unset and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.option.numprocesses = min(MOST_WORKERS, os.cpu_count() or 1)
+        config.option.dist = spread
 
 
 def pytest_configure(config: pytest.Config) -> None:
