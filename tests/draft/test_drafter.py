@@ -184,25 +184,6 @@ def test_the_prompt_is_drafted_from_too() -> None:
     assert drafts.sources[0, :2].tolist() == [-1, -1]
 
 
-def test_interleaved_and_whole_appends_give_the_same_index() -> None:
-    dice = np.random.default_rng(1)
-    texts = [dice.integers(0, 5, 200).tolist() for _ in range(3)]
-    whole, pieces = Drafter(), Drafter()
-    for drafter in (whole, pieces):
-        drafter.open("g", [1])
-    for number, text in enumerate(texts):
-        whole.append("g", number, text)
-    for start in range(0, 200, 7):
-        for number, text in enumerate(texts):
-            pieces.append("g", number, text[start : start + 7])
-    for number in range(3):
-        slots = [drafter.attach("g", number) for drafter in (whole, pieces)]
-        a, b = draft(whole, slots[:1], [[]]), draft(pieces, slots[1:], [[]])
-        assert a.matches == b.matches
-    assert whole.tokens == pieces.tokens
-    assert whole.nbytes == pieces.nbytes  # as many states and edges
-
-
 def test_growth_keeps_what_was_written_and_the_slots() -> None:
     """The arrays are grown many times in the middle of steps over two groups."""
     dice = np.random.default_rng(2)

@@ -27,12 +27,7 @@ from seer_sgl.draft.messages import (
     pieces,
     wire_name,
 )
-
-PLENTY = 1 << 20
-
-
-def delta(group: str, sequence: int, position: int, *tokens: int) -> Delta:
-    return Delta(group, sequence, position, array("i", tokens).tobytes())
+from tests.draft.replicas import PLENTY, delta
 
 
 def deltas(*parts: Delta) -> Deltas:
@@ -72,18 +67,6 @@ def test_what_one_engine_decodes_goes_to_those_that_serve_the_group(hub: Hub) ->
     hub.receive("b", deltas(delta("g", 1, 1, 8)))
     assert taken(hub, "a") == [deltas(delta("g", 1, 1, 8))]
     assert taken(hub, "b") == []
-
-
-def test_duplicates_and_overlaps_change_nothing(hub: Hub) -> None:
-    for message in (
-        deltas(delta("g", 0, 0, 1, 2, 3)),
-        deltas(delta("g", 0, 0, 1, 2, 3)),
-        deltas(delta("g", 0, 1, 9, 9)),
-        deltas(delta("g", 0, 2, 9, 4)),
-    ):
-        hub.receive("a", message)
-    assert of(hub, "g") == {0: [1, 2, 3, 4]}
-    assert hub.tokens == 4 + LOG_TOKENS
 
 
 @pytest.mark.parametrize("group", ["g", "unheard of"])
