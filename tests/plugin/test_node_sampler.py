@@ -1,6 +1,7 @@
 """Sampling in parts is sampling: the same draws and logprobs, in SGLang's shapes."""
 
 import dataclasses
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,6 +90,24 @@ class Sampler:
         return logits.argmax(-1) + positions
 
 
+def batch(
+    sampling: Sampling,
+    top_nums: Sequence[int] = (0,) * COUNT,
+    token_ids: Sequence[list[int] | None] = (None,) * COUNT,
+) -> Any:
+    """Returns a batch of COUNT requests that want logprobs."""
+    return SimpleNamespace(
+        sampling_info=sampling,
+        return_logprob=True,
+        top_logprobs_nums=list(top_nums),
+        token_ids_logprobs=list(token_ids),
+    )
+
+
+def runner(sampler: Sampler) -> Any:
+    return SimpleNamespace(sampler=sampler)
+
+
 @pytest.mark.parametrize("bias", [None, torch.arange(COUNT * WORDS).view(COUNT, WORDS) / 10])
 @pytest.mark.parametrize(("requests", "calls"), [(4, [12, 3]), (2, [6, 6, 3]), (0, [3] * 5)])
 @pytest.mark.parametrize(
@@ -114,15 +133,9 @@ def test_parts_give_the_draws_and_logprobs_of_the_whole(  # noqa: PLR0917
 
     def drawn(sampler: Sampler, most_bytes: int) -> tuple[list[int], Logits]:
         monkeypatch.setattr(node_sampler, "MOST_BYTES", most_bytes)
-        batch: Any = SimpleNamespace(
-            sampling_info=Sampling(torch.arange(1.0, COUNT + 1)[:, None], bias),
-            return_logprob=True,
-            top_logprobs_nums=top_nums,
-            token_ids_logprobs=token_ids,
-        )
+        sampling = Sampling(torch.arange(1.0, COUNT + 1)[:, None], bias)
         output = Logits(logits.clone())
-        runner: Any = SimpleNamespace(sampler=sampler)
-        part = NodeSampler(runner, batch, WIDTH, None)
+        part = NodeSampler(runner(sampler), batch(sampling, top_nums, token_ids), WIDTH, None)
         return part.draw(output, positions).tolist(), output
 
     whole, in_parts = Sampler(), Sampler()
@@ -144,16 +157,9 @@ def test_penalties_count_in_a_verification_without_drafts(monkeypatch: pytest.Mo
     penalties = torch.zeros(COUNT, WORDS)
     penalties[:, 2] = 5.0
     sampling = Sampling(torch.ones(COUNT, 1), None, acc_additive_penalties=penalties)
-    batch: Any = SimpleNamespace(
-        sampling_info=sampling,
-        return_logprob=True,
-        top_logprobs_nums=[0] * COUNT,
-        token_ids_logprobs=[None] * COUNT,
-    )
-    sampler: Any = Sampler()
-    output: Any = Logits(torch.zeros(COUNT, WORDS))
-    runner: Any = SimpleNamespace(sampler=sampler)
-    draws = NodeSampler(runner, batch, 1, None).draw(output, torch.arange(COUNT))
+    sampler, output = Sampler(), Logits(torch.zeros(COUNT, WORDS))
+    drawing = NodeSampler(runner(sampler), batch(sampling), 1, None)
+    draws = drawing.draw(output, torch.arange(COUNT))
     assert draws.tolist() == [2, 3, 4, 5, 6]
     assert sampler.calls == [COUNT]
     assert sampling.grammar_mask is None, "its memory is not needed any more"
@@ -167,17 +173,12 @@ def test_a_node_draws_no_stop_token_before_its_own_request_has_its_minimum(
     stops = torch.zeros(COUNT, WORDS)
     stops[:4, 6] = -torch.inf  # the last request has no stop token
     minimum = Minimum(torch.tensor([0, 11, 12, 99, 99]), stops)
-    batch: Any = SimpleNamespace(
-        sampling_info=Sampling(torch.ones(COUNT, 1), None),
-        return_logprob=True,
-        top_logprobs_nums=[0] * COUNT,
-        token_ids_logprobs=[None] * COUNT,
-    )
-    runner: Any = SimpleNamespace(sampler=Sampler())
+    free = batch(Sampling(torch.ones(COUNT, 1), None))
     # The likeliest word is 6, the next one is 5. The sampler adds the position.
-    output: Any = Logits(torch.arange(float(WORDS)).repeat(COUNT * WIDTH, 1))
+    output = Logits(torch.arange(float(WORDS)).repeat(COUNT * WIDTH, 1))
     positions = torch.tensor([9, 10, 10]).repeat(COUNT)  # a root and its two children
-    draws = NodeSampler(runner, batch, WIDTH, minimum).draw(output, positions) - positions
+    drawing = NodeSampler(runner(Sampler()), free, WIDTH, minimum)
+    draws = drawing.draw(output, positions) - positions
     # Tokens for positions 10, 11 and 11.
     assert draws.view(COUNT, WIDTH).tolist() == [
         [6, 6, 6],
@@ -195,14 +196,8 @@ def test_a_minimum_counts_beside_other_penalties() -> None:
     stops = torch.zeros(COUNT, WORDS)
     stops[:, 2] = -torch.inf
     minimum = Minimum(torch.tensor([0, 0, 4, 4, 5]), stops)
-    batch: Any = SimpleNamespace(
-        sampling_info=Sampling(torch.ones(COUNT, 1), None, acc_additive_penalties=penalties),
-        return_logprob=False,
-        top_logprobs_nums=[0] * COUNT,
-        token_ids_logprobs=[None] * COUNT,
-    )
-    runner: Any = SimpleNamespace(sampler=Sampler())
-    output: Any = Logits(torch.zeros(COUNT, WORDS))
-    positions = torch.arange(COUNT)
-    draws = NodeSampler(runner, batch, 1, minimum).draw(output, positions) - positions
+    given = batch(Sampling(torch.ones(COUNT, 1), None, acc_additive_penalties=penalties))
+    given.return_logprob = False
+    output, positions = Logits(torch.zeros(COUNT, WORDS)), torch.arange(COUNT)
+    draws = NodeSampler(runner(Sampler()), given, 1, minimum).draw(output, positions) - positions
     assert draws.tolist() == [2, 2, 0, 2, 2]

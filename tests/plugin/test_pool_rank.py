@@ -145,48 +145,31 @@ def quiet() -> Rank:
     return Rank(pool_first_check_s=NEVER_S, pool_longest_wait_s=math.inf)
 
 
-def test_a_call_is_stored_when_its_last_page_is_written(quiet: Rank) -> None:
-    quiet.run("r.c1/", "abcd", written=False)
-    quiet.backend.present |= {"ab", "abcd"}
+@pytest.mark.parametrize(
+    ("tokens", "present", "written", "times"),
+    [
+        ("abcd", ["ab", "abcd"], [], 0),
+        ("abcd", ["ab", "abcd"], ["another"], 0),
+        ("abcd", ["ab", "abcd"], ["another", "abcd"], 1),
+        ("abcd", ["ab"], ["abcd"], 0),
+        ("abc", ["ab"], ["ab"], 1),
+        ("ab", ["ab"], ["ab", "ab"], 1),
+        ("a", [], ["a"], 0),
+    ],
+    ids=[
+        *("no write", "another write", "its write", "a write that failed"),
+        *("a partial page", "two writes", "less than a page"),
+    ],
+)
+def test_a_call_is_stored_once_its_last_whole_page_is_written(
+    quiet: Rank, tokens: str, present: list[str], written: list[str], times: int
+) -> None:
+    quiet.run("r.c1/", tokens, written=False)
+    quiet.backend.present |= set(present)
+    for page in written:
+        quiet.pool_rank.written(page)
     quiet.settle()
-    assert quiet.sent == [], "no write was reported"
-    quiet.pool_rank.written("another")
-    quiet.pool_rank.written("abcd")
-    until(lambda: quiet.sent)
-    assert quiet.sent == [KvStored("r.c1/", True)]
-
-
-def test_a_write_that_failed_is_no_acknowledgement(quiet: Rank) -> None:
-    quiet.run("r.c1/", "abcd", written=False)
-    quiet.backend.present.add("ab")
-    quiet.pool_rank.written("abcd")
-    quiet.settle()
-    assert quiet.sent == []
-    quiet.backend.present.add("abcd")
-    quiet.pool_rank.written("abcd")
-    quiet.settle()
-    assert quiet.sent == [KvStored("r.c1/", True)]
-
-
-def test_a_call_shorter_than_a_page_has_nothing_to_acknowledge(quiet: Rank) -> None:
-    quiet.run("r.c1/", "a")
-    quiet.settle()
-    assert quiet.sent == []
-
-
-def test_a_partial_page_is_not_waited_for(quiet: Rank) -> None:
-    quiet.pool_rank.finished("r.c1/", "abc")
-    quiet.backend.present.add("ab")
-    quiet.pool_rank.written("ab")
-    quiet.settle()
-    assert quiet.sent == [KvStored("r.c1/", True)]
-
-
-def test_a_call_is_acknowledged_once(quiet: Rank) -> None:
-    quiet.run("r.c1/", "ab")
-    quiet.pool_rank.written("ab")
-    quiet.settle()
-    assert quiet.sent == [KvStored("r.c1/", True)]
+    assert quiet.sent == [KvStored("r.c1/", True)] * times
 
 
 def test_a_rank_introduces_itself() -> None:
@@ -228,13 +211,6 @@ def test_calls_with_the_same_kv_are_both_acknowledged(rank: Rank) -> None:
     assert {frame.rid for frame in rank.sent if frame.complete} == {"r.c1/", "s.c1/"}
 
 
-def test_what_is_not_there_in_time_will_never_be_whole() -> None:
-    rank = Rank(pool_longest_wait_s=0.0)
-    rank.run("r.c1/", "abcd", written=False)
-    until(lambda: rank.sent)
-    assert rank.sent == [KvStored("r.c1/", False)]
-
-
 def test_looks_count_not_the_clock() -> None:
     rank = Rank(pool_first_check_s=0.01, pool_longest_wait_s=0.04)
     rank.run("r.c1/", "abcd", written=False)
@@ -259,32 +235,25 @@ def test_a_pool_that_stays_away_is_reported_to_the_driver() -> None:
     assert rank.sent == [KvStored("r.c1/", False)]
 
 
-def test_pages_beyond_what_is_kept_are_removed_and_the_rest_later(quiet: Rank) -> None:
-    quiet.run("r.c1/", "abcdef")
-    quiet.wire.receive(Forget("r", PAGE))
-    quiet.settle()
-    assert quiet.removed == ["abcd", "abcdef"]
-    quiet.wire.receive(Forget("r", 0))
-    quiet.wire.receive(Forget("r", 0))
-    quiet.settle()
-    assert quiet.removed == ["abcd", "abcdef", "ab"]
-
-
-def test_a_page_that_is_only_partly_kept_goes(quiet: Rank) -> None:
-    quiet.run("r.c1/", "abcdef")
-    quiet.wire.receive(Forget("r", PAGE + 1))
-    quiet.settle()
-    assert quiet.removed == ["abcd", "abcdef"]
-
-
-def test_the_newest_call_of_a_request_names_its_pages(quiet: Rank) -> None:
-    quiet.run("r.c1/", "ab")
-    quiet.run("r.c2/", "abcd")
-    quiet.run("s.c1/", "xy")
-    quiet.wire.receive(Forget("r", 0))
+@pytest.mark.parametrize(
+    ("calls", "kept", "removed"),
+    [
+        ({"r.c1/": "abcdef"}, [PAGE], ["abcd", "abcdef"]),
+        ({"r.c1/": "abcdef"}, [PAGE + 1], ["abcd", "abcdef"]),  # a part of a page is kept
+        ({"r.c1/": "abcdef"}, [PAGE, 0, 0], ["abcd", "abcdef", "ab"]),
+        ({"r.c1/": "ab", "r.c2/": "abcd", "s.c1/": "xy"}, [0], ["ab", "abcd"]),  # the newest call's
+    ],
+)
+def test_pages_beyond_what_is_kept_of_a_request_are_removed_once(
+    quiet: Rank, calls: dict[str, str], kept: list[int], removed: list[str]
+) -> None:
+    for rid, tokens in calls.items():
+        quiet.run(rid, tokens)
     quiet.wire.receive(Forget("stranger", 0))
-    quiet.settle()
-    assert quiet.removed == ["ab", "abcd"]
+    for tokens_kept in kept:
+        quiet.wire.receive(Forget("r", tokens_kept))
+        quiet.settle()
+    assert quiet.removed == removed
 
 
 def test_what_is_still_being_written_is_removed_afterwards(quiet: Rank) -> None:
@@ -360,17 +329,8 @@ def test_pages_are_removed_from_a_folder_and_others_stay(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p-0.bin", "q-1.bin"]
 
 
-def test_removing_nothing_asks_nobody() -> None:
-    removed: list[list[str]] = []
-    store = SimpleNamespace(batch_remove=lambda names, _: removed.append(names))
-    backend = SimpleNamespace(
-        store=store, _tag_keys=list, is_mla_backend=False, mha_suffix="0", mla_suffix=""
-    )
+def test_removing_nothing_asks_nobody_and_a_backend_we_do_not_know_is_left_alone() -> None:
+    backend = FakeMooncake()
+    backend.batch_remove = None  # type: ignore[method-assign, assignment]
     remove_pages(backend, [])
-    assert removed == []
-    remove_pages(backend, ["p"])
-    assert removed == [["p_0_k", "p_0_v"]]
-
-
-def test_a_backend_we_do_not_know_is_left_alone() -> None:
     remove_pages(SimpleNamespace(), ["p"])
