@@ -15,7 +15,7 @@ from seer_sgl.errors import ConfigError, InputError, PromptError, RolloutError, 
 from seer_sgl.processes import LOG_PATH
 from seer_sgl.server.control.answers import updated
 from tests.fake_sglang import FakeSGLang, serving
-from tests.server.helpers import Served, served, tensor_entry, two, under_way, whole
+from tests.server.helpers import Fakes, Served, served, tensor_entry, two, under_way, whole
 from tests.support.fleets import rolling
 from tests.support.waiting import until
 
@@ -27,9 +27,9 @@ LIMIT = 400
 
 
 @pytest.fixture(params=TRAINERS)
-def trains(request: pytest.FixtureRequest) -> Any:
-    """Makes a trainer of a server."""
-    return TRAINERS[request.param]
+def trainer(request: pytest.FixtureRequest, it: Served) -> Trainer:
+    """A trainer at the server."""
+    return TRAINERS[request.param](it)
 
 
 TENSORS = (tensor_entry("a"), tensor_entry("b"))
@@ -40,129 +40,118 @@ def generating(it: Served) -> "asyncio.Task[Any]":
     return asyncio.create_task(it.generate(input_ids=PROMPT, sampling_params=params))
 
 
-def check(reply: Any, fakes: list[FakeSGLang], *versions: str) -> None:
+def check(reply: Any, fakes: Fakes, *versions: str) -> None:
     """Fails unless a response has the tokens of a plain call, of these versions in turn."""
     assert reply["output_ids"] == whole(SEED, len(PROMPT), fakes[0], LIMIT)
     assert [span["version"] for span in reply["meta_info"]["weight_versions"]] == [*versions]
 
 
-async def test_what_was_running_goes_on_after_an_update_with_its_spans(trains: Any) -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        trainer: Trainer = trains(it)
-        running = generating(it)
-        await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
-        assert (await trainer.update("v2")).kind == "ok"
-        check(await running, fakes, "v1", "v2")
+async def test_what_was_running_goes_on_after_an_update_with_its_spans(
+    trainer: Trainer, it: Served, fakes: Fakes
+) -> None:
+    running = generating(it)
+    await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
+    assert (await trainer.update("v2")).kind == "ok"
+    check(await running, fakes, "v1", "v2")
     assert not any(fake.died for fake in fakes), "an update with requests running ends SGLang"
     assert all(dict(fake.calls)[DISK]["weight_version"] == "v2" for fake in fakes)
 
 
-async def test_nothing_is_dispatched_between_begin_and_end(trains: Any) -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        trainer: Trainer = trains(it)
-        running = generating(it)
-        await until(lambda: bool(fakes[0].seen or fakes[1].seen))
-        assert (await trainer.begin()).kind == "ok"
-        seen = [len(fake.seen) for fake in fakes]
-        for version in (None, "v2"):
-            assert (await trainer.update(version, TENSORS)).kind == "ok"
-        assert (await trainer.begin()).kind == "wrong"
-        assert [len(fake.seen) for fake in fakes] == seen
-        assert (await trainer.end()).kind == "ok"
-        check(await running, fakes, "v1", "v2")
-        assert (await trainer.end()).kind == "wrong"
+async def test_nothing_is_dispatched_between_begin_and_end(
+    trainer: Trainer, it: Served, fakes: Fakes
+) -> None:
+    running = generating(it)
+    await until(lambda: bool(fakes[0].seen or fakes[1].seen))
+    assert (await trainer.begin()).kind == "ok"
+    seen = [len(fake.seen) for fake in fakes]
+    for version in (None, "v2"):
+        assert (await trainer.update(version, TENSORS)).kind == "ok"
+    assert (await trainer.begin()).kind == "wrong"
+    assert [len(fake.seen) for fake in fakes] == seen
+    assert (await trainer.end()).kind == "ok"
+    check(await running, fakes, "v1", "v2")
+    assert (await trainer.end()).kind == "wrong"
     assert all(fake.paths().count("/begin_weight_update") == 1 for fake in fakes)
 
 
-async def test_an_engine_that_missed_an_update_is_stale_until_the_next(trains: Any) -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        trainer: Trainer = trains(it)
-        fakes[1].refused[DISK] = 400
-        said = await trainer.update("v2")
-        assert said.kind == "ok" and "e1" in said.message, "the fleet serves the new weights"
-        assert list(it.service.driver.stale) == ["e1"]
-        assert set((await generating(it))["meta_info"]["seer"]["engines"]) == {"e0"}
-        fakes[1].refused.clear()
-        assert (await trainer.update("v3")).kind == "ok"
-        assert not it.service.driver.stale
-        await until(lambda: it.service.serves("e1"))
+async def test_an_engine_that_missed_an_update_is_stale_until_the_next(
+    trainer: Trainer, it: Served, fakes: Fakes
+) -> None:
+    fakes[1].refused[DISK] = 400
+    said = await trainer.update("v2")
+    assert said.kind == "ok" and "e1" in said.message, "the fleet serves the new weights"
+    assert list(it.service.driver.stale) == ["e1"]
+    assert set((await generating(it))["meta_info"]["seer"]["engines"]) == {"e0"}
+    info = await (await it.session.get(f"{it.url}/server_info")).json()
+    assert [each["stale"] is None for each in info["seer"]["engines"]] == [True, False]
+    fakes[1].refused.clear()
+    assert (await trainer.update("v3")).kind == "ok"
+    assert not it.service.driver.stale
+    await until(lambda: it.service.serves("e1"))
 
 
-async def test_an_update_that_every_engine_refuses_changes_nothing(trains: Any) -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        for fake in fakes:
-            fake.refused[DISK] = 400
-        said = await trains(it).update("v2")
-        assert said.kind == "failed"
-        assert "e0: refused" in said.message and "e1: refused" in said.message
-        assert not it.service.driver.stale
-        check(await generating(it), fakes, "v1")
+async def test_an_update_that_every_engine_refuses_changes_nothing(
+    trainer: Trainer, it: Served, fakes: Fakes
+) -> None:
+    for fake in fakes:
+        fake.refused[DISK] = 400
+    said = await trainer.update("v2")
+    assert said.kind == "failed"
+    assert "e0: refused" in said.message and "e1: refused" in said.message
+    assert not it.service.driver.stale
+    check(await generating(it), fakes, "v1")
 
 
-async def test_an_engine_that_dies_between_begin_and_end_is_stale(trains: Any) -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        trainer: Trainer = trains(it)
-        assert (await trainer.begin()).kind == "ok"
-        fakes[0].died, fakes[0].away = "killed", True
-        said = await trainer.update("v2", TENSORS)
-        assert said.kind == "ok" and "e0" in said.message
-        assert (await trainer.end()).kind == "ok"
-        assert list(it.service.driver.stale) == ["e0"]
-        assert (await generating(it))["meta_info"]["seer"]["engines"][0] == "e1"
+async def test_an_engine_that_dies_between_begin_and_end_is_stale(
+    trainer: Trainer, it: Served, fakes: Fakes
+) -> None:
+    assert (await trainer.begin()).kind == "ok"
+    fakes[0].died, fakes[0].away = "killed", True
+    said = await trainer.update("v2", TENSORS)
+    assert said.kind == "ok" and "e0" in said.message
+    assert (await trainer.end()).kind == "ok"
+    assert list(it.service.driver.stale) == ["e0"]
+    assert (await generating(it))["meta_info"]["seer"]["engines"][0] == "e1"
 
 
 async def test_a_trainer_that_leaves_in_the_middle_of_an_update_leaves_no_hold(
-    trains: Any,
+    trainer: Trainer, it: Served, fakes: Fakes
 ) -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        update = await under_way(trains(it).update("v2"), *fakes)
-        update.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await update
-        check(await generating(it), fakes, "v2")
-        assert not it.service.backend.holds
+    update = await under_way(trainer.update("v2"), *fakes)
+    update.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await update
+    check(await generating(it), fakes, "v2")
+    assert not it.service.backend.holds
 
 
-async def test_a_pause_keeps_tokens(trains: Any) -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        trainer: Trainer = trains(it)
-        running = generating(it)
-        await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
-        assert (await trainer.pause()).kind == "ok"
-        assert [fake.paused for fake in fakes] == ["retract", "retract"]
-        seen = [len(fake.seen) for fake in fakes]
-        assert (await trainer.pause()).kind == "ok", "twice is once"
-        assert [len(fake.seen) for fake in fakes] == seen
-        assert (await trainer.resume()).kind == "ok"
-        check(await running, fakes, "v1")
+async def test_a_pause_keeps_tokens(trainer: Trainer, it: Served, fakes: Fakes) -> None:
+    running = generating(it)
+    await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
+    assert (await trainer.pause()).kind == "ok"
+    assert [fake.paused for fake in fakes] == ["retract", "retract"]
+    seen = [len(fake.seen) for fake in fakes]
+    assert (await trainer.pause()).kind == "ok", "twice is once"
+    assert [len(fake.seen) for fake in fakes] == seen
+    assert (await trainer.resume()).kind == "ok"
+    check(await running, fakes, "v1")
 
 
-async def test_released_memory_holds_generation_until_it_is_back(trains: Any) -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        trainer: Trainer = trains(it)
-        assert (await trainer.release("nothing")).kind == "wrong"
-        for tag in ("kv_cache", "weights", "weights"):
-            assert (await trainer.release(tag)).kind == "ok"
-        running = generating(it)
-        assert (await trainer.take_back()).kind == "ok"
-        check(await running, fakes, "v1")
+async def test_released_memory_holds_generation_until_it_is_back(
+    trainer: Trainer, it: Served, fakes: Fakes
+) -> None:
+    assert (await trainer.release("nothing")).kind == "wrong"
+    for tag in ("kv_cache", "weights", "weights"):
+        assert (await trainer.release(tag)).kind == "ok"
+    running = generating(it)
+    assert (await trainer.take_back()).kind == "ok"
+    check(await running, fakes, "v1")
     for fake in fakes:
         assert fake.paths().count("/release_memory_occupation") == 2, "no tag twice"
 
 
-async def test_no_engine_joins_in_the_middle_of_an_update(trains: Any) -> None:
-    fakes = two()
-    other = FakeSGLang(longest=10_000, delay_s=0.01)
-    async with served(*fakes) as it, serving(other) as url:
-        trainer: Trainer = trains(it)
+async def test_no_engine_joins_in_the_middle_of_an_update(trainer: Trainer, it: Served) -> None:
+    async with serving(FakeSGLang()) as url:
         await trainer.begin()
         assert (await trainer.join(url)).kind == "state"
         await trainer.end()
@@ -172,30 +161,28 @@ async def test_no_engine_joins_in_the_middle_of_an_update(trains: Any) -> None:
         assert len(it.service.driver.engines) == 3
 
 
-async def test_weights_that_were_loaded_by_other_means_are_adopted() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        backend = it.service.backend
-        fakes[0].weight_version = "v2"  # nobody told e1
-        await backend.adopt_weights("v2")
-        stale = backend.driver.stale
-        assert stale == {"e1": "it reports weights v1 after an update to v2"}
-        check(await generating(it), fakes, "v2")
+async def test_weights_that_were_loaded_by_other_means_are_adopted(
+    it: Served, fakes: Fakes
+) -> None:
+    backend = it.service.backend
+    fakes[0].weight_version = "v2"  # nobody told e1
+    await backend.adopt_weights("v2")
+    stale = backend.driver.stale
+    assert stale == {"e1": "it reports weights v1 after an update to v2"}
+    check(await generating(it), fakes, "v2")
 
 
-async def test_every_kind_of_update_has_sglangs_fields() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        backend = it.service.backend
-        await backend.init_group(TrainerGroup.at("127.0.0.1", 29500, world_size=3, backend="gloo"))
-        await backend.update_weights(
-            WeightUpdate.from_distributed(
-                ["w"], ["float32"], [[2, 3]], version="v2", flush_cache=False
-            )
-        )
-        await backend.update_weights(WeightUpdate.from_tensors(TENSORS, version="v3"))
-        await backend.update_weights(WeightUpdate.from_ipc({"cpu": "ipc:///x"}, version="v4"))
-        await backend.destroy_group()
+async def test_every_kind_of_update_has_sglangs_fields(it: Served, fakes: Fakes) -> None:
+    backend = it.service.backend
+    await backend.init_group(TrainerGroup.at("127.0.0.1", 29500, world_size=3, backend="gloo"))
+    await backend.update_weights(
+        WeightUpdate.from_distributed(["w"], ["float32"], [[2, 3]], version="v2", flush_cache=False)
+    )
+    tensors = WeightUpdate.from_tensors(TENSORS, version="v3", flush_cache=None)
+    assert tensors.flush_cache, "SGLang's default"
+    await backend.update_weights(tensors)
+    await backend.update_weights(WeightUpdate.from_ipc({"cpu": "ipc:///x"}, version="v4"))
+    await backend.destroy_group()
     for rank, fake in enumerate(fakes, 1):
         calls = dict(fake.calls)
         group = calls["/init_weights_update_group"]
@@ -210,61 +197,55 @@ async def test_every_kind_of_update_has_sglangs_fields() -> None:
         assert fake.weight_version == "v4"
 
 
-async def test_what_cannot_be_done_says_why_and_changes_nothing() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        backend = it.service.backend
-        with pytest.raises(InputError, match="3 entries; the fleet has 2 ranks"):
-            await backend.update_weights(WeightUpdate.from_tensors([*TENSORS, TENSORS[0]]))
-        with pytest.raises(InputError, match="world_size 2 has no room for the 2 ranks"):
-            await backend.init_group(TrainerGroup.at("127.0.0.1", 29500, world_size=2))
-        with pytest.raises(ConfigError, match="engine e7 is not in the fleet"):
-            backend.drain("e7")
-        await backend.init_group(TrainerGroup.at("127.0.0.1", 29500, world_size=3))
-        await backend.drain("e1")
-        with pytest.raises(StateError, match="'weight_update_group' has lost e1"):
-            await backend.update_weights(WeightUpdate.from_distributed([], [], []))
-        await backend.drain("e0")
-        with pytest.raises(RolloutError, match="the fleet has no engine"):
-            await backend.pause()
-        assert not backend.holds
+async def test_what_cannot_be_done_says_why_and_changes_nothing(it: Served, fakes: Fakes) -> None:
+    backend = it.service.backend
+    with pytest.raises(InputError, match="3 entries; the fleet has 2 ranks"):
+        await backend.update_weights(WeightUpdate.from_tensors([*TENSORS, TENSORS[0]]))
+    with pytest.raises(InputError, match="world_size 2 has no room for the 2 ranks"):
+        await backend.init_group(TrainerGroup.at("127.0.0.1", 29500, world_size=2))
+    with pytest.raises(ConfigError, match="engine e7 is not in the fleet"):
+        backend.drain("e7")
+    await backend.init_group(TrainerGroup.at("127.0.0.1", 29500, world_size=3))
+    await backend.drain("e1")
+    with pytest.raises(StateError, match="'weight_update_group' has lost e1"):
+        await backend.update_weights(WeightUpdate.from_distributed([], [], []))
+    await backend.drain("e0")
+    with pytest.raises(RolloutError, match="the fleet has no engine"):
+        await backend.pause()
+    assert not backend.holds
     assert not any(path.startswith("/update_weights") for fake in fakes for path in fake.paths())
 
 
-async def test_a_call_goes_on_when_its_caller_is_cancelled() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        backend = it.service.backend
-        update = await under_way(backend.update_weights(WeightUpdate.from_disk("new")), *fakes)
-        drain = asyncio.ensure_future(backend.drain("e1"))
-        flush = asyncio.create_task(backend.flush_cache())
-        await asyncio.sleep(0)
-        for task in (update, drain, flush):
-            task.cancel()
-        await until(lambda: not backend.leaving)
-        assert [engine.info.engine_id for engine in it.service.fleet.engines] == ["e0"]
-        assert [info.engine_id for info in backend.driver.engines] == ["e0"]
-        assert not backend.holds
+async def test_a_call_goes_on_when_its_caller_is_cancelled(it: Served, fakes: Fakes) -> None:
+    backend = it.service.backend
+    update = await under_way(backend.update_weights(WeightUpdate.from_disk("new")), *fakes)
+    drain = asyncio.ensure_future(backend.drain("e1"))
+    flush = asyncio.create_task(backend.flush_cache())
+    await asyncio.sleep(0)
+    for task in (update, drain, flush):
+        task.cancel()
+    await until(lambda: not backend.leaving)
+    assert [engine.info.engine_id for engine in it.service.fleet.engines] == ["e0"]
+    assert [info.engine_id for info in backend.driver.engines] == ["e0"]
+    assert not backend.holds
 
 
-async def test_a_pause_that_fails_holds_nothing() -> None:
+async def test_a_pause_that_fails_holds_nothing(it: Served, fakes: Fakes) -> None:
     async def fails() -> None:
         await asyncio.sleep(0)
         raise ValueError("of the caller")
 
-    fakes = two()
-    async with served(*fakes) as it:
-        backend = it.service.backend
-        with pytest.raises(ValueError, match="of the caller"):
-            await backend.pause(before=fails)
-        assert not backend.holds
-        assert not any(fake.paused for fake in fakes)
-        await backend.pause()
-        with pytest.raises(ValueError, match="of the caller"):
-            await backend.pause(before=fails)
-        assert backend.holds, "the pause of before lasts"
-        await backend.resume()
-        check(await generating(it), fakes, "v1")
+    backend = it.service.backend
+    with pytest.raises(ValueError, match="of the caller"):
+        await backend.pause(before=fails)
+    assert not backend.holds
+    assert not any(fake.paused for fake in fakes)
+    await backend.pause()
+    with pytest.raises(ValueError, match="of the caller"):
+        await backend.pause(before=fails)
+    assert backend.holds, "the pause of before lasts"
+    await backend.resume()
+    check(await generating(it), fakes, "v1")
 
 
 async def test_who_waits_for_a_closed_backend_gets_an_error() -> None:
@@ -278,29 +259,18 @@ async def test_who_waits_for_a_closed_backend_gets_an_error() -> None:
         await backend.flush_cache()
 
 
-async def test_weights_that_no_engine_has_are_not_adopted() -> None:
-    async with served(*two()) as it:
-        backend = it.service.backend
-        await backend.begin_update()
-        with pytest.raises(StateError, match="a weight update is open"):
-            await backend.adopt_weights("v2")
-        await backend.end_update()
-        with pytest.raises(RolloutError, match="no engine has the new weights; engine e0: "):
-            await backend.adopt_weights("v2")
-
-
-async def test_fields_of_sglang_reach_the_session_around_an_update() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        update = WeightUpdate.from_tensors(TENSORS, selector="draft", flush_cache=None)
-        assert update.flush_cache, "SGLang's default"
-        await it.service.backend.update_weights(update)
-    for fake in fakes:
-        assert dict(fake.calls)["/begin_weight_update"] == {"selector": "draft"}
+async def test_weights_that_no_engine_has_are_not_adopted(it: Served) -> None:
+    backend = it.service.backend
+    await backend.begin_update()
+    with pytest.raises(StateError, match="a weight update is open"):
+        await backend.adopt_weights("v2")
+    await backend.end_update()
+    with pytest.raises(RolloutError, match="no engine has the new weights; engine e0: "):
+        await backend.adopt_weights("v2")
 
 
 async def test_calls_keep_their_order_also_while_tensors_are_checked(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, it: Served, fakes: Fakes
 ) -> None:
     begun = threading.Event()
 
@@ -309,20 +279,18 @@ async def test_calls_keep_their_order_also_while_tensors_are_checked(
         time.sleep(0.1)
 
     monkeypatch.setattr("seer_sgl.server.control.calls.require_loadable", slow)
-    fakes = two()
-    async with served(*fakes) as it:
-        await it.post("/begin_weight_update")
-        fields = {"serialized_named_tensors": TENSORS, "weight_version": "v2"}
-        update = asyncio.create_task(it.post(TENSOR, **fields))
-        await until(begun.is_set)
-        assert (await it.post("/end_weight_update"))[0] == 200
-        assert (await update)[0] == 200
+    await it.post("/begin_weight_update")
+    fields = {"serialized_named_tensors": TENSORS, "weight_version": "v2"}
+    update = asyncio.create_task(it.post(TENSOR, **fields))
+    await until(begun.is_set)
+    assert (await it.post("/end_weight_update"))[0] == 200
+    assert (await update)[0] == 200
     for fake in fakes:
         paths = [path for path in fake.paths() if path != "/flush_cache"]
         assert paths == ["/begin_weight_update", TENSOR, "/end_weight_update"]
 
 
-async def test_a_client_that_leaves_has_all_its_aborts_done() -> None:
+async def test_a_client_that_leaves_has_all_its_aborts_done(it: Served) -> None:
     aborted: list[str] = []
 
     async def abort(prefix: str) -> int:
@@ -330,12 +298,11 @@ async def test_a_client_that_leaves_has_all_its_aborts_done() -> None:
         aborted.append(prefix)
         return 1
 
-    async with served(*two()) as it:
-        it.service.abort = abort  # type: ignore[method-assign]
-        call = asyncio.create_task(it.post("/abort_request", rid=["a", "b", "c"]))
-        await until(lambda: bool(aborted))
-        call.cancel()
-        await until(lambda: aborted == ["a", "b", "c"])
+    it.service.abort = abort  # type: ignore[method-assign]
+    call = asyncio.create_task(it.post("/abort_request", rid=["a", "b", "c"]))
+    await until(lambda: bool(aborted))
+    call.cancel()
+    await until(lambda: aborted == ["a", "b", "c"])
 
 
 async def test_an_error_of_the_driver_says_when_to_try_again_and_no_path() -> None:

@@ -60,7 +60,6 @@ class OverHttp:
         return Said(kind, answer.get("message") or answer["error"]["message"])
 
     async def update(self, version: str | None, tensors: tuple[str, ...] = ()) -> Said:
-        """Updates the weights."""
         if tensors:
             return await self._post(
                 TENSOR, serialized_named_tensors=tensors, weight_version=version
@@ -68,31 +67,24 @@ class OverHttp:
         return await self._post(DISK, model_path="new", weight_version=version)
 
     async def begin(self) -> Said:
-        """Opens an update."""
         return await self._post("/begin_weight_update")
 
     async def end(self) -> Said:
-        """Ends the update."""
         return await self._post("/end_weight_update")
 
     async def pause(self) -> Said:
-        """Pauses generation."""
         return await self._post("/pause_generation", mode="retract")
 
     async def resume(self) -> Said:
-        """Ends the pause."""
         return await self._post("/continue_generation")
 
     async def release(self, *tags: str) -> Said:
-        """Releases memory."""
         return await self._post("/release_memory_occupation", tags=tags)
 
     async def take_back(self) -> Said:
-        """Takes all memory back."""
         return await self._post("/resume_memory_occupation")
 
     async def join(self, url: str) -> Said:
-        """Adds an engine."""
         return await self._post("/workers", url=url)
 
 
@@ -114,7 +106,6 @@ class FromPython:
         return Said("ok", getattr(result, "message", ""))
 
     async def update(self, version: str | None, tensors: tuple[str, ...] = ()) -> Said:
-        """Updates the weights."""
         update = (
             WeightUpdate.from_tensors(tensors, version=version)
             if tensors
@@ -123,31 +114,24 @@ class FromPython:
         return await self._said(self._backend.update_weights(update))
 
     async def begin(self) -> Said:
-        """Opens an update."""
         return await self._said(self._backend.begin_update())
 
     async def end(self) -> Said:
-        """Ends the update."""
         return await self._said(self._backend.end_update())
 
     async def pause(self) -> Said:
-        """Pauses generation."""
         return await self._said(self._backend.pause())
 
     async def resume(self) -> Said:
-        """Ends the pause."""
         return await self._said(self._backend.resume())
 
     async def release(self, *tags: str) -> Said:
-        """Releases memory."""
         return await self._said(self._backend.release_memory(tags))
 
     async def take_back(self) -> Said:
-        """Takes all memory back."""
         return await self._said(self._backend.resume_memory())
 
     async def join(self, url: str) -> Said:
-        """Adds an engine."""
         return await self._said(self._backend.join(url))
 
 

@@ -18,6 +18,7 @@ from seer_sgl.timing import DEFAULT, Timing
 from tests.fake_sglang import FakeSGLang, response_of, serving_all
 
 CHUNK = 8
+Fakes = list[FakeSGLang]
 
 
 class Served(NamedTuple):
@@ -89,7 +90,7 @@ def whole(seed: int, prompt_len: int, fake: FakeSGLang, limit: int) -> list[int]
     return response_of(seed, prompt_len, fake.longest)[:limit]
 
 
-def two() -> list[FakeSGLang]:
+def two() -> Fakes:
     """Returns two engines on which a long response takes a while."""
     return [FakeSGLang(longest=10_000, delay_s=0.01) for _ in range(2)]
 

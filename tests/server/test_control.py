@@ -8,7 +8,7 @@ import pytest
 from seer_sgl.backend.replies import read_reply
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
-from tests.server.helpers import Served, served, two, whole
+from tests.server.helpers import Fakes, Served, served, two, whole
 from tests.support.timing import QUICK
 from tests.support.waiting import polled, until
 
@@ -28,41 +28,39 @@ def is_prefix(reply: dict[str, Any], seed: int, fake: FakeSGLang) -> bool:
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
-async def test_a_pause_keeps_tokens_and_continues_with_them(mode: str) -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        running = generating(it)
-        await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
-        status, answer = await it.post("/pause_generation", mode=mode)
-        assert (status, answer["status"]) == (200, "ok")
-        assert [fake.paused for fake in fakes] == [mode, mode]
-        seen = [len(fake.seen) for fake in fakes]
-        later = generating(it, seed=3 << 20)
-        async with it.session.get(f"{it.url}/health_generate") as health:
-            assert health.status == 200, "a paused server is not ill"
-        info = await (await it.session.get(f"{it.url}/server_info")).json()
-        (hold,) = info["seer"]["held"]
-        assert hold["reason"] == "pause_generation" and hold["seconds"] >= 0
-        assert [len(fake.seen) for fake in fakes] == seen
-        assert (await it.post("/pause_generation", mode=mode))[0] == 200, "twice is once"
-        status, answer = await it.post("/continue_generation")
-        assert (status, answer["status"]) == (200, "ok")
-        replies = await asyncio.gather(running, later)
+async def test_a_pause_keeps_tokens_and_continues_with_them(
+    mode: str, it: Served, fakes: Fakes
+) -> None:
+    running = generating(it)
+    await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
+    status, answer = await it.post("/pause_generation", mode=mode)
+    assert (status, answer["status"]) == (200, "ok")
+    assert [fake.paused for fake in fakes] == [mode, mode]
+    seen = [len(fake.seen) for fake in fakes]
+    later = generating(it, seed=3 << 20)
+    async with it.session.get(f"{it.url}/health_generate") as health:
+        assert health.status == 200, "a paused server is not ill"
+    info = await (await it.session.get(f"{it.url}/server_info")).json()
+    (hold,) = info["seer"]["held"]
+    assert hold["reason"] == "pause_generation" and hold["seconds"] >= 0
+    assert [len(fake.seen) for fake in fakes] == seen
+    assert (await it.post("/pause_generation", mode=mode))[0] == 200, "twice is once"
+    status, answer = await it.post("/continue_generation")
+    assert (status, answer["status"]) == (200, "ok")
+    replies = await asyncio.gather(running, later)
     for seed, reply in zip((SEED, 3 << 20), replies, strict=True):
         assert reply["output_ids"] == whole(seed, len(PROMPT), fakes[0], LIMIT)
 
 
-async def test_a_pause_with_abort_ends_every_call_with_its_tokens() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        running = [generating(it, seed << 20) for seed in range(1, 20)]
-        await until(lambda: sum(len(fake.seen) for fake in fakes) >= 60)
-        assert (await it.post("/pause_generation"))[0] == 200
-        replies = await asyncio.gather(*running)
-        seen = [len(fake.seen) for fake in fakes]
-        later = generating(it)
-        await it.post("/continue_generation")
-        await later
+async def test_a_pause_with_abort_ends_every_call_with_its_tokens(it: Served, fakes: Fakes) -> None:
+    running = [generating(it, seed << 20) for seed in range(1, 20)]
+    await until(lambda: sum(len(fake.seen) for fake in fakes) >= 60)
+    assert (await it.post("/pause_generation"))[0] == 200
+    replies = await asyncio.gather(*running)
+    seen = [len(fake.seen) for fake in fakes]
+    later = generating(it)
+    await it.post("/continue_generation")
+    await later
     assert sum(seen) >= 60
     for seed, reply in enumerate(replies, 1):
         assert reply["meta_info"]["finish_reason"]["type"] == "abort"
@@ -70,26 +68,24 @@ async def test_a_pause_with_abort_ends_every_call_with_its_tokens() -> None:
     assert sum(len(reply["output_ids"]) for reply in replies) > 0
 
 
-async def test_a_wrong_mode_is_refused_and_pauses_nothing() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        modes: list[Any] = ["gently", 7, [], {"a": 1}]
-        for mode in modes:
-            status, answer = await it.post("/pause_generation", mode=mode)
-            assert (status, answer["success"]) == (400, False)
-        assert not it.service.backend.holds and fakes[0].paused is None
+async def test_a_wrong_mode_is_refused_and_pauses_nothing(it: Served, fakes: Fakes) -> None:
+    modes: list[Any] = ["gently", 7, [], {"a": 1}]
+    for mode in modes:
+        status, answer = await it.post("/pause_generation", mode=mode)
+        assert (status, answer["success"]) == (400, False)
+    assert not it.service.backend.holds and fakes[0].paused is None
 
 
-async def test_a_pause_that_an_engine_does_not_answer_is_one_of_the_others() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        fakes[1].silent.add("/pause_generation")
-        status, answer = await it.post("/pause_generation", mode="retract")
-        assert (status, answer["engines"]["e1"]["status"]) == (200, None)
-        fakes[0].refused["/continue_generation"] = 500
-        status, answer = await it.post("/continue_generation")
-        assert (status, answer["success"]) == (500, False)
-        assert not it.service.backend.holds, "the driver goes on whatever the engines reply"
+async def test_a_pause_that_an_engine_does_not_answer_is_one_of_the_others(
+    it: Served, fakes: Fakes
+) -> None:
+    fakes[1].silent.add("/pause_generation")
+    status, answer = await it.post("/pause_generation", mode="retract")
+    assert (status, answer["engines"]["e1"]["status"]) == (200, None)
+    fakes[0].refused["/continue_generation"] = 500
+    status, answer = await it.post("/continue_generation")
+    assert (status, answer["success"]) == (500, False)
+    assert not it.service.backend.holds, "the driver goes on whatever the engines reply"
 
 
 class Hung(FakeSGLang):
@@ -132,62 +128,56 @@ async def test_a_paused_engine_is_not_checked_by_generating_a_token() -> None:
         assert fake.checks == 1
 
 
-async def test_aborts_by_name_by_prefix_and_of_all() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        names = ["one", "two.1", "two.2", "three"]
-        running = {name: generating(it, rid=name) for name in names}
-        await until(lambda: sum(len(fake.seen) for fake in fakes) >= 12)
-        for body in ({}, {"rid": ""}, {"rid": None}, {"rid": "absent"}):
-            assert (await it.post("/abort_request", **body))[1]["aborted"] == 0
-        for rid, count in (("one", 1), ("two.", 2)):
-            status, answer = await it.post("/abort_request", rid=rid)
-            assert (status, answer["aborted"]) == (200, count)
-        for name in names[:3]:
-            reply = await running[name]
-            assert reply["meta_info"]["finish_reason"]["type"] == "abort"
-            assert is_prefix(reply, SEED, fakes[0])
-        assert not running["three"].done()
-        assert (await it.post("/abort_request", abort_all=True))[1]["aborted"] == 1
-        await running["three"]
-        seen = [len(fake.seen) for fake in fakes]
-        await asyncio.sleep(0.1)
-        assert [len(fake.seen) for fake in fakes] == seen, "nothing is sent again"
+async def test_aborts_by_name_by_prefix_and_of_all(it: Served, fakes: Fakes) -> None:
+    names = ["one", "two.1", "two.2", "three"]
+    running = {name: generating(it, rid=name) for name in names}
+    await until(lambda: sum(len(fake.seen) for fake in fakes) >= 12)
+    for body in ({}, {"rid": ""}, {"rid": None}, {"rid": "absent"}):
+        assert (await it.post("/abort_request", **body))[1]["aborted"] == 0
+    for rid, count in (("one", 1), ("two.", 2)):
+        status, answer = await it.post("/abort_request", rid=rid)
+        assert (status, answer["aborted"]) == (200, count)
+    for name in names[:3]:
+        reply = await running[name]
+        assert reply["meta_info"]["finish_reason"]["type"] == "abort"
+        assert is_prefix(reply, SEED, fakes[0])
+    assert not running["three"].done()
+    assert (await it.post("/abort_request", abort_all=True))[1]["aborted"] == 1
+    await running["three"]
+    seen = [len(fake.seen) for fake in fakes]
+    await asyncio.sleep(0.1)
+    assert [len(fake.seen) for fake in fakes] == seen, "nothing is sent again"
 
 
-async def test_the_cache_is_flushed_once_nothing_runs() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        for method in ("GET", "POST"):
-            async with it.session.request(method, f"{it.url}/flush_cache?timeout=3") as reply:
-                answer = await reply.json()
-            assert (reply.status, answer["success"]) == (200, True)
-            assert answer["message"].startswith("Cache flushed.")
-        running = generating(it)
-        await until(lambda: any(fake.running for fake in fakes))
-        fakes[0].running += 1
-        status, answer = await it.post("/flush_cache")
-        fakes[0].running -= 1
-        assert (status, answer["success"]) == (400, False) and "e0" in answer["message"]
-        await running
+async def test_the_cache_is_flushed_once_nothing_runs(it: Served, fakes: Fakes) -> None:
+    for method in ("GET", "POST"):
+        async with it.session.request(method, f"{it.url}/flush_cache?timeout=3") as reply:
+            answer = await reply.json()
+        assert (reply.status, answer["success"]) == (200, True)
+        assert answer["message"].startswith("Cache flushed.")
+    running = generating(it)
+    await until(lambda: any(fake.running for fake in fakes))
+    fakes[0].running += 1
+    status, answer = await it.post("/flush_cache")
+    fakes[0].running -= 1
+    assert (status, answer["success"]) == (400, False) and "e0" in answer["message"]
+    await running
 
 
-async def test_no_tag_of_memory_is_released_or_resumed_twice() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        running = generating(it)
-        await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
+async def test_no_tag_of_memory_is_released_or_resumed_twice(it: Served, fakes: Fakes) -> None:
+    running = generating(it)
+    await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
+    assert (await it.post("/resume_memory_occupation"))[0] == 200
+    for tags in (["kv_cache"], ["kv_cache"], None, []):
+        status, answer = await it.post("/release_memory_occupation", tags=tags)
+        assert (status, answer["success"]) == (200, True)
+    seen = [len(fake.seen) for fake in fakes]
+    for tags in (["weights"], ["weights", "weights"]):
+        assert (await it.post("/resume_memory_occupation", tags=tags))[0] == 200
+    assert [len(fake.seen) for fake in fakes] == seen, "without KV nothing is dispatched"
+    for _ in range(2):
         assert (await it.post("/resume_memory_occupation"))[0] == 200
-        for tags in (["kv_cache"], ["kv_cache"], None, []):
-            status, answer = await it.post("/release_memory_occupation", tags=tags)
-            assert (status, answer["success"]) == (200, True)
-        seen = [len(fake.seen) for fake in fakes]
-        for tags in (["weights"], ["weights", "weights"]):
-            assert (await it.post("/resume_memory_occupation", tags=tags))[0] == 200
-        assert [len(fake.seen) for fake in fakes] == seen, "without KV nothing is dispatched"
-        for _ in range(2):
-            assert (await it.post("/resume_memory_occupation"))[0] == 200
-        assert len((await running)["output_ids"]) == LIMIT
+    assert len((await running)["output_ids"]) == LIMIT
     for fake in fakes:
         assert fake.died is None and not fake.released
         assert [fields["tags"] for path, fields in fake.calls if "release" in path] == [
@@ -230,37 +220,35 @@ async def test_a_server_that_dispatches_nothing_is_not_ready_and_says_why() -> N
         assert await ready(it) == (200, "")
 
 
-async def test_memory_that_one_engine_could_not_release_is_released_by_a_second_call() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        fakes[1].refused["/release_memory_occupation"] = 400
-        status, answer = await it.post("/release_memory_occupation", tags=["kv_cache"])
-        assert (status, answer["engines"]["e0"]["status"]) == (400, 200)
-        fakes[1].refused.clear()
-        assert (await it.post("/release_memory_occupation", tags=["kv_cache"]))[0] == 200
-        assert [fake.released for fake in fakes] == [{"kv_cache"}, {"kv_cache"}]
-        fakes[0].startup_s += 1  # started again: all its memory is there
-        fakes[0].released.clear()
-        assert (await it.post("/resume_memory_occupation"))[0] == 200
-        assert not it.service.backend.holds
+async def test_memory_that_one_engine_could_not_release_is_released_by_a_second_call(
+    it: Served, fakes: Fakes
+) -> None:
+    fakes[1].refused["/release_memory_occupation"] = 400
+    status, answer = await it.post("/release_memory_occupation", tags=["kv_cache"])
+    assert (status, answer["engines"]["e0"]["status"]) == (400, 200)
+    fakes[1].refused.clear()
+    assert (await it.post("/release_memory_occupation", tags=["kv_cache"]))[0] == 200
+    assert [fake.released for fake in fakes] == [{"kv_cache"}, {"kv_cache"}]
+    fakes[0].startup_s += 1  # started again: all its memory is there
+    fakes[0].released.clear()
+    assert (await it.post("/resume_memory_occupation"))[0] == 200
+    assert not it.service.backend.holds
     assert all(fake.died is None for fake in fakes)
 
 
-async def test_other_calls_go_to_each_engine_as_they_are() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        status, answer = await it.post("/load_lora_adapter", lora_name="a", lora_path="b")
-        assert (status, answer["success"]) == (200, True)
-        assert all(fake.calls[-1][1] == {"lora_name": "a", "lora_path": "b"} for fake in fakes)
-        status, answer = await it.post("/start_profile", num_steps=3)
-        assert answer["engines"]["e1"] == {"status": 200, "reply": "Start profiling."}
-        assert (await it.post("/freeze_gc"))[0] == 404, "the fakes do not have it"
-        status, answer = await it.post("/get_weights_by_name", name="a")
-        assert (status, answer) == (200, [1.0, 2.0])
-        for fake in fakes:
-            fake.silent.add("/get_weights_by_name")
-        status, answer = await it.post("/get_weights_by_name", name="a")
-        assert (status, answer["success"]) == (502, False)
+async def test_other_calls_go_to_each_engine_as_they_are(it: Served, fakes: Fakes) -> None:
+    status, answer = await it.post("/load_lora_adapter", lora_name="a", lora_path="b")
+    assert (status, answer["success"]) == (200, True)
+    assert all(fake.calls[-1][1] == {"lora_name": "a", "lora_path": "b"} for fake in fakes)
+    status, answer = await it.post("/start_profile", num_steps=3)
+    assert answer["engines"]["e1"] == {"status": 200, "reply": "Start profiling."}
+    assert (await it.post("/freeze_gc"))[0] == 404, "the fakes do not have it"
+    status, answer = await it.post("/get_weights_by_name", name="a")
+    assert (status, answer) == (200, [1.0, 2.0])
+    for fake in fakes:
+        fake.silent.add("/get_weights_by_name")
+    status, answer = await it.post("/get_weights_by_name", name="a")
+    assert (status, answer["success"]) == (502, False)
 
 
 @pytest.mark.parametrize(
@@ -335,16 +323,16 @@ async def test_a_request_of_an_engines_own_session_waits_for_the_end_of_a_hold()
         assert (await request)["output_ids"]
 
 
-async def test_an_engine_started_again_before_an_update_has_no_memory_to_resume() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        assert (await it.post("/release_memory_occupation", tags=["kv_cache"]))[0] == 200
-        fakes[1].startup_s += 1
-        fakes[1].released.clear()
-        fields = {"model_path": "new", "weight_version": "v2"}
-        assert (await it.post("/update_weights_from_disk", **fields))[0] == 200
-        assert (await it.post("/resume_memory_occupation"))[0] == 200
-        assert not it.service.backend.holds
+async def test_an_engine_started_again_before_an_update_has_no_memory_to_resume(
+    it: Served, fakes: Fakes
+) -> None:
+    assert (await it.post("/release_memory_occupation", tags=["kv_cache"]))[0] == 200
+    fakes[1].startup_s += 1
+    fakes[1].released.clear()
+    fields = {"model_path": "new", "weight_version": "v2"}
+    assert (await it.post("/update_weights_from_disk", **fields))[0] == 200
+    assert (await it.post("/resume_memory_occupation"))[0] == 200
+    assert not it.service.backend.holds
     assert [fake.died for fake in fakes] == [None, None], "a tag that is there ends SGLang"
 
 
@@ -368,15 +356,15 @@ async def test_a_hold_ends_although_the_last_engine_has_left(begin: str, end: st
         assert len((await generating(it))["output_ids"]) == LIMIT
 
 
-async def test_an_engine_that_cannot_resume_its_memory_ends_the_hold_when_it_leaves() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        await it.post("/release_memory_occupation", tags=["kv_cache"])
-        fakes[1].refused["/resume_memory_occupation"] = 500
-        assert (await it.post("/resume_memory_occupation"))[0] == 500
-        assert it.service.backend.holds, "e1 would generate without its KV"
-        await it.session.delete(f"{it.url}/workers/e1")
-        assert len((await generating(it))["output_ids"]) == LIMIT
+async def test_an_engine_that_cannot_resume_its_memory_ends_the_hold_when_it_leaves(
+    it: Served, fakes: Fakes
+) -> None:
+    await it.post("/release_memory_occupation", tags=["kv_cache"])
+    fakes[1].refused["/resume_memory_occupation"] = 500
+    assert (await it.post("/resume_memory_occupation"))[0] == 500
+    assert it.service.backend.holds, "e1 would generate without its KV"
+    await it.session.delete(f"{it.url}/workers/e1")
+    assert len((await generating(it))["output_ids"]) == LIMIT
 
 
 class Refusing(FakeSGLang):

@@ -5,8 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.fake_sglang import FakeSGLang
 from tests.support.metrics import body, counters, streamed
 
@@ -91,11 +89,3 @@ def test_queries_use_the_variables_of_the_dashboard_and_panels_do_not_overlap() 
             assert found <= names
             assert target["datasource"]["uid"] == "${datasource}"
     assert len(ids) == len(dashboard()["panels"])
-
-
-@pytest.mark.parametrize("panel", panels(), ids=lambda panel: str(panel["title"]))
-def test_a_panel_has_a_title_a_unit_and_distinct_queries(panel: dict[str, Any]) -> None:
-    assert panel["title"]
-    assert panel["fieldConfig"]["defaults"]["unit"]
-    references = [target["refId"] for target in panel["targets"]]
-    assert len(references) == len(set(references)) > 0

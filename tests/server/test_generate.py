@@ -185,32 +185,6 @@ async def test_a_group_that_fails_because_of_one_request_costs_its_siblings_noth
         assert reply["output_ids"] == whole(seed, len(PROMPT), fakes[0], LIMIT)
 
 
-async def test_an_abort_by_prefix_returns_the_tokens_so_far_and_sends_nothing_again() -> None:
-    fake = FakeSGLang(longest=1000, delay_s=0.05)
-    seeds = [i << 7 for i in range(300, 306)]
-    async with served(fake) as it:
-        calls = [
-            asyncio.create_task(it.generate(**body(seed, rid=f"{'ab'[i % 2]}{i}")))
-            for i, seed in enumerate(seeds)
-        ]
-        await until(lambda: fake.steps >= 12)
-        assert await it.service.abort("a") == 3
-        sent = len(fake.seen)
-        replies = await asyncio.gather(*calls)
-        rids = [call["rid"] for call in fake.seen[sent:]]
-        assert it.service.generation.in_progress == 0
-    for i, (seed, reply) in enumerate(zip(seeds, replies, strict=True)):
-        expected = whole(seed, len(PROMPT), fake, LIMIT)
-        if i % 2:
-            assert reply["output_ids"] == expected
-            continue
-        assert reply["meta_info"]["finish_reason"]["type"] == "abort"
-        assert 0 < len(reply["output_ids"]) < LIMIT
-        assert reply["output_ids"] == expected[: len(reply["output_ids"])]
-        again = [rid for rid in rids if rid.startswith(f"r{2 * i + 1}.")]
-        assert not again
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_hangs_up_leaves_nothing_behind(stream: bool) -> None:
     fake = FakeSGLang(longest=100_000, delay_s=0.05)

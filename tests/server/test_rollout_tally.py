@@ -10,26 +10,6 @@ def complete(tally: RolloutTally, *names: str) -> None:
     tally.complete |= dict.fromkeys(names)
 
 
-def test_without_a_target_it_ends_with_the_last_group() -> None:
-    tally = RolloutTally(3, None, decided=False)
-    complete(tally, "a", "b")
-    assert tally.end is None
-    tally.failed["c"] = None
-    assert tally.end == "complete"
-    assert tally.counted == ["a", "b"]
-
-
-def test_a_rejected_group_needs_another_one_to_meet_the_target() -> None:
-    tally = RolloutTally(4, 2, decided=False)
-    complete(tally, "a")
-    tally.reject("a")
-    complete(tally, "b")
-    assert tally.end is None
-    complete(tally, "c")
-    assert tally.end == "target"
-    assert tally.counted == ["b", "c"]
-
-
 def test_a_target_that_cannot_be_met_ends_with_the_last_group() -> None:
     tally = RolloutTally(2, 2, decided=False)
     complete(tally, "a")
@@ -48,13 +28,6 @@ def test_with_decisions_it_waits_for_the_verdict_on_every_complete_group() -> No
     tally.accept("c")
     assert tally.end == "target"
     assert tally.counted == ["a", "c"]
-
-
-def test_with_decisions_the_last_reject_exhausts_it() -> None:
-    tally = RolloutTally(1, 1, decided=True)
-    complete(tally, "a")
-    tally.reject("a")
-    assert tally.end == "exhausted"
 
 
 def test_contradictory_verdicts_are_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang
-from tests.server.helpers import Served, served, tensor_entry, two, under_way, whole
+from tests.server.helpers import Fakes, Served, served, tensor_entry, two, under_way, whole
 from tests.support.timing import QUICK
 from tests.support.waiting import polled, until
 
@@ -41,70 +41,15 @@ async def test_begin_and_end_are_supplied_around_an_update_that_comes_without(pa
         assert not fake.in_session
 
 
-async def test_nothing_is_dispatched_between_begin_and_end_of_a_client() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        running = generating(it)
-        await until(lambda: bool(fakes[0].seen or fakes[1].seen))
-        assert (await it.post("/begin_weight_update"))[0] == 200
-        seen = [len(fake.seen) for fake in fakes]
-        for version in (None, "v2"):
-            fields = {"serialized_named_tensors": [A, B], "weight_version": version}
-            assert (await it.post(TENSOR, **fields))[0] == 200
-        info = await (await it.session.get(f"{it.url}/server_info")).json()
-        assert [hold["reason"] for hold in info["seer"]["held"]] == ["begin_weight_update"]
-        status, answer = await it.post("/begin_weight_update")
-        assert (status, answer["success"]) == (400, False)
-        assert [len(fake.seen) for fake in fakes] == seen
-        assert (await it.post("/end_weight_update"))[0] == 200
-        versions = (await running)["meta_info"]["weight_versions"]
-        assert [span["version"] for span in versions] == ["v1", "v2"]
-        assert (await it.post("/end_weight_update"))[0] == 400
-    assert all(fake.paths().count("/begin_weight_update") == 1 for fake in fakes)
-
-
-async def test_an_engine_that_missed_an_update_is_stale_until_the_next() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        fakes[1].refused[DISK] = 400
-        status, answer = await it.post(DISK, model_path="new", weight_version="v2")
-        assert status == 200 and "e1" in answer["message"], "the fleet serves the new weights"
-        assert answer["engines"]["e1"]["status"] == 400
-        assert list(it.service.driver.stale) == ["e1"]
-        reply = await generating(it)
-        assert set(reply["meta_info"]["seer"]["engines"]) == {"e0"}
-        info = await (await it.session.get(f"{it.url}/server_info")).json()
-        assert [each["stale"] is None for each in info["seer"]["engines"]] == [True, False]
-        fakes[1].refused.clear()
-        assert (await it.post(DISK, model_path="newer", weight_version="v3"))[0] == 200
-        assert not it.service.driver.stale
-        await until(lambda: it.service.serves("e1"))
-
-
-async def test_an_engine_that_dies_between_begin_and_end_is_stale() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        assert (await it.post("/begin_weight_update"))[0] == 200
-        fakes[0].died, fakes[0].away = "killed", True
-        fields = {"serialized_named_tensors": [A, B], "weight_version": "v2"}
-        status, answer = await it.post(TENSOR, **fields)
-        assert (status, answer["engines"]["e0"]["status"]) == (200, None)
-        status, answer = await it.post("/end_weight_update")
-        assert status == 200
-        assert list(it.service.driver.stale) == ["e0"]
-        reply = await generating(it)
-        assert reply["meta_info"]["seer"]["engines"][0] == "e1"
-
-
-async def test_a_collective_update_does_not_begin_without_an_engine() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        fakes[1].silent.add("/begin_weight_update")
-        status, answer = await it.post(DISTRIBUTED, weight_version="v2")
-        assert (status, answer["success"]) == (502, False) and "e1" in answer["message"]
-        assert DISTRIBUTED not in fakes[0].paths(), "it would wait for e1 for ever"
-        assert not fakes[0].in_session
-        assert len((await generating(it))["output_ids"]) == LIMIT
+async def test_a_collective_update_does_not_begin_without_an_engine(
+    it: Served, fakes: Fakes
+) -> None:
+    fakes[1].silent.add("/begin_weight_update")
+    status, answer = await it.post(DISTRIBUTED, weight_version="v2")
+    assert (status, answer["success"]) == (502, False) and "e1" in answer["message"]
+    assert DISTRIBUTED not in fakes[0].paths(), "it would wait for e1 for ever"
+    assert not fakes[0].in_session
+    assert len((await generating(it))["output_ids"]) == LIMIT
 
 
 OFTEN_READ = Timing(poll_s=0.02, refresh_every_s=0.1)  # the facts about an engine
@@ -135,29 +80,29 @@ async def test_a_name_does_not_bring_an_engine_back_that_was_started_again() -> 
         assert list(it.service.driver.stale) == ["e1"]
 
 
-async def test_an_update_in_a_pause_lets_engines_end_their_transfers() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        fakes[0].transferring = True
-        await it.post("/pause_generation", mode="retract")
-        status, _ = await it.post(DISK, model_path="new", weight_version="v2")
-        assert status == 200
-        assert [fake.paused for fake in fakes] == ["retract", "retract"]
-        await it.post("/continue_generation")
+async def test_an_update_in_a_pause_lets_engines_end_their_transfers(
+    it: Served, fakes: Fakes
+) -> None:
+    fakes[0].transferring = True
+    await it.post("/pause_generation", mode="retract")
+    status, _ = await it.post(DISK, model_path="new", weight_version="v2")
+    assert status == 200
+    assert [fake.paused for fake in fakes] == ["retract", "retract"]
+    await it.post("/continue_generation")
     assert [fake.weight_version for fake in fakes] == ["v2", "v2"]
 
 
-async def test_an_update_that_would_end_an_engine_paused_in_place_is_refused() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        await it.post("/pause_generation", mode="in_place")
-        fakes[0].running += 1  # a passthrough request, which stays on the engine
-        status, answer = await it.post(DISK, model_path="new", weight_version="v2")
-        assert (status, answer["success"]) == (400, False) and "flush_cache" in answer["message"]
-        fields = {"model_path": "new", "weight_version": "v2", "flush_cache": False}
-        assert (await it.post(DISK, **fields))[0] == 200
-        fakes[0].running -= 1
-        await it.post("/continue_generation")
+async def test_an_update_that_would_end_an_engine_paused_in_place_is_refused(
+    it: Served, fakes: Fakes
+) -> None:
+    await it.post("/pause_generation", mode="in_place")
+    fakes[0].running += 1  # a passthrough request, which stays on the engine
+    status, answer = await it.post(DISK, model_path="new", weight_version="v2")
+    assert (status, answer["success"]) == (400, False) and "flush_cache" in answer["message"]
+    fields = {"model_path": "new", "weight_version": "v2", "flush_cache": False}
+    assert (await it.post(DISK, **fields))[0] == 200
+    fakes[0].running -= 1
+    await it.post("/continue_generation")
     assert not any(fake.died for fake in fakes)
 
 
@@ -230,15 +175,15 @@ async def test_one_engine_alone_generates_for_a_check_of_its_weights() -> None:
         assert (await it.post("/workers/e9/generate", **body))[0] == 404
 
 
-async def test_an_engine_is_stopped_only_after_the_update_that_it_takes_part_in() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        update = await under_way(it.post(DISK, model_path="new", weight_version="v2"), *fakes)
-        await it.session.delete(f"{it.url}/workers/e1")
-        await asyncio.sleep(0.05)
-        assert len(it.service.fleet.engines) == 2
-        assert list((await update)[1]["engines"]) == ["e0", "e1"]
-        await until(lambda: len(it.service.fleet.engines) == 1)
+async def test_an_engine_is_stopped_only_after_the_update_that_it_takes_part_in(
+    it: Served, fakes: Fakes
+) -> None:
+    update = await under_way(it.post(DISK, model_path="new", weight_version="v2"), *fakes)
+    await it.session.delete(f"{it.url}/workers/e1")
+    await asyncio.sleep(0.05)
+    assert len(it.service.fleet.engines) == 2
+    assert list((await update)[1]["engines"]) == ["e0", "e1"]
+    await until(lambda: len(it.service.fleet.engines) == 1)
 
 
 async def test_each_engine_gets_the_entries_of_its_ranks() -> None:
@@ -254,48 +199,36 @@ async def test_each_engine_gets_the_entries_of_its_ranks() -> None:
         assert "2 entries; the fleet has 3 ranks" in answer["message"]
 
 
-async def test_entries_for_one_engine_go_to_every_engine() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        assert (await it.post(TENSOR, serialized_named_tensors=[A]))[0] == 200
-    for fake in fakes:
-        assert dict(fake.calls)[TENSOR]["serialized_named_tensors"] == [A]
+async def test_entries_for_one_engine_go_to_every_engine(it: Served, fakes: Fakes) -> None:
+    assert (await it.post(TENSOR, serialized_named_tensors=[A]))[0] == 200
+    assert all(dict(fake.calls)[TENSOR]["serialized_named_tensors"] == [A] for fake in fakes)
 
 
-async def test_requests_end_with_their_tokens_if_an_update_aborts_them() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        running = generating(it)
-        await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
-        await it.post(DISK, model_path="new", weight_version="v2", abort_all_requests=True)
-        reply = await running
+async def test_requests_end_with_their_tokens_if_an_update_aborts_them(
+    it: Served, fakes: Fakes
+) -> None:
+    running = generating(it)
+    await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
+    await it.post(DISK, model_path="new", weight_version="v2", abort_all_requests=True)
+    reply = await running
     assert reply["meta_info"]["finish_reason"]["type"] == "abort"
     ids = reply["output_ids"]
     assert 0 < len(ids) < LIMIT and ids == whole(SEED, len(PROMPT), fakes[0], LIMIT)[: len(ids)]
 
 
-async def test_the_version_can_be_renamed() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        status, answer = await it.post(
-            "/update_weight_version", new_version="v9", abort_all_requests=False
-        )
-        assert (status, answer["new_version"]) == (200, "v9")
-        assert (await generating(it))["meta_info"]["weight_version"] == "v9"
-        assert (await it.post("/update_weight_version"))[0] == 400
-
-
 @pytest.mark.parametrize(("paused", "ends"), [(True, "length"), (False, "abort")])
-async def test_a_new_name_ends_responses_unless_they_are_paused(paused: bool, ends: str) -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        running = generating(it)
-        await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
-        if paused:
-            await it.post("/pause_generation", mode="retract")
-        assert (await it.post("/update_weight_version", new_version="v2"))[0] == 200
-        await it.post("/continue_generation")
-        reply = await running
+async def test_a_new_name_ends_responses_unless_they_are_paused(
+    paused: bool, ends: str, it: Served, fakes: Fakes
+) -> None:
+    running = generating(it)
+    await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
+    if paused:
+        await it.post("/pause_generation", mode="retract")
+    assert (await it.post("/update_weight_version"))[0] == 400
+    status, answer = await it.post("/update_weight_version", new_version="v2")
+    assert (status, answer["new_version"]) == (200, "v2")
+    await it.post("/continue_generation")
+    reply = await running
     assert reply["meta_info"]["finish_reason"]["type"] == ends
     sent = [dict(fake.calls)["/update_weight_version"]["abort_all_requests"] for fake in fakes]
     assert sent == [not paused] * 2
@@ -314,18 +247,6 @@ async def test_engines_with_different_versions_are_an_error_in_the_log(
         await until(lambda: it.service.version() == "mine")
         await generating(it)
     assert log_lines.count(mixed) == 1
-
-
-async def test_a_version_that_changes_behind_the_servers_back_is_noticed() -> None:
-    fakes = two()
-    async with served(*fakes) as it:
-        running = generating(it)
-        await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
-        for fake in fakes:
-            fake.weight_version = "v2"
-        await until(lambda: it.service.version() == "v2")
-        spans = (await running)["meta_info"]["weight_versions"]
-    assert [span["version"] for span in spans] == ["v1", "v2"]
 
 
 async def test_an_engine_comes_back_with_weights_that_changed_behind_the_servers_back() -> None:

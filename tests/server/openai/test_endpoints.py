@@ -118,13 +118,6 @@ async def test_an_engine_renders_a_chat_and_a_chat_without_limit_fills_the_conte
     assert choice["finish_reason"] == "stop"
 
 
-async def test_requests_without_a_seed_differ(it: Served) -> None:
-    replies = await asyncio.gather(
-        *(ok(it, CHAT, messages=MESSAGES, max_tokens=8) for _ in range(6))
-    )
-    assert len({reply["choices"][0]["message"]["content"] for reply in replies}) == 6
-
-
 @pytest.mark.parametrize(
     ("path", "fields", "reason"),
     [
