@@ -13,9 +13,9 @@ from seer_sgl.driver.checks import check_engines
 from seer_sgl.driver.draft_groups import HISTORY_FROM, DraftKeeper
 from seer_sgl.errors import ConfigError
 from seer_sgl.rollout.history import History, read_history
-from seer_sgl.types import Chunk, Group, Move
+from seer_sgl.types import Group
 from tests.helpers import LEFT, make_group, make_reply
-from tests.support.infos import info
+from tests.support.infos import chunk_on, info
 
 IDS = list(range(10))  # the ids of make_group's prompts
 
@@ -35,16 +35,7 @@ class FakeHub:
 
 
 def send(keeper: DraftKeeper, group: Group, index: int) -> None:
-    chunk = Chunk(
-        request=group.requests[index],
-        engine_id="a",
-        rid="r/",
-        max_new_tokens=1,
-        kv_tokens=1,
-        move=Move.STAY,
-        migrated=False,
-    )
-    keeper.sent(chunk, 1.0)
+    keeper.sent(chunk_on("a", group.requests[index]), 1.0)
 
 
 def finish(keeper: DraftKeeper, group: Group, index: int) -> None:

@@ -51,20 +51,6 @@ def test_an_engine_with_other_weights_stays_stale_until_a_check_finds_the_right_
     assert health.serves
 
 
-@pytest.mark.parametrize("end", [State.DRAINING, State.QUARANTINED])
-def test_an_engine_that_leaves_or_is_quarantined_never_serves_again(end: State) -> None:
-    health = Health()
-    health.drain() if end is State.DRAINING else health.quarantined("it failed 5 times in a row")
-    health.failed("x")
-    health.died("x")
-    health.started("x")
-    health.missed("x")
-    health.has_weights()
-    assert health.state is end
-    with pytest.raises(ImpossibleTransition):
-        health.answered(None)
-
-
 def test_a_change_is_reported_once() -> None:
     health = Health()
     assert health.change() is None

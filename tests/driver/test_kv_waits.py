@@ -14,24 +14,15 @@ from seer_sgl.types import Chunk, Move
 from tests.fake_sglang import FakeSGLang, reads_none
 from tests.helpers import make_group
 from tests.support.fleets import all_groups, check, rolling
+from tests.support.infos import chunk_on
 from tests.support.waiting import until
 
 PLUGIN = {"version": "1", "missing": []}
 
 
 def chunks(count: int, input_len: int = 10) -> list[Chunk]:
-    return [
-        Chunk(
-            request=request,
-            engine_id="e0",
-            rid=f"{request.uid}.c1/",
-            max_new_tokens=8,
-            kv_tokens=input_len + 8,
-            move=Move.FETCH,
-            migrated=True,
-        )
-        for request in make_group(n=count).requests
-    ]
+    requests = make_group(n=count, prompt_len=input_len).requests
+    return [chunk_on("e0", request, move=Move.FETCH) for request in requests]
 
 
 def test_a_wait_is_too_long_once_all_inputs_could_have_been_prefilled() -> None:

@@ -4,12 +4,13 @@ from array import array
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from seer_sgl.driver.pool_pages import PageReleaser, common_prefix
-from seer_sgl.types import Chunk, Group, Move
+from seer_sgl.types import Group
 from tests.helpers import LEFT, made_sample, make_group
-from tests.support.infos import info
+from tests.support.infos import chunk_on, info
 
 
 class FakeLink:
@@ -21,8 +22,6 @@ class FakeLink:
 
 
 def releaser(pool: str | None = "p") -> tuple[PageReleaser, FakeLink]:
-    import msgspec
-
     link: Any = FakeLink()
     engine = msgspec.structs.replace(info("a"), pool=pool, instance="i")
     engines: Any = {"a": SimpleNamespace(info=engine)}
@@ -40,16 +39,7 @@ def finish(pages: PageReleaser, group: Group, index: int) -> None:
 
 
 def continues(pages: PageReleaser, group: Group, index: int) -> None:
-    chunk = Chunk(
-        request=group.requests[index],
-        engine_id="a",
-        rid="r/",
-        max_new_tokens=1,
-        kv_tokens=1,
-        move=Move.STAY,
-        migrated=False,
-    )
-    pages.sent(chunk, 1.0)
+    pages.sent(chunk_on("a", group.requests[index]), 1.0)
 
 
 def test_what_a_sibling_shares_stays_and_the_rest_goes_at_once() -> None:

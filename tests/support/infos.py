@@ -27,7 +27,7 @@ def chunk_on(
     return Chunk(
         request=request,
         engine_id=engine_id,
-        rid="r/",
+        rid=f"{request.uid}.c1/",
         max_new_tokens=10,
         kv_tokens=request.total_len + 10,
         move=move,

@@ -18,18 +18,16 @@ from seer_sgl.driver.journal.writer import BlockWriter
 from seer_sgl.errors import JournalError
 from seer_sgl.sampling import NEUTRAL
 from seer_sgl.types import (
-    Chunk,
     ChunkReply,
     ChunkResult,
-    EngineInfo,
     Group,
-    Move,
     Prompt,
     Request,
     RequestState,
     WeightSpan,
     token_array,
 )
+from tests.support.infos import chunk_on, info
 
 LIMIT = 40
 CHUNK = 8
@@ -57,26 +55,6 @@ class ListWriter(BlockWriter):
         self.records.append(record)
 
 
-def engine_info(**changed: object) -> EngineInfo:
-    """Returns the description of an engine."""
-    facts: dict[str, object] = {
-        "engine_id": "e0",
-        "url": "http://127.0.0.1:1",
-        "sglang_version": "0.5.21",
-        "model_path": "model",
-        "max_total_num_tokens": 1000,
-        "max_running_requests": 10,
-        "max_request_len": 1000,
-        "page_size": 1,
-        "radix_cache": True,
-        "weight_version": "v1",
-        "deterministic": True,
-        "has_tokenizer": True,
-        "plugin": None,
-    }
-    return EngineInfo(**(facts | changed))  # type: ignore[arg-type]
-
-
 def make_groups(prompts: int = 3, n: int = 3, *, seed: int = 7, run_id: str = "run") -> list[Group]:
     """Returns the groups of a rollout."""
     maker = GroupMaker(run_id, seed)
@@ -96,7 +74,7 @@ def header_of(groups: list[Group], **changed: object) -> Header:
         "seed": 7,
         "seed_setting": 7,
         "sampling": NEUTRAL,
-        "engines": [engine_info()],
+        "engines": [info("e0")],
         "groups": groups,
     }
     return make_header(**(facts | changed))  # type: ignore[arg-type]
@@ -133,15 +111,7 @@ def returned(request: Request, draw: random.Random) -> ChunkResult:
         matched=3 if stops else None,
         verify_steps=1,
     )
-    chunk = Chunk(
-        request=request,
-        engine_id=draw.choice(["e0", "e1"]),
-        rid="",
-        max_new_tokens=count,
-        kv_tokens=0,
-        move=Move.STAY,
-        migrated=False,
-    )
+    chunk = chunk_on(draw.choice(["e0", "e1"]), request)
     now = draw.uniform(10.0, 20.0)
     request.started_at = request.started_at or now
     request.append(reply)
