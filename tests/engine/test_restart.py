@@ -157,30 +157,21 @@ async def test_the_rollout_ends_with_the_reason_when_no_engine_can_come_back(
             await running
 
 
+@pytest.mark.parametrize("count", [1, 2])
 async def test_an_engine_started_again_loads_the_weights_of_the_last_update_from_disk(
-    model: Path, tmp_path: Path, log_lines: list[str]
+    model: Path, tmp_path: Path, log_lines: list[str], count: int
 ) -> None:
     starts, newer = tmp_path / "starts", weights_folder(tmp_path / "newer", "the second")
-    async with rolling(config(model, starts), tmp_path) as rollout:
+    async with rolling(config(model, starts, engines={"count": count}), tmp_path) as rollout:
         await rollout.backend.update_weights(WeightUpdate.from_disk(str(newer), version="v2"))
-        kill(starts, rollout.engines[1].url)
-        await until(lambda: not rollout.driver.available("e1"))
-        await until(lambda: rollout.driver.available("e1"))
-        first, second = rollout.engines
-        assert (second.weight_version, second.weights) == ("v2", "the second")
-        assert second.model_path == first.model_path == str(newer)
-    assert any(line == "engine e1 has loaded weights v2" for line in log_lines)
-
-
-async def test_the_only_engine_loads_what_it_had_itself(model: Path, tmp_path: Path) -> None:
-    starts, newer = tmp_path / "starts", weights_folder(tmp_path / "newer", "the second")
-    settings = config(model, starts, engines={"count": 1})
-    async with rolling(settings, tmp_path) as rollout:
-        await rollout.backend.update_weights(WeightUpdate.from_disk(str(newer), version="v2"))
-        kill(starts, rollout.engines[0].url)
-        await until(lambda: not rollout.driver.available("e0"))
-        await until(lambda: rollout.driver.available("e0"))
-        assert rollout.engines[0].weights == "the second"
+        last = rollout.engines[-1]
+        kill(starts, last.url)
+        await until(lambda: not rollout.driver.available(last.engine_id))
+        await until(lambda: rollout.driver.available(last.engine_id))
+        last = rollout.engines[-1]
+        assert (last.weight_version, last.weights) == ("v2", "the second")
+        assert {info.model_path for info in rollout.engines} == {str(newer)}
+    assert f"engine {last.engine_id} has loaded weights v2" in log_lines
 
 
 async def test_an_engine_that_missed_the_update_while_it_was_dead_loads_it(

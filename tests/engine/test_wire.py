@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from seer_sgl.engine.wire import Unreadable, decode_generate, sampling_params
 from seer_sgl.link.contract import EXAMINED, NO_READ, ORIGIN
 from seer_sgl.sampling import NEUTRAL
-from seer_sgl.types import Chunk, ChunkReply, Move, Sampling, WeightSpan
+from seer_sgl.types import Chunk, ChunkReply, Sampling, WeightSpan
 from tests.garbage import GARBAGE
 from tests.helpers import make_group
+from tests.support.infos import chunk_on
 
 RID = "g.0.c1/"
 VOCAB = 1000
@@ -21,15 +22,8 @@ ABORT = {"type": "abort", "message": "m"}
 
 
 def chunk(budget: int = 8, sampling: Sampling = NEUTRAL) -> Chunk:
-    return Chunk(
-        request=make_group(n=1, sampling=sampling).requests[0],
-        engine_id="e0",
-        rid=RID,
-        max_new_tokens=budget,
-        kv_tokens=0,
-        move=Move.STAY,
-        migrated=False,
-    )
+    asked = chunk_on("e0", make_group(n=1, sampling=sampling).requests[0])
+    return msgspec.structs.replace(asked, rid=RID, max_new_tokens=budget)
 
 
 def true_reply(**meta: Any) -> dict[str, Any]:

@@ -29,14 +29,8 @@ def test_engines_with_gpus_share_all_cores() -> None:
     assert auto(1, EIGHT, gpu=True) == [EIGHT]
     assert auto(2, EIGHT, gpu=True) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert auto(3, EIGHT, gpu=True) == [[0, 1], [2, 3, 4], [5, 6, 7]]
-
-
-def test_more_engines_than_cores_take_turns() -> None:
-    assert auto(5, [0, 1], gpu=True) == [[0], [1], [0], [1], [0]]
-
-
-def test_an_engine_added_later_shares_the_cores_of_another() -> None:
-    assert engine_cores("auto", 2, 2, EIGHT, gpu=True) == [0, 1, 2, 3]
+    assert auto(5, [0, 1], gpu=True) == [[0], [1], [0], [1], [0]], "more engines than cores"
+    assert engine_cores("auto", 2, 2, EIGHT, gpu=True) == [0, 1, 2, 3], "one is added later"
 
 
 @given(st.integers(1, 64), st.sets(st.integers(0, 255), min_size=1, max_size=128))

@@ -53,7 +53,7 @@ def become(monkeypatch: pytest.MonkeyPatch) -> Any:
         return command[3:-2], environment
 
     monkeypatch.setattr(os, "execve", execve)
-    monkeypatch.delenv(LINK_TOKEN, raising=False)
+    monkeypatch.setenv(LINK_TOKEN, "secret")
     return run
 
 
@@ -74,9 +74,8 @@ def value_of(flags: list[str], name: str) -> str:
 
 @pytest.mark.parametrize("trusted", [False, True])
 def test_code_of_the_model_is_trusted_by_engines_as_by_the_driver(
-    become: Any, fleet: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool
+    become: Any, fleet: Path, trusted: bool
 ) -> None:
-    monkeypatch.setenv(LINK_TOKEN, "secret")
     text, key = fleet.read_text(), f", trust_remote_code: {str(trusted).lower()}}}"
     fleet.write_text(text.replace("}", key, 1))
     flags, _ = become("--fleet", str(fleet))
@@ -86,9 +85,8 @@ def test_code_of_the_model_is_trusted_by_engines_as_by_the_driver(
 
 
 def test_an_engine_of_a_fleet_takes_what_its_config_says(
-    become: Any, fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    become: Any, fleet: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(LINK_TOKEN, "secret")
     flags, environment = become("--fleet", str(fleet), "--host", "127.0.0.2")
     assert value_of(flags, "--model-path") == str(tmp_path / "model")
     assert value_of(flags, "--tp-size") == "2"
@@ -108,18 +106,12 @@ def test_an_engine_of_a_fleet_takes_what_its_config_says(
     assert environment.items() >= wanted.items()
 
 
-def test_the_flags_of_the_command_line_win(
-    become: Any, fleet: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(LINK_TOKEN, "secret")
+def test_the_flags_of_the_command_line_win(become: Any, fleet: Path) -> None:
     flags, _ = become(f"--fleet={fleet}", "--tp-size", "1")
     assert value_of(flags, "--tp-size") == "1"
 
 
-def test_an_engine_of_a_fleet_drafts_as_its_config_says(
-    become: Any, fleet: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(LINK_TOKEN, "secret")
+def test_an_engine_of_a_fleet_drafts_as_its_config_says(become: Any, fleet: Path) -> None:
     fleet.write_text(fleet.read_text() + "draft: {scope: fleet, hub: '127.0.0.1:7701'}\n")
     flags, environment = become("--fleet", str(fleet))
     assert value_of(flags, "--speculative-algorithm") == ALGORITHM
@@ -131,7 +123,6 @@ def test_an_engine_of_a_fleet_drafts_as_its_config_says(
 def test_an_exact_engine_of_a_fleet_verifies_the_root_alone_on_a_gpu(
     become: Any, fleet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(LINK_TOKEN, "secret")
     fleet.write_text(fleet.read_text().replace("sglang:", "exact: true\n  sglang:"))
     flags, _ = become("--fleet", str(fleet))
     assert "--enable-deterministic-inference" in flags
@@ -151,7 +142,6 @@ def test_ports_of_the_pool_are_open_to_other_machines_where_the_engine_is(
         yield Pool(config, "10.0.0.9:50051")
 
     monkeypatch.setattr(standalone, "open_pool", opened)
-    monkeypatch.setenv(LINK_TOKEN, "secret")
     pool = "kv_pool: {backend: mooncake, master: '10.0.0.9:50051', namespace: run-7}\n"
     fleet.write_text(fleet.read_text().partition("kv_pool:")[0] + pool)
     _, environment = become("--fleet", str(fleet), "--host", host)
@@ -162,6 +152,7 @@ def test_an_engine_of_its_own_has_no_pool_and_no_link(become: Any, fleet: Path) 
     flags, environment = become("--model-path", str(fleet.parent / "model"))
     assert "--hicache-storage-backend" not in flags
     assert not environment.keys() & {LINK_URL, NAMESPACE, API_KEY}
+    assert value_of(flags, "--host") == "127.0.0.1", "a --config of SGLang's cannot change that"
 
 
 @pytest.mark.parametrize(
@@ -200,20 +191,14 @@ def test_a_fleet_that_cannot_be_is_refused_in_one_line(
     assert "\n" not in str(raised.value)
 
 
-def test_a_config_that_starts_its_own_engines_is_no_fleet_to_join(tmp_path: Path) -> None:
+def test_a_fleet_is_one_config_whose_engines_are_started_elsewhere(
+    fleet: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "local.yaml"
     path.write_text("model: {path: m}")
     with pytest.raises(ConfigError, match=r"--fleet: .*launch: local"):
         exec_engine(["--fleet", str(path)])
     with pytest.raises(ConfigError, match="--fleet needs a config"):
         exec_engine(["--fleet"])
-
-
-def test_loopback_unless_the_command_line_says_otherwise(become: Any, fleet: Path) -> None:
-    flags, _ = become("--model-path", str(fleet.parent / "model"))
-    assert value_of(flags, "--host") == "127.0.0.1", "a --config of SGLang's cannot change that"
-
-
-def test_one_fleet_is_enough(fleet: Path) -> None:
     with pytest.raises(ConfigError, match="--fleet is given twice"):
         exec_engine(["--fleet", str(fleet), "--fleet", str(fleet)])
