@@ -189,11 +189,14 @@ async def test_who_has_not_said_hello_is_not_believed(
     server: LinkServer, received: Received
 ) -> None:
     async with raw_socket(server) as socket:
-        await socket.send_bytes(messages.encode(KvStored("before", True)))
-        await socket.send_bytes(messages.encode(Hello(messages.PROTOCOL, "one", 0, 1)))
-        await socket.send_bytes(messages.encode(KvStored("after", True)))
-        await until(lambda: received.stored)
+        for frame in (
+            *(KvStored("before", True), Rates(7, 1.0, 0, 0.0)),
+            *(Hello(messages.PROTOCOL, "one", 0, 1), KvStored("after", True), RATES),
+        ):
+            await socket.send_bytes(messages.encode(frame))
+        await received.rates_of(1)
     assert received.stored == [("after", True)]
+    assert received.rates == [RATES]
 
 
 @pytest.mark.parametrize(
@@ -216,16 +219,6 @@ async def test_rates_that_nothing_can_have_are_ignored(
         one.send(rates)
         one.send(KvStored("g.0.c1/", True))
         assert await received.all_of(one) == [("g.0.c1/", True)], "the link stays up"
-    assert received.rates == [RATES]
-
-
-async def test_rates_before_the_hello_are_not_believed(
-    server: LinkServer, received: Received
-) -> None:
-    async with raw_socket(server) as socket:
-        for frame in (Rates(7, 1.0, 0, 0.0), Hello(messages.PROTOCOL, "one", 0, 1), RATES):
-            await socket.send_bytes(messages.encode(frame))
-        await received.rates_of(1)
     assert received.rates == [RATES]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.errors import ConfigError, PromptError
-from seer_sgl.rollout.lengths import expect_all, read_lengths
+from seer_sgl.errors import ConfigError
+from seer_sgl.rollout.lengths import read_lengths
 from seer_sgl.scheduling.lengths import prompt_hash
 from seer_sgl.types import Group, token_array
 from tests.helpers import make_group
@@ -92,10 +92,3 @@ def test_a_file_that_is_missing_or_empty_is_refused(file: Path) -> None:
         read_lengths(file)
     with pytest.raises(ConfigError, match="no lengths"):
         read_lengths(written(file, ""))
-
-
-def test_the_oracle_wants_the_length_of_every_sample(file: Path) -> None:
-    known = read_lengths(written(file, {"prompt_ids": IDS, "lengths": [1, 2]}))
-    expect_all(known, [make_group(n=2)], "f")
-    with pytest.raises(PromptError, match="f has no length of sample 2 of prompt 'g'"):
-        expect_all(known, [make_group(n=3)], "f")

@@ -139,7 +139,8 @@ async def test_an_unusable_turn_is_refused_in_its_function(
 async def test_an_error_of_the_function_comes_at_once_and_hides_behind_no_other() -> None:
     async def failing(prompt: Prompt, client: Client) -> None:
         if prompt.prompt_id != "p0":
-            return
+            await client.generate()
+            await asyncio.Event().wait()
         match client.index:
             case 0:
                 raise RolloutError("a request that failed")
@@ -149,10 +150,12 @@ async def test_an_error_of_the_function_comes_at_once_and_hides_behind_no_other(
             case _:
                 await asyncio.Event().wait()
 
-    async with fakes() as it, Rollout(it.config) as rollout:
+    async with fakes(delay_s=0.001) as it, Rollout(it.config) as rollout:
         with pytest.raises(KeyError, match="a defect"):
             async for _ in rollout.trajectories(failing, PROMPTS):
                 pass
+        await until(lambda: rollout.driver.check() == [])
+        assert all(fake.running == 0 for fake in it.servers)
 
 
 async def test_errors_may_be_results() -> None:
@@ -229,21 +232,6 @@ async def test_the_oracle_is_refused() -> None:
         with pytest.raises(ConfigError, match="oracle has no lengths of trajectories"):
             async for _ in rollout.trajectories(turns, PROMPTS):
                 pass
-
-
-async def test_an_error_of_the_function_ends_all_at_once() -> None:
-    async def broken(prompt: Prompt, client: Client) -> None:
-        await client.generate()
-        if (prompt.prompt_id, client.index) == ("p1", 2):
-            raise KeyError("a defect of the function")
-        await client.generate()
-
-    async with fakes(delay_s=0.001) as it, Rollout(it.config) as rollout:
-        with pytest.raises(KeyError, match="a defect"):
-            async for _ in rollout.trajectories(broken, PROMPTS):
-                pass
-        await until(lambda: rollout.driver.check() == [])
-        assert all(fake.running == 0 for fake in it.servers)
 
 
 async def test_leaving_early_aborts_the_other_trajectories() -> None:
