@@ -4,14 +4,12 @@ command would do is done."""
 import argparse
 import importlib.util
 import runpy
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import click
 import pytest
 
 from bench.gpu import session
@@ -20,37 +18,16 @@ from seer_sgl import load_ready
 from seer_sgl.benchmark import config as benchmark
 from seer_sgl.cli import cli
 from seer_sgl.config import load
-from seer_sgl.engine.launch.process import engine_environment
-from seer_sgl.link import contract
 from seer_sgl.sim.opening import SimRequest
 from seer_sgl.sim.sweep import parse_sweep
 from seer_sgl.sim.variants import check_variant
 from tools.docs.pages import ROOT
 
 Arguments = Sequence[str]
-SECRETS = (contract.API_KEY, contract.LINK_TOKEN)
-FLAGS = """
-import argparse
-from seer_sgl.plugin import cpu
-cpu.prepare()
-from sglang.srt.server_args import ServerArgs
-parser = argparse.ArgumentParser()
-ServerArgs.add_cli_args(parser)
-print(*parser._option_string_actions)
-"""
 
 
 class Parsed(Exception):
     """The arguments of a script are valid; the script goes no further."""
-
-
-def sglang_flags() -> set[str]:
-    """Returns the flags of SGLang's server. In a process of its own: the import takes seconds, and
-    changes what other tests see of torch."""
-    command = [sys.executable, "-c", FLAGS]
-    environment = engine_environment(None)
-    listed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return set(listed.stdout.split())
 
 
 def seer_sgl(arguments: Arguments) -> None:
@@ -66,15 +43,6 @@ def seer_sgl(arguments: Arguments) -> None:
     options = command.make_context(name, list(rest)).params
     if name in COMMANDS:
         COMMANDS[name](**options)
-
-
-def engine_flags(arguments: Arguments) -> set[str]:
-    """Returns SGLang's flags on a command line of `seer-sgl engine`, and checks its `--fleet`."""
-    flags = {word for word in arguments if word.startswith("--")}
-    if "--fleet" in flags and arguments[-1] != "--fleet":
-        config = load(Path(arguments[arguments.index("--fleet") + 1]))
-        assert config.engines.launch == "external"
-    return flags - {"--fleet", "--help"}
 
 
 def _rollout(config: Path | None, ready: str | None, overrides: Arguments, **_: Any) -> None:
@@ -174,20 +142,7 @@ def gpu_kit(arguments: Arguments) -> None:
         seer_sgl(["bench", "--gpu", *rest])
 
 
-def export(arguments: Arguments) -> None:
-    """Checks `export NAME=...`: the program reads that variable."""
-    for each in arguments:
-        assert each.partition("=")[0] in SECRETS
-
-
-def installer(arguments: Arguments) -> None:
-    """Checks `pip install` and `uv pip install`: the extras exist."""
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    for word in arguments:
-        package, _, extra = word.rstrip("]").partition("[")
-        assert package != "seer-sgl" or f"\n{extra or 'name'} = " in project
-
-
+# Of other programs, the pages are read and not checked.
 CHECKS: dict[str, Callable[[Arguments], None]] = {
     "seer-sgl": seer_sgl,
     "make": make,
@@ -195,8 +150,4 @@ CHECKS: dict[str, Callable[[Arguments], None]] = {
     ".venv/bin/python": python,
     "pytest": pytest_files,
     "bench/gpu/run.sh": gpu_kit,
-    "export": export,
-    "pip": installer,
-    "uv": installer,
-    "curl": click.echo,  # test_blocks.py sends the request
 }

@@ -1,27 +1,20 @@
 """The Python code of the pages does what its page states. Code that needs servers runs in
 tests/e2e/test_docs.py."""
 
-import json
-import os
 import subprocess
 import sys
-import urllib.request
 from types import SimpleNamespace
 
 import pytest
 
 from seer_sgl.driver.observer import Observer
-from seer_sgl.link.contract import LINK_TOKEN
-from seer_sgl.processes import free_port
 from seer_sgl.scheduling.strategy import Strategy
-from tests.e2e.conftest import draft_hub
 from tests.e2e.test_docs import ON_SERVERS
 from tests.helpers import make_group
 from tests.plugin.sources import Sources
 from tools.docs.pages import ROOT
 
 from .blocks import scripts
-from .commands import commands
 from .scripts import run, script
 
 POLICY = "development.md#how-do-i-add-a-policy"
@@ -84,21 +77,3 @@ def test_the_events_that_a_page_lists_are_those_of_an_observer() -> None:
         for name in row.split("|")[1].replace(" ", "").split(",")
     }
     assert listed == {name for name in vars(Observer) if not name.startswith("_")}
-
-
-@pytest.mark.process
-def test_the_counters_of_a_hub_are_where_a_page_asks_for_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (curl,) = [
-        command.words
-        for command in commands()
-        if command.words[0] == "curl" and command.page == "pool.md"
-    ]
-    _, _, header, url = curl
-    address = f"127.0.0.1:{free_port()}"
-    monkeypatch.setenv(LINK_TOKEN, "a secret of this test")
-    name, _, value = os.path.expandvars(header).partition(": ")
-    asked = urllib.request.Request(url.replace("10.0.0.9:7701", address), headers={name: value})
-    with draft_hub(address), urllib.request.urlopen(asked) as reply:
-        assert json.loads(reply.read())["groups"] == 0
