@@ -22,6 +22,12 @@ TOKENIZER = byte_tokenizer()
 GENERATE = {"do_sample": True, "max_len": 64, "max_new_tokens": 8, "temperature": 0.7, "top_p": 0.9}
 
 
+def params(**changes: Any) -> Any:
+    """Returns sampling parameters of an executor."""
+    given = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 8, "min_tokens": 1}
+    return SimpleNamespace(**{**given, "skip_special_tokens": False, "logprobs": 1, **changes})
+
+
 @dataclass
 class Setup:
     """The options of a run of the sample path."""

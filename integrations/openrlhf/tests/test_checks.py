@@ -48,23 +48,24 @@ def refusal(flags: SeerFlags) -> str:
     return str(caught.value)
 
 
-def test_a_server_that_is_ready_passes(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    require_server(serve())
-
-
-def test_the_right_tokens_pass(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = serve(**{TOKEN: "t", ADMIN: "a"})
-    monkeypatch.setenv(TOKEN, "t")
-    monkeypatch.setenv("MINE", "a")
-    require_server(replace(flags, admin_token_env="MINE"))
-
-
-def test_one_token_is_enough_for_a_server_with_one(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("demanded", "given"),
+    [
+        ({}, {}),
+        ({TOKEN: "t"}, {TOKEN: "t"}),
+        ({TOKEN: "t", ADMIN: "a"}, {TOKEN: "t", "MINE": "a"}),
+    ],
+)
+def test_the_right_tokens_pass(
+    demanded: dict[str, str],
+    given: dict[str, str],
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    flags = serve(**{TOKEN: "t"})
-    monkeypatch.setenv(TOKEN, "t")
-    require_server(flags)
+    flags = serve(**demanded)
+    for name, token in given.items():
+        monkeypatch.setenv(name, token)
+    require_server(replace(flags, admin_token_env="MINE") if "MINE" in given else flags)
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
@@ -81,24 +82,19 @@ def test_a_server_without_rollouts_is_no_seer_sgl_server(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(("given", "state"), [(None, "not set"), ("x", "not the right one")])
+@pytest.mark.parametrize(
+    "token",
+    [(TOKEN, "--seer.token_env", "/rollouts"), (ADMIN, "--seer.admin_token_env", "/workers")],
+)
 def test_a_missing_or_wrong_token_is_named_by_its_variable(
-    given: str | None, state: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    token: tuple[str, str, str],
+    given: str | None,
+    state: str,
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    flags = serve(**{TOKEN: "t"})
+    name, flag, path = token
+    flags = serve(**{name: "t"})
     if given:
-        monkeypatch.setenv(TOKEN, given)
-    assert refusal(flags) == (
-        f"--seer.token_env: {TOKEN} is {state}: {flags.url} demands a token for /rollouts"
-    )
-
-
-@pytest.mark.parametrize(("given", "state"), [(None, "not set"), ("x", "not the right one")])
-def test_a_missing_or_wrong_admin_token_is_found_before_the_first_control_call(
-    given: str | None, state: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags = serve(**{ADMIN: "a"})
-    if given:
-        monkeypatch.setenv(ADMIN, given)
-    assert refusal(flags) == (
-        f"--seer.admin_token_env: {ADMIN} is {state}: {flags.url} demands a token for /workers"
-    )
+        monkeypatch.setenv(name, given)
+    assert refusal(flags) == f"{flag}: {name} is {state}: {flags.url} demands a token for {path}"

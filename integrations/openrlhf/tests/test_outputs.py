@@ -1,9 +1,9 @@
 """What executors read of a response, and what their sampling parameters become."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sampling import params
 from seer_openrlhf.outputs import output, parameters
 
 EOS = 0
@@ -14,11 +14,6 @@ def decode(ids: list[int], skip_special_tokens: bool) -> str:
     return "".join(TEXTS[token] for token in ids if token or not skip_special_tokens)
 
 
-def wanted(**changes: Any) -> Any:
-    given = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": 8, "min_tokens": 1}
-    return SimpleNamespace(**{**given, "skip_special_tokens": False, "logprobs": 1, **changes})
-
-
 def text(ids: list[int], matched: int | str | None, **changes: Any) -> str:
     sample = {
         "response_ids": ids,
@@ -26,7 +21,7 @@ def text(ids: list[int], matched: int | str | None, **changes: Any) -> str:
         "finish_reason": "length" if matched is None else "stop",
         "matched": matched,
     }
-    (completion,) = output(sample, wanted(**changes), decode).outputs
+    (completion,) = output(sample, params(**changes), decode).outputs
     assert completion.token_ids == ids  # the trainer's tokens are all there
     return completion.text
 
@@ -43,12 +38,12 @@ def test_the_text_has_the_end_if_the_agent_asks_for_it() -> None:
 
 
 def test_an_agents_own_parameters_reach_the_engine() -> None:
-    sent = parameters(wanted(stop="\n", stop_token_ids=[7], min_p=0.1, repetition_penalty=1.1))
+    sent = parameters(params(stop="\n", stop_token_ids=[7], min_p=0.1, repetition_penalty=1.1))
     assert (sent["stop"], sent["stop_token_ids"]) == (["\n"], [7])
     assert (sent["min_p"], sent["repetition_penalty"]) == (0.1, 1.1)
-    assert parameters(wanted(top_k=0))["top_k"] == -1  # vLLM's "all tokens", and SGLang's
+    assert parameters(params(top_k=0))["top_k"] == -1  # vLLM's "all tokens", and SGLang's
 
 
 def test_a_parameter_without_a_counterpart_is_an_error() -> None:
     with pytest.raises(ValueError, match="sampling parameter logit_bias: is not supported"):
-        parameters(wanted(logit_bias={5: -1.0}))
+        parameters(params(logit_bias={5: -1.0}))

@@ -55,7 +55,9 @@ def wait_for_end(pid: int) -> None:
             time.sleep(0.01)
 
 
-def test_the_block_runs_while_the_server_is_ready_and_ends_it(folder: Path) -> None:
+def test_the_block_runs_while_the_server_is_ready_and_ends_it(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with served(flags_for(folder, "ready")) as url:
         assert unhealthy(url) is None
         found = started(folder)
@@ -65,6 +67,9 @@ def test_the_block_runs_while_the_server_is_ready_and_ends_it(folder: Path) -> N
     assert url == f"http://{options['--host']}:{options['--port']}"
     assert not Path(f"/proc/{found['pid']}").exists()
     assert "refused" in str(unhealthy(url))
+    assert capfd.readouterr().err == (
+        f"seer-openrlhf: seer-sgl serve is ready at {url}; its log: {log_of(folder)}\n"
+    ), "an end that the block asked for is not reported"
 
 
 def test_the_server_ends_also_after_an_error_in_the_block(folder: Path) -> None:
@@ -156,16 +161,6 @@ def test_a_block_that_ends_between_two_starts_leaves_no_server(
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_an_end_that_the_block_asked_for_is_not_reported(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with served(flags_for(folder, "ready")) as url:
-        pass
-    assert capfd.readouterr().err == (
-        f"seer-openrlhf: seer-sgl serve is ready at {url}; its log: {log_of(folder)}\n"
-    )
-
-
 def test_a_killed_trainer_leaves_no_server(folder: Path) -> None:
     program = (
         "import time\n"
@@ -215,14 +210,9 @@ def test_a_log_that_cannot_be_written_is_named(folder: Path) -> None:
         pytest.fail("it cannot start")
 
 
-def test_only_the_owner_can_read_the_log(folder: Path) -> None:
-    with served(flags_for(folder, "ready")):
-        assert log_of(folder).stat().st_mode & 0o777 == 0o600
-
-
-def test_runs_in_one_folder_have_a_log_each(folder: Path) -> None:
+def test_runs_in_one_folder_have_a_log_each_that_only_the_owner_can_read(folder: Path) -> None:
     with served(flags_for(folder, "ready")), served(flags_for(folder, "ready")):
-        assert len(list(LOGS.iterdir())) == 2
+        assert [log.stat().st_mode & 0o777 for log in LOGS.iterdir()] == [0o600, 0o600]
 
 
 def test_the_servers_environment_has_its_tokens_and_nothing_of_the_trainers_python() -> None:
