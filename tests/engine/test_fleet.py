@@ -16,7 +16,7 @@ import pytest
 from seer_sgl.config import FleetConfig, parse, with_values
 from seer_sgl.engine import opening
 from seer_sgl.engine.fleet import Fleet, open_fleet
-from seer_sgl.engine.launch import process, server
+from seer_sgl.engine.launch import server
 from seer_sgl.engine.launch.process import require_model
 from seer_sgl.engine.launch.standalone import exec_engine
 from seer_sgl.errors import ConfigError, EngineStartError
@@ -29,17 +29,7 @@ from tests.support.launched import owned
 from tests.support.links import engine
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("nothing_left")]
-
-
-@pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(process, "SERVER_MODULE", "tests.engine.fake_launched")
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    return folder
-
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fake_servers", "nothing_left")]
 
 # The command line of a fake server's child.
 CHILD = (sys.executable, "-c", "import time; time.sleep(600)")

@@ -1,6 +1,5 @@
 """Engines that a cluster has no room for at first, or starts again at another URL; no Ray here."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,8 +18,7 @@ from seer_sgl.engine.launch.local import LocalLauncher
 from seer_sgl.engine.launch.ray_cluster import Cluster
 from seer_sgl.engine.launch.server import ServerPlan
 from seer_sgl.errors import EngineDelayed, EngineStartError
-from seer_sgl.restarts import MOST_FAILURES
-from tests.support.launched import all_groups, check, config, kill, rolling, weights_folder
+from tests.support.launched import all_groups, check, config, rolling, weights_folder
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fake_servers", "nothing_left")]
@@ -109,30 +107,6 @@ async def test_an_engine_without_room_joins_with_the_current_weights_once_there_
         both = rollout.report()
         assert min(each["chunks"] for each in both["engines"]) > 0
     assert f"engine e1 is started later: {NO_ROOM}" in log_lines
-
-
-async def test_an_engine_that_gets_another_url_serves_there(
-    model: Path, tmp_path: Path, room: Room
-) -> None:
-    starts = tmp_path / "starts"
-    async with rolling(of_ray(model, starts), tmp_path) as rollout:
-        first = rollout.engines[1].url
-        room.engine_ids.discard("e1")
-        running = asyncio.create_task(all_groups(rollout))
-        await until(lambda: rollout.driver.in_flight("e1"))
-        kill(starts, first)
-        check(await running)
-        killed = rollout.report()
-        assert killed["engines"][1]["lost_chunks"] == killed["lost_chunks"] > 0
-        engine = rollout.fleet.engines[1]
-        await until(lambda: engine.server.why == NO_ROOM)
-        check(await all_groups(rollout))
-        room.engine_ids.add("e1")
-        await until(lambda: rollout.driver.available("e1"))
-        assert engine.info.url == engine.server.url != first
-        assert engine.server.starts == 1 < MOST_FAILURES
-        check(await all_groups(rollout))
-        assert rollout.report()["engines"][1]["chunks"] > 0
 
 
 async def test_a_fleet_without_room_for_any_engine_does_not_start(

@@ -4,13 +4,14 @@ import asyncio
 import errno
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from seer_sgl import restarts
+from seer_sgl import Rollout, restarts
 from seer_sgl.backend.weights import WeightUpdate
 from seer_sgl.config import parse
 from seer_sgl.driver.health import State
@@ -34,29 +35,39 @@ from tests.support.waiting import until
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fake_servers", "nothing_left")]
 
 
+async def struck(
+    rollout: Rollout, starts: Path, strike: Callable[[Path, str], object]
+) -> dict[str, Any]:
+    """Rolls out while engine e1, with chunks, is struck and started again, and once more with it.
+
+    Returns the report of the first rollout.
+    """
+    url = rollout.engines[1].url
+    running = asyncio.create_task(all_groups(rollout))
+    await until(lambda: rollout.driver.in_flight("e1"))
+    strike(starts, url)
+    check(await running)
+    report = rollout.report()
+    await until(lambda: started(starts, url) == 2)
+    await until(lambda: rollout.driver.available("e1"))
+    check(await all_groups(rollout))
+    assert rollout.report()["engines"][1]["chunks"] > 0, "it serves again"
+    assert (started(starts, url), rollout.engines[1].url) == (2, url)
+    return report
+
+
 async def test_a_killed_engine_is_started_again_and_serves_and_no_sample_changes(
     model: Path, tmp_path: Path, log_lines: list[str]
 ) -> None:
     starts = tmp_path / "starts"
     async with rolling(config(model, starts), tmp_path) as rollout:
-        url = rollout.engines[1].url
-        running = asyncio.create_task(all_groups(rollout))
-        await until(lambda: rollout.driver.in_flight("e1"))
-        kill(starts, url)
-        check(await running)
-        killed = rollout.report()
-        await until(lambda: rollout.driver.available("e1"))
-        check(await all_groups(rollout))
-        calm = rollout.report()
-        assert rollout.engines[1].url == url
-    assert started(starts, url) == 2
+        killed = await struck(rollout, starts, kill)
+        assert rollout.report()["respawns"] == 0, "of the second one"
     assert (killed["respawns"], killed["failed_requests"]) == (1, 0)
     assert killed["engines"][1]["lost_chunks"] == killed["lost_chunks"] == killed["retries"] > 0
     states = [entry["state"] for entry in killed["engines"][1]["states"]]
     assert states[0] == "healthy"
     assert "starting" in states
-    assert calm["engines"][1]["chunks"] > 0, "it serves again"
-    assert calm["respawns"] == 0
     again = "engine e1 is being started again: its process ended with status -9; its log: "
     assert any(line.startswith(again) for line in log_lines)
     assert any(line.startswith("engine e1 is up again after") for line in log_lines)
@@ -69,16 +80,7 @@ async def test_an_engine_that_hangs_for_good_is_started_again(
     starts = tmp_path / "starts"
     settings = config(model, starts, engines={"stall_timeout_s": 0.5})
     async with rolling(settings, tmp_path) as rollout:
-        url = rollout.engines[1].url
-        running = asyncio.create_task(all_groups(rollout))
-        await until(lambda: rollout.driver.in_flight("e1"))
-        os.kill(pid_of(starts, url), signal.SIGSTOP)
-        check(await running)
-        hung = rollout.report()
-        await until(lambda: rollout.driver.available("e1"))
-        check(await all_groups(rollout))
-        assert rollout.report()["engines"][1]["chunks"] > 0, "it serves again"
-    assert started(starts, url) == 2
+        hung = await struck(rollout, starts, lambda *place: os.kill(pid_of(*place), signal.SIGSTOP))
     assert hung["engines"][1]["lost_chunks"] == hung["lost_chunks"] > 0
     again = "engine e1 is being started again: it hung: "
     assert any(line.startswith(again) for line in log_lines)
@@ -88,22 +90,15 @@ async def test_an_engine_whose_kv_pool_broke_ends_its_chunks_and_is_started_agai
     model: Path, tmp_path: Path, log_lines: list[str]
 ) -> None:
     starts = tmp_path / "starts"
-    async with rolling(
-        config(model, starts),
-        tmp_path,
-        timing=msgspec.structs.replace(RESTARTING, refresh_every_s=0.5),
-    ) as rollout:
+    why = "the KV thread `read` ended: OSError('gone')"
+
+    def break_pool(starts: Path, url: str) -> None:
+        (starts / f"{url.rpartition(':')[2]}.kv").write_text(why)
+
+    timing = msgspec.structs.replace(RESTARTING, refresh_every_s=0.5)
+    async with rolling(config(model, starts), tmp_path, timing) as rollout:
         url = rollout.engines[1].url
-        running = asyncio.create_task(all_groups(rollout))
-        await until(lambda: rollout.driver.in_flight("e1"))
-        broken = starts / f"{url.rpartition(':')[2]}.kv"
-        broken.write_text("the KV thread `read` ended: OSError('gone')")
-        check(await running)
-        report = rollout.report()
-        await until(lambda: started(starts, url) == 2)
-        await until(lambda: rollout.driver.available("e1"))
-        check(await all_groups(rollout))
-    assert started(starts, url) == 2
+        report = await struck(rollout, starts, break_pool)
     assert report["lost_chunks"] == 0
     again = f"engine e1 is being started again: engine e1 ({url}): the KV thread `read` ended"
     assert any(line.startswith(again) for line in log_lines)

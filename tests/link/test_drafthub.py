@@ -7,7 +7,6 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from socket import SO_RCVBUF, SOL_SOCKET
 
 import aiohttp
@@ -26,7 +25,7 @@ from seer_sgl.link.server import LinkServer, open_link
 from seer_sgl.plugin import drafting
 from tests.draft.fakes import FakeDrafter
 from tests.support.hubs import MEMORY, all_have, engine, hub_of, while_stepping
-from tests.support.links import closed
+from tests.support.links import closed, raw_socket
 from tests.support.timing import SOON
 from tests.support.waiting import DEADLINE_S, until
 
@@ -34,6 +33,10 @@ from tests.support.waiting import DEADLINE_S, until
 @pytest.fixture(autouse=True)
 def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_side, "_links", {})
+
+
+def hello(instance: str) -> Hello:
+    return Hello(messages.PROTOCOL, instance, 0, 1)
 
 
 @pytest.fixture
@@ -50,18 +53,6 @@ async def driver(server: LinkServer) -> AsyncIterator[HubClient]:
     finally:
         client.close()
         await until(lambda: not client._links[0]._thread.is_alive())
-
-
-@asynccontextmanager
-async def raw(server: LinkServer, instance: str) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-    """Opens a socket that has sent its hello and can send any bytes."""
-    headers = {"Authorization": f"Bearer {server.token}"}
-    async with (
-        aiohttp.ClientSession(headers=headers) as session,
-        session.ws_connect(server.url) as socket,
-    ):
-        await socket.send_bytes(messages.encode(Hello(messages.PROTOCOL, instance, 0, 1)))
-        yield socket
 
 
 async def test_what_one_engine_decodes_is_in_the_index_of_the_other(
@@ -189,7 +180,10 @@ async def test_only_the_first_rank_of_a_server_speaks_of_drafts(server: LinkServ
 async def test_a_hostile_frame_closes_its_socket_only(
     server: LinkServer, driver: HubClient, garbage: bytes
 ) -> None:
-    async with engine(server.url, server.token, "one") as one, raw(server, "evil") as socket:
+    async with (
+        engine(server.url, server.token, "one") as one,
+        raw_socket(server, hello("evil")) as socket,
+    ):
         one.decode(one.replica.begin("g", 0, [1], []), 5)
         await while_stepping([one], lambda: 0 in hub_of(server).hub.of("g"))
         await socket.send_bytes(garbage)
@@ -200,13 +194,8 @@ async def test_a_hostile_frame_closes_its_socket_only(
 
 
 async def test_who_has_not_said_hello_drafts_with_nobody(server: LinkServer) -> None:
-    headers = {"Authorization": f"Bearer {server.token}"}
-    async with (
-        aiohttp.ClientSession(headers=headers) as session,
-        session.ws_connect(server.url) as socket,
-    ):
-        await socket.send_bytes(messages.encode(Deltas([Delta("g", 0, 0, b"abcd")])))
-        await socket.send_bytes(messages.encode(Hello(messages.PROTOCOL + 1, "new", 0, 1)))
+    frames = (Deltas([Delta("g", 0, 0, b"abcd")]), Hello(messages.PROTOCOL + 1, "new", 0, 1))
+    async with raw_socket(server, *frames) as socket:
         assert await closed(socket)
     assert "g" not in hub_of(server).hub
 
@@ -233,11 +222,13 @@ async def test_a_reader_that_stops_holds_up_nobody_and_no_memory(
             assert isinstance(message, Deltas)
             lacking -= sum(delta.position == 0 for delta in message.deltas)
 
-    async with raw(server, "slow") as slow, raw(server, "fast") as fast:
+    wants = Open({"g": {}})
+    async with (
+        raw_socket(server, hello("slow"), wants) as slow,
+        raw_socket(server, hello("fast"), wants) as fast,
+    ):
         # A small buffer, so that the kernel does not accept frames for a peer that does not read.
         slow.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_RCVBUF, 1 << 16)
-        for socket in (slow, fast):
-            await socket.send_bytes(messages.encode(Open({"g": {}})))
         await until(lambda: "g" in hub and len(hub._groups["g"].peers) == 2)
         for sequence in range(frames_long):
             driver.load("g", sequence, response)

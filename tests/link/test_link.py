@@ -15,7 +15,7 @@ from seer_sgl.link.client import Link
 from seer_sgl.link.messages import Forget, Hello, KvStored, Rates
 from seer_sgl.link.server import LinkServer, open_link
 from seer_sgl.processes import free_port
-from tests.support.links import closed, engine
+from tests.support.links import closed, engine, raw_socket
 from tests.support.waiting import DEADLINE_S, until
 
 RATES = Rates(1000, 0.5, 2000, 0.25)
@@ -53,17 +53,6 @@ async def server() -> AsyncIterator[LinkServer]:
 @pytest.fixture
 def received(server: LinkServer) -> Received:
     return Received(server)
-
-
-@asynccontextmanager
-async def raw_socket(server: LinkServer) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-    """Opens a socket that is authorized and can send any bytes."""
-    headers = {"Authorization": f"Bearer {server.token}"}
-    async with (
-        aiohttp.ClientSession(headers=headers) as session,
-        session.ws_connect(server.url) as socket,
-    ):
-        yield socket
 
 
 @asynccontextmanager
@@ -177,9 +166,8 @@ async def test_an_engine_with_a_wrong_token_is_never_heard(
 
 
 async def test_another_protocol_is_refused(server: LinkServer, received: Received) -> None:
-    async with raw_socket(server) as socket:
-        await socket.send_bytes(messages.encode(Hello(messages.PROTOCOL + 1, "new", 0, 1)))
-        await socket.send_bytes(messages.encode(KvStored("g.0.c1/", True)))
+    frames = (Hello(messages.PROTOCOL + 1, "new", 0, 1), KvStored("g.0.c1/", True))
+    async with raw_socket(server, *frames) as socket:
         assert await closed(socket)
     assert not server.linked("new")
     assert received.stored == []
@@ -188,12 +176,9 @@ async def test_another_protocol_is_refused(server: LinkServer, received: Receive
 async def test_who_has_not_said_hello_is_not_believed(
     server: LinkServer, received: Received
 ) -> None:
-    async with raw_socket(server) as socket:
-        for frame in (
-            *(KvStored("before", True), Rates(7, 1.0, 0, 0.0)),
-            *(Hello(messages.PROTOCOL, "one", 0, 1), KvStored("after", True), RATES),
-        ):
-            await socket.send_bytes(messages.encode(frame))
+    before = (KvStored("before", True), Rates(7, 1.0, 0, 0.0))
+    after = (KvStored("after", True), RATES)
+    async with raw_socket(server, *before, Hello(messages.PROTOCOL, "one", 0, 1), *after):
         await received.rates_of(1)
     assert received.stored == [("after", True)]
     assert received.rates == [RATES]
@@ -225,9 +210,8 @@ async def test_rates_that_nothing_can_have_are_ignored(
 async def test_a_second_hello_ends_its_connection_and_names_no_other_engine(
     server: LinkServer,
 ) -> None:
-    async with raw_socket(server) as socket:
-        for instance in ("first", "second"):
-            await socket.send_bytes(messages.encode(Hello(messages.PROTOCOL, instance, 0, 1)))
+    frames = (Hello(messages.PROTOCOL, instance, 0, 1) for instance in ("first", "second"))
+    async with raw_socket(server, *frames) as socket:
         assert await closed(socket)
     await until(lambda: not server.linked("first"))
     assert not server.linked("second")
@@ -237,10 +221,10 @@ async def test_a_second_hello_ends_its_connection_and_names_no_other_engine(
 async def test_a_rank_that_cannot_be_is_refused(
     server: LinkServer, received: Received, rank: int, ranks: int
 ) -> None:
-    async with engine(server, rank=0, ranks=2) as first, raw_socket(server) as odd:
+    async with engine(server, rank=0, ranks=2) as first:
         await received.all_of(first)
-        await odd.send_bytes(messages.encode(Hello(messages.PROTOCOL, "one", rank, ranks)))
-        assert await closed(odd)
+        async with raw_socket(server, Hello(messages.PROTOCOL, "one", rank, ranks)) as odd:
+            assert await closed(odd)
         async with engine(server, rank=1, ranks=2):
             await server.until_linked("one")
 
@@ -249,8 +233,8 @@ async def test_a_rank_that_cannot_be_is_refused(
 async def test_an_unreadable_frame_costs_its_socket_only(
     server: LinkServer, received: Received, garbage: bytes
 ) -> None:
-    async with engine(server) as one, raw_socket(server) as socket:
-        await socket.send_bytes(messages.encode(Hello(messages.PROTOCOL, "odd", 0, 1)))
+    hello = Hello(messages.PROTOCOL, "odd", 0, 1)
+    async with engine(server) as one, raw_socket(server, hello) as socket:
         await server.until_linked("odd")
         await socket.send_bytes(garbage)
         assert await closed(socket)

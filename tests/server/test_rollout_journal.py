@@ -106,29 +106,6 @@ async def test_with_a_target_restored_groups_count_first(tmp_path: Path) -> None
         assert len(lines[-1]["group_ids"]) == 3
 
 
-async def test_groups_that_a_reject_brought_are_in_the_journal(tmp_path: Path) -> None:
-    async with fakes(delay_s=0.01) as it:
-        more = prompts(7, N)[6:]
-        async with (
-            server(it, tmp_path) as served,
-            rollout(served, GROUPS, journal="step-1", target_groups=6) as stream,
-        ):
-            async for line in stream.lines():
-                if line["event"] == "group":
-                    status, _ = await stream.verdict("reject", line["group_id"], groups=more)
-                    assert status == 200
-                    break
-        kept, calls = await unlocked(tmp_path / "step-1"), len(it.seeds())
-        async with server(it, tmp_path) as served:
-            status, reply = await served.post("/rollout", groups=GROUPS, journal="step-1", seed=7)
-            assert status == 400
-            assert "1 of its 7 prompts are missing" in str(reply)
-            async with rollout(served, [*GROUPS, *more], journal="step-1") as stream:
-                groups = groups_of(await stream.rest())
-        assert len(groups) == 7
-        assert not kept.finished & set(it.seeds()[calls:])
-
-
 async def test_bad_journals_are_refused(tmp_path: Path) -> None:
     async with fakes(delay_s=0.01) as it, server(it, tmp_path) as served:
         for name in ("..", ".", "a/b", "", "x\n"):

@@ -53,6 +53,21 @@ async def engine(
         await until(made.over.is_set)
 
 
+@asynccontextmanager
+async def raw_socket(
+    server: LinkServer, *frames: messages.ToDriver
+) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+    """Opens a socket that is authorized, has sent the frames, and can send any bytes."""
+    headers = {"Authorization": f"Bearer {server.token}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.ws_connect(server.url) as socket,
+    ):
+        for frame in frames:
+            await socket.send_bytes(messages.encode(frame))
+        yield socket
+
+
 async def closed(socket: aiohttp.ClientWebSocketResponse) -> bool:
     """Returns whether the server's next message closes the socket."""
     message = await socket.receive(DEADLINE_S)
