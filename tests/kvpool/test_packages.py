@@ -44,12 +44,3 @@ def test_the_libcudart_that_came_as_a_package_is_loaded_before_mooncake(
     monkeypatch.setattr(importlib, "import_module", steps.append)
     packages.load_store()
     assert steps == [str(tmp_path / "nvidia/cu13/lib/libcudart.so.13"), "mooncake.store"]
-
-
-def test_without_a_packaged_libcudart_mooncake_is_loaded_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(packages, "CUDA_RUNTIME", "no-such-package")
-    assert list(packages._packaged_cudart()) == []
-    packages.load_store()
-    assert "mooncake.store" in sys.modules

@@ -76,11 +76,6 @@ def test_with_all_of_seer_they_show_what_drafts_and_the_pool_bring() -> None:
     assert len(list(half_done(**DRAFTING).lines(ended=True))) == 1
 
 
-def test_before_the_first_verification_the_accept_length_is_a_dash() -> None:
-    infos = [msgspec.structs.replace(info("a"), **DRAFTING)]
-    assert "accept -  moved 0, 0 bytes" in next(ShownProgress(infos, 1, 1).lines())
-
-
 def test_the_panel_has_a_row_per_technique_and_engine_in_80_columns() -> None:
     rows = text_of(half_done(**DRAFTING)).splitlines()
     assert [row.split()[0] for row in rows] == [
@@ -121,12 +116,6 @@ async def test_shown_while_it_runs_and_once_more_at_the_end(terminal: bool) -> N
     else:
         assert "3 running, 2 queued" in text
         assert "1 chunks, KV at most" in text
-
-
-def test_while_no_chunk_returns_the_rate_is_unknown() -> None:
-    shown = ShownProgress([info("a")], groups=1, requests=1)
-    assert "- tok/s" in next(shown.lines())
-    assert "- tok/s over 10 s" in text_of(shown)
 
 
 def test_of_a_large_fleet_only_the_first_engines_are_shown() -> None:

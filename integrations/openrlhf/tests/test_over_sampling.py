@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fake_fleet import FakeClient
 from sampling import Sampling, Setup, sampling, update
-from seer_openrlhf.ahead import Ahead, Prompt, reserve_of
+from seer_openrlhf.ahead import reserve_of
 
 PROMPTS = [f"prompt {number}" for number in range(24)]
 
@@ -157,13 +157,3 @@ def test_an_evaluation_leaves_the_left_over_prompts_alone() -> None:
 )
 def test_the_reserve_is_rounded_up(prompts: int, factor: float, reserve: int) -> None:
     assert reserve_of(prompts, factor) == reserve
-
-
-def test_responses_that_were_ready_are_used_and_not_generated_again() -> None:
-    prompts = [Prompt("a", "0", None, responses=[{}]), Prompt("b", "1", None)]
-    ahead = Ahead(prompts, iter([]), 1)
-    next(ahead)
-    drawn, new = ahead.dispatch()
-    assert (drawn, new) == ([prompts[0]], [prompts[1]])
-    (left,) = ahead.left_over({1: [{"reward": 1.0}]})
-    assert (left.prompt, left.place, left.responses) == ("b", None, [{"reward": 1.0}])

@@ -1,6 +1,5 @@
 """The stand-ins let OpenRLHF run on a CPU, and cannot take the place of an installed package."""
 
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +9,8 @@ from ray import cloudpickle
 from stand_ins import cpu
 
 TESTS = Path(__file__).parent
-NAMES = {"vllm": "vllm", "flash_attn": "flash-attn"}  # packages and their distributions
 
-of_each = pytest.mark.parametrize("name", NAMES)
+of_each = pytest.mark.parametrize("name", ["vllm", "flash_attn"])
 
 
 def run(program: str, *folders: str | Path) -> subprocess.CompletedProcess[str]:
@@ -45,28 +43,10 @@ def test_an_installed_package_is_imported_and_not_its_stand_in(name: str, tmp_pa
 
 
 @of_each
-def test_the_stand_ins_are_the_last_on_the_path(name: str) -> None:
-    done = run("from stand_ins import cpu; cpu.add_stand_ins(); print(sys.path[-1])", TESTS)
-    assert done.stdout == f"{cpu.FOLDER}\n", done.stderr
-    assert (Path(cpu.FOLDER) / name).is_dir()
-
-
-@of_each
 def test_a_stand_in_put_before_the_real_package_refuses(name: str, tmp_path: Path) -> None:
     install_real(name, tmp_path)
     done = run(f"import {name}", cpu.FOLDER, tmp_path)
     assert f"ImportError: the stand-in of {name} is before the real one: " in done.stderr
-
-
-@of_each
-def test_a_stand_in_refuses_where_the_distribution_is_installed_elsewhere(
-    name: str, tmp_path: Path
-) -> None:
-    info = tmp_path / f"{name}-9.9.dist-info"  # an editable install leaves only this
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {NAMES[name]}\nVersion: 9.9\n")
-    done = run(f"import {name}", cpu.FOLDER, tmp_path)
-    assert f"ImportError: the stand-in of {name} is before {NAMES[name]} 9.9" in done.stderr
 
 
 def test_a_ray_worker_gets_the_hook_by_value_and_can_import_openrlhf(tmp_path: Path) -> None:
@@ -84,10 +64,3 @@ def test_a_ray_worker_gets_the_hook_by_value_and_can_import_openrlhf(tmp_path: P
         "print(torch.zeros(1).to(device).device, torch.device(f'cuda:{device}'))"
     )
     assert done.stdout.splitlines()[-1:] == ["cpu cuda:0"], done.stderr
-
-
-def test_sampling_parameters_travel_to_another_process() -> None:
-    from vllm import SamplingParams
-
-    sampling = SamplingParams(max_tokens=None, logprobs=1)
-    assert pickle.loads(pickle.dumps(sampling)) == sampling
