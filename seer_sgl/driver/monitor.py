@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Monitor:
-    """Polls every engine every `timing.poll_s`.
+    """Polls every engine every `timing.poll_s`, in a large fleet less often.
 
     `gives_up` False: requests wait for an engine as long as it takes.
     """
@@ -112,8 +112,10 @@ class Monitor:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._count())
-            for watched in self._watched.values():
-                watched.task = tasks.create_task(self._watch(watched))
+            for number, watched in enumerate(self._watched.values()):
+                # All at once they would keep the loop from other work.
+                after_s = self._pause_s * number / len(self._watched)
+                watched.task = tasks.create_task(self._watch(watched, after_s))
 
     async def _count(self) -> None:
         while True:
@@ -127,9 +129,15 @@ class Monitor:
             self._report_mixed()
             self._require_serving()
 
-    async def _watch(self, watched: Watched) -> None:
+    @property
+    def _pause_s(self) -> float:
+        """Seconds between two polls of one engine."""
+        return max(self._poll_s, len(self._watched) / self._timing.most_polls_per_s)
+
+    async def _watch(self, watched: Watched, after_s: float = 0.0) -> None:
+        await asyncio.sleep(after_s)
         while True:
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(self._pause_s)
             watched.follow()
             if watched.slot.available and not watched.health.serves:
                 self._control.set_available(watched.name, False)
