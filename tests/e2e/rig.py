@@ -24,6 +24,7 @@ from tests.e2e.compare import Samples, by_key
 from tests.e2e.conftest import (
     HELD_OUT,
     KV_TOKENS,
+    MODEL,
     SERVER_FLAGS,
     draft_hub,
     external,
@@ -115,6 +116,14 @@ class Rig:
         finally:
             self.open_hub()
 
+    @contextlib.contextmanager
+    def weights_given_back(self) -> Iterator[None]:
+        """Gives the engines their own weights back after the block."""
+        yield
+        for url in (self.plain, *self.urls):
+            own = {"model_path": str(MODEL), "weight_version": WEIGHTS}
+            post(f"{url}/update_weights_from_disk", **own)
+
     def reset(self) -> None:
         """Empties the engines' caches, and the pool but for what was read just now. Asserts that
         nothing runs and that the engines have their own weights."""
@@ -125,9 +134,11 @@ class Rig:
         post(f"{self.urls[0]}/hicache/storage-backend/clear")
 
 
-def post(url: str) -> None:
-    """Posts nothing; the reply must be 200."""
-    with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=120) as reply:
+def post(url: str, **fields: str) -> None:
+    """Posts fields, or nothing; the reply must be 200."""
+    body, headers = json.dumps(fields).encode(), {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, body if fields else None, headers, method="POST")
+    with urllib.request.urlopen(request, timeout=120) as reply:
         assert reply.status == 200
 
 

@@ -7,8 +7,7 @@ servers of the session, and its rollouts have fewer and shorter responses.
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ import pytest
 import seer_sgl
 from seer_sgl import Rollout, cli, load_ready
 from seer_sgl.config import Config
-from seer_sgl.engine.fleet import open_fleet
 from tests.docs.commands import commands
 from tests.docs.scripts import run, script
 from tests.e2e.conftest import HELD_OUT
+from tests.e2e.rig import WEIGHTS, Rig
 
 pytestmark = pytest.mark.shared_engines
 
@@ -105,32 +104,15 @@ def test_a_function_generates_two_turns_per_sample(capsys: pytest.CaptureFixture
 
 
 def test_a_training_loop_samples_from_the_weights_of_its_step(
-    ready: Ready, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    rig: Rig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with weights_restored(ready("cpu"), tmp_path) as before:
+    with rig.weights_given_back():
         run(TRAINING)
     lines = printed(capsys)
     assert len(lines) == 2 * PROMPTS
     for line in lines:
-        version = before if line.startswith("0") else "step-1"
+        version = WEIGHTS if line.startswith("0") else "step-1"
         assert line.endswith(str([version] * SAMPLES))
-
-
-@contextmanager
-def weights_restored(config: Config, logs: Path) -> Iterator[str]:
-    """Yields the version of the servers' weights and gives it back to them at the end."""
-
-    async def version(restored: str | None = None) -> str:
-        async with open_fleet(config.fleet, logs) as fleet:
-            for engine in fleet.engines if restored else ():
-                await engine.reload_weights(restored or "")
-            return fleet.engines[0].info.weight_version
-
-    before = asyncio.run(version())
-    try:
-        yield before
-    finally:
-        asyncio.run(version(before))
 
 
 def test_groups_that_a_caller_makes_are_yielded_by_the_driver(

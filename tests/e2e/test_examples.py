@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import HELD_OUT, MODEL, ROOT
+from .rig import Rig
 
 
 def run(*module_and_arguments: str) -> list[str]:
@@ -19,12 +20,15 @@ def run(*module_and_arguments: str) -> list[str]:
     return ended.stdout.splitlines()
 
 
-@pytest.mark.own_engines
-def test_a_toy_rl_loop_samples_from_new_weights_at_every_step() -> None:
-    changes = json.dumps(["engines.count=1"])
-    lines = run(
-        *("tests.e2e.ready", changes, "examples.rl_loop"), *("--steps", "2", "--prompts", "4")
-    )
+@pytest.mark.shared_engines
+def test_a_toy_rl_loop_samples_from_new_weights_at_every_step(rig: Rig) -> None:
+    fleet = rig.fleet()
+    changes = [f"{name}={json.dumps(fleet[name])}" for name in ("engines", "kv_pool", "draft")]
+    with rig.weights_given_back():
+        lines = run(
+            *("tests.e2e.ready", json.dumps(changes), "examples.rl_loop"),
+            *("--steps", "2", "--prompts", "3"),
+        )
     assert [line.partition(":")[0] for line in lines] == ["step 0", "step 1"]
     for line in lines:
         found = re.search(r"reward ([0-9.]+), mean length ([0-9]+)", line)
@@ -34,18 +38,11 @@ def test_a_toy_rl_loop_samples_from_new_weights_at_every_step() -> None:
 
 
 @pytest.mark.shared_engines
-def test_servers_that_run_already_answer_and_go_on(engine_urls: list[str]) -> None:
-    for _ in range(2):
-        lines = run(
-            "examples.running_servers",
-            *engine_urls,
-            "--tokenizer",
-            str(MODEL),
-            "--prompts",
-            str(HELD_OUT),
-        )
-        assert len(lines) == 4
-        assert lines[-1].startswith("12 samples, ")
+def test_servers_that_run_already_answer(engine_urls: list[str]) -> None:
+    options = ("--tokenizer", str(MODEL), "--prompts", str(HELD_OUT))
+    lines = run("examples.running_servers", *engine_urls, *options)
+    assert len(lines) == 4
+    assert lines[-1].startswith("12 samples, ")
 
 
 @pytest.mark.process
