@@ -20,7 +20,6 @@ from tests.e2e.rig import Rig
 
 pytestmark = pytest.mark.shared_engines
 
-PROMPTS = 2
 KINDS: Sequence[dict[str, Any]] = (
     {"temperature": 1.0},
     {"temperature": 0.0},
@@ -59,23 +58,20 @@ class Drawn(NamedTuple):
 
 
 def calls() -> list[Call]:
-    """Returns every kind for every prompt, each with its own seed."""
+    """Returns a request of every kind, each with its own seed. They are of one group."""
     tokenizer = load_tokenizer(str(MODEL))
     assert tokenizer is not None
-    with HELD_OUT.open() as lines:
-        prompts = [tokenizer.encode(json.loads(line)["prompt"]) for line in lines][:PROMPTS]
+    ids = tokenizer.encode(json.loads(HELD_OUT.read_text().splitlines()[0])["prompt"])
     requests = []
-    for group, ids in enumerate(prompts):
-        for sample, kind in enumerate(KINDS):
-            origin = {"group": f"g{group}", "sample": sample, "prompt_len": len(ids)}
-            sampling = {
-                "max_new_tokens": LONGEST,
-                **kind,
-                "sampling_seed": 1000 * group + sample,
-                "custom_params": {"seer_sgl": origin},
-            }
-            body = {"input_ids": list(ids), "sampling_params": sampling, "return_logprob": True}
-            requests.append(Call(body, 0.02 * (sample % 5)))
+    for sample, kind in enumerate(KINDS):
+        sampling = {
+            "max_new_tokens": LONGEST,
+            **kind,
+            "sampling_seed": sample,
+            "custom_params": {"seer_sgl": {"group": "g", "sample": sample, "prompt_len": len(ids)}},
+        }
+        body = {"input_ids": list(ids), "sampling_params": sampling, "return_logprob": True}
+        requests.append(Call(body, 0.02 * (sample % 5)))
     return requests
 
 
@@ -148,16 +144,11 @@ async def test_a_request_draws_the_same_whatever_else_is_in_its_batch(
     rig: Rig, single: list[Drawn]
 ) -> None:
     assert_as_alone(single, await together(rig.plain, calls()))
-
-
-async def test_a_request_draws_the_same_beside_others_that_are_drafted_for(
-    rig: Rig, single: list[Drawn]
-) -> None:
     mixed = await together(rig.urls[0], calls())
     assert_as_alone(single, mixed)
     # A prefill yields one token; a step yields the accepted drafts and one more token.
     accepted = sum(len(drawn.tokens) - 1 - drawn.verifications for drawn in mixed)
-    assert accepted > 50
+    assert accepted > 25
 
 
 @pytest.mark.long
