@@ -1,5 +1,8 @@
-"""Drafts from siblings on another engine, on two real servers. The hub dies and restarts, has an
-unreliable connection, and is attacked: this costs drafts but never a token."""
+"""Drafts from siblings on another engine, on two real servers. The hub dies, restarts and is
+attacked: this costs drafts but never a token.
+
+tests/draft/test_replica_healing.py has messages that are lost, doubled and swapped.
+"""
 
 import asyncio
 import random
@@ -18,11 +21,10 @@ from seer_sgl import Rollout
 from seer_sgl.draft.hub import MAX_GROUPS
 from seer_sgl.engine import wire
 from seer_sgl.engine.client import HttpEngine
-from seer_sgl.processes import free_port
 from seer_sgl.types import Chunk, ChunkReply, ChunkResult, Group
 from tests.e2e.compare import Samples, assert_identical, by_key, roll
 from tests.e2e.conftest import HELD_OUT
-from tests.e2e.hub import attack, hub_process, relay
+from tests.e2e.hub import attack, hub_process
 from tests.e2e.rig import TOKEN, WHOLE, Rig
 from tests.helpers import Returns
 
@@ -36,7 +38,6 @@ HUB_BYTES = 256 << 20  # memory limit of the whole hub process
 ABORTS, PAUSE_S, MANY = 200, 0.05, 20
 STRIDE = 17  # most tokens per step: 16 drafts and one more
 KILL_AFTER, RESTART_AFTER = 30, 70  # chunks
-LINKS = 3  # two engines and the driver
 POLL_S = 0.02
 
 
@@ -179,19 +180,15 @@ async def received(rollout: Rollout) -> int:
     return sum(one["replica"]["received_tokens"] for one in facts if one is not None)
 
 
-async def test_whatever_becomes_of_the_hub_no_token_changes(
+async def test_a_hub_that_is_killed_restarted_and_attacked_changes_no_token(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = await rig.undivided(PROMPTS, sampling=WHOLE)
-    port = int(rig.hub.rpartition(":")[2])
     gate = Gate(monkeypatch, shut_after=RESTART_AFTER)
     with rig.without_hub():
         before = children()
-        async with hub_process(free_port(), MEMORY, TOKEN) as hub:
-            async with (
-                relay(port, hub.address, seed=5) as line,
-                Rollout(fleet(rig), placement=AlwaysElsewhere()) as rollout,
-            ):
+        async with hub_process(rig.hub, MEMORY, TOKEN) as hub:
+            async with Rollout(fleet(rig), placement=AlwaysElsewhere()) as rollout:
                 prompts = rollout.read_prompts(HELD_OUT)[:PROMPTS]
                 run = asyncio.ensure_future(all_groups(rollout.run(prompts, [gate])))
 
@@ -204,9 +201,7 @@ async def test_whatever_becomes_of_the_hub_no_token_changes(
                 first = await hub.facts()
                 await hub.end()
                 await until(lambda: gate.shut)
-                await until(lambda: not line.open)
                 await hub.start()
-                await until(lambda: line.open == LINKS)
                 had = await received(rollout)
                 gate.open()
                 await attack(hub.address, TOKEN, list(gate.groups)[:2])
@@ -221,7 +216,6 @@ async def test_whatever_becomes_of_the_hub_no_token_changes(
     assert report["migrations"] == report["chunks"] - report["samples"] > 100
     drafting = report["drafting"]
     assert drafting["accept_length"] > 1
-    assert all(line.faults.values()), line.faults
     assert first["tokens_out"] > 0
     assert has > had > 0, "tokens flow again"
     assert second["tokens_out"] >= has - had
