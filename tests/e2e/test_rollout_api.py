@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from seer_sgl import Rollout
-from tests.server.helpers import Served, served_config
-from tests.server.rollout_client import Stream, groups_of, rollout
-from tests.support.waiting import until
+from tests.server.helpers import served_config
+from tests.server.rollout_client import groups_of, rollout
 
 from .compare import LOGPROB_TOLERANCE
 from .conftest import HELD_OUT, ROOT
@@ -90,45 +89,3 @@ async def test_the_example_of_a_client_filters_groups(rig: Rig, tmp_path: Path) 
     assert verdicts
     assert all(line.endswith((" 200", " 409")) for line in verdicts)
     assert end.startswith(("target: 2 groups", "exhausted: "))
-
-
-async def filtering(stream: Stream, every: int) -> list[dict[str, Any]]:
-    """Rejects every so-manieth group and accepts the others; returns the lines."""
-    lines = []
-    async for line in stream.lines():
-        lines.append(line)
-        if line["event"] == "group":
-            verb = "reject" if len(lines) % every == 0 else "accept"
-            status, _ = await stream.verdict(verb, line["group_id"])
-            assert status in (200, 409)
-    return lines
-
-
-@pytest.mark.long
-async def test_rejects_joins_and_drains_of_two_rollouts_at_once_change_no_token(rig: Rig) -> None:
-    prompts, limit = lines_of_prompts(16, n=4), 400
-    expected = await calm(rig, prompts, limit)
-    config = rig.fleet(scheduling={"max_inflight_per_engine": 8}) | FREE_PORT
-
-    async def change(it: Served) -> None:
-        await until(lambda: all(each.tally.complete for each in it.service.rollouts))
-        it.service.driver.add_engine(await it.service.fleet.join(rig.plain))
-        await it.service.driver.remove_engine("e0")
-
-    async with served_config(Rollout(config, gives_up=False)) as it:
-        options = {"seed": SEED, "sampling": {"max_response_len": limit}, "target_groups": 10}
-        async with (
-            rollout(it, prompts, dynamic_filtering=True, **options) as first,
-            rollout(it, prompts[:12], dynamic_filtering=True, **options) as second,
-        ):
-            one, other, _ = await asyncio.gather(
-                filtering(first, 4), filtering(second, 7), change(it)
-            )
-            reports = [(await stream.progress())["report"] for stream in (first, second)]
-        await until(lambda: it.service.generation.in_progress == 0)
-    for lines, report in zip((one, other), reports, strict=True):
-        assert lines[-1]["state"] == "target"
-        assert len(set(lines[-1]["group_ids"])) == 10
-        found = tokens_of(lines)
-        assert_equal(found, {key: expected[key] for key in found})
-        assert [engine["engine_id"] for engine in report["engines"]] == ["e0", "e1", "e2"]
