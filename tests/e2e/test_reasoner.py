@@ -15,6 +15,7 @@ from tests.e2e.rig import Rig
 pytestmark = pytest.mark.shared_engines
 
 
+@pytest.mark.long
 async def test_held_out_responses_are_long_tailed_correlated_right_and_different(
     rig: Rig, tmp_path: Path
 ) -> None:
