@@ -22,9 +22,10 @@ from tests.e2e.rig import WHOLE, Rig
 
 pytestmark = pytest.mark.shared_engines
 
-PROMPTS = 3  # per kind
+PROMPTS = 2  # per kind
 LONGEST = 256
-ENOUGH = 500  # accepted drafts
+ENOUGH = 300  # accepted drafts
+TWO_WORDS = "a stop string of two tokens"
 
 
 def kinds_of_stop(samples: Iterable[Sample]) -> Mapping[str, dict[str, Any]]:
@@ -46,6 +47,7 @@ def kinds_of_stop(samples: Iterable[Sample]) -> Mapping[str, dict[str, Any]]:
         "no_stop_trim": {"stop": [y, x], "no_stop_trim": True},
         "stop_regex": {"stop_regex": [y, f"{x}|{y} ."], "stop_token_ids": [later]},
         "min_new_tokens": {"stop_token_ids": [later], "stop": [y], "min_new_tokens": 40},
+        TWO_WORDS: {"stop": [f"{x} {y}"]},
         "grammar": {"regex": "( [0-9]){30} ok"},  # token by token
     }
 
@@ -96,7 +98,14 @@ async def test_two_ways_to_stop_end_a_drafted_response_where_they_end_a_plain_on
         undivided = {"stop_regex", "regex"} & own.keys()
         assert sum(sample.chunks for sample in found) > len(found) or undivided, kind
         stopped = [sample for sample in found if sample.finish_reason == "stop"]
-        assert len(stopped) > len(found) / 2, kind
+        assert len(stopped) > len(found) / 3, kind
         if "regex" not in own:
             assert max(sample.accept_length or 0 for sample in found) > 1, kind
     assert {type(sample.matched) for sample in parts.values()} >= {int, str}
+    spanning = [
+        sample
+        for (group, _), sample in parts.items()
+        if group.startswith(TWO_WORDS) and isinstance(sample.matched, str)
+        if sample.response_length % chunk_tokens == 1
+    ]
+    assert spanning or chunk_tokens > 3, "some stops begin in one chunk and end in the next"
