@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import shutil
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,16 @@ import aiohttp
 import pytest
 
 from seer_sgl.config import FlagValue, KvPoolConfig
-from seer_sgl.engine.launch.process import cpu_flags, start_server
+from seer_sgl.engine.launch.process import server_flags
 from seer_sgl.kvpool.hicache import open_pool
-from seer_sgl.processes import OwnedProcess, free_port
-from tests.e2e.conftest import MODEL
+from tests.e2e.conftest import MODEL, servers, two_urls
 from tests.e2e.rig import PAGE, SGLANG, WEIGHTS, Rig
+from tests.e2e.weights import other_weights
 
 pytestmark = pytest.mark.shared_engines
 
 PROMPT = [3 + (7 * i * i + i) % 60 for i in range(600)]
 FULL_PAGES = 599 // PAGE * PAGE  # the last token is always computed
-EDGE_BYTES = 1 << 16
-START_S = 300
 STORE_S = 60
 Session = aiohttp.ClientSession
 
@@ -96,58 +93,20 @@ class Server:
         async with self._session.get(f"{self._url}/server_info") as reply:
             return str((await reply.json())["internal_states"][0]["seer_sgl"]["weights"])
 
-    async def ready(self, process: OwnedProcess) -> None:
-        """Waits until its process answers."""
-        async with asyncio.timeout(START_S):
-            while True:
-                assert process.exit_status is None, process.log_tail()
-                try:
-                    async with self._session.get(f"{self._url}/server_info") as reply:
-                        if reply.status == 200:
-                            return
-                except aiohttp.ClientError:
-                    pass
-                await asyncio.sleep(0.5)
-
 
 @contextlib.asynccontextmanager
-async def of_another_layout(rig: Rig, session: Session, log: Path) -> AsyncIterator[Server]:
+async def of_another_layout(rig: Rig, session: Session, logs: Path) -> AsyncIterator[Server]:
     """Yields a server on the rig's pool that keeps KV in another layout, and prefills in parts."""
-    config = KvPoolConfig(**rig.fleet()["kv_pool"])
-    async with open_pool(config, log.parent) as pool:
-        port = free_port()
+    async with open_pool(KvPoolConfig(**rig.fleet()["kv_pool"]), logs) as pool:
         own: dict[str, FlagValue] = {
             "model-path": str(MODEL),
-            "port": port,
-            "nccl-port": free_port(),
             "chunked-prefill-size": 64,
             "hicache-mem-layout": "page_first_direct",
             "hicache-io-backend": "direct",
         }
-        flags = cpu_flags() | SGLANG | pool.flags(gpu=False) | own
-        process = await start_server(flags, log, None, pool.environment())
-        try:
-            server = Server(f"http://127.0.0.1:{port}", session)
-            await server.ready(process)
-            yield server
-        finally:
-            await process.stop()
-
-
-def other_checkpoint(folder: Path) -> Path:
-    """Writes the reasoner with one changed layer: the file keeps its size and both its ends."""
-    from safetensors.torch import load_file, save_file
-
-    shutil.copytree(MODEL, folder)
-    weights = load_file(folder / "model.safetensors")
-    for name in weights:
-        if ".layers.1." in name:
-            weights[name] *= 1.5
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    was, now = ((path / "model.safetensors").read_bytes() for path in (MODEL, folder))
-    assert len(was) == len(now)
-    assert (was[:EDGE_BYTES], was[-EDGE_BYTES:]) == (now[:EDGE_BYTES], now[-EDGE_BYTES:])
-    return folder
+        urls, flags = two_urls()[:1], server_flags(SGLANG | pool.flags(gpu=False) | own)
+        with servers(urls, [flags], logs, pool.environment()):
+            yield Server(urls[0], session)
 
 
 async def stored(server: Server) -> None:
@@ -162,11 +121,11 @@ async def stored(server: Server) -> None:
 
 async def test_kv_is_read_under_its_own_weights_and_layout_only(rig: Rig, tmp_path: Path) -> None:
     """`old` and `new`, engines of the rig, have the first and the changed weights throughout."""
-    changed = other_checkpoint(tmp_path / "changed")
+    changed = other_weights(tmp_path / "changed")
     connector = aiohttp.TCPConnector(force_close=True)
     async with (
         aiohttp.ClientSession(connector=connector) as session,
-        of_another_layout(rig, session, tmp_path / "server.log") as server,
+        of_another_layout(rig, session, tmp_path) as server,
     ):
         old, new = Server(rig.urls[0], session), Server(rig.plain, session)
         # The version's name is the same: it says nothing about the weights.
