@@ -119,10 +119,12 @@ class Rig:
     @contextlib.contextmanager
     def weights_given_back(self) -> Iterator[None]:
         """Gives the engines their own weights back after the block."""
-        yield
-        for url in (self.plain, *self.urls):
-            own = {"model_path": str(MODEL), "weight_version": WEIGHTS}
-            post(f"{url}/update_weights_from_disk", **own)
+        try:
+            yield
+        finally:
+            for url in (self.plain, *self.urls):
+                own = {"model_path": str(MODEL), "weight_version": WEIGHTS}
+                post(f"{url}/update_weights_from_disk", **own)
 
     def reset(self) -> None:
         """Empties the engines' caches, and the pool but for what was read just now. Asserts that
