@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import pty
-import resource
 import select
 import signal
 import subprocess
@@ -239,13 +238,3 @@ async def test_a_disk_that_is_full_already_is_refused_before_any_engine_is_asked
     complaint = f"seer-sgl: --out {driver.out}: No space left on device"
     assert output.splitlines()[-1] == complaint
     assert list(driver.out.iterdir()) == []
-
-
-@pytest.mark.long
-async def test_a_limit_on_file_sizes_is_like_a_full_disk(drive: Callable[..., Driver]) -> None:
-    driver = drive()
-    await driver.samples(5)
-    resource.prlimit(driver.process.pid, resource.RLIMIT_FSIZE, (200_000, 200_000))
-    status, output = await driver.ended()
-    assert (status, output.splitlines()[-1].rpartition(": ")[2]) == (1, "File too large")
-    assert driver.check_results()["error"].endswith("File too large")
