@@ -1,12 +1,24 @@
 """The config: every mistake gives one line with the key and its source."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from seer_sgl.benchmark.config import load_bench
-from seer_sgl.config import Config, load, parse
+from seer_sgl.config import (
+    Config,
+    ExternalEngines,
+    LocalEngines,
+    ModelConfig,
+    RayEngines,
+    load,
+    parse,
+)
+from seer_sgl.config.engines import KEYS, LAUNCHES
 from seer_sgl.errors import ConfigError
 
 SMALL = {"model": {"path": "m"}}
@@ -73,9 +85,8 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
         ("scheduling:\n\n  chunk_tokens: 0", r":3: scheduling\.chunk_tokens: expected int >= 1"),
         ("scheduling:\n  chunk_tokens: many", r":2: scheduling\.chunk_tokens: expected int, got s"),
         ("scheduling: 7", r":1: scheduling: expected object, got int"),
-        ("engines:\n  launch: ray2", r":2: engines\.launch: invalid enum value 'ray2'"),
-        ("engines:\n  urls: [3]", r":2: engines\.urls\[0\]: expected str"),
-        ("engines:\n  urls: ['http://a']", r":2: engines\.urls: only for launch: external"),
+        ("engines:\n  launch: ray2", r":2: engines\.launch: invalid value 'ray2'"),
+        ("engines: {launch: external, urls: [3]}", r":1: engines\.urls\[0\]: expected str"),
         ("engines: {launch: external}", r":1: engines\.urls: .* needs at least one URL"),
         (
             "engines:\n  launch: external\n  urls: ['a:80']",
@@ -85,7 +96,6 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
             "engines:\n  launch: external\n  urls: ['http://a:1', 'http://a:1/']",
             r":3: engines\.urls: .* twice",
         ),
-        ("engines: {link: 'a:1'}", r":1: engines\.link: only for launch: external"),
         (
             "engines: {launch: external, urls: ['http://a:1'], link: here}",
             r":1: engines\.link: 'here' is not of the form host:port",
@@ -103,29 +113,29 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
             "kv_pool: {backend: mooncake, namespace: x}",
             r":1: kv_pool\.namespace: only for launch: external",
         ),
-        ("engines: {ray_address: auto}", r":1: engines\.ray_address: only for launch: ray"),
-        ("engines: {ray_resources: {GPU: 1}}", r"engines\.ray_resources: only for launch: ray"),
         (
             f"{RAY}, ray_resources: {{GPU: 0}}}}",
             r"ray_resources.*: expected float > 0",
         ),
         (f"{RAY}, ray_address: 'ray://a:1'}}", r":1: engines\.ray_address: no ray:// address"),
         (f"{RAY}, ray_address: here}}", r"'here' is not host:port, auto or local"),
-        (f"{RAY}, cores: auto}}", r":1: engines\.cores: only for launch: local"),
-        (f"{RAY}, cores: [[0]]}}", r":1: engines\.cores: only for launch: local"),
-        (f"{RAY}, link: 'a:1'}}", r":1: engines\.link: only for launch: external"),
         (f"{RAY}, sglang: {{nnodes: 2}}}}", r":1: engines\.sglang\.nnodes: not for launch: ray"),
-        (f"{RAY}, sglang: {{host: a}}}}", r"sglang\.host: ray engines listen on their node"),
         (f"{RAY}}}\nkv_pool: {{backend: auto}}", r":2: kv_pool\.backend: auto is only for"),
-        (f"{RAY}}}\nkv_pool: {{backend: file}}", r":2: kv_pool\.directory: .* every node"),
+        (f"{RAY}}}\nkv_pool: {{backend: file}}", r":2: kv_pool\.directory: .* every engine"),
         ("engines:\n  cores: [[0]]\n  count: 2", r":2: engines\.cores: 1 lists for count: 2"),
         ("engines:\n  cores: [[9999]]", r":2: engines\.cores: no core 9999"),
-        ("engines:\n  sglang:\n    port: 1", r":3: engines\.sglang\.port: local engines listen"),
+        (
+            "engines:\n  sglang:\n    port: 1",
+            r":3: engines\.sglang\.port: the driver chooses the port",
+        ),
         (
             "engines: {sglang: {trust_remote_code: true}}",
             r":1: engines\.sglang\.trust-remote-code: use model\.trust_remote_code",
         ),
-        ("engines:\n  sglang: {host: 0.0.0.0}", r":2: engines\.sglang\.host: .* on loopback"),
+        (
+            "engines:\n  sglang: {host: 0.0.0.0}",
+            r":2: engines\.sglang\.host: the driver chooses the address",
+        ),
         ("engines: {base_port: 3000}", r":1: engines\.base_port: removed; local engines listen on"),
         ("5: 1", r":1: 5: unknown key"),
         (
@@ -152,7 +162,7 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
             r":1: kv_pool\.open_ports: only for backend: mooncake",
         ),
         (
-            f"{EXTERNAL}, link: 'a:1'}}\nkv_pool: {{backend: mooncake, open_ports: true}}",
+            f"{RAY}}}\nkv_pool: {{backend: mooncake, open_ports: true}}",
             r":2: kv_pool\.open_ports: only for launch: local",
         ),
         ("kv_pool: {backend: mooncake, memory: 8mb}", r":1: kv_pool\.memory: 8mb is less than"),
@@ -251,6 +261,61 @@ def test_a_mistake_in_an_override_is_named(base: Path, override: str, complaint:
     assert f"--set {override.partition('=')[0]}" in str(raised.value)
 
 
+KEYS_OF_OTHERS: dict[str, dict[str, Any]] = {
+    "local": {
+        "urls": ["http://a"],
+        "link": "a:1",
+        "ray_address": "auto",
+        "ray_resources": {"A": 1},
+    },
+    "ray": {"urls": ["http://a"], "link": "a:1", "cores": "auto"},
+    "external": {"count": 2, "cores": [[0]], "environment": {"A": "b"}, "ray_address": "auto"},
+}
+
+
+@pytest.mark.parametrize(
+    ("launch", "key"), [(launch, key) for launch, keys in KEYS_OF_OTHERS.items() for key in keys]
+)
+def test_a_key_of_another_launch_is_named_with_its_own(
+    tmp_path: Path, launch: str, key: str
+) -> None:
+    only = f"engines.{key}: only for launch: {' or '.join(KEYS[key])}"
+    assert launch not in KEYS[key]
+    path, value = tmp_path / "c.yaml", json.dumps(KEYS_OF_OTHERS[launch][key])
+    path.write_text(f"engines:\n  launch: {launch}\n  {key}: {value}")
+    with pytest.raises(ConfigError) as in_file:
+        load(path, SETS)
+    assert str(in_file.value) == f"{path}:3: {only}"
+    path.write_text("")
+    chosen = [] if launch == "local" else [f"engines.launch={launch}"]
+    with pytest.raises(ConfigError) as in_option:
+        load(path, [*SETS, *chosen, f"engines.{key}={value}"])
+    assert str(in_option.value).startswith(f"--set engines.{key}=")
+    assert str(in_option.value).endswith(f": {only}")
+
+
+def test_a_file_for_one_launch_serves_another_once_its_keys_are_unset(base: Path) -> None:
+    there = ["engines.launch=external", "engines.urls=['http://a:1']"]
+    for unset in ("null", "1"):
+        config = load(base, [*there, f"engines.count={unset}"])
+        assert config.engines == ExternalEngines(urls=["http://a:1"], sglang={"dtype": "float32"})
+    assert load(base, ["engines.urls=[]"]) == load(base)
+
+
+def test_a_hint_names_keys_of_every_launch() -> None:
+    for launch in LAUNCHES:
+        with pytest.raises(ConfigError, match=r"engines\.url: unknown key; did you mean urls\?"):
+            parse({"engines": {"launch": launch, "url": "http://a:1"}})
+
+
+def test_a_config_of_python_is_read_back_from_its_plain_values() -> None:
+    for engines in (LocalEngines(count=2), RayEngines(), ExternalEngines(urls=["http://a:1"])):
+        config = Config(model=ModelConfig(path="m"), engines=engines)
+        plain = msgspec.to_builtins(config)
+        assert plain["engines"]["launch"] == engines.launch
+        assert parse(plain) == config
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nope\.yaml: No such file"):
         load(tmp_path / "nope.yaml")
@@ -293,7 +358,7 @@ def test_drafting_that_can_work_is_accepted(
 def test_cores_of_this_machine_are_accepted() -> None:
     core = min(os.sched_getaffinity(0))
     config = parse({"model": {"path": "m"}, "engines": {"cores": [[core]]}})
-    assert config.engines.cores == [[core]]
+    assert config.engines == LocalEngines(cores=[[core]])
 
 
 def test_the_limit_of_a_response_has_two_names(tmp_path: Path) -> None:

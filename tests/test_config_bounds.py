@@ -9,10 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seer_sgl.benchmark.config import load_bench
-from seer_sgl.config import Config, load, parse
+from seer_sgl.config import Config, LocalEngines, load, parse
 from seer_sgl.config.addresses import is_address, is_url
+from seer_sgl.config.engines import KEYS, FlagValue
 from seer_sgl.config.loader import MAX_BYTES, MAX_DEPTH, MAX_NODES
-from seer_sgl.config.tree import FlagValue
 from seer_sgl.errors import ConfigError
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.source import load_settings
@@ -100,6 +100,7 @@ def test_aliases_within_bounds_are_what_they_name(tmp_path: Path) -> None:
         "model: {path: m}\nengines:\n  environment: &e {A: &v x, B: *v}\n  sglang: {<<: *e, C: y}",
     )
     config = load(path)
+    assert isinstance(config.engines, LocalEngines)
     assert config.engines.environment == {"A": "x", "B": "x"}
     assert config.engines.sglang == {"A": "x", "B": "x", "C": "y"}
 
@@ -208,7 +209,9 @@ scalars: st.SearchStrategy[FlagValue | None] = st.one_of(
     st.integers(),
     st.floats(),
     st.text(max_size=8),
-    st.sampled_from(["4gb", "http://a:1", "h:1", "fleet", "mooncake", "external", NINES + "gb"]),
+    st.sampled_from(
+        ["4gb", "http://a:1", "h:1", "fleet", "mooncake", "external", "ray", NINES + "gb"]
+    ),
 )
 sections = sorted({*Config.__struct_fields__, *SimConfig.__struct_fields__, "bench"})
 keys = st.sampled_from(
@@ -216,7 +219,7 @@ keys = st.sampled_from(
         name
         for section in (Config(), SimConfig())
         for part in section.__struct_fields__
-        for name in getattr(section, part).__struct_fields__
+        for name in {"launch", *KEYS, *getattr(section, part).__struct_fields__}
     )
 )
 trees = st.dictionaries(
@@ -231,7 +234,6 @@ trees = st.dictionaries(
     ),
     max_size=3,
 )
-SNIPPETS = [*"a:[]{}&*!|>-?,'\"\n 1", "!!int ", "<<: ", "&a ", "*a"]
 texts = st.one_of(
     trees.map(yaml.safe_dump),
     st.lists(st.sampled_from([*"a:[]{}&*!|>-?,'\"\n 1", "!!int ", "<<: ", "&a ", "*a"])).map(

@@ -10,8 +10,10 @@ import msgspec
 from seer_sgl.config import (
     Config,
     DraftConfig,
+    ExternalEngines,
     FlagValue,
     KvPoolConfig,
+    LocalEngines,
     Natural,
     Positive,
     Section,
@@ -96,7 +98,7 @@ def _contradictions(config: BenchConfig) -> Iterator[tuple[str, str]]:
 
     Servers that already run may lack the settings for pool or drafts: their arms are skipped.
     """
-    if config.engines.launch != "external":
+    if not isinstance(config.engines, ExternalEngines):
         yield from contradictions(config)
         return
     plain = msgspec.structs.replace(config, kv_pool=KvPoolConfig(), draft=DraftConfig())
@@ -125,9 +127,9 @@ def _complaints(config: BenchConfig) -> list[tuple[str, str]]:
         complaints.append(("rollout.prompts", "set this key or bench.workload"))
     if config.bench.workload is not None and not config.sampling.ignore_eos:
         complaints.append(("sampling.ignore_eos", "bench.workload needs true for its lengths"))
-    if config.engines.launch == "ray":
+    if not isinstance(config.engines, LocalEngines | ExternalEngines):
         complaints.append(("engines.launch", "the benchmark needs local or external"))
-    if config.engines.launch == "external" and not config.bench.urls:
+    if isinstance(config.engines, ExternalEngines) and not config.bench.urls:
         complaints.append(("bench.urls", "launch: external needs this key"))
     if config.scheduling.policy != "seer":
         complaints.append(("scheduling.policy", "each arm sets its own policy"))
@@ -171,5 +173,6 @@ def _kind_and_urls(engines: str) -> tuple[str, str]:
 
 def _joined(engines: str) -> list[str]:
     kind, urls = _kind_and_urls(engines)
-    external = ["engines.launch=external", "engines.cores=null", "engines.environment={}"]
+    unset = set(LocalEngines.__struct_fields__) - set(ExternalEngines.__struct_fields__)
+    external = ["engines.launch=external", *(f"engines.{key}=null" for key in sorted(unset))]
     return [*external, f"bench.urls.{kind}=[{urls}]", f"engines.urls=[{urls}]"]

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from seer_sgl.config import Config, parse
+from seer_sgl.config import Config, ExternalEngines, parse
 
 from .arms import Arm
 from .config import BenchConfig
@@ -30,7 +30,7 @@ def servers_config(arm: Arm, base: BenchConfig) -> Config:
     """Returns the config of the servers for the arm and all other arms of its kind."""
     tree = _tree(base) | _left_out(arm)
     engines = tree["engines"]
-    if base.engines.launch == "external":
+    if isinstance(base.engines, ExternalEngines):
         engines["urls"] = base.bench.urls[arm.kind]
         if not arm.pool and not arm.drafts:
             engines["link"] = None  # plain servers report nothing

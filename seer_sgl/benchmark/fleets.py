@@ -5,7 +5,7 @@ import logging
 import os
 from pathlib import Path
 
-from seer_sgl.config import Config
+from seer_sgl.config import Config, ExternalEngines, LocalEngines
 from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.engine.launch.exact import require_exact
 from seer_sgl.engine.launch.process import gpu_visible
@@ -33,7 +33,7 @@ class Fleets:
         """Returns running servers for the arm. Raises EngineStartError or PoolError, and
         ConfigError if servers that already run do not match the arm."""
         if arm.kind not in self._open:
-            joined = self._config.engines.launch == "external"
+            joined = isinstance(self._config.engines, ExternalEngines)
             if joined or not self._config.bench.colocate_servers:
                 await self.close()  # engines.link is one port, so one kind can run at a time
             config = servers_config(arm, self._config)
@@ -110,7 +110,7 @@ def _missing(arm: Arm, config: BenchConfig) -> str | None:
         return "sglang_router is not installed (pip install sglang-router==0.3.2)"
     if arm.router and (config.engines.api_key or os.environ.get(API_KEY)):
         return "sglang_router supports only servers without an API key here"
-    if config.engines.launch == "external" and arm.kind not in config.bench.urls:
+    if isinstance(config.engines, ExternalEngines) and arm.kind not in config.bench.urls:
         return f"no servers in bench.urls.{arm.kind}"
     return None
 
@@ -119,7 +119,7 @@ def _contradiction(arm: Arm, config: BenchConfig) -> str | None:
     """Returns the problem of this config for servers of the arm's kind; None if there is none."""
     try:
         servers = servers_config(arm, config)
-        if servers.engines.launch == "local":
+        if isinstance(servers.engines, LocalEngines):
             require_exact(servers.fleet, gpu_visible())
     except ConfigError as error:
         return str(error)

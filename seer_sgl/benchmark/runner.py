@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from seer_sgl.config import Config
+from seer_sgl.config import Config, StartedEngines
 from seer_sgl.engine.fleet import Fleet
 from seer_sgl.engine.launch.process import api_key
 from seer_sgl.errors import (
@@ -88,7 +88,7 @@ class Runner:
     @property
     def own_servers(self) -> bool:
         """Whether the benchmark started the servers."""
-        return self._config.engines.launch == "local"
+        return isinstance(self._config.engines, StartedEngines)
 
     @property
     def seeds(self) -> list[int]:

@@ -10,23 +10,29 @@ from seer_sgl.errors import ConfigError
 from seer_sgl.types import Sampling
 
 from .contradictions import contradictions
+from .engines import (
+    Cores,
+    Engines,
+    EnginesConfig,
+    ExternalEngines,
+    FlagValue,
+    LocalEngines,
+    RayEngines,
+    StartedEngines,
+)
 from .reading import convert, place_of, plain, read_tree
 from .ready import own_files, ready_config
+from .section import Section, with_values
 from .tree import (
     UNDIVIDED,
     Config,
-    Cores,
     DraftConfig,
-    EnginesConfig,
-    FlagValue,
     FleetConfig,
     KvPoolConfig,
     ModelConfig,
     RolloutConfig,
     SchedulingConfig,
-    Section,
     ServerConfig,
-    with_values,
 )
 
 __all__ = [
@@ -34,19 +40,24 @@ __all__ = [
     "Config",
     "Cores",
     "DraftConfig",
+    "Engines",
     "EnginesConfig",
+    "ExternalEngines",
     "FlagValue",
     "FleetConfig",
     "Fraction",
     "KvPoolConfig",
+    "LocalEngines",
     "ModelConfig",
     "Natural",
     "Positive",
+    "RayEngines",
     "RolloutConfig",
     "Sampling",
     "SchedulingConfig",
     "Section",
     "ServerConfig",
+    "StartedEngines",
     "convert",
     "load",
     "load_ready",

@@ -17,9 +17,10 @@ from seer_sgl.errors import ConfigError
 from seer_sgl.sampling import ALIAS, LIMIT, canonical
 
 from . import loader
+from .engines import DEFAULT_LAUNCH, KEYS, LAUNCHES, EnginesConfig
 from .loader import MAX_BYTES, BadYaml
 from .masking import MASK, masked
-from .tree import Section
+from .section import Section
 from .values import invalid_values
 
 Tree = TypeVar("Tree", bound=Section)
@@ -52,6 +53,8 @@ def read_tree(
 def convert(tree: Mapping[str, Any], where: Mapping[str, str], kind: type[Tree]) -> Tree:
     """Returns the tree as a config of type `kind`. Raises ConfigError with key and place."""
     tree, where = _canonical(tree, where)
+    if isinstance(tree.get("engines"), Mapping):
+        tree = {**tree, "engines": _of_launch(tree["engines"], where)}
     try:
         config = msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
@@ -77,6 +80,22 @@ def _canonical(
         f"sampling.{LIMIT}" if key == f"sampling.{ALIAS}" else key: place
         for key, place in where.items()
     }
+
+
+def _of_launch(engines: Mapping[str, Any], where: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the section with its `launch` and without unset keys of another launch.
+
+    Unset is null or the default. Raises ConfigError for a key of another launch that is set.
+    """
+    engines = {"launch": DEFAULT_LAUNCH, **engines}
+    launch = str(engines["launch"])
+    for name, launches in KEYS.items():
+        if name in engines and launch in LAUNCHES and launch not in launches:
+            unset = getattr(LAUNCHES[launches[0]](), name)
+            if engines.pop(name) not in (None, unset):
+                key, only = f"engines.{name}", " or ".join(launches)
+                raise ConfigError(f"{place_of(key, where)}{key}: only for launch: {only}")
+    return engines
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -168,6 +187,8 @@ def _hint(name: str, section: type[msgspec.Struct] | None) -> str:
     if section is None:
         return ""
     known = [field.name for field in msgspec.structs.fields(section)]
+    if issubclass(section, EnginesConfig):
+        known = ["launch", *KEYS]
     close = difflib.get_close_matches(name, known, 1)
     return f"; did you mean {close[0]}?" if close else f"; known: {', '.join(known)}"
 

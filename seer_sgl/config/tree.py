@@ -1,8 +1,7 @@
 """The config tree. Sampling names are SGLang's own (sampling.py); the rest are the field's."""
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -10,34 +9,16 @@ from seer_sgl.bounds import Natural, Positive
 from seer_sgl.types import OnFailure, Sampling
 
 from .addresses import LAST_PORT
+from .engines import Engines, LocalEngines
+from .section import Processes, Seconds, Section
 
-MOST_PROCESSES = 1024  # per kind and machine
 MOST_SAMPLES = 1 << 20  # per prompt; each takes memory from the start
 
-Processes = Annotated[int, msgspec.Meta(ge=1, le=MOST_PROCESSES)]
 Samples = Annotated[int, msgspec.Meta(ge=1, le=MOST_SAMPLES)]
-Seconds = Annotated[float, msgspec.Meta(gt=0.0)]
-FlagValue = bool | int | float | str | list[int | float | str]
 
 SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18}) *([kmgt]?)i?b?")
 SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 MAX_SIZE = 1 << 60
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The base class of every section of the tree."""
-
-
-S = TypeVar("S", bound=Section)
-
-
-def with_values(section: S, values: Mapping[str, Any]) -> S:
-    """Returns the section with other values at the given key paths. The values are not checked."""
-    for key, value in values.items():
-        name, _, below = key.partition(".")
-        inner = with_values(getattr(section, name), {below: value}) if below else value
-        section = msgspec.structs.replace(section, **{name: inner})
-    return section
 
 
 class ModelConfig(Section, frozen=True):
@@ -50,56 +31,6 @@ class ModelConfig(Section, frozen=True):
     trust_remote_code: bool = False
     """Run Python code that ships with the model: of its tokenizer in the driver, and on engines
     that are started with this config."""
-
-
-Cores = list[list[Natural]] | Literal["auto"] | None
-
-
-class EnginesConfig(Section, frozen=True):
-    """The SGLang servers: started here (`local`), on a cluster (`ray`), or already running
-    (`external`, by `urls`)."""
-
-    launch: Literal["local", "ray", "external"] = "local"
-    """`local` starts servers on this machine; `ray` starts them on the nodes of a Ray cluster
-    ([how](fleet.md#engines-on-a-ray-cluster)); `external` joins servers that already run."""
-    count: Processes = 1
-    """Servers to start."""
-    ray_address: str | None = None
-    """host:port of a Ray cluster that this machine is a node of; `auto`: the one that runs here;
-    `local`: a new one for this command. Default: `RAY_ADDRESS`, else `local`."""
-    ray_resources: dict[str, Annotated[float, msgspec.Meta(gt=0.0)]] = {}
-    """What Ray reserves for an engine: `{GPU: 8, CPU: 16}`. Default: a GPU per rank; on a cluster
-    without GPUs, a CPU per rank."""
-    cores: Cores = None
-    """CPU cores to pin each local engine to, one list per engine; `auto`: all cores in equal shares
-    where there is a GPU, else one core per engine, in turn."""
-    sglang: dict[str, FlagValue] = {}
-    """SGLang's own server flags, passed through unchanged: `{tp-size: 8, mem-fraction-static:
-    0.85}`. Reports mask flags named after a key, token, password or secret."""
-    exact: bool = False
-    """On a GPU: run every step with one attention kernel, so that neither division nor drafts
-    change a bit, and refuse what cannot be exact; plain steps become slower. On a CPU: require
-    deterministic inference. ([What holds where](exactness.md#what-does-enginesexact-do))"""
-    environment: dict[str, str] = {}
-    """Environment variables of the engines that are started. Reports mask their values."""
-    urls: list[str] = []
-    """Addresses of external engines."""
-    link: str | None = None
-    """host:port where the driver listens for the plugins of external engines; the token is in
-    `SEER_SGL_LINK_TOKEN`."""
-    start_timeout_s: Seconds = 600.0
-    """Seconds that an engine may take to start."""
-    stall_timeout_s: Seconds = 120.0
-    """An engine that has work and makes no progress for this long loses its chunks."""
-    recovery_timeout_s: Seconds = 60.0
-    """Seconds that a rollout waits while no engine serves."""
-    api_key: str | None = None
-    """Bearer token of the engines. Default: `SEER_SGL_API_KEY`; on a Ray cluster of several
-    machines, a new one."""
-
-    def flags(self) -> dict[str, FlagValue]:
-        """Returns the user's own SGLang flags, spelled as on a command line."""
-        return {name.replace("_", "-"): value for name, value in self.sglang.items()}
 
 
 class KvPoolConfig(Section, frozen=True):
@@ -264,7 +195,7 @@ class FleetConfig(NamedTuple):
     """The sections that describe a fleet of engines."""
 
     model: ModelConfig
-    engines: EnginesConfig
+    engines: Engines
     kv_pool: KvPoolConfig
     draft: DraftConfig
 
@@ -273,7 +204,7 @@ class Config(Section, frozen=True):
     """The whole tree."""
 
     model: ModelConfig = msgspec.field(default_factory=ModelConfig)
-    engines: EnginesConfig = msgspec.field(default_factory=EnginesConfig)
+    engines: Engines = msgspec.field(default_factory=LocalEngines)
     kv_pool: KvPoolConfig = msgspec.field(default_factory=KvPoolConfig)
     draft: DraftConfig = msgspec.field(default_factory=DraftConfig)
     scheduling: SchedulingConfig = msgspec.field(default_factory=SchedulingConfig)

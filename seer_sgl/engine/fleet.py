@@ -13,13 +13,12 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from seer_sgl.config import EnginesConfig, FleetConfig
+from seer_sgl.config import Engines, ExternalEngines, FleetConfig, StartedEngines
 from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError
 from seer_sgl.kvpool.backend import resolved
 from seer_sgl.link.contract import HUB_URL, LINK_TOKEN, LINK_URL
 from seer_sgl.link.hub import DraftSink
 from seer_sgl.link.server import LinkServer
-from seer_sgl.processes import LOOPBACK
 from seer_sgl.restarts import Restarts
 from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import EngineInfo
@@ -28,9 +27,8 @@ from .client import HttpEngine
 from .keeper import Keeper
 from .launch.launcher import EngineStart, Launcher
 from .launch.process import api_key
-from .launch.ray_cluster import open_cluster
 from .launch.ready import all_ready
-from .opening import on_cluster, open_driver_link, open_hub, open_launcher
+from .opening import open_driver_link, open_hub, open_launcher, open_site
 from .session import open_session
 
 logger = logging.getLogger(__name__)
@@ -45,7 +43,7 @@ class Fleet:
 
     def __init__(
         self,
-        config: EnginesConfig,
+        config: Engines,
         launcher: Launcher,
         *,
         link: LinkServer,
@@ -84,8 +82,8 @@ class Fleet:
         On a cluster one engine is enough: those that have no room there are started later.
         """
         config = self._config
-        urls = config.urls if config.launch == "external" else [None] * config.count
-        await self._add(urls, later=config.launch == "ray")
+        urls = [None] * config.count if isinstance(config, StartedEngines) else config.urls
+        await self._add(urls)
 
     async def stop_engine(self, engine_id: str) -> None:
         """Removes an engine, and ends its processes if they were started here.
@@ -115,10 +113,10 @@ class Fleet:
         other.engines = list(engines)
         return other
 
-    async def _add(self, urls: Sequence[str | None], *, later: bool = False) -> list[HttpEngine]:
+    async def _add(self, urls: Sequence[str | None]) -> list[HttpEngine]:
         """Starts or joins engines concurrently: all of them or none. A url of None: starts one.
 
-        later: engines that are delayed are started later, provided that another one is ready now.
+        Engines that are delayed are started later, provided that another one is ready now.
         """
         ids = [f"e{next(self._numbers)}" for _ in urls]
         try:
@@ -127,7 +125,7 @@ class Fleet:
             infos = await all_ready(starts, self._session, self._timing)
             ready = [info for info in infos if isinstance(info, EngineInfo)]
             delayed = [each for each in (*placed, *infos) if isinstance(each, EngineDelayed)]
-            if delayed and not (later and ready):
+            if delayed and not ready:
                 raise delayed[0]
             engines = {
                 info.engine_id: await self._linked(start, info)
@@ -162,7 +160,7 @@ class Fleet:
         Only the plugin reports when KV has reached the pool. Raises EngineStartError.
         """
         if info.pool is not None:
-            if self._config.launch == "external" and self._config.link is None:
+            if isinstance(self._config, ExternalEngines) and self._config.link is None:
                 info = msgspec.structs.replace(info, pool=None)
             else:
                 await self._await_link(info)
@@ -198,11 +196,8 @@ async def open_fleet(
     config = config._replace(kv_pool=resolved(config.kv_pool))
     restarts: list[Restarts] = []
     async with contextlib.AsyncExitStack() as stack:
-        cluster = None
-        if config.engines.launch == "ray":
-            cluster = await stack.enter_async_context(open_cluster(config.engines, timing))
-            config = on_cluster(config, cluster)
-        host = LOOPBACK if cluster is None else cluster.address
+        site = await stack.enter_async_context(open_site(config, timing))
+        config, host = site.config, site.address
         link = await stack.enter_async_context(open_driver_link(config, host))
         hub = await stack.enter_async_context(
             open_hub(config, log_dir, link.token, host, all_restarts=restarts, timing=timing)
@@ -211,9 +206,7 @@ async def open_fleet(
         environment = {LINK_URL: link.url, LINK_TOKEN: link.token}
         if hub is not None:
             environment[HUB_URL] = hub.url
-        opening = open_launcher(
-            config, log_dir, environment, cluster, all_restarts=restarts, timing=timing
-        )
+        opening = open_launcher(site, log_dir, environment, all_restarts=restarts, timing=timing)
         launcher = await stack.enter_async_context(opening)
         fleet = Fleet(
             config.engines,

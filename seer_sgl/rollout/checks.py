@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from seer_sgl.admission.sampling import undivided, unservable
-from seer_sgl.config import UNDIVIDED, Config, SchedulingConfig
+from seer_sgl.config import UNDIVIDED, Config, LocalEngines, SchedulingConfig
 from seer_sgl.driver.checks import cut_fetches
 from seer_sgl.engine.launch.process import gpu_visible
 from seer_sgl.errors import PromptError
@@ -67,7 +67,7 @@ def check_groups(
 
 def warnings_of_fetches(config: Config, infos: Sequence[EngineInfo]) -> Iterable[str]:
     """Returns warnings about engines whose host memory may be too small for a fetch."""
-    pool, local = config.kv_pool, config.engines.launch == "local"
+    pool, local = config.kv_pool, isinstance(config.engines, LocalEngines)
     if pool.backend == "none" or not (local or pool.host_ratio):
         return ()  # an engine elsewhere has the default ratio of its own machine
     return cut_fetches(host_ratio(pool, gpu_visible()), infos, config.sampling.max_new_tokens)

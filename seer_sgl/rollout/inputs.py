@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from seer_sgl.config import Config
+from seer_sgl.config import Config, LocalEngines
 from seer_sgl.driver.checks import check_pool
 from seer_sgl.driver.load_tokenizer import tokenizer_of
 from seer_sgl.driver.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ class RolloutInputs(NamedTuple):
         lengths, history = config.scheduling.lengths, config.draft.history
         known = None if lengths is None else read_lengths(Path(lengths))
         earlier = History() if history is None else read_history(Path(history))
-        if config.engines.launch == "local":
+        if isinstance(config.engines, LocalEngines):
             require_model(config.model.path or "")
         facts = model_facts(config.model.path)
         chunk = min(config.scheduling.chunk_tokens, config.sampling.max_new_tokens)

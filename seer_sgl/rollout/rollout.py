@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 
 from seer_sgl.admission.sampling import unservable
 from seer_sgl.backend.backend import Backend
-from seer_sgl.config import Config, load, parse, with_values
+from seer_sgl.config import Config, StartedEngines, load, parse, with_values
 from seer_sgl.driver.checks import (
     check_engines,
     mismatches,
@@ -359,8 +359,8 @@ class Rollout:
 
     async def end_orphans(self, journal: RolloutJournal) -> None:
         """Ends the requests of a journal's earlier processes, on engines that outlived them."""
-        outlived = self.config.engines.launch == "external" or self._given is not None
-        if journal.stored is not None and outlived:
+        started = isinstance(self.config.engines, StartedEngines) and self._given is None
+        if journal.stored is not None and not started:
             prefix = journal.stored.header.run_id
             await asyncio.gather(*(end_orphans(engine, prefix) for engine in self.fleet.engines))
 
@@ -451,7 +451,7 @@ class Rollout:
 
     def _max_prompt_len(self) -> int | None:
         """Returns the longest prompt in tokens, from config and model; None if unknown."""
-        if self.config.engines.launch == "external":
+        if not isinstance(self.config.engines, StartedEngines):
             return None
         flags = self.config.engines.flags()
         length = flags.get("context-length", self._inputs.facts.max_position_embeddings)

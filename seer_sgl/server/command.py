@@ -13,7 +13,7 @@ from pathlib import Path
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from seer_sgl.config import Config, ServerConfig, with_values
+from seer_sgl.config import Config, ServerConfig, StartedEngines, with_values
 from seer_sgl.engine.launch.process import api_key
 from seer_sgl.errors import ConfigError
 from seer_sgl.processes import require_free_port
@@ -123,7 +123,7 @@ def with_keys(config: Config) -> Config:
         "server.api_key": server.api_key or from_environment[SERVER_KEY],
         "server.admin_api_key": server.admin_api_key or from_environment[ADMIN_KEY],
     }
-    if any(keys.values()) and engines.launch == "local" and api_key(engines) is None:
+    if any(keys.values()) and isinstance(engines, StartedEngines) and api_key(engines) is None:
         keys["engines.api_key"] = secrets.token_urlsafe(32)
     return with_values(config, keys)
 

@@ -6,6 +6,7 @@ from typing import Any
 from aiohttp import web
 
 from seer_sgl.backend.calls import call
+from seer_sgl.config import StartedEngines
 from seer_sgl.config.addresses import is_url
 from seer_sgl.errors import EngineStartError
 from seer_sgl.types import EngineInfo
@@ -95,9 +96,10 @@ class Workers:
 
     async def _join(self, url: str) -> EngineInfo:
         """Returns the engine at a URL once it is in the fleet. Raises HttpError or ConfigError."""
-        launch = self._service.config.engines.launch
-        if launch != "external":
-            raise Conflict(f"engines.launch: {launch}; only an external fleet takes more engines")
+        engines = self._service.config.engines
+        if isinstance(engines, StartedEngines):
+            only = "only an external fleet takes more engines"
+            raise Conflict(f"engines.launch: {engines.launch}; {only}")
         if not is_url(url):
             raise BadRequest(f"url: {url!r} is not of the form http://host:port")
         try:

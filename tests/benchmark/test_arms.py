@@ -6,6 +6,7 @@ from seer_sgl.benchmark.arms import ARMS, BASELINE, EVERY, GREEDY, SEER
 from seer_sgl.benchmark.config import BenchConfig, load_ready_bench, overrides_from
 from seer_sgl.benchmark.derive import arm_config, servers_config
 from seer_sgl.benchmark.fleets import runnable
+from seer_sgl.config import ExternalEngines, LocalEngines
 from seer_sgl.errors import ConfigError
 
 UNPOOLED = ["kv_pool.backend=none", "draft.scope=none"]
@@ -94,6 +95,7 @@ def test_options_of_the_command_line() -> None:
         gpu=False,
         overrides=overrides_from({"engines": ["4"], "arms": "seer,oracle", "rounds": 7}),
     )
+    assert isinstance(config.engines, LocalEngines)
     assert config.engines.count == 4
     assert config.bench.arms == ["seer", "oracle"]
     assert config.bench.rounds == 7
@@ -109,6 +111,7 @@ def test_engines_that_run_already() -> None:
     assert config.sampling.ignore_eos, "responses have the trace's lengths"
     assert {arm.kind for arm in runnable(config)} == {"plain", "ngram"}
     servers = servers_config(EVERY["greedy_ngram"], config)
+    assert isinstance(servers.engines, ExternalEngines)
     assert servers.engines.urls == ["http://c:3"]
 
 

@@ -14,6 +14,7 @@ from seer_sgl.benchmark.arms import EVERY
 from seer_sgl.benchmark.config import BenchConfig, load_bench
 from seer_sgl.benchmark.derive import arm_config, servers_config
 from seer_sgl.benchmark.workloads import Source
+from seer_sgl.config import LocalEngines
 from seer_sgl.rollout import Rollout
 from seer_sgl.sim.trace import read_trace
 
@@ -80,6 +81,7 @@ def test_the_engines_hold_the_longest_request_and_not_all_of_them(config: BenchC
     assert isinstance(room, int)
     assert longest < room - 8  # SGLang keeps some of it
     every = sum(sum(group.lengths) for group in groups)
+    assert isinstance(config.engines, LocalEngines)
     assert longest < int(str(flags["max-total-tokens"])) < every / config.engines.count / 2
     assert config.sampling.ignore_eos
     assert max(max(group.lengths) for group in groups) <= config.sampling.max_new_tokens

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 import psutil
 from typing_extensions import override
 
-from seer_sgl.config import FleetConfig
-from seer_sgl.engine import opening
+from seer_sgl.config import Cores
+from seer_sgl.engine.launch import local
 from seer_sgl.engine.launch.launcher import EngineStart
 from seer_sgl.engine.launch.local import LocalLauncher
-from seer_sgl.kvpool.hicache import Pool
+from seer_sgl.engine.launch.server import ServerPlan
 from seer_sgl.link.contract import HUB_URL, LINK_URL
 from seer_sgl.processes import OwnedProcess
 from tests.processes import command_of
@@ -63,15 +63,9 @@ class Wires:
 class ProxiedLauncher(LocalLauncher):
     """A launcher of local engines behind proxies."""
 
-    def __init__(
-        self,
-        wires: Wires,
-        config: FleetConfig,
-        log_dir: Path,
-        pool: Pool,
-        environment: Mapping[str, str],
-    ) -> None:
-        super().__init__(config, log_dir, pool, wires.environment(environment))
+    def __init__(self, wires: Wires, plan: ServerPlan, log_dir: Path, cores: Cores) -> None:
+        environment = wires.environment(plan.environment)
+        super().__init__(plan._replace(environment=environment), log_dir, cores)
         self._wires = wires
 
     @override
@@ -91,7 +85,7 @@ async def wired() -> AsyncIterator[Wires]:
         hub = await stack.enter_async_context(proxy())
         wires = Wires(stack, link, hub)
         launcher = functools.partial(ProxiedLauncher, wires)
-        stack.enter_context(patch.object(opening, "LocalLauncher", launcher))
+        stack.enter_context(patch.object(local, "LocalLauncher", launcher))
         yield wires
 
 

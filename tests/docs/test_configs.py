@@ -9,6 +9,7 @@ import pytest
 from seer_sgl import Rollout, load_ready
 from seer_sgl.benchmark.config import load_ready_bench as load_bench
 from seer_sgl.config import Config
+from seer_sgl.config.engines import KEYS
 from seer_sgl.errors import ConfigError
 from seer_sgl.sampling import ALIAS
 from tools.docs.pages import ROOT
@@ -38,9 +39,10 @@ def test_the_ready_config_that_a_page_explains_is_that_config() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_config_keys_that_a_page_names_exist(page: Path) -> None:
     known = {
-        section.name: {field.name for field in msgspec.structs.fields(section.type)}
-        for section in msgspec.structs.fields(Config)
+        name: {*type(section).__struct_fields__}
+        for name, section in msgspec.structs.asdict(Config()).items()
     }
+    known["engines"] = {"launch", *KEYS}
     known["rollout"] |= {*dir(Rollout)}  # the object `rollout`
     known["sampling"].add(ALIAS)
     for section_name, key in KEY.findall(prose(page)):

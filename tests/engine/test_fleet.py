@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from seer_sgl.config import FleetConfig, parse, with_values
-from seer_sgl.engine import opening
 from seer_sgl.engine.fleet import Fleet, open_fleet
-from seer_sgl.engine.launch import server
+from seer_sgl.engine.launch import local, server
 from seer_sgl.engine.launch.process import require_model
 from seer_sgl.engine.launch.standalone import exec_engine
 from seer_sgl.errors import ConfigError, EngineStartError
@@ -111,7 +110,7 @@ async def test_cancelling_the_start_leaves_nothing(model: Path, tmp_path: Path) 
 async def test_exact_engines_run_one_kernel_on_a_gpu_and_what_cannot_starts_nothing(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (opening, server):
+    for module in (local, server):
         monkeypatch.setattr(module, "gpu_visible", lambda: True)
     settings = config(model, "serve", count=1, exact=True)
     async with open_fleet(settings, tmp_path):

@@ -9,15 +9,15 @@ import pytest
 from typing_extensions import override
 
 from seer_sgl.backend.weights import WeightUpdate
-from seer_sgl.config import parse
+from seer_sgl.config import FleetConfig, parse
 from seer_sgl.driver.health import State
-from seer_sgl.engine import fleet
+from seer_sgl.engine import opening
 from seer_sgl.engine.fleet import open_fleet
-from seer_sgl.engine.launch.launcher import EngineStart, Launcher
+from seer_sgl.engine.launch.launcher import EngineStart, Launcher, Site
 from seer_sgl.engine.launch.local import LocalLauncher
-from seer_sgl.engine.launch.ray_cluster import Cluster
 from seer_sgl.engine.launch.server import ServerPlan
 from seer_sgl.errors import EngineDelayed, EngineStartError
+from seer_sgl.processes import LOOPBACK
 from tests.support.launched import all_groups, check, config, rolling, weights_folder
 from tests.support.waiting import until
 
@@ -62,18 +62,16 @@ class InRoom(LocalLauncher):
 def room(monkeypatch: pytest.MonkeyPatch) -> Room:
     opened = Room("e0", "e1")
 
-    class Here(Cluster):
-        @override
-        def launcher(self, plan: ServerPlan, log_dir: Path) -> Launcher:
-            launcher = InRoom(plan.config, log_dir, plan.pool, plan.environment)
-            launcher.room = opened
-            return launcher
+    def launcher(plan: ServerPlan, log_dir: Path) -> Launcher:
+        launcher = InRoom(plan, log_dir)
+        launcher.room = opened
+        return launcher
 
     @contextlib.asynccontextmanager
-    async def open_here(*_: Any) -> AsyncIterator[Cluster]:
-        yield Here("127.0.0.1", {"CPU": 1})
+    async def open_here(config: FleetConfig, *_: Any) -> AsyncIterator[Site]:
+        yield Site(config, LOOPBACK, launcher)
 
-    monkeypatch.setattr(fleet, "open_cluster", open_here)
+    monkeypatch.setattr(opening, "open_cluster", open_here)
     return opened
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from seer_sgl.config import EnginesConfig, KvPoolConfig, with_values
+from seer_sgl.config import Config, KvPoolConfig, RayEngines, with_values
 from seer_sgl.engine.launch.ray_cluster import open_cluster
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import open_pool
@@ -32,10 +32,11 @@ async def test_store_nodes_are_spread_and_a_lost_one_is_started_elsewhere(
     cluster: Nodes, tmp_path: Path, log_lines: list[str]
 ) -> None:
     number = cluster.add()
-    engines = EnginesConfig(launch="ray", ray_address=cluster.address)
-    async with open_cluster(engines) as joined:
-        machines = joined.store_machines(POOL, tmp_path)
-        async with open_pool(POOL, tmp_path, machines) as pool:
+    engines = RayEngines(ray_address=cluster.address)
+    config = Config(engines=engines, kv_pool=POOL).fleet
+    async with open_cluster(config, engines) as site:
+        assert site.machines is not None
+        async with open_pool(POOL, tmp_path, site.machines(tmp_path)) as pool:
             assert pool.master is not None
             assert await has_memory(pool.master, tmp_path / "probe")
             logs = [tmp_path / f"mooncake-store{i}.log" for i in range(POOL.stores)]
@@ -52,11 +53,12 @@ async def test_store_nodes_are_spread_and_a_lost_one_is_started_elsewhere(
 
 
 async def test_memory_that_no_node_has_is_one_line(cluster: Nodes, tmp_path: Path) -> None:
-    engines = EnginesConfig(launch="ray", ray_address=cluster.address)
+    engines = RayEngines(ray_address=cluster.address)
     large = with_values(POOL, {"memory": "9tb"})
-    async with open_cluster(engines, Timing(ray_store_s=2.0)) as joined:
-        machines = joined.store_machines(large, tmp_path)
+    config = Config(engines=engines, kv_pool=large).fleet
+    async with open_cluster(config, engines, Timing(ray_store_s=2.0)) as site:
+        assert site.machines is not None
         with pytest.raises(ConfigError, match="no node of the cluster has room for"):
-            async with open_pool(large, tmp_path, machines):
+            async with open_pool(large, tmp_path, site.machines(tmp_path)):
                 pass
     assert asyncio.all_tasks() == {asyncio.current_task()}

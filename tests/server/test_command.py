@@ -30,10 +30,12 @@ async def test_the_end_unfreezes_what_the_start_froze(tmp_path: Path) -> None:
     assert gc.get_freeze_count() == 0
 
 
-def test_local_engines_of_a_server_with_a_token_get_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("launch", ["local", "ray"])
+def test_started_engines_of_a_server_with_a_token_get_a_key(
+    monkeypatch: pytest.MonkeyPatch, launch: str
+) -> None:
     monkeypatch.setenv(ADMIN_KEY, "secret")
-    local = {"model": {"path": "m"}, "engines": {"launch": "local"}}
-    config = with_keys(parse(local))
+    config = with_keys(parse({"model": {"path": "m"}, "engines": {"launch": launch}}))
     assert config.server.admin_api_key == "secret"
     assert len(config.engines.api_key or "") > 30
     assert ADMIN_KEY not in os.environ, "engines do not inherit it"

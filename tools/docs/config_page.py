@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 
 from seer_sgl.benchmark.config import BenchSection
-from seer_sgl.config.tree import Config, Section
+from seer_sgl.config import Config, EnginesConfig, Section
+from seer_sgl.config.engines import DEFAULT_LAUNCH, LAUNCHES
 
 from .sources import field_docs
 
@@ -38,29 +39,46 @@ Only in the config of `seer-sgl bench` ([Benchmark](benchmark.md)).
 
 def text() -> str:
     """Returns the page."""
-    sections = {name: type(value) for name, value in _values(Config()).items()}
-    tables = [line for name, kind in sections.items() for line in _table(name, kind)]
-    return "\n".join([HEAD, *tables, *_table("bench", BenchSection)])
-
-
-def _values(section: Any) -> dict[str, Any]:
-    return {name: getattr(section, name) for name in section.__struct_fields__}
+    sections = {name: type(getattr(Config(), name)) for name in Config.__struct_fields__}
+    sections |= {"engines": EnginesConfig, "bench": BenchSection}
+    return "\n".join([HEAD, *(line for each in sections.items() for line in _table(*each))])
 
 
 def _table(name: str, kind: type[Any]) -> Iterator[str]:
     yield f"## {name}\n"
-    about = " ".join((kind.__doc__ or "").split())
-    yield f"{about}\n"
+    yield f"{_about(kind)}\n"
     if name in NOTES:
         yield NOTES[name]
     yield "| key | type | default | meaning |\n|---|---|---|---|"
+    yield from _launches() if kind is EnginesConfig else _rows(name, kind)
+    yield ""
+
+
+def _about(kind: type[Any]) -> str:
+    return " ".join((kind.__doc__ or "").split())
+
+
+def _rows(name: str, kind: type[Any], only: str = "") -> Iterator[str]:
+    """Yields a row per key that a class adds to its base. `only`: begins each meaning."""
     docs = field_docs(kind)
     for field in msgspec.structs.fields(kind):
-        yield (
-            f"| `{name}.{field.name}` | {_type(field.type)} | {_default(field)} "
-            f"| {docs[field.name]} |"
-        )
-    yield ""
+        if field.name in kind.__annotations__:
+            yield (
+                f"| `{name}.{field.name}` | {_type(field.type)} | {_default(field)} "
+                f"| {only}{docs[field.name]} |"
+            )
+
+
+def _launches() -> Iterator[str]:
+    """Yields the rows of `engines`: `launch`, then the keys of each type and its base classes."""
+    values = ", ".join(f"`{launch}`" for launch in sorted(LAUNCHES))
+    meanings = " ".join(f"`{launch}`: {_about(kind)}" for launch, kind in LAUNCHES.items())
+    yield f"| `engines.launch` | {values} | `{DEFAULT_LAUNCH}` | {meanings} |"
+    for kind in dict.fromkeys(each for of in LAUNCHES.values() for each in reversed(of.__mro__)):
+        having = [launch for launch, of in LAUNCHES.items() if issubclass(of, kind)]
+        only = "" if len(having) == len(LAUNCHES) else f"Of `{'` and `'.join(having)}`. "
+        if issubclass(kind, EnginesConfig):
+            yield from _rows("engines", kind, only)
 
 
 def _type(kind: Any) -> str:

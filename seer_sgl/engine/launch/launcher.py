@@ -1,7 +1,13 @@
 """The fleet's interface to the code that starts, joins and stops single engines."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
+
+from seer_sgl.config import FleetConfig
+from seer_sgl.kvpool.mooncake import Machines
+
+from .server import ServerPlan
 
 
 class EngineProcess(Protocol):
@@ -76,3 +82,16 @@ class Launcher(Protocol):
 
     async def aclose(self) -> None:
         """Ends every remaining server."""
+
+
+class Site(NamedTuple):
+    """Where the engines of a fleet run. `config`: the fleet's, with what is known only there.
+
+    `address`: of the driver, for these engines. `launcher`: makes their launcher, which writes logs
+    into a folder; None if they run already. `machines`: where a KV pool's processes run.
+    """
+
+    config: FleetConfig
+    address: str
+    launcher: Callable[[ServerPlan, Path], Launcher] | None
+    machines: Callable[[Path], Machines] | None = None

@@ -1,50 +1,55 @@
 """SGLang servers as child processes on this machine."""
 
 import asyncio
+import functools
 import itertools
 import logging
 import os
 import uuid
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 from typing_extensions import override
 
-from seer_sgl.config import FleetConfig
+from seer_sgl.config import Cores, FleetConfig
 from seer_sgl.errors import ConfigError, EngineStartError
-from seer_sgl.kvpool.hicache import Pool
-from seer_sgl.processes import OwnedProcess, free_port
+from seer_sgl.processes import LOOPBACK, OwnedProcess, free_port
 
 from .cores import engine_cores, machine_cores
-from .launcher import EngineStart, Launcher
-from .process import gpu_visible, open_ports
+from .exact import require_exact
+from .launcher import EngineStart, Launcher, Site
+from .process import gpu_visible, open_ports, require_model, require_sglang
 from .server import Place, ServerPlan, ranks, start_planned
 
 logger = logging.getLogger(__name__)
-HOST = "127.0.0.1"
+
+
+def this_machine(config: FleetConfig, cores: Cores) -> Site:
+    """Returns the site of engines on this machine. Raises ConfigError if they cannot run here."""
+    require_sglang()
+    require_model(config.model.path or "")
+    require_exact(config, gpu_visible())
+    return Site(config, LOOPBACK, functools.partial(LocalLauncher, cores=cores))
 
 
 class LocalLauncher(Launcher):
-    """Starts servers on loopback. `environment`: variables of each server, besides the config's.
+    """Starts servers on loopback.
 
     Each engine takes the lowest free slot, which determines its GPUs, cores and port. So an engine
     started later reuses the place of a stopped one.
     """
 
-    def __init__(
-        self, config: FleetConfig, log_dir: Path, pool: Pool, environment: Mapping[str, str]
-    ) -> None:
-        self._config = config
+    def __init__(self, plan: ServerPlan, log_dir: Path, cores: Cores = None) -> None:
+        self._plan = plan
         self._log_dir = log_dir
-        self._plan = ServerPlan.of(config, pool, environment)
+        self._cores = cores
         self._slots: dict[str, int] = {}  # by engine id
         self._ports: dict[str, int] = {}  # by engine id
         self._starts: Counter[str] = Counter()  # by engine id
         self._processes: dict[str, OwnedProcess] = {}
-        flags = config.engines.flags()
+        flags = plan.engines.flags()
         address = str(flags["dist-init-addr"]) if "dist-init-addr" in flags else None
-        surroundings = {**os.environ, **config.engines.environment}
+        surroundings = {**os.environ, **plan.engines.environment}
         for line in open_ports(ranks(flags), address, surroundings):
             logger.warning("open ports: %s", line)
 
@@ -68,14 +73,14 @@ class LocalLauncher(Launcher):
 
     async def _started(self, engine_id: str, kv_tokens: int | None = None) -> EngineStart:
         """Starts a server in the engine's slot. `kv_tokens`: its KV capacity, if it is known."""
-        engines, slot, port = self._config.engines, self._slots[engine_id], self._ports[engine_id]
+        engines, slot, port = self._plan.engines, self._slots[engine_id], self._ports[engine_id]
         number, self._starts[engine_id] = self._starts[engine_id], self._starts[engine_id] + 1
         instance = uuid.uuid4().hex
         # The log of a server that has ended explains its end: it stays.
         log = self._log_dir / (f"{engine_id}.{number}.log" if number else f"{engine_id}.log")
         base_gpu = slot * ranks(engines.flags())
-        cores = engine_cores(engines.cores, slot, engines.count, machine_cores(), gpu_visible())
-        place = Place(HOST, port, base_gpu, cores)
+        cores = engine_cores(self._cores, slot, engines.count, machine_cores(), gpu_visible())
+        place = Place(LOOPBACK, port, base_gpu, cores)
         process = await start_planned(self._plan, place, instance, log, kv_tokens)
         if engine_id not in self._slots:  # `stop` or `aclose` was called meanwhile
             await process.stop()
@@ -83,7 +88,7 @@ class LocalLauncher(Launcher):
         self._processes[engine_id] = process
         logger.debug("engine %s: process %d, log %s", engine_id, process.pid, process.log)
         return EngineStart(
-            engine_id, f"http://{HOST}:{port}", engines.start_timeout_s, process, instance
+            engine_id, f"http://{LOOPBACK}:{port}", engines.start_timeout_s, process, instance
         )
 
     @override

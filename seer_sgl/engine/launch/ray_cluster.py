@@ -2,18 +2,20 @@
 
 import asyncio
 import contextlib
+import functools
 import os
+import secrets
 import socket
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
-from seer_sgl.config import EnginesConfig, KvPoolConfig, with_values
+from seer_sgl.config import FleetConfig, RayEngines, with_values
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.mooncake import Machines
 from seer_sgl.timing import DEFAULT, Timing
 
-from .launcher import Launcher
+from .exact import require_exact
+from .launcher import Launcher, Site
 from .process import api_key
 from .ray_host import is_loopback
 from .server import ServerPlan, ranks
@@ -28,54 +30,16 @@ ON_LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 KEEP_DEVICES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
-class Cluster(NamedTuple):
-    """A Ray cluster that this process is connected to.
-
-    `address`: of this process's node, as other nodes reach it. `resources`: of one engine.
-    """
-
-    address: str
-    resources: Mapping[str, float]
-    timing: Timing = DEFAULT
-
-    @property
-    def loopback(self) -> bool:
-        """Whether all nodes are on this machine, and reach each other by loopback."""
-        return is_loopback(self.address)
-
-    def launcher(self, plan: ServerPlan, log_dir: Path) -> Launcher:
-        """Returns the launcher of engines on this cluster."""
-        from .ray import RayLauncher
-
-        return RayLauncher(plan, self.resources, log_dir, self.timing.ray_room_s)
-
-    def store_machines(self, config: KvPoolConfig, log_dir: Path) -> Machines:
-        """Returns where the processes of a KV pool run: its store nodes on this cluster."""
-        from .ray_stores import RayStore
-
-        def store(
-            index: int, settings: Mapping[str, str], environment: Mapping[str, str]
-        ) -> RayStore:
-            return RayStore(
-                index,
-                settings,
-                environment,
-                memory=config.memory_bytes(),
-                log_dir=log_dir,
-                place_s=self.timing.ray_store_s,
-            )
-
-        return Machines(self.address, store)
-
-
 @contextlib.asynccontextmanager
-async def open_cluster(config: EnginesConfig, timing: Timing = DEFAULT) -> AsyncIterator[Cluster]:
+async def open_cluster(
+    config: FleetConfig, engines: RayEngines, timing: Timing = DEFAULT
+) -> AsyncIterator[Site]:
     """Connects to the cluster of the config, or starts a local one for the block.
 
     A process that is connected to Ray already keeps its connection. Raises ConfigError if Ray is
     not installed or the cluster cannot be used.
     """
-    address = config.ray_address or os.environ.get(ADDRESS) or LOCAL
+    address = engines.ray_address or os.environ.get(ADDRESS) or LOCAL
     for name, value in (KEEP_DEVICES | (ON_LOOPBACK if _on_loopback(address) else {})).items():
         os.environ.setdefault(name, value)
     try:
@@ -91,11 +55,41 @@ async def open_cluster(config: EnginesConfig, timing: Timing = DEFAULT) -> Async
     try:
         total = await asyncio.to_thread(ray.cluster_resources)
         processor = "GPU" if total.get("GPU") else "CPU"
-        resources = config.ray_resources or {processor: ranks(config.flags())}
-        yield Cluster(ray.util.get_node_ip_address(), resources)
+        resources = engines.ray_resources or {processor: ranks(engines.flags())}
+        yield cluster_site(config, ray.util.get_node_ip_address(), resources, timing)
     finally:
         if not joined:
             await asyncio.to_thread(ray.shutdown)
+
+
+def cluster_site(
+    config: FleetConfig, address: str, resources: Mapping[str, float], timing: Timing = DEFAULT
+) -> Site:
+    """Returns the site of engines on a cluster; this process's node has the `address`.
+
+    On a network, servers and pool ports are open to other machines, the servers with an API key.
+    `resources`: of one engine. Raises ConfigError if the engines cannot be exact.
+    """
+    # The nodes have SGLang and the model; this machine may have neither.
+    require_exact(config, "GPU" in resources)
+    network = not is_loopback(address)
+    key = api_key(config.engines) or (secrets.token_urlsafe(32) if network else None)
+    engines = with_values(config.engines, {"api_key": key})
+    pool = with_values(config.kv_pool, {"open_ports": network})
+
+    def launcher(plan: ServerPlan, log_dir: Path) -> Launcher:
+        from .ray import RayLauncher
+
+        return RayLauncher(plan, resources, log_dir, timing.ray_room_s)
+
+    def machines(log_dir: Path) -> Machines:
+        from .ray_stores import RayStore
+
+        memory, place_s = pool.memory_bytes(), timing.ray_store_s
+        store = functools.partial(RayStore, memory=memory, log_dir=log_dir, place_s=place_s)
+        return Machines(address, store)
+
+    return Site(config._replace(engines=engines, kv_pool=pool), address, launcher, machines)
 
 
 def _connect(address: str) -> None:
@@ -132,12 +126,3 @@ def _require_answer(address: str) -> None:
 
 def _on_loopback(address: str) -> bool:
     return address == LOCAL or address.rpartition(":")[0] in ("127.0.0.1", "localhost")
-
-
-def with_key(config: EnginesConfig, cluster: Cluster, new_key: str) -> EnginesConfig:
-    """Returns the config with the API key that its servers need.
-
-    On a network it is `new_key` if none is set: a server beyond loopback is never open.
-    """
-    key = api_key(config) or (None if cluster.loopback else new_key)
-    return with_values(config, {"api_key": key})

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from seer_sgl.config import FlagValue, FleetConfig
+from seer_sgl.config import FlagValue, FleetConfig, StartedEngines
 from seer_sgl.kvpool.hicache import Pool
 from seer_sgl.link import contract
 from seer_sgl.processes import OwnedProcess, free_port
@@ -18,20 +18,22 @@ PIPELINE_PARALLEL = ("pp-size", "pipeline-parallel-size", "pp")
 
 
 class ServerPlan(NamedTuple):
-    """What the servers of a fleet have in common.
+    """What the servers of a fleet have in common. `engines`: of the config.
 
     `environment`: variables of each server, besides the config's. `module`: the program.
     """
 
     config: FleetConfig
+    engines: StartedEngines
     pool: Pool
     environment: Mapping[str, str]
     module: str
 
     @classmethod
     def of(cls, config: FleetConfig, pool: Pool, environment: Mapping[str, str]) -> "ServerPlan":
-        """Returns the plan of SGLang servers with our plugin."""
-        return cls(config, pool, environment, process.SERVER_MODULE)
+        """Returns the plan of SGLang servers with our plugin, for engines that are started."""
+        assert isinstance(config.engines, StartedEngines)
+        return cls(config, config.engines, pool, environment, process.SERVER_MODULE)
 
 
 class Place(NamedTuple):
@@ -65,7 +67,7 @@ async def start_planned(
             **plan.pool.environment(),
             **draft_flags.environment(config.draft),
             **plan.environment,
-            **config.engines.environment,
+            **plan.engines.environment,
             contract.INSTANCE: instance,
         },
         api_key(config.engines),

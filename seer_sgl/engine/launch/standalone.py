@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import msgspec
 
-from seer_sgl.config import FleetConfig, KvPoolConfig, load
+from seer_sgl.config import DraftConfig, ExternalEngines, FleetConfig, KvPoolConfig, load
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import Pool, open_pool
 from seer_sgl.link.contract import API_KEY, LINK_TOKEN, LINK_URL
@@ -52,8 +52,13 @@ def exec_engine(arguments: list[str]) -> NoReturn:
     environment = engine_environment(None)
     if fleet is not None:
         config = load(Path(fleet)).fleet
+        if not isinstance(config.engines, ExternalEngines):
+            raise ConfigError(
+                f"engine: {FLEET}: with engines.launch: {config.engines.launch}, the driver starts "
+                "the engines itself"
+            )
         defaults += _fleet_flags(config)
-        environment |= _fleet_environment(config)
+        environment |= _fleet_environment(config.engines, config.draft)
     if _value([*defaults, *flags], "--host") is None:
         defaults += ["--host", LOOPBACK[0]]  # overrides a host in SGLang's own --config file
     if not {"-h", "--help"} & set(flags):
@@ -84,26 +89,21 @@ def _without_fleet(arguments: list[str]) -> tuple[list[str], str | None]:
 
 
 def _fleet_flags(config: FleetConfig) -> list[str]:
-    if config.engines.launch != "external":
-        raise ConfigError(
-            f"engine: {FLEET}: with engines.launch: {config.engines.launch}, the driver starts the "
-            "engines itself"
-        )
     gpu = gpu_visible()
     exact.require_exact(config, gpu)
     flags = draft_flags.flags(config.draft) | exact.flags(config, gpu) | config.engines.flags()
     return server_flags(flags | model_flags(config.model))
 
 
-def _fleet_environment(config: FleetConfig) -> dict[str, str]:
-    environment = draft_flags.environment(config.draft)
-    if config.engines.api_key is not None:
-        environment[API_KEY] = config.engines.api_key
-    if config.draft.hub is not None:
+def _fleet_environment(engines: ExternalEngines, draft: DraftConfig) -> dict[str, str]:
+    environment = draft_flags.environment(draft)
+    if engines.api_key is not None:
+        environment[API_KEY] = engines.api_key
+    if draft.hub is not None:
         environment[LINK_TOKEN] = shared_token("draft hub", "draft.hub")
-    if config.engines.link is not None:
+    if engines.link is not None:
         environment[LINK_TOKEN] = shared_token("driver")
-        environment[LINK_URL] = link_url(config.engines.link)
+        environment[LINK_URL] = link_url(engines.link)
     return environment
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seer_sgl import loopback
-from seer_sgl.config import EnginesConfig, KvPoolConfig, load
+from seer_sgl.config import KvPoolConfig, LocalEngines, load
 from seer_sgl.engine.launch import standalone
 from seer_sgl.engine.launch.process import SERVER_MODULE
 from seer_sgl.engine.launch.server import Place, place_flags
@@ -80,7 +80,7 @@ def test_code_of_the_model_is_trusted_by_engines_as_by_the_driver(
     fleet.write_text(text.replace("}", key, 1))
     flags, _ = become("--fleet", str(fleet))
     assert ("--trust-remote-code" in flags) == trusted
-    local = load(fleet).fleet._replace(engines=EnginesConfig())
+    local = load(fleet).fleet._replace(engines=LocalEngines())
     assert ("trust-remote-code" in place_flags(local, Place("127.0.0.1", 1))) == trusted
 
 
