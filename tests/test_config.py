@@ -15,6 +15,7 @@ from seer_sgl.config import (
     LocalEngines,
     ModelConfig,
     RayEngines,
+    bytes_of,
     load,
     parse,
 )
@@ -352,7 +353,7 @@ def test_drafting_that_can_work_is_accepted(
     external = {"launch": "external", "urls": ["http://a:1"], **launch}
     engines = external if launch else {}
     config = parse({"model": {"path": "m"}, "engines": engines, "draft": draft})
-    assert config.draft.memory_bytes() == 1 << 30
+    assert bytes_of(config.draft.memory) == 1 << 30
 
 
 def test_cores_of_this_machine_are_accepted() -> None:

@@ -33,6 +33,7 @@ from .tree import (
     RolloutConfig,
     SchedulingConfig,
     ServerConfig,
+    bytes_of,
 )
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "Section",
     "ServerConfig",
     "StartedEngines",
+    "bytes_of",
     "convert",
     "load",
     "load_ready",

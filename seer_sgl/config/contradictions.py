@@ -6,7 +6,7 @@ from seer_sgl.admission.sampling import invalid
 
 from .addresses import is_address
 from .engines import Engines, ExternalEngines, LocalEngines, StartedEngines
-from .tree import UNDIVIDED, Config, DraftConfig, KvPoolConfig, ServerConfig
+from .tree import UNDIVIDED, Config, DraftConfig, KvPoolConfig, ServerConfig, bytes_of
 from .values import Complaint
 
 LEAST_MEMORY = 16 << 20  # bytes; Mooncake mounts segments in pieces of 16 MiB
@@ -59,11 +59,7 @@ def _wrong_pool(pool: KvPoolConfig, engines: Engines) -> Iterator[Complaint]:
         if pool.open_ports:
             yield "kv_pool.open_ports", "only for backend: mooncake"
         return
-    try:
-        if pool.memory_bytes() < LEAST_MEMORY:
-            yield "kv_pool.memory", f"{pool.memory} is less than {LEAST_MEMORY >> 20}mb"
-    except ValueError as error:
-        yield "kv_pool.memory", str(error)
+    yield from _wrong_size("kv_pool.memory", pool.memory, LEAST_MEMORY)
     if pool.master is not None and not is_address(pool.master):
         yield "kv_pool.master", f"{pool.master!r} is not of the form host:port"
 
@@ -89,11 +85,7 @@ def _wrong_shared_pool(pool: KvPoolConfig, engines: ExternalEngines) -> Iterator
 
 
 def _wrong_draft(draft: DraftConfig, engines: Engines) -> Iterator[Complaint]:
-    try:
-        if draft.memory_bytes() < LEAST_DRAFT_MEMORY:
-            yield "draft.memory", f"{draft.memory} is less than 1mb"
-    except ValueError as error:
-        yield "draft.memory", str(error)
+    yield from _wrong_size("draft.memory", draft.memory, LEAST_DRAFT_MEMORY)
     if draft.hub is not None and draft.scope != "fleet":
         yield "draft.hub", f"only for scope: fleet, not for scope: {draft.scope}"
     for address in () if draft.hub is None else draft.hub.split(","):
@@ -130,11 +122,15 @@ def _wrong_scheduling(config: Config) -> Iterator[Complaint]:
 
 
 def _wrong_server(server: ServerConfig) -> Iterator[Complaint]:
-    try:
-        if server.body_bytes() < LEAST_BODY:
-            yield "server.max_body", f"{server.max_body} is less than 1mb"
-    except ValueError as error:
-        yield "server.max_body", str(error)
+    yield from _wrong_size("server.max_body", server.max_body, LEAST_BODY)
     for key in ("api_key", "admin_api_key"):
         if getattr(server, key) == "":
             yield f"server.{key}", "an empty token"
+
+
+def _wrong_size(key: str, size: str, least: int) -> Iterator[Complaint]:
+    try:
+        if bytes_of(size) < least:
+            yield key, f"{size} is less than {least >> 20}mb"
+    except ValueError as error:
+        yield key, str(error)

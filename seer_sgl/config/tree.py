@@ -21,6 +21,15 @@ SIZE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 MAX_SIZE = 1 << 60
 
 
+def bytes_of(text: str) -> int:
+    """Returns a size in bytes. Raises ValueError if it is not one."""
+    match = SIZE.fullmatch(text.lower().strip())
+    size = None if match is None else int(float(match[1]) * SIZE_UNITS[match[2]])
+    if size is None or size > MAX_SIZE:
+        raise ValueError(f"{text!r} is not a size such as 512mb or 4gb")
+    return size
+
+
 class ModelConfig(Section, frozen=True):
     """The model in Hugging Face layout. `tokenizer_path` defaults to `path`."""
 
@@ -65,18 +74,6 @@ class KvPoolConfig(Section, frozen=True):
     """Folder of the file backend. Default for local engines: a temporary folder beside their
     logs."""
 
-    def memory_bytes(self) -> int:
-        """Returns `memory` in bytes. Raises ValueError if it is not a size."""
-        return _size(self.memory)
-
-
-def _size(text: str) -> int:
-    match = SIZE.fullmatch(text.lower().strip())
-    size = None if match is None else int(float(match[1]) * SIZE_UNITS[match[2]])
-    if size is None or size > MAX_SIZE:
-        raise ValueError(f"{text!r} is not a size such as 512mb or 4gb")
-    return size
-
 
 class DraftConfig(Section, frozen=True):
     """Grouped speculative decoding (paper section 3)."""
@@ -100,10 +97,6 @@ class DraftConfig(Section, frozen=True):
     memory: str = "1gb"
     """Memory for tokens: on the hub (4 bytes per token) and on each engine (100). Groups that no
     engine runs are removed first, the longest unused first."""
-
-    def memory_bytes(self) -> int:
-        """Returns `memory` in bytes. Raises ValueError if it is not a size."""
-        return _size(self.memory)
 
 
 Undivided = Literal["group_round_robin", "group_least_loaded", "request_round_robin"]
@@ -185,10 +178,6 @@ class ServerConfig(Section, frozen=True):
     """Seconds that running requests have to finish when the server is stopped; then they end as
     `abort` with the tokens they have. New ones get HTTP 503 meanwhile. Rollouts are not waited
     for."""
-
-    def body_bytes(self) -> int:
-        """Returns `max_body` in bytes. Raises ValueError if it is not a size."""
-        return _size(self.max_body)
 
 
 class FleetConfig(NamedTuple):

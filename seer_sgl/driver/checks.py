@@ -6,7 +6,7 @@ Each check reports a problem in one line.
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
-from seer_sgl.config import FleetConfig, KvPoolConfig
+from seer_sgl.config import FleetConfig, KvPoolConfig, bytes_of
 from seer_sgl.errors import ConfigError
 from seer_sgl.types import EngineInfo, Prompt
 
@@ -67,7 +67,7 @@ def check_pool(pool: KvPoolConfig, chunk: int, kv_bytes_per_token: int | None) -
     """
     if pool.backend != "mooncake" or pool.master is not None or kv_bytes_per_token is None:
         return
-    if pool.memory_bytes() * pool.stores < kv_bytes_per_token * chunk:
+    if bytes_of(pool.memory) * pool.stores < kv_bytes_per_token * chunk:
         raise ConfigError(
             f"kv_pool.memory: {pool.stores} x {pool.memory} cannot hold the KV of one chunk of "
             f"{chunk} tokens of this model"

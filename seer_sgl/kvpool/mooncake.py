@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from typing_extensions import override
 
 from seer_sgl import loopback
-from seer_sgl.config import KvPoolConfig
+from seer_sgl.config import KvPoolConfig, bytes_of
 from seer_sgl.errors import ConfigError, PoolError
 from seer_sgl.kept_processes import Kept, KeptProcess, kept_alive
 from seer_sgl.processes import free_port
@@ -169,7 +169,7 @@ def _client_settings(config: KvPoolConfig, master: str) -> dict[str, str]:
 
 def _store_settings(config: KvPoolConfig, master: str) -> dict[str, str]:
     return _client_settings(config, master) | {
-        "global_segment_size": str(config.memory_bytes()),
+        "global_segment_size": str(bytes_of(config.memory)),
         "local_buffer_size": "0",
     }
 

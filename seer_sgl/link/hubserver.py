@@ -2,7 +2,7 @@
 
 import asyncio
 
-from seer_sgl.config import DraftConfig
+from seer_sgl.config import bytes_of
 from seer_sgl.config.addresses import is_address
 from seer_sgl.errors import ConfigError
 from seer_sgl.processes import end_with_parent, require_free_port, stopping_signals
@@ -27,7 +27,7 @@ async def serve_hub(host: str, port: str, memory: str) -> None:
     if not is_address(f"{host}:1"):
         raise ConfigError(f"drafthub: --host {host}: only host names and IPv4 addresses")
     try:
-        size = DraftConfig(memory=memory).memory_bytes()
+        size = bytes_of(memory)
     except ValueError as error:
         raise ConfigError(f"drafthub: --memory: {error}") from error
     require_free_port(int(port), "drafthub: --port", host)

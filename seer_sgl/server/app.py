@@ -5,6 +5,8 @@ import logging
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from seer_sgl.config import bytes_of
+
 from .auth import token_required
 from .bodies import body_read
 from .control.routes import add_control_routes
@@ -25,12 +27,13 @@ logger = logging.getLogger(__name__)
 def make_app(service: Service) -> web.Application:
     """Returns the application."""
     settings = service.settings
-    app = web.Application(client_max_size=settings.body_bytes())
+    largest = bytes_of(settings.max_body)
+    app = web.Application(client_max_size=largest)
     app.middlewares.append(_errors)
     if settings.api_key is None:
         app.middlewares.append(_own_pages(settings.host))
     app.middlewares.append(token_required(app, settings.api_key, settings.admin_api_key))
-    app.middlewares.append(body_read(settings.body_bytes(), service.timing.body_timeout_s))
+    app.middlewares.append(body_read(largest, service.timing.body_timeout_s))
     generate, info = Generate(service), Info(service)
     app.router.add_route("POST", "/generate", generate.generate)
     app.router.add_route("PUT", "/generate", generate.generate)

@@ -1,6 +1,6 @@
 """The SGLang flags and plugin environment that start an engine with grouped drafting."""
 
-from seer_sgl.config import DraftConfig, FlagValue
+from seer_sgl.config import DraftConfig, FlagValue, bytes_of
 from seer_sgl.link import contract
 from seer_sgl.link.contract import HUB_URL
 from seer_sgl.link.server import link_urls
@@ -21,7 +21,7 @@ def environment(config: DraftConfig) -> dict[str, str]:
     if config.scope == "none":
         return {}
     settings = contract.DraftSettings(
-        config.scope, config.max_draft_tokens, config.paths, config.memory_bytes()
+        config.scope, config.max_draft_tokens, config.paths, bytes_of(config.memory)
     )
     variables = {contract.DRAFT: settings.encoded()}
     if config.hub is not None:

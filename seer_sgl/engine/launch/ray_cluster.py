@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from seer_sgl.config import FleetConfig, RayEngines, with_values
+from seer_sgl.config import FleetConfig, RayEngines, bytes_of, with_values
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.mooncake import Machines
 from seer_sgl.timing import DEFAULT, Timing
@@ -85,7 +85,7 @@ def cluster_site(
     def machines(log_dir: Path) -> Machines:
         from .ray_stores import RayStore
 
-        memory, place_s = pool.memory_bytes(), timing.ray_store_s
+        memory, place_s = bytes_of(pool.memory), timing.ray_store_s
         store = functools.partial(RayStore, memory=memory, log_dir=log_dir, place_s=place_s)
         return Machines(address, store)
 
