@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from seer_sgl.config import SchedulingConfig
 from seer_sgl.driver.build_scheduler import build_scheduler, new_slot
+from seer_sgl.driver.settings import Settings
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import (
     Chunk,
@@ -186,7 +187,7 @@ def main() -> None:
     arms: dict[str, Any] = {}
     for policy in options.policies:
         scheduling = SchedulingConfig(policy=policy, chunk_tokens=CHUNK_TOKENS)
-        scheduler = build_scheduler(scheduling)
+        scheduler = build_scheduler(Settings(scheduling=scheduling))
         for number in range(options.engines):
             scheduler.add_engine(new_slot(scheduling, engine(number, options)))
         arms[policy] = drive(scheduler, options)

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from typing_extensions import override
 
-from seer_sgl.driver.driver import Settings
+from seer_sgl.config import EnginesConfig
 from seer_sgl.driver.observer import Observer
+from seer_sgl.driver.settings import Settings
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.sim.clock import run_virtually
@@ -71,12 +72,11 @@ def faulted_settings(
     config: SimConfig, faults: FaultsConfig, known: KnownLengths | None = None
 ) -> Settings:
     """Returns the settings of a driver that notices faults as a real one does."""
-    return msgspec.structs.replace(
-        driver_settings(config, known),
-        stall_timeout_s=faults.stall_timeout_s,
-        recovery_timeout_s=faults.recovery_timeout_s,
-        timing=DEFAULT,
+    engines = EnginesConfig(
+        stall_timeout_s=faults.stall_timeout_s, recovery_timeout_s=faults.recovery_timeout_s
     )
+    settings = driver_settings(config, known)
+    return msgspec.structs.replace(settings, engines=engines, timing=DEFAULT)
 
 
 class FaultyFleet(SimulatedFleet):

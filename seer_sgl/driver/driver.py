@@ -15,18 +15,13 @@ from typing import Self
 
 import msgspec
 
-from seer_sgl.config import SchedulingConfig
 from seer_sgl.errors import ConfigError, RolloutError, first_error
 from seer_sgl.link.messages import Rates
-from seer_sgl.scheduling.costs import Costs
-from seer_sgl.scheduling.lengths import KnownLengths
-from seer_sgl.scheduling.placement import Placement
-from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import EngineInfo, Group, OnFailure
 
 from .build_scheduler import build_scheduler, new_slot
 from .checks import LengthLimits, differences, same_server
-from .draft_groups import DraftKeeper, Responses
+from .draft_groups import DraftKeeper
 from .engine import Engine, EngineFleet
 from .flights import Clock
 from .health import State
@@ -36,36 +31,11 @@ from .observer import Observer
 from .pool_pages import PageReleaser
 from .run import Run
 from .samples import SampleMaker
+from .settings import Settings
 from .state import EngineState
 from .stop_strings import StopStrings
-from .tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a driver. Times in seconds.
-
-    `stall_timeout_s`: an engine that has work but makes no progress for this time is stuck.
-    `recovery_timeout_s`: how long requests wait while no engine serves; then the driver ends,
-    unless `gives_up` is False (a server, whose clients decide). `max_engine_kills`: a request is
-    given up if so many engines died while they ran it. `known`: response lengths of an earlier
-    rollout. `history`: its responses to a prompt. `placement` replaces the policy's choice of
-    engines (experiments). `max_inflight`: the most chunks in flight on all engines together.
-    """
-
-    scheduling: SchedulingConfig = SchedulingConfig()
-    stall_timeout_s: float = 120.0
-    recovery_timeout_s: float = 60.0
-    gives_up: bool = True
-    max_engine_kills: int = 2
-    tokenizer: Tokenizer | None = None
-    known: KnownLengths | None = None
-    history: Responses = lambda _: ()
-    costs: Costs | None = None
-    placement: Placement | None = None
-    max_inflight: int | None = None
-    timing: Timing = DEFAULT
 
 
 class Driver:
@@ -75,28 +45,11 @@ class Driver:
         self._fleet = fleet
         self._settings = settings
         self._clock = clock
-        self._costs = settings.costs or Costs()
-        self._scheduler = build_scheduler(
-            settings.scheduling,
-            patience_s=settings.recovery_timeout_s,
-            max_engine_kills=settings.max_engine_kills,
-            costs=self._costs,
-            known=settings.known,
-            placement=settings.placement,
-            max_inflight=settings.max_inflight,
-            timing=settings.timing,
-        )
+        self._scheduler = build_scheduler(settings)
         self._loop = RolloutLoop(
             self._scheduler, clock, StopStrings(settings.tokenizer).amend, settings.timing
         )
-        self._monitor = Monitor(
-            self._loop,
-            stall_timeout_s=settings.stall_timeout_s,
-            recovery_timeout_s=settings.recovery_timeout_s,
-            costs=self._costs,
-            gives_up=settings.gives_up,
-            timing=settings.timing,
-        )
+        self._monitor = Monitor(self._loop, settings)
         self._numbers = itertools.count()
         self._error: RolloutError | None = None  # the reason why the driver ended
 
@@ -363,9 +316,9 @@ class Driver:
 
     def _measured(self, rates: Rates) -> None:
         if rates.prefill_tokens:
-            self._costs.observe_prefill(rates.prefill_tokens, rates.prefill_s)
+            self._settings.costs.observe_prefill(rates.prefill_tokens, rates.prefill_s)
         if rates.fetch_tokens:
-            self._costs.observe_fetch(rates.fetch_tokens, rates.fetch_s)
+            self._settings.costs.observe_fetch(rates.fetch_tokens, rates.fetch_s)
 
     async def _work(self) -> None:
         """Runs the loop and the monitor, until cancelled or until the monitor gives up."""

@@ -11,44 +11,28 @@ import asyncio
 import logging
 
 from seer_sgl.errors import EngineBroken, EngineError, RolloutError, StartedAgain
-from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.placement import EngineSlot
-from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import ServerPhase, WrongWeights
 
 from .engine import Engine
 from .engine_control import EngineControl
 from .health import Health, State
+from .settings import Settings
 from .watched import Watched
 
 logger = logging.getLogger(__name__)
 
 
 class Monitor:
-    """Polls every engine every `timing.poll_s`, in a large fleet less often.
+    """Polls every engine every `timing.poll_s`, in a large fleet less often."""
 
-    `gives_up` False: requests wait for an engine as long as it takes.
-    """
-
-    def __init__(
-        self,
-        control: EngineControl,
-        *,
-        stall_timeout_s: float,
-        recovery_timeout_s: float,
-        costs: Costs,
-        gives_up: bool = True,
-        timing: Timing = DEFAULT,
-    ) -> None:
+    def __init__(self, control: EngineControl, settings: Settings) -> None:
         self._watched: dict[str, Watched] = {}  # by engine id
         self._tasks: asyncio.TaskGroup | None = None  # while it runs
         self._control = control
-        self._stall_timeout_s = stall_timeout_s
-        self._recovery_timeout_s = recovery_timeout_s
-        self._costs = costs
-        self._gives_up = gives_up
-        self._timing = timing
-        self._poll_s = timing.poll_s
+        self._settings = settings
+        self._timing = settings.timing
+        self._poll_s = settings.timing.poll_s
         self._awake_s = 0.0  # seconds since the start, counted in polls
         self._alive_at = 0.0  # when an engine last served, on the same scale
         self._available: set[EngineSlot] = set()  # at the last poll
@@ -75,7 +59,7 @@ class Monitor:
     def add(self, slot: EngineSlot, engine: Engine) -> None:
         """Starts polling one more engine."""
         watched = self._watched[slot.engine_id] = Watched(
-            slot, engine, self._stall_timeout_s, self._timing
+            slot, engine, self._settings.engines.stall_timeout_s, self._timing
         )
         watched.follow()
         if not watched.health.serves:  # its server was not started yet
@@ -160,14 +144,15 @@ class Monitor:
             if watched.shortfall.seen(slot, load):
                 self._control.resend_lost(slot.engine_id)
             watched.watch_queue(self._awake_s, load)
-            await watched.kv_reads.check(self._awake_s, load, self._control, self._costs)
+            await watched.kv_reads.check(self._awake_s, load, self._control, self._settings.costs)
         progress = watched.progress
         if slot.inflight and before != progress and None not in (before, progress):
             self._alive_at = self._awake_s  # it may be out, but its chunks make progress
         mark = (slot.completed, *watched.seen)
         working = 0 if self._control.idle else slot.inflight  # a paused engine stands still
         if watched.stall.stalled(self._awake_s, working, mark):
-            self._why = f"engine {slot.engine_id}: no progress for {self._stall_timeout_s:g} s"
+            stalled_s = self._settings.engines.stall_timeout_s
+            self._why = f"engine {slot.engine_id}: no progress for {stalled_s:g} s"
             health.failed(self._why)
             self._control.set_available(slot.engine_id, False)
             self._control.interrupt(slot.engine_id, self._why)
@@ -318,13 +303,13 @@ class Monitor:
         served = sum(slot.served for slot in slots)
         serves = served > self._served or available & self._available or self._returning
         self._available, self._served = available, served
-        longest_pause_s = min(self._recovery_timeout_s, self._timing.readmission_most_s)
-        patience_s = self._recovery_timeout_s + longest_pause_s
-        if self._control.idle or serves or not self._gives_up:
+        recovery_s = self._settings.engines.recovery_timeout_s
+        patience_s = recovery_s + min(recovery_s, self._timing.readmission_most_s)
+        if self._control.idle or serves or not self._settings.gives_up:
             self._alive_at = self._awake_s
         elif self._awake_s - self._alive_at >= patience_s:
             raise RolloutError(
-                f"no engine has served for {self._recovery_timeout_s:g} s"
+                f"no engine has served for {recovery_s:g} s"
                 + (f"; last error: {self._why}" if self._why else "")
             )
 

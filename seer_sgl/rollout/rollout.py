@@ -23,9 +23,10 @@ from seer_sgl.driver.checks import (
     check_engines,
     mismatches,
 )
-from seer_sgl.driver.driver import Driver, Settings
+from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.groups import GroupMaker, derived_seed
 from seer_sgl.driver.observer import Observer
+from seer_sgl.driver.settings import Settings
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.engine.orphans import end_orphans
@@ -407,13 +408,11 @@ class Rollout:
         return groups
 
     def _settings(self) -> Settings:
-        engines = self.config.engines
         return Settings(
             scheduling=self.config.scheduling,
-            stall_timeout_s=engines.stall_timeout_s,
-            recovery_timeout_s=engines.recovery_timeout_s,
+            engines=self.config.engines,
+            rollout=self.config.rollout,
             gives_up=self._gives_up,
-            max_engine_kills=self.config.rollout.max_engine_kills,
             tokenizer=self.tokenizer,
             known=self._inputs.known,
             history=self._inputs.history.of,

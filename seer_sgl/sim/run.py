@@ -4,8 +4,10 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 
-from seer_sgl.driver.driver import Driver, Settings
+from seer_sgl.config import EnginesConfig
+from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.observer import Observer
+from seer_sgl.driver.settings import Settings
 from seer_sgl.errors import SeerError, SimulationError, first_error
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.sampling import Sampling
@@ -115,8 +117,7 @@ def driver_settings(config: SimConfig, known: KnownLengths | None) -> Settings:
     )
     return Settings(
         scheduling=config.scheduling,
-        stall_timeout_s=FOREVER_S,
-        recovery_timeout_s=FOREVER_S,
+        engines=EnginesConfig(stall_timeout_s=FOREVER_S, recovery_timeout_s=FOREVER_S),
         timing=Timing(poll_s=POLL_S),
         known=known,
         costs=costs,

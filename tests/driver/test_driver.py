@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
+from seer_sgl.config import EnginesConfig
 from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.driver.observer import Observer
 from seer_sgl.driver.run import Run
@@ -327,7 +328,7 @@ async def test_an_observer_may_end_its_own_run(when: str, what: str) -> None:
 
 async def test_nobody_waits_for_a_driver_that_has_ended() -> None:
     fake = FakeSGLang(faults=deque(["stall"] * 4))
-    async with staged(fake, recovery_timeout_s=0.1, timing=QUICK) as stage:
+    async with staged(fake, engines=EnginesConfig(recovery_timeout_s=0.1), timing=QUICK) as stage:
         driver = stage.driver
         run = driver.submit(stage.groups(1))
         await until(lambda: fake.running == 4)

@@ -3,7 +3,8 @@
 import asyncio
 from typing import Any
 
-from seer_sgl.driver.driver import Driver, Settings
+from seer_sgl.driver.driver import Driver
+from seer_sgl.driver.settings import Settings
 from seer_sgl.link.server import LinkServer
 from seer_sgl.sim.clock import run_virtually
 from seer_sgl.timing import Timing

@@ -8,9 +8,10 @@ from typing import Any
 from typing_extensions import override
 
 from seer_sgl.config import SchedulingConfig
-from seer_sgl.driver.driver import Driver, Settings
+from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.driver.observer import Observer
+from seer_sgl.driver.settings import Settings
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.describe import describe
 from seer_sgl.engine.session import open_session
