@@ -110,30 +110,28 @@ def _contradictions(config: BenchConfig) -> Iterator[tuple[str, str]]:
                 yield f"bench.urls.{kind}", problem
 
 
-def _complaints(config: BenchConfig) -> list[tuple[str, str]]:
+def _complaints(config: BenchConfig) -> Iterator[tuple[str, str]]:
     known = [*ARMS, *GREEDY]
     unknown = [name for name in config.bench.arms if name not in known]
-    complaints = []
     if unknown:
-        complaints.append(("bench.arms", f"no arm {unknown[0]!r}; known: {', '.join(known)}"))
+        yield "bench.arms", f"no arm {unknown[0]!r}; known: {', '.join(known)}"
     for name, times in Counter(config.bench.arms).items():
         if times > 1:
-            complaints.append(("bench.arms", f"{name!r} is listed twice"))
+            yield "bench.arms", f"{name!r} is listed twice"
     if not config.bench.arms:
-        complaints.append(("bench.arms", "the list is empty"))
+        yield "bench.arms", "the list is empty"
     if len(set(config.bench.seeds)) < len(config.bench.seeds):
-        complaints.append(("bench.seeds", "a seed is listed twice"))
+        yield "bench.seeds", "a seed is listed twice"
     if config.bench.workload is None and config.rollout.prompts is None:
-        complaints.append(("rollout.prompts", "set this key or bench.workload"))
+        yield "rollout.prompts", "set this key or bench.workload"
     if config.bench.workload is not None and not config.sampling.ignore_eos:
-        complaints.append(("sampling.ignore_eos", "bench.workload needs true for its lengths"))
+        yield "sampling.ignore_eos", "bench.workload needs true for its lengths"
     if not isinstance(config.engines, LocalEngines | ExternalEngines):
-        complaints.append(("engines.launch", "the benchmark needs local or external"))
+        yield "engines.launch", "the benchmark needs local or external"
     if isinstance(config.engines, ExternalEngines) and not config.bench.urls:
-        complaints.append(("bench.urls", "launch: external needs this key"))
+        yield "bench.urls", "launch: external needs this key"
     if config.scheduling.policy != "seer":
-        complaints.append(("scheduling.policy", "each arm sets its own policy"))
-    return complaints
+        yield "scheduling.policy", "each arm sets its own policy"
 
 
 def overrides_from(options: Mapping[str, Any]) -> list[str]:

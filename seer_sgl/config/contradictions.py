@@ -95,8 +95,7 @@ def _wrong_draft(draft: DraftConfig, engines: Engines) -> Iterator[Complaint]:
         yield "draft.history", f"needs scope: engine or fleet, not scope: {draft.scope}"
     if draft.scope == "none":
         return
-    for name in engines.sglang:
-        flag = name.replace("_", "-")
+    for flag in engines.flags():
         if flag.startswith("speculative-"):
             yield f"engines.sglang.{flag}", "drafting sets SGLang's speculative flags; use draft"
     if isinstance(engines, ExternalEngines) and draft.hub is None:

@@ -5,9 +5,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-MOST_PROCESSES = 1024  # per kind and machine
-
-Processes = Annotated[int, msgspec.Meta(ge=1, le=MOST_PROCESSES)]
+Processes = Annotated[int, msgspec.Meta(ge=1, le=1024)]  # per kind and machine
 Seconds = Annotated[float, msgspec.Meta(gt=0.0)]
 
 
