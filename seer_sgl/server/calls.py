@@ -22,15 +22,14 @@ from .errors import HttpError
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One response: what to generate, and what its client said about its siblings.
 
-    `rid`: the client's name for it, unique among the calls in progress. `limit`: the maximum
-    response tokens. `group_size`: how many responses the group will have in all, if known.
+    `rid`: the client's name for it, unique among the calls in progress. `group_size`: how many
+    responses the group will have in all, if known.
     """
 
     rid: str
     prompt_ids: "array[int]"
     sampling: Sampling
     seed: int
-    limit: int
     stream: bool = False
     group_id: str | None = None
     group_size: int | None = None

@@ -138,7 +138,7 @@ class GenerateReader:
         own_session = _name(request.session_id)
         calls: list[Call] = []
         for number, (prompt, params) in enumerate(zip(prompts, each, strict=True)):
-            sampling, seed, limit = self._sampling(params, len(prompt))
+            sampling, seed = self._sampling(params, len(prompt))
             group_id, size = group_ids[number], request.group_size
             if group_id is None and n > 1:
                 group_id, size = f"n/{uuid.uuid4().hex}", n
@@ -148,7 +148,6 @@ class GenerateReader:
                     prompt_ids=prompt,
                     sampling=sampling,
                     seed=secrets.randbits(63) if seed is None else seed,
-                    limit=limit,
                     stream=bool(request.stream),
                     group_id=group_id,
                     group_size=size,
@@ -199,8 +198,8 @@ class GenerateReader:
         except TypeError as error:  # not all of them are numbers
             raise NotDivisible("input_ids") from error
 
-    def _sampling(self, given: Parameters, prompt_len: int) -> tuple[Sampling, int | None, int]:
-        """Returns the sampling parameters, the seed and the limit of one response."""
+    def _sampling(self, given: Parameters, prompt_len: int) -> tuple[Sampling, int | None]:
+        """Returns the sampling parameters and the seed of one response."""
         params = {name: value for name, value in given.items() if value is not None}
         params.pop(N, None)
         for name, neutral in NEUTRAL_PARAMETERS.items():
@@ -225,7 +224,7 @@ class GenerateReader:
             raise NotDivisible(name or "sampling_params")
         if prompt_len < 1 or sampling.max_new_tokens > left:
             raise NotDivisible("length")  # SGLang decides
-        return sampling, seed, sampling.max_new_tokens
+        return sampling, seed
 
 
 def require_neutral(

@@ -297,7 +297,7 @@ class Generation(Observer):
             group=group,
             index=len(group.requests),
             seed=call.seed,
-            max_response_len=answer.given + call.limit,
+            max_response_len=answer.given + call.sampling.max_new_tokens,
             own_sampling=None if call.sampling == group.sampling else call.sampling,
             given=answer.given,
             watched=call.stream,

@@ -174,7 +174,6 @@ def _one_token() -> Call:
         prompt_ids=token_array([0]),
         sampling=Sampling(max_new_tokens=1, temperature=0.0),
         seed=secrets.randbits(31),
-        limit=1,
         group_id=f"health-{uuid.uuid4().hex}",
         group_size=1,
     )

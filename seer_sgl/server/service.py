@@ -21,7 +21,7 @@ from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet
 from seer_sgl.errors import EngineUnavailable, RolloutError
 from seer_sgl.rollout.rollout import Rollout
-from seer_sgl.types import EngineInfo, Sampling
+from seer_sgl.types import EngineInfo
 
 from .calls import Answer, Call
 from .errors import Aborted, BadRequest, Failed, Unavailable
@@ -124,12 +124,6 @@ class Service:
         """Returns the weight version of the first engine."""
         return self.infos()[0].weight_version
 
-    def require_servable(self, sampling: Sampling) -> None:
-        """Raises BadRequest if an engine would fail because of a sampling parameter."""
-        infos = self.infos()
-        for key, why in unservable(sampling, infos, tokenizer=self.tokenizer is not None):
-            raise BadRequest(f"{key}: {why}")
-
     def text_of(self, call: Call) -> ResponseText | None:
         """Returns the empty text of a response; None without a tokenizer."""
         if self.tokenizer is None:
@@ -165,12 +159,14 @@ class Service:
 
     @contextlib.contextmanager
     def started(self, calls: Sequence[Call]) -> Iterator[list[Answer]]:
-        """Starts responses; gives up at the end of the block those that have not ended."""
-        checked: Sampling | None = None
-        for call in calls:
-            if call.sampling is not checked:
-                checked = call.sampling
-                self.require_servable(checked)
+        """Starts responses; gives up at the end of the block those that have not ended.
+
+        Raises BadRequest if an engine would fail because of a sampling parameter.
+        """
+        infos, has_tokenizer = self.infos(), self.tokenizer is not None
+        for sampling in {id(call.sampling): call.sampling for call in calls}.values():
+            for key, why in unservable(sampling, infos, tokenizer=has_tokenizer):
+                raise BadRequest(f"{key}: {why}")
         answers = self.generation.start(calls)
         try:
             yield answers
