@@ -10,7 +10,7 @@ from seer_sgl.engine.launch.process import gpu_visible
 from seer_sgl.errors import PromptError
 from seer_sgl.kvpool.hicache import host_ratio
 from seer_sgl.scheduling.lengths import KnownLengths
-from seer_sgl.types import EngineInfo, Group, Prompt, Sampling
+from seer_sgl.types import EngineInfo, Group, Prompt
 
 from .lengths import expect_all
 
@@ -18,37 +18,28 @@ logger = logging.getLogger(__name__)
 
 
 def check_sampling(
-    prompts: Sequence[Prompt],
-    default: Sampling,
-    infos: Sequence[EngineInfo],
-    scheduling: SchedulingConfig,
-    *,
-    tokenizer: bool,
+    prompts: Iterable[Prompt], infos: Sequence[EngineInfo], *, tokenizer: bool
 ) -> None:
-    """Raises PromptError if the engines cannot serve a prompt; logs undivided sampling."""
+    """Raises PromptError if the engines cannot serve the sampling of a prompt."""
     for prompt in prompts:
         if prompt.sampling is None:
             continue
         for key, why in unservable(prompt.sampling, infos, tokenizer=tokenizer):
             raise PromptError(f"prompt {prompt.prompt_id!r}: sampling.{key}: {why}")
-    if not scheduling.divide or scheduling.policy in UNDIVIDED:
-        return
-    keys = dict.fromkeys(
-        reason.key for prompt in prompts for reason in undivided(prompt.sampling or default)
-    )
-    if keys:
-        logger.warning(
-            "requests run undivided: sampling.%s cannot cross a chunk boundary",
-            ", sampling.".join(keys),
-        )
 
 
 def check_groups(
     groups: Sequence[Group], known: KnownLengths | None, scheduling: SchedulingConfig
 ) -> None:
-    """Raises PromptError if the oracle lacks a length; logs responses with less room."""
+    """Raises PromptError if the oracle lacks a length; logs what is undivided or has less room."""
     if known is not None and scheduling.policy == "oracle":
         expect_all(known, groups, str(scheduling.lengths))
+    keys = dict.fromkeys(reason.key for group in groups for reason in undivided(group.sampling))
+    if keys and scheduling.divide and scheduling.policy not in UNDIVIDED:
+        logger.warning(
+            "requests run undivided: sampling.%s cannot cross a chunk boundary",
+            ", sampling.".join(keys),
+        )
     short = [
         group
         for group in groups

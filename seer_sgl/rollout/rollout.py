@@ -394,10 +394,7 @@ class Rollout:
         Raises InputError if the engines cannot serve one of them, RolloutError without engines.
         """
         self._check_own(sampling, self.engines)
-        has_tokenizer = self.tokenizer is not None
-        check_sampling(
-            prompts, sampling, self.engines, self.config.scheduling, tokenizer=has_tokenizer
-        )
+        check_sampling(prompts, self.engines, tokenizer=self.tokenizer is not None)
         now = clock() if submitted_at is None else submitted_at
         groups = self._groups(prompts, maker, sampling, now)
         if limits is not None:
