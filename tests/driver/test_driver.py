@@ -198,7 +198,7 @@ async def test_a_fleet_of_two_becomes_three_and_then_one() -> None:
         check(await all_of(run))
         with pytest.raises(ConfigError, match="engine e0 is not in the fleet"):
             await driver.remove_engine("e0")
-        assert driver._scheduler.check() == []
+        assert driver.check() == []
     assert [kind for kind in events.kinds if " " in kind] == ["joined e2", "left e0", "left e1"]
     assert len(events.errors) < 8, "partial chunks are kept if they have a token"
     assert all(isinstance(error, ChunkRecalled) for error in events.errors)
@@ -267,7 +267,7 @@ async def test_an_engine_that_goes_and_comes_back_is_logged(
 async def test_the_driver_is_idle_without_a_complaint(caplog: pytest.LogCaptureFixture) -> None:
     async with staged(FakeSGLang(faults=deque(["503", "abort", "400"]))) as stage:
         check(await all_of(stage.driver.submit(stage.groups(2))))
-        assert stage.driver._scheduler.check() == []
+        assert stage.driver.check() == []
     assert "the driver is idle, but" not in caplog.text
 
 
@@ -348,9 +348,8 @@ async def test_engines_that_join_or_come_back_serve_the_new_weights() -> None:
     async with staged(*fakes, joined=2, timing=QUICK) as stage:
         driver = stage.driver
         fakes[1].away = True
-        slots = {slot.engine_id: slot for slot in driver._scheduler.engines}
         run = driver.submit(stage.groups(1, n=1))
-        await until(lambda: not slots["e1"].available)
+        await until(lambda: not driver.available("e1"))
         fakes[0].weight_version = fakes[2].weight_version = "v2"
         await driver.pause()
         await stage.engines[0].refresh()
@@ -362,7 +361,7 @@ async def test_engines_that_join_or_come_back_serve_the_new_weights() -> None:
         driver.add_engine(stage.engines[2])
         fakes[1].startup_s, fakes[1].weight_version = 30.5, "v2"  # started again
         fakes[1].away = False
-        await until(lambda: slots["e1"].available)
+        await until(lambda: driver.available("e1"))
         check(await all_of(run), n=1)
 
 
