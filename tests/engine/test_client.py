@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, cast
 
 import msgspec
@@ -513,33 +513,19 @@ def start_again(fake: FakeSGLang, weights: str = "w1") -> None:
 
 
 @pytest.mark.parametrize("plugin", [None, pooled("first")], ids=["stock", "plugin"])
-async def test_an_engine_that_was_started_again_must_have_the_weights_of_before(
-    plugin: dict[str, Any] | None,
+@pytest.mark.parametrize("shown_by", [generate, HttpEngine.load, HttpEngine.problem])
+async def test_an_engine_started_again_must_have_the_weights_of_the_first_sign_of_an_update(
+    plugin: dict[str, Any] | None, shown_by: Callable[[HttpEngine], Awaitable[object]]
 ) -> None:
     fake = FakeSGLang(plugin=plugin)
-    async with joined(fake) as engine:
+    async with joined(fake, timing=ALWAYS) as engine:
         fake.weight_version = "v2"
-        assert await engine.problem() is None, "updated without a restart"
-        await generate(engine)
+        await shown_by(engine)
         start_again(fake)
         fake.weight_version = "v1"
         assert "weight_version (v1, not v2)" in (await engine.problem() or "")
         fake.weight_version = "v2"
         assert await engine.problem() is None
-
-
-@pytest.mark.parametrize("plugin", [None, pooled("first")], ids=["stock", "plugin"])
-@pytest.mark.parametrize("shown_by", ["a reply", "a look"])
-async def test_an_update_counts_from_the_first_sign_of_it(
-    plugin: dict[str, Any] | None, shown_by: str
-) -> None:
-    fake = FakeSGLang(plugin=plugin)
-    async with joined(fake, timing=ALWAYS) as engine:
-        fake.weight_version = "v2"
-        await (generate(engine) if shown_by == "a reply" else engine.load())
-        start_again(fake)
-        fake.weight_version = "v1"
-        assert "weight_version (v1, not v2)" in (await engine.problem() or "")
 
 
 @pytest.mark.parametrize("plugin", [None, pooled("first")], ids=["stock", "plugin"])

@@ -16,7 +16,6 @@ from seer_sgl import Rollout
 from seer_sgl.driver.journal import writer
 from seer_sgl.errors import JournalError, RolloutError
 from seer_sgl.types import Group
-from tests.fake_sglang import FakeSGLang
 from tests.rollout.fakes import (
     PROMPTS,
     Fakes,
@@ -140,66 +139,38 @@ async def test_prompts_are_added_to_a_complete_rollout(tmp_path: Path) -> None:
         assert report["resumed"]["samples"] == 4 * N
 
 
-CHANGES: dict[str, dict[str, Any]] = {
+# By what a resume says: the config, the engines or the prompts of another rollout.
+DIFFERENCES: dict[str, dict[str, Any]] = {
     "sampling.temperature: 1.0 in the journal, 0.5 now": {"sampling": {"temperature": 0.5}},
     "sampling.max_new_tokens: 50 in the journal, 40 now": {"sampling": {"max_new_tokens": 40}},
     "rollout.seed: 3 in the journal, 4 now": {"rollout": {"seed": 4}},
     "prompt 'p0' is not the one in the journal": {"rollout": {"n_samples_per_prompt": 5}},
+    "weight version: 'v1' in the journal, 'v2' now": {"fakes": {"weight_version": "v2"}},
+    "model: 'fake' in the journal, 'other' now": {"fakes": {"model_path": "other"}},
+    "deterministic inference: True in the journal, False now": {"fakes": {"deterministic": False}},
+    "prompt 'p2' is not the one in the": {
+        "prompts": [*PROMPTS[:2], {"id": "p2", "prompt_ids": [6]}, *PROMPTS[3:]]
+    },
+    "prompt 'p1' is not the one in the": {"prompts": [PROMPTS[1], PROMPTS[0], *PROMPTS[2:]]},
 }
 
 
-@pytest.mark.parametrize("message", CHANGES)
-async def test_another_config_is_refused_by_name(tmp_path: Path, message: str) -> None:
+@pytest.mark.parametrize("message", DIFFERENCES)
+async def test_what_differs_from_the_journal_is_refused_by_name(
+    tmp_path: Path, message: str
+) -> None:
+    changes = dict(DIFFERENCES[message])
     async with fakes() as it:
         path = tmp_path / "journal"
         await interrupted(it, path)
         before = (path / "journal").read_bytes()
-        with pytest.raises(JournalError, match=message):
-            await rolled(it.config_with(**CHANGES[message]), resume=path)
-        assert (path / "journal").read_bytes() == before, "a refused resume writes nothing"
-
-
-def newer_weights(fake: FakeSGLang) -> None:
-    fake.weight_version = "v2"
-
-
-def other_model(fake: FakeSGLang) -> None:
-    fake.model_path = "other"
-
-
-def other_noise(fake: FakeSGLang) -> None:
-    fake.deterministic = False
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (newer_weights, "weight version: 'v1' in the journal, 'v2' now"),
-        (other_model, "model: 'fake' in the journal, 'other' now"),
-        (other_noise, "deterministic inference: True in the journal, False now"),
-    ],
-)
-async def test_engines_with_another_model_are_refused_by_name(
-    tmp_path: Path, change: Any, message: str
-) -> None:
-    async with fakes() as it:
-        path = tmp_path / "journal"
-        await interrupted(it, path)
         for fake in it.servers:
-            change(fake)
+            vars(fake).update(changes.get("fakes", {}))
+        changes.pop("fakes", None)
+        prompts = changes.pop("prompts", PROMPTS)
         with pytest.raises(JournalError, match=message):
-            await rolled(it.config, resume=path)
-
-
-async def test_a_changed_prompt_is_refused_by_name(tmp_path: Path) -> None:
-    async with fakes() as it:
-        path = tmp_path / "journal"
-        await interrupted(it, path)
-        changed = [*PROMPTS[:2], {"id": "p2", "prompt_ids": [6]}, *PROMPTS[3:]]
-        swapped = [PROMPTS[1], PROMPTS[0], *PROMPTS[2:]]
-        for prompts, name in ((changed, "p2"), (swapped, "p1")):
-            with pytest.raises(JournalError, match=f"prompt '{name}' is not the one in the"):
-                await rolled(it.config, prompts, resume=path, extend=True)
+            await rolled(it.config_with(**changes), prompts, resume=path, extend=True)
+        assert (path / "journal").read_bytes() == before, "a refused resume writes nothing"
 
 
 class Refuses(Logging):
