@@ -24,7 +24,7 @@ from seer_sgl.link.messages import Hello
 from seer_sgl.link.server import LinkServer, open_link
 from seer_sgl.plugin import drafting
 from tests.draft.fakes import FakeDrafter
-from tests.support.hubs import MEMORY, all_have, engine, hub_of, while_stepping
+from tests.support.hubs import MEMORY, all_have, engine, hub_client, hub_of, while_stepping
 from tests.support.links import closed, raw_socket
 from tests.support.timing import SOON
 from tests.support.waiting import DEADLINE_S, until
@@ -33,6 +33,9 @@ from tests.support.waiting import DEADLINE_S, until
 @pytest.fixture(autouse=True)
 def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_side, "_links", {})
+
+
+NOWHERE = "http://127.0.0.1:9/link"
 
 
 def hello(instance: str) -> Hello:
@@ -47,12 +50,8 @@ async def server() -> AsyncIterator[LinkServer]:
 
 @pytest.fixture
 async def driver(server: LinkServer) -> AsyncIterator[HubClient]:
-    client = HubClient(server.url, server.token, SOON)
-    try:
+    async with hub_client(server.url, server.token) as client:
         yield client
-    finally:
-        client.close()
-        await until(lambda: not client._links[0]._thread.is_alive())
 
 
 async def test_what_one_engine_decodes_is_in_the_index_of_the_other(
@@ -121,36 +120,30 @@ async def test_each_of_two_hubs_serves_its_own_groups(
 
 
 async def test_the_counters_of_two_hubs_need_an_answer_of_both(server: LinkServer) -> None:
-    client = HubClient(f"{server.url},http://127.0.0.1:9/link", server.token, SOON)
-    assert await client.facts() is None
-    client.close()
+    async with hub_client(f"{server.url},{NOWHERE}", server.token) as client:
+        assert await client.facts() is None
 
 
-async def test_a_hub_tells_those_with_the_token_what_it_has_counted(server: LinkServer) -> None:
-    distant = HubClient(server.url, server.token, SOON)
-    stranger = HubClient(server.url, "wrong", SOON)
-    nowhere = HubClient("http://127.0.0.1:9/link", "secret", SOON)
-    try:
-        async with (
-            engine(server.url, server.token, "one") as one,
-            engine(server.url, server.token, "two") as two,
-        ):
-            one.decode(one.replica.begin("g", 0, [1], []), 5, 6)
-            two.decode(two.replica.begin("g", 1, [1], []), 7)
-            await all_have([one, two], [5, 6], [7])
-            facts = await distant.facts()
-        assert facts is not None
-        assert facts == hub_of(server).counted()
-        counted = {key: facts[key] for key in ("groups", "groups_begun", "tokens_in", "tokens_out")}
-        assert counted == {"groups": 1, "groups_begun": 1, "tokens_in": 3, "tokens_out": 3}
-        assert facts["lag"]["count"] >= 2
-        assert 0 < facts["lag"]["max_s"] <= facts["lag"]["sum_s"]
-        assert await stranger.facts() is None
-        assert await nowhere.facts() is None
-    finally:
-        for hub in (distant, stranger, nowhere):
-            hub.close()
-        await until(lambda: not distant._links[0]._thread.is_alive())
+async def test_a_hub_tells_those_with_the_token_what_it_has_counted(
+    server: LinkServer, driver: HubClient
+) -> None:
+    async with (
+        engine(server.url, server.token, "one") as one,
+        engine(server.url, server.token, "two") as two,
+    ):
+        one.decode(one.replica.begin("g", 0, [1], []), 5, 6)
+        two.decode(two.replica.begin("g", 1, [1], []), 7)
+        await all_have([one, two], [5, 6], [7])
+        facts = await driver.facts()
+    assert facts is not None
+    assert facts == hub_of(server).counted()
+    counted = {key: facts[key] for key in ("groups", "groups_begun", "tokens_in", "tokens_out")}
+    assert counted == {"groups": 1, "groups_begun": 1, "tokens_in": 3, "tokens_out": 3}
+    assert facts["lag"]["count"] >= 2
+    assert 0 < facts["lag"]["max_s"] <= facts["lag"]["sum_s"]
+    for url in (server.url, NOWHERE):
+        async with hub_client(url, "wrong") as stranger:
+            assert await stranger.facts() is None
 
 
 async def test_only_the_first_rank_of_a_server_speaks_of_drafts(server: LinkServer) -> None:

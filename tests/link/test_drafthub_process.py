@@ -19,13 +19,12 @@ from seer_sgl.config import DraftConfig
 from seer_sgl.errors import HubError
 from seer_sgl.link import contract, hub
 from seer_sgl.link.drafthub import DraftHub
-from seer_sgl.link.hub import HubClient, start_hubs
+from seer_sgl.link.hub import start_hubs
 from seer_sgl.link.server import LinkServer, open_link
 from seer_sgl.processes import free_port
 from tests.listening import listeners
 from tests.processes import command_of
-from tests.support.hubs import MEMORY, all_have, engine, hub_of
-from tests.support.timing import SOON
+from tests.support.hubs import MEMORY, all_have, engine, hub_client, hub_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.process
@@ -53,8 +52,7 @@ async def test_engines_come_back_to_a_hub_that_starts_again_and_lose_nothing() -
 
 async def test_a_driver_speaks_to_a_distant_hub_again_after_it_started_again() -> None:
     port = free_port()
-    distant = HubClient(f"http://127.0.0.1:{port}/link", "secret", SOON)
-    try:
+    async with hub_client(f"http://127.0.0.1:{port}/link", "secret") as distant:
         distant.load("g", 8, array("i", [1, 2]))
         distant.load("h", 8, array("i", [3]))
         async with hub_on(port) as server:
@@ -66,9 +64,6 @@ async def test_a_driver_speaks_to_a_distant_hub_again_after_it_started_again() -
             distant.done("g")
             await until(lambda: "g" not in second)
             assert "h" in second
-    finally:
-        distant.close()
-        await until(lambda: not distant._links[0]._thread.is_alive())
 
 
 def hubs() -> list[psutil.Process]:
@@ -110,14 +105,11 @@ async def test_a_hub_that_dies_is_started_again_and_what_is_decoded_is_shared_ag
 async def test_a_large_fleet_has_several_hubs(tmp_path: Path) -> None:
     async with start_hubs(DraftConfig(memory="1mb"), tmp_path, "secret", engines=65) as urls:
         assert len(hubs()) == len(set(urls.split(","))) == 2
-        client = HubClient(urls, "secret", SOON)
-        client.load("g", 0, array("i", [8]))
-        client.load("h", 0, array("i", [8]))
-
-        async with asyncio.timeout(60):
+        async with hub_client(urls, "secret") as client, asyncio.timeout(60):
+            client.load("g", 0, array("i", [8]))
+            client.load("h", 0, array("i", [8]))
             while (await client.facts() or {}).get("tokens_in") != 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-        client.close()
     assert not hubs()
 
 

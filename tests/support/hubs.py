@@ -7,6 +7,7 @@ from seer_sgl.draft.replica import Replica
 from seer_sgl.link import messages
 from seer_sgl.link.client import Link
 from seer_sgl.link.drafthub import DraftHub
+from seer_sgl.link.hub import HubClient
 from seer_sgl.link.messages import Hello
 from seer_sgl.link.server import LinkServer
 from seer_sgl.plugin import drafting
@@ -67,6 +68,17 @@ async def engine(url: str, token: str, instance: str, rank: int = 0) -> AsyncIte
     finally:
         link.close()
         await until(lambda: not link._thread.is_alive())
+
+
+@asynccontextmanager
+async def hub_client(urls: str, token: str) -> AsyncIterator[HubClient]:
+    """Opens a driver's connection to hubs; its threads have ended after the block."""
+    client = HubClient(urls, token, SOON)
+    try:
+        yield client
+    finally:
+        client.close()
+        await until(lambda: not any(link._thread.is_alive() for link in client._links))
 
 
 def hub_of(server: LinkServer) -> DraftHub:
