@@ -5,7 +5,7 @@ streamed tokens.
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from typing_extensions import override
 from seer_sgl.config import EnginesConfig
 from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.driver.observer import Observer
-from seer_sgl.driver.run import Run
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.errors import ChunkRecalled, ConfigError, RolloutError
 from seer_sgl.timing import Timing
@@ -44,32 +43,6 @@ async def test_events_come_in_order_and_a_sample_with_its_own() -> None:
     assert events.failures == [None]
     (error,) = events.errors
     assert (error.engine_id, error.status, error.kind) == ("e0", 503, "unavailable")  # type: ignore[attr-defined]
-
-
-async def test_two_runs_share_the_engines_equally_while_both_have_work() -> None:
-    tokens: Counter[str] = Counter()
-
-    class Shares(Observer):
-        """Counts the tokens per caller while both have work."""
-
-        @override
-        def grown(self, result: ChunkResult) -> None:
-            if result.reply is not None and all(run.unfinished for run in runs):
-                tokens[result.chunk.request.group.caller] += len(result.reply.ids)
-
-    fake = FakeSGLang(max_running_requests=8, delay_s=0.002)
-    async with staged(fake) as stage:
-        runs: list[Run] = []
-        for name in ("first", "second"):  # the first has all slots when the second starts
-            groups = stage.groups(24, run_id=name)
-            runs.append(stage.driver.submit(groups, [Shares()], caller=name))
-            await until(lambda: tokens.total() > 100)
-            if name == "first":
-                tokens.clear()
-        for groups in await asyncio.gather(*map(all_of, runs)):
-            check(groups)
-    assert tokens.total() > 2000
-    assert 0.4 <= tokens["second"] / tokens.total() <= 0.6
 
 
 async def test_one_of_two_callers_with_equal_group_ids_leaves_half_way() -> None:

@@ -77,16 +77,6 @@ def absent() -> tuple[LinkServer, int]:
     return driver, port
 
 
-async def test_what_an_engine_says_is_passed_on_in_order(
-    server: LinkServer, received: Received
-) -> None:
-    async with engine(server) as one:
-        for rid, complete in (("g.0.c1/", True), ("g.1.c1/", False)):
-            one.send(KvStored(rid, complete))
-        assert await received.all_of(one) == [("g.0.c1/", True), ("g.1.c1/", False)]
-        assert received.rates == [RATES]
-
-
 async def test_an_engine_is_linked_while_all_its_ranks_are(server: LinkServer) -> None:
     assert not server.linked("one")
     async with engine(server, "one", 0, 2), engine(server, "two"):

@@ -15,8 +15,6 @@ from typing import Any
 
 import psutil
 import pytest
-from seer_openrlhf.flags import SeerFlags
-from seer_openrlhf.served import served
 
 pytestmark = pytest.mark.engines
 TESTS = Path(__file__).parent
@@ -92,16 +90,10 @@ def name_of(process: psutil.Process) -> str:
 
 
 @contextmanager
-def training(
-    folder: Path, mode: str, *arguments: str, url: str = "", **variables: str
-) -> Iterator[Training]:
-    """Runs the command with a server in a mode, or the server at `url`.
-
-    No process of it is left after the block.
-    """
+def training(folder: Path, mode: str, *arguments: str, **variables: str) -> Iterator[Training]:
+    """Runs the command with a server in a mode. No process of it is left after the block."""
     (folder / "config").write_text(mode)
-    own = ["--seer.config", str(folder / "config"), "--seer.command", FAKE]
-    seer = ["--seer.url", url] if url else own
+    seer = ["--seer.config", str(folder / "config"), "--seer.command", FAKE]
     before = set(psutil.Process().children(recursive=True))
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND, *seer, "--vllm.num_engines", "1", *arguments],
@@ -168,36 +160,6 @@ def test_a_server_that_is_killed_is_started_again_and_the_rollout_goes_on(
     assert first == again and first["journal"].endswith(first["rollout_id"])
     assert output.count("seer-sgl serve ended by SIGKILL") == 1
     assert (tmp_path / "removed").read_text() == f"/journal/{first['journal']}\n"
-
-
-@pytest.mark.long
-def test_a_server_at_a_url_that_is_killed_ends_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "config").write_text("silent")
-    flags = SeerFlags(config=str(tmp_path / "config"), command=FAKE, timeout_s=60, wait_s=0)
-    wait = ("--seer.wait_s", "3")
-    with served(flags) as url, training(tmp_path, "silent", *wait, url=url) as run:
-        run.wait_for_a_rollout()
-        os.kill(run.server["pid"], signal.SIGKILL)
-        status, lines = run.end()
-    assert status == 1
-    assert f"the training failed: ServerError: /rollout: {url} has ended" in lines[-1]
-    assert lines[-1].endswith("; the server was not back after 3 s")
-
-
-@pytest.mark.long
-def test_a_server_that_hangs_ends_the_training(tmp_path: Path) -> None:
-    with training(tmp_path, "silent", "--seer.timeout_s", "20") as run:
-        run.wait_for_a_rollout()
-        url = run.url
-        os.kill(run.server["pid"], signal.SIGSTOP)
-        status, lines = run.end()
-    assert (status, lines[-1]) == (
-        1,
-        f"seer-openrlhf: the training failed: ServerError: /rollout: no word from {url} for 20 s",
-    )
 
 
 @MODES
