@@ -6,7 +6,7 @@ import itertools
 import json
 import threading
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from types import CoroutineType
 from typing import Any
 
@@ -20,7 +20,7 @@ from seer_sgl.server import bodies
 from seer_sgl.timing import Timing
 from seer_sgl.types import Server, ServerPhase, token_array
 from tests.fake_sglang import FakeSGLang
-from tests.server.helpers import served
+from tests.server.helpers import Served, served
 from tests.server.hostile import (
     PROMPT,
     REFUSED,
@@ -29,7 +29,7 @@ from tests.server.hostile import (
     leaving_nothing,
     other_callers,
 )
-from tests.server.raw import connected, post
+from tests.server.raw import Connection, connected, post
 from tests.support.waiting import until
 
 SMALL = {"max_body": "8mb"}
@@ -38,6 +38,17 @@ SMALL = {"max_body": "8mb"}
 def body(seed: int, length: int = 20, **fields: Any) -> bytes:
     params = {"max_new_tokens": length, "sampling_seed": seed}
     return json.dumps({"input_ids": PROMPT, "sampling_params": params, **fields}).encode()
+
+
+@contextlib.asynccontextmanager
+async def attacked(fake: CarefulFake, **options: Any) -> AsyncIterator[tuple[Served, Connection]]:
+    """Serves a fake and connects to the server. Nothing is left of the block."""
+    async with (
+        served(fake, **options) as it,
+        leaving_nothing(it, fake),
+        connected(it.url) as connection,
+    ):
+        yield it, connection
 
 
 @pytest.mark.process
@@ -64,10 +75,9 @@ async def test_a_request_is_refused_before_its_body_is_read(
 ) -> None:
     headers, hostile, wanted = UNREADABLE[name]
     fake = CarefulFake()
-    async with served(fake, server=SMALL) as it, leaving_nothing(it, fake):
-        async with connected(it.url) as connection:
-            await connection.send(post(hostile, **headers))
-            status, answer = await connection.answer()
+    async with attacked(fake, server=SMALL) as (_, connection):
+        await connection.send(post(hostile, **headers))
+        status, answer = await connection.answer()
         assert status == wanted
         assert json.loads(answer)["error"]["message"]
         assert not fake.seen
@@ -75,14 +85,12 @@ async def test_a_request_is_refused_before_its_body_is_read(
 
 
 async def test_a_body_in_chunks_is_limited_too() -> None:
-    async with served(CarefulFake(), server={"max_body": "1mb"}) as it:
-        async with connected(it.url) as connection:
-            headers = {"Transfer-Encoding": "chunked", "Content-Length": ""}
-            head = post(b"", **headers).replace(b"Content-Length: \r\n", b"")
-            await connection.send(head)
-            for _ in range(20):
-                await connection.send(b"20000\r\n" + b" " * 0x20000 + b"\r\n")
-            status, answer = await connection.answer()
+    async with attacked(CarefulFake(), server={"max_body": "1mb"}) as (_, connection):
+        headers = {"Transfer-Encoding": "chunked", "Content-Length": ""}
+        await connection.send(post(b"", **headers).replace(b"Content-Length: \r\n", b""))
+        for _ in range(20):
+            await connection.send(b"20000\r\n" + b" " * 0x20000 + b"\r\n")
+        status, answer = await connection.answer()
         assert status == 413
         assert b"server.max_body" in answer
 
@@ -117,12 +125,7 @@ async def test_clients_that_hold_back_large_bodies_keep_only_other_large_ones_ou
 
 
 async def test_a_client_that_sends_its_body_byte_by_byte_is_sent_away() -> None:
-    fake = CarefulFake()
-    async with (
-        served(fake, timing=Timing(body_timeout_s=0.3)) as it,
-        leaving_nothing(it, fake),
-        connected(it.url) as connection,
-    ):
+    async with attacked(CarefulFake(), timing=Timing(body_timeout_s=0.3)) as (_, connection):
         await connection.send(post(b"", **{"Content-Length": "1000"}))
         drip = asyncio.create_task(_drip(connection.send, itertools.repeat(b" ")))
         status, answer = await connection.answer()
@@ -132,12 +135,7 @@ async def test_a_client_that_sends_its_body_byte_by_byte_is_sent_away() -> None:
 
 @pytest.mark.parametrize("start", [b"", b"POST /gen", b"POST /generate HTTP/1.1\r\nHost: a\r\n"])
 async def test_a_client_that_never_ends_its_header_is_disconnected(start: bytes) -> None:
-    fake = CarefulFake()
-    async with (
-        served(fake, timing=Timing(idle_s=0.3)) as it,
-        leaving_nothing(it, fake),
-        connected(it.url) as connection,
-    ):
+    async with attacked(CarefulFake(), timing=Timing(idle_s=0.3)) as (_, connection):
         await connection.send(start)
         headers = (b"X%d: y\r\n" % number for number in itertools.count())
         drip = asyncio.create_task(_drip(connection.send, headers if start else ()))
@@ -154,12 +152,7 @@ async def _drip(send: Any, pieces: Any) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_closes_its_half_of_the_socket_has_hung_up(stream: bool) -> None:
     fake = CarefulFake(longest=100_000, delay_s=0.02)
-    window = {"group_window_s": 0.0}
-    async with (
-        served(fake, server=window) as it,
-        leaving_nothing(it, fake),
-        connected(it.url) as connection,
-    ):
+    async with attacked(fake, server={"group_window_s": 0.0}) as (_, connection):
         await connection.send(post(body(99_000 << 7, 10_000, stream=stream)))
         await until(lambda: fake.steps > 2)
         connection.writer.write_eof()
@@ -167,9 +160,8 @@ async def test_a_client_that_closes_its_half_of_the_socket_has_hung_up(stream: b
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:
-    fake = CarefulFake(longest=1000)
     lengths = [1 + 3 * (i % 5) for i in range(40)]
-    async with served(fake) as it, leaving_nothing(it, fake), connected(it.url) as connection:
+    async with attacked(CarefulFake(longest=1000)) as (_, connection):
         requests = [post(body((50 + i) << 7, length)) for i, length in enumerate(lengths)]
         await connection.send(b"".join(requests))
         for length in lengths:
@@ -181,9 +173,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
 async def test_a_client_that_never_reads_its_stream_costs_bounded_memory() -> None:
     fake = CarefulFake(longest=3001)
     async with (
-        served(fake, scheduling={"chunk_tokens": 64}) as it,
-        leaving_nothing(it, fake),
-        connected(it.url) as connection,
+        attacked(fake, scheduling={"chunk_tokens": 64}) as (it, connection),
         other_callers(it, fake),
     ):
         connection.writer.transport.pause_reading()  # type: ignore[attr-defined]
