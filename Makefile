@@ -37,7 +37,7 @@ ifeq ($(GPU),)
 else
 	$(BIN)/pip install --quiet --disable-pip-version-check $(UV)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode \
-		--override $(OVERRIDES) -e ".[sglang,ray,plots,router,dev]"
+		--override $(OVERRIDES) -e ".[sglang,ray,plots,dev]"
 endif
 	@$(HAS_RDMA) || { test "$$(id -u)" = 0 && apt-get -qq update && \
 		apt-get -qq install --yes --no-install-recommends $(RDMA_PACKAGES) >/dev/null; } || \
@@ -146,8 +146,7 @@ test-lowest: $(READY)
 test-index: $(READY)
 	$(BIN)/uv pip compile --quiet --python-platform x86_64-manylinux_2_34 --python-version 3.12 \
 		--only-binary :all: --override $(OVERRIDES) --extra sglang --extra ray --extra plots \
-		--extra router --extra dev \
-		pyproject.toml >/dev/null
+		--extra dev pyproject.toml >/dev/null
 	@echo "the GPU extras resolve to wheels"
 	$(BIN)/python -m tests.plugin.upgrade
 
@@ -169,10 +168,12 @@ SEEDS ?= 1
 rl: openrlhf-env
 	$(BIN)/python -m bench.rl --seeds $(SEEDS) --out out/rl
 
-# All of Seer against plain SGLang (50 minutes on two cores). OUT selects another folder.
+# All of Seer against plain SGLang, with router, prediction and soak (50 minutes on two cores). OUT
+# selects another folder.
 OUT ?= out/bench/$(shell date +%Y%m%d-%H%M%S)
 bench: $(READY)
-	$(BIN)/seer-sgl bench --config configs/bench-cpu.yaml --out $(OUT)
+	$(BIN)/python -m bench.full --config configs/bench-cpu.yaml --out $(OUT) \
+		--router --sim bench/full/cpu.yaml --soak 10
 
 # Benchmarks of single components.
 microbench: $(READY)

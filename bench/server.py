@@ -30,7 +30,7 @@ from seer_sgl.engine.session import raise_file_limit
 from seer_sgl.processes import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
-ROUTER = "seer_sgl.benchmark.router_process"
+ROUTER = "bench.full.router_process"
 READY_S = 120.0
 SETTLE_S = 30.0
 SAMPLE_S = 0.5

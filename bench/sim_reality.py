@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 from typing_extensions import override
 
+from bench.full.constants import measured_engine
 from seer_sgl import Rollout
-from seer_sgl.benchmark.constants import measured_engine
 from seer_sgl.config import with_values
 from seer_sgl.driver.observer import Observer
 from seer_sgl.sim.config import EngineConfig, SimConfig

@@ -179,10 +179,7 @@ def simulate(*, log_level: str, **options: Any) -> None:
 @log_level
 def bench(
     *,
-    config: Path | None,
     out: Path,
-    gpu: bool,
-    overrides: tuple[str, ...],
     log_level: str,
     **options: Any,
 ) -> None:
@@ -191,16 +188,13 @@ def bench(
     All arms, technique by technique, do the same work.
     """
     from .benchmark.command import bench as run_bench
-    from .benchmark.config import load_bench, load_ready_bench, overrides_from
+    from .benchmark.config import load_from_options
+    from .benchmark.runner import Runner
     from .running import run
 
-    if gpu and config is not None:
-        raise ConfigError("--gpu: it uses configs/bench-gpu.yaml; not together with --config")
     console = open_console(wide=True)
     with log_to(console, log_level, once=REPEATED):
-        changes = [*overrides_from(options), *overrides]
-        settings = load_ready_bench(gpu, changes) if config is None else load_bench(config, changes)
-        run(run_bench(settings, out, console))
+        run(run_bench(Runner(load_from_options(**options), out), console))
 
 
 @cli.command(

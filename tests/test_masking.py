@@ -44,7 +44,6 @@ HIDDEN = [
     "engines.sglang.ssl_keyfile_password=40414243",
     f"engines.sglang.extra='{json.dumps(NESTED)}'",
     "engines.sglang.broken='{\"password\": hidden7'",
-    "bench.ngram.speculative-token=hidden8",
 ]
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 SHAPES = "shapes"
 CONFIGS: Mapping[str, str] = {"reasoner": "bench-gpu-reasoner.yaml", SHAPES: "bench-gpu.yaml"}
+SIMS = ROOT / "bench" / "full"
 ENGINES = (2, 4)
 CONTEXTS = "64,1024,8192,30000"  # of the step times, tokens
 SMOKE = (
@@ -90,10 +91,11 @@ def _benchmark(session: Session, machine: Machine, kind: str, engines: int) -> P
         "--out",
         str(session.out / name),
     ]
-    own += ["--engines", str(engines)]
+    own += ["--sim", str(SIMS / f"gpu-{kind}.yaml"), "--engines", str(engines)]
     if kind == SHAPES:
+        own += ["--router"]
         own += ["--set", f"model.path={session.inputs / 'model'}"]
         own += ["--set", f"bench.workload={session.inputs / 'trace.jsonl'}"]
     if kind == SHAPES and machine.fa3:
         own += ["--set", "engines.sglang.attention-backend=fa3"]
-    return Part(name, ("seer_sgl", "bench", *own, *session.bench))
+    return Part(name, ("bench.full", *own, *session.bench))

@@ -30,7 +30,6 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     pool: bool = False
     drafts: bool = False
     ngram: bool = False  # SGLang's own n-gram speculation
-    router: bool = False
     greedy: bool = False
     compared_with: str | None = None
     paper: Paper | None = None
@@ -67,13 +66,6 @@ ARMS = _by_name(
         description="plain SGLang, whole groups pinned in turn, all sent at once",
         policy=BASELINE,
         paper=Paper(1.0, 1.0),
-    ),
-    Arm(
-        name="router",
-        label="plain SGLang behind\nits own router",
-        description="plain SGLang behind sglang_router, cache_aware, all sent at once",
-        policy=BASELINE,
-        router=True,
     ),
     Arm(
         name="group_least_loaded",

@@ -8,7 +8,6 @@ import logging
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,24 +16,15 @@ import msgspec
 import psutil
 from rich.console import Console
 
-from seer_sgl.config import with_values
 from seer_sgl.config.masking import masked
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.files import append_whole, explained
-from seer_sgl.kvpool.backend import resolved
 from seer_sgl.kvpool.packages import BUILT_FOR
 from seer_sgl.report.style import can_draw
-from seer_sgl.sim.config import EngineConfig
 
-from .arms import EVERY, SEER
-from .config import BenchConfig
-from .fleets import runnable
-from .measure import Measurement, Row
-from .pair import typical_pair
-from .plots import draw_arms, draw_pair, draw_soak
-from .prediction import measure_constants, predict
-from .runner import ArmFailure, Runner
-from .soak import SoakRow, drift, soak
+from .measure import Row
+from .plots import draw_arms
+from .runner import Runner
 from .summary import by_seed, doubts, summarize
 from .tables import arms_table, markdown
 
@@ -50,103 +40,60 @@ PACKAGES = (
 
 
 class BenchReport:
-    """The results so far. It keeps all measurements if a later part of the benchmark fails."""
+    """The results so far."""
 
-    def __init__(self, config: BenchConfig, out: Path, failures: Sequence[ArmFailure]) -> None:
-        """`failures`: the runner's list, which may still grow."""
-        self._config = config
-        self._out = out
-        self._failures = failures
-        self.rolled: list[Measurement] = []
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.rows: list[Row] = []
         self.commit = _commit()  # read at the start: the checkout may change during the run
-        self.soak: list[SoakRow] = []
-        self.engine: EngineConfig | None = None  # step times of the servers
 
-    @property
-    def rows(self) -> list[Row]:
-        """The figures of every rollout."""
-        return [measurement.row for measurement in self.rolled]
-
-    def add(self, measurement: Measurement) -> None:
+    def add(self, row: Row) -> None:
         """Adds a rollout and appends its figures to rounds.jsonl."""
-        self.rolled.append(measurement)
-        path = self._out / "rounds.jsonl"
+        self.rows.append(row)
+        path = self._runner.out / "rounds.jsonl"
         with explained(path), io.FileIO(path, "a") as file:
-            append_whole(file, msgspec.json.encode(measurement.row) + b"\n")
+            append_whole(file, msgspec.json.encode(row) + b"\n")
 
     def write(self) -> dict[str, Any]:
-        """Writes report.json, report.md and the plots. Returns the report.
-
-        The measurements are written first, so that they are kept if the simulation fails.
-        """
+        """Writes report.json, report.md and the plots. Returns the report."""
+        config, arms, out = self._runner.config, self._runner.arms, self._runner.out
         report = {
-            "arms": summarize(self.rows),
-            "seeds": by_seed(self.rows),
-            "doubts": doubts(self.rows, imposed=self._config.bench.workload is not None),
-            "failures": msgspec.to_builtins(self._failures),
-            "predicted": {},
-            "soak": msgspec.to_builtins(self.soak),
-            "soak_drift": drift(self.soak),
+            "arms": summarize(self.rows, arms),
+            "seeds": by_seed(self.rows, arms),
+            "doubts": doubts(self.rows, arms, imposed=config.bench.workload is not None),
+            "failures": msgspec.to_builtins(self._runner.failures),
             "environment": environment(self.commit),
-            "config": masked(msgspec.to_builtins(self._config)),
+            "config": masked(msgspec.to_builtins(config)),
             "rounds": msgspec.to_builtins(self.rows),
         }
-        pair = typical_pair(self.rolled)
-        self._write(report, lanes=pair is not None)
-        latest = {
-            (measurement.row.arm, measurement.row.seed): measurement for measurement in self.rolled
-        }
-        report["predicted"] = predict(self._config, self.engine, latest)
-        self._write(report, lanes=pair is not None)
-        if pair is not None:
-            with explained(self._out / "lanes.json"):
-                (self._out / "lanes.json").write_bytes(msgspec.json.encode(pair) + b"\n")
+        with explained(out / "report.json"):
+            (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+            (out / "report.md").write_text(markdown(report))
         if can_draw():
-            draw_arms(self.rows, self._out / "arms")
-            if pair is not None:
-                draw_pair(pair, self._out / "lanes")
-            if self.soak:
-                draw_soak(self.soak, self._out / "soak")
+            draw_arms(self.rows, arms, out / "arms")
         return report
 
-    def _write(self, report: dict[str, Any], *, lanes: bool) -> None:
-        with explained(self._out / "report.json"):
-            (self._out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-            (self._out / "report.md").write_text(markdown(report, lanes=lanes))
 
-
-async def bench(config: BenchConfig, out: Path, console: Console) -> None:
-    """Runs the benchmark and writes its results into `out`, also after a failure.
+async def bench(runner: Runner, console: Console) -> None:
+    """Runs the benchmark and writes its results into the runner's folder, also after a failure.
 
     Raises SeerError, also if an arm failed, and CancelledError if interrupted.
     """
-    config = with_values(config, {"kv_pool": resolved(config.kv_pool)})
-    arms = runnable(config)
-    _make_folder(out)
-    runner = Runner(config, arms, out)
-    results = BenchReport(config, out, runner.failures)
-    total = config.bench.rounds * len(arms)
-    # The soak reloads weights, so it runs only on servers that the benchmark started.
-    rollouts = config.bench.soak if EVERY[SEER] in arms and runner.own_servers else 0
+    _make_folder(runner.out)
+    results = BenchReport(runner)
+    total = runner.config.bench.rounds * len(runner.arms)
     try:
         async with contextlib.aclosing(runner):
-            results.engine = await measure_constants(runner, arms)
             async for measurement in runner.rounds():
-                results.add(measurement)
+                results.add(measurement.row)
                 logger.info("%d/%d %s", len(results.rows), total, _line(measurement.row))
-            if SEER in {failure.arm for failure in runner.failures}:
-                rollouts = 0
-            async for row in soak(runner, rollouts):
-                results.soak.append(row)
-                logger.info("soak %d/%d: %.1f s", row.number + 1, rollouts, row.wall_s)
     finally:
         if results.rows:
-            # The simulator has an event loop of its own.
             report = await asyncio.to_thread(results.write)
             console.print(arms_table(report))
             for doubt in report["doubts"]:
                 logger.warning("%s", doubt)
-            logger.info("wrote the report and its pictures into %s", out)
+            logger.info("wrote the report and its pictures into %s", runner.out)
     if runner.failures:
         failed = ", ".join(failure.arm for failure in runner.failures)
         raise RolloutError(f"arms failed: {failed}")

@@ -11,7 +11,6 @@ from seer_sgl.config import (
     Config,
     DraftConfig,
     ExternalEngines,
-    FlagValue,
     KvPoolConfig,
     LocalEngines,
     Natural,
@@ -25,9 +24,10 @@ from seer_sgl.config.contradictions import contradictions
 from seer_sgl.config.masking import without_userinfo
 from seer_sgl.config.ready import CONFIGS, own_files
 from seer_sgl.errors import ConfigError
-from seer_sgl.sim.config import PoolConfig, SpeculationConfig
 
 from .arms import ARMS, GREEDY, Kind
+
+ELSEWHERE = {"router": "python -m bench.full --router has it, in a checkout"}  # arms
 
 
 class BenchSection(Section, frozen=True):
@@ -50,21 +50,6 @@ class BenchSection(Section, frozen=True):
     urls: dict[Kind, list[str]] = msgspec.field(default_factory=dict)
     """Servers that already run, by kind: `{plain: [...], pool: [...], drafting: [...], ngram:
     [...]}`."""
-    greedy_prompts: Positive = 64
-    """Prompts of the greedy arms, with one response each."""
-    soak: Natural = 0
-    """Rollouts of `seer` in a row at the end, with a weight update after each (own servers only).
-    """
-    reserve_tokens: Natural | None = None
-    """Of the simulation: `SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION` of the servers."""
-    pool: PoolConfig = msgspec.field(default_factory=PoolConfig)
-    """Of the simulation: the KV pool."""
-    speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)
-    """Of the simulation: speculative decoding."""
-    ngram: dict[str, FlagValue] = msgspec.field(
-        default_factory=lambda: {"speculative-num-draft-tokens": 8}
-    )
-    """Flags of SGLang's own n-gram speculation (a greedy arm)."""
 
 
 class BenchConfig(Config, frozen=True):
@@ -114,7 +99,8 @@ def _complaints(config: BenchConfig) -> Iterator[tuple[str, str]]:
     known = [*ARMS, *GREEDY]
     unknown = [name for name in config.bench.arms if name not in known]
     if unknown:
-        yield "bench.arms", f"no arm {unknown[0]!r}; known: {', '.join(known)}"
+        hint = ELSEWHERE.get(unknown[0], f"known: {', '.join(known)}")
+        yield "bench.arms", f"no arm {unknown[0]!r}; {hint}"
     for name, times in Counter(config.bench.arms).items():
         if times > 1:
             yield "bench.arms", f"{name!r} is listed twice"
@@ -132,6 +118,19 @@ def _complaints(config: BenchConfig) -> Iterator[tuple[str, str]]:
         yield "bench.urls", "launch: external needs this key"
     if config.scheduling.policy != "seer":
         yield "scheduling.policy", "each arm sets its own policy"
+
+
+def load_from_options(
+    *, config: Path | None, gpu: bool, overrides: Sequence[str], **options: Any
+) -> BenchConfig:
+    """Returns the config of a command line, under its `options` (`overrides_from`) and `overrides`.
+
+    Raises ConfigError.
+    """
+    if gpu and config is not None:
+        raise ConfigError("--gpu: it uses configs/bench-gpu.yaml; not together with --config")
+    changes = [*overrides_from(options), *overrides]
+    return load_ready_bench(gpu, changes) if config is None else load_bench(config, changes)
 
 
 def overrides_from(options: Mapping[str, Any]) -> list[str]:

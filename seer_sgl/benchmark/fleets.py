@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 from pathlib import Path
 
 from seer_sgl.config import Config, ExternalEngines, LocalEngines
@@ -10,12 +9,10 @@ from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.engine.launch.exact import require_exact
 from seer_sgl.engine.launch.process import gpu_visible
 from seer_sgl.errors import ConfigError
-from seer_sgl.link.contract import API_KEY
 
 from .arms import EVERY, Arm
 from .config import BenchConfig
 from .derive import servers_config
-from .router import ROUTER, installed, routed
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +24,7 @@ class Fleets:
         self._config = config
         self._log_dir = log_dir
         self._open: dict[str, Fleet] = {}
-        self._stack = contextlib.AsyncExitStack()
+        self.stack = contextlib.AsyncExitStack()  # what `close` ends
 
     async def of(self, arm: Arm) -> Fleet:
         """Returns running servers for the arm. Raises EngineStartError or PoolError, and
@@ -37,25 +34,18 @@ class Fleets:
             if joined or not self._config.bench.colocate_servers:
                 await self.close()  # engines.link is one port, so one kind can run at a time
             config = servers_config(arm, self._config)
-            fleet = await self._stack.enter_async_context(
+            fleet = await self.stack.enter_async_context(
                 open_fleet(config.fleet, self._log_dir / arm.kind)
             )
             if joined:
                 _check_kind(arm, fleet, self._config)
             self._open[arm.kind] = fleet
-        fleet = self._open[arm.kind]
-        if not arm.router:
-            return fleet
-        if ROUTER not in self._open:
-            log = self._log_dir / "router.log"
-            behind = await self._stack.enter_async_context(routed(fleet, log))
-            self._open[ROUTER] = behind
-        return self._open[ROUTER]
+        return self._open[arm.kind]
 
     async def close(self) -> None:
         """Stops all servers."""
         self._open.clear()
-        await self._stack.aclose()
+        await self.stack.aclose()
 
 
 def _check_kind(arm: Arm, fleet: Fleet, config: Config) -> None:
@@ -106,10 +96,6 @@ def _missing(arm: Arm, config: BenchConfig) -> str | None:
         return "kv_pool.backend is none"
     if arm.drafts and config.draft.scope == "none":
         return "draft.scope is none"
-    if arm.router and not installed():
-        return "sglang_router is not installed (pip install sglang-router==0.3.2)"
-    if arm.router and (config.engines.api_key or os.environ.get(API_KEY)):
-        return "sglang_router supports only servers without an API key here"
     if isinstance(config.engines, ExternalEngines) and arm.kind not in config.bench.urls:
         return f"no servers in bench.urls.{arm.kind}"
     return None

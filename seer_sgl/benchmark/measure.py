@@ -20,7 +20,6 @@ from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.types import EngineInfo, EngineWork, Prompt
 
 from .process_tree import process_tree, query_or
-from .router import RoutedEngine, servers_of
 
 SampleKey = tuple[str, int]  # group id, index
 Digests = Mapping[SampleKey, bytes]
@@ -29,11 +28,11 @@ Digests = Mapping[SampleKey, bytes]
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one rollout, in seconds and tokens; engines in their order.
 
-    `idle`: per engine, share of the time without a request, None behind a router;
+    `idle`: per engine, share of the time without a request, None if unknown;
     `forward_steps`: batches that the engines ran; `prefilled_tokens`: input tokens found in no
     cache, counted again for a preempted request; `recomputed_tokens`: the part of them that belongs
     to continuations. `engine_cpu_s`: CPU time of the engines' processes, None if they run on
-    another machine; `other_cpu_s`: CPU time of all running routers, KV pools and draft hubs.
+    another machine; `other_cpu_s`: CPU time of all other child processes: KV pool, draft hub.
     """
 
     arm: str
@@ -95,11 +94,10 @@ async def roll(
     `reference`: the samples to compare with; None: the rollout is its own reference. Raises
     SeerError.
     """
-    servers = servers_of(fleet)
-    for server in servers:
-        await server.flush()
-    cpu = CpuClock([server.info for server in servers])
-    before = await _work(servers)
+    for engine in fleet.engines:
+        await engine.flush()
+    cpu = CpuClock([engine.info for engine in fleet.engines])
+    before = await total_work(fleet.engines)
     digests: dict[SampleKey, bytes] = {}
     lengths: dict[SampleKey, int] = {}
     async with Rollout(config, fleet=fleet) as rollout:
@@ -114,15 +112,14 @@ async def roll(
         record = rollout.recorder
     if record is None:
         raise RolloutError("nothing was rolled out")
-    done = _since(before, await _work(servers))
+    done = _since(before, await total_work(fleet.engines))
     drafting = report["drafting"]
-    routed = isinstance(fleet.engines[0], RoutedEngine)
     same = len(digests) if reference is None else identical(digests, reference)
     row = Row(
         arm=arm,
         seed=work.seed,
         round=number,
-        idle=None if routed else [engine["idle_share"] for engine in report["engines"]],
+        idle=[engine["idle_share"] for engine in report["engines"]],
         kv_peak=max(engine["kv_peak"] for engine in report["engines"]),
         drafting_cpu_s=drafting["draft_cpu_s"] if drafting else None,
         forward_steps=None if done is None else done.forward_steps,
@@ -162,9 +159,9 @@ def identical(digests: Digests, reference: Digests) -> int:
     return sum(reference.get(key) == name for key, name in digests.items())
 
 
-async def _work(servers: Sequence[HttpEngine]) -> EngineWork | None:
-    """Returns the total work of all servers; None if a server does not report it."""
-    each = [await server.work() for server in servers]
+async def total_work(engines: Sequence[HttpEngine]) -> EngineWork | None:
+    """Returns the total work of all engines; None if one of them does not report it."""
+    each = [await engine.work() for engine in engines]
     known = [work for work in each if work is not None]
     if len(known) < len(each):
         return None

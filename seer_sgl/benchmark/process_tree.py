@@ -19,7 +19,7 @@ class ServerProcesses(NamedTuple):
 
 
 class ProcessTree(NamedTuple):
-    """All child processes. `others`: a router, and the processes of the KV pool."""
+    """All child processes. `others`: the processes of the KV pool, of a router."""
 
     servers: Sequence[ServerProcesses]
     others: Sequence[psutil.Process]

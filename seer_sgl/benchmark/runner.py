@@ -1,14 +1,13 @@
 """Runs all arms in turn on real servers, for several rounds."""
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 
-from seer_sgl.config import Config, StartedEngines
+from seer_sgl.config import Config, StartedEngines, with_values
 from seer_sgl.engine.fleet import Fleet
-from seer_sgl.engine.launch.process import api_key
 from seer_sgl.errors import (
     ConfigError,
     EngineError,
@@ -17,14 +16,13 @@ from seer_sgl.errors import (
     PoolError,
     RolloutError,
 )
-from seer_sgl.rollout.model import model_facts
+from seer_sgl.kvpool.backend import resolved
 
 from .arms import BASELINE, EVERY, Arm
 from .config import BenchConfig
 from .derive import arm_config
-from .fleets import Fleets
+from .fleets import Fleets, runnable
 from .measure import Digests, Measurement, Workload, roll, write_lengths
-from .router import ROUTER
 from .workloads import Source
 
 logger = logging.getLogger(__name__)
@@ -50,25 +48,26 @@ class ArmFailure(msgspec.Struct, frozen=True):
 
 
 class Runner:
-    """Runs the arms of a benchmark. `out`: the folder for logs and the oracle's lengths."""
+    """Runs the arms of a benchmark. `out`: the folder of its results."""
 
-    def __init__(self, config: BenchConfig, arms: Sequence[Arm], out: Path) -> None:
-        self._config = config
-        self._arms = arms
-        self._out = out
-        self._source = Source(config)
-        self._fleets = Fleets(config, out / "engines")
+    def __init__(self, config: BenchConfig, out: Path) -> None:
+        """Raises ConfigError if no arm can run, and InputError if a file is invalid."""
+        self.config = with_values(config, {"kv_pool": resolved(config.kv_pool)})
+        self.arms = runnable(self.config)
+        self.out = out
+        self.fleets = Fleets(self.config, out / "engines")
         self.failures: list[ArmFailure] = []
+        self._source = Source(self.config)
         self._references: dict[tuple[int, bool], Reference] = {}
-        self._warm: dict[str, Fleet] = {}  # by kind
+        self._warm: set[Fleet] = set()
 
     async def rounds(self) -> AsyncIterator[Measurement]:
         """Runs every arm once per round. Each round takes the next seed and reverses the arms.
 
         If an arm fails, later rounds skip it. Raises SeerError if all arms have failed.
         """
-        seeds, arms = self.seeds, list(self._arms)
-        for number in range(self._config.bench.rounds):
+        seeds, arms = self.config.bench.seeds, list(self.arms)
+        for number in range(self.config.bench.rounds):
             for arm in arms[:] if number % 2 == 0 else arms[::-1]:
                 try:
                     yield await self.once(arm, number, seeds[number % len(seeds)])
@@ -76,7 +75,7 @@ class Runner:
                     logger.info("arm %s failed, later rounds skip it: %s", arm.name, error)
                     self.failures.append(ArmFailure(arm.name, number, str(error)))
                     arms.remove(arm)
-                    await self._fleets.close()
+                    await self.fleets.close()
                     if not arms:
                         raise
 
@@ -88,45 +87,26 @@ class Runner:
     @property
     def own_servers(self) -> bool:
         """Whether the benchmark started the servers."""
-        return isinstance(self._config.engines, StartedEngines)
-
-    @property
-    def seeds(self) -> list[int]:
-        """The seeds of the workloads."""
-        return self._config.bench.seeds
-
-    @property
-    def api_key(self) -> str | None:
-        """The API key of the servers."""
-        return api_key(self._config.engines)
-
-    @property
-    def kv_bytes(self) -> float:
-        """KV bytes per token, from the model's folder; 1 if unknown."""
-        return model_facts(self._config.model.path).least_kv_bytes_per_token() or 1.0
-
-    async def servers(self, arm: Arm) -> Fleet:
-        """Returns the running servers of the arm."""
-        return await self._fleets.of(arm)
+        return isinstance(self.config.engines, StartedEngines)
 
     async def aclose(self) -> None:
         """Stops all servers."""
-        await self._fleets.close()
+        await self.fleets.close()
 
     async def _reference(self, greedy: bool, seed: int) -> Reference:
         if (seed, greedy) not in self._references:
             arm = self._reference_arm(greedy)
             measurement = await self._roll(arm, -1, self._work(arm, seed), None)
-            path = self._out / f"lengths-{seed}{'-greedy' if greedy else ''}.jsonl"
+            path = self.out / f"lengths-{seed}{'-greedy' if greedy else ''}.jsonl"
             write_lengths(path, measurement.lengths)
             self._references[seed, greedy] = Reference(measurement.digests, path)
         return self._references[seed, greedy]
 
     def _reference_arm(self, greedy: bool) -> Arm:
         """Returns the plain arm; the first configured arm if there are no plain servers."""
-        if self.own_servers or "plain" in self._config.bench.urls:
+        if self.own_servers or "plain" in self.config.bench.urls:
             return REFERENCES[greedy]
-        return next(arm for arm in self._arms if arm.greedy == greedy)
+        return next(arm for arm in self.arms if arm.greedy == greedy)
 
     def _work(self, arm: Arm, seed: int) -> Workload:
         return self._source.draw_single(seed) if arm.greedy else self._source.draw(seed)
@@ -135,8 +115,8 @@ class Runner:
         self, arm: Arm, number: int, work: Workload, reference: Reference | None
     ) -> Measurement:
         lengths = None if reference is None else str(reference.lengths)
-        config = arm_config(arm, self._config, work.seed, lengths)
-        fleet = await self._fleets.of(arm)
+        config = arm_config(arm, self.config, work.seed, lengths)
+        fleet = await self.fleets.of(arm)
         await self._warm_up(arm, fleet, config, work)
         digests = None if reference is None else reference.digests
         measurement = await roll(
@@ -153,15 +133,7 @@ class Runner:
 
     async def _warm_up(self, arm: Arm, fleet: Fleet, config: Config, work: Workload) -> None:
         """Runs a short rollout on new servers, which load and compile parts at their first one."""
-        kind = ROUTER if arm.router else arm.kind
-        if self._warm.get(kind) is not fleet:
+        if fleet not in self._warm:
             some = Workload(work.seed, work.prompts[:WARM_UP], work.limits)
-            await roll(
-                arm.name,
-                fleet,
-                config,
-                some,
-                number=-1,
-                reference=None,
-            )
-            self._warm[kind] = fleet
+            await roll(arm.name, fleet, config, some, number=-1, reference=None)
+            self._warm.add(fleet)

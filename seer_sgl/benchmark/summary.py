@@ -29,20 +29,21 @@ FIGURES = (
     "driver_cpu_s",
 )
 IDENTICAL = 0.99  # least share of identical samples without a warning
+KNOWN = tuple(EVERY.values())
 Figures = dict[str, Any]
 
 
-def summarize(rows: Sequence[Row]) -> dict[str, Figures]:
-    """Returns the report's `arms`. Each arm has the median of every figure over all its rounds;
-    `range` has the least and the greatest value. For `speedup`, `tail_cut` and `gain`, each value
-    is the ratio within one round (`ratios`)."""
-    return {name: _arm(EVERY[name], rows) for name in EVERY if _of(name, rows)}
+def summarize(rows: Sequence[Row], arms: Sequence[Arm] = KNOWN) -> dict[str, Figures]:
+    """Returns the report's `arms`: those that ran. Each has the median of every figure over all its
+    rounds; `range` has the least and the greatest value. For `speedup`, `tail_cut` and `gain`, each
+    value is the ratio within one round (`ratios`)."""
+    return {arm.name: _arm(arm, rows) for arm in arms if _of(arm.name, rows)}
 
 
-def by_seed(rows: Sequence[Row]) -> dict[str, dict[str, Figures]]:
+def by_seed(rows: Sequence[Row], arms: Sequence[Arm] = KNOWN) -> dict[str, dict[str, Figures]]:
     """Returns the same figures for each seed separately."""
     seeds = sorted({row.seed for row in rows})
-    return {str(seed): summarize([row for row in rows if row.seed == seed]) for seed in seeds}
+    return {str(seed): summarize([row for row in rows if row.seed == seed], arms) for seed in seeds}
 
 
 def ratios(
@@ -61,18 +62,18 @@ def ratios(
     }
 
 
-def doubts(rows: Sequence[Row], imposed: bool) -> list[str]:
+def doubts(rows: Sequence[Row], arms: Sequence[Arm], *, imposed: bool) -> list[str]:
     """Returns warnings about the figures, one line each. `imposed`: the lengths are imposed, so the
     work is the same for any tokens."""
     if imposed:
         return []
     lines = []
-    for name in EVERY:
-        least = min((row.identical_share for row in _of(name, rows)), default=1.0)
+    for arm in arms:
+        least = min((row.identical_share for row in _of(arm.name, rows)), default=1.0)
         if least < IDENTICAL:
             lines.append(
-                f"{name}: only {least:.1%} of the samples equal the reference's, so the work is "
-                "not the same (engines without enable-deterministic-inference?)"
+                f"{arm.name}: only {least:.1%} of the samples equal the reference's, so the work "
+                "is not the same (engines without enable-deterministic-inference?)"
             )
     return lines
 

@@ -75,8 +75,8 @@ def arms_table(report: dict[str, Any]) -> Table:
     return table
 
 
-def markdown(report: dict[str, Any], *, lanes: bool) -> str:
-    """Returns the text of report.md. `lanes`: whether there is a picture of the lanes."""
+def markdown(report: dict[str, Any]) -> str:
+    """Returns the text of report.md."""
     arms = report["arms"]
     parts = ["# Benchmark", _environment(report)]
     parts += [_bullets([*report["doubts"], *map(_failure, report["failures"])])]
@@ -86,16 +86,9 @@ def markdown(report: dict[str, Any], *, lanes: bool) -> str:
         _table(arms, MAIN),
     ]
     parts += ["![Throughput and tail of every arm](arms.png)"]
-    if lanes:
-        parts += ["![Running and queued requests on each engine over time](lanes.png)"]
     parts += ["## Work", _table(arms, WORK)]
     for seed, of_seed in report["seeds"].items():
         parts += [f"## Seed {seed}", _table(of_seed, MAIN)]
-    if report["predicted"]:
-        parts += ["## Simulated", PREDICTED, _predicted(report["predicted"])]
-    if report["soak"]:
-        parts += ["## Soak", SOAK, _rows(report["soak"]), _drift(report["soak_drift"])]
-        parts += ["![Soak](soak.png)"]
     parts += ["## Config", f"```yaml\n{yaml.safe_dump(report['config'], sort_keys=False)}```"]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -112,14 +105,6 @@ NOTES = (
     "rounds, of samples that equal those of an unmeasured rollout on plain servers (without plain "
     "servers: of the first arm). `retractions`: number of preemptions. `prefilled`: tokens, "
     "counted again for preempted requests."
-)
-PREDICTED = (
-    "The same lengths under the same policies in the engine model of `seer-sgl simulate`, with "
-    "step times measured on these servers before the first round. Means over the seeds."
-)
-SOAK = (
-    "Consecutive rollouts of arm `seer`; after each, the weights are loaded again under another "
-    "name. `kv_hit_share`: share of continuations' input tokens that were not recomputed."
 )
 
 
@@ -153,11 +138,6 @@ def _failure(failure: dict[str, Any]) -> str:
     return f"`{failure['arm']}` failed in round {failure['round']}, later rounds skip it: {error}"
 
 
-def _drift(slopes: dict[str, float]) -> str:
-    listed = ", ".join(f"{name} {slope:+.3g}" for name, slope in slopes.items())
-    return f"Slopes per rollout, from the third rollout on: {listed}." if listed else ""
-
-
 def _bullets(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
@@ -169,29 +149,10 @@ def _descriptions(arms: dict[str, Figures]) -> str:
 def _table(arms: dict[str, Figures], columns: Sequence[Column]) -> str:
     head = ["arm", *(name for name, _ in columns)]
     rows = [[name, *(cell(arm) for _, cell in columns)] for name, arm in arms.items()]
-    return _lines(head, rows)
+    return table_of(head, rows)
 
 
-def _predicted(predicted: dict[str, Any]) -> str:
-    head = ["arm", "total s", "predicted", "error", "tail s", "predicted"]
-    rows = [
-        [
-            name,
-            f"{one['wall_s']:.1f}",
-            f"{one['predicted_wall_s']:.1f}",
-            f"{one['error']:+.0%}",
-            f"{one['tail_s']:.1f}",
-            f"{one['predicted_tail_s']:.1f}",
-        ]
-        for name, one in predicted["arms"].items()
-    ]
-    return _lines(head, rows)
-
-
-def _rows(rows: Sequence[dict[str, Any]]) -> str:
-    return _lines([*rows[0]], [[str(value) for value in row.values()] for row in rows])
-
-
-def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table_of(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -17,13 +17,14 @@ from seer_sgl.types import Prompt
 from .config import BenchConfig
 from .measure import Workload
 
+GREEDY_PROMPTS = 64  # of the greedy arms, with one response each
+
 
 class Source:
     """Draws the workloads of a benchmark. Raises InputError if a file is invalid."""
 
     def __init__(self, config: BenchConfig) -> None:
         self._most = config.rollout.max_prompts
-        self._greedy = config.bench.greedy_prompts
         self._limits: KnownLengths | None = None
         if config.bench.workload is not None:
             groups = _groups(Path(config.bench.workload), config.sampling.max_new_tokens)
@@ -44,7 +45,7 @@ class Source:
     def draw_single(self, seed: int) -> Workload:
         """Returns one response per prompt, for greedy decoding: all samples of a prompt would be
         equal."""
-        drawn = self._drawn(seed, self._greedy)
+        drawn = self._drawn(seed, GREEDY_PROMPTS)
         prompts = [msgspec.structs.replace(prompt, n=1) for prompt in drawn]
         return Workload(seed, prompts, self._limits)
 

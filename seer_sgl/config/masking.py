@@ -8,7 +8,7 @@ from .values import USERINFO
 
 MASK = "***"
 SECRETS = ("key", "token", "password", "secret")
-FLAGS = ("engines.sglang.", "bench.ngram.")
+FLAGS = ("engines.sglang.",)
 HIDDEN = ("engines.environment", "engines.api_key", "server.api_key", "server.admin_api_key")
 WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+")
 

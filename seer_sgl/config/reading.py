@@ -27,6 +27,8 @@ Tree = TypeVar("Tree", bound=Section)
 KEY_PATH = re.compile(r"[\w.-]*")
 # Keys of earlier versions: what replaces them.
 OWN_MOONCAKE = "a Mooncake of your own, named by kv_pool.master, has that setting"
+FULL = "in a checkout, python -m bench.full"
+PREDICTION = f"{FULL} --sim FILE has the prediction"
 REMOVED = {
     "kv_pool.replicas": OWN_MOONCAKE,
     "kv_pool.ssd_path": OWN_MOONCAKE,
@@ -34,6 +36,12 @@ REMOVED = {
     "engines.base_port": "local engines listen on free ports, which the log and /server_info name",
     "server.max_batch": "a request may ask for 4,096 responses",
     "server.max_prompt_tokens": "the engines' context length is the limit",
+    "bench.soak": f"{FULL} --soak N has it",
+    "bench.reserve_tokens": PREDICTION,
+    "bench.pool": PREDICTION,
+    "bench.speculation": PREDICTION,
+    "bench.greedy_prompts": "greedy arms take 64 prompts",
+    "bench.ngram": "SGLang's own speculation drafts 8 tokens",
 }
 
 

@@ -55,7 +55,7 @@ def test_every_part_is_a_command_that_exists() -> None:
     every = [inputs(Session(OUT)), *parts(Session(OUT), EVERYTHING)]
     assert len({part.name for part in every}) == len(every)
     for part in every:
-        if part.command[0] != "seer_sgl":  # below
+        if part.command[0] != "bench.full":  # below
             python(["-m", *part.command])
 
 
@@ -70,7 +70,9 @@ def test_every_arm_of_a_benchmark_has_servers(name: str) -> None:
 def test_the_benchmarks_get_the_options_of_the_command_line(tmp_path: Path) -> None:
     session = Session(tmp_path, bench=["--rounds", "1"])
     commands = {part.name: part.command for part in parts(session, EVERYTHING)}
+    benchmarks = [command for command in commands.values() if command[0] == "bench.full"]
     assert commands["reasoner-4"][-4:] == ("--engines", "4", "--rounds", "1")
+    assert all(Path(command[command.index("--sim") + 1]).is_file() for command in benchmarks)
     assert "engines.sglang.attention-backend=fa3" in commands["shapes-2"]
     assert "engines.sglang.attention-backend=fa3" not in commands["reasoner-2"]
     without = {part.name for part in parts(session, Machine())}

@@ -4,12 +4,11 @@ import io
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
 
-from seer_sgl.benchmark import command
+from seer_sgl.benchmark.command import bench
 from seer_sgl.benchmark.config import load_ready_bench
 from seer_sgl.benchmark.measure import Measurement
 from seer_sgl.benchmark.runner import ArmFailure, Runner
@@ -27,20 +26,12 @@ async def test_an_arm_that_failed_is_in_the_report_and_in_the_end(
         runner.failures.append(ArmFailure("seer", 0, "it broke"))
         yield Measurement(row("divided", 0), Recorder("r", 0, [], [], 0.0), {}, {}, [])
 
-    async def no_constants(*_: Any) -> None:
-        return None
-
-    def never(*_: Any) -> Any:
-        raise AssertionError("a soak of an arm that failed")
-
     monkeypatch.setattr(Runner, "rounds", rounds)
-    monkeypatch.setattr(command, "measure_constants", no_constants)
-    monkeypatch.setattr(Runner, "once", never)
     overrides = ["engines.api_key=secret", "bench.arms=[divided, seer]"]
     config = load_ready_bench(gpu=False, overrides=overrides)
     console = Console(file=io.StringIO())
     with pytest.raises(RolloutError, match="arms failed: seer"):
-        await command.bench(config, tmp_path / "out", console)
+        await bench(Runner(config, tmp_path / "out"), console)
     text = (tmp_path / "out" / "report.json").read_text()
     assert json.loads(text)["failures"] == [{"arm": "seer", "round": 0, "error": "it broke"}]
     assert "secret" not in text + (tmp_path / "out" / "report.md").read_text()

@@ -30,11 +30,6 @@ def plain_arms(config: BenchConfig) -> set[str]:
     return {name for name in config.bench.arms if EVERY[name].kind == "plain"}
 
 
-@pytest.fixture(autouse=True)
-def _router(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleets, "installed", lambda: True)
-
-
 def test_plain_servers_that_run_already_are_enough_for_plain_arms(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

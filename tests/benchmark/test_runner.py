@@ -48,8 +48,9 @@ class Rolls:
 
 
 def new_runner(tmp_path: Path, *overrides: str) -> Runner:
-    config = load_ready_bench(gpu=False, overrides=["bench.rounds=4", *overrides])
-    return Runner(config, ARMS, tmp_path)
+    arms = ",".join(arm.name for arm in ARMS)
+    set_up = ["bench.rounds=4", f"bench.arms=[{arms}]", *overrides]
+    return Runner(load_ready_bench(gpu=False, overrides=set_up), tmp_path)
 
 
 async def test_rounds_take_the_seeds_in_turn_and_the_arms_there_and_back(

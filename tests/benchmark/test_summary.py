@@ -2,7 +2,7 @@
 
 import pytest
 
-from seer_sgl.benchmark.summary import by_seed, doubts, ratios, summarize
+from seer_sgl.benchmark.summary import KNOWN, by_seed, doubts, ratios, summarize
 from seer_sgl.benchmark.tables import markdown
 from tests.support.rows import row
 
@@ -58,14 +58,14 @@ def test_idle_time_of_each_engine() -> None:
         "the most idle engine of each rollout comes first"
     )
     assert report["idle_share"] == pytest.approx((0.1 + 0.25) / 2)
-    routed = summarize([row("router", 0, idle=None)])["router"]
-    assert (routed["idle_by_engine"], routed["idle_share"]) == ([], None)
+    unknown = summarize([row("seer", 0, idle=None)])["seer"]
+    assert (unknown["idle_by_engine"], unknown["idle_share"]) == ([], None)
 
 
 def test_other_samples_than_the_references_are_told_first() -> None:
     same, other = row("seer", 0), row("divided", 0, identical_share=0.5)
-    assert doubts([same], imposed=False) == doubts([other], imposed=True) == []
-    (doubt,) = doubts([same, other], imposed=False)
+    assert doubts([same], KNOWN, imposed=False) == doubts([other], KNOWN, imposed=True) == []
+    (doubt,) = doubts([same, other], KNOWN, imposed=False)
     assert doubt.startswith("divided: only 50.0% of the samples")
 
 
@@ -124,9 +124,6 @@ def test_the_page_has_every_arm_and_the_papers_figures() -> None:
         "seeds": by_seed(rows),
         "doubts": [],
         "failures": [{"arm": "oracle", "round": 1, "error": "it broke\n# a log"}],
-        "predicted": {},
-        "soak": [],
-        "soak_drift": {},
         "config": config,
         "environment": {
             "date": "2026-11-21",
@@ -140,7 +137,7 @@ def test_the_page_has_every_arm_and_the_papers_figures() -> None:
             "packages": {"sglang": "0.5.21", "torch": None},
         },
     }
-    page = markdown(report, lanes=True)
+    page = markdown(report)
     assert "- `oracle` failed in round 1, later rounds skip it: it broke\n" in page
     assert "a log" not in page
     assert "| seer | 1 | 168 (168 to 168) | 2.10 (2.10 to 2.10) | 2.04 |" in page

@@ -12,13 +12,15 @@ from typing import Any, NoReturn
 
 import pytest
 
+from bench.full import __main__ as full
 from bench.gpu import session
 from bench.gpu.parts import Machine, Session, parts
 from seer_sgl import load_ready
-from seer_sgl.benchmark import config as benchmark
+from seer_sgl.benchmark.config import load_from_options
 from seer_sgl.cli import cli
 from seer_sgl.config import load
 from seer_sgl.sim.opening import SimRequest
+from seer_sgl.sim.source import load_settings
 from seer_sgl.sim.sweep import parse_sweep
 from seer_sgl.sim.variants import check_variant
 from tools.docs.pages import ROOT
@@ -61,13 +63,8 @@ def _simulate(policy: str | None, sweep: str | None, **options: Any) -> None:
         parse_sweep(sweep)
 
 
-def _bench(config: Path | None, gpu: bool, overrides: Arguments, **options: Any) -> None:
-    given = {key: options[key] for key in ("workload", "engines", "arms", "rounds")}
-    changes = [*benchmark.overrides_from(given), *overrides]
-    if config is None:
-        benchmark.load_ready_bench(gpu, changes)
-    else:
-        benchmark.load_bench(config, changes)
+def _bench(out: Path, log_level: str, **options: Any) -> None:
+    load_from_options(**options)
 
 
 def _drafthub(memory: str, **_: Any) -> None:
@@ -98,7 +95,11 @@ def python(arguments: Arguments) -> None:
         pytest_files(rest)
         return
     assert importlib.util.find_spec(module) is not None
-    if rest:
+    if module == "bench.full":
+        options, rest = full.arguments().parse_known_args(rest)
+        assert options.sim is None or load_settings(options.sim)
+        seer_sgl(["bench", *rest])
+    elif rest:
         _parse_only(module, rest)
 
 
@@ -139,7 +140,7 @@ def gpu_kit(arguments: Arguments) -> None:
     known = [part.name for part in parts(Session(options.out), Machine(fa3=True))]
     assert set(filter(None, options.parts.split(","))) <= set(known)
     if rest:
-        seer_sgl(["bench", "--gpu", *rest])
+        python(["-m", "bench.full", "--gpu", *rest])
 
 
 # Of other programs, the pages are read and not checked.

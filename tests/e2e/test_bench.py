@@ -1,9 +1,9 @@
-"""`seer-sgl bench` against real servers that already run, like a user's fleet."""
+"""`seer-sgl bench` and `bench.full` against real servers that already run, like a user's fleet."""
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,8 @@ from tests.e2e.rig import Rig
 
 pytestmark = pytest.mark.shared_engines
 
-ARMS = ["group_round_robin", "router", "group_least_loaded", "request_round_robin", "divided"]
+ARMS = ["group_round_robin", "group_least_loaded", "request_round_robin", "divided"]
+FULL = ("bench.full",)
 PROMPT_TOKENS = 6  # the shortest of the reasoner's
 ROOT = Path(__file__).parents[2]
 
@@ -26,23 +27,26 @@ def urls(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield ",".join([rig.plain, *second])
 
 
-def bench(out: Path, *options: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "seer_sgl", "bench", "--out", str(out), *options]
+def bench(
+    out: Path, *options: str, program: Sequence[str] = ("seer_sgl", "bench")
+) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", *program, "--out", str(out), *options]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_every_arm_has_the_same_samples(urls: str, tmp_path: Path) -> None:
     options = [
         *("--engines", urls, "--rounds", "2", "--arms", ",".join([*ARMS, "seer"])),
+        *("--router", "--sim", "bench/full/cpu.yaml"),
         *("--set", "kv_pool.backend=none", "--set", "draft.scope=none"),
         *("--set", "bench.seeds=[2]", "--set", "rollout.max_prompts=3"),
         *("--set", "rollout.n_samples_per_prompt=4", "--set", "scheduling.chunk_tokens=64"),
     ]
-    ran = bench(tmp_path / "out", *options)
+    ran = bench(tmp_path / "out", *options, program=FULL)
     assert ran.returncode == 0, ran.stderr
     assert "skipping arm seer: kv_pool.backend is none" in ran.stderr
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert list(report["arms"]) == ARMS
+    assert list(report["arms"]) == [ARMS[0], "router", *ARMS[1:]]
     for name, arm in report["arms"].items():
         assert arm["identical_share"] == 1.0, name
         assert arm["rounds"] == 2
@@ -55,13 +59,13 @@ def test_every_arm_has_the_same_samples(urls: str, tmp_path: Path) -> None:
     assert report["arms"]["group_round_robin"]["speedup"] == 1.0
     assert report["arms"]["divided"]["chunks"] > report["arms"]["group_round_robin"]["chunks"] == 12
     assert {row["round"] for row in report["rounds"]} == {0, 1}
-    assert list(report["predicted"]["arms"]) == [name for name in ARMS if name != "router"]
+    assert list(report["predicted"]["arms"]) == ARMS
     assert report["environment"]["packages"]["sglang"] == "0.5.21"
     for name in ("report.md", "arms.png", "rounds.jsonl"):
         assert (tmp_path / "out" / name).stat().st_size > 0
     assert "| divided |" in (tmp_path / "out" / "report.md").read_text()
 
-    again = bench(tmp_path / "out", *options)
+    again = bench(tmp_path / "out", *options, program=FULL)
     assert again.returncode == 2
     assert "the folder already has a benchmark" in again.stderr
     assert report == json.loads((tmp_path / "out" / "report.json").read_text())
@@ -87,3 +91,5 @@ def test_lengths_of_a_trace_are_imposed(urls: str, tmp_path: Path) -> None:
     tokens = sum(map(sum, lengths))
     assert [row["response_tokens"] for row in rows] == [tokens, tokens]
     assert [row["identical_share"] for row in rows] == [1.0, 1.0]
+    for name in ("report.md", "rounds.jsonl"):
+        assert (tmp_path / "out" / name).stat().st_size > 0

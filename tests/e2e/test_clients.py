@@ -71,7 +71,7 @@ def test_runtime_endpoint(url: str, tmp_path: Path) -> None:
 
 def test_sglang_router_with_this_server_as_its_worker(url: str, tmp_path: Path) -> None:
     port, metrics, log = free_port(), free_port(), tmp_path / "log"
-    command = [sys.executable, "-m", "seer_sgl.benchmark.router_process"]
+    command = [sys.executable, "-m", "bench.full.router_process"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", url]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)]
     with running(command, log) as process:

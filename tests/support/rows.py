@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from bench.full.soak import SoakRow
 from seer_sgl.benchmark.measure import Row
-from seer_sgl.benchmark.soak import SoakRow
 
 
 def row(arm: str, number: int, **changed: Any) -> Row:

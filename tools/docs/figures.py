@@ -12,10 +12,11 @@ from typing import Any
 
 import msgspec
 
-from seer_sgl.benchmark.pair import Pair
-from seer_sgl.benchmark.plots import draw_arms, draw_pair
+from bench.full.lanes import Pair, draw_pair
+from bench.full.page import full_page
+from bench.full.router import KNOWN, MEASURED
+from seer_sgl.benchmark.plots import draw_arms
 from seer_sgl.benchmark.summary import by_seed, summarize
-from seer_sgl.benchmark.tables import markdown
 
 from . import benchmark_blocks, setting_blocks
 from .tables import Lines, Report, rounds_of
@@ -70,20 +71,20 @@ def read(folder: Path) -> dict[str, Any]:
     """
     report: dict[str, Any] = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     rows = rounds_of(report)
-    return report | {"arms": summarize(rows), "seeds": by_seed(rows)}
+    return report | {"arms": summarize(rows, KNOWN), "seeds": by_seed(rows, KNOWN)}
 
 
 def result_pages(root: Path) -> Iterator[tuple[Path, str]]:
     """Yields the path and the text of each committed report.md."""
     for found in sorted((root / "bench" / "results").glob("*/report.json")):
         lanes = found.with_name("lanes.json").exists()
-        yield found.with_name("report.md"), markdown(read(found.parent), lanes=lanes)
+        yield found.with_name("report.md"), full_page(read(found.parent), lanes=lanes)
 
 
 if __name__ == "__main__":
     for path, page in result_pages(ROOT):
         path.write_text(page, encoding="utf-8")
-        draw_arms(rounds_of(read(path.parent)), path.with_name("arms"))
+        draw_arms(rounds_of(read(path.parent)), MEASURED, path.with_name("arms"))
         lanes = path.with_name("lanes.json")
         if lanes.exists():
             draw_pair(msgspec.json.decode(lanes.read_bytes(), type=Pair), path.with_name("lanes"))

@@ -113,7 +113,8 @@ def predicted(report: Report) -> Lines:
 
 def acceptance(report: Report) -> Lines:
     """Yields the accepted tokens of seer, beside those that the simulator assumes."""
-    model = report["config"]["bench"]["speculation"]
+    # The config of earlier versions had it.
+    model = report["predicted"].get("speculation") or report["config"]["bench"]["speculation"]
     first, *others = model["references"]
     length = median(values(rounds_of(report), SEER, "accept_length"))
     return table(

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from seer_sgl.benchmark.arms import ARMS, BASELINE
+from bench.full.router import MEASURED
+from seer_sgl.benchmark.arms import BASELINE
 from seer_sgl.benchmark.measure import Row
 from seer_sgl.benchmark.summary import ratios
 
@@ -26,7 +27,7 @@ def rounds_of(report: Report) -> list[Row]:
 def measured(rows: Sequence[Row]) -> list[str]:
     """Returns the arms at the temperature of the config, in their order."""
     found = {row.arm for row in rows}
-    return [arm for arm in ARMS if arm in found]
+    return [arm.name for arm in MEASURED if arm.name in found]
 
 
 def values(rows: Iterable[Row], arm: str, figure: str) -> list[float]:

@@ -1,26 +1,29 @@
 """The simulation of a benchmark."""
 
 from array import array
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 
-from seer_sgl.benchmark import prediction
+from bench.full import prediction
+from bench.full.constants import draft_overhead_us, fitted_step
+from bench.full.prediction import measure_constants, predict
 from seer_sgl.benchmark.arms import BASELINE, EVERY, SEER, Arm
 from seer_sgl.benchmark.config import load_ready_bench
-from seer_sgl.benchmark.constants import draft_overhead_us, fitted_step
 from seer_sgl.benchmark.measure import Measurement
-from seer_sgl.benchmark.prediction import measure_constants, predict
 from seer_sgl.benchmark.runner import Runner
-from seer_sgl.config import with_values
+from seer_sgl.config import SchedulingConfig
 from seer_sgl.errors import EngineStartError, EngineUnavailable, PoolError, SeerError
 from seer_sgl.report.recorder import Recorder
-from seer_sgl.sim.config import EngineConfig
+from seer_sgl.sim.config import EngineConfig, SimConfig
+from seer_sgl.sim.source import load_settings
 from seer_sgl.types import Prompt
 from tests.support.rows import row
 
+SIM = Path(prediction.__file__).with_name("cpu.yaml")
 ENGINE = EngineConfig(
     count=2,
     kv_tokens=4096,
@@ -48,9 +51,9 @@ def rolled(arm: str, **changed: Any) -> Measurement:
 
 
 def test_every_arm_is_simulated_on_the_lengths_that_came_out() -> None:
-    config = load_ready_bench(gpu=False)
-    cases = {(arm, 1): rolled(arm, wall_s=2.0) for arm in (BASELINE, "router", "context", SEER)}
-    report = predict(config, ENGINE, cases)["arms"]
+    cases = [rolled(arm, wall_s=2.0) for arm in (BASELINE, "router", "context", SEER)]
+    scheduling = SchedulingConfig(chunk_tokens=256)
+    report = predict(load_settings(SIM), ENGINE, scheduling, cases)["arms"]
     assert list(report) == [BASELINE, "context", SEER], "the simulator has no router"
     pinned, divided, drafted = (report[arm]["predicted_wall_s"] for arm in report)
     assert pinned > divided > drafted > 0
@@ -60,27 +63,32 @@ def test_every_arm_is_simulated_on_the_lengths_that_came_out() -> None:
     assert report[BASELINE]["error"] == pytest.approx(pinned / 2.0 - 1, abs=1e-3)
 
 
-def test_without_step_times_nothing_is_predicted() -> None:
-    assert predict(load_ready_bench(gpu=False), None, {}) == {}
+def test_the_report_says_what_the_simulation_assumes() -> None:
+    sim = load_settings(SIM)
+    report = predict(sim, ENGINE, SchedulingConfig(), [])
+    assert report["engine"]["reserve_tokens"] == 128
+    assert report["speculation"] == msgspec.to_builtins(sim.speculation)
 
 
-def test_the_report_says_how_much_the_simulated_engine_sets_aside() -> None:
-    config = load_ready_bench(gpu=False, overrides=["bench.reserve_tokens=77"])
-    assert predict(config, ENGINE, {})["engine"]["reserve_tokens"] == 77
-    config = with_values(config, {"bench.reserve_tokens": None})
-    assert predict(config, ENGINE, {})["engine"] == msgspec.to_builtins(ENGINE)
+@pytest.mark.parametrize("path", sorted(SIM.parent.glob("*.yaml")), ids=lambda path: path.name)
+def test_a_simulation_has_what_a_measurement_does_not_bring(path: Path) -> None:
+    settings = load_settings(path)
+    own = msgspec.structs.replace(settings.engine, reserve_tokens=EngineConfig().reserve_tokens)
+    assert own == EngineConfig(), "step times are measured"
+    assert settings.workload == SimConfig().workload, "lengths are measured"
 
 
 class Servers:
     """A runner whose servers run, or fail to start with an error per arm."""
 
-    kv_bytes = 1536.0
-    api_key = None
+    config = load_ready_bench(gpu=False)
+    arms = (EVERY[BASELINE], EVERY[SEER])
 
     def __init__(self, **broken: SeerError) -> None:
+        self.fleets = self
         self._broken = broken
 
-    async def servers(self, arm: Arm) -> Any:
+    async def of(self, arm: Arm) -> Any:
         if arm.name in self._broken:
             raise self._broken[arm.name]
         return SimpleNamespace(engines=[SimpleNamespace(info=None, drafting=self._drafting)])
@@ -97,8 +105,7 @@ async def constants(monkeypatch: pytest.MonkeyPatch, runner: Servers) -> EngineC
         return PLAIN
 
     monkeypatch.setattr(prediction, "measured_engine", measured)
-    arms = [EVERY[BASELINE], EVERY[SEER]]
-    return await measure_constants(cast(Runner, runner), arms)
+    return await measure_constants(cast(Runner, runner))
 
 
 PLAIN = msgspec.structs.replace(ENGINE, draft_overhead_us=None)

@@ -1,10 +1,10 @@
-"""SGLang's own router in front of the servers: `sglang_router` with policy cache_aware."""
+"""Arm `router`: `sglang_router` with policy cache_aware in front of the plain servers."""
 
 import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,22 +12,37 @@ import aiohttp
 import msgspec
 from typing_extensions import override
 
+from seer_sgl.benchmark.arms import ARMS, BASELINE, GREEDY, Arm
+from seer_sgl.benchmark.config import BenchConfig
+from seer_sgl.benchmark.fleets import Fleets
+from seer_sgl.benchmark.measure import total_work
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet
-from seer_sgl.engine.launch.process import engine_environment
+from seer_sgl.engine.launch.process import api_key, engine_environment
 from seer_sgl.engine.session import open_session
-from seer_sgl.errors import EngineStartError
+from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.processes import OwnedProcess, free_port
-from seer_sgl.types import EngineLoad
+from seer_sgl.types import EngineLoad, EngineWork
 
 START_S = 120.0
 POLL_S = 0.2
-ROUTER = "router"  # the engine id of the routed servers
+ROUTER = Arm(
+    name="router",
+    label="plain SGLang behind\nits own router",
+    description="plain SGLang behind sglang_router, cache_aware, all sent at once",
+    policy=BASELINE,
+)
+_first, *_others = ARMS.values()
+MEASURED = (_first, ROUTER, *_others)  # as the committed results list them
+KNOWN = (*MEASURED, *GREEDY.values())
 
 
-def installed() -> bool:
-    """Returns whether sglang_router is installed."""
-    return find_spec("sglang_router") is not None
+def require_router(config: BenchConfig) -> None:
+    """Raises ConfigError if the router cannot run in front of these servers."""
+    if find_spec("sglang_router") is None:
+        raise ConfigError("--router: sglang_router is not installed (make venv)")
+    if api_key(config.engines):
+        raise ConfigError("--router: sglang_router supports only servers without an API key here")
 
 
 class RoutedEngine(HttpEngine):
@@ -38,13 +53,22 @@ class RoutedEngine(HttpEngine):
         infos = [engine.info for engine in fleet.engines]
         combined = msgspec.structs.replace(
             first,
-            engine_id=ROUTER,
+            engine_id=ROUTER.name,
             url=url,
             max_total_num_tokens=sum(info.max_total_num_tokens for info in infos),
             max_running_requests=sum(info.max_running_requests for info in infos),
         )
         super().__init__(combined, session)
         self.servers = fleet.engines
+
+    @override
+    async def flush(self) -> None:
+        for server in self.servers:
+            await server.flush()
+
+    @override
+    async def work(self) -> EngineWork | None:
+        return await total_work(self.servers)
 
     @override
     async def load(self) -> EngineLoad:
@@ -63,10 +87,27 @@ class RoutedEngine(HttpEngine):
         return next((problem for problem in problems if problem), None)
 
 
-def servers_of(fleet: Fleet) -> Sequence[HttpEngine]:
-    """Returns the servers of a fleet; for a routed fleet, the servers behind the router."""
-    (first, *_) = fleet.engines
-    return first.servers if isinstance(first, RoutedEngine) else fleet.engines
+class RoutedFleets(Fleets):
+    """The servers of the arms, and the plain ones behind a router for arm `router`."""
+
+    def __init__(self, config: BenchConfig, log_dir: Path) -> None:
+        super().__init__(config, log_dir)
+        self._log = log_dir / "router.log"
+        self._behind: Fleet | None = None
+
+    @override
+    async def of(self, arm: Arm) -> Fleet:
+        plain = await super().of(arm)
+        if arm is not ROUTER:
+            return plain
+        if self._behind is None:
+            self._behind = await self.stack.enter_async_context(routed(plain, self._log))
+        return self._behind
+
+    @override
+    async def close(self) -> None:
+        self._behind = None
+        await super().close()
 
 
 @contextlib.asynccontextmanager
@@ -75,7 +116,7 @@ async def routed(fleet: Fleet, log: Path) -> AsyncIterator[Fleet]:
     port, metrics = free_port(), free_port()
     url = f"http://127.0.0.1:{port}"
     command = [
-        *(sys.executable, "-m", "seer_sgl.benchmark.router_process"),
+        *(sys.executable, "-m", "bench.full.router_process"),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics)),
         *("--policy", "cache_aware", "--log-level", "warn"),

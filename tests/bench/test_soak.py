@@ -1,13 +1,10 @@
 """The soak's figures for memory, KV hits and drift."""
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
-from seer_sgl.benchmark.process_tree import process_tree
-from seer_sgl.benchmark.soak import drift, kv_hit_share
-from seer_sgl.engine.launch.process import SERVER_MODULE
+from bench.full.soak import draw_soak, drift, kv_hit_share
 from seer_sgl.report.recorder import Recorder
 from tests.support.rows import soak_row
 
@@ -47,24 +44,7 @@ def test_the_hit_share_is_that_of_continuations() -> None:
     assert kv_hit_share(record) == 0.9
 
 
-@pytest.mark.process
-def test_servers_and_their_children_are_told_from_others() -> None:
-    waits = "import sys; print(flush=True); sys.stdin.read()"
-    spawns = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {waits!r}])"
-    commands = [[sys.executable, "-c", spawns, SERVER_MODULE], [sys.executable, "-c", waits]]
-    pipe = subprocess.PIPE
-    processes = [subprocess.Popen(line, stdin=pipe, stdout=pipe) for line in commands]
-    try:
-        for process in processes:  # up, with its child
-            assert process.stdout is not None
-            process.stdout.readline()
-        now = process_tree()
-        server, other = (process.pid for process in processes)
-        (sglang,) = now.servers
-        assert SERVER_MODULE in sglang.command
-        assert sglang.processes[0].pid == server
-        assert len(sglang.processes) == 2
-        assert other in {process.pid for process in now.others}
-    finally:
-        for process in processes:
-            process.communicate(timeout=30)  # which closes what they read
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    soaked = [soak_row(number, kv_hit_share=None if number else 0.5) for number in range(3)]
+    draw_soak(soaked, tmp_path / "soak")
+    assert {path.name for path in tmp_path.iterdir()} == {"soak.png", "soak.svg"}

@@ -1,13 +1,14 @@
-"""The round that the picture of lanes shows: the baseline and seer-sgl on the same requests."""
+"""The picture of lanes: a typical round of the baseline and seer-sgl on the same requests."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
-from seer_sgl.report.lanes import Lanes
-
-from .arms import BASELINE, SEER
-from .measure import Measurement
+from seer_sgl.benchmark.arms import BASELINE, SEER
+from seer_sgl.benchmark.measure import Measurement
+from seer_sgl.report.lanes import Lanes, draw_lane, lanes_legend, shade_tail
+from seer_sgl.report.style import MUTED, OURS, PLAIN, headline, save, styled_figure
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,3 +76,32 @@ def typical_pair(measurements: Sequence[Measurement]) -> Pair | None:
 def _gain(pair: tuple[Measurement, Measurement]) -> float:
     baseline, seer = pair
     return seer.row.throughput_tok_s / baseline.row.throughput_tok_s
+
+
+def draw_pair(pair: Pair, path: Path) -> list[Path]:
+    """Draws the requests on each engine: the baseline above, seer-sgl below, on one time axis."""
+    halves = (
+        (pair.baseline, "Plain SGLang, whole groups pinned to engines", PLAIN),
+        (pair.seer, "seer-sgl", OURS),
+    )
+    count = sum(len(lanes.engines) for lanes, _, _ in halves)
+    with styled_figure(11, 2.6 + 1.35 * count) as figure:
+        headline(figure, pair.finding, pair.details)
+        axes = iter(figure.subplots(count, 1, sharex=True, sharey=True, squeeze=False)[:, 0])
+        for lanes, name, colour in halves:
+            for place, lane in enumerate(lanes.engines):
+                axis = next(axes)
+                draw_lane(axis, lanes, lane, colour)
+                shade_tail(axis, lanes)
+                if place == 0:
+                    axis.set_title(f"{name}: {_times(lanes)}", color=colour, fontweight="bold")
+        axis.set_xlim(0, max(lanes.wall_s for lanes, _, _ in halves))
+        axis.set_ylim(0, 1.08 * max(lanes.most for lanes, _, _ in halves))
+        axis.set_xlabel("seconds since the rollout began; height: requests on the engine")
+        waiting = any(lanes.kv_waiting for lanes in (pair.baseline, pair.seer))
+        lanes_legend(figure, MUTED, kv_waiting=waiting)
+        return save(figure, path)
+
+
+def _times(lanes: Lanes) -> str:
+    return f"{lanes.wall_s:.1f} s, {lanes.tail_s:.1f} s of it for the last 10 % of the requests"

@@ -2,46 +2,47 @@
 
 import logging
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from seer_sgl.config import with_values
+from seer_sgl.benchmark.arms import ARMS, BASELINE, SEER, Arm
+from seer_sgl.benchmark.measure import Measurement
+from seer_sgl.benchmark.runner import FAILURES, Runner
+from seer_sgl.config import SchedulingConfig, with_values
 from seer_sgl.engine.fleet import Fleet
+from seer_sgl.engine.launch.process import api_key
+from seer_sgl.rollout.model import model_facts
 from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.outcome import Outcome, outcome
 from seer_sgl.sim.run import simulate
 from seer_sgl.sim.workload import Responses
 
-from .arms import BASELINE, EVERY, SEER, Arm
-from .config import BenchConfig
 from .constants import draft_overhead_us, measured_engine
-from .measure import Measurement
-from .runner import FAILURES, Runner
 
-logger = logging.getLogger(__name__)
-Cases = Mapping[tuple[str, int], Measurement]
+logger = logging.getLogger(f"seer_sgl.{__name__}")  # shown like the lines of the package
 
 
-async def measure_constants(runner: Runner, arms: Sequence[Arm]) -> EngineConfig | None:
+async def measure_constants(runner: Runner) -> EngineConfig | None:
     """Returns the step times of the plain servers, and the verification time of drafts if SEER's
     servers start. If they do not, the arm fails later on its own. None if no plain arm runs or the
     measurement fails."""
-    if EVERY[BASELINE] not in arms:
+    if ARMS[BASELINE] not in runner.arms:
         return None
     logger.info("measuring step times")
     try:
-        plain = await runner.servers(EVERY[BASELINE])
+        plain = await runner.fleets.of(ARMS[BASELINE])
         infos = [engine.info for engine in plain.engines]
-        engine = await measured_engine(infos, runner.kv_bytes, runner.api_key)
+        kv_bytes = model_facts(runner.config.model.path).least_kv_bytes_per_token() or 1.0
+        engine = await measured_engine(infos, kv_bytes, api_key(runner.config.engines))
     except FAILURES as error:
         logger.info("skipping the simulation: %s", error)
         return None
-    if EVERY[SEER] not in arms:
+    if ARMS[SEER] not in runner.arms:
         return engine
     try:
-        forward = await _forward_ms(await runner.servers(EVERY[SEER]))
+        forward = await _forward_ms(await runner.fleets.of(ARMS[SEER]))
     except FAILURES as error:
         logger.info("simulating without the verification time of drafts: %s", error)
         return engine
@@ -53,32 +54,35 @@ async def _forward_ms(fleet: Fleet) -> list[list[float]]:
     return [row for one in counters if one is not None for row in one["forward_ms"]]
 
 
-def predict(config: BenchConfig, engine: EngineConfig | None, cases: Cases) -> dict[str, Any]:
+def predict(
+    sim: SimConfig,
+    engine: EngineConfig,
+    scheduling: SchedulingConfig,
+    measurements: Sequence[Measurement],
+) -> dict[str, Any]:
     """Returns the measured and the simulated figures of every arm that the simulator supports, on
-    the measured lengths; empty without `engine`. Means over the latest round of each seed."""
-    if engine is None:
-        return {}
-    reserve = config.bench.reserve_tokens
-    if reserve is not None:
-        engine = msgspec.structs.replace(engine, reserve_tokens=reserve)
-    arms = {
-        name: _compared(
-            config, engine, EVERY[name], [c for (arm, _), c in cases.items() if arm == name]
-        )
-        for name in EVERY
-        if any(arm == name for arm, _ in cases) and _supported(EVERY[name])
+    the measured lengths: means over the latest round of each seed.
+
+    `sim`: pool, acceptance and the engines' reserve; `engine`: the measured step times.
+    """
+    engine = msgspec.structs.replace(engine, reserve_tokens=sim.engine.reserve_tokens)
+    settings = with_values(sim, {"engine": engine, "scheduling": scheduling})
+    latest = {(case.row.arm, case.row.seed): case for case in measurements}
+    cases = {
+        arm: [case for (name, _), case in latest.items() if name == arm.name]
+        for arm in ARMS.values()
     }
-    return {"engine": msgspec.to_builtins(engine), "arms": arms}
+    return {
+        "engine": msgspec.to_builtins(engine),
+        "speculation": msgspec.to_builtins(sim.speculation),
+        "arms": {
+            arm.name: _compared(settings, arm, found) for arm, found in cases.items() if found
+        },
+    }
 
 
-def _supported(arm: Arm) -> bool:
-    return not (arm.router or arm.greedy)
-
-
-def _compared(
-    config: BenchConfig, engine: EngineConfig, arm: Arm, cases: Sequence[Measurement]
-) -> dict[str, float]:
-    predicted = [_simulated(config, engine, arm, case) for case in cases]
+def _compared(settings: SimConfig, arm: Arm, cases: Sequence[Measurement]) -> dict[str, float]:
+    predicted = [_simulated(settings, arm, case) for case in cases]
     wall_s = statistics.mean(case.row.wall_s for case in cases)
     predicted_wall_s = statistics.mean(one.wall_s for one in predicted)
     return {
@@ -92,20 +96,15 @@ def _compared(
     }
 
 
-def _simulated(config: BenchConfig, engine: EngineConfig, arm: Arm, case: Measurement) -> Outcome:
-    settings = SimConfig(
-        engine=engine, pool=config.bench.pool, speculation=config.bench.speculation
-    )
-    scheduling = with_values(config.scheduling, {"policy": arm.policy, "lengths": None})
-    settings = with_values(
-        settings,
-        {
-            "pool.enabled": arm.pool,
-            "speculation.enabled": arm.drafts,
-            "scheduling": scheduling,
-            "workload.lengths.max": max(case.lengths.values()),
-        },
-    )
+def _simulated(settings: SimConfig, arm: Arm, case: Measurement) -> Outcome:
+    own = {
+        "pool.enabled": arm.pool,
+        "speculation.enabled": arm.drafts,
+        "scheduling.policy": arm.policy,
+        "scheduling.lengths": None,
+        "workload.lengths.max": max(case.lengths.values()),
+    }
+    settings = with_values(settings, own)
     return outcome(arm.name, arm.policy, simulate(_responses(case), settings))
 
 

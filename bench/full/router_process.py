@@ -1,4 +1,4 @@
-"""SGLang's router as a child of a benchmark: `python -m seer_sgl.benchmark.router_process FLAGS`.
+"""SGLang's router as a child of a benchmark: `python -m bench.full.router_process FLAGS`.
 
 The router's launcher imports SGLang, which needs preparation on a machine without a GPU. The router
 also has to end if the benchmark is killed.

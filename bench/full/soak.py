@@ -1,16 +1,18 @@
 """Consecutive rollouts with a weight update after each, to detect drift."""
 
+import math
 from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
 from statistics import linear_regression
 
 import msgspec
 import psutil
 
+from seer_sgl.benchmark.arms import EVERY, SEER
+from seer_sgl.benchmark.process_tree import process_tree, query_or
+from seer_sgl.benchmark.runner import Runner
 from seer_sgl.report.recorder import Recorder
-
-from .arms import EVERY, SEER
-from .process_tree import process_tree, query_or
-from .runner import Runner
+from seer_sgl.report.style import INK, OURS, PAPER, PLAIN, headline, save, styled_figure
 
 MB = 1 << 20
 WARM_UP = 2  # rollouts in which allocators and caches still fill
@@ -44,7 +46,7 @@ class SoakRow(msgspec.Struct, frozen=True, kw_only=True):
 async def soak(runner: Runner, rollouts: int) -> AsyncIterator[SoakRow]:
     """Runs arm `seer` with the first seed `rollouts` times. The new weights equal the old ones, so
     the samples stay equal; engines and pool treat them as different weights."""
-    arm, seed = EVERY[SEER], runner.seeds[0]
+    arm, seed = EVERY[SEER], runner.config.bench.seeds[0]
     for number in range(rollouts):
         measurement = await runner.once(arm, number, seed)
         row = measurement.row
@@ -65,7 +67,7 @@ async def soak(runner: Runner, rollouts: int) -> AsyncIterator[SoakRow]:
             engines_mb=_mb(process for server in now.servers for process in server.processes),
             others_mb=_mb(now.others),
         )
-        for engine in (await runner.servers(arm)).engines:
+        for engine in (await runner.fleets.of(arm)).engines:
             await engine.reload_weights(f"soak-{number + 1}")
 
 
@@ -92,6 +94,36 @@ def drift(rows: Sequence[SoakRow]) -> dict[str, float]:
         for name, values in series.items()
         if None not in values
     }
+
+
+def draw_soak(rows: Sequence[SoakRow], path: Path) -> list[Path]:
+    """Draws time, memory growth and KV hits over the rollouts of the soak."""
+    numbers = [row.number + 1 for row in rows]
+    with styled_figure(12, 4.6) as figure:
+        headline(figure, f"{len(rows)} rollouts in a row: time, memory and KV found")
+        time, memory, hits = figure.subplots(1, 3)
+        time.plot(numbers, [row.wall_s for row in rows], "o-", color=OURS)
+        time.set_title("seconds")
+        time.set_ylim(0, 1.15 * time.get_ylim()[1])
+        for name, style, colour in (
+            ("driver", "o-", OURS),
+            ("engines", "^-", PLAIN),
+            ("others", "s-", PAPER),
+        ):
+            used: list[float] = [getattr(row, f"{name}_mb") for row in rows]
+            label = f"{name}, above {used[0]:,.0f}"
+            memory.plot(numbers, [mb - used[0] for mb in used], style, color=colour, label=label)
+        memory.axhline(0, color=INK, lw=0.8, zorder=0)
+        memory.set_title("MB above the first rollout's")
+        memory.legend()
+        shares = [math.nan if row.kv_hit_share is None else row.kv_hit_share for row in rows]
+        hits.plot(numbers, shares, "o-", color=OURS)
+        hits.set_title("share of the KV that was found")
+        hits.set_ylim(0, 1.02)
+        for axis in (time, memory, hits):
+            axis.set_xlabel("rollout")
+            axis.xaxis.get_major_locator().set_params(integer=True)
+        return save(figure, path)
 
 
 def _mb(processes: Iterable[psutil.Process]) -> float:

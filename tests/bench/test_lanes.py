@@ -1,0 +1,105 @@
+"""The choice of the round whose lanes are drawn."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bench.full.lanes import Pair, draw_pair, typical_pair
+from seer_sgl.benchmark.measure import Measurement
+from seer_sgl.report.recorder import Recorder
+from seer_sgl.types import EngineLoad
+from tests.helpers import make_group
+from tests.support.infos import info
+from tests.support.rows import row
+
+
+def rolled(arm: str, number: int, speed: float, **changed: Any) -> Measurement:
+    record = Recorder("r", 1, [info("a"), info("b")], [make_group(n=2)], started_at=0.0)
+    for engine_id in record.engines:
+        for at in (0.5, 1.0, 1.5):
+            load = EngineLoad(used_tokens=20, progress=(), running=2, queued=1)
+            record.loaded(engine_id, load, at)
+    record.finished_at.extend([1.0, 2.0])
+    return Measurement(row(arm, number, throughput_tok_s=speed, **changed), record, {}, {}, [])
+
+
+def rounds(*speeds: float, first: int = 0, seed: int = 1) -> list[Measurement]:
+    """Returns rounds with Seer at these tokens per second and the baseline at 100."""
+    return [
+        rolled(arm, number, speed, seed=seed)
+        for number, ours in enumerate(speeds, first)
+        for arm, speed in (("group_round_robin", 100.0), ("seer", ours))
+    ]
+
+
+def chosen(some: list[Measurement]) -> tuple[int, int] | None:
+    """Seed and round."""
+    pair = typical_pair(some)
+    return None if pair is None else (pair.seed, pair.round)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "number"),
+    [((150.0, 120.0, 300.0), 0), ((300.0, 120.0), 1), ((400.0, 200.0, 300.0, 100.0), 1)],
+)
+def test_the_round_drawn_is_the_median_one_the_lower_of_two(
+    speeds: tuple[float, ...], number: int
+) -> None:
+    assert chosen(rounds(*speeds)) == (1, number)
+
+
+def test_a_round_counts_by_its_ratio() -> None:
+    some = [
+        rolled("group_round_robin", 0, 50.0),
+        rolled("seer", 0, 150.0),
+        *rounds(200.0, 250.0, first=1),
+    ]
+    assert chosen(some) == (1, 2), "of 3.0, 2.0 and 2.5"
+
+
+def test_the_first_seed_that_has_both_arms_is_drawn() -> None:
+    alone = [rolled("seer", 0, 500.0, seed=6), rolled("group_round_robin", 1, 100.0, seed=6)]
+    assert chosen([*alone, *rounds(200.0, first=2, seed=5), *rounds(300.0, first=3)]) == (5, 2)
+    assert chosen(alone) is None
+    assert chosen([]) is None
+
+
+def test_arms_in_reverse_are_as_good() -> None:
+    assert chosen(rounds(150.0, 120.0, 300.0)[::-1]) == (1, 0)
+
+
+def paired(some: list[Measurement]) -> Pair:
+    pair = typical_pair(some)
+    assert pair is not None
+    return pair
+
+
+def test_a_pair_names_the_rounds_that_it_was_chosen_from() -> None:
+    assert paired(rounds(212.0)).details == "Seed 1, round 0: 2.12x."
+    assert paired(rounds(212.0, 300.0)).details == (
+        "Seed 1, round 0: 2.12x, the lower median of rounds 0 and 1."
+    )
+    assert paired(rounds(212.0, 300.0, 100.0)).details.endswith("the median of rounds 0, 1 and 2.")
+
+
+def test_other_tokens_are_not_called_the_same() -> None:
+    base = rolled("group_round_robin", 0, 100.0)
+    same, others = (rolled("seer", 0, 200.0, identical_share=share) for share in (1.0, 0.99))
+    assert paired([base, same]).finding == "The same 2 requests and tokens in 2 s instead of 2 s"
+    assert paired([base, others]).finding == "The same 2 requests in 2 s instead of 2 s"
+
+
+def test_a_pair_has_what_each_engine_ran_and_queued() -> None:
+    pair = paired(rounds(150.0))
+    assert [lane.engine_id for lane in pair.seer.engines] == ["a", "b"]
+    assert set(pair.baseline.engines[0].running) == {2.0}
+    assert set(pair.baseline.engines[0].queued) == {1.0}
+    again = msgspec.json.decode(msgspec.json.encode(pair), type=Pair)
+    assert again == pair, "as lanes.json has it"
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    draw_pair(paired(rounds(150.0, 120.0)), tmp_path / "lanes")
+    assert {path.name for path in tmp_path.iterdir()} == {"lanes.png", "lanes.svg"}
