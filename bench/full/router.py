@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -126,7 +127,9 @@ async def routed(fleet: Fleet, log: Path) -> AsyncIterator[Fleet]:
     try:
         async with open_session() as session:
             await _ready(process, session, url, len(fleet.engines))
-            yield fleet.with_engines([RoutedEngine(url, fleet, session)])
+            behind = copy.copy(fleet)
+            behind.engines = [RoutedEngine(url, fleet, session)]
+            yield behind
     finally:
         await process.stop()
 

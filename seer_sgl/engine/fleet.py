@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import copy
 import functools
 import itertools
 import logging
@@ -103,15 +102,6 @@ class Fleet:
     async def keep(self) -> None:
         """Starts local engines again that have ended, until cancelled (keeper.py)."""
         await self._keeper.run()
-
-    def with_engines(self, engines: Sequence[HttpEngine]) -> "Fleet":
-        """Returns a fleet with other engines on the same link.
-
-        Later starts and stops in one fleet do not show in the other.
-        """
-        other = copy.copy(self)
-        other.engines = list(engines)
-        return other
 
     async def _add(self, urls: Sequence[str | None]) -> list[HttpEngine]:
         """Starts or joins engines concurrently: all of them or none. A url of None: starts one.

@@ -195,17 +195,6 @@ async def test_engines_that_draft_have_a_hub_beside_them(model: Path, tmp_path: 
         assert after["instance"] == before["instance"], "it is the same hub"
 
 
-async def test_a_fleet_with_other_engines_leaves_the_first_as_it_was(
-    model: Path, tmp_path: Path
-) -> None:
-    async with open_fleet(config(model, "serve", count=1), tmp_path) as opened:
-        other = opened.with_engines(opened.engines)
-        await other.start_engine()
-        assert ids(opened) == ["e0"]
-        assert ids(other) == ["e0", "e1"]
-        assert other.link is opened.link
-
-
 async def test_a_running_server_is_joined_and_outlives_the_fleet(tmp_path: Path) -> None:
     async with serving(FakeSGLang()) as one, serving(FakeSGLang()) as two:
         async with open_fleet(joined(one), tmp_path) as opened:
