@@ -42,6 +42,7 @@ REMOVED = {
     "bench.speculation": PREDICTION,
     "bench.greedy_prompts": "greedy arms take 64 prompts",
     "bench.ngram": "SGLang's own speculation drafts 8 tokens",
+    "speculation.draft_ms": "drafting takes a millisecond per step",
 }
 
 

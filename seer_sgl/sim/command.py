@@ -17,7 +17,7 @@ from .opening import SimRequest
 from .plots import draw_policies, draw_sweeps
 from .sweep import Point, parse_sweep
 from .tables import policies_table, sweep_table
-from .variants import VARIANTS, Scenario, check_variant
+from .variants import BASELINE, VARIANTS, Scenario, check_variant
 
 Draw = Callable[[Path], object]  # draws the pictures of a result into a folder
 SWEPT = "seer"  # the policy of a sweep without --policy
@@ -92,7 +92,7 @@ def _compared(
     scenario = sim_request.open()
     rows = [scenario.outcome(name) for name in ([policy] if policy else VARIANTS)]
     if console is not None:
-        console.print(policies_table(rows, scenario.outcome_of_baseline(), scenario.config.paper))
+        console.print(policies_table(rows, scenario.outcome(BASELINE), scenario.config.paper))
 
     def draw(out: Path) -> None:
         draw_policies(scenario, out)

@@ -83,7 +83,6 @@ class SpeculationConfig(Section, frozen=True):
     enabled: bool = False
     references: tuple[Natural, ...] = (0, 1, 5, 15)
     accept_length: tuple[Amount, ...] = (1.70, 2.04, 2.32, 2.53)
-    draft_ms: Rest = 1.0  # per step: drafting and sampling the drafts
 
 
 class PaperRow(Section, frozen=True):

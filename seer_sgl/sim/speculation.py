@@ -12,6 +12,7 @@ from .config import SpeculationConfig
 from .steps import StepTime
 
 MAX_DRAFTS = 8  # the paper's bound for one request
+DRAFT_S = 1e-3  # per step: drafting and sampling the drafts; a guess
 
 
 class Pace(NamedTuple):
@@ -45,9 +46,8 @@ class Speculation:
         if not self.enabled:
             return plain
         kv_s = context * self._step.per_kv_token
-        draft_s = self._config.draft_ms * 1e-3
         paces = [plain] + [
-            Pace(expected_tokens(alpha, drafts), self._step.fixed(batch, drafts) + draft_s)
+            Pace(expected_tokens(alpha, drafts), self._step.fixed(batch, drafts) + DRAFT_S)
             for drafts in range(1, MAX_DRAFTS + 1)
         ]
         return max(paces, key=lambda pace: pace.tokens / (pace.fixed_s + kv_s))

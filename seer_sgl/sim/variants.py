@@ -94,10 +94,6 @@ class Scenario:
             else round(self._bound_s / plain.wall_s, 4),
         )
 
-    def outcome_of_baseline(self) -> Outcome:
-        """Returns the figures of the baseline."""
-        return self.outcome(BASELINE)
-
     @functools.cached_property
     def _bound_s(self) -> float:
         return lower_bound_s(self.responses, self.config)
