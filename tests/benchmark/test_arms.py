@@ -75,6 +75,7 @@ def test_arms_of_a_kind_ask_for_the_same_servers(base: BenchConfig) -> None:
         ("bench.arms=[sear]", "bench.arms: no arm 'sear'; known: group_round_robin, group_"),
         ("bench.arms=[router]", "bench.arms: no arm 'router'; python -m bench.full --router has"),
         ("bench.arms=[]", "bench.arms: the list is empty"),
+        ("bench.arms=[divided, seer, divided]", "bench.arms: 'divided' is listed twice"),
         ("bench.seeds=[1, 1]", "bench.seeds: a seed is listed twice"),
         ("bench.seeds=[]", "bench.seeds: "),
         ("bench.rounds=0", "bench.rounds: "),
@@ -87,7 +88,9 @@ def test_arms_of_a_kind_ask_for_the_same_servers(base: BenchConfig) -> None:
             "bench.pool.gb_s=3",
             "bench.pool: removed; in a checkout, python -m bench.full --sim",
         ),
+        ("kv_pool.memory=much", "kv_pool.memory: 'much' is not a size"),
         ("rollout.prompts=null", "rollout.prompts: set this key or bench.workload"),
+        ("bench.workload=x.jsonl", "sampling.ignore_eos: bench.workload needs true"),
         ("scheduling.policy=fcfs", "scheduling.policy: each arm sets its own policy"),
     ],
 )

@@ -97,24 +97,6 @@ def test_what_is_wrong_whatever_the_arm_is_refused_at_once(
     assert "\n" not in str(error.value)
 
 
-def test_own_servers_are_started_for_all_techniques_or_none() -> None:
-    with pytest.raises(ConfigError, match=r"kv_pool\.memory: 'much' is not a size"):
-        load_ready_bench(gpu=False, overrides=["kv_pool.memory=much", "bench.arms=[divided]"])
-
-
-def test_an_arm_is_there_once() -> None:
-    with pytest.raises(ConfigError, match=r"bench\.arms: 'divided' is listed twice"):
-        load_ready_bench(gpu=False, overrides=overrides_from({"arms": "divided,seer,divided"}))
-
-
-def test_lengths_are_imposed_only_where_nothing_ends_before() -> None:
-    workload = ["bench.workload=x.jsonl"]
-    with pytest.raises(ConfigError, match=r"sampling\.ignore_eos: bench.workload needs true"):
-        load_ready_bench(gpu=False, overrides=workload)
-    load_ready_bench(gpu=False, overrides=[*workload, "sampling.ignore_eos=true"])
-    load_ready_bench(gpu=False, overrides=overrides_from({"workload": "x.jsonl"}))
-
-
 def test_two_configs_at_once_are_refused() -> None:
     ended = CliRunner().invoke(cli, ["bench", "--gpu", "--config", "mine.yaml"])
     assert isinstance(ended.exception, ConfigError)

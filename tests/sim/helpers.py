@@ -1,10 +1,8 @@
 """Small cases for the simulator's tests."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from seer_sgl.report.recorder import Recorder
-from seer_sgl.report.report import report
 from seer_sgl.sim import run
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.source import load_settings
@@ -29,8 +27,3 @@ def small(*overrides: str) -> SimConfig:
 def rolled(config: SimConfig, responses: Sequence[Responses] | None = None) -> Recorder:
     """Returns the record of one simulated rollout."""
     return run.simulate(responses or sample(config.workload), config)
-
-
-def figures(config: SimConfig) -> dict[str, Any]:
-    """Returns the report of one simulated rollout."""
-    return report(rolled(config))
