@@ -330,7 +330,7 @@ def test_a_mapping_is_checked_like_a_file() -> None:
 def test_the_shipped_configs_are_valid() -> None:
     paths = set(Path("configs").glob("*.yaml"))
     benchmarks = set(Path("configs").glob("bench-*.yaml"))
-    assert len(benchmarks) == 3 < len(paths)
+    assert len(benchmarks) == 2 < len(paths)
     for path in paths - benchmarks:
         assert isinstance(load(path), Config)
     for path in benchmarks:

@@ -7,7 +7,10 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 SHAPES = "shapes"
-CONFIGS: Mapping[str, str] = {"reasoner": "bench-gpu-reasoner.yaml", SHAPES: "bench-gpu.yaml"}
+CONFIGS: Mapping[str, Path] = {
+    "reasoner": ROOT / "bench" / "gpu" / "reasoner.yaml",
+    SHAPES: ROOT / "configs" / "bench-gpu.yaml",
+}
 SIMS = ROOT / "bench" / "full"
 ENGINES = (2, 4)
 CONTEXTS = "64,1024,8192,30000"  # of the step times, tokens
@@ -73,7 +76,7 @@ def inputs(session: Session) -> Part:
 
 def configs(session: Session, machine: Machine) -> dict[Path, str]:
     """Returns the configs of the benchmarks by file. With several GPUs each engine has its own."""
-    texts = {name: (ROOT / "configs" / name).read_text() for name in CONFIGS.values()}
+    texts = {path.name: path.read_text() for path in CONFIGS.values()}
     if machine.gpus > 1:
         texts = {name: re.sub(r"(?m)^ +base-gpu-id:.*\n", "", text) for name, text in texts.items()}
     return {session.out / "configs" / name: text for name, text in texts.items()}
@@ -87,7 +90,7 @@ def _benchmark(session: Session, machine: Machine, kind: str, engines: int) -> P
     name = f"{kind}-{engines}"
     own = [
         "--config",
-        str(session.out / "configs" / CONFIGS[kind]),
+        str(session.out / "configs" / CONFIGS[kind].name),
         "--out",
         str(session.out / name),
     ]

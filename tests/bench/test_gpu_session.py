@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.gpu import machine
-from bench.gpu.parts import CONFIGS, ROOT, Machine, Part, Session, configs, inputs, parts
+from bench.gpu.parts import CONFIGS, Machine, Part, Session, configs, inputs, parts
 from bench.gpu.session import last_line, measure, pack, record, run, waiting
 from bench.gpu.step_times import table
 from bench.gpu.step_trace import breakdown, covered
@@ -59,9 +59,9 @@ def test_every_part_is_a_command_that_exists() -> None:
             python(["-m", *part.command])
 
 
-@pytest.mark.parametrize("name", CONFIGS.values())
-def test_every_arm_of_a_benchmark_has_servers(name: str) -> None:
-    config = load_bench(ROOT / "configs" / name)
+@pytest.mark.parametrize("path", CONFIGS.values(), ids=lambda path: path.name)
+def test_every_arm_of_a_benchmark_has_servers(path: Path) -> None:
+    config = load_bench(path)
     for arm in config.bench.arms:
         servers_config(EVERY[arm], config)
     assert EVERY[config.bench.arms[0]].kind == "plain"
