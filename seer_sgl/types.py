@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .errors import ChunkAborted, ChunkRecalled, EngineError, EngineUnavailable, RequestRejected
+from .errors import RequestRejected
 from .sampling import Sampling as Sampling  # noqa: PLC0414 (a data type like the ones below)
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -165,7 +165,6 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     suspect_until: int = 0  # the response length at which it is not the cause of these deaths
     alone: bool = False  # its next chunk is the only one of such a request on its engine
     failure: Failure | None = None  # why it was given up
-    aborting: bool = False  # its caller aborted it: it ends with the chunk in flight
     watched: bool = False  # its tokens are reported as they arrive
     rid: str = ""  # the id of the newest chunk
     returned_at: float | None = None  # when that chunk came back; None while it is in flight
@@ -306,9 +305,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class ChunkResult(msgspec.Struct, kw_only=True, frozen=True):
     """The result of a chunk: a reply, or an error (then no token is appended).
 
-    A reply that leaves an undivided request unfinished becomes an error here, before its tokens
-    count: its sampling state (grammar, penalties) ended with the call. If the caller aborted the
-    request, the reply stays. `recalled`: the driver ended the chunk early. `dropped`: the tokens of
+    `aborted`: the caller aborted the request, so it ends with this chunk. `dropped`: the tokens of
     a reply that became an error.
     """
 
@@ -316,31 +313,8 @@ class ChunkResult(msgspec.Struct, kw_only=True, frozen=True):
     now: float  # seconds on the rollout's clock
     reply: ChunkReply | None = None
     error: Exception | None = None
-    recalled: bool = False
+    aborted: bool = False
     dropped: int = 0
-
-    def __post_init__(self) -> None:
-        chunk, reply = self.chunk, self.reply
-        if reply is None:
-            return
-        kind: type[EngineError]
-        subject = "a request that cannot be continued"
-        if self.recalled and reply.finish == "abort" and not reply.ids:
-            kind, subject = ChunkRecalled, "a chunk that was taken back"
-        elif not chunk.undivided or chunk.ended_by(reply) or chunk.request.aborting:
-            return
-        elif reply.finish != "abort":
-            kind = EngineUnavailable
-        else:
-            kind = ChunkRecalled if self.recalled else ChunkAborted
-        tokens = f"{len(reply.ids)} of {chunk.max_new_tokens} tokens"
-        error = kind(
-            f"engine {chunk.engine_id}: {subject} ended ({reply.finish}) after {tokens}",
-            engine_id=chunk.engine_id,
-        )
-        msgspec.structs.force_setattr(self, "dropped", len(reply.ids))
-        msgspec.structs.force_setattr(self, "reply", None)
-        msgspec.structs.force_setattr(self, "error", error)
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

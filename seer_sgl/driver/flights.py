@@ -5,7 +5,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 
-from seer_sgl.errors import ChunkRecalled, EngineError
+from seer_sgl.errors import ChunkAborted, ChunkRecalled, EngineError, EngineUnavailable
 from seer_sgl.types import (
     Chunk,
     ChunkReply,
@@ -37,7 +37,10 @@ class Flight:
         self.task = task
         self.watch = watch
         self.recalled = False  # the engine was requested to end it early
+        self.aborted = False  # its caller aborted the request, which ends with this chunk
         self.taken_back: EngineError | None = None
+        self.outcome: ChunkReply | EngineError | None = None  # None: it has not ended
+        self.ended_at = 0.0  # on the loop's clock
 
     def take_back(self, error: EngineError) -> None:
         """Cancels the chunk's task; `error` becomes its result."""
@@ -45,11 +48,47 @@ class Flight:
             self.taken_back = error
             self.task.cancel()
 
+    @property
+    def result(self) -> ChunkResult:
+        """The result of a chunk that has ended."""
+        chunk, now, outcome = self.chunk, self.ended_at, self.outcome
+        if isinstance(outcome, ChunkReply):
+            return result_of(chunk, outcome, now, recalled=self.recalled, aborted=self.aborted)
+        kept = None if self.watch is None else self.watch.kept
+        return ChunkResult(chunk=chunk, now=now, reply=kept, error=outcome, aborted=self.aborted)
+
+
+def result_of(
+    chunk: Chunk, reply: ChunkReply, now: float, *, recalled: bool = False, aborted: bool = False
+) -> ChunkResult:
+    """Returns the result of a chunk with a reply. `recalled`: the driver ended it early.
+
+    A reply that leaves an undivided request unfinished becomes an error here, before its tokens
+    count: its sampling state (grammar, penalties) ended with the call. If the caller aborted the
+    request, the reply stays.
+    """
+    subject = "a request that cannot be continued"
+    kind: type[EngineError]
+    if recalled and reply.finish == "abort" and not reply.ids:
+        kind, subject = ChunkRecalled, "a chunk that was taken back"
+    elif not chunk.undivided or chunk.ended_by(reply) or aborted:
+        return ChunkResult(chunk=chunk, now=now, reply=reply, aborted=aborted)
+    elif reply.finish != "abort":
+        kind = EngineUnavailable
+    else:
+        kind = ChunkRecalled if recalled else ChunkAborted
+    tokens = f"{len(reply.ids)} of {chunk.max_new_tokens} tokens"
+    error = kind(
+        f"engine {chunk.engine_id}: {subject} ended ({reply.finish}) after {tokens}",
+        engine_id=chunk.engine_id,
+    )
+    return ChunkResult(chunk=chunk, now=now, error=error, aborted=aborted, dropped=len(reply.ids))
+
 
 class Flights:
     """The chunks in flight, in the order of sending.
 
-    `engines`: by id, as they come and go. `report` receives each chunk's result once; the chunk
+    `engines`: by id, as they come and go. `report` receives each flight once, when it has ended; it
     counts as in flight until `land`. `amend` may shorten a reply before it is reported. `recall_s`:
     how long an engine has to return the tokens of a recalled chunk; then the chunk is dropped.
     """
@@ -59,7 +98,7 @@ class Flights:
         engines: Mapping[str, Engine],
         clock: Clock,
         amend: Amend,
-        report: Callable[[ChunkResult], None],
+        report: Callable[[Flight], None],
         recall_s: float,
     ) -> None:
         self._engines = engines
@@ -92,10 +131,11 @@ class Flights:
         flight = self._by_request[chunk.request.uid] = Flight(run, chunk, task, watch)
         task.add_done_callback(functools.partial(self._served, flight))
 
-    def land(self, request: Request) -> Flight:
-        """Removes and returns the flight whose result was reported."""
+    def land(self, flight: Flight) -> ChunkResult:
+        """Removes a flight that was reported, and returns its result."""
         self._landed.set()
-        return self._by_request.pop(request.uid)
+        del self._by_request[flight.chunk.request.uid]
+        return flight.result
 
     def abandon(self) -> None:
         """Removes all flights, because the driver has ended: no result follows."""
@@ -110,9 +150,9 @@ class Flights:
         its client may have a part of the answer.
         """
         request = flight.chunk.request
-        keeps = not flight.chunk.undivided or request.aborting
+        keeps = not flight.chunk.undivided or flight.aborted
         if request.passthrough is not None:
-            if request.aborting:
+            if flight.aborted:
                 flight.take_back(ChunkRecalled(why, engine_id=flight.chunk.engine_id))
             return
         if flight.recalled or flight.task.done() or not (keeps or restart):
@@ -141,27 +181,20 @@ class Flights:
             reply = await self._engines[chunk.engine_id].generate(chunk, on_tokens)
         except EngineError as error:
             return error
-        return self._amend(chunk.request, reply) if watch is None else watch.ended(reply)
+        return self._amend(chunk.request, reply)
 
     def _served(self, flight: Flight, task: ChunkTask) -> None:
-        """Reports exactly one result for a finished task, even if the task never started."""
-        outcome: ChunkReply | EngineError
+        """Reports a finished task exactly once, even if the task never started."""
         if task.cancelled():
             if flight.taken_back is None:  # the loop itself is being cancelled
                 return
-            outcome = flight.taken_back
+            flight.outcome = flight.taken_back
         elif task.exception() is not None:  # a defect of the driver; it ends the loop
             return
         else:
-            outcome = task.result()
-        chunk, now = flight.chunk, self._clock()
-        if isinstance(outcome, EngineError):
-            kept = flight.watch.kept if flight.watch is not None else None
-            result = ChunkResult(chunk=chunk, now=now, reply=kept, error=outcome)
-        else:
-            recalled = flight.recalled
-            result = ChunkResult(chunk=chunk, now=now, reply=outcome, recalled=recalled)
-        self._report(result)
+            flight.outcome = task.result()
+        flight.ended_at = self._clock()
+        self._report(flight)
 
     async def _end_early(self, flight: Flight, why: str) -> None:
         engine_id = flight.chunk.engine_id

@@ -20,7 +20,7 @@ from seer_sgl.errors import (
 from seer_sgl.scheduling.engine_index import EngineSlot
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.timing import Timing
-from seer_sgl.types import Chunk, ChunkResult, EngineLoad, RequestState
+from seer_sgl.types import Chunk, EngineLoad, RequestState
 
 from .engine import Engine
 from .engine_control import EngineControl
@@ -44,10 +44,8 @@ class RolloutLoop(EngineControl):
         self._clock = clock
         self._settle_s = timing.settle_s
         self.engines: dict[str, Engine] = {}  # by id
-        self._results: asyncio.Queue[ChunkResult | None] = asyncio.Queue()
-        self._flights = Flights(
-            self.engines, clock, amend, self._results.put_nowait, timing.recall_s
-        )
+        self._ended: asyncio.Queue[Flight | None] = asyncio.Queue()  # None: a wake-up
+        self._flights = Flights(self.engines, clock, amend, self._ended.put_nowait, timing.recall_s)
         self.runs = OpenRuns(scheduler, self._flights, clock, self._wake)
         self._pauses = 0  # pauses without a resume yet
         self._error: RolloutError | None = None  # the reason why the driver ended
@@ -211,24 +209,25 @@ class RolloutLoop(EngineControl):
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._dispatch(tasks)
-                self._take(await self._next_result())
-                while not self._results.empty():
-                    self._take(self._results.get_nowait())
+                self._take(await self._next_ended())
+                while not self._ended.empty():
+                    self._take(self._ended.get_nowait())
 
-    async def _next_result(self) -> ChunkResult | None:
-        """Returns the next result; None when the scheduler is to be checked for work again."""
+    async def _next_ended(self) -> Flight | None:
+        """Returns the next flight that ended; None when the scheduler is to be checked for work
+        again."""
         wake_at = self._scheduler.wake_at
         if wake_at is None or self.paused:
-            return await self._results.get()
+            return await self._ended.get()
         try:
             async with asyncio.timeout(max(0.0, wake_at - self._clock())):
-                return await self._results.get()
+                return await self._ended.get()
         except TimeoutError:
             return None
 
     def _wake(self) -> None:
         """Makes `run` check for work although no chunk came back."""
-        self._results.put_nowait(None)
+        self._ended.put_nowait(None)
 
     def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
         if self.paused:
@@ -239,14 +238,13 @@ class RolloutLoop(EngineControl):
             for observer in run.observers:
                 observer.sent(chunk, self._clock())
 
-    def _take(self, result: ChunkResult | None) -> None:
-        if result is None:
+    def _take(self, flight: Flight | None) -> None:
+        if flight is None:
             return
-        request, group = result.chunk.request, result.chunk.request.group
-        flight = self._flights.land(request)
-        run = flight.run
-        if flight.watch is not None:
-            flight.watch.report_rest()
+        run, request, group = flight.run, flight.chunk.request, flight.chunk.request.group
+        if flight.watch is not None and (rest := flight.result.reply) is not None:
+            flight.watch.report(rest)  # an observer may abort the request now
+        result = self._flights.land(flight)
         aborted = result.reply is not None and result.reply.tokenless
         if aborted or isinstance(result.error, EngineUnavailable):
             self._scheduler.set_available(result.chunk.engine_id, False)

@@ -107,6 +107,7 @@ class OpenRuns:
         if self._scheduler.abort(request, self._clock()):
             self.finished(run, request)
         elif (flight := self._flights.of(request)) is not None:
+            flight.aborted = True
             self._flights.recall(flight, "the request was aborted")
 
     def close(self, run: Run) -> None:

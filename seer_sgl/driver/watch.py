@@ -20,7 +20,6 @@ class Watch:
         self._run = run
         self._amend = amend
         self._reported = 0
-        self._rest: ChunkReply | None = None  # the whole reply, if its last tokens are final
         self.kept: ChunkReply | None = None  # the tokens so far, kept if the engine fails
 
     def received(self, new: ChunkReply) -> None:
@@ -29,26 +28,14 @@ class Watch:
             return
         so_far = new if self.kept is None else joined(self.kept, new)
         self.kept = self._amend(self._chunk.request, so_far)
-        self._report(self.kept)
+        self.report(self.kept)
 
-    def ended(self, reply: ChunkReply) -> ChunkReply:
-        """Returns the whole reply as it is to be recorded."""
-        chunk = self._chunk
-        amended = self._amend(chunk.request, reply)
-        if not chunk.undivided or chunk.ended_by(amended) or chunk.request.aborting:
-            self._rest = amended
-        return amended
-
-    def report_rest(self) -> None:
-        """Reports the last tokens of the reply.
+    def report(self, reply: ChunkReply) -> None:
+        """Reports the tokens of a reply that were not reported yet.
 
         The loop calls it when it takes the reply: no other code runs between the last tokens of a
         request and its end, so no observer shows a stop string that the end removes.
         """
-        if self._rest is not None:
-            self._report(self._rest)
-
-    def _report(self, reply: ChunkReply) -> None:
         ids, logprobs = reply.ids[self._reported :], reply.logprobs[self._reported :]
         if ids:
             self._reported += len(ids)

@@ -201,13 +201,12 @@ class Scheduler:
 
     def abort(self, request: Request, now: float) -> bool:
         """Ends the request with the tokens it has. Returns whether it has ended; if not, it ends
-        when its chunk in flight returns."""
+        with its chunk in flight, whose result must be `aborted`."""
         if request.state is RequestState.PENDING and not request.group.withdrawn:
             self._policy.take_out(request)
             self._drop(request)
             self._finish(request, "abort", None, now)
-        request.aborting = request.state is RequestState.RUNNING
-        return not request.aborting
+        return request.state is not RequestState.RUNNING
 
     def forget_kv(self) -> None:
         """Discards all knowledge of stored KV: new weights make the KV of all requests useless."""
@@ -294,7 +293,7 @@ class Scheduler:
             self._setbacks.forgiven(request, slot)
             if not died:  # else these tokens had arrived before
                 self._suspects.proceeded(request)
-        if request.aborting and request.state is not RequestState.FINISHED:
+        if result.aborted and request.state is not RequestState.FINISHED:
             self._finish(request, "abort", None, result.now)
         if request.state is RequestState.FINISHED or group.withdrawn:
             return

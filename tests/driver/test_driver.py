@@ -5,6 +5,7 @@ streamed tokens.
 """
 
 import asyncio
+from array import array
 from collections import deque
 from typing import Any
 
@@ -265,7 +266,7 @@ async def test_an_undividable_watched_request_reports_what_counts_only() -> None
     assert events.streamed_ids[group.requests[0].uid] == group.requests[0].response_ids
 
 
-@pytest.mark.parametrize("when", ["grown", "finished"])
+@pytest.mark.parametrize("when", ["streamed", "grown", "finished"])
 @pytest.mark.parametrize("what", ["abort", "close", "complete"])
 async def test_an_observer_may_end_its_own_run(when: str, what: str) -> None:
     class Ends(Observer):
@@ -277,6 +278,11 @@ async def test_an_observer_may_end_its_own_run(when: str, what: str) -> None:
                 run.close()
             else:
                 run.complete_group(request.group)
+
+        @override
+        def streamed(self, request: Request, ids: "array[int]", logprobs: "array[float]") -> None:
+            if when == "streamed":
+                self.act(request)
 
         @override
         def grown(self, result: ChunkResult) -> None:
@@ -291,6 +297,8 @@ async def test_an_observer_may_end_its_own_run(when: str, what: str) -> None:
     async with staged(FakeSGLang(delay_s=0.002)) as stage:
         (group,) = stage.groups(1, n=3)
         group.growing = what == "complete"
+        for request in group.requests:
+            request.watched = when == "streamed"
         run = stage.driver.submit([group], [Ends()])
         innocent = stage.driver.submit(stage.groups(2, run_id="other"))
         (over,) = [each async for each in run]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seer_sgl.driver.flights import result_of
 from seer_sgl.errors import ChunkRecalled, EngineUnavailable, RequestRejected
 from seer_sgl.sampling import NEUTRAL, Sampling
 from seer_sgl.scheduling.context_aware import ContextAware
@@ -63,6 +64,7 @@ class World:
     groups: list[Group] = field(default_factory=list)
     inflight: list[Chunk] = field(default_factory=list)
     ended: Counter[str] = field(default_factory=Counter)  # by request uid
+    aborted: set[str] = field(default_factory=set)  # uids of requests that end with their chunk
 
     callers: int = 3
     joined: int = 0
@@ -109,6 +111,7 @@ class World:
 
     def end(self, event: str, pick: int) -> None:
         chunk = self.inflight.pop(pick % len(self.inflight))
+        aborted = chunk.request.uid in self.aborted
         errors = {
             "lost": EngineUnavailable("gone"),
             "refused": RequestRejected("no"),
@@ -116,14 +119,15 @@ class World:
         }
         if event in errors:
             error = errors[event]
-            result = ChunkResult(chunk=chunk, now=self.now, error=error)
+            result = ChunkResult(chunk=chunk, now=self.now, error=error, aborted=aborted)
         else:
             share = {"abort": 0.5, "empty abort": 0.0}.get(event, 1.0)
             finish = {"abort": "abort", "empty abort": "abort", "stop": "stop"}.get(event, "length")
             reply = make_reply(int(share * chunk.max_new_tokens), finish)  # type: ignore[arg-type]
             reply.retractions = int(event == "retracted")
-            result = ChunkResult(chunk=chunk, now=self.now, reply=reply)
+            result = result_of(chunk, reply, self.now, aborted=aborted)
         self.scheduler.complete(result)
+        assert not aborted or chunk.request.state is RequestState.FINISHED
         self.leave_if_empty()
         self.ended[chunk.request.uid] += chunk.request.state is RequestState.FINISHED
 
@@ -137,6 +141,8 @@ class World:
         finished, inflight = request.state is RequestState.FINISHED, request.state
         at_once = self.scheduler.abort(request, self.now)
         assert at_once is (inflight is not RequestState.RUNNING)
+        if not at_once:
+            self.aborted.add(request.uid)
         if at_once and not finished and not request.group.withdrawn:
             assert request.finish_reason == "abort"
             self.ended[request.uid] += 1

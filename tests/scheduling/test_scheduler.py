@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seer_sgl.driver.flights import result_of
 from seer_sgl.errors import ChunkRecalled, EngineDied, EngineUnavailable, RequestRejected
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.placement import EngineSlot, Wait
@@ -30,7 +31,7 @@ def take(scheduler: Scheduler) -> Chunk:
 
 
 def returned(scheduler: Scheduler, chunk: Chunk, reply: ChunkReply) -> None:
-    scheduler.complete(ChunkResult(chunk=chunk, now=1.0, reply=reply))
+    scheduler.complete(result_of(chunk, reply, 1.0))
 
 
 def failed(scheduler: Scheduler, chunk: Chunk, error: Exception) -> None:
