@@ -49,8 +49,9 @@ class FirstDispatch(Observer):
 
     @override
     def sent(self, chunk: Chunk, now: float) -> None:
-        if not chunk.request.engines and chunk.request.attempts == 1:
-            self.order.append((chunk.request.group.group_id, chunk.request.index))
+        name = chunk.request.group.group_id, chunk.request.index
+        if name not in self.order:
+            self.order.append(name)
 
 
 def servers() -> dict[str, Any]:

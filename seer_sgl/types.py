@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from .errors import RequestRejected
 from .sampling import Sampling as Sampling  # noqa: PLC0414 (a data type like the ones below)
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -133,8 +132,9 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     `own_sampling`: its sampling parameters if they differ from its group's. `given`: the leading
     response tokens that its caller sent with it (a response that was begun before). `passthrough`:
     sends it unmodified; the driver only chooses the engine and the time. `home`: the
-    engine that holds KV of its input before its first chunk. `kept`: its KV stays in the pool, and
-    is still acknowledged, until its group no longer grows.
+    engine that holds KV of its input before its first chunk, which it ran for the request with the
+    uid `follows`. `kept`: its KV stays in the pool, and is still acknowledged, until its group no
+    longer grows.
     """
 
     uid: str  # the prefix of its SGLang request ids
@@ -147,6 +147,7 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     given: int = 0
     passthrough: SendUnread | None = None
     home: str | None = None
+    follows: str | None = None
     kept: bool = False
     state: RequestState = RequestState.PENDING
     response_ids: "array[int]" = msgspec.field(default_factory=token_array)
@@ -155,20 +156,8 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     finish_reason: FinishReason | None = None
     matched: int | str | None = None
     engines: list[str] = msgspec.field(default_factory=list)  # one entry per chunk that returned
-    attempts: int = 0  # chunks sent, failed ones included: makes SGLang request ids unique
-    failures: int = 0  # consecutive chunks without tokens, not counting aborted ones
-    aborts: int = 0  # consecutive chunks that were aborted before their first token
-    failing_since: float | None = None  # when the first of these chunks ended, awake seconds
-    # By engine id: the error of its last chunk, if no chunk of any engine brought tokens since.
-    setbacks: dict[str, Exception] = msgspec.field(default_factory=dict)
-    kills: int = 0  # engines that died with it, while it may be the cause (scheduling/suspects.py)
-    suspect_until: int = 0  # the response length at which it is not the cause of these deaths
-    alone: bool = False  # its next chunk is the only one of such a request on its engine
     failure: Failure | None = None  # why it was given up
     watched: bool = False  # its tokens are reported as they arrive
-    rid: str = ""  # the id of the newest chunk
-    returned_at: float | None = None  # when that chunk came back; None while it is in flight
-    stored: bool = False  # all KV up to the end of the newest chunk is in the pool
     verify_steps: int = 0
     submitted_at: float = 0.0
     started_at: float | None = None
@@ -203,11 +192,6 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     def remaining(self) -> int:
         """The number of response tokens still allowed."""
         return self.max_response_len - self.generated
-
-    @property
-    def refusals(self) -> list[str]:
-        """The error messages of the engines that refused the request."""
-        return [str(e) for e in self.setbacks.values() if isinstance(e, RequestRejected)]
 
     def prefill(self, ids: "array[int]", version: str) -> None:
         """Puts the tokens that a new request is given first, as if weights `version` had sampled

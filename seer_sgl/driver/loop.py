@@ -200,8 +200,11 @@ class RolloutLoop(EngineControl):
         run = self.runs.by_group.get(request.group.uid) if request is not None else None
         if request is None or run is None:
             return
+        now, returned_at = self._clock(), self._scheduler.returned_at(request)
+        # An acknowledgement may overtake the reply.
+        after_s = 0.0 if returned_at is None else now - returned_at
         for observer in run.observers:
-            observer.stored(request, complete, self._clock())
+            observer.stored(request, complete, after_s, now)
         self._wake()
 
     async def run(self) -> None:

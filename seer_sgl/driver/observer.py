@@ -39,8 +39,11 @@ class Observer:
     def lost(self, result: ChunkResult) -> None:
         """A chunk came back with an error; its request is unchanged."""
 
-    def stored(self, request: Request, complete: bool, now: float) -> None:
-        """The KV of the request's newest chunk is in the pool: all of it if `complete`."""
+    def stored(self, request: Request, complete: bool, after_s: float, now: float) -> None:
+        """The KV of the request's newest chunk is in the pool: all of it if `complete`.
+
+        after_s: seconds since the chunk came back.
+        """
 
     def finished(self, request: Request, sample: Sample) -> None:
         """A request is complete; its sample is in its group."""

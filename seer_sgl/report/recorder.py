@@ -124,11 +124,9 @@ class Recorder(Observer):
         engine.totals.add(figures)
 
     @override
-    def stored(self, request: Request, complete: bool, now: float) -> None:
+    def stored(self, request: Request, complete: bool, after_s: float, now: float) -> None:
         if complete:
-            # An acknowledgement may overtake the reply.
-            returned_at = now if request.returned_at is None else request.returned_at
-            self.store_s.append(now - returned_at)
+            self.store_s.append(after_s)
         else:
             self.unstored += 1
 

@@ -69,7 +69,7 @@ class Client:
         seed = derived_seed(shared.seed, self.index, self._turns, shared.group.group_id)
         request = shared.request(input_ids, seed, sampling)
         if self._last is not None and self._last.engines:
-            request.home, request.stored = self._last.engines[-1], self._last.stored
+            request.home, request.follows = self._last.engines[-1], self._last.uid
         self._turns += 1
         self._last = request
         sample = shared.turn(await shared.finished(request), request)

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from seer_sgl.types import Group, Move, Request
 
+from .attempts import Attempts
 from .engine_index import EngineIndex, EngineSlot
 from .placement import Placed, Wait
 
@@ -30,10 +31,9 @@ class PinnedGroups:
         self._turn = turn
         self._pins: WeakKeyDictionary[Group, EngineSlot] = WeakKeyDictionary()
 
-    def choose(
-        self, request: Request, total_len: int, fleet: EngineIndex, may_wait: bool
-    ) -> Placed | Wait:
+    def choose(self, attempts: Attempts, total_len: int, fleet: EngineIndex) -> Placed | Wait:
         """Returns the engine of the request's group."""
+        request = attempts.request
         slot = self._pins.get(request.group)
         if slot is None or not slot.available:
             slot = self._turn(fleet)
@@ -49,12 +49,10 @@ class SingleRequests:
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
 
-    def choose(
-        self, request: Request, total_len: int, fleet: EngineIndex, may_wait: bool
-    ) -> Placed | Wait:
+    def choose(self, attempts: Attempts, total_len: int, fleet: EngineIndex) -> Placed | Wait:
         """Returns the engine that `turn` chooses."""
         slot = self._turn(fleet)
-        return Wait.FOR_ROOM if slot is None else _placed(request, slot, fleet)
+        return Wait.FOR_ROOM if slot is None else _placed(attempts.request, slot, fleet)
 
 
 def _placed(request: Request, slot: EngineSlot, fleet: EngineIndex) -> Placed:

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from seer_sgl.types import Move, Request
 
+from .attempts import Attempts
 from .costs import Costs
 from .engine_index import EngineIndex, EngineSlot
 
@@ -39,13 +40,8 @@ class Wait(Enum):
 class Placement(Protocol):
     """Chooses the engine of a chunk (the paper's select_instance)."""
 
-    def choose(
-        self, request: Request, total_len: int, fleet: EngineIndex, may_wait: bool
-    ) -> Placed | Wait:
-        """Returns the engine of the next chunk, which grows the request to `total_len` tokens.
-
-        `may_wait`: the request may still wait for its KV to be stored.
-        """
+    def choose(self, attempts: Attempts, total_len: int, fleet: EngineIndex) -> Placed | Wait:
+        """Returns the engine of the next chunk, which grows the request to `total_len` tokens."""
 
 
 class CacheAware:
@@ -59,10 +55,9 @@ class CacheAware:
         self._max_spread = max_spread
         self._gap = gap
 
-    def choose(
-        self, request: Request, total_len: int, fleet: EngineIndex, may_wait: bool
-    ) -> Placed | Wait:
+    def choose(self, attempts: Attempts, total_len: int, fleet: EngineIndex) -> Placed | Wait:
         """Returns an engine and how the KV gets there, or the reason to wait."""
+        request = attempts.request
         view = _View(request, total_len, fleet)
         best = view.cached_most() if self._balanced(fleet) else view.loaded_least()
         if best is None:
@@ -72,9 +67,9 @@ class CacheAware:
             return Placed(best, Move.STAY)
         if not self._worth_fetching(home, best, request.total_len - view.cached(best)):
             return Placed(best, Move.PREFILL)
-        if request.stored:
+        if attempts.stored:
             return Placed(best, Move.FETCH)
-        if may_wait and home.available:
+        if attempts.may_wait and home.available:
             return Wait.FOR_STORE
         stays = home.admits(request, total_len)
         return Placed(home, Move.STAY) if stays else Placed(best, Move.PREFILL)

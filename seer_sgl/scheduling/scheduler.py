@@ -9,7 +9,7 @@ no network. What always holds (tests/scheduling/test_properties.py):
 - The KV promised on an engine, to all chunks there up to the end of their budgets, fits its cache.
 - An engine that is unavailable or leaves gets no chunk. A refused request goes elsewhere first.
 - No request starves: with q others ready, it is picked within 64 (q + 1) picks of its caller.
-- With nothing submitted, nothing is left: ledger, parked requests, suspects and setbacks are empty.
+- With nothing submitted, nothing is left: ledger, parked requests, suspects and attempts are empty.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +30,7 @@ from seer_sgl.types import (
     RequestState,
 )
 
+from .attempts import Attempts
 from .delayed import DelayedRequests
 from .engine_index import EngineIndex, EngineSlot
 from .fair_share import FairShare
@@ -74,10 +75,7 @@ class Scheduler:
         self._policy = FairShare(make_policy)
         self._placement = placement or CacheAware()
         self._fleet = EngineIndex()
-        self._live: dict[str, Request] = {}  # by uid, until finished or withdrawn
-        # Uids of requests whose KV did not reach the pool in time. A missing page may stay missing,
-        # so they do not wait again until all of their KV is acknowledged.
-        self._no_wait: set[str] = set()
+        self._live: dict[str, Attempts] = {}  # by uid, until finished or withdrawn
         self._parking = DelayedRequests()
         self._setbacks = Setbacks(self._fleet, patience_s)
         self._suspects = Suspects(max_engine_kills)
@@ -210,29 +208,33 @@ class Scheduler:
 
     def forget_kv(self) -> None:
         """Discards all knowledge of stored KV: new weights make the KV of all requests useless."""
-        for request in self._live.values():
-            request.stored = False
-            if self._parking.leave(request):
-                self._make_ready(request)
+        for attempts in self._live.values():
+            attempts.stored = False
+            if self._parking.leave(attempts.request):
+                self._make_ready(attempts)
 
     def stored(self, rid: str, complete: bool) -> Request | None:
         """Records that the KV of chunk `rid` is in the pool, or that a part is permanently missing.
 
         Returns the request whose newest chunk this is; None if there is no such request.
         """
-        request = self._live.get(rid.rpartition(".")[0])
-        if request is None:
+        attempts = self._live.get(rid.rpartition(".")[0])
+        if attempts is None:
             return None
         if complete:
-            self._no_wait.discard(request.uid)  # late but complete: waiting pays again
-        if rid != request.rid:
+            attempts.no_wait = False  # late but complete: waiting pays again
+        if rid != attempts.rid:
             return None
-        request.stored = complete
+        attempts.stored = complete
         if not complete:
-            self._no_wait.add(request.uid)  # the KV will never be complete
-        if self._parking.leave(request):
-            self._make_ready(request)
-        return request
+            attempts.no_wait = True  # the KV will never be complete
+        if self._parking.leave(attempts.request):
+            self._make_ready(attempts)
+        return attempts.request
+
+    def returned_at(self, request: Request) -> float | None:
+        """Returns when the newest chunk of a live request came back; None while it is in flight."""
+        return self._live[request.uid].returned_at
 
     def next_assignment(self, now: float) -> Chunk | None:
         """Returns the next chunk to send, already accounted for; None if none can start now.
@@ -240,10 +242,10 @@ class Scheduler:
         `now`: seconds on the caller's clock.
         """
         for waited in self._parking.due(now):
-            self._no_wait.add(waited.uid)
-            self._make_ready(waited)
+            self._live[waited.uid].no_wait = True
+            self._make_ready(self._live[waited.uid])
         for refused in self._refused.due(now):
-            self._make_ready(refused)
+            self._make_ready(self._live[refused.uid])
         for tested in self._suspects.released():
             self._policy.push(tested)
         if self._max_inflight is not None and self._inflight >= self._max_inflight:
@@ -252,16 +254,16 @@ class Scheduler:
         if suspect is not None:
             return suspect if isinstance(suspect, Chunk) else None
         while (request := self._policy.peek()) is not None:
-            budget = self._budget(request)
-            chosen = self._choose(request, request.total_len + budget)
-            if chosen is Wait.FOR_ROOM and not request.refusals:
+            attempts, budget = self._live[request.uid], self._budget(request)
+            chosen = self._choose(attempts, request.total_len + budget)
+            if chosen is Wait.FOR_ROOM and not attempts.refusals:
                 return None
             self._policy.pop()
             if chosen is Wait.FOR_ROOM:  # a refused request must not block the requests after it
                 self._refused.park(request, now + REFUSED_PAUSE_S)
                 continue
             if chosen is not Wait.FOR_STORE:
-                return self._start(request, *chosen, budget, now)
+                return self._start(attempts, *chosen, budget, now)
             self._parking.park(request, now + self._store_patience_s)
         return None
 
@@ -269,6 +271,7 @@ class Scheduler:
         """Applies a returned chunk: the request grows, and finishes or becomes ready again."""
         chunk = result.chunk
         request, group = chunk.request, chunk.request.group
+        attempts = self._live.get(request.uid) or Attempts(request)  # its group was withdrawn
         slot = self._fleet[chunk.engine_id]
         if slot.ledger is not None and result.reply is not None and result.reply.retractions:
             slot.ledger.feedback.retracted()
@@ -280,45 +283,52 @@ class Scheduler:
         self._suspects.ended(request, slot.engine_id)
         if slot.reserved_for is request:
             self._reserve(slot, None)
-        request.state, request.returned_at = RequestState.PENDING, result.now
+        request.state, attempts.returned_at = RequestState.PENDING, result.now
         if result.reply is None:
-            request.rid, request.stored = "", False  # the stored KV may not match our tokens
+            attempts.rid, attempts.stored = "", False  # the stored KV may not match our tokens
         else:
             self._grow(result.reply, chunk, result.now)
         recalled = isinstance(result.error, ChunkRecalled)
         failed = not recalled and (result.reply is None or result.reply.tokenless)
         if failed:
-            self._setbacks.failed(request, slot, result.error)
+            self._setbacks.failed(attempts, slot, result.error)
         elif not recalled:
-            self._setbacks.forgiven(request, slot)
+            self._setbacks.forgiven(attempts, slot)
             if not died:  # else these tokens had arrived before
-                self._suspects.proceeded(request)
+                self._suspects.proceeded(attempts)
         if result.aborted and request.state is not RequestState.FINISHED:
             self._finish(request, "abort", None, result.now)
         if request.state is RequestState.FINISHED or group.withdrawn:
             return
-        failure = self._verdict(result, slot, died=died, failed=failed)
+        failure = self._verdict(attempts, result, slot, died=died, failed=failed)
         if failure is not None:
             self._give_up(request, failure, result.now)
-        elif failed and request.refusals and not self._setbacks.others(request):
+        elif failed and attempts.refusals and not self._setbacks.others(attempts):
             self._refused.park(request, result.now + REFUSED_PAUSE_S)
         else:
-            self._make_ready(request)
+            self._make_ready(attempts)
 
     def _verdict(
-        self, result: ChunkResult, slot: EngineSlot, *, died: bool, failed: bool
+        self,
+        attempts: Attempts,
+        result: ChunkResult,
+        slot: EngineSlot,
+        *,
+        died: bool,
+        failed: bool,
     ) -> Failure | None:
         """Returns the reason to give up the chunk's request; None if it is sent again."""
         failure = None
         if died:
             failure = self._suspects.killed(
+                attempts,
                 result.chunk,
                 str(result.error),
                 beside_others=slot.inflight > 0 or self._fallen[slot.engine_id] > 1,
                 stalled=isinstance(result.error, EngineStalled),
             )
         if failure is None and failed:
-            failure = self._setbacks.verdict(result.chunk.request, slot)
+            failure = self._setbacks.verdict(attempts, slot)
         return failure
 
     def check(self) -> list[str]:
@@ -334,7 +344,7 @@ class Scheduler:
                 breaches.append(f"{slot.ledger.used} KV tokens of {slot.engine_id} are promised")
         if self._live:
             breaches.append(f"{len(self._live)} requests are left, such as {min(self._live)}")
-        if self._no_wait or (self._parking.next_due, self._refused.next_due) != (None, None):
+        if (self._parking.next_due, self._refused.next_due) != (None, None):
             breaches.append("requests are left waiting")
         breaches += self._suspects.breaches()
         if self._policy.callers:
@@ -348,10 +358,10 @@ class Scheduler:
         later = slot.started - oldest.number
         return later - (slot.inflight - 1) >= OVERTAKEN
 
-    def _make_ready(self, request: Request) -> None:
+    def _make_ready(self, attempts: Attempts) -> None:
         """Makes a pending request wait for its next chunk."""
-        if not self._suspects.take(request):
-            self._policy.push(request)
+        if not self._suspects.take(attempts):
+            self._policy.push(attempts.request)
 
     def _next_suspect(self, now: float) -> Chunk | Wait | None:
         """Returns the next chunk of a suspect, on an engine without another one.
@@ -359,29 +369,30 @@ class Scheduler:
         Wait.FOR_ROOM: no engine has room for it, and no suspect runs, so that it goes next. None:
         other requests go first.
         """
-        request = self._suspects.first
-        if request is None:
+        attempts = self._suspects.first
+        if attempts is None:
             return None
-        budget = self._suspects.budget(request, self._budget(request))
+        request = attempts.request
+        budget = self._suspects.budget(attempts, self._budget(request))
         total_len = request.total_len + budget
-        others = self._setbacks.others(request) or [each for each in self._fleet if each.available]
+        others = self._setbacks.others(attempts) or [each for each in self._fleet if each.available]
         able = (
             each
             for each in others
             if self._suspects.may_join(each) and each.admits(request, total_len)
         )
         slot = min(able, key=lambda e: (e.inflight, e is not self._awaited), default=None)
-        trial = self._suspects.is_trial(request)
+        trial = self._suspects.is_trial(attempts)
         self._await_empty(slot if trial else None, request)
         if slot is None:
-            return None if self._suspects.running or request.refusals else Wait.FOR_ROOM
+            return None if self._suspects.running or attempts.refusals else Wait.FOR_ROOM
         if trial and slot.inflight:
             return None
         self._suspects.leave(request)
         self._awaited = None
-        if self._suspects.keeps_others_away(request):
+        if self._suspects.keeps_others_away(attempts):
             self._reserve(slot, request)
-        return self._start(request, slot, self._move(request, slot), budget, now)
+        return self._start(attempts, slot, self._move(request, slot), budget, now)
 
     def _await_empty(self, slot: EngineSlot | None, request: Request | None) -> None:
         """Keeps other requests away from an engine until it is empty; None: from no engine."""
@@ -406,19 +417,17 @@ class Scheduler:
             self.withdraw(request.group, failure)
         self._finish(request, "abort", None, now)
 
-    def _choose(self, request: Request, total_len: int) -> Placed | Wait:
+    def _choose(self, attempts: Attempts, total_len: int) -> Placed | Wait:
         """Returns the engine of the request's next chunk: one that has not refused it, if there is
         one."""
-        others = self._setbacks.others(request) if request.refusals else []
+        others = self._setbacks.others(attempts) if attempts.refusals else []
         if not others:
-            # Without a chunk of its own there is nothing to wait for.
-            may_wait = bool(request.rid) and request.uid not in self._no_wait
-            return self._placement.choose(request, total_len, self._fleet, may_wait)
-        able = (slot for slot in others if slot.admits(request, total_len))
+            return self._placement.choose(attempts, total_len, self._fleet)
+        able = (slot for slot in others if slot.admits(attempts.request, total_len))
         slot = min(able, key=lambda slot: slot.inflight, default=None)
         if slot is None:
             return Wait.FOR_ROOM
-        return Placed(slot, self._move(request, slot))
+        return Placed(slot, self._move(attempts.request, slot))
 
     def _budget(self, request: Request) -> int:
         """Returns the response tokens of the request's next chunk."""
@@ -427,25 +436,26 @@ class Scheduler:
         return min(request.remaining, self._chunk_tokens)
 
     def _start(
-        self, request: Request, slot: EngineSlot, move: Move, budget: int, now: float
+        self, attempts: Attempts, slot: EngineSlot, move: Move, budget: int, now: float
     ) -> Chunk:
+        request = attempts.request
         total_len = request.total_len + budget
         self._fallen.pop(slot.engine_id, None)
         self._inflight += 1
         self._fleet.start(slot, request, total_len)
         self._policy.started(request)
-        self._suspects.started(request, slot.engine_id)
+        self._suspects.started(attempts, slot.engine_id)
         request.state = RequestState.RUNNING
-        request.attempts += 1
+        attempts.sent += 1
         # SGLang's /abort_request matches by prefix: the terminator keeps c1 from aborting c10.
-        request.rid = f"{request.uid}.c{request.attempts}/"
-        request.stored, request.returned_at = False, None
+        attempts.rid = f"{request.uid}.c{attempts.sent}/"
+        attempts.stored, attempts.returned_at = False, None
         if request.started_at is None:
             request.started_at = now
         return Chunk(
             request=request,
             engine_id=slot.engine_id,
-            rid=request.rid,
+            rid=attempts.rid,
             max_new_tokens=budget,
             kv_tokens=total_len,
             move=move,
@@ -488,7 +498,12 @@ class Scheduler:
 
     def _add(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            self._live[request.uid] = request
+            followed = self._live.get(request.follows) if request.follows is not None else None
+            self._live[request.uid] = Attempts(
+                request,
+                sent=len(request.engines),  # by an earlier process
+                stored=followed is not None and followed.stored,
+            )
             self._policy.push(request)
 
     def _drop(self, request: Request) -> None:
@@ -498,4 +513,3 @@ class Scheduler:
         self._suspects.leave(request)
         if self._awaited is not None and self._awaited.reserved_for is request:
             self._await_empty(None, None)
-        self._no_wait.discard(request.uid)

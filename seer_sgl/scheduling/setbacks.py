@@ -5,8 +5,9 @@ is at fault; else the first engine is.
 """
 
 from seer_sgl.errors import ChunkAborted, ChunkInterrupted, EngineUnavailable, RequestRejected
-from seer_sgl.types import Failure, FailureKind, Request
+from seer_sgl.types import Failure, FailureKind
 
+from .attempts import Attempts
 from .engine_index import EngineIndex, EngineSlot
 
 # If so many consecutive chunks of a request fail, over a longer time than an outage may last, the
@@ -35,72 +36,72 @@ class Setbacks:
         """Adds elapsed time, without the time in which this process was stopped."""
         self._awake_s += seconds
 
-    def forgiven(self, request: Request, slot: EngineSlot) -> None:
+    def forgiven(self, attempts: Attempts, slot: EngineSlot) -> None:
         """Clears the failures of a request and an engine after a chunk returned tokens."""
-        request.failures, request.aborts, request.failing_since = 0, 0, None
-        request.setbacks.clear()
+        attempts.failures, attempts.aborts, attempts.failing_since = 0, 0, None
+        attempts.errors.clear()
         slot.served += 1
         slot.trouble = ""
         slot.refused.clear()
 
-    def failed(self, request: Request, slot: EngineSlot, error: Exception | None) -> None:
+    def failed(self, attempts: Attempts, slot: EngineSlot, error: Exception | None) -> None:
         """Records a chunk without tokens; `error` None: it was aborted before its first token. An
         engine that refuses MAX_REFUSED_GROUPS groups becomes unavailable."""
         if error is None or isinstance(error, ChunkAborted):
-            request.aborts += 1
+            attempts.aborts += 1
         else:
-            request.failures += 1
-        if request.failing_since is None:
-            request.failing_since = self._awake_s
+            attempts.failures += 1
+        if attempts.failing_since is None:
+            attempts.failing_since = self._awake_s
         last = error or EngineUnavailable("the engine aborted the chunk before its first token")
-        request.setbacks[slot.engine_id] = last
+        attempts.errors[slot.engine_id] = last
         if not isinstance(error, ChunkInterrupted):
             slot.trouble = str(last)
         if isinstance(error, RequestRejected):
-            slot.refused.add(request.group.uid)
+            slot.refused.add(attempts.request.group.uid)
             if len(slot.refused) >= MAX_REFUSED_GROUPS:
                 slot.available = False
                 self._fleet.changed(slot)
 
-    def verdict(self, request: Request, slot: EngineSlot) -> Failure | None:
+    def verdict(self, attempts: Attempts, slot: EngineSlot) -> Failure | None:
         """Returns the reason to give up the request after a failure on `slot`; None if there is
         none."""
-        last = request.setbacks[slot.engine_id]
+        last = attempts.errors[slot.engine_id]
         if isinstance(last, RequestRejected):
-            if len(request.refusals) > 1:
-                self._confirm(request)
-                refusals = f"two engines refused it: {'; '.join(request.refusals)}"
+            if len(attempts.refusals) > 1:
+                self._confirm(attempts)
+                refusals = f"two engines refused it: {'; '.join(attempts.refusals)}"
                 return Failure(FailureKind.REFUSED, refusals)
             if len(self._fleet) == 1 and slot.available:
                 return Failure(FailureKind.REFUSED, str(last))
-        if self._hopeless(request):
-            lost = request.failures + request.aborts
+        if self._hopeless(attempts):
+            lost = attempts.failures + attempts.aborts
             message = f"{lost} chunks in a row failed; last error: {last}"
             return Failure(FailureKind.LOST, message)
         return None
 
-    def others(self, request: Request) -> list[EngineSlot]:
+    def others(self, attempts: Attempts) -> list[EngineSlot]:
         """Returns the available engines that have not refused the request."""
         return [
             slot
             for slot in self._fleet
             if slot.available
-            and not isinstance(request.setbacks.get(slot.engine_id), RequestRejected)
+            and not isinstance(attempts.errors.get(slot.engine_id), RequestRejected)
         ]
 
-    def _confirm(self, request: Request) -> None:
+    def _confirm(self, attempts: Attempts) -> None:
         """Clears the refusals of the request's group: two engines agree, so neither is at fault."""
         for slot in self._fleet:
-            slot.refused.discard(request.group.uid)
+            slot.refused.discard(attempts.request.group.uid)
 
-    def _hopeless(self, request: Request) -> bool:
+    def _hopeless(self, attempts: Attempts) -> bool:
         """Returns whether the request failed often and long enough, and on more than one engine if
         there are several."""
-        since = request.failing_since
-        failed_often = request.failures >= MAX_CONSECUTIVE_FAILURES
-        if since is None or not (failed_often or request.aborts >= MAX_CONSECUTIVE_ABORTS):
+        since = attempts.failing_since
+        failed_often = attempts.failures >= MAX_CONSECUTIVE_FAILURES
+        if since is None or not (failed_often or attempts.aborts >= MAX_CONSECUTIVE_ABORTS):
             return False
         if self._awake_s - since < self._patience_s:
             return False
-        untried = (s for s in self._fleet if s.available and s.engine_id not in request.setbacks)
-        return len(request.setbacks) > 1 or next(untried, None) is None
+        untried = (s for s in self._fleet if s.available and s.engine_id not in attempts.errors)
+        return len(attempts.errors) > 1 or next(untried, None) is None

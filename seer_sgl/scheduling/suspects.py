@@ -13,6 +13,7 @@ import itertools
 from seer_sgl.admission.sampling import divisible
 from seer_sgl.types import Chunk, Failure, FailureKind, Request
 
+from .attempts import Attempts
 from .engine_index import EngineSlot
 
 # The tokens of a test: a prefill and some decode steps, where requests kill.
@@ -32,35 +33,35 @@ class Suspects:
     had only this chunk, of a test or trial. Else it gets a trial, and then goes on like the others.
 
     A request is no longer a suspect once its response is longer than the chunks that died could
-    have made it. Until then `Request.kills` counts the engines, and `alone` is set while it must
+    have made it. Until then `Attempts.kills` counts the engines, and `alone` is set while it must
     not share an engine with another suspect.
     """
 
     def __init__(self, max_kills: int) -> None:
         self._max_kills = max_kills
-        self._waiting: dict[Request, None] = {}  # ready for a chunk apart, in order
-        self._alone: dict[str, Request] = {}  # by engine id, in flight
+        self._waiting: dict[Request, Attempts] = {}  # ready for a chunk apart, in order
+        self._alone: dict[str, Attempts] = {}  # by engine id, in flight
         self._tested: dict[Request, None] = {}  # ready, until all tests are over
 
     def __contains__(self, request: Request) -> bool:
         return request in self._waiting or request in self._tested
 
     @property
-    def first(self) -> Request | None:
+    def first(self) -> Attempts | None:
         """The suspect that has waited longest for a chunk apart; None if none waits."""
-        return next(iter(self._waiting), None)
+        return next(iter(self._waiting.values()), None)
 
     @property
     def running(self) -> bool:
         """Whether an engine runs a suspect apart from the others."""
         return bool(self._alone)
 
-    def take(self, request: Request) -> bool:
+    def take(self, attempts: Attempts) -> bool:
         """Takes a request that is ready for its next chunk. Returns whether it has to wait here."""
-        if request.alone:
-            self._waiting[request] = None
-        elif request.kills and self._tests():
-            self._tested[request] = None
+        if attempts.alone:
+            self._waiting[attempts.request] = attempts
+        elif attempts.kills and self._tests():
+            self._tested[attempts.request] = None
         else:
             return False
         return True
@@ -81,35 +82,42 @@ class Suspects:
         """Returns whether the engine runs no other suspect apart."""
         return slot.engine_id not in self._alone
 
-    def budget(self, request: Request, tokens: int) -> int:
+    def budget(self, attempts: Attempts, tokens: int) -> int:
         """Returns the token budget of the request's next chunk, which is short for a test."""
-        if not request.alone or not divisible(request):
+        if not attempts.alone or not divisible(attempts.request):
             return tokens
-        if self.is_trial(request):
-            growth = pow(TRIAL_GROWTH, request.kills - self._max_kills)
+        if self.is_trial(attempts):
+            growth = pow(TRIAL_GROWTH, attempts.kills - self._max_kills)
             return min(tokens, TRIAL_TOKENS * int(growth))
         return min(tokens, TEST_TOKENS)
 
-    def is_trial(self, request: Request) -> bool:
+    def is_trial(self, attempts: Attempts) -> bool:
         """Returns whether the request's next chunk needs an engine without any other."""
-        return request.alone and request.kills >= self._max_kills
+        return attempts.alone and attempts.kills >= self._max_kills
 
-    def keeps_others_away(self, request: Request) -> bool:
+    def keeps_others_away(self, attempts: Attempts) -> bool:
         """Returns whether no chunk may join the request's engine, at least while a test takes."""
-        return self.is_trial(request) or (request.alone and divisible(request))
+        return self.is_trial(attempts) or (attempts.alone and divisible(attempts.request))
 
-    def started(self, request: Request, engine_id: str) -> None:
+    def started(self, attempts: Attempts, engine_id: str) -> None:
         """Records that a chunk of the request went to an engine."""
-        if request.alone:
-            self._alone[engine_id] = request
+        if attempts.alone:
+            self._alone[engine_id] = attempts
 
     def ended(self, request: Request, engine_id: str) -> None:
         """Records that the chunk came back."""
-        if self._alone.get(engine_id) is request:
+        alone = self._alone.get(engine_id)
+        if alone is not None and alone.request is request:
             del self._alone[engine_id]
 
     def killed(
-        self, chunk: Chunk, why: str, *, beside_others: bool, stalled: bool = False
+        self,
+        attempts: Attempts,
+        chunk: Chunk,
+        why: str,
+        *,
+        beside_others: bool,
+        stalled: bool = False,
     ) -> Failure | None:
         """Makes the chunk's request a suspect: its engine died, or made no progress (`stalled`).
 
@@ -117,32 +125,29 @@ class Suspects:
         reason to give the request up; None if it is sent again. Engines that stand still take
         MORE_STALLS of evidence more.
         """
-        request = chunk.request
-        tested, request.alone = request.alone, True
-        request.kills += 1
-        longest = request.generated + chunk.max_new_tokens
-        request.suspect_until = max(request.suspect_until, longest)
-        if request.kills < self._max_kills + MORE_STALLS * stalled or not tested or beside_others:
+        tested, attempts.alone = attempts.alone, True
+        attempts.kills += 1
+        longest = chunk.request.generated + chunk.max_new_tokens
+        attempts.suspect_until = max(attempts.suspect_until, longest)
+        if attempts.kills < self._max_kills + MORE_STALLS * stalled or not tested or beside_others:
             return None
         ends = "died or stood still" if stalled else "died"
-        message = f"{request.kills} engines {ends} while they ran it; the last one: {why}"
+        message = f"{attempts.kills} engines {ends} while they ran it; the last one: {why}"
         return Failure(FailureKind.KILLED, message)
 
-    def proceeded(self, request: Request) -> None:
+    def proceeded(self, attempts: Attempts) -> None:
         """Records that the request has grown."""
-        request.alone = False
-        if request.kills and request.generated >= request.suspect_until:
-            request.kills, request.suspect_until = 0, 0
+        attempts.alone = False
+        if attempts.kills and attempts.request.generated >= attempts.suspect_until:
+            attempts.kills, attempts.suspect_until = 0, 0
 
     def breaches(self) -> list[str]:
         """Returns what is left over in an idle scheduler."""
-        inside = itertools.chain(self._waiting, self._tested, self._alone.values())
-        left = [request.uid for request in inside]
+        apart = (attempts.request for attempts in self._alone.values())
+        left = [request.uid for request in (*self._waiting, *self._tested, *apart)]
         return [f"suspects are left, such as {left[0]}"] if left else []
 
     def _tests(self) -> bool:
         """Returns whether a test is left or runs."""
-        return any(map(self._is_test, itertools.chain(self._waiting, self._alone.values())))
-
-    def _is_test(self, request: Request) -> bool:
-        return request.alone and request.kills < self._max_kills
+        apart = itertools.chain(self._waiting.values(), self._alone.values())
+        return any(each.alone and each.kills < self._max_kills for each in apart)

@@ -310,7 +310,7 @@ class Generation(Observer):
         if before is None and call.session_id is not None:
             before = self._sessions.last_turn(call.session_id)
         if before is not None and before.engines:
-            request.home, request.stored = before.engines[-1], before.stored
+            request.home, request.follows = before.engines[-1], before.uid
         return request
 
     def _close(self, opened: OpenGroup) -> None:

@@ -92,7 +92,7 @@ class Ledger(Observer):
         )
 
     @override
-    def stored(self, request: Request, complete: bool, now: float) -> None:
+    def stored(self, request: Request, complete: bool, after_s: float, now: float) -> None:
         if self.unwritten.pop(request.uid, None) is None:
             self._written.add(request.uid)
 

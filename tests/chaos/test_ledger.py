@@ -62,11 +62,11 @@ async def test_pages_are_unwritten_from_the_reply_to_the_acknowledgement(
     ledger, chunk = Ledger(), chunk_of(request_, 0)
     ledger.sent(chunk, 0.0)
     if early:  # the acknowledgement overtakes the reply
-        ledger.stored(request_, True, 0.0)
+        ledger.stored(request_, True, 0.0, 0.0)
     ledger.grown(ChunkResult(chunk=chunk, now=0.0, reply=make_reply(8)))
     assert ledger.unwritten == ({} if early else {request_.uid: "e0"})
     if not early:
-        ledger.stored(request_, True, 0.0)
+        ledger.stored(request_, True, 0.0, 0.0)
     assert ledger.unwritten == {}
 
 

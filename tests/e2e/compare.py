@@ -32,7 +32,7 @@ class Migrations(Returns):
             self.left_kv_behind.append(chunk.rid)
 
     @override
-    def stored(self, request: Request, complete: bool, now: float) -> None:
+    def stored(self, request: Request, complete: bool, after_s: float, now: float) -> None:
         if not complete:
             self._incomplete.add(request.uid)
 

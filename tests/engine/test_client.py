@@ -46,8 +46,7 @@ async def joined(
 
 
 def chunk_of(request: Request, budget: int = 10) -> Chunk:
-    request.attempts += 1
-    rid = f"{request.uid}.c{request.attempts}/"
+    rid = f"{request.uid}.c1/"
     return msgspec.structs.replace(chunk_on("e0", request), rid=rid, max_new_tokens=budget)
 
 

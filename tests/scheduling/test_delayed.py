@@ -3,12 +3,13 @@
 import pytest
 
 from seer_sgl.errors import EngineUnavailable
+from seer_sgl.scheduling.attempts import Attempts
 from seer_sgl.scheduling.delayed import DelayedRequests
 from seer_sgl.scheduling.engine_index import EngineIndex, EngineSlot
 from seer_sgl.scheduling.placement import Placed, Wait
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.timing import DEFAULT
-from seer_sgl.types import Chunk, ChunkResult, Group, Move, Request
+from seer_sgl.types import Chunk, ChunkResult, Group, Move
 from tests.helpers import LEFT, make_group, make_reply
 
 
@@ -33,14 +34,15 @@ class WaitsForKV:
     def __init__(self) -> None:
         self.offers: list[tuple[int, bool]] = []  # (index, may_wait)
 
-    def choose(self, request: Request, _: int, fleet: EngineIndex, may_wait: bool) -> Placed | Wait:
-        self.offers.append((request.index, may_wait))
+    def choose(self, attempts: Attempts, total_len: int, fleet: EngineIndex) -> Placed | Wait:
+        request = attempts.request
+        self.offers.append((request.index, attempts.may_wait))
         (engine,) = fleet
         if not engine.admits(request, request.total_len):
             return Wait.FOR_ROOM
-        if request.engines and not request.stored and may_wait:
+        if request.engines and not attempts.stored and attempts.may_wait:
             return Wait.FOR_STORE
-        return Placed(engine, Move.FETCH if request.stored else Move.STAY)
+        return Placed(engine, Move.FETCH if attempts.stored else Move.STAY)
 
 
 @pytest.fixture
@@ -92,8 +94,10 @@ def test_an_acknowledgement_before_the_reply_spares_the_wait(scheduler: Schedule
     chunk = started(scheduler)
     scheduler.stored(chunk.rid, True)
     scheduler.complete(ChunkResult(chunk=chunk, now=1.0, reply=make_reply(10)))
-    assert started(scheduler).move is Move.FETCH
-    assert not chunk.request.stored, "the next chunk is to be stored anew"
+    chunk = started(scheduler)
+    assert chunk.move is Move.FETCH
+    scheduler.complete(ChunkResult(chunk=chunk, now=2.0, reply=make_reply(10)))
+    assert scheduler.next_assignment(2.0) is None, "the next chunk is to be stored anew"
 
 
 def test_a_request_waits_so_long_and_is_then_offered_as_impatient(
@@ -170,7 +174,6 @@ def test_acknowledgements_of_older_chunks_and_of_strangers_change_nothing(
     assert scheduler.next_assignment(2.0) is None
     for rid in (older.rid, "someone.c1/", "", "/"):
         assert scheduler.stored(rid, True) is None
-    assert not group.requests[0].stored
     assert scheduler.next_assignment(2.0) is None
     assert scheduler.wake_at == 2.0 + DEFAULT.store_patience_s
     assert scheduler.stored(newer.rid, True) is group.requests[0]
@@ -197,3 +200,21 @@ def test_a_finished_request_is_no_longer_acknowledged(scheduler: Scheduler) -> N
     chunk = started(scheduler)
     scheduler.complete(ChunkResult(chunk=chunk, now=1.0, reply=make_reply(3, "stop")))
     assert scheduler.stored(chunk.rid, True) is None
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_request_that_follows_another_one_fetches_what_that_one_has_stored(
+    scheduler: Scheduler, kept: bool
+) -> None:
+    group = make_group(n=2)
+    first, second = group.requests.copy()
+    group.requests, group.growing = [first], True
+    first.kept = kept
+    scheduler.submit(group)
+    chunk = started(scheduler)
+    scheduler.complete(ChunkResult(chunk=chunk, now=1.0, reply=make_reply(3, "stop")))
+    assert (scheduler.stored(chunk.rid, True) is first) is kept
+    second.home, second.follows = "e0", first.uid
+    scheduler.grow(group, [second])
+    assert started(scheduler, 1.0).move is (Move.FETCH if kept else Move.STAY)
+    scheduler.withdraw(group, LEFT)

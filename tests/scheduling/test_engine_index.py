@@ -5,6 +5,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seer_sgl.scheduling.attempts import Attempts
 from seer_sgl.scheduling.engine_index import EngineIndex, EngineSlot, Extremes
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.placement import CacheAware, Placed, Wait
@@ -88,7 +89,7 @@ def test_placement_equals_the_rule_applied_to_every_engine(
                 continue
             total_len = request.total_len + budget
             expected = rule(request, total_len, fleet, limit)
-            chosen = placement.choose(request, total_len, fleet, True)
+            chosen = placement.choose(Attempts(request, rid="c1"), total_len, fleet)
             if expected is None:
                 assert chosen is Wait.FOR_ROOM
                 continue

@@ -64,6 +64,7 @@ class World:
     groups: list[Group] = field(default_factory=list)
     inflight: list[Chunk] = field(default_factory=list)
     ended: Counter[str] = field(default_factory=Counter)  # by request uid
+    newest: dict[str, str] = field(default_factory=dict)  # chunk ids by request uid
     aborted: set[str] = field(default_factory=set)  # uids of requests that end with their chunk
 
     callers: int = 3
@@ -102,6 +103,7 @@ class World:
             assert request.state is RequestState.RUNNING
             assert not request.group.withdrawn
             self.inflight.append(chunk)
+            self.newest[request.uid] = chunk.rid
         for slot in self.scheduler.engines:
             here = [chunk for chunk in self.inflight if chunk.engine_id == slot.engine_id]
             assert slot.inflight == len(here) <= slot.max_inflight
@@ -175,7 +177,7 @@ class World:
             "look": lambda: self.scheduler.elapsed(30.0),
             "wait": lambda: None,
             "stored": lambda: self.scheduler.stored(
-                requests[pick % len(requests)].rid, bool(pick % 3)
+                self.newest.get(requests[pick % len(requests)].uid, ""), bool(pick % 3)
             ),
         }
         self.now += DEFAULT.store_patience_s if event == "wait" else 0.01

@@ -73,7 +73,6 @@ def _apply(record: Returned | Ended | GivenUp, request: Request, started_at: flo
         raise ValueError(f"request {record.order} has another seed")
     request.append(_reply(record))
     request.engines.append(record.engine_id)
-    request.attempts += 1
     if request.generated > request.max_response_len:
         raise ValueError(f"request {record.order} has {request.generated} tokens")
     if record.finish is not None:
