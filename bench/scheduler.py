@@ -22,12 +22,12 @@ from typing import Any, TypeVar
 from seer_sgl.config import SchedulingConfig
 from seer_sgl.driver.build_scheduler import build_scheduler, new_slot
 from seer_sgl.driver.settings import Settings
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.types import (
     Chunk,
     ChunkReply,
     ChunkResult,
-    EngineInfo,
     Group,
     Prompt,
     Request,

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from seer_sgl import Rollout
-from seer_sgl.types import EngineInfo
+from seer_sgl.engine_types import EngineInfo
 
 ARMS = ("none", "request", "engine", "fleet")  # draft.scope
 REASONER = Path(__file__).parent / "reasoner"

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from typing_extensions import override
 
+from seer_sgl.engine_types import EngineInfo, EngineLoad
 from seer_sgl.errors import BadReply, EngineUnavailable
 from seer_sgl.sim.batch import SimulatedBatch
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.engine import VERSION, SimulatedEngine, Stored
 from seer_sgl.sim.job import Job
-from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, OnTokens
+from seer_sgl.types import Chunk, ChunkReply, OnTokens
 
 from .faults import Kind
 from .messages import FleetFaults, MessageFaults

@@ -9,9 +9,9 @@ import aiohttp
 import numpy as np
 
 from seer_sgl.engine.session import open_session
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import EngineUnavailable
 from seer_sgl.sim.config import EngineConfig
-from seer_sgl.types import EngineInfo
 
 BATCHES = (1, 2, 4, 8, 16, 64)
 CONTEXTS = (16, 500, 1500, 3000)

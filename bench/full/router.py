@@ -21,9 +21,9 @@ from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet
 from seer_sgl.engine.launch.process import api_key, engine_environment
 from seer_sgl.engine.session import open_session
+from seer_sgl.engine_types import EngineLoad, EngineWork
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.processes import OwnedProcess, free_port
-from seer_sgl.types import EngineLoad, EngineWork
 
 START_S = 120.0
 POLL_S = 0.2

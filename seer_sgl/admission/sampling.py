@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from seer_sgl.bounds import HIGHEST_REAL, LARGEST_ID
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.sampling import LIMIT, NEUTRAL, ORIGIN, Sampling
-from seer_sgl.types import EngineInfo, Request
+from seer_sgl.types import Request
 
 from .redos import redos_risk
 

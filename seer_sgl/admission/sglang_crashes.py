@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.sampling import Sampling
-from seer_sgl.types import EngineInfo
 
 from .sampling import Reason, invalid, unservable
 from .sglang_fields import (

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from seer_sgl.driver.driver import Driver
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import ConfigError, RolloutError, SeerError, StateError
 from seer_sgl.timing import DEFAULT, Timing
-from seer_sgl.types import EngineInfo
 
 from . import groups, memory, pausing, weights
 from .bodies import Fields

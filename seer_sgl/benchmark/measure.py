@@ -13,11 +13,12 @@ from seer_sgl.config import Config
 from seer_sgl.driver.observer import Observer
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet
+from seer_sgl.engine_types import EngineInfo, EngineWork
 from seer_sgl.errors import RolloutError
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.scheduling.lengths import KnownLengths
-from seer_sgl.types import EngineInfo, EngineWork, Prompt
+from seer_sgl.types import Prompt
 
 from .process_tree import process_tree, query_or
 

@@ -1,12 +1,12 @@
 """Builds the scheduler from the settings of a driver, and the scheduler's engine slots."""
 
 from seer_sgl.config import UNDIVIDED, SchedulingConfig
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.scheduling.engine_index import UNLIMITED, EngineSlot
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.placement import CacheAware
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.scheduling.strategy import make_strategy
-from seer_sgl.types import EngineInfo
 
 from .settings import Settings
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
 from seer_sgl.config import FleetConfig, KvPoolConfig, bytes_of
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import ConfigError
-from seer_sgl.types import EngineInfo, Prompt
+from seer_sgl.types import Prompt
 
 # SGLang accepts inputs of up to max_total_num_tokens - 6 (TpModelWorker.get_worker_info). A limit
 # this close to the KV capacity comes from that rule; any other comes from the context length.

@@ -15,9 +15,10 @@ from typing import Self
 
 import msgspec
 
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import ConfigError, RolloutError, first_error
 from seer_sgl.link.messages import Rates
-from seer_sgl.types import EngineInfo, Group, OnFailure
+from seer_sgl.types import Group, OnFailure
 
 from .build_scheduler import build_scheduler, new_slot
 from .checks import LengthLimits, differences, same_server

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from seer_sgl.engine_types import EngineInfo, EngineLoad, Server
 from seer_sgl.link.hub import DraftSink
 from seer_sgl.link.server import OnRates, OnStored
-from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, OnTokens, Server
+from seer_sgl.types import Chunk, ChunkReply, OnTokens
 
 
 class Engine(Protocol):

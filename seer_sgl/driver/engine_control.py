@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from seer_sgl.types import Chunk, EngineLoad
+from seer_sgl.engine_types import EngineLoad
+from seer_sgl.types import Chunk
 
 from .health import State
 

@@ -13,7 +13,7 @@ current ones.
 from collections.abc import Mapping
 from enum import Enum
 
-from seer_sgl.types import WrongWeights
+from seer_sgl.engine_types import WrongWeights
 
 
 class State(Enum):

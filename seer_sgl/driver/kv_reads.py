@@ -4,10 +4,11 @@ long."""
 import logging
 from collections.abc import Sequence
 
+from seer_sgl.engine_types import EngineLoad
 from seer_sgl.errors import EngineError
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.timing import Timing
-from seer_sgl.types import Chunk, EngineLoad
+from seer_sgl.types import Chunk
 
 from .engine import Engine
 from .engine_control import EngineControl

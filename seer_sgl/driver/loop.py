@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from typing_extensions import override
 
+from seer_sgl.engine_types import EngineLoad
 from seer_sgl.errors import (
     ChunkInterrupted,
     ChunkRecalled,
@@ -20,7 +21,7 @@ from seer_sgl.errors import (
 from seer_sgl.scheduling.engine_index import EngineSlot
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.timing import Timing
-from seer_sgl.types import Chunk, EngineLoad, RequestState
+from seer_sgl.types import Chunk, RequestState
 
 from .engine import Engine
 from .engine_control import EngineControl

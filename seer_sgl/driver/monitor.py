@@ -10,9 +10,9 @@ virtual machine), the clock would show a long silence of healthy engines.
 import asyncio
 import logging
 
+from seer_sgl.engine_types import ServerPhase, WrongWeights
 from seer_sgl.errors import EngineBroken, EngineError, RolloutError, StartedAgain
 from seer_sgl.scheduling.placement import EngineSlot
-from seer_sgl.types import ServerPhase, WrongWeights
 
 from .engine import Engine
 from .engine_control import EngineControl

@@ -3,16 +3,8 @@
 from array import array
 from collections.abc import Sequence
 
-from seer_sgl.types import (
-    Chunk,
-    ChunkResult,
-    EngineInfo,
-    EngineLoad,
-    Failure,
-    Group,
-    Request,
-    Sample,
-)
+from seer_sgl.engine_types import EngineInfo, EngineLoad
+from seer_sgl.types import Chunk, ChunkResult, Failure, Group, Request, Sample
 
 from .health import State
 

@@ -4,8 +4,8 @@ A KV ledger sends an engine no more chunks than fit. So its queue empties as fas
 unless something else holds the requests up, which the engine does not report.
 """
 
+from seer_sgl.engine_types import EngineLoad
 from seer_sgl.scheduling.placement import EngineSlot
-from seer_sgl.types import EngineLoad
 
 
 class QueueWatch:

@@ -7,8 +7,8 @@ request was sent, returned or prefilled, while the engine continued to decode.
 
 from typing import NamedTuple
 
+from seer_sgl.engine_types import EngineLoad
 from seer_sgl.scheduling.placement import EngineSlot
-from seer_sgl.types import EngineLoad
 
 QUIET_POLLS = 10  # consecutive polls, 5 s: longer than a reply is in transit
 

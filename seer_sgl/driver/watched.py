@@ -4,10 +4,10 @@ import asyncio
 import logging
 from typing import Any
 
+from seer_sgl.engine_types import EngineLoad, ServerPhase
 from seer_sgl.errors import EngineError
 from seer_sgl.scheduling.placement import EngineSlot
 from seer_sgl.timing import Timing
-from seer_sgl.types import EngineLoad, ServerPhase
 
 from .engine import Engine
 from .health import Health, State

@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from seer_sgl.engine_types import EngineInfo, EngineLoad, EngineWork, Server, WrongWeights
 from seer_sgl.errors import (
     BadReply,
     EngineBroken,
@@ -24,16 +25,7 @@ from seer_sgl.errors import (
 )
 from seer_sgl.link import contract
 from seer_sgl.timing import DEFAULT, Timing
-from seer_sgl.types import (
-    Chunk,
-    ChunkReply,
-    EngineInfo,
-    EngineLoad,
-    EngineWork,
-    OnTokens,
-    Server,
-    WrongWeights,
-)
+from seer_sgl.types import Chunk, ChunkReply, OnTokens
 
 from . import wire
 from .describe import (

@@ -6,10 +6,10 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import EngineBroken, EngineStartError, EngineUnavailable
 from seer_sgl.link import contract
 from seer_sgl.timing import DEFAULT
-from seer_sgl.types import EngineInfo
 
 from . import wire
 from .session import read_body

@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 
 from seer_sgl.config import Engines, ExternalEngines, FleetConfig, StartedEngines
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError
 from seer_sgl.kvpool.backend import resolved
 from seer_sgl.link.contract import HUB_URL, LINK_TOKEN, LINK_URL
@@ -20,7 +21,6 @@ from seer_sgl.link.hub import DraftSink
 from seer_sgl.link.server import LinkServer
 from seer_sgl.restarts import Restarts
 from seer_sgl.timing import DEFAULT, Timing
-from seer_sgl.types import EngineInfo
 
 from .client import HttpEngine
 from .keeper import Keeper

@@ -5,10 +5,10 @@ import logging
 
 import aiohttp
 
+from seer_sgl.engine_types import EngineInfo, Server, ServerPhase
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.restarts import Incidents, Restarts
 from seer_sgl.timing import DEFAULT, Timing
-from seer_sgl.types import EngineInfo, Server, ServerPhase
 
 from .launch.launcher import EngineStart, Launcher
 from .launch.ready import await_ready

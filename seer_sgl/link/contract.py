@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from seer_sgl.engine_types import EngineWork
 from seer_sgl.sampling import ORIGIN as ORIGIN  # noqa: PLC0414 (a key of the contract)
-from seer_sgl.types import EngineWork
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(gt=0)]

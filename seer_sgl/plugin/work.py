@@ -1,6 +1,6 @@
 """The work of the engine since it started: batches and prefilled tokens."""
 
-from seer_sgl.types import EngineWork
+from seer_sgl.engine_types import EngineWork
 
 from .hook import SCHEDULER, Hook
 from .sglang_types import SglScheduleBatch, SglScheduler

@@ -8,16 +8,9 @@ from typing_extensions import override
 
 from seer_sgl.chunk_figures import ChunkFigures, Totals
 from seer_sgl.driver.observer import Observer
+from seer_sgl.engine_types import EngineInfo, EngineLoad
 from seer_sgl.errors import EngineError
-from seer_sgl.types import (
-    ChunkResult,
-    EngineInfo,
-    EngineLoad,
-    Failure,
-    Group,
-    Request,
-    Sample,
-)
+from seer_sgl.types import ChunkResult, Failure, Group, Request, Sample
 
 from .report import TAIL_SHARE
 

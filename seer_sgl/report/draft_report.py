@@ -13,10 +13,10 @@ from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import EngineError
 from seer_sgl.link.hub import DraftSink
 from seer_sgl.timing import DEFAULT
-from seer_sgl.types import EngineInfo
 
 logger = logging.getLogger(__name__)
 SOURCES = ("prompt", "own", "here", "elsewhere")

@@ -14,12 +14,11 @@ from typing_extensions import override
 from seer_sgl.chunk_figures import ChunkFigures, Totals
 from seer_sgl.driver.health import State
 from seer_sgl.driver.observer import Observer
+from seer_sgl.engine_types import EngineInfo, EngineLoad
 from seer_sgl.errors import BadReply, ChunkRecalled
 from seer_sgl.types import (
     Chunk,
     ChunkResult,
-    EngineInfo,
-    EngineLoad,
     Failure,
     Group,
     Request,

@@ -7,10 +7,11 @@ from seer_sgl.admission.sampling import undivided, unservable
 from seer_sgl.config import UNDIVIDED, Config, LocalEngines, SchedulingConfig
 from seer_sgl.driver.checks import cut_fetches
 from seer_sgl.engine.launch.process import gpu_visible
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import PromptError
 from seer_sgl.kvpool.hicache import host_ratio
 from seer_sgl.scheduling.lengths import KnownLengths
-from seer_sgl.types import EngineInfo, Group, Prompt
+from seer_sgl.types import Group, Prompt
 
 from .lengths import expect_all
 

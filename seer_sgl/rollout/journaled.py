@@ -22,9 +22,10 @@ from seer_sgl.driver.journal.writer import BlockWriter
 from seer_sgl.driver.observer import Observer
 from seer_sgl.driver.samples import SampleMaker
 from seer_sgl.driver.tokenizer import Tokenizer
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import JournalError
 from seer_sgl.report.recorder import Recorder
-from seer_sgl.types import EngineInfo, Group, Prompt, Sampling
+from seer_sgl.types import Group, Prompt, Sampling
 
 logger = logging.getLogger(__name__)
 

@@ -31,6 +31,7 @@ from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.engine.orphans import end_orphans
 from seer_sgl.engine.session import most_chunks
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.kvpool.backend import resolved
 from seer_sgl.report.recorder import Recorder
@@ -39,7 +40,7 @@ from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.placement import Placement
 from seer_sgl.timing import DEFAULT, Timing
-from seer_sgl.types import EngineInfo, Group, Prompt, Sampling
+from seer_sgl.types import Group, Prompt, Sampling
 
 from .checks import check_groups, check_sampling, warnings_of_fetches
 from .fleet_figures import FleetFigures

@@ -15,13 +15,13 @@ no network. What always holds (tests/scheduling/test_properties.py):
 from collections.abc import Callable, Iterable, Sequence
 
 from seer_sgl.admission.sampling import divisible
+from seer_sgl.engine_types import EngineLoad
 from seer_sgl.errors import ChunkRecalled, EngineDied, EngineStalled
 from seer_sgl.timing import DEFAULT
 from seer_sgl.types import (
     Chunk,
     ChunkReply,
     ChunkResult,
-    EngineLoad,
     Failure,
     FinishReason,
     Group,

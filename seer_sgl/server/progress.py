@@ -6,7 +6,8 @@ from typing import Any
 from typing_extensions import override
 
 from seer_sgl.driver.observer import Observer
-from seer_sgl.types import ChunkResult, EngineLoad, Request
+from seer_sgl.engine_types import EngineLoad
+from seer_sgl.types import ChunkResult, Request
 
 
 class SignsOfWork(Observer):

@@ -11,13 +11,13 @@ from typing_extensions import override
 
 from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.observer import Observer
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import RolloutError
 from seer_sgl.rollout.journaled import RolloutJournal
 from seer_sgl.rollout.session import RolloutSession
 from seer_sgl.types import (
     Chunk,
     ChunkResult,
-    EngineInfo,
     Failure,
     Group,
     Request,

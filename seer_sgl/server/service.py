@@ -19,9 +19,9 @@ from seer_sgl.driver.response_text import ResponseText
 from seer_sgl.driver.tokenizer import Tokenizer
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import EngineUnavailable, RolloutError
 from seer_sgl.rollout.rollout import Rollout
-from seer_sgl.types import EngineInfo
 
 from .calls import Answer, Call
 from .errors import Aborted, BadRequest, Failed, Unavailable

@@ -8,8 +8,8 @@ from aiohttp import web
 from seer_sgl.backend.calls import call
 from seer_sgl.config import StartedEngines
 from seer_sgl.config.addresses import is_url
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import EngineStartError
-from seer_sgl.types import EngineInfo
 
 from .auth import add_admin_route
 from .control.bodies import field, read_fields

@@ -7,12 +7,11 @@ from typing import NamedTuple, Self
 from typing_extensions import override
 
 from seer_sgl.driver.engine import Engine
+from seer_sgl.engine_types import EngineInfo, EngineLoad
 from seer_sgl.link.server import OnRates, OnStored
 from seer_sgl.types import (
     Chunk,
     ChunkReply,
-    EngineInfo,
-    EngineLoad,
     Move,
     OnTokens,
     Request,

@@ -8,8 +8,8 @@ import pytest
 
 from bench.full.lanes import Pair, draw_pair, typical_pair
 from seer_sgl.benchmark.measure import Measurement
+from seer_sgl.engine_types import EngineLoad
 from seer_sgl.report.recorder import Recorder
-from seer_sgl.types import EngineLoad
 from tests.helpers import make_group
 from tests.support.infos import info
 from tests.support.rows import row

@@ -11,7 +11,8 @@ import psutil
 
 from seer_sgl import Rollout
 from seer_sgl.engine.client import HttpEngine
-from seer_sgl.types import Chunk, ServerPhase
+from seer_sgl.engine_types import ServerPhase
+from seer_sgl.types import Chunk
 
 from .ledger import Disturbance, Ledger
 from .outside import disturb, kill_process, stop_process

@@ -3,7 +3,7 @@
 import msgspec
 
 from seer_sgl.driver.checks import cut_fetches
-from seer_sgl.types import EngineInfo
+from seer_sgl.engine_types import EngineInfo
 from tests.support.infos import info
 
 

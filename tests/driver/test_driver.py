@@ -16,6 +16,7 @@ from seer_sgl.config import EnginesConfig
 from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.driver.observer import Observer
 from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine_types import Server
 from seer_sgl.errors import ChunkRecalled, ConfigError, RolloutError
 from seer_sgl.timing import Timing
 from seer_sgl.types import (
@@ -25,7 +26,6 @@ from seer_sgl.types import (
     Request,
     Sample,
     Sampling,
-    Server,
     token_array,
 )
 from tests.fake_sglang import FakeSGLang, response_of

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seer_sgl.driver.health import TRANSITIONS, Health, ImpossibleTransition, State
-from seer_sgl.types import WrongWeights
+from seer_sgl.engine_types import WrongWeights
 
 WRONG = WrongWeights("it serves weights a, not b")
 

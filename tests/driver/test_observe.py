@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing_extensions import override
 
 from seer_sgl.driver.groups import GroupMaker
-from seer_sgl.types import ChunkResult, EngineLoad, Prompt, Request, Sampling, token_array
+from seer_sgl.engine_types import EngineLoad
+from seer_sgl.types import ChunkResult, Prompt, Request, Sampling, token_array
 from tests.fake_sglang import FakeSGLang
 from tests.support.drivers import LIMIT, Events, all_of, check, staged
 from tests.support.timing import QUICK

@@ -5,10 +5,10 @@ from typing import Any
 
 from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.settings import Settings
+from seer_sgl.engine_types import EngineLoad, Server
 from seer_sgl.link.server import LinkServer
 from seer_sgl.sim.clock import run_virtually
 from seer_sgl.timing import Timing
-from seer_sgl.types import EngineLoad, Server
 from tests.support.infos import info
 
 TIMING = Timing(poll_s=0.5, most_polls_per_s=100.0)

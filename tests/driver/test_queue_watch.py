@@ -9,10 +9,10 @@ from aiohttp import web
 from typing_extensions import override
 
 from seer_sgl.driver.queue_watch import QueueWatch
+from seer_sgl.engine_types import EngineLoad
 from seer_sgl.scheduling.ledger import KVLedger
 from seer_sgl.scheduling.placement import EngineSlot
 from seer_sgl.timing import Timing
-from seer_sgl.types import EngineLoad
 from tests.fake_sglang import FakeSGLang
 from tests.support.fleets import all_groups, check, rolling
 from tests.support.waiting import until

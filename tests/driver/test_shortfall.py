@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from seer_sgl.driver.shortfall import QUIET_POLLS, Shortfall
+from seer_sgl.engine_types import EngineLoad
 from seer_sgl.scheduling.placement import EngineSlot
-from seer_sgl.types import EngineLoad
 from tests.fake_sglang import FakeSGLang
 from tests.support.fleets import all_groups, check, rolling
 from tests.support.timing import QUICK

@@ -13,8 +13,9 @@ from typing_extensions import override
 
 from seer_sgl.engine.client import REFUSALS
 from seer_sgl.engine.wire import Loads, refusal
+from seer_sgl.engine_types import EngineLoad
 from seer_sgl.timing import Timing
-from seer_sgl.types import Chunk, ChunkResult, EngineLoad
+from seer_sgl.types import Chunk, ChunkResult
 from tests.e2e.compare import Samples, assert_identical, roll
 from tests.e2e.conftest import external
 from tests.helpers import Returns

@@ -19,6 +19,7 @@ from seer_sgl.engine import wire
 from seer_sgl.engine.client import MAX_COUNT, HttpEngine
 from seer_sgl.engine.describe import decode_control, describe, described
 from seer_sgl.engine.session import PROBES, open_session, probing_socket
+from seer_sgl.engine_types import EngineInfo, Server
 from seer_sgl.errors import (
     BadReply,
     EngineDied,
@@ -27,7 +28,7 @@ from seer_sgl.errors import (
     RequestRejected,
 )
 from seer_sgl.timing import DEFAULT, Timing
-from seer_sgl.types import Chunk, ChunkReply, EngineInfo, Request, Sampling, Server
+from seer_sgl.types import Chunk, ChunkReply, Request, Sampling
 from tests.fake_sglang import VOCAB, FakeSGLang, response_of, serving
 from tests.garbage import CONTROL, DEEP, STATE
 from tests.helpers import make_group, make_reply

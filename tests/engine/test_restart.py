@@ -16,9 +16,9 @@ from seer_sgl.backend.weights import WeightUpdate
 from seer_sgl.config import parse
 from seer_sgl.driver.health import State
 from seer_sgl.engine.fleet import Fleet, open_fleet
+from seer_sgl.engine_types import ServerPhase
 from seer_sgl.errors import ConfigError, RolloutError
 from seer_sgl.processes import OwnedProcess
-from seer_sgl.types import ServerPhase
 from tests.support.launched import (
     RESTARTING,
     all_groups,

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
+from seer_sgl.engine_types import EngineWork
 from seer_sgl.plugin.work import Work
-from seer_sgl.types import EngineWork
 
 
 def batch(tokens: int | None, extends: bool = True) -> Any:

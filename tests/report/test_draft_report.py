@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import EngineUnavailable
 from seer_sgl.report.draft_report import FleetDraftCounters, read, section
-from seer_sgl.types import EngineInfo
 from tests.fake_sglang import FakeSGLang
 from tests.support.drafting import engine, hub
 from tests.support.fleets import PROMPTS, rolling

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from seer_sgl.engine_types import EngineLoad
 from seer_sgl.report.lanes import MAX_LANES, Lanes, nearest, spans_above_zero
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.timeline import draw_timeline
-from seer_sgl.types import EngineLoad
 from tests.helpers import make_group
 from tests.support.infos import info
 

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from seer_sgl.engine_types import EngineLoad
 from seer_sgl.report.progress import ShownProgress
 from seer_sgl.timing import Timing
-from seer_sgl.types import ChunkResult, EngineLoad
+from seer_sgl.types import ChunkResult
 from tests.helpers import made_sample, make_group, make_reply
 from tests.support.infos import chunk_on, info
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from seer_sgl.engine_types import EngineLoad
 from seer_sgl.report.recorder import LONGEST_POLL_S, Recorder
 from seer_sgl.report.report import quantile, report, tail_begin
 from seer_sgl.report.timeline import draw_timeline
-from seer_sgl.types import Chunk, ChunkResult, EngineLoad, Move, Request
+from seer_sgl.types import Chunk, ChunkResult, Move, Request
 from tests.helpers import made_sample, make_group, make_reply
 from tests.support.infos import chunk_on, info
 

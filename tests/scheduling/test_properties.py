@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seer_sgl.driver.flights import result_of
+from seer_sgl.engine_types import EngineLoad
 from seer_sgl.errors import ChunkRecalled, EngineUnavailable, RequestRejected
 from seer_sgl.sampling import NEUTRAL, Sampling
 from seer_sgl.scheduling.context_aware import ContextAware
@@ -23,7 +24,7 @@ from seer_sgl.scheduling.placement import CacheAware
 from seer_sgl.scheduling.scheduler import Scheduler
 from seer_sgl.scheduling.strategy import Strategy, make_strategy
 from seer_sgl.timing import DEFAULT
-from seer_sgl.types import Chunk, ChunkResult, EngineLoad, Group, Request, RequestState
+from seer_sgl.types import Chunk, ChunkResult, Group, Request, RequestState
 from tests.helpers import LEFT, UNDIVIDABLE, make_group, make_reply
 
 POLICIES = [

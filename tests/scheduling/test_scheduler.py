@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seer_sgl.driver.flights import result_of
+from seer_sgl.engine_types import EngineLoad
 from seer_sgl.errors import (
     ChunkAborted,
     ChunkRecalled,
@@ -20,7 +21,7 @@ from seer_sgl.scheduling.setbacks import (
     MAX_CONSECUTIVE_FAILURES,
     MAX_REFUSED_GROUPS,
 )
-from seer_sgl.types import Chunk, ChunkReply, ChunkResult, EngineLoad, FinishReason, RequestState
+from seer_sgl.types import Chunk, ChunkReply, ChunkResult, FinishReason, RequestState
 from tests.helpers import LEFT, UNDIVIDABLE, make_group, make_reply, why_given_up
 
 

@@ -16,9 +16,10 @@ from aiohttp.web_protocol import RequestHandler
 from typing_extensions import override
 
 from seer_sgl.driver.tokenizer import Tokenizer
+from seer_sgl.engine_types import Server, ServerPhase
 from seer_sgl.server import bodies
 from seer_sgl.timing import Timing
-from seer_sgl.types import Server, ServerPhase, token_array
+from seer_sgl.types import token_array
 from tests.fake_sglang import FakeSGLang
 from tests.server.helpers import Served, served
 from tests.server.hostile import (

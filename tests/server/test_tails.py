@@ -2,10 +2,10 @@
 
 import pytest
 
+from seer_sgl.engine_types import EngineLoad
 from seer_sgl.report.report import tail_begin
 from seer_sgl.server.monitoring.histories import CELLS, GAP_CELLS, FleetHistory
 from seer_sgl.server.monitoring.tails import Tails
-from seer_sgl.types import EngineLoad
 
 
 @pytest.mark.parametrize("requests", [1, 2, 9, 10, 11, 64, 100])

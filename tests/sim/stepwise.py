@@ -7,12 +7,13 @@ again before every step, no speculation.
 import asyncio
 from collections.abc import Callable, Mapping
 
+from seer_sgl.engine_types import EngineInfo, EngineLoad, Server
 from seer_sgl.sim import batch as rules
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.engine import engine_info, token_source
 from seer_sgl.sim.steps import StepTime
 from seer_sgl.sim.tokens import ids, logprobs
-from seer_sgl.types import Chunk, ChunkReply, EngineInfo, EngineLoad, Move, Server, WeightSpan
+from seer_sgl.types import Chunk, ChunkReply, Move, WeightSpan
 
 
 class Sequence:

@@ -15,12 +15,12 @@ from seer_sgl.driver.settings import Settings
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.describe import describe
 from seer_sgl.engine.session import open_session
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.link.server import LinkServer
 from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import (
     Chunk,
     ChunkResult,
-    EngineInfo,
     Failure,
     Group,
     Prompt,

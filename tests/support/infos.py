@@ -1,6 +1,7 @@
 """Descriptions of engines and chunks that need no server."""
 
-from seer_sgl.types import Chunk, EngineInfo, Move, Request
+from seer_sgl.engine_types import EngineInfo
+from seer_sgl.types import Chunk, Move, Request
 
 
 def info(engine_id: str) -> EngineInfo:

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from seer_sgl.types import EngineInfo, Group, Sampling
+from seer_sgl.engine_types import EngineInfo
+from seer_sgl.types import Group, Sampling
 
 from .records import Extended, Header
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import aiohttp
 
 from seer_sgl.engine.describe import describe
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError, EngineUnavailable
 from seer_sgl.timing import DEFAULT, Timing
-from seer_sgl.types import EngineInfo
 
 from .launcher import EngineStart
 

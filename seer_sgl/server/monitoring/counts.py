@@ -8,17 +8,9 @@ from itertools import islice
 import msgspec
 from typing_extensions import override
 
+from seer_sgl.engine_types import EngineInfo, EngineLoad
 from seer_sgl.report.counts import FleetCounts
-from seer_sgl.types import (
-    Chunk,
-    ChunkResult,
-    EngineInfo,
-    EngineLoad,
-    Failure,
-    Group,
-    Request,
-    Sample,
-)
+from seer_sgl.types import Chunk, ChunkResult, Failure, Group, Request, Sample
 
 from .histories import FleetHistory
 from .latency import Latencies

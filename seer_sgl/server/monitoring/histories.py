@@ -3,7 +3,7 @@
 from collections import deque
 from typing import Any
 
-from seer_sgl.types import EngineLoad
+from seer_sgl.engine_types import EngineLoad
 
 CELL_S = 1.0
 CELLS = 300

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import msgspec
 
 from seer_sgl.driver.state import EngineState
+from seer_sgl.engine_types import EngineInfo
 from seer_sgl.report.counts import EngineCounts
 from seer_sgl.server.rollout_served import ServedRollout
-from seer_sgl.types import EngineInfo
 
 from .counts import ServerCounts
 from .drafting import DraftCounters

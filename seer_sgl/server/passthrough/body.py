@@ -10,7 +10,7 @@ import msgspec
 
 from seer_sgl.admission.sglang_crashes import crashing
 from seer_sgl.admission.sglang_fields import DROPPED, GenerateFields
-from seer_sgl.types import EngineInfo
+from seer_sgl.engine_types import EngineInfo
 
 from ..decode import decode, decode_fields
 from ..errors import BadRequest

@@ -22,7 +22,8 @@ from seer_sgl.driver.run import Run
 from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.describe import describe
 from seer_sgl.engine.session import open_session
-from seer_sgl.types import ChunkResult, EngineInfo, Group, Request, Sample
+from seer_sgl.engine_types import EngineInfo
+from seer_sgl.types import ChunkResult, Group, Request, Sample
 from tests.e2e.compare import Samples, accepted_drafts, assert_identical, by_key
 from tests.e2e.fleet.conftest import GROUPS, SEED, opened, prompts
 from tests.e2e.rig import Rig

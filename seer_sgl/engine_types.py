@@ -1,0 +1,86 @@
+"""The data types of an engine: its description, its load and its server process."""
+
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The description of a running engine (SGLang `/server_info`)."""
+
+    engine_id: str
+    url: str
+    sglang_version: str
+    model_path: str
+    max_total_num_tokens: int  # KV capacity, tokens
+    max_running_requests: int
+    max_request_len: int  # the longest prompt + response it accepts, tokens
+    page_size: int
+    radix_cache: bool  # siblings share the KV of their prompt
+    weight_version: str
+    deterministic: bool
+    has_tokenizer: bool
+    plugin: str | None  # the version of our plugin inside it; None for a stock server
+    instance: str | None = None  # a name for this start of the server
+    weights: str | None = None  # the plugin's name for the loaded weights; equal if they are equal
+    pool: str | None = None  # the namespace of its pages in a KV pool; equal names share pages
+    kv_bytes_per_token: int = 0  # in the pool, all ranks together
+    draft_tokens: int = 0  # KV slots that a request may need for drafts, beyond its tokens
+    pipeline_stages: int = 1  # SGLang's pp_size
+    ranks: int = 1  # of tensor and pipeline parallelism together
+    vocab_size: int | None = None  # the number of token ids it may return; None: not reported
+    incremental_streaming: bool = False  # an event of its streams has the new tokens only
+    inexact: str | None = None  # why its steps may round differently; None: they do not
+
+
+class WrongWeights(str):
+    """The reason why an engine cannot serve, if it answers and has other weights."""
+
+
+class ServerPhase(Enum):
+    """The state of the server process of an engine."""
+
+    RUNNING = "running"  # as far as is known; always, if it was started elsewhere
+    ENDED = "ended"  # it will be started again
+    STARTING = "starting"  # it is being started again, and is not ready
+    QUARANTINED = "quarantined"  # it ended too often and stays down
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """The server process of an engine. `starts`: how often the fleet has started it again.
+
+    `url`: of the newest server, which may run on another machine than the first; None: unchanged.
+    """
+
+    phase: ServerPhase = ServerPhase.RUNNING
+    why: str = ""
+    starts: int = 0
+    url: str | None = None
+
+
+class EngineWork(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine's work counters since its start.
+
+    `prefilled_tokens`: input tokens that were not cached; for a preempted request, again.
+    """
+
+    forward_steps: int
+    prefilled_tokens: int
+
+
+class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine's load at one time (SGLang `/v1/loads`). `progress` changes while it works.
+
+    Requests of all clients wait inside the engine, new or preempted: `queued` ones for a slot or
+    for free KV, `kv_waiting` ones until their KV is read from the pool, although there is room.
+    `requests`: all of them and the running ones; None if SGLang does not count all of them.
+    """
+
+    used_tokens: int
+    progress: tuple[Any, ...]
+    running: int = 0
+    queued: int = 0
+    kv_waiting: int = 0
+    requests: int | None = None
+    prefilled_tokens: int = 0  # since the engine started
