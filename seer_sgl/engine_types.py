@@ -34,8 +34,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     inexact: str | None = None  # why its steps may round differently; None: they do not
 
 
-class WrongWeights(str):
-    """The reason why an engine cannot serve, if it answers and has other weights."""
+class EngineProblem(msgspec.Struct, frozen=True):
+    """The reason why an engine cannot serve. `weights`: only its weights are in the way."""
+
+    why: str
+    weights: bool = False
 
 
 class ServerPhase(Enum):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from typing_extensions import override
 
-from seer_sgl.engine_types import EngineInfo, EngineLoad
+from seer_sgl.engine_types import EngineInfo, EngineLoad, EngineProblem
 from seer_sgl.errors import BadReply, EngineUnavailable
 from seer_sgl.sim.batch import SimulatedBatch
 from seer_sgl.sim.config import SimConfig
@@ -132,7 +132,7 @@ class FaultyEngine(SimulatedEngine):
         return await super().waiting()
 
     @override
-    async def problem(self, weight_version: str | None = None) -> str | None:
+    async def problem(self, weight_version: str | None = None) -> EngineProblem | None:
         try:
             await self._control()
             if self._clock.frozen:
@@ -142,7 +142,7 @@ class FaultyEngine(SimulatedEngine):
             if self.version != (weight_version or self.info.weight_version):
                 raise self._unavailable("it came back with another weight_version")
         except EngineUnavailable as error:
-            return str(error)
+            return EngineProblem(str(error))
         self._noticed = self._instance
         return None
 

@@ -21,7 +21,7 @@ from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.fleet import Fleet
 from seer_sgl.engine.launch.process import api_key, engine_environment
 from seer_sgl.engine.session import open_session
-from seer_sgl.engine_types import EngineLoad, EngineWork
+from seer_sgl.engine_types import EngineLoad, EngineProblem, EngineWork
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.processes import OwnedProcess, free_port
 
@@ -83,7 +83,7 @@ class RoutedEngine(HttpEngine):
         )
 
     @override
-    async def problem(self, weight_version: str | None = None) -> str | None:
+    async def problem(self, weight_version: str | None = None) -> EngineProblem | None:
         problems = [await server.problem(weight_version) for server in self.servers]
         return next((problem for problem in problems if problem), None)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from seer_sgl.engine_types import EngineInfo, EngineLoad, Server
+from seer_sgl.engine_types import EngineInfo, EngineLoad, EngineProblem, Server
 from seer_sgl.link.hub import DraftSink
 from seer_sgl.link.server import OnRates, OnStored
 from seer_sgl.types import Chunk, ChunkReply, OnTokens
@@ -32,11 +32,11 @@ class Engine(Protocol):
         """Returns the ids of the queued requests that wait for their KV from the pool."""
         return ()
 
-    async def problem(self, weight_version: str | None = None) -> str | None:
+    async def problem(self, weight_version: str | None = None) -> EngineProblem | None:
         """Returns the reason why the engine cannot serve; None if it generates and is unchanged.
 
-        A WrongWeights if only its weights are in the way. weight_version: the version that a
-        restarted engine must serve; None: the one it served before.
+        weight_version: the version that a restarted engine must serve; None: the one it served
+        before.
         """
 
     @property

@@ -13,7 +13,7 @@ current ones.
 from collections.abc import Mapping
 from enum import Enum
 
-from seer_sgl.engine_types import WrongWeights
+from seer_sgl.engine_types import EngineProblem
 
 
 class State(Enum):
@@ -103,7 +103,7 @@ class Health:
         """Records that it has the current weights, or may be checked for them."""
         self.lacks = None
 
-    def answered(self, problem: str | None) -> None:
+    def answered(self, problem: EngineProblem | None) -> None:
         """Records the result of a check: None if it generates and has the current weights.
 
         Raises ImpossibleTransition for a good result of an engine that is dead, leaves, is
@@ -113,10 +113,10 @@ class Health:
             if self.lacks is not None:
                 raise ImpossibleTransition(f"it lacks the weights: {self.lacks}")
             self._to(State.HEALTHY, "")
-        elif not isinstance(problem, WrongWeights):
-            self.failed(problem)
+        elif not problem.weights:
+            self.failed(problem.why)
         elif State.STALE in TRANSITIONS[self.state]:
-            self._to(State.STALE, problem)
+            self._to(State.STALE, problem.why)
 
     def drain(self) -> None:
         """Records that it leaves the fleet."""

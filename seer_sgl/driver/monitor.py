@@ -10,7 +10,7 @@ virtual machine), the clock would show a long silence of healthy engines.
 import asyncio
 import logging
 
-from seer_sgl.engine_types import ServerPhase, WrongWeights
+from seer_sgl.engine_types import EngineProblem, ServerPhase
 from seer_sgl.errors import EngineBroken, EngineError, RolloutError, StartedAgain
 from seer_sgl.scheduling.placement import EngineSlot
 
@@ -190,23 +190,23 @@ class Monitor:
         if engine.info.instance != instance:
             watched.started_elsewhere("it was started again")
             self._publish(watched)
-        if isinstance(problem, WrongWeights):
+        if problem is not None and problem.weights:
             problem = await self._restored(watched, problem)
         if slot.leaving:
             return
         if health.state is State.DEAD:
             health.started("it answers again")
         if problem is None and health.lacks is not None:  # it has just missed an update
-            problem = WrongWeights(health.lacks)
+            problem = EngineProblem(health.lacks, weights=True)
         if problem is None:
             watched.readmission.tried(self._awake_s)
             health.answered(None)
             self._control.set_available(slot.engine_id, True)
         else:
-            self._why = problem
+            self._why = problem.why
             health.answered(problem)
 
-    async def _restored(self, watched: Watched, problem: WrongWeights) -> str | None:
+    async def _restored(self, watched: Watched, problem: EngineProblem) -> EngineProblem | None:
         """Tries to give an engine the current weights. Returns why it cannot serve then.
 
         If the weights were updated meanwhile, it may have loaded the older ones after the update,
@@ -230,10 +230,10 @@ class Monitor:
         watched.health.has_weights()
         return await self._problem(watched)
 
-    async def _problem(self, watched: Watched) -> str | None:
+    async def _problem(self, watched: Watched) -> EngineProblem | None:
         """Returns why an engine cannot serve; None if it can."""
         if watched.health.lacks is not None:
-            return WrongWeights(watched.health.lacks)
+            return EngineProblem(watched.health.lacks, weights=True)
         problem = await watched.engine.problem(self.weight_version)
         return problem or self._other_weights(watched.engine)
 
@@ -247,20 +247,21 @@ class Monitor:
         watched.log(state)
         self._control.health_changed(watched.name, state, watched.health.why)
 
-    def _other_weights(self, engine: Engine) -> WrongWeights | None:
+    def _other_weights(self, engine: Engine) -> EngineProblem | None:
         name, version, instance = (
             engine.info.engine_id,
             engine.info.weight_version,
             engine.info.instance,
         )
         if self.unnamed.get(name, instance) != instance:
-            return WrongWeights(
-                f"engine {name}: it was started again after a weight update that had no version"
+            return EngineProblem(
+                f"engine {name}: it was started again after a weight update that had no version",
+                weights=True,
             )
         if self.weight_version is None or version == self.weight_version:
             return None
-        return WrongWeights(
-            f"engine {name}: it serves weights {version}, not {self.weight_version}"
+        return EngineProblem(
+            f"engine {name}: it serves weights {version}, not {self.weight_version}", weights=True
         )
 
     def _follow_weights(self) -> None:

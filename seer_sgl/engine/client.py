@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from seer_sgl.engine_types import EngineInfo, EngineLoad, EngineWork, Server, WrongWeights
+from seer_sgl.engine_types import EngineInfo, EngineLoad, EngineProblem, EngineWork, Server
 from seer_sgl.errors import (
     BadReply,
     EngineBroken,
@@ -310,7 +310,7 @@ class HttpEngine:
         """
         await self._load_weights(self._info.model_path, version)
 
-    async def problem(self, weight_version: str | None = None) -> str | None:
+    async def problem(self, weight_version: str | None = None) -> EngineProblem | None:
         """Returns the reason why the engine cannot serve; None if it generates and is unchanged.
 
         weight_version: the version that a restarted server must serve; None: the one it served
@@ -324,15 +324,15 @@ class HttpEngine:
             if self.misfit is not None and now.instance != self._info.instance:
                 why = await self.misfit(self)
                 if why is not None:
-                    return why
+                    return EngineProblem(why)
         except (EngineError, EngineStartError) as error:
-            return str(error)
+            return EngineProblem(str(error))
         if self._info.pool is None:  # the fleet does not use the engine's pool (engine/fleet.py)
             now = msgspec.structs.replace(now, pool=None)
         changed = changes(self._info, now, weight_version)
         if changed:
             why = f"{self._name} came back with another {', '.join(changed)}"
-            return WrongWeights(why) if only_weights(changed) else why
+            return EngineProblem(why, weights=only_weights(changed))
         self._info = now
         return None
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 from typing_extensions import override
 
 from seer_sgl.driver.engine import Engine
-from seer_sgl.engine_types import EngineInfo, EngineLoad
+from seer_sgl.engine_types import EngineInfo, EngineLoad, EngineProblem
 from seer_sgl.link.server import OnRates, OnStored
 from seer_sgl.types import (
     Chunk,
@@ -131,7 +131,7 @@ class SimulatedEngine(Engine):
         return sorted(self._fetching)
 
     @override
-    async def problem(self, weight_version: str | None = None) -> str | None:
+    async def problem(self, weight_version: str | None = None) -> EngineProblem | None:
         return None
 
     @override

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seer_sgl.driver.health import TRANSITIONS, Health, ImpossibleTransition, State
-from seer_sgl.engine_types import WrongWeights
+from seer_sgl.engine_types import EngineProblem
 
-WRONG = WrongWeights("it serves weights a, not b")
+WRONG = EngineProblem("it serves weights a, not b", weights=True)
 
 
 def test_a_dead_engine_is_not_healthy_before_it_was_started() -> None:
@@ -31,7 +31,7 @@ def test_an_engine_that_missed_an_update_is_not_healthy_without_the_weights() ->
     health.started("again")
     with pytest.raises(ImpossibleTransition, match="it lacks the weights"):
         health.answered(None)
-    health.answered(WrongWeights(health.lacks or ""))
+    health.answered(EngineProblem(health.lacks or "", weights=True))
     assert health.state is State.STALE
     health.has_weights()
     assert not health.serves, "its weights are checked first"
@@ -43,9 +43,9 @@ def test_an_engine_with_other_weights_stays_stale_until_a_check_finds_the_right_
     health = Health()
     health.started("it was started again")
     health.answered(WRONG)
-    assert (health.state, health.why) == (State.STALE, WRONG)
+    assert (health.state, health.why) == (State.STALE, WRONG.why)
     health.failed("no answer")
-    health.answered("HTTP 503")
+    health.answered(EngineProblem("HTTP 503"))
     assert health.state is State.STALE
     health.answered(None)
     assert health.serves
@@ -66,7 +66,7 @@ SIGNALS = {
     "missed": lambda health: health.missed("m"),
     "has weights": lambda health: health.has_weights(),
     "good": lambda health: health.answered(None),
-    "bad": lambda health: health.answered("bad"),
+    "bad": lambda health: health.answered(EngineProblem("bad")),
     "other weights": lambda health: health.answered(WRONG),
     "drain": lambda health: health.drain(),
     "quarantined": lambda health: health.quarantined("q"),

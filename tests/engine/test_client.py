@@ -119,7 +119,7 @@ async def test_a_garbled_description_is_refused_whoever_asks_for_it(path: str, s
     fake = FakeSGLang()
     async with joined(fake) as engine:
         fake.garbled = {path: shape}
-        assert "engine e0" in (await engine.problem() or "")
+        assert "engine e0" in str(await engine.problem())
         async with open_session() as session:
             with pytest.raises(EngineUnavailable, match="engine e0"):
                 await describe(session, "e0", engine.info.url)
@@ -357,7 +357,7 @@ async def test_a_refused_connection_is_unavailable() -> None:
             await gone.generate(chunk_of(make_group(n=1).requests[0]))
         with pytest.raises(EngineUnavailable):
             await gone.load()
-        assert "Cannot connect" in (await gone.problem() or "")
+        assert "Cannot connect" in str(await gone.problem())
         dead = HttpEngine(engine.info, session, lambda: Server(why="it ended, status 3"))
         with pytest.raises(EngineUnavailable, match=r"engine e0 .*: it ended, status 3"):
             await dead.load()
@@ -449,7 +449,7 @@ async def test_load_and_health() -> None:
         assert before.progress != after.progress
         assert await engine.problem() is None
         fake.healthy = False
-        assert "HTTP 503" in (await engine.problem() or "")
+        assert "HTTP 503" in str(await engine.problem())
 
 
 class Together(FakeSGLang):
@@ -503,7 +503,7 @@ async def test_an_engine_that_was_started_again_is_known_by_its_new_name() -> No
         assert await engine.problem() is None
         assert engine.info.instance == "second"
         fake.plugin = pooled("second", "another layout")
-        assert "came back with another pool" in (await engine.problem() or "")
+        assert "came back with another pool" in str(await engine.problem())
 
 
 def start_again(fake: FakeSGLang, weights: str = "w1") -> None:
@@ -523,7 +523,7 @@ async def test_an_engine_started_again_must_have_the_weights_of_the_first_sign_o
         await shown_by(engine)
         start_again(fake)
         fake.weight_version = "v1"
-        assert "weight_version (v1, not v2)" in (await engine.problem() or "")
+        assert "weight_version (v1, not v2)" in str(await engine.problem())
         fake.weight_version = "v2"
         assert await engine.problem() is None
 
@@ -541,7 +541,7 @@ async def test_an_engine_started_again_unnoticed_is_unavailable_until_it_is_comp
             await engine.generate(chunk_of(make_group(n=1).requests[0]))
         with pytest.raises(EngineUnavailable, match="started again"):
             await engine.load()
-        assert "weight_version (v0, not v1)" in (await engine.problem() or "")
+        assert "weight_version (v0, not v1)" in str(await engine.problem())
 
 
 @pytest.mark.parametrize("incremental", [False, True], ids=["cumulative", "incremental"])
@@ -574,7 +574,7 @@ async def test_weights_updated_without_a_name_are_missed_in_an_engine_started_ag
         await engine.load()
         assert engine.info.weights == "w2"
         start_again(fake, "w1")
-        problem = await engine.problem() or ""
+        problem = str(await engine.problem())
         assert "another weights under the same weight_version (v1)" in problem
         start_again(fake, "w2")
         assert await engine.problem() is None
@@ -587,7 +587,7 @@ async def test_a_living_engine_may_be_updated_from_another_folder() -> None:
         assert await engine.problem() is None
         start_again(fake)
         fake.model_path = "fake"
-        assert "another model_path" in (await engine.problem() or "")
+        assert "another model_path" in str(await engine.problem())
 
 
 async def test_a_server_that_does_not_show_its_start_may_be_another() -> None:
@@ -595,7 +595,7 @@ async def test_a_server_that_does_not_show_its_start_may_be_another() -> None:
     async with joined(fake) as engine:
         assert await engine.problem() is None
         fake.weight_version = "v2"
-        assert "weight_version (v2, not v1)" in (await engine.problem() or "")
+        assert "weight_version (v2, not v1)" in str(await engine.problem())
 
 
 async def test_a_look_that_fails_leaves_the_load_to_show_whether_the_engine_lives() -> None:
@@ -619,7 +619,7 @@ async def test_what_a_rollout_was_planned_with_must_not_change(name: str, value:
     fake = FakeSGLang()
     async with joined(fake) as engine:
         setattr(fake, name, value)
-        assert f"came back with another {name}" in (await engine.problem() or "")
+        assert f"came back with another {name}" in str(await engine.problem())
 
 
 async def test_the_token_is_sent_with_every_call() -> None:

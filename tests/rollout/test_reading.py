@@ -143,7 +143,7 @@ async def test_an_engine_that_comes_back_with_another_tokenizer_does_not_serve()
         fake.reads = Letters(shift=3)
         problem = await engine.problem()
         assert problem is not None
-        assert "reads text otherwise than this process" in problem
+        assert "reads text otherwise than this process" in problem.why
 
 
 async def test_only_messages_are_refused_if_engines_render_chats_otherwise() -> None:

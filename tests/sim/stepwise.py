@@ -7,7 +7,7 @@ again before every step, no speculation.
 import asyncio
 from collections.abc import Callable, Mapping
 
-from seer_sgl.engine_types import EngineInfo, EngineLoad, Server
+from seer_sgl.engine_types import EngineInfo, EngineLoad, EngineProblem, Server
 from seer_sgl.sim import batch as rules
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.engine import engine_info, token_source
@@ -84,7 +84,7 @@ class StepwiseEngine:
     async def load(self) -> EngineLoad:
         return EngineLoad(used_tokens=self.held(), progress=())
 
-    async def problem(self, _: str | None = None) -> str | None:
+    async def problem(self, _: str | None = None) -> EngineProblem | None:
         return None
 
     @property
