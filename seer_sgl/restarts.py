@@ -28,7 +28,7 @@ class Incidents:
         while self._ends[0][0] < now - REMEMBERED_S:
             self._ends.popleft()
 
-    def common(self, at: float) -> bool:
+    def correlated(self, at: float) -> bool:
         """Returns whether most processes, and more than one, ended around the time `at`."""
         ended = {name for when, name in self._ends if abs(when - at) <= TOGETHER_S} & self.names
         return len(ended) >= 2 and 2 * len(ended) > len(self.names)
@@ -86,7 +86,9 @@ class Restarts:
             return False
         if self._row and now - self._row[-1].at < self._pause:
             return False
-        failures = sum(not (each.ready and self._incidents.common(each.at)) for each in self._row)
+        failures = sum(
+            not (each.ready and self._incidents.correlated(each.at)) for each in self._row
+        )
         if failures < MOST_FAILURES:
             return True
         self.quarantine = f"it failed {failures} times in a row; the last time: {self._reason}"

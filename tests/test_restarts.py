@@ -89,5 +89,5 @@ def test_a_common_fault_is_one_of_most_processes(ends: int, common: bool) -> Non
     for number in range(ends):
         incidents.ended(f"e{number}", 1.0)
         incidents.ended(f"e{number}", 1.1)
-    assert incidents.common(2.0) is common
-    assert not incidents.common(2.0 + 2 * TOGETHER_S)
+    assert incidents.correlated(2.0) is common
+    assert not incidents.correlated(2.0 + 2 * TOGETHER_S)

@@ -29,9 +29,9 @@ class Attempts(msgspec.Struct, eq=False, gc=False):  # nothing in it refers back
     # By engine id: the error of its last chunk, if no chunk of any engine brought tokens since.
     errors: dict[str, Exception] = msgspec.field(default_factory=dict)
     # suspects.py
-    kills: int = 0  # engines that died with it, while it may be the cause
+    engine_deaths: int = 0  # engines that died with it, while it may be the cause
     suspect_until: int = 0  # the response length at which it is not the cause of these deaths
-    alone: bool = False  # its next chunk is the only one of such a request on its engine
+    isolated: bool = False  # its next chunk is the only one of such a request on its engine
 
     @property
     def may_wait(self) -> bool:

@@ -17,13 +17,13 @@ from typing_extensions import override
 
 from seer_sgl.types import Group, Request
 
-from .guarded import GUARD_EVERY, Guarded
-from .latest import MOST_VOID, LatestRank
 from .lengths import GroupLengths, KnownLengths
 from .ready import ReadySet, Ticket
+from .starvation_guard import GUARD_EVERY, StarvationGuard
+from .updatable_queue import MOST_VOID, UpdatableQueue
 
 
-class ContextAware(Guarded):
+class ContextAware(StarvationGuard):
     """The policy `seer_published`. A group with `known` lengths of an earlier rollout needs no
     probe."""
 
@@ -36,7 +36,7 @@ class ContextAware(Guarded):
         self._unknown: list[tuple[int, int, Ticket, Request]] = []  # fewest tokens first
         self._past_estimate: list[tuple[int, int, Ticket, Request]] = []  # most tokens first
         self._groups: dict[str, _Group] = {}  # by uid
-        self._queue: LatestRank[_Group] = LatestRank()  # longest estimate first
+        self._queue: UpdatableQueue[_Group] = UpdatableQueue()  # longest estimate first
 
     def push(self, request: Request) -> None:
         """Adds a request that is ready for its next chunk."""

@@ -171,10 +171,10 @@ class EngineIndex:
     def least_loaded(self, total_len: int = 0) -> EngineSlot | None:
         """Returns the engine with the fewest chunks in flight among the engines with room for a
         chunk of `total_len` tokens whose prompt they do not hold. Ties: the first to join."""
-        inflight = self._largest_room.first(total_len)
+        inflight = self._largest_room.first_at_least(total_len)
         if inflight is None:
             return None
-        place = self._by_inflight[inflight].first(total_len)
+        place = self._by_inflight[inflight].first_at_least(total_len)
         return None if place is None else self._slots[place]
 
     def _put(self, inflight: int, place: int, room: int) -> None:

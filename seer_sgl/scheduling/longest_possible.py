@@ -15,16 +15,16 @@ from typing_extensions import override
 
 from seer_sgl.types import Group, Request
 
-from .guarded import GUARD_EVERY, Guarded
-from .latest import LatestRank
 from .lengths import KnownLengths
 from .posterior import LengthPosterior, Spread
 from .ready import ReadySet, Ticket
+from .starvation_guard import GUARD_EVERY, StarvationGuard
+from .updatable_queue import UpdatableQueue
 
 CHANCE = 0.001
 
 
-class LongestPossible(Guarded):
+class LongestPossible(StarvationGuard):
     """The policy `seer`. `known`: lengths of earlier rollouts, which count as if their
     responses were of this one."""
 
@@ -35,7 +35,7 @@ class LongestPossible(Guarded):
         self._known = known
         self._spread = Spread()
         self._groups: dict[str, _Group] = {}  # by uid
-        self._queue: LatestRank[_Group] = LatestRank()
+        self._queue: UpdatableQueue[_Group] = UpdatableQueue()
 
     def push(self, request: Request) -> None:
         """Adds a request that is ready for its next chunk."""

@@ -33,7 +33,7 @@ class MaxTree:
                 return
             tree[node] = value
 
-    def first(self, least: int) -> int | None:
+    def first_at_least(self, least: int) -> int | None:
         """Returns the lowest index whose item is at least `least` (>= 0); None if there is none."""
         tree = self._tree
         if tree[1] < least:

@@ -9,7 +9,7 @@ no network. What always holds (tests/scheduling/test_properties.py):
 - The KV promised on an engine, to all chunks there up to the end of their budgets, fits its cache.
 - An engine that is unavailable or leaves gets no chunk. A refused request goes elsewhere first.
 - No request starves: with q others ready, it is picked within 64 (q + 1) picks of its caller.
-- With nothing submitted, nothing is left: ledger, parked requests, suspects and attempts are empty.
+- With nothing submitted, nothing is left: ledger, waits, suspects and attempts are empty.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,13 +31,13 @@ from seer_sgl.types import (
 )
 
 from .attempts import Attempts
-from .delayed import DelayedRequests
 from .engine_index import EngineIndex, EngineSlot
 from .fair_share import FairShare
 from .placement import CacheAware, Placed, Placement, Wait
 from .policy import FirstComeFirstServed, Policy
 from .setbacks import Setbacks
 from .suspects import Suspects
+from .timed_waits import TimedWaits
 
 # The pause before a request is sent again to the engine that refused it, if no other is available.
 REFUSED_PAUSE_S = 1.0
@@ -76,13 +76,13 @@ class Scheduler:
         self._placement = placement or CacheAware()
         self._fleet = EngineIndex()
         self._live: dict[str, Attempts] = {}  # by uid, until finished or withdrawn
-        self._parking = DelayedRequests()
+        self._unstored = TimedWaits()  # requests that should move once their KV is stored
         self._setbacks = Setbacks(self._fleet, patience_s)
         self._suspects = Suspects(max_engine_kills)
         self._fallen: dict[str, int] = {}  # chunks lost with an engine, by its id
         self._awaited: EngineSlot | None = None  # reserved for a trial, and not empty yet
         # Refused requests that no other engine can take now.
-        self._refused = DelayedRequests()
+        self._refused = TimedWaits()
 
     @property
     def engines(self) -> Iterable[EngineSlot]:
@@ -93,7 +93,7 @@ class Scheduler:
     def wake_at(self) -> float | None:
         """The time at which `next_assignment` may return a chunk without a returned chunk; None:
         never."""
-        dues = (self._parking.next_due, self._refused.next_due)
+        dues = (self._unstored.next_due, self._refused.next_due)
         return min((due for due in dues if due is not None), default=None)
 
     def add_engine(self, slot: EngineSlot) -> None:
@@ -210,7 +210,7 @@ class Scheduler:
         """Discards all knowledge of stored KV: new weights make the KV of all requests useless."""
         for attempts in self._live.values():
             attempts.stored = False
-            if self._parking.leave(attempts.request):
+            if self._unstored.leave(attempts.request):
                 self._make_ready(attempts)
 
     def stored(self, rid: str, complete: bool) -> Request | None:
@@ -228,7 +228,7 @@ class Scheduler:
         attempts.stored = complete
         if not complete:
             attempts.no_wait = True  # the KV will never be complete
-        if self._parking.leave(attempts.request):
+        if self._unstored.leave(attempts.request):
             self._make_ready(attempts)
         return attempts.request
 
@@ -241,7 +241,7 @@ class Scheduler:
 
         `now`: seconds on the caller's clock.
         """
-        for waited in self._parking.due(now):
+        for waited in self._unstored.due(now):
             self._live[waited.uid].no_wait = True
             self._make_ready(self._live[waited.uid])
         for refused in self._refused.due(now):
@@ -260,11 +260,11 @@ class Scheduler:
                 return None
             self._policy.pop()
             if chosen is Wait.FOR_ROOM:  # a refused request must not block the requests after it
-                self._refused.park(request, now + REFUSED_PAUSE_S)
+                self._refused.add(request, now + REFUSED_PAUSE_S)
                 continue
             if chosen is not Wait.FOR_STORE:
                 return self._start(attempts, *chosen, budget, now)
-            self._parking.park(request, now + self._store_patience_s)
+            self._unstored.add(request, now + self._store_patience_s)
         return None
 
     def complete(self, result: ChunkResult) -> None:
@@ -293,7 +293,7 @@ class Scheduler:
         if failed:
             self._setbacks.failed(attempts, slot, result.error)
         elif not recalled:
-            self._setbacks.forgiven(attempts, slot)
+            self._setbacks.reset(attempts, slot)
             if not died:  # else these tokens had arrived before
                 self._suspects.proceeded(attempts)
         if result.aborted and request.state is not RequestState.FINISHED:
@@ -304,7 +304,7 @@ class Scheduler:
         if failure is not None:
             self._give_up(request, failure, result.now)
         elif failed and attempts.refusals and not self._setbacks.others(attempts):
-            self._refused.park(request, result.now + REFUSED_PAUSE_S)
+            self._refused.add(request, result.now + REFUSED_PAUSE_S)
         else:
             self._make_ready(attempts)
 
@@ -344,7 +344,7 @@ class Scheduler:
                 breaches.append(f"{slot.ledger.used} KV tokens of {slot.engine_id} are promised")
         if self._live:
             breaches.append(f"{len(self._live)} requests are left, such as {min(self._live)}")
-        if (self._parking.next_due, self._refused.next_due) != (None, None):
+        if (self._unstored.next_due, self._refused.next_due) != (None, None):
             breaches.append("requests are left waiting")
         breaches += self._suspects.breaches()
         if self._policy.callers:
@@ -493,7 +493,7 @@ class Scheduler:
 
     def _ready(self, request: Request) -> bool:
         """Returns whether a policy has the request: it is pending and waits nowhere else."""
-        waits = request in self._parking or request in self._refused or request in self._suspects
+        waits = request in self._unstored or request in self._refused or request in self._suspects
         return request.state is RequestState.PENDING and not waits
 
     def _add(self, requests: Iterable[Request]) -> None:
@@ -508,7 +508,7 @@ class Scheduler:
 
     def _drop(self, request: Request) -> None:
         self._live.pop(request.uid, None)
-        self._parking.leave(request)
+        self._unstored.leave(request)
         self._refused.leave(request)
         self._suspects.leave(request)
         if self._awaited is not None and self._awaited.reserved_for is request:

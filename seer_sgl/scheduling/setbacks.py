@@ -36,7 +36,7 @@ class Setbacks:
         """Adds elapsed time, without the time in which this process was stopped."""
         self._awake_s += seconds
 
-    def forgiven(self, attempts: Attempts, slot: EngineSlot) -> None:
+    def reset(self, attempts: Attempts, slot: EngineSlot) -> None:
         """Clears the failures of a request and an engine after a chunk returned tokens."""
         attempts.failures, attempts.aborts, attempts.failing_since = 0, 0, None
         attempts.errors.clear()

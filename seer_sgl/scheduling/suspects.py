@@ -33,8 +33,8 @@ class Suspects:
     had only this chunk, of a test or trial. Else it gets a trial, and then goes on like the others.
 
     A request is no longer a suspect once its response is longer than the chunks that died could
-    have made it. Until then `Attempts.kills` counts the engines, and `alone` is set while it must
-    not share an engine with another suspect.
+    have made it. Until then `Attempts.engine_deaths` counts the engines, and `isolated` is set
+    while it must not share an engine with another suspect.
     """
 
     def __init__(self, max_kills: int) -> None:
@@ -58,9 +58,9 @@ class Suspects:
 
     def take(self, attempts: Attempts) -> bool:
         """Takes a request that is ready for its next chunk. Returns whether it has to wait here."""
-        if attempts.alone:
+        if attempts.isolated:
             self._waiting[attempts.request] = attempts
-        elif attempts.kills and self._tests():
+        elif attempts.engine_deaths and self._tests():
             self._tested[attempts.request] = None
         else:
             return False
@@ -84,24 +84,24 @@ class Suspects:
 
     def budget(self, attempts: Attempts, tokens: int) -> int:
         """Returns the token budget of the request's next chunk, which is short for a test."""
-        if not attempts.alone or not divisible(attempts.request):
+        if not attempts.isolated or not divisible(attempts.request):
             return tokens
         if self.is_trial(attempts):
-            growth = pow(TRIAL_GROWTH, attempts.kills - self._max_kills)
+            growth = pow(TRIAL_GROWTH, attempts.engine_deaths - self._max_kills)
             return min(tokens, TRIAL_TOKENS * int(growth))
         return min(tokens, TEST_TOKENS)
 
     def is_trial(self, attempts: Attempts) -> bool:
         """Returns whether the request's next chunk needs an engine without any other."""
-        return attempts.alone and attempts.kills >= self._max_kills
+        return attempts.isolated and attempts.engine_deaths >= self._max_kills
 
     def keeps_others_away(self, attempts: Attempts) -> bool:
         """Returns whether no chunk may join the request's engine, at least while a test takes."""
-        return self.is_trial(attempts) or (attempts.alone and divisible(attempts.request))
+        return self.is_trial(attempts) or (attempts.isolated and divisible(attempts.request))
 
     def started(self, attempts: Attempts, engine_id: str) -> None:
         """Records that a chunk of the request went to an engine."""
-        if attempts.alone:
+        if attempts.isolated:
             self._alone[engine_id] = attempts
 
     def ended(self, request: Request, engine_id: str) -> None:
@@ -125,21 +125,22 @@ class Suspects:
         reason to give the request up; None if it is sent again. Engines that stand still take
         MORE_STALLS of evidence more.
         """
-        tested, attempts.alone = attempts.alone, True
-        attempts.kills += 1
+        tested, attempts.isolated = attempts.isolated, True
+        attempts.engine_deaths += 1
+        needed = self._max_kills + MORE_STALLS * stalled
         longest = chunk.request.generated + chunk.max_new_tokens
         attempts.suspect_until = max(attempts.suspect_until, longest)
-        if attempts.kills < self._max_kills + MORE_STALLS * stalled or not tested or beside_others:
+        if attempts.engine_deaths < needed or not tested or beside_others:
             return None
         ends = "died or stood still" if stalled else "died"
-        message = f"{attempts.kills} engines {ends} while they ran it; the last one: {why}"
+        message = f"{attempts.engine_deaths} engines {ends} while they ran it; the last one: {why}"
         return Failure(FailureKind.KILLED, message)
 
     def proceeded(self, attempts: Attempts) -> None:
         """Records that the request has grown."""
-        attempts.alone = False
-        if attempts.kills and attempts.request.generated >= attempts.suspect_until:
-            attempts.kills, attempts.suspect_until = 0, 0
+        attempts.isolated = False
+        if attempts.engine_deaths and attempts.request.generated >= attempts.suspect_until:
+            attempts.engine_deaths, attempts.suspect_until = 0, 0
 
     def breaches(self) -> list[str]:
         """Returns what is left over in an idle scheduler."""
@@ -150,4 +151,4 @@ class Suspects:
     def _tests(self) -> bool:
         """Returns whether a test is left or runs."""
         apart = itertools.chain(self._waiting.values(), self._alone.values())
-        return any(each.alone and each.kills < self._max_kills for each in apart)
+        return any(each.isolated and each.engine_deaths < self._max_kills for each in apart)

@@ -148,7 +148,7 @@ async def test_engines_that_die_one_after_another_and_come_back_cost_no_sample()
         await fakes[0].dead.wait()
         await fakes[0].start()
         live = rollout.driver._scheduler._live
-        await until(lambda: live and not any(request.kills for request in live.values()))
+        await until(lambda: live and not any(each.engine_deaths for each in live.values()))
         fakes[1].faults.append("die")
         await fakes[1].dead.wait()
         await fakes[1].start()

@@ -17,4 +17,4 @@ def test_it_agrees_with_a_walk(puts: list[tuple[int, int]], least: int) -> None:
         plain[index] = value
         assert tree.largest == max(plain)
         expected = next((i for i, item in enumerate(plain) if item >= least), None)
-        assert tree.first(least) == expected
+        assert tree.first_at_least(least) == expected

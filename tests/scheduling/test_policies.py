@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seer_sgl.scheduling.context_aware import ContextAware
-from seer_sgl.scheduling.guarded import GUARD_EVERY
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.scheduling.longest_possible import LongestPossible
 from seer_sgl.scheduling.policy import FirstComeFirstServed, LongestRemaining, Policy
+from seer_sgl.scheduling.starvation_guard import GUARD_EVERY
 from seer_sgl.types import Request
 from tests.helpers import make_group, make_reply
 from tests.support.policies import UNGUARDED, end, grow, pushed, taken

@@ -43,14 +43,14 @@ class World:
         self.deadly = deadly
         self.deaths: list[list[Request]] = []  # the requests that each death took
         self.together = 0  # the most suspects that one engine had at a time
-        self.kills = 0  # the most deaths that counted against one request
+        self.most_deaths = 0  # the most deaths that counted against one request
 
     def watch(self, chunks: list[Chunk]) -> None:
         """Looks at the suspects among the chunks of an engine."""
         live = self.scheduler._live
         attempts = [live[chunk.request.uid] for chunk in chunks if chunk.request.uid in live]
-        self.together = max(self.together, sum(each.alone for each in attempts))
-        self.kills = max([self.kills, *(each.kills for each in attempts)])
+        self.together = max(self.together, sum(each.isolated for each in attempts))
+        self.most_deaths = max([self.most_deaths, *(each.engine_deaths for each in attempts)])
 
     def round(self) -> bool:
         """Returns whether there was work."""
@@ -156,7 +156,7 @@ def test_a_suspect_is_cleared_by_passing_what_its_lost_chunk_could_have_been() -
     world.roll_out(group)
     assert len(world.deaths) == 2
     assert all(request.failure is None for request in group.requests)
-    assert world.kills == 1
+    assert world.most_deaths == 1
 
 
 def test_requests_that_cannot_be_divided_are_tested_whole() -> None:

@@ -11,7 +11,7 @@ from .ready import ReadySet
 GUARD_EVERY = 64
 
 
-class Guarded(ABC):
+class StarvationGuard(ABC):
     """An order of ready requests, of which every `guard_every`-th pick takes the oldest."""
 
     def __init__(self, guard_every: int) -> None:

@@ -4,28 +4,28 @@ import pytest
 
 from seer_sgl.errors import EngineUnavailable
 from seer_sgl.scheduling.attempts import Attempts
-from seer_sgl.scheduling.delayed import DelayedRequests
 from seer_sgl.scheduling.engine_index import EngineIndex, EngineSlot
 from seer_sgl.scheduling.placement import Placed, Wait
 from seer_sgl.scheduling.scheduler import Scheduler
+from seer_sgl.scheduling.timed_waits import TimedWaits
 from seer_sgl.timing import DEFAULT
 from seer_sgl.types import Chunk, ChunkResult, Group, Move
 from tests.helpers import LEFT, make_group, make_reply
 
 
 def test_a_request_that_left_and_came_back_waits_until_its_new_time() -> None:
-    parking = DelayedRequests()
+    waits = TimedWaits()
     first, second = make_group(n=2).requests
-    parking.park(first, 1.0)
-    parking.park(second, 2.0)
-    assert parking.leave(first)
-    assert not parking.leave(first)
-    parking.park(first, 3.0)
-    assert parking.next_due == 2.0
-    assert list(parking.due(2.5)) == [second]
-    assert parking.next_due == 3.0
-    assert list(parking.due(3.0)) == [first]
-    assert parking.next_due is None
+    waits.add(first, 1.0)
+    waits.add(second, 2.0)
+    assert waits.leave(first)
+    assert not waits.leave(first)
+    waits.add(first, 3.0)
+    assert waits.next_due == 2.0
+    assert list(waits.due(2.5)) == [second]
+    assert waits.next_due == 3.0
+    assert list(waits.due(3.0)) == [first]
+    assert waits.next_due is None
 
 
 class WaitsForKV:

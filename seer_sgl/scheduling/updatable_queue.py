@@ -8,7 +8,7 @@ MOST_VOID = 64  # void entries that a queue may hold, in addition to one per val
 T = TypeVar("T")
 
 
-class LatestRank(Generic[T]):
+class UpdatableQueue(Generic[T]):
     """Lowest rank first. A new rank of an item makes its older entry void, which costs O(log n).
 
     A void entry is dropped when it reaches the front, or when most entries are void: one that never
