@@ -129,12 +129,12 @@ class Failure(msgspec.Struct, frozen=True):
 class Request(msgspec.Struct, kw_only=True, eq=False):
     """One trajectory that is being generated.
 
-    `own_sampling`: its sampling parameters if they differ from its group's. `given`: the leading
-    response tokens that its caller sent with it (a response that was begun before). `passthrough`:
-    sends it unmodified; the driver only chooses the engine and the time. `home`: the
-    engine that holds KV of its input before its first chunk, which it ran for the request with the
-    uid `follows`. `kept`: its KV stays in the pool, and is still acknowledged, until its group no
-    longer grows.
+    `own_sampling`: its sampling parameters if they differ from its group's. `resumed_tokens`: how
+    many leading response tokens its caller sent with it (a response that was begun before).
+    `passthrough`: sends it unmodified; the driver only chooses the engine and the time.
+    `preferred_engine`: the engine that holds KV of its input before its first chunk, which it ran
+    for the request with the uid `follows`. `retain_kv`: its KV stays in the pool, and is still
+    acknowledged, until its group no longer grows.
     """
 
     uid: str  # the prefix of its SGLang request ids
@@ -144,11 +144,11 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     seed: int
     max_response_len: int
     own_sampling: Sampling | None = None
-    given: int = 0
+    resumed_tokens: int = 0
     passthrough: SendUnread | None = None
-    home: str | None = None
+    preferred_engine: str | None = None
     follows: str | None = None
-    kept: bool = False
+    retain_kv: bool = False
     state: RequestState = RequestState.PENDING
     response_ids: "array[int]" = msgspec.field(default_factory=token_array)
     logprobs: "array[float]" = msgspec.field(default_factory=logprob_array)
@@ -157,7 +157,7 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     matched: int | str | None = None
     engines: list[str] = msgspec.field(default_factory=list)  # one entry per chunk that returned
     failure: Failure | None = None  # why it was given up
-    watched: bool = False  # its tokens are reported as they arrive
+    streaming: bool = False  # its tokens are reported as they arrive
     verify_steps: int = 0
     submitted_at: float = 0.0
     started_at: float | None = None
@@ -181,7 +181,7 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     @property
     def sampled(self) -> int:
         """The number of response tokens that engines sampled, so without those it was given."""
-        return self.generated - self.given
+        return self.generated - self.resumed_tokens
 
     @property
     def total_len(self) -> int:

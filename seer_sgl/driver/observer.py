@@ -23,7 +23,7 @@ class Observer:
         """A chunk went to its engine."""
 
     def streamed(self, request: Request, ids: "array[int]", logprobs: "array[float]") -> None:
-        """Tokens of a watched request arrived; they are final, but not yet in the request."""
+        """Tokens of a streaming request arrived; they are final, but not yet in the request."""
 
     def grown(self, result: ChunkResult) -> None:
         """A chunk came back with a reply; its tokens are in the request."""

@@ -85,10 +85,10 @@ class StopStrings:
         recheck = self._recheck(stops, token_ids)
         if reply.stop_tokens is not None:
             recheck.longest = reply.stop_tokens
-        if request.generated == request.given:
+        if not request.sampled:
             return reply
-        before = request.response_ids[request.given :] if request.given else request.response_ids
-        return recheck(before, reply)
+        resumed, before = request.resumed_tokens, request.response_ids
+        return recheck(before[resumed:] if resumed else before, reply)
 
     def _recheck(self, stops: tuple[str, ...], token_ids: tuple[int, ...]) -> StopRecheck:
         key = stops, token_ids

@@ -1,4 +1,4 @@
-"""Reports the tokens of watched requests as they arrive."""
+"""Reports the tokens of streaming requests as they arrive."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from .stop_strings import Amend
 
 
 class Watch:
-    """The stream of one chunk of a watched request.
+    """The stream of one chunk of a streaming request.
 
     Its observers receive each token once, and only final tokens. The tokens of an undivided chunk
     are reported at its end only: if the chunk is lost, it begins again.

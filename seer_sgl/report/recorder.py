@@ -146,7 +146,7 @@ class Recorder(Observer):
         for request in group.requests:
             self._lost.discard(request.uid)
             if request.state is not RequestState.FINISHED:
-                self.wasted_tokens += request.generated - request.given
+                self.wasted_tokens += request.sampled
 
     @override
     def joined(self, info: EngineInfo, now: float) -> None:

@@ -69,7 +69,7 @@ class Client:
         seed = derived_seed(shared.seed, self.index, self._turns, shared.group.group_id)
         request = shared.request(input_ids, seed, sampling)
         if self._last is not None and self._last.engines:
-            request.home, request.follows = self._last.engines[-1], self._last.uid
+            request.preferred_engine, request.follows = self._last.engines[-1], self._last.uid
         self._turns += 1
         self._last = request
         sample = shared.turn(await shared.finished(request), request)
@@ -161,8 +161,8 @@ class _Shared:
             seed=seed,
             max_response_len=len(given) + limit,
             own_sampling=turn.sampling,
-            given=len(given),
-            kept=True,
+            resumed_tokens=len(given),
+            retain_kv=True,
             submitted_at=time.monotonic(),
         )
         if given:
@@ -220,7 +220,7 @@ class _Shared:
 
         The group keeps the tokens of all turns for drafts and the pool, but not their other data.
         """
-        given, response = request.given, request.response_ids[request.given :]
+        given, response = request.resumed_tokens, request.response_ids[request.resumed_tokens :]
         log_probs, request.logprobs = request.logprobs[given:], logprob_array()
         kept = self.group.samples
         at = next(i for i in reversed(range(len(kept))) if kept[i] is sample)

@@ -161,7 +161,7 @@ class EngineIndex:
     def home(self, request: Request) -> EngineSlot | None:
         """Returns the engine that ran the request's last chunk, or that holds KV of its input; it
         may have left since."""
-        home = request.engines[-1] if request.engines else request.home
+        home = request.engines[-1] if request.engines else request.preferred_engine
         return None if home is None else self._by_id.get(home)
 
     def holders(self, request: Request) -> Set[EngineSlot]:

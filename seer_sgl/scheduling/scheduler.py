@@ -172,7 +172,7 @@ class Scheduler:
         if group.growing and not group.withdrawn:
             group.growing = False
             for request in group.requests:
-                if request.kept and request.state is RequestState.FINISHED:
+                if request.retain_kv and request.state is RequestState.FINISHED:
                     self._drop(request)
             if group.complete:
                 self._policy.leave(group)
@@ -479,7 +479,7 @@ class Scheduler:
         self, request: Request, reason: FinishReason, matched: int | str | None, now: float
     ) -> None:
         request.finish(reason, matched, now)
-        if not (request.kept and request.group.growing):
+        if not (request.retain_kv and request.group.growing):
             self._drop(request)
         if request.group.withdrawn:
             return

@@ -299,9 +299,9 @@ class Generation(Observer):
             seed=call.seed,
             max_response_len=answer.given + call.sampling.max_new_tokens,
             own_sampling=None if call.sampling == group.sampling else call.sampling,
-            given=answer.given,
-            watched=call.stream,
-            kept=call.session_id is not None,
+            resumed_tokens=answer.given,
+            streaming=call.stream,
+            retain_kv=call.session_id is not None,
             submitted_at=self._clock(),
         )
         if given:
@@ -310,7 +310,7 @@ class Generation(Observer):
         if before is None and call.session_id is not None:
             before = self._sessions.last_turn(call.session_id)
         if before is not None and before.engines:
-            request.home, request.follows = before.engines[-1], before.uid
+            request.preferred_engine, request.follows = before.engines[-1], before.uid
         return request
 
     def _close(self, opened: OpenGroup) -> None:

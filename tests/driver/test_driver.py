@@ -195,7 +195,7 @@ async def test_tokens_of_watched_requests_come_once_and_are_final(incremental: b
     async with staged(fake) as stage:
         groups = stage.groups(3, n=2)
         for group in groups[:2]:
-            group.requests[0].watched = True
+            group.requests[0].streaming = True
         check(await all_of(stage.driver.submit(groups, [events])), n=2)
     watched = {request.uid: request for group in groups for request in group.requests[:1]}
     assert len(events.streamed_ids) == 2
@@ -209,7 +209,7 @@ async def test_a_watched_request_keeps_nothing_of_an_engine_started_again_unnoti
     events, first, second = Events(), FakeSGLang(delay_s=0.01), FakeSGLang()
     async with staged(first, second, joined=1) as stage:
         (group,) = stage.groups(1, n=1)
-        group.requests[0].watched = True
+        group.requests[0].streaming = True
         run = stage.driver.submit([group], [events])
         await until(lambda: bool(events.streamed_ids))
         first.startup_s, first.weight_version = 30.5, "v2"
@@ -257,7 +257,7 @@ async def test_an_undividable_watched_request_reports_what_counts_only() -> None
     fake = FakeSGLang(faults=deque(["slow", "abort"]))
     async with staged(fake) as stage:
         (group,) = stage.groups(1, n=1, presence_penalty=0.5)
-        group.requests[0].watched = True
+        group.requests[0].streaming = True
         run = stage.driver.submit([group], [events])
         await until(lambda: fake.running == 1)
         await stage.driver.pause()
@@ -298,7 +298,7 @@ async def test_an_observer_may_end_its_own_run(when: str, what: str) -> None:
         (group,) = stage.groups(1, n=3)
         group.growing = what == "complete"
         for request in group.requests:
-            request.watched = when == "streamed"
+            request.streaming = when == "streamed"
         run = stage.driver.submit([group], [Ends()])
         innocent = stage.driver.submit(stage.groups(2, run_id="other"))
         (over,) = [each async for each in run]

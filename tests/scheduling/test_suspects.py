@@ -24,7 +24,7 @@ class World:
     """Engines in rounds: each round sends what can be sent; then every chunk comes back.
 
     `deadly`: whether a chunk ends its engine, and with it all other chunks there. A dead engine is
-    back in the next round. `kept`: tokens of such a chunk that had arrived (watched requests).
+    back in the next round. `kept`: tokens of such a chunk that had arrived (streaming requests).
     """
 
     def __init__(

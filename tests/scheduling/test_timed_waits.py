@@ -209,12 +209,12 @@ def test_a_request_that_follows_another_one_fetches_what_that_one_has_stored(
     group = make_group(n=2)
     first, second = group.requests.copy()
     group.requests, group.growing = [first], True
-    first.kept = kept
+    first.retain_kv = kept
     scheduler.submit(group)
     chunk = started(scheduler)
     scheduler.complete(ChunkResult(chunk=chunk, now=1.0, reply=make_reply(3, "stop")))
     assert (scheduler.stored(chunk.rid, True) is first) is kept
-    second.home, second.follows = "e0", first.uid
+    second.preferred_engine, second.follows = "e0", first.uid
     scheduler.grow(group, [second])
     assert started(scheduler, 1.0).move is (Move.FETCH if kept else Move.STAY)
     scheduler.withdraw(group, LEFT)

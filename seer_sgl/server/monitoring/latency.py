@@ -43,7 +43,7 @@ class Latencies:
 
     def submitted(self, requests: Sequence[Request]) -> None:
         """Records new requests."""
-        self._awaited.update(request.uid for request in requests if request.watched)
+        self._awaited.update(request.uid for request in requests if request.streaming)
 
     def streamed(self, request: Request, now: float) -> None:
         """Records that tokens arrived."""

@@ -184,7 +184,7 @@ async def test_a_fleet_of_two_becomes_three_and_then_one_and_no_token_changes(
 
 
 class Streams(Observer):
-    """Stores the streamed tokens of watched requests."""
+    """Stores the streamed tokens of streaming requests."""
 
     def __init__(self) -> None:
         self.ids: dict[str, array[int]] = {}
@@ -205,7 +205,7 @@ async def test_two_callers_with_equal_ids_one_watches_and_one_leaves_half_way(
         groups = groups_for(rollout, "stays")
         for group in groups[::2]:
             for request in group.requests:
-                request.watched = True
+                request.streaming = True
         stays = driver.submit(groups, [streams])
         leaves = driver.submit(groups_for(rollout, "leaves", shift=1))
         samples = asyncio.create_task(all_samples(stays))
