@@ -2,9 +2,10 @@
 
 import asyncio
 import json
-import random
 import signal
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +16,34 @@ from seer_sgl.engine.client import HttpEngine
 from seer_sgl.engine.describe import describe
 from seer_sgl.engine.orphans import end_orphans
 from seer_sgl.engine.session import open_session
+from seer_sgl.rollout.samples import encode_sample
 from seer_sgl.types import Chunk, ChunkReply, Move, Sampling
-from tests.e2e.conftest import HELD_OUT, ROOT, external
+from tests.e2e.compare import Samples
+from tests.e2e.conftest import HELD_OUT, external
 from tests.e2e.drivers import (
     WAIT_S,
     Driver,
     Start,
-    assert_nothing_left,
     assert_same_samples,
     finish,
     samples_in,
 )
+from tests.e2e.rig import Rig
 from tests.helpers import make_group
 from tests.rollout.fakes import journal_now
 
+pytestmark = pytest.mark.shared_engines
 
-def config_of(folder: Path, tree: dict[str, Any], prompts: int, n: int) -> Path:
+PROMPTS, N = 3, 4
+LIMIT = {"max_response_len": 1200}
+
+
+def config_of(folder: Path, tree: dict[str, Any]) -> Path:
     """Writes a config with a journal; returns the journal's folder."""
     tree["rollout"] |= {
         "prompts": str(HELD_OUT),
-        "max_prompts": prompts,
-        "n_samples_per_prompt": n,
+        "max_prompts": PROMPTS,
+        "n_samples_per_prompt": N,
         "journal": str(folder / "journal"),
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(tree))
@@ -61,24 +69,18 @@ def kill_at(driver: Driver, journal: Path, size: int) -> bool:
     return True
 
 
-def calm_rollout(
-    start: Start, folder: Path, tree: dict[str, Any], prompts: int, n: int
-) -> list[dict[str, Any]]:
-    """Rolls out without being disturbed, in a folder of its own."""
-    calm = folder / "calm"
-    calm.mkdir()
-    config_of(calm, tree, prompts, n)
-    finish(start(*files(calm)))
-    return samples_in(calm / "out")
+async def undisturbed(rig: Rig, seed: int) -> list[dict[str, Any]]:
+    """Returns the lines of an undisturbed rollout's samples."""
+    rollout = {"seed": seed, "n_samples_per_prompt": N}
+    samples: Samples = await rig.undivided(PROMPTS, sampling=LIMIT, rollout=rollout)
+    return [json.loads(encode_sample(sample)) for sample in samples.values()]
 
 
-@pytest.mark.shared_engines
-def test_a_driver_killed_twice_on_running_engines_goes_on_exactly(
-    engine_urls: list[str], start: Start, tmp_path: Path
+async def test_a_driver_killed_twice_on_running_engines_goes_on_exactly(
+    rig: Rig, start: Start, tmp_path: Path
 ) -> None:
-    tree = external(engine_urls, sampling={"max_response_len": 1200})
-    calm = calm_rollout(start, tmp_path, tree, prompts=3, n=4)
-    journal = config_of(tmp_path, tree, prompts=3, n=4)
+    calm = await undisturbed(rig, 11)
+    journal = config_of(tmp_path, external(rig.pair, sampling=LIMIT))
     assert kill_at(start(*files(tmp_path)), journal, 12_000)
     once = journal_now(journal)
     assert kill_at(start(*files(tmp_path), "--resume", str(journal)), journal, 8_000)
@@ -95,7 +97,40 @@ def test_a_driver_killed_twice_on_running_engines_goes_on_exactly(
     assert journal_now(journal).tokens == report["response_tokens"]
 
 
-@pytest.mark.shared_engines
+def flush(url: str) -> None:
+    """Empties an engine's caches once the requests of the dead driver have ended there."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"{url}/flush_cache", data=b"", timeout=WAIT_S):
+                return
+        except urllib.error.HTTPError:  # requests run
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+
+@pytest.mark.long
+async def test_a_resume_takes_the_kv_of_the_dead_drivers_requests_from_the_pool(
+    rig: Rig, start: Start, tmp_path: Path
+) -> None:
+    calm = await undisturbed(rig, 23)
+    journal = config_of(tmp_path, rig.fleet(sampling=LIMIT, rollout={"seed": 23}))
+    assert kill_at(start(*files(tmp_path)), journal, 16_000)
+    before = journal_now(journal)
+    for url in rig.urls:
+        flush(url)
+    finish(start(*files(tmp_path), "--resume", str(journal)))
+    assert_same_samples(calm, samples_in(tmp_path / "out"))
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    resumed = report["resumed"]
+    assert resumed["tokens"] == before.tokens
+    finished = sum(s["response_length"] for s in calm if s["seed"] in before.finished)
+    assert resumed["requests"] >= 4
+    begun = before.tokens - finished  # of unfinished requests
+    assert report["cached_tokens"]["storage"] > begun / 2
+    assert report["recomputed_tokens"] < begun / 2
+
+
 async def test_orphans_end_and_other_requests_do_not(engine_urls: list[str]) -> None:
     async with open_session() as session:
         engine = HttpEngine(await describe(session, "e0", engine_urls[0]), session)
@@ -128,49 +163,3 @@ async def test_orphans_end_and_other_requests_do_not(engine_urls: list[str]) -> 
         reply = await other
         assert reply.finish == "length"
         assert len(reply.ids) == 2000
-
-
-def seer_tree() -> dict[str, Any]:
-    """Returns the ready config with pool and drafts."""
-    tree: dict[str, Any] = yaml.safe_load((ROOT / "configs" / "cpu-seer.yaml").read_text())
-    return tree | {"sampling": {"max_response_len": 1500}, "rollout": {"seed": 7}}
-
-
-@pytest.mark.own_engines
-@pytest.mark.long
-def test_a_driver_killed_with_its_own_engines_pool_and_drafts_goes_on_exactly(
-    start: Start, tmp_path: Path
-) -> None:
-    calm = calm_rollout(start, tmp_path, seer_tree(), prompts=4, n=4)
-    journal = config_of(tmp_path, seer_tree(), prompts=4, n=4)
-    for options, size in (((), 30_000), (("--resume", str(journal)), 20_000)):
-        driver = start(*files(tmp_path), *options)
-        assert kill_at(driver, journal, size)
-        assert_nothing_left(driver.pid)
-    driver = start(*files(tmp_path), "--resume", str(journal))
-    finish(driver)
-    assert_nothing_left(driver.pid)
-    assert_same_samples(calm, samples_in(tmp_path / "out"))
-
-
-@pytest.mark.shared_engines
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_drivers_killed_at_twenty_random_moments_lose_nothing(
-    engine_urls: list[str], start: Start, tmp_path: Path
-) -> None:
-    tree = external(engine_urls, sampling={"max_response_len": 1200})
-    calm = calm_rollout(start, tmp_path, tree, prompts=4, n=4)
-    draw, kills, again = random.Random(20), 0, 0
-    for number in range(15):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        journal = config_of(folder, tree, prompts=4, n=4)
-        kills += kill_at(start(*files(folder)), journal, draw.randint(1, 60_000))
-        if number % 3 == 0:
-            driver = start(*files(folder), "--resume", str(journal))
-            again += kill_at(driver, journal, draw.randint(1, 20_000))
-        finish(start(*files(folder), "--resume", str(journal)))
-        assert_same_samples(calm, samples_in(folder / "out"))
-    assert kills >= 12
-    assert again >= 4
