@@ -8,67 +8,8 @@ import torch
 
 from seer_sgl.plugin.speculation.minimum import Minimum, minimum_of, penalize
 
-from .probe import run_probe
-
 NO = -torch.inf
 STOPS = torch.tensor([[0.0, NO, 0.0], [0.0, 0.0, NO]])
-ALONE = """
-from types import SimpleNamespace
-import torch
-from seer_sgl.link.contract import ALGORITHM
-from seer_sgl.plugin import cpu
-cpu.prepare()
-from sglang.srt import runtime_context
-from sglang.srt.sampling import penaltylib
-from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
-from sglang.srt.sampling.sampling_params import SamplingParams
-from seer_sgl.plugin import penalties
-
-class Batch:
-    device = "cpu"
-
-batch = Batch()
-KINDS = (penaltylib.BatchedFrequencyPenalizer, penaltylib.BatchedMinNewTokensPenalizer,
-         penaltylib.BatchedPresencePenalizer, penaltylib.BatchedRepetitionPenalizer)
-
-def penalties_of(algorithm, *wanted):
-    runtime_context.get_spec = lambda: SimpleNamespace(speculative_algorithm=algorithm)
-    batch.reqs = [
-        SimpleNamespace(
-            sampling_params=SamplingParams(**each),
-            eos_token_ids={2},
-            tokenizer=SimpleNamespace(additional_stop_token_ids=None, eos_token_id=2),
-        )
-        for each in wanted
-    ]
-    orchestrator = penaltylib.BatchedPenalizerOrchestrator(4, batch, set(KINDS))
-    before = dict(orchestrator.penalizers), orchestrator.is_required
-    count = len(wanted)
-    info = SamplingBatchInfo(
-        temperatures=torch.ones(count, 1), top_ps=None, top_ks=None, min_ps=None,
-        is_all_greedy=False, is_any_greedy=False, need_top_p_sampling=False,
-        need_top_k_sampling=False, need_min_p_sampling=False, vocab_size=4,
-        penalizer_orchestrator=orchestrator, device="cpu",
-    )
-    copy = penalties.without_minimum(SamplingBatchInfo.copy_for_forward, info)
-    assert (orchestrator.penalizers, orchestrator.is_required) == before
-    added, stops = copy.acc_additive_penalties, getattr(copy, "seer_stops", None)
-    return [None if each is None else each.tolist() for each in (added, stops)]
-
-inf, zero = float("inf"), [0.0, 0.0, 0.0, 0.0]
-minimum, plain, bias = {"min_new_tokens": 9}, {}, {"presence_penalty": 1.0}
-stops = [0.0, 0.0, -inf, 0.0]
-assert penalties_of(ALGORITHM, minimum, plain) == [None, [stops, stops]]
-assert penalties_of(ALGORITHM, minimum, bias) == [[zero, zero], [stops, stops]]
-assert penalties_of(ALGORITHM, plain, bias) == [[zero, zero], None]
-assert penalties_of(ALGORITHM, plain) == [None, None]
-assert penalties_of(None, minimum, plain) == [[stops, zero], None]
-"""
-
-
-@pytest.mark.process
-def test_a_drafting_engine_has_no_penalty_for_the_minimum_alone() -> None:
-    run_probe("-c", ALONE)
 
 
 def batch(lengths: list[int], minimums: list[int]) -> Any:
