@@ -1,8 +1,8 @@
 """Runs random responses with random stop conditions through SGLang's `Req` (`test_stops.py`).
 
 It is a program of its own, because the CPU engine's switches must be set before SGLang is imported:
-`python -m tests.plugin.stop_cases COUNT MODEL [TOKEN ...]` prints one JSON object of counts. TOKEN:
-the tokens of the responses; without any, the first words of the model's tokenizer.
+`python -m tests.plugin.stop_cases COUNT MODELS` prints one JSON object of counts per model. MODELS:
+the tokens of the responses by model; for none, the first words of the model's tokenizer.
 
 The driver counts the tokens of stop strings wrongly here, so that it depends on SGLang's count.
 """
@@ -127,9 +127,8 @@ def divided(engine: Engine, case: StopCase, chunk: int, tokenizer: Tokenizer) ->
             return End(response, reply.finish, reply.matched, end.stop_tokens)
 
 
-def main(count: int, model: str, words: list[int]) -> None:
-    """Compares runs with plain decoding, case by case, and prints counts of the outcomes."""
-    cpu.prepare()
+def compared(count: int, model: str, words: list[int]) -> Counter[str]:
+    """Compares runs with plain decoding, case by case, and returns counts of the outcomes."""
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.utils.hf_transformers.tokenizer import get_tokenizer
 
@@ -159,8 +158,10 @@ def main(count: int, model: str, words: list[int]) -> None:
         parts = parts._replace(matched=parts.matched if parts.finish == "stop" else None)
         assert parts == expected, (number, case, parts, expected)
         seen["divided"] += 1
-    print(json.dumps(seen))
+    return seen
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], [int(token) for token in sys.argv[3:]])
+    cpu.prepare()
+    given = json.loads(sys.argv[2]).items()
+    print(json.dumps([compared(int(sys.argv[1]), model, words) for model, words in given]))
