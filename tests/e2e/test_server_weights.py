@@ -7,7 +7,6 @@ new weights from there.
 import asyncio
 import contextlib
 import json
-import shutil
 import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -15,12 +14,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from seer_sgl.driver.load_tokenizer import load_tokenizer
 from seer_sgl.rollout.rollout import Rollout
 from tests.e2e.conftest import HELD_OUT, MODEL, SERVER_FLAGS, external, servers, two_cores, two_urls
+from tests.e2e.weights import other_weights
 from tests.server.helpers import Served, served_config
 from tests.support.waiting import until
 
@@ -32,16 +30,7 @@ DISK = "/update_weights_from_disk"
 @pytest.fixture(scope="module")
 def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the folder of the model with other weights."""
-    folder = tmp_path_factory.mktemp("model") / "other"
-    shutil.copytree(MODEL, folder)
-    weights = load_file(str(MODEL / "model.safetensors"))
-    generator = torch.Generator().manual_seed(5)
-    changed = {
-        name: tensor + 0.1 * tensor.std() * torch.randn(tensor.shape, generator=generator)
-        for name, tensor in weights.items()
-    }
-    save_file(changed, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    return folder
+    return other_weights(tmp_path_factory.mktemp("model") / "other")
 
 
 def prompts(count: int) -> list[list[int]]:
