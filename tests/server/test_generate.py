@@ -316,7 +316,7 @@ async def test_an_answer_that_breaks_off_takes_no_engine_out_of_service() -> Non
 async def test_more_responses_than_allowed_are_refused_with_429() -> None:
     fake = FakeSGLang(longest=1000, delay_s=0.05)
     async with served(fake, server={"max_requests": 4}) as it:
-        busy = asyncio.create_task(it.generate(**body(1 << 7, params={"n": 4})))
+        busy = asyncio.create_task(it.generate(**body(300 << 7, params={"n": 4})))
         await until(lambda: it.service.generation.in_progress == 4)
         async with it.session.post(f"{it.url}/generate", json=body(2)) as refused:
             assert refused.status == 429
