@@ -2,7 +2,7 @@
 
 import pytest
 
-from seer_sgl.benchmark.arms import ARMS, BASELINE, EVERY, GREEDY, SEER
+from seer_sgl.benchmark.arms import ARMS, EVERY, GREEDY, SEER
 from seer_sgl.benchmark.config import BenchConfig, load_ready_bench, overrides_from
 from seer_sgl.benchmark.derive import arm_config, servers_config
 from seer_sgl.benchmark.fleets import runnable
@@ -26,14 +26,6 @@ def test_the_last_arm_is_the_config_itself(base: BenchConfig) -> None:
     )
     assert config.scheduling.policy == "seer"
     assert config.rollout.seed == 5
-
-
-def test_the_baseline_has_none_of_it(base: BenchConfig) -> None:
-    config = arm_config(EVERY[BASELINE], base, 5, None)
-    assert config.kv_pool.backend == "none"
-    assert config.draft.scope == "none"
-    assert config.engines == base.engines
-    assert config.sampling == base.sampling
 
 
 @pytest.mark.parametrize(
