@@ -208,12 +208,6 @@ def test_python_objects_that_cannot_be_rolled_out_are_named(wrong: Any) -> None:
     assert str(raised.value).isprintable()
 
 
-def test_metadata_that_is_no_json_comes_back_as_it_is() -> None:
-    opaque = object()
-    [prompt] = reader().convert([{"prompt_ids": [1], "metadata": {"image": opaque}}])
-    assert prompt.metadata["image"] is opaque
-
-
 json_values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
     lambda inner: st.one_of(

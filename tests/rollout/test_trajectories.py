@@ -138,9 +138,8 @@ async def test_an_unusable_turn_is_refused_in_its_function(
 
 async def test_an_error_of_the_function_comes_at_once_and_hides_behind_no_other() -> None:
     async def failing(prompt: Prompt, client: Client) -> None:
-        if prompt.prompt_id != "p0":
+        while prompt.prompt_id != "p0":
             await client.generate()
-            await asyncio.Event().wait()
         match client.index:
             case 0:
                 raise RolloutError("a request that failed")

@@ -277,7 +277,6 @@ def test_any_reply_of_an_engine_becomes_json(body: bytes) -> None:
         "/init_weights_update_group",
         "/update_weights_from_disk",
         "/workers",
-        "/rollout",
     ],
 )
 async def test_a_body_that_is_no_object_is_refused_before_any_engine_is_called(path: str) -> None:

@@ -151,6 +151,15 @@ async def test_a_bad_body_names_the_group_and_queues_nothing(
     assert not fake.seen
 
 
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"groups"', b'{"groups":' + b"[" * 100_000])
+async def test_a_body_that_is_not_json_of_a_rollout_is_refused(body: bytes) -> None:
+    async with (
+        served(FakeSGLang()) as it,
+        it.session.post(f"{it.url}/rollout", data=body) as reply,
+    ):
+        assert reply.status == 400
+
+
 async def test_rollouts_and_single_requests_count_together() -> None:
     fake = gated()
     async with served(fake, server={"max_requests": 10}, sampling=SAMPLING) as it:

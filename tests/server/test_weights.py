@@ -216,22 +216,25 @@ async def test_requests_end_with_their_tokens_if_an_update_aborts_them(
     assert 0 < len(ids) < LIMIT and ids == whole(SEED, len(PROMPT), fakes[0], LIMIT)[: len(ids)]
 
 
-@pytest.mark.parametrize(("paused", "ends"), [(True, "length"), (False, "abort")])
+@pytest.mark.parametrize(
+    ("paused", "asked", "ends"),
+    [(True, {}, "length"), (False, {}, "abort"), (False, {"abort_all_requests": False}, "length")],
+)
 async def test_a_new_name_ends_responses_unless_they_are_paused(
-    paused: bool, ends: str, it: Served, fakes: Fakes
+    paused: bool, asked: dict[str, bool], ends: str, it: Served, fakes: Fakes
 ) -> None:
     running = generating(it)
     await until(lambda: sum(len(fake.seen) for fake in fakes) >= 3)
     if paused:
         await it.post("/pause_generation", mode="retract")
     assert (await it.post("/update_weight_version"))[0] == 400
-    status, answer = await it.post("/update_weight_version", new_version="v2")
+    status, answer = await it.post("/update_weight_version", new_version="v2", **asked)
     assert (status, answer["new_version"]) == (200, "v2")
     await it.post("/continue_generation")
     reply = await running
     assert reply["meta_info"]["finish_reason"]["type"] == ends
     sent = [dict(fake.calls)["/update_weight_version"]["abort_all_requests"] for fake in fakes]
-    assert sent == [not paused] * 2
+    assert sent == [ends == "abort"] * 2
 
 
 async def test_engines_with_different_versions_are_an_error_in_the_log(
