@@ -97,10 +97,6 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
             "engines:\n  launch: external\n  urls: ['http://a:1', 'http://a:1/']",
             r":3: engines\.urls: .* twice",
         ),
-        (
-            "engines: {launch: external, urls: ['http://a:1'], link: here}",
-            r":1: engines\.link: 'here' is not of the form host:port",
-        ),
         (f"{EXTERNAL}}}\nkv_pool: {{backend: file}}", r"engines\.link: a KV pool of external"),
         (
             f"{EXTERNAL}, link: 'a:1'}}\nkv_pool: {{backend: file}}",
@@ -151,10 +147,6 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
             "kv_pool: {backend: auto, master: 'h:1'}",
             r":1: kv_pool\.master: only for backend: mooncake",
         ),
-        (
-            "kv_pool: {backend: mooncake, memory: lots}",
-            r":1: kv_pool\.memory: 'lots' is not a size",
-        ),
         ("kv_pool: {memory: 1}", r":1: kv_pool\.memory: expected str"),
         ("kv_pool: {ssd_path: s}", r":1: kv_pool\.ssd_path: removed; a Mooncake of your own"),
         ("kv_pool: {namespace: 2024-13-45}", "month must be in 1"),
@@ -167,19 +159,15 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
             r":2: kv_pool\.open_ports: only for launch: local",
         ),
         ("kv_pool: {backend: mooncake, memory: 8mb}", r":1: kv_pool\.memory: 8mb is less than"),
-        ("kv_pool: {backend: mooncake, master: here}", r":1: kv_pool\.master: 'here' is not of"),
         (
             "kv_pool: {backend: mooncake}\nengines: {sglang: {page-size: 8}}",
             r":2: engines\.sglang\.page-size: the KV pool sets it; use kv_pool\.page_size",
         ),
-        ("draft: {scope: all}", r":1: draft\.scope: invalid enum value 'all'"),
         ("draft: {max_draft_tokens: 65}", r":1: draft\.max_draft_tokens: expected int <= 64"),
         ("draft: {paths: 0}", r":1: draft\.paths: expected int >= 1"),
-        ("draft: {memory: lots}", r":1: draft\.memory: 'lots' is not a size"),
         ("draft: {memory: 1kb}", r":1: draft\.memory: 1kb is less than 1mb"),
         ("draft: {hub: 'h:1'}", r":1: draft\.hub: only for scope: fleet, not for scope: none"),
         ("draft: {scope: engine, hub: 'h:1'}", r":1: draft\.hub: only for scope: fleet"),
-        ("draft: {scope: fleet, hub: here}", r":1: draft\.hub: 'here' is not of the form host"),
         ("draft: {history: f}", r":1: draft\.history: needs scope: engine or fleet, not scope: n"),
         ("draft: {scope: request, history: f}", r":1: draft\.history: needs scope: engine or"),
         (
@@ -221,7 +209,6 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
             r":3: scheduling\.max_inflight_per_engine: policy: group_least_loaded sends whole",
         ),
         ("sampling:\n  temperature: -1", r":2: sampling\.temperature: expected float >= 0"),
-        ("sampling:\n  temperature: .inf", r":2: sampling\.temperature: must be finite"),
         ("sampling:\n  top_k: 0", r":2: sampling\.top_k: must be -1"),
         ("sampling:\n  top_p: 0", r":2: sampling\.top_p: expected float > 0"),
         ("sampling: {stop: ['']}", r":1: sampling\.stop: an empty stop string"),
@@ -250,7 +237,6 @@ def test_a_mistake_in_a_file_is_named_with_its_line(
     [
         ("scheduling.chunk_tokens", "expected key.path=value"),
         (".x=1", "expected key.path=value"),
-        ("scheduling.chunk_tokens=[", "not valid YAML"),
         ("model.path.deeper=1", "path is not a section"),
         ("scheduling.chunk_tokens=-1", r"scheduling\.chunk_tokens: expected int >= 1"),
         ("scheduling.nope=1", r"scheduling\.nope: unknown key"),
@@ -320,11 +306,6 @@ def test_a_config_of_python_is_read_back_from_its_plain_values() -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nope\.yaml: No such file"):
         load(tmp_path / "nope.yaml")
-
-
-def test_a_mapping_is_checked_like_a_file() -> None:
-    with pytest.raises(ConfigError, match=r"^scheduling\.x: unknown key"):
-        parse({"scheduling": {"x": 1}})
 
 
 def test_the_shipped_configs_are_valid() -> None:

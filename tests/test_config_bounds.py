@@ -197,7 +197,7 @@ def test_other_commands_read_within_the_same_bounds(tmp_path: Path) -> None:
 def test_a_mapping_that_contains_itself_is_refused() -> None:
     tree: dict[str, Any] = {}
     tree["engines"] = tree
-    with pytest.raises(ConfigError, match=r"engines\.engines: unknown key"):
+    with pytest.raises(ConfigError, match=r"^engines\.engines: unknown key"):
         parse(tree)
     with pytest.raises(ConfigError, match="must be finite"):
         parse({"model": {"path": "m"}, "sampling": {"logit_bias": {"5": float("nan")}}})
