@@ -19,7 +19,7 @@ from seer_sgl.link.contract import STOP_TOKENS
 from seer_sgl.processes import free_port
 from seer_sgl.types import Sample
 from tests.e2e.compare import Samples, assert_identical, by_key
-from tests.e2e.conftest import ROOT, SEER_SGL, servers
+from tests.e2e.conftest import ROOT, servers
 from tests.tokenizers.families import FAMILIES, Family
 
 pytestmark = pytest.mark.own_engines
@@ -29,10 +29,10 @@ LONGEST = 48  # tokens of a response
 CHUNK = 5
 FLAGS = ["--dtype", "float32", "--max-total-tokens", "4096", "--max-running-requests", "24"]
 FLAGS += ["--enable-deterministic-inference", "--skip-server-warmup"]
-RUN = ("llama2", "mistral-model")
+QUICK = "mistral-model"
 # The reasoning model is a Qwen2. SGLang refuses gpt-oss with `torch_native`.
 ELSEWHERE = ("qwen2", "gpt-oss")
-LONG = tuple(family.name for family in FAMILIES if family.name not in (*RUN, *ELSEWHERE))
+LONG = tuple(family.name for family in FAMILIES if family.name not in (QUICK, *ELSEWHERE))
 
 
 def model_of(family: Family, parent: Path) -> Path:
@@ -96,7 +96,7 @@ async def check_family(family: Family, tmp_path: Path) -> None:
         greedy = await roll_family(folder, family, url, {"temperature": 0})
         plain = [generated(url, text) for text in PROMPTS]
         _, _, counted = generated(url, PROMPTS[0], stops)
-        if family.name == "mistral-model":
+        if family.name == QUICK:
             await check_refusal(folder, family, url)
     tokenizer = load_tokenizer(str(folder), family.own_code)
     assert tokenizer is not None
@@ -120,34 +120,9 @@ async def check_refusal(folder: Path, family: Family, url: str) -> None:
     loading._loaded.cache_clear()
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize(
+    "name", [QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
+)
 async def test_a_family_runs_as_on_plain_sglang(name: str, tmp_path: Path) -> None:
-    await check_family(_family(name), tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", LONG)
-async def test_another_family_runs_as_on_plain_sglang(name: str, tmp_path: Path) -> None:
-    await check_family(_family(name), tmp_path)
-
-
-def _family(name: str) -> Family:
-    return next(family for family in FAMILIES if family.name == name)
-
-
-def test_the_command_rolls_a_llama_out(tmp_path: Path) -> None:
-    folder = model_of(_family("llama2"), tmp_path)
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": text, "n": 2}) + "\n" for text in PROMPTS))
-    settings = {
-        "model.path": str(folder),
-        "rollout.prompts": str(prompts),
-        "engines.count": 1,
-        "sampling.max_response_len": LONGEST,
-    }
-    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    command = [*SEER_SGL, "rollout", "--ready", "cpu", *sets, "--out", str(tmp_path / "out")]
-    subprocess.run(command, cwd=ROOT, check=True)
-    samples = (tmp_path / "out" / "samples.jsonl").read_text().splitlines()
-    assert len(samples) == 2 * len(PROMPTS)
-    assert all(json.loads(line)["text"] for line in samples)
+    family = next(family for family in FAMILIES if family.name == name)
+    await check_family(family, tmp_path)
