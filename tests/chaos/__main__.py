@@ -21,8 +21,8 @@ from pathlib import Path
 from seer_sgl import running
 
 from . import plan
-from .rolling import ENGINES, Chaotic, Rolled, Stage, proxied_fleet, stage
-from .verdict import Verdict, by_kind, judge
+from .rolling import ENGINES, stage
+from .verdict import by_kind, judge
 
 MINUTES = 5  # of a round: each kind of fault once
 PROMPTS_PER_MINUTE = 20
@@ -66,20 +66,19 @@ async def run(options: argparse.Namespace) -> list[str]:
         line(f"plan: {fault}")
     plans = [[fault] for fault in faults] if options.each else [faults]
     count = PROMPTS_OF_ONE if options.each else options.minutes * PROMPTS_PER_MINUTE
-    async with (
-        proxied_fleet(options.out / str(options.seed)) as (fleet, wires),
-        stage(fleet, wires) as scene,
-    ):
+    async with stage(options.out / str(options.seed)) as scene:
         prompts = scene.prompts(count)
         calm = await scene.calm(prompts)
         line(f"calm: {calm.report['wall_s']} s, {calm.report['response_tokens']} tokens")
+        assert calm.report["accept_length"] > 1, "engines draft"
+        assert calm.report["cached_tokens"]["storage"] > 0, "KV moves"
         ended = []
         for number, chosen in enumerate(plans):
             tokens = calm.report["response_tokens"]
             chaotic = await scene.chaotic(
                 prompts, chosen, tokens, line, options.seed * 1000 + number
             )
-            verdict = await judged(scene, calm, chaotic)
+            verdict = judge(calm, await scene.calm(chaotic.long_prompts), chaotic)
             ended.append((chaotic, verdict))
             named = {"fault": chosen[0].kind.name} if options.each else {"faults": len(chosen)}
             line(json.dumps({**named, **verdict.costs}))
@@ -90,11 +89,6 @@ async def run(options: argparse.Namespace) -> list[str]:
     problems = [problem for _, verdict in ended for problem in verdict.problems]
     line(f"seed {options.seed}: {'FAILED' if problems else 'every sample once, and the same'}")
     return problems
-
-
-async def judged(scene: Stage, calm: Rolled, chaotic: Chaotic) -> Verdict:
-    """Returns the verdict; rolls the long prompts out once more, calmly."""
-    return judge(calm, await scene.calm(chaotic.long_prompts), chaotic)
 
 
 if __name__ == "__main__":

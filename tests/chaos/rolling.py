@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from seer_sgl import Rollout
-from seer_sgl.config import parse
+from seer_sgl import Rollout, WeightUpdate
 from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.driver.run import Run
-from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.report.report import report
 from seer_sgl.types import Group, Prompt, Sample, Sampling
+from tests.e2e.conftest import HELD_OUT, MODEL
+from tests.e2e.weights import other_weights
 
 from .conductor import Happened, Tell, conducted
 from .ledger import Disturbance, Key, Ledger
@@ -28,9 +28,6 @@ from .plan import STALL_TIMEOUT_S, Fault
 from .strikes import LONG_PROMPT, PREFILL_TOKENS, TRIES, LongPrompts, Strikes
 from .wires import Wires, wired
 
-ROOT = Path(__file__).resolve().parents[2]
-REASONER = ROOT / "bench" / "reasoner"
-HELD_OUT = REASONER / "prompts" / "held_out.jsonl"
 ENGINES = 3
 SAMPLES = 8
 CHUNK_TOKENS = 64
@@ -44,7 +41,7 @@ runs = itertools.count()
 def config() -> dict[str, Any]:
     """Returns the config of the fleet: three engines, Mooncake, drafts of the whole fleet."""
     return {
-        "model": {"path": str(REASONER / "model")},
+        "model": {"path": str(MODEL)},
         "engines": {
             "count": ENGINES,
             "cores": "auto",
@@ -186,23 +183,16 @@ def long_prompt(seed: int, number: int) -> Prompt:
 
 
 @contextlib.asynccontextmanager
-async def proxied_fleet(log_dir: Path) -> AsyncIterator[tuple[Fleet, Wires]]:
-    """Starts the fleet behind proxies for the block."""
-    async with wired() as wires, open_fleet(parse(config()).fleet, log_dir) as fleet:
-        yield fleet, wires
+async def stage(folder: Path) -> AsyncIterator[Stage]:
+    """Starts the fleet behind proxies, with logs in `folder`, and updates its weights from disk.
 
-
-@contextlib.asynccontextmanager
-async def stage(
-    fleet: Fleet, wires: Wires, stall_timeout_s: float = STALL_TIMEOUT_S
-) -> AsyncIterator[Stage]:
-    """Opens a rollout of the fleet, one at a time, and warms it up.
-
-    An engine compiles the draft index at its first use, which can take as long as a stall.
+    So an engine that is started again must load the update: its own weights give other tokens.
+    All are warm: an engine compiles the draft index at its first use, which can take as long as a
+    stall.
     """
-    settings = config()
-    settings["engines"]["stall_timeout_s"] = stall_timeout_s
-    async with Rollout(settings, fleet=fleet) as rollout:
+    async with wired() as wires, Rollout(config(), log_dir=folder) as rollout:
+        weights = other_weights(folder / "weights", 1.1)
+        await rollout.backend.update_weights(WeightUpdate.from_disk(str(weights), version="v2"))
         opened = Stage(rollout, wires)
         await opened.calm(opened.prompts(WARM_UP))
         yield opened

@@ -85,6 +85,8 @@ def differs(whole: Sample, sample: Sample) -> str | None:
         return f"other tokens from {same} on, chunks on {list(sample.engines)}"
     if (whole.finish_reason, whole.text) != (sample.finish_reason, sample.text):
         return f"it ended by {sample.finish_reason}, not {whole.finish_reason}"
+    if sample.weight_version != whole.weight_version:
+        return f"it is from the weights {sample.weight_version}, not {whole.weight_version}"
     logprobs = list(sample.rollout_log_probs)
     if len(logprobs) != len(whole.rollout_log_probs):
         return f"{len(logprobs)} log probabilities"
