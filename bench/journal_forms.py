@@ -21,7 +21,7 @@ import msgspec
 from seer_sgl.driver.journal.blocks import Damaged, records_in, scan
 from seer_sgl.driver.journal.records import Record, decode
 from seer_sgl.driver.journal.restore import restore
-from tests.driver.journal.kept import Kept, State, make_groups, make_journal, state_of
+from tests.driver.journal.kept import State, Supervised, make_groups, make_journal, state_of
 
 PROMPTS, SAMPLES = 12, 6
 Reader = Callable[[bytes], State]
@@ -46,7 +46,7 @@ def read_blocks(content: bytes) -> State:
 class Sqlite:
     """The same records in SQLite, in a folder."""
 
-    def __init__(self, folder: Path, kept: Kept) -> None:
+    def __init__(self, folder: Path, kept: Supervised) -> None:
         self.database = folder / "journal.db"
         self.log = folder / "journal.db-wal"
         connection = sqlite3.connect(self.database, isolation_level=None)

@@ -27,7 +27,7 @@ import uvloop
 from bench.server_load import Callers, Load, Result
 from seer_sgl.engine.launch.process import engine_environment
 from seer_sgl.engine.session import raise_file_limit
-from seer_sgl.processes import free_port
+from seer_sgl.processes.child import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUTER = "bench.full.router_process"

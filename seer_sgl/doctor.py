@@ -15,10 +15,10 @@ from typing import NamedTuple
 import psutil
 from rich.console import Console
 
-from . import loopback
 from .config.ready import REQUIREMENTS
 from .engine.launch.process import engine_environment, gpu_visible
 from .kvpool import packages
+from .processes import loopback
 
 SGLANG_VERSION = "0.5.21"
 SGLANG_CUDA = 13  # the CUDA version that SGLANG_VERSION is built for

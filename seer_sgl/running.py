@@ -10,7 +10,7 @@ from typing import Any
 import uvloop
 
 from .console import INTERRUPTED, complain
-from .processes import stopping_signals
+from .processes.child import stopping_signals
 from .timing import DEFAULT, Timing
 
 

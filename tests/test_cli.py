@@ -122,7 +122,7 @@ def test_a_mistake_is_one_line_and_status_2(
 
 def test_a_port_in_use_is_named_before_anything_starts(folder: Path) -> None:
     from seer_sgl.errors import ConfigError
-    from seer_sgl.processes import require_free_port
+    from seer_sgl.processes.child import require_free_port
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from seer_sgl import doctor, loopback
+from seer_sgl import doctor
 from seer_sgl.config.ready import REQUIREMENTS
 from seer_sgl.doctor import Check, Verdict
 from seer_sgl.kvpool import packages
+from seer_sgl.processes import loopback
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU, CUDA12, CUDA13 = (

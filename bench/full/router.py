@@ -23,7 +23,7 @@ from seer_sgl.engine.launch.process import api_key, engine_environment
 from seer_sgl.engine.session import open_session
 from seer_sgl.engine_types import EngineLoad, EngineProblem, EngineWork
 from seer_sgl.errors import ConfigError, EngineStartError
-from seer_sgl.processes import OwnedProcess, free_port
+from seer_sgl.processes.child import OwnedProcess, free_port
 
 START_S = 120.0
 POLL_S = 0.2

@@ -5,7 +5,7 @@ also has to end if the benchmark is killed.
 """
 
 from seer_sgl.plugin import cpu
-from seer_sgl.processes import end_with_parent
+from seer_sgl.processes.child import end_with_parent
 
 
 def main() -> None:

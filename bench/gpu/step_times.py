@@ -17,7 +17,7 @@ from seer_sgl.config import FlagValue
 from seer_sgl.engine.launch.process import cpu_flags, engine_environment, server_flags
 from seer_sgl.errors import EngineStartError
 from seer_sgl.link import contract
-from seer_sgl.processes import OwnedProcess, free_port
+from seer_sgl.processes.child import OwnedProcess, free_port
 
 from .combinations import ON_CPU, REASONER, Setup, engines
 from .machine import require_gpu, write_json

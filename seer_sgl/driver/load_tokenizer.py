@@ -19,7 +19,7 @@ import msgspec
 
 from seer_sgl.errors import ConfigError
 from seer_sgl.link.tokenizer import PROGRAM, LoadedTokenizer, TokenizerSource
-from seer_sgl.processes import PARENT_PID
+from seer_sgl.processes.child import PARENT_PID
 from seer_sgl.torchvision_schemas import define_missing_schemas
 
 from .tokenizer import Tokenizer

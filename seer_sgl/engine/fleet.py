@@ -19,7 +19,7 @@ from seer_sgl.kvpool.backend import resolved
 from seer_sgl.link.contract import HUB_URL, LINK_TOKEN, LINK_URL
 from seer_sgl.link.hub import DraftSink
 from seer_sgl.link.server import LinkServer
-from seer_sgl.restarts import Restarts
+from seer_sgl.processes.restarts import Restarts
 from seer_sgl.timing import DEFAULT, Timing
 
 from .client import HttpEngine

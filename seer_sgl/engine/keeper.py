@@ -7,7 +7,7 @@ import aiohttp
 
 from seer_sgl.engine_types import EngineInfo, Server, ServerPhase
 from seer_sgl.errors import ConfigError, EngineStartError
-from seer_sgl.restarts import Incidents, Restarts
+from seer_sgl.processes.restarts import Incidents, Restarts
 from seer_sgl.timing import DEFAULT, Timing
 
 from .launch.launcher import EngineStart, Launcher

@@ -15,8 +15,8 @@ from seer_sgl.config import (
 from seer_sgl.kvpool.hicache import open_pool
 from seer_sgl.link.hub import HubClient, start_hubs
 from seer_sgl.link.server import LinkServer, link_urls, open_link, shared_token
-from seer_sgl.processes import LOOPBACK, require_free_port
-from seer_sgl.restarts import Restarts
+from seer_sgl.processes.child import LOOPBACK, require_free_port
+from seer_sgl.processes.restarts import Restarts
 from seer_sgl.timing import Timing
 
 from .launch.external import ExternalLauncher
@@ -52,7 +52,7 @@ async def open_launcher(
 ) -> AsyncIterator[Launcher]:
     """Opens the launcher of a site; on exit it ends every server it started.
 
-    `environment`: the environment variables of each server. `all_restarts`: as in `kept_alive`, of
+    `environment`: the environment variables of each server. `all_restarts`: as in `supervised`, of
     the KV pool's processes.
     """
     config = site.config

@@ -2,8 +2,8 @@
 
 import logging
 
-from seer_sgl import loopback
 from seer_sgl.config import KvPoolConfig, with_values
+from seer_sgl.processes import loopback
 
 from .packages import load_problem
 

@@ -11,8 +11,8 @@ import msgspec
 
 from seer_sgl.config import FlagValue, KvPoolConfig, with_values
 from seer_sgl.errors import ConfigError
-from seer_sgl.processes import free_port, own_address
-from seer_sgl.restarts import Restarts
+from seer_sgl.processes.child import free_port, own_address
+from seer_sgl.processes.restarts import Restarts
 from seer_sgl.timing import DEFAULT, Timing
 
 from .mooncake import Machines, open_mooncake, port_environment
@@ -103,7 +103,7 @@ async def open_pool(
 ) -> AsyncIterator[Pool]:
     """Opens the pool of `config` for the duration of the block. `machines`: of its store nodes.
 
-    `all_restarts`: as in `kept_alive`. Raises ConfigError if the pool cannot be used as
+    `all_restarts`: as in `supervised`. Raises ConfigError if the pool cannot be used as
     configured, PoolError if it does not start.
     """
     namespace = config.namespace or secrets.token_hex(4)

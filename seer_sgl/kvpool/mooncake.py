@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, Protocol
 
 from typing_extensions import override
 
-from seer_sgl import loopback
 from seer_sgl.config import KvPoolConfig, bytes_of
 from seer_sgl.errors import ConfigError, PoolError
-from seer_sgl.kept_processes import Kept, KeptProcess, kept_alive
-from seer_sgl.processes import free_port
-from seer_sgl.restarts import Restarts
+from seer_sgl.processes import loopback
+from seer_sgl.processes.child import free_port
+from seer_sgl.processes.restarts import Restarts
+from seer_sgl.processes.supervisor import Supervised, SupervisedProcess, supervised
 from seer_sgl.timing import DEFAULT, Timing
 
 from .node import MOUNTED, P2P
@@ -39,7 +39,7 @@ WITHOUT_LOOPBACK = (
 )
 
 
-class StoreNode(Kept, Protocol):
+class StoreNode(Supervised, Protocol):
     """A process that lends the memory of its machine to the pool."""
 
     async def mounted(self) -> bool:
@@ -70,7 +70,7 @@ async def open_mooncake(
 ) -> AsyncIterator[str]:
     """Yields the address of a master with mounted stores; the started processes end with the block.
 
-    `all_restarts`: as in `kept_alive`. Raises ConfigError if Mooncake cannot run or be
+    `all_restarts`: as in `supervised`. Raises ConfigError if Mooncake cannot run or be
     reached, PoolError if it does not start.
     """
     _require_mooncake()
@@ -83,14 +83,14 @@ async def open_mooncake(
         yield config.master
         return
     starting = _started(config, log_dir, machines or Machines())
-    async with starting as (address, processes), kept_alive(processes, all_restarts, timing):
+    async with starting as (address, processes), supervised(processes, all_restarts, timing):
         yield address
 
 
 @contextlib.asynccontextmanager
 async def _started(
     config: KvPoolConfig, log_dir: Path, machines: Machines
-) -> AsyncIterator[tuple[str, Sequence[Kept]]]:
+) -> AsyncIterator[tuple[str, Sequence[Supervised]]]:
     """Yields the address of a new master, and the master and its stores."""
     host, environment = machines.host, port_environment(config)
     address = f"{host}:{free_port(host)}"
@@ -118,7 +118,7 @@ async def _started(
         await asyncio.gather(*(node.stop() for node in (*stores, master)))
 
 
-class _Node(KeptProcess, StoreNode):
+class _Node(SupervisedProcess, StoreNode):
     """A process of the local Mooncake."""
 
     def __init__(

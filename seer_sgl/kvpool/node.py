@@ -17,8 +17,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from seer_sgl import loopback
-from seer_sgl.processes import end_with_parent
+from seer_sgl.processes import loopback
+from seer_sgl.processes.child import end_with_parent
 
 from .packages import load_store
 

@@ -18,9 +18,9 @@ from typing_extensions import override
 from seer_sgl.config import DraftConfig
 from seer_sgl.draft.messages import Done, ToHub, batched, by_hub, hub_of, pieces, wire_name
 from seer_sgl.errors import HubError
-from seer_sgl.kept_processes import KeptProcess, kept_alive
-from seer_sgl.processes import LOOPBACK, free_port
-from seer_sgl.restarts import Restarts
+from seer_sgl.processes.child import LOOPBACK, free_port
+from seer_sgl.processes.restarts import Restarts
+from seer_sgl.processes.supervisor import SupervisedProcess, supervised
 from seer_sgl.timing import DEFAULT, Timing
 
 from . import contract, messages
@@ -139,16 +139,16 @@ async def start_hubs(
     """Starts the draft hubs of so many engines on `host` for the block, one per ENGINES_PER_HUB.
 
     Restarts those that die. Yields their URLs, separated by commas. `all_restarts`: as in
-    `kept_alive`. Raises HubError if one does not become ready.
+    `supervised`. Raises HubError if one does not become ready.
     """
     count = -(-engines // ENGINES_PER_HUB)
-    processes: list[KeptProcess] = []
+    processes: list[SupervisedProcess] = []
     urls: list[str] = []
     async with contextlib.AsyncExitStack() as stack:
         for number in range(count):
             port = free_port(host)
             arguments = ["drafthub", "--host", host, "--port", str(port), "--memory", config.memory]
-            process = KeptProcess(
+            process = SupervisedProcess(
                 "draft hub" if count == 1 else f"draft hub {number}",
                 [sys.executable, "-m", "seer_sgl", *arguments],
                 log_dir / ("drafthub.log" if count == 1 else f"drafthub-{number}.log"),
@@ -159,11 +159,11 @@ async def start_hubs(
             await process.start()
             urls.append(link_url(f"{host}:{port}"))
             await _ready(process)
-        async with kept_alive(processes, all_restarts, timing):
+        async with supervised(processes, all_restarts, timing):
             yield ",".join(urls)
 
 
-async def _ready(process: KeptProcess) -> None:
+async def _ready(process: SupervisedProcess) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(START_TIMEOUT_S):
             while not process.ended:

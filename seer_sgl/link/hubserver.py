@@ -5,7 +5,7 @@ import asyncio
 from seer_sgl.config import bytes_of
 from seer_sgl.config.addresses import is_address
 from seer_sgl.errors import ConfigError
-from seer_sgl.processes import end_with_parent, require_free_port, stopping_signals
+from seer_sgl.processes.child import end_with_parent, require_free_port, stopping_signals
 
 from .drafthub import DraftHub
 from .server import open_link, shared_token

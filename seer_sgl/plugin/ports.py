@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from seer_sgl import loopback
+from seer_sgl.processes import loopback
 
 from .hook import BOOTSTRAP, GROUPS, MOONCAKE, TRANSFER, Hook
 

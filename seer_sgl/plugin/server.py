@@ -17,7 +17,7 @@ import uuid
 
 from seer_sgl.link import contract
 from seer_sgl.link.contract import API_KEY
-from seer_sgl.processes import end_with_parent
+from seer_sgl.processes.child import end_with_parent
 
 from . import cpu
 from .sglang_types import SglServerArgs

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from seer_sgl.link.tokenizer import LoadedTokenizer, TokenizerSource
-from seer_sgl.processes import end_with_parent
+from seer_sgl.processes.child import end_with_parent
 
 # Parts of the keys that a `config.json` has only if its model reads more than text.
 MULTIMODAL = (

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from seer_sgl.restarts import Restarts
+from seer_sgl.processes.restarts import Restarts
 
 
 def starts_of(processes: Iterable[Restarts]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from seer_sgl.config import Config, ServerConfig, StartedEngines, with_values
 from seer_sgl.engine.launch.process import api_key
 from seer_sgl.errors import ConfigError
-from seer_sgl.processes import require_free_port
+from seer_sgl.processes.child import require_free_port
 from seer_sgl.rollout.rollout import Rollout
 
 from .app import make_app

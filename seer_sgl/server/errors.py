@@ -1,7 +1,7 @@
 """Errors that a client receives: an HTTP status and one line."""
 
 from seer_sgl.errors import InputError, JournalInUse, RolloutError, SeerError, StateError
-from seer_sgl.processes import LOG_PATH
+from seer_sgl.processes.child import LOG_PATH
 
 
 class HttpError(SeerError):

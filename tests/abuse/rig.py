@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import psutil
 import yaml
 
-from seer_sgl.processes import free_port
+from seer_sgl.processes.child import free_port
 from tests.e2e.conftest import ROOT, SEER_SGL, SERVER_FLAGS, servers, two_urls
 from tests.listening import family
 

@@ -12,7 +12,7 @@ from seer_sgl.backend.groups import TrainerGroup
 from seer_sgl.backend.replies import CallResult, EngineReply
 from seer_sgl.backend.weights import WeightUpdate
 from seer_sgl.errors import ConfigError, InputError, PromptError, RolloutError, StateError
-from seer_sgl.processes import LOG_PATH
+from seer_sgl.processes.child import LOG_PATH
 from seer_sgl.server.control.answers import updated
 from tests.fake_sglang import FakeSGLang, serving
 from tests.server.helpers import Fakes, Served, served, tensor_entry, two, under_way, whole

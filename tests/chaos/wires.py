@@ -16,8 +16,8 @@ from seer_sgl.engine.launch.launcher import EngineStart
 from seer_sgl.engine.launch.local import LocalLauncher
 from seer_sgl.engine.launch.server import ServerPlan
 from seer_sgl.link.contract import HUB_URL, LINK_URL
-from seer_sgl.processes import OwnedProcess
-from tests.processes import command_of
+from seer_sgl.processes.child import OwnedProcess
+from tests.support.processes import command_of
 
 from .proxy import Proxy, proxy
 

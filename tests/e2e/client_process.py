@@ -7,7 +7,7 @@ import runpy
 import sys
 
 from seer_sgl.plugin import cpu
-from seer_sgl.processes import end_with_parent
+from seer_sgl.processes.child import end_with_parent
 
 
 def main() -> None:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from seer_sgl import shared_memory
 from seer_sgl.kvpool import mooncake
 from seer_sgl.link import hub
 from seer_sgl.link.hubserver import READY
-from seer_sgl.processes import free_port
+from seer_sgl.processes import shared_memory
+from seer_sgl.processes.child import free_port
 from tests.listening import family
 
 if TYPE_CHECKING:

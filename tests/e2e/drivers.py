@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from seer_sgl.processes import PARENT_PID
+from seer_sgl.processes.child import PARENT_PID
 from tests.e2e.compare import LOGPROB_TOLERANCE
 
 WAIT_S = 400.0

@@ -13,7 +13,7 @@ from tests.e2e.conftest import MODEL
 from tests.e2e.rig import PAGE
 from tests.e2e.rig import SGLANG as RIG
 from tests.listening import family, listeners
-from tests.processes import command_of
+from tests.support.processes import command_of
 
 WARM_UP_OBJECTS = 2
 SGLANG: dict[str, FlagValue] = {**RIG, "max-total-tokens": 16384}

@@ -19,7 +19,7 @@ from seer_sgl import Rollout
 from seer_sgl.config import FlagValue, KvPoolConfig
 from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.link.contract import LINK_TOKEN
-from seer_sgl.processes import free_port
+from seer_sgl.processes.child import free_port
 from tests.e2e.compare import Samples, by_key
 from tests.e2e.conftest import (
     HELD_OUT,

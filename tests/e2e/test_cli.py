@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from seer_sgl import shared_memory
+from seer_sgl.processes import shared_memory
 from tests.e2e.conftest import MODEL, ROOT, SEER_SGL
 from tests.e2e.drivers import (
     WAIT_S,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from seer_sgl.engine.launch.process import engine_environment
-from seer_sgl.processes import free_port
+from seer_sgl.processes.child import free_port
 from tests.e2e.conftest import MODEL, ROOT, SEER_SGL
 
 pytestmark = [pytest.mark.own_engines, pytest.mark.long]

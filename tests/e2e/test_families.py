@@ -16,7 +16,7 @@ from seer_sgl.driver import load_tokenizer as loading
 from seer_sgl.driver.load_tokenizer import load_tokenizer
 from seer_sgl.errors import ConfigError
 from seer_sgl.link.contract import STOP_TOKENS
-from seer_sgl.processes import free_port
+from seer_sgl.processes.child import free_port
 from seer_sgl.types import Sample
 from tests.e2e.compare import Samples, assert_identical, by_key
 from tests.e2e.conftest import ROOT, servers

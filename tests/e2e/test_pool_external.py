@@ -11,7 +11,7 @@ from bench.elsewhere import AlwaysElsewhere
 from seer_sgl.config import KvPoolConfig
 from seer_sgl.draft.messages import hub_of
 from seer_sgl.kvpool.mooncake import open_mooncake
-from seer_sgl.processes import free_port
+from seer_sgl.processes.child import free_port
 from tests.e2e.compare import Migrations, accepted_drafts, assert_identical, roll
 from tests.e2e.conftest import MODEL, draft_hub, servers, two_cores, two_urls
 from tests.e2e.pools import SGLANG, assert_on_loopback

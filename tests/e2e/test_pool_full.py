@@ -15,7 +15,7 @@ import pytest
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
 from seer_sgl.kvpool.node import P2P
-from seer_sgl.processes import free_port
+from seer_sgl.processes.child import free_port
 from tests.e2e.compare import assert_identical, rolled
 from tests.e2e.pools import WARM_UP_OBJECTS, local, pooled
 

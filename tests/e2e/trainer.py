@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
-from seer_sgl.processes import free_port
+from seer_sgl.processes.child import free_port
 
 TIMEOUT_S = 240.0
 GROUP = "trainer"

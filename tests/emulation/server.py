@@ -10,7 +10,7 @@ import msgspec
 from seer_sgl.config import FlagValue
 from seer_sgl.engine.launch.process import server_flags
 from seer_sgl.link import contract
-from seer_sgl.processes import free_port
+from seer_sgl.processes.child import free_port
 from tests.e2e.conftest import MODEL, servers
 from tests.support import engine_plugin
 

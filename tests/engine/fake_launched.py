@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from seer_sgl.processes import end_with_parent
+from seer_sgl.processes.child import end_with_parent
 
 STAYING = "import time; time.sleep(600)"
 ENDING = "import os, time\nmine = os.getppid()\nwhile os.getppid() == mine: time.sleep(0.2)"

@@ -21,7 +21,7 @@ from seer_sgl.engine.launch.standalone import exec_engine
 from seer_sgl.errors import ConfigError, EngineStartError
 from seer_sgl.link import contract
 from seer_sgl.link.server import LinkServer
-from seer_sgl.processes import free_port
+from seer_sgl.processes.child import free_port
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang, serving
 from tests.support.launched import owned

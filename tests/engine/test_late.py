@@ -17,7 +17,7 @@ from seer_sgl.engine.launch.launcher import EngineStart, Launcher, Site
 from seer_sgl.engine.launch.local import LocalLauncher
 from seer_sgl.engine.launch.server import ServerPlan
 from seer_sgl.errors import EngineDelayed, EngineStartError
-from seer_sgl.processes import LOOPBACK
+from seer_sgl.processes.child import LOOPBACK
 from tests.support.launched import all_groups, check, config, rolling, weights_folder
 from tests.support.waiting import until
 

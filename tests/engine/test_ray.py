@@ -17,8 +17,8 @@ from seer_sgl.config import parse
 from seer_sgl.driver.health import State
 from seer_sgl.engine.fleet import open_fleet
 from seer_sgl.errors import ConfigError
-from tests.processes import lives
 from tests.support.launched import RESTARTING, all_groups, check, config, pid_of, rolling
+from tests.support.processes import lives
 from tests.support.waiting import until
 
 from .ray_cluster import Nodes

@@ -11,14 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from seer_sgl import Rollout, restarts
+from seer_sgl import Rollout
 from seer_sgl.backend.weights import WeightUpdate
 from seer_sgl.config import parse
 from seer_sgl.driver.health import State
 from seer_sgl.engine.fleet import Fleet, open_fleet
 from seer_sgl.engine_types import ServerPhase
 from seer_sgl.errors import ConfigError, RolloutError
-from seer_sgl.processes import OwnedProcess
+from seer_sgl.processes import restarts
+from seer_sgl.processes.child import OwnedProcess
 from tests.support.launched import (
     RESTARTING,
     all_groups,

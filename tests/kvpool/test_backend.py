@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from seer_sgl import Rollout, loopback
+from seer_sgl import Rollout
 from seer_sgl.config import KvPoolConfig, parse
 from seer_sgl.engine import opening
 from seer_sgl.kvpool import backend, packages
 from seer_sgl.kvpool.backend import resolved
+from seer_sgl.processes import loopback
 
 AUTO = KvPoolConfig(backend="auto", page_size=16)
 REPAIR = "(`seer-sgl doctor` names the repair)"

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from seer_sgl import loopback
 from seer_sgl.config import KvPoolConfig
 from seer_sgl.config.contradictions import POOL_FLAGS
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool import hicache
 from seer_sgl.kvpool.hicache import FILE_DIRECTORY, NAMESPACE, Pool, open_pool
-from seer_sgl.processes import own_address
+from seer_sgl.processes import loopback
+from seer_sgl.processes.child import own_address
 
 READS = {
     "prefetch_timeout_base": hicache.READ_BASE_S,

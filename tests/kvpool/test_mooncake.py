@@ -14,16 +14,16 @@ from typing import Any
 import psutil
 import pytest
 
-from seer_sgl import loopback
 from seer_sgl.config import KvPoolConfig
 from seer_sgl.errors import ConfigError, PoolError
-from seer_sgl.kept_processes import KeptProcess
 from seer_sgl.kvpool import mooncake
 from seer_sgl.kvpool.mooncake import Machines, StoreNode, open_mooncake
-from seer_sgl.processes import free_port
+from seer_sgl.processes import loopback
+from seer_sgl.processes.child import free_port
+from seer_sgl.processes.supervisor import SupervisedProcess
 from tests.listening import listeners
 from tests.logs import logged
-from tests.processes import command_of, lives
+from tests.support.processes import command_of, lives
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.process
@@ -262,7 +262,7 @@ async def test_a_mooncake_that_cannot_be_loaded_is_said_to_be_so(
             pass
 
 
-class EndedStore(KeptProcess, StoreNode):
+class EndedStore(SupervisedProcess, StoreNode):
     """A store node that ends before its memory is part of the pool."""
 
     async def mounted(self) -> bool:

@@ -21,10 +21,10 @@ from seer_sgl.link import contract, hub
 from seer_sgl.link.drafthub import DraftHub
 from seer_sgl.link.hub import start_hubs
 from seer_sgl.link.server import LinkServer, open_link
-from seer_sgl.processes import free_port
+from seer_sgl.processes.child import free_port
 from tests.listening import listeners
-from tests.processes import command_of
 from tests.support.hubs import MEMORY, all_have, engine, hub_client, hub_of
+from tests.support.processes import command_of
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.process

@@ -14,7 +14,7 @@ from seer_sgl.link import server as driver_side
 from seer_sgl.link.client import Link
 from seer_sgl.link.messages import Forget, Hello, KvStored, Rates
 from seer_sgl.link.server import LinkServer, open_link
-from seer_sgl.processes import free_port
+from seer_sgl.processes.child import free_port
 from tests.support.links import closed, engine, raw_socket
 from tests.support.waiting import DEADLINE_S, until
 

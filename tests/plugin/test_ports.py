@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 
 from seer_sgl.plugin.ports import rendezvous
-from seer_sgl.processes import free_port
+from seer_sgl.processes.child import free_port
 from tests.listening import listeners
 
 TIMEOUT = timedelta(seconds=60)

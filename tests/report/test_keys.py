@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from seer_sgl.processes.restarts import Incidents, Restarts
 from seer_sgl.report import processes
 from seer_sgl.report.draft_report import FleetDraftCounters, section
 from seer_sgl.report.keys import KEYS
-from seer_sgl.restarts import Incidents, Restarts
 from tests.rollout.fakes import fakes, rolled
 from tests.support.drafting import engine, hub
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from seer_sgl import restarts
-from seer_sgl.kept_processes import KeptProcess, kept_alive
+from seer_sgl.processes import restarts
+from seer_sgl.processes.supervisor import SupervisedProcess, supervised
 from seer_sgl.report import processes
 from seer_sgl.timing import Timing
 from tests.support.waiting import until
@@ -17,12 +17,12 @@ from tests.support.waiting import until
 async def test_what_dies_again_and_again_is_not_started_again_and_the_report_says_why(
     tmp_path: Path,
 ) -> None:
-    fails = KeptProcess("fails", ["sh", "-c", "exit 3"], tmp_path / "fails.log", os.environ)
-    works = KeptProcess("works", ["sleep", "600"], tmp_path / "works.log", os.environ)
+    fails = SupervisedProcess("fails", ["sh", "-c", "exit 3"], tmp_path / "fails.log", os.environ)
+    works = SupervisedProcess("works", ["sleep", "600"], tmp_path / "works.log", os.environ)
     await asyncio.gather(fails.start(), works.start())
     kept: list[restarts.Restarts] = []
     try:
-        async with kept_alive([fails, works], kept, Timing(watch_s=0.01, restart_most_s=0.02)):
+        async with supervised([fails, works], kept, Timing(watch_s=0.01, restart_most_s=0.02)):
             before = processes.starts_of(kept)
             await until(lambda: kept[0].quarantine is not None)
             failing, working = processes.section(before, kept)

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from seer_sgl.processes import free_port
+from seer_sgl.processes.child import free_port
 from seer_sgl.server.command import generating
 from tests.fake_sglang import FakeSGLang, serving
 from tests.server.helpers import Served, served, whole

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from bench.browser import Page, find_chromium, opened
-from seer_sgl.processes import free_port
+from seer_sgl.processes.child import free_port
 from tests.fake_sglang import FakeSGLang
 from tests.support.metrics import body
 from tests.support.waiting import until

@@ -12,7 +12,7 @@ import psutil
 from seer_sgl import Rollout
 from seer_sgl.config import parse
 from seer_sgl.engine.fleet import open_fleet
-from seer_sgl.processes import PARENT_PID
+from seer_sgl.processes.child import PARENT_PID
 from seer_sgl.timing import Timing
 from seer_sgl.types import Group
 from tests.fake_sglang import response_of

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from seer_sgl.config import Cores, FleetConfig
 from seer_sgl.errors import ConfigError, EngineStartError
-from seer_sgl.processes import LOOPBACK, OwnedProcess, free_port
+from seer_sgl.processes.child import LOOPBACK, OwnedProcess, free_port
 
 from .cores import engine_cores, machine_cores
 from .exact import require_exact

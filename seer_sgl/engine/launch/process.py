@@ -10,7 +10,7 @@ from seer_sgl.config import EnginesConfig, FlagValue, ModelConfig
 from seer_sgl.errors import ConfigError
 from seer_sgl.link import contract
 from seer_sgl.link.contract import API_KEY
-from seer_sgl.processes import OwnedProcess
+from seer_sgl.processes.child import OwnedProcess
 
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"  # NCCL's environment variable
 # Files of NVIDIA's and AMD's drivers. A sandbox may have the device without the /proc entry.

@@ -1,7 +1,7 @@
 """The Ray actors that run the server of one engine, or a store node of the pool, on their node.
 
 The process is a child of the actor. It ends with the actor, and so with its node, its Ray and its
-driver (processes.end_with_parent).
+driver (processes/child.py).
 """
 
 import asyncio
@@ -14,11 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from seer_sgl import processes
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.mooncake import STORE_VARIABLES, node_command
 from seer_sgl.kvpool.packages import load_problem
-from seer_sgl.processes import OwnedProcess, free_port
+from seer_sgl.processes.child import OwnedProcess, free_port, hold_ports
 
 from .exact import require_exact
 from .process import api_key, gpu_visible, require_model, require_sglang
@@ -53,7 +52,7 @@ class ProcessHost:
     """Runs one process on the node where Ray has placed this actor."""
 
     def __init__(self) -> None:
-        processes.hold_ports()
+        hold_ports()
         self._process: OwnedProcess | None = None
         self._folder: Path | None = None  # with the log; it stays if this actor is killed
 

@@ -9,7 +9,7 @@ from ray.exceptions import ActorUnavailableError, RayError
 from typing_extensions import override
 
 from seer_sgl.errors import ConfigError
-from seer_sgl.processes import LOG_PATH, last_line, log_tail, open_private
+from seer_sgl.processes.child import LOG_PATH, last_line, log_tail, open_private
 
 from .launcher import EngineProcess
 from .ray_host import Hosted, Output

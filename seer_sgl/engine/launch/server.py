@@ -7,7 +7,7 @@ from typing import NamedTuple
 from seer_sgl.config import FlagValue, FleetConfig, StartedEngines
 from seer_sgl.kvpool.hicache import Pool
 from seer_sgl.link import contract
-from seer_sgl.processes import OwnedProcess, free_port
+from seer_sgl.processes.child import OwnedProcess, free_port
 
 from . import draft_flags, exact, process
 from .process import api_key, cpu_flags, gpu_visible, model_flags, start_server

@@ -14,7 +14,7 @@ from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import Pool, open_pool
 from seer_sgl.link.contract import API_KEY, LINK_TOKEN, LINK_URL
 from seer_sgl.link.server import link_url, shared_token
-from seer_sgl.processes import free_port, require_free_port
+from seer_sgl.processes.child import free_port, require_free_port
 
 from . import draft_flags, exact
 from .process import (

@@ -36,7 +36,7 @@ RequestKept = tuple[list[int], list[float], list[tuple[str, int]], str | None, i
 State = list[RequestKept]
 
 
-class Kept(NamedTuple):
+class Supervised(NamedTuple):
     """A journal's folder, its bytes, and the position and the state behind each block."""
 
     path: Path
@@ -121,7 +121,7 @@ def returned(request: Request, draw: random.Random) -> ChunkResult:
     return ChunkResult(chunk=chunk, now=now, reply=reply)
 
 
-def make_journal(path: Path, draw: random.Random, prompts: int = 3, n: int = 3) -> Kept:
+def make_journal(path: Path, draw: random.Random, prompts: int = 3, n: int = 3) -> Supervised:
     """Writes the journal of a rollout that was killed before it was complete."""
     groups = make_groups(prompts, n)
     writer = ListWriter()
@@ -140,7 +140,7 @@ def make_journal(path: Path, draw: random.Random, prompts: int = 3, n: int = 3) 
             positions.append(tail.position)
             states.append(state_of(groups))
         file.close()
-    return Kept(path, (path / "journal").read_bytes(), positions, states)
+    return Supervised(path, (path / "journal").read_bytes(), positions, states)
 
 
 def _append(file: object, writer: ListWriter, tail: Tail) -> Tail:

@@ -8,7 +8,7 @@ from seer_sgl.config import Config, RayEngines
 from seer_sgl.engine.launch.ray_cluster import cluster_site, open_cluster
 from seer_sgl.errors import ConfigError
 from seer_sgl.link.contract import API_KEY
-from seer_sgl.processes import free_port
+from seer_sgl.processes.child import free_port
 
 
 async def opened(config: RayEngines) -> None:

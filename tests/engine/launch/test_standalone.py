@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from seer_sgl import loopback
 from seer_sgl.config import KvPoolConfig, LocalEngines, load
 from seer_sgl.engine.launch import standalone
 from seer_sgl.engine.launch.process import SERVER_MODULE
@@ -18,7 +17,8 @@ from seer_sgl.engine.launch.standalone import exec_engine
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool.hicache import FILE_DIRECTORY, NAMESPACE, Pool
 from seer_sgl.link.contract import ALGORITHM, API_KEY, DRAFT, HUB_URL, LINK_TOKEN, LINK_URL
-from seer_sgl.processes import free_port
+from seer_sgl.processes import loopback
+from seer_sgl.processes.child import free_port
 
 FLEET = """\
 model: {{path: {model}}}

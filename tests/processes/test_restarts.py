@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seer_sgl.restarts import (
+from seer_sgl.processes.restarts import (
     MOST_FAILURES,
     STABLE_S,
     TOGETHER_S,

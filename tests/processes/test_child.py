@@ -14,12 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
-from seer_sgl import processes, shared_memory
 from seer_sgl.errors import ConfigError
-from seer_sgl.kept_processes import KeptProcess, kept_alive
-from seer_sgl.processes import PARENT_POLL_S, PORTS, OwnedProcess, free_port
+from seer_sgl.processes import child, shared_memory
+from seer_sgl.processes.child import PARENT_POLL_S, PORTS, OwnedProcess, free_port
+from seer_sgl.processes.supervisor import SupervisedProcess, supervised
 from seer_sgl.timing import Timing
-from tests.processes import lives
+from tests.support.processes import lives
 from tests.support.waiting import until
 
 
@@ -31,8 +31,8 @@ def test_a_free_port_is_given_once_and_is_none_of_an_outgoing_connection() -> No
 
 def test_a_port_somebody_listens_on_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
-    monkeypatch.setattr(processes, "PORTS", range(port, port + 1))
-    monkeypatch.setattr(processes, "_given", set())
+    monkeypatch.setattr(child, "PORTS", range(port, port + 1))
+    monkeypatch.setattr(child, "_given", set())
     with socket.socket() as server:
         server.bind(("127.0.0.1", port))
         server.listen()
@@ -45,21 +45,21 @@ def test_processes_that_hold_their_ports_choose_different_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     port = free_port()
-    monkeypatch.setattr(processes, "PORTS", range(port, port + 1))
-    monkeypatch.setattr(processes, "_held", None)
-    processes.hold_ports()
+    monkeypatch.setattr(child, "PORTS", range(port, port + 1))
+    monkeypatch.setattr(child, "_held", None)
+    child.hold_ports()
     for _ in range(2):  # as two processes, each with its own memory of ports
-        monkeypatch.setattr(processes, "_given", set())
-        if processes._held:
+        monkeypatch.setattr(child, "_given", set())
+        if child._held:
             with pytest.raises(ConfigError, match="no free port"):
                 free_port()
         else:
             assert free_port() == port
-    assert processes._held
-    os.close(processes._held.pop())
-    monkeypatch.setattr(processes, "_given", set())
+    assert child._held
+    os.close(child._held.pop())
+    monkeypatch.setattr(child, "_given", set())
     assert free_port() == port
-    os.close(processes._held.pop())
+    os.close(child._held.pop())
 
 
 @pytest.mark.process
@@ -79,7 +79,7 @@ async def test_a_log_is_for_its_owner_to_read(tmp_path: Path, before: str) -> No
 SHARES_MEMORY = """
 import multiprocessing, sys, threading, time
 from multiprocessing.shared_memory import SharedMemory
-from seer_sgl.processes import end_with_parent
+from seer_sgl.processes.child import end_with_parent
 
 def child(block, lock):
     print("up", flush=True)
@@ -97,7 +97,7 @@ DRIVER = """
 import asyncio, os, sys
 from pathlib import Path
 from typing import Any
-from seer_sgl.processes import OwnedProcess
+from seer_sgl.processes.child import OwnedProcess
 
 async def main():
     command = [sys.executable, sys.argv[1]]
@@ -198,10 +198,10 @@ async def test_a_process_that_cannot_be_started_again_is_tried_again(
             raise failures[-1]
         return await start(*arguments)
 
-    process = KeptProcess("it", ["sleep", "600"], tmp_path / "log", os.environ)
+    process = SupervisedProcess("it", ["sleep", "600"], tmp_path / "log", os.environ)
     await process.start()
     try:
-        async with kept_alive([process], timing=Timing(watch_s=0.01)):
+        async with supervised([process], timing=Timing(watch_s=0.01)):
             assert process._process is not None
             os.kill(process._process.pid, signal.SIGKILL)
             monkeypatch.setattr(OwnedProcess, "start", exhausted)

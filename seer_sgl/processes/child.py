@@ -18,8 +18,9 @@ from typing import IO
 
 import psutil
 
+from seer_sgl.errors import ConfigError
+
 from . import shared_memory
-from .errors import ConfigError
 
 # Environment variable of a child: the id of the process that it must not outlive.
 PARENT_PID = "SEER_SGL_PARENT_PID"

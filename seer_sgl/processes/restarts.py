@@ -3,7 +3,7 @@
 from collections import deque
 from typing import NamedTuple
 
-from .timing import DEFAULT
+from seer_sgl.timing import DEFAULT
 
 STABLE_S = 60.0  # a process that ran for this long is as good as a new one
 MOST_FAILURES = 5  # in a row; then it stays down

@@ -9,15 +9,16 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from .errors import ConfigError
-from .processes import OwnedProcess
+from seer_sgl.errors import ConfigError
+from seer_sgl.timing import DEFAULT, Timing
+
+from .child import OwnedProcess
 from .restarts import Incidents, Restarts
-from .timing import DEFAULT, Timing
 
 logger = logging.getLogger(__name__)
 
 
-class Kept(Protocol):
+class Supervised(Protocol):
     """A process that can be started again, on this machine or on another one.
 
     `name`: for logs and error messages.
@@ -39,7 +40,7 @@ class Kept(Protocol):
         """Ends it and its child processes."""
 
 
-class KeptProcess(Kept):
+class SupervisedProcess(Supervised):
     """A child process that can be restarted."""
 
     def __init__(
@@ -84,8 +85,8 @@ class KeptProcess(Kept):
 
 
 @contextlib.asynccontextmanager
-async def kept_alive(
-    processes: Sequence[Kept],
+async def supervised(
+    processes: Sequence[Supervised],
     all_restarts: list[Restarts] | None = None,
     timing: Timing = DEFAULT,
 ) -> AsyncIterator[None]:
@@ -115,7 +116,7 @@ async def kept_alive(
         await asyncio.wait({keeper})
 
 
-async def _restart(process: Kept, restarts: Restarts) -> None:
+async def _restart(process: Supervised, restarts: Restarts) -> None:
     """Starts a process that has ended, once that is due."""
     if restarts.quarantine is not None:
         return

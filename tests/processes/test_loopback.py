@@ -12,8 +12,8 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from seer_sgl import loopback
-from seer_sgl.loopback import OpenPortError
+from seer_sgl.processes import loopback
+from seer_sgl.processes.loopback import OpenPortError
 from tests.listening import listeners
 
 NOBODY = 65534
