@@ -3,7 +3,7 @@
     python -m sglang.launch_server --model-path M --port 30000   # or: seer-sgl engine ...
     python -m examples.running_servers http://127.0.0.1:30000 [URL ...] --tokenizer M [--prompts P]
 
-Prints each group when it completes. The servers go on afterwards. P is a JSONL file of prompts.
+Prints each group when it completes. The servers continue afterwards. P is a JSONL file of prompts.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 
 The model computes greatest common divisors in words, by subtracting. Whenever it has written
 `from A take B :`, `A - B =` or `A less B is`, the calculator writes the difference, and the model
-goes on behind it.
+continues behind it.
 """
 
 import argparse

@@ -59,7 +59,7 @@ def cli() -> None:
 @set_keys
 @click.option("--overwrite", is_flag=True, help="Replace the samples of an earlier rollout.")
 @click.option(
-    "--resume", type=click.Path(path_type=Path), metavar="DIR", help="Go on with DIR's journal."
+    "--resume", type=click.Path(path_type=Path), metavar="DIR", help="Continue with DIR's journal."
 )
 @click.option("--extend", is_flag=True, help="With --resume: prompts were added at the end.")
 @click.option("--compare", is_flag=True, help="Compare with plain SGLang, afterwards.")

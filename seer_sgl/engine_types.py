@@ -45,8 +45,8 @@ class ServerPhase(Enum):
     """The state of the server process of an engine."""
 
     RUNNING = "running"  # as far as is known; always, if it was started elsewhere
-    ENDED = "ended"  # it will be started again
-    STARTING = "starting"  # it is being started again, and is not ready
+    ENDED = "ended"  # it will be restarted
+    STARTING = "starting"  # it is being restarted, and is not ready
     QUARANTINED = "quarantined"  # it ended too often and stays down
 
 

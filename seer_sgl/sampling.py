@@ -40,7 +40,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     stop_regex: str | list[str] = []
     """Regular expressions that end a response; requests run undivided."""
     ignore_eos: bool = False
-    """Go on behind the model's end token."""
+    """Continue after the model's end token."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     no_stop_trim: bool = False

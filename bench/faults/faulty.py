@@ -97,7 +97,7 @@ class FaultyEngine(SimulatedEngine):
         try:
             await self._travel(chunk.rid)
             if reply.weight_spans[-1].version != self.info.weight_version:
-                raise self._unavailable("it was started again")
+                raise self._unavailable("it was restarted")
         except (EngineUnavailable, asyncio.CancelledError):
             self.wasted_tokens += len(reply.ids)
             raise
@@ -115,7 +115,7 @@ class FaultyEngine(SimulatedEngine):
         await self._control()
         if self._noticed != self._instance:
             self._noticed = self._instance
-            raise self._unavailable("it was started again")
+            raise self._unavailable("it was restarted")
         load = await super().load()
         requests = load.running + load.queued + load.kv_waiting
         return msgspec.structs.replace(

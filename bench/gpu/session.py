@@ -3,7 +3,7 @@
 `python -m bench.gpu.session OUT [--seconds 540] [--parts smoke,reasoner-2] [options of seer-sgl
 bench]` runs the parts of parts.py that OUT does not have yet. Each writes JSON into OUT, its output
 goes to OUT/PART.log, and after each the archive is complete. At the end of the time the running
-part gets the chance to write what it has; the next call goes on with the parts after it.
+part gets the chance to write what it has; the next call continues with the parts after it.
 """
 
 import argparse
@@ -118,7 +118,7 @@ def arguments() -> argparse.ArgumentParser:
     """Returns the parser of the command line; what it does not know belongs to the benchmarks."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument(
-        "out", type=Path, help="folder for the results; the next call goes on in it"
+        "out", type=Path, help="folder for the results; the next call continues in it"
     )
     parser.add_argument("--parts", default="", help="comma-separated; default: all not yet begun")
     parser.add_argument(

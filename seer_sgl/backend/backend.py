@@ -1,7 +1,7 @@
 """`Backend`: a fleet and its driver as one object.
 
 Engines join and leave, their weights change, and their memory is released, while rollouts run: a
-response that was begun goes on afterwards from the tokens that it has.
+response that was begun continues afterwards from the tokens that it has.
 """
 
 import asyncio

@@ -98,7 +98,7 @@ async def _go_on_briefly(engine: HttpEngine) -> None:
     """Ends an engine's pause for a moment, before its weights change.
 
     A paused scheduler does not look whether its transfers between device, host and store have
-    ended (`Scheduler.event_loop_normal`), and does not flush while they seem to go on.
+    ended (`Scheduler.event_loop_normal`), and does not flush while they seem to continue.
     """
     await call(engine, "POST", "/continue_generation", b"{}", DEFAULT.quick_call_s)
     try:

@@ -80,7 +80,7 @@ async def _resume(
 
 
 async def _forget_restarted(state: FleetState, engines: Sequence[HttpEngine]) -> None:
-    """Forgets the tags of engines that were started again: they have all their memory."""
+    """Forgets the tags of engines that were restarted: they have all their memory."""
     for engine in engines:
         if state.released_by(engine):
             try:

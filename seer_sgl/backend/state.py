@@ -36,7 +36,7 @@ class FleetState:
         self.timing = timing
         self.holds = Holds(driver, time.monotonic)
         self.mode: str | None = None
-        # Tags of memory, by engine and its start: a server started again has all its memory.
+        # Tags of memory, by engine and its start: a server restarted has all its memory.
         self.released: dict[Start, set[str]] = {}
         self.groups: dict[str, frozenset[Start]] = {}  # the trainer's process groups, by name
         self.session: Session | None = None

@@ -198,7 +198,7 @@ class Driver:
         forgotten.
 
         Call it while the driver is paused. version: which every one of them reports; None: the
-        weights have changed and their version has not. Then an engine that is started again, or
+        weights have changed and their version has not. Then an engine that is restarted, or
         that joins, could have the older weights: it stays out until the next update.
         """
         self._raise_if_ended()

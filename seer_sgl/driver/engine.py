@@ -45,7 +45,7 @@ class Engine(Protocol):
         return Server()
 
     async def restore(self, current: EngineInfo) -> str | None:
-        """Loads the weights of another description into a server that was started again.
+        """Loads the weights of another description into a server that was restarted.
 
         They come from the folder of the last update from disk. Returns why the engine does not have
         them; None if it has.
@@ -56,7 +56,7 @@ class Engine(Protocol):
         """Returns the engine's current description, and stores it as `info`."""
 
     def end_server(self, why: str) -> None:
-        """Has a server that hangs ended and started again, unless it was started elsewhere."""
+        """Has a server that hangs ended and restarted, unless it was started elsewhere."""
         return
 
 

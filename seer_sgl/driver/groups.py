@@ -19,7 +19,7 @@ class GroupMaker:
         self._next = 0  # the order of the next request
 
     def fork(self) -> Self:
-        """Returns a maker that goes on from here. The groups of one of both may be used."""
+        """Returns a maker that continues from here. The groups of one of both may be used."""
         return copy.copy(self)
 
     def group(self, prompt: Prompt, sampling: Sampling, limit: int, now: float) -> Group:

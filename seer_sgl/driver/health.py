@@ -19,13 +19,13 @@ from seer_sgl.engine_types import EngineProblem
 class State(Enum):
     """What is known of an engine. Only a HEALTHY one receives chunks."""
 
-    STARTING = "starting"  # its server is being started again
+    STARTING = "starting"  # its server is being restarted
     HEALTHY = "healthy"
     SUSPECT = "suspect"  # it failed, does not answer or is stuck; it is tried again
     DEAD = "dead"  # its server has ended
     STALE = "stale"  # it answers, and does not have the current weights
     DRAINING = "draining"  # it leaves the fleet
-    QUARANTINED = "quarantined"  # it failed too often, and is not started again
+    QUARANTINED = "quarantined"  # it failed too often, and is not restarted
 
 
 TRANSITIONS: Mapping[State, frozenset[State]] = {
@@ -87,7 +87,7 @@ class Health:
             self._to(State.DEAD, why)
 
     def started(self, why: str) -> None:
-        """Records that its server was started again, and is not ready yet."""
+        """Records that its server was restarted, and is not ready yet."""
         if self.state is not State.STARTING:
             self.died(why)
         if self.state is State.DEAD:
@@ -123,7 +123,7 @@ class Health:
         self._to(State.DRAINING, "it leaves the fleet")
 
     def quarantined(self, why: str) -> None:
-        """Records that it is not started again."""
+        """Records that it is not restarted."""
         self.died(why)
         self._to(State.QUARANTINED, why)
 

@@ -41,7 +41,7 @@ class Monitor:
         # The version that an engine must serve to come back; None: any.
         self.weight_version: str | None = None
         # By engine id: the start of the server that has the newest weights, if no version names
-        # them. A server that was started again has other weights of the same version.
+        # them. A server that was restarted has other weights of the same version.
         self.unnamed: dict[str, str | None] = {}
         self.updates = 0  # weight updates so far
         self._mixed_s = 0.0  # how long they have served different ones
@@ -188,7 +188,7 @@ class Monitor:
         instance = engine.info.instance
         problem = await self._problem(watched)
         if engine.info.instance != instance:
-            watched.started_elsewhere("it was started again")
+            watched.started_elsewhere("it was restarted")
             self._publish(watched)
         if problem is not None and problem.weights:
             problem = await self._restored(watched, problem)
@@ -255,7 +255,7 @@ class Monitor:
         )
         if self.unnamed.get(name, instance) != instance:
             return EngineProblem(
-                f"engine {name}: it was started again after a weight update that had no version",
+                f"engine {name}: it was restarted after a weight update that had no version",
                 weights=True,
             )
         if self.weight_version is None or version == self.weight_version:
@@ -296,7 +296,7 @@ class Monitor:
         next. An engine that fails its first chunk after each try does not serve.
 
         The timeout includes the longest pause between two tries. So a request that fails on every
-        engine gives up its own group first. An engine that the fleet is starting again is waited
+        engine gives up its own group first. An engine that the fleet is restarting is waited
         for.
         """
         slots = [each.slot for each in self._watched.values()]

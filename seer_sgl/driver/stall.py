@@ -2,7 +2,7 @@
 
 from typing import Any
 
-# The server of an engine that is out for so many `stall_timeout_s` is started again. That is long,
+# The server of an engine that is out for so many `stall_timeout_s` is restarted. That is long,
 # because a start takes minutes, and a busy machine may only be slow.
 HUNG_AFTER = 4
 

@@ -75,7 +75,7 @@ class Watched:
             )
 
     def end_if_hung(self, now: float, paused: bool) -> None:
-        """Has the server of an engine that is out for too long, and has not ended, started again.
+        """Has the server of an engine that is out for too long, and has not ended, restarted.
 
         A paused engine cannot show that it works.
         """
@@ -84,7 +84,7 @@ class Watched:
             self.engine.end_server(f"it hung: {self.health.why}")
 
     def end_if_broken(self, paused: bool) -> None:
-        """Has the server of a broken engine started again once its last chunk has ended."""
+        """Has the server of a broken engine restarted once its last chunk has ended."""
         # Until another server answers. An update may have made it STALE meanwhile.
         self.broken &= self.health.state in (State.SUSPECT, State.STALE)
         if self.broken and not self.slot.inflight and not paused:
@@ -98,7 +98,7 @@ class Watched:
             self.health.started(why)
 
     async def restore(self, peer: Engine | None) -> bool | None:
-        """Returns whether an engine that the fleet has started again was given the current weights;
+        """Returns whether an engine that the fleet has restarted was given the current weights;
         None: that was not tried.
 
         They are loaded from where `peer`, an engine that serves, has them from; without one, from

@@ -69,7 +69,7 @@ class HttpEngine:
 
     # The caller's number of token ids; the number that a server's plugin reports takes precedence.
     vocab_size: int | None = None
-    # Returns the caller's reason why a server that was started again does not fit; None if it does.
+    # Returns the caller's reason why a server that was restarted does not fit; None if it does.
     # Raises EngineUnavailable or EngineStartError.
     misfit: Callable[["HttpEngine"], Awaitable[str | None]] | None = None
 
@@ -124,7 +124,7 @@ class HttpEngine:
         except EngineStartError as error:
             raise EngineUnavailable(str(error), engine_id=self._info.engine_id) from error
         if current.instance != self._info.instance and not new_weights:
-            why = f"{self._name}: it was started again"
+            why = f"{self._name}: it was restarted"
             raise StartedAgain(why, engine_id=self._info.engine_id)
         fresh = {name: getattr(current, name) for name in MAY_CHANGE}
         self._info = msgspec.structs.replace(self._info, **fresh)
@@ -150,7 +150,7 @@ class HttpEngine:
     async def _check_version(self) -> None:
         """Refreshes `info` if the server reports a new weight version, once per version.
 
-        Raises EngineUnavailable if the server does not answer or was started again.
+        Raises EngineUnavailable if the server does not answer or was restarted.
         """
         body = await self._control("/model_info", self._timing.control_timeout_s)
         model = decode_control(body, wire.ModelInfo, f"{self._name}: /model_info")
@@ -441,7 +441,7 @@ class HttpEngine:
             why = self.server.why
             return f"{self._name}: {why}" if why else str(error)
         again = now.instance != self._info.instance
-        return f"{self._name}: it was started again" if again else None
+        return f"{self._name}: it was restarted" if again else None
 
     def _failure(self, status: int, reply: bytes) -> EngineError:
         """Returns the error for an HTTP error status."""

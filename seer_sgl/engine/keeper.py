@@ -15,7 +15,7 @@ from .launch.ready import await_ready
 
 logger = logging.getLogger(__name__)
 FIRST = ("engine %s is being started: %s", "engine %s is up after %.0f s")
-AGAIN = ("engine %s is being started again: %s", "engine %s is up again after %.0f s")
+AGAIN = ("engine %s is being restarted: %s", "engine %s is up again after %.0f s")
 
 
 class _Kept:
@@ -49,7 +49,7 @@ class _Kept:
 class Keeper:
     """Watches the servers that the launcher has started. Joined servers are not its concern.
 
-    A server that was started again has the engine id of the one before. A local one has its place
+    A server that was restarted has the engine id of the one before. A local one has its place
     and URL too; a cluster chooses a place, so an engine's URL is that of its newest server. The
     driver checks the server before it sends chunks there.
     """
@@ -97,7 +97,7 @@ class Keeper:
         return Server(phase=phase, why=why, starts=kept.restarts.count, url=url)
 
     def end(self, engine_id: str, why: str) -> None:
-        """Has a server that runs and hangs started again, as if it had ended."""
+        """Has a server that runs and hangs restarted, as if it had ended."""
         kept = self._kept.get(engine_id)
         if kept is not None and kept.phase is ServerPhase.RUNNING:
             kept.why = why
@@ -113,7 +113,7 @@ class Keeper:
                         kept.starting = tasks.create_task(self._start(kept))
 
     def _due(self, kept: _Kept) -> bool:
-        """Records the end of a server. Returns whether it is to be started again now."""
+        """Records the end of a server. Returns whether it is to be restarted now."""
         restarts, now = kept.restarts, asyncio.get_running_loop().time()
         reason = kept.exit_reason
         if reason is not None and not restarts.down:
@@ -124,7 +124,7 @@ class Keeper:
         if restarts.due(now):
             return True
         if restarts.quarantine is not None:
-            logger.error("engine %s is not started again: %s", restarts.name, restarts.quarantine)
+            logger.error("engine %s is not restarted: %s", restarts.name, restarts.quarantine)
         return False
 
     async def _start(self, kept: _Kept) -> None:

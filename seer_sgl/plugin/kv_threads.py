@@ -198,7 +198,7 @@ class KvThreads:
 
     @contextlib.contextmanager
     def _guarded(self, name: str) -> Iterator[None]:
-        """Logs an error of the block and goes on behind it."""
+        """Logs an error of the block and continues behind it."""
         try:
             with self.waiting(name):
                 yield

@@ -51,7 +51,7 @@ class Plugin:
                 f"{SCHEDULER}.get_internal_state",
                 self.add_report,
                 "after",
-                "SGLang logs a plugin's failure and goes on without it; the report in "
+                "SGLang logs a plugin's failure and continues without it; the report in "
                 "`/server_info` shows which hooks are in place.",
             ),
             *prepare.hooks(),

@@ -1,4 +1,4 @@
-"""When a process that ended is started again, and when it is not: backoff and quarantine. Pure."""
+"""When a process that ended is restarted, and when it is not: backoff and quarantine. Pure."""
 
 from collections import deque
 from typing import NamedTuple
@@ -44,7 +44,7 @@ class _Failure(NamedTuple):
 class Restarts:
     """The starts of one process. Times are seconds on the caller's clock.
 
-    It is started again at once, then after pauses that double, up to `most_s`. After MOST_FAILURES
+    It is restarted at once, then after pauses that double, up to `most_s`. After MOST_FAILURES
     in a row it is quarantined: it stays down. An end that it shares with most others of its kind
     does not count, and one that comes STABLE_S after its start begins a new row.
     """
@@ -96,7 +96,7 @@ class Restarts:
         return False
 
     def started(self, now: float) -> None:
-        """Records that it was started again."""
+        """Records that it was restarted."""
         self.count += 1
         self._reason, self._started_at = None, now
 

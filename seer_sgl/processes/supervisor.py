@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Supervised(Protocol):
-    """A process that can be started again, on this machine or on another one.
+    """A process that can be restarted, on this machine or on another one.
 
     `name`: for logs and error messages.
     """
@@ -133,4 +133,4 @@ async def _restart(process: Supervised, restarts: Restarts) -> None:
         else:
             restarts.started(now)
     elif restarts.quarantine is not None:
-        logger.error("%s is not started again: %s", process.name, restarts.quarantine)
+        logger.error("%s is not restarted: %s", process.name, restarts.quarantine)

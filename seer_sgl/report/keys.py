@@ -82,14 +82,14 @@ KEYS: Mapping[str, str] = {
     "processes[]": "one entry per process of the KV pool and draft hub that was started here",
     "processes[].name": "its name, as in the log",
     "processes[].respawns": "its starts during the rollout, after an end",
-    "processes[].quarantine": "why it is not started again; null if it is",
+    "processes[].quarantine": "why it is not restarted; null if it is",
     "resumed": (
         "what a journal restored; null if the rollout was not resumed. The counts of chunks, moves "
         "and engines are of the last process; samples, tokens and times are of the whole rollout"
     ),
     "resumed.runs": "processes before the last one",
     "resumed.samples": "samples that were restored",
-    "resumed.requests": "unfinished requests that went on from their last chunk",
+    "resumed.requests": "unfinished requests that continued from their last chunk",
     "resumed.tokens": "response tokens of both",
     "resumed.at_s": "when the last process began, s; the time between two processes is left out",
     "engines[]": "one entry per engine",

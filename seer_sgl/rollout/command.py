@@ -41,7 +41,7 @@ class _OfRollout(msgspec.Struct):
 
 
 class Resume(NamedTuple):
-    """The journal of a rollout that goes on. `extend`: there may be more prompts."""
+    """The journal of a rollout that continues. `extend`: there may be more prompts."""
 
     folder: Path
     extend: bool = False
@@ -63,7 +63,7 @@ async def roll_out(
     observers: Sequence[Observer] = (),
     resume: Resume | None = None,
 ) -> RolledOut:
-    """Rolls `config.rollout.prompts` out into the folder `out`, or goes on with a rollout.
+    """Rolls `config.rollout.prompts` out into the folder `out`, or continues with a rollout.
 
     It writes the finished samples, their report and their timeline, also after an error or
     interrupt. Raises SeerError, or CancelledError when interrupted.
@@ -93,7 +93,7 @@ async def _roll_out(
     observers: Sequence[Observer],
     journal: RolloutJournal | None,
 ) -> RolledOut:
-    """Rolls out. `journal`: of a rollout that goes on; None for a new one."""
+    """Rolls out. `journal`: of a rollout that continues; None for a new one."""
     out, requests = samples.parent, sum(prompt.n for prompt in prompts)
     with _reserve(out) as release:
         async with rollout:
@@ -131,7 +131,7 @@ async def _roll_out(
 
 @contextlib.contextmanager
 def _journal(config: Config, resume: Resume | None) -> Iterator[RolloutJournal | None]:
-    """Opens the journal of a rollout that goes on; yields None for a new rollout.
+    """Opens the journal of a rollout that continues; yields None for a new rollout.
 
     Raises JournalError, also if the journal of a new rollout cannot begin.
     """

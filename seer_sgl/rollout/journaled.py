@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Start(NamedTuple):
-    """The names, the seed and the time with which a process begins or goes on with a rollout.
+    """The names, the seed and the time with which a process begins or continues with a rollout.
 
     `seed_setting`: the seed that the user has set now.
     """
@@ -56,7 +56,7 @@ class RolloutJournal:
         self.restored = Restored()
         self._folder = folder
         self._extend = extend
-        self._journal: Journal | None = None  # while the rollout goes on
+        self._journal: Journal | None = None  # while the rollout continues
 
     @classmethod
     def begin(cls, path: Path | str) -> Self:
@@ -69,7 +69,7 @@ class RolloutJournal:
             before = read(folder) if folder.file.exists() else None
             if before is not None and before.complete is None:
                 raise JournalError(
-                    f"{folder.name}: it has an unfinished rollout; go on with it by --resume, or "
+                    f"{folder.name}: it has an unfinished rollout; continue it by --resume, or "
                     "remove it"
                 )
         except BaseException:
@@ -79,7 +79,7 @@ class RolloutJournal:
 
     @classmethod
     def resume(cls, path: Path | str, *, extend: bool = False) -> Self:
-        """Returns the journal of a rollout that is to go on.
+        """Returns the journal of a rollout that is to continue.
 
         Raises JournalError if there is none, if it is damaged, or if a living process uses it.
         """
@@ -117,7 +117,7 @@ class RolloutJournal:
 
     @property
     def observer(self) -> Journal:
-        """The observer that goes on with it, once it is open."""
+        """The observer that continues it, once it is open."""
         assert self._journal is not None
         return self._journal
 
@@ -132,7 +132,7 @@ class RolloutJournal:
         return self._folder.name
 
     def start(self, seed_setting: int | None) -> Start | None:
-        """Returns how to go on; None for a new rollout."""
+        """Returns how to continue; None for a new rollout."""
         if self.stored is None:
             return None
         header, runs = self.stored.header, self.stored.runs
@@ -155,7 +155,7 @@ class RolloutJournal:
         groups: Sequence[Group],
         started_at: float,
     ) -> None:
-        """Brings the groups to where the journal left them; then `observer` goes on.
+        """Brings the groups to where the journal left them; then `observer` continues.
 
         `started_at`: the zero of the rollout's times. Raises JournalError.
         """
@@ -192,7 +192,7 @@ class RolloutJournal:
             self._journal.close()
 
     def mark(self, recorder: Recorder) -> None:
-        """Gives the record of a rollout that goes on its time so far and what was restored."""
+        """Gives the record of a rollout that continues its time so far and what was restored."""
         if self.stored is None:
             return
         recorder.begun_s = self.stored.elapsed_s
@@ -209,7 +209,7 @@ class RolloutJournal:
         finished, requests = len(self.restored.finished), sum(len(g.requests) for g in groups)
         return (
             f"{self.name}: {finished} of {requests} samples are restored, "
-            f"{self.restored.continued} requests go on, {self.restored.tokens} tokens in all"
+            f"{self.restored.continued} requests continue, {self.restored.tokens} tokens in all"
         )
 
     def replay(

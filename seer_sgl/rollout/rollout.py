@@ -219,11 +219,11 @@ class Rollout:
         *,
         extend: bool = False,
     ) -> AsyncGenerator[Group, None]:
-        """Goes on with the rollout of a journal, and yields all of its groups like `run`.
+        """Continues with the rollout of a journal, and yields all of its groups like `run`.
 
         journal: its folder; default `rollout.journal`. prompts: those of the rollout; default
         `rollout.prompts`. `observers` receive every sample once, restored ones too. `extend`: there
-        may be more prompts, behind the others. Raises JournalError if the rollout cannot go on.
+        may be more prompts, behind the others. Raises JournalError if the rollout cannot continue.
         """
         opening = functools.partial(self._resumed_journal, journal, extend)
         return self._roll(opening, prompts, observers, limits)
@@ -351,7 +351,7 @@ class Rollout:
         )
 
     def _start(self, journal: RolloutJournal | None) -> Start:
-        """Returns how to begin or to go on with a rollout."""
+        """Returns how to begin or to continue with a rollout."""
         setting, seed = self.config.rollout.seed, self._seed_of_next_run()
         start = None if journal is None else journal.start(setting)
         if start is not None:

@@ -90,7 +90,7 @@ class LengthPosterior:
         self._reached: dict[int, int] = {}  # the cells of running responses, by index
 
     def reached(self, index: int, tokens: int) -> None:
-        """Records that a response has so many tokens and goes on."""
+        """Records that a response has so many tokens and continues."""
         cell = self._cell(tokens)
         if cell != self._reached.get(index):
             self._forget(index)
@@ -134,9 +134,9 @@ class LengthPosterior:
     def _report(self) -> None:
         """Updates the shared evidence for each spread, once two responses of the group ended.
 
-        That happens when a response comes back from an engine to go on, never when one ends: of
+        That happens when a response comes back from an engine to continue, never when one ends: of
         responses that are on engines, ends are known at once, so they look shorter and more alike
-        than they are. With fewer ends, a narrow spread explains best that many responses go on,
+        than they are. With fewer ends, a narrow spread explains best that many responses continue,
         because the grid of means has an end.
         """
         if self._ended < LEAST_ENDED:

@@ -1,7 +1,7 @@
 """Requests that an engine had when it ended or stood still: one of them may be the cause.
 
 Each of them is tested with a short chunk, and no two of them on one engine at the same time. So the
-next engine that dies usually names the request that it died of. Tested ones go on when all are
+next engine that dies usually names the request that it died of. Tested ones continue when all are
 tested. Tests cost little: an engine prefills one request after the other anyway.
 
 Evidence counts against a request only if it was alone on the engine. If another request ran beside
@@ -30,7 +30,7 @@ class Suspects:
     """Decides which requests run apart, and which are not sent again.
 
     A request that had a chunk on `max_kills` engines when they died is given up, if the last one
-    had only this chunk, of a test or trial. Else it gets a trial, and then goes on like the others.
+    had only this chunk, of a test or trial. Else it gets a trial, and then continues like others.
 
     A request is no longer a suspect once its response is longer than the chunks that died could
     have made it. Until then `Attempts.engine_deaths` counts the engines, and `isolated` is set

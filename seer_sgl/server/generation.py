@@ -130,7 +130,7 @@ class Generation(Observer):
         return answers
 
     def stop(self) -> None:
-        """Takes no more responses; those in progress go on."""
+        """Takes no more responses; those in progress continue."""
         self._stopping = True
 
     def require_running(self) -> None:

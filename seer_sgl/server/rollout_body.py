@@ -38,7 +38,7 @@ class RolloutOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, f
     """Whether a group counts only after `POST /rollout/{id}/accept`; needs `target_groups`."""
     journal: JournalName | None = None
     """Folder in the server's `rollout.journal` that keeps what every chunk brings. If it has a
-    rollout of these groups, that one goes on. Default: none."""
+    rollout of these groups, that one continues. Default: none."""
     stream: Literal["groups", "samples"] = "groups"
     """What a line has: a complete group, or one sample as soon as it is finished."""
 

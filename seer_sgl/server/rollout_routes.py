@@ -78,7 +78,7 @@ class _Handlers:
         return json_response(summary(served))
 
     async def remove_journal(self, http: web.Request) -> web.Response:
-        """Removes the journal of a rollout that is not to go on."""
+        """Removes the journal of a rollout that is not to continue."""
         name = http.match_info["name"]
         self._rollouts.remove_journal(name)
         return json_response({"removed": name})

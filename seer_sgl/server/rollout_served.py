@@ -32,7 +32,7 @@ from .rollout_tally import End, RolloutTally
 # Requests submitted ahead of the reader, as a multiple of what the engines can run at once: while
 # one such number decodes, another is ready, so that no engine waits and the policy has a choice.
 AHEAD = 2
-REACHED = ("complete", "target", "exhausted")  # the ends of a rollout that need not go on
+REACHED = ("complete", "target", "exhausted")  # the ends of a rollout that need not continue
 clock = time.monotonic
 
 
@@ -259,7 +259,7 @@ class ServedRollout(Observer):
             asyncio.get_running_loop().run_in_executor(None, self._end_journal, session.journal)
 
     def _end_journal(self, journal: RolloutJournal) -> None:
-        # With a target some groups may be left: a resume without one goes on with them.
+        # With a target some groups may be left: a resume without one continues with them.
         if self.end in REACHED and self.report is not None and not self.tally.unfinished:
             journal.finish(self.report)
         journal.close()

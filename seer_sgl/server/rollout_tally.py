@@ -48,7 +48,7 @@ class RolloutTally:
 
     @property
     def end(self) -> End | None:
-        """How the rollout has ended; None while it goes on."""
+        """How the rollout has ended; None while it continues."""
         if self.target is not None and self._count >= self.target:
             return "target"
         if self.unfinished or self.undecided:

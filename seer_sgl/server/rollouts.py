@@ -165,7 +165,7 @@ class Rollouts:
         return Path(folder) / name
 
     def _start(self, body: RolloutBody, journal: RolloutJournal | None) -> Start:
-        """Returns how to begin or to go on. Raises BadRequest if the journal has another name."""
+        """Returns how to begin or continue. Raises BadRequest if the journal has another name."""
         start = None if journal is None else journal.start(body.seed)
         if start is None:
             rollout_id = body.rollout_id or new_rollout_id()

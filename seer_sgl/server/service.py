@@ -243,7 +243,7 @@ class Service:
         """Takes no more requests, and returns when those in progress have ended.
 
         After so many seconds the rest ends with the tokens so far. Rollouts are left alone: a
-        journal goes on from their last chunks.
+        journal continues from their last chunks.
         """
         self.generation.stop()
         logger.info("stopping: %d requests are in progress", self.generation.requests)

@@ -14,7 +14,7 @@ TRACES = {"slow": "delayed", "cut": "held", "drop": "dropped"}
 
 
 async def kill_process(fault: Fault) -> str:
-    """Kills a store node, the master or the hub, and waits until it is started again."""
+    """Kills a store node, the master or the hub, and waits until it is restarted."""
     word = _word(fault.target)
     before = child(word)
     for process in family(before.pid):
@@ -26,7 +26,7 @@ async def kill_process(fault: Fault) -> str:
             again[:] = [child(word).pid]
         return bool(again) and again != [before.pid]
 
-    await until(restarted, "it was not started again")
+    await until(restarted, "it was not restarted")
     return f"process {before.pid}, then {again[0]}"
 
 

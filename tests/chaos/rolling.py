@@ -186,7 +186,7 @@ def long_prompt(seed: int, number: int) -> Prompt:
 async def stage(folder: Path) -> AsyncIterator[Stage]:
     """Starts the fleet behind proxies, with logs in `folder`, and updates its weights from disk.
 
-    So an engine that is started again must load the update: its own weights give other tokens.
+    So an engine that is restarted must load the update: its own weights give other tokens.
     All are warm: an engine compiles the draft index at its first use, which can take as long as a
     stall.
     """

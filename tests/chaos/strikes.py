@@ -135,7 +135,7 @@ class Strikes:
         await self._until_busy(fault.target)
         first = await self._killed(fault.target, back=False)
         server = self._engine(fault.target)
-        await until(lambda: server.server.phase is ServerPhase.STARTING, "it was not started again")
+        await until(lambda: server.server.phase is ServerPhase.STARTING, "it was not restarted")
         await asyncio.sleep(fault.seconds)
         if server.server.phase is not ServerPhase.STARTING:
             raise Missed("it was up before the second kill")

@@ -215,7 +215,7 @@ async def test_a_watched_request_keeps_nothing_of_an_engine_started_again_unnoti
         first.startup_s, first.weight_version = 30.5, "v2"
         stage.driver.add_engine(stage.engines[1])
         check([await anext(run)], n=1)
-    assert "started again" in str(events.errors[0])
+    assert "restarted" in str(events.errors[0])
     (sample,) = events.samples
     assert {span.version for span in sample.weight_spans} == {"v1"}
     assert events.streamed_ids[group.requests[0].uid] == sample.response_ids
@@ -340,7 +340,7 @@ async def test_engines_that_join_or_come_back_serve_the_new_weights() -> None:
             driver.add_engine(stage.engines[3])
         await stage.engines[2].refresh()
         driver.add_engine(stage.engines[2])
-        fakes[1].startup_s, fakes[1].weight_version = 30.5, "v2"  # started again
+        fakes[1].startup_s, fakes[1].weight_version = 30.5, "v2"  # restarted
         fakes[1].away = False
         await until(lambda: driver.available("e1"))
         check(await all_of(run), n=1)
@@ -380,7 +380,7 @@ async def test_what_cannot_be_submitted_changes_nothing() -> None:
 
 
 class Reloading(HttpEngine):
-    """An engine that was started again, and that loads a folder as slowly as `slow` says."""
+    """An engine that was restarted, and that loads a folder as slowly as `slow` says."""
 
     def __init__(self, engine: HttpEngine, fake: FakeSGLang) -> None:
         super().__init__(engine.info, engine._session, lambda: Server(starts=self.starts))

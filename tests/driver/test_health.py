@@ -41,7 +41,7 @@ def test_an_engine_that_missed_an_update_is_not_healthy_without_the_weights() ->
 
 def test_an_engine_with_other_weights_stays_stale_until_a_check_finds_the_right_ones() -> None:
     health = Health()
-    health.started("it was started again")
+    health.started("it was restarted")
     health.answered(WRONG)
     assert (health.state, health.why) == (State.STALE, WRONG.why)
     health.failed("no answer")

@@ -83,8 +83,8 @@ async def test_faults_of_the_pool_cost_tokens_and_no_sample(
 
 
 async def out_and_back(rollout: Rollout, log_lines: list[str], reason: str) -> None:
-    """Waits until the engine that reported `reason` was started again, and serves."""
-    again = "is being started again"
+    """Waits until the engine that reported `reason` was restarted, and serves."""
+    again = "is being restarted"
     await reached(lambda: any(reason in line and again in line for line in log_lines))
     await reached(lambda: all(rollout.driver.available(each.engine_id) for each in rollout.engines))
 

@@ -57,7 +57,7 @@ async def test_a_node_that_is_lost_in_a_rollout_and_one_that_joins_change_no_sam
 
             joining = asyncio.create_task(asyncio.to_thread(nodes.add))
             served = 0
-            while not served:  # rollouts go on while the engine starts on the new node
+            while not served:  # rollouts continue while the engine starts on the new node
                 samples, found = await roll(rollout, prompts)
                 assert_identical(calm, samples)
                 assert found["failed_requests"] == 0
@@ -77,5 +77,5 @@ async def test_a_node_that_is_lost_in_a_rollout_and_one_that_joins_change_no_sam
                 url for i, url in enumerate(before) if i != lost
             ]
             assert after[lost] != before[lost]
-    again = f"engine {name} is being started again: its node 127.0.0.1 left the cluster"
+    again = f"engine {name} is being restarted: its node 127.0.0.1 left the cluster"
     assert any(line.startswith(again) for line in log_lines)

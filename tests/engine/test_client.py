@@ -537,9 +537,9 @@ async def test_an_engine_started_again_unnoticed_is_unavailable_until_it_is_comp
         await generate(engine)
         start_again(fake)
         fake.weight_version = "v0"
-        with pytest.raises(EngineUnavailable, match="started again"):
+        with pytest.raises(EngineUnavailable, match="restarted"):
             await engine.generate(chunk_of(make_group(n=1).requests[0]))
-        with pytest.raises(EngineUnavailable, match="started again"):
+        with pytest.raises(EngineUnavailable, match="restarted"):
             await engine.load()
         assert "weight_version (v0, not v1)" in str(await engine.problem())
 
@@ -562,7 +562,7 @@ async def test_a_stream_of_an_engine_started_again_unnoticed_yields_no_tokens(
         streamed.clear()
         start_again(fake)
         fake.weight_version = "v0"
-        with pytest.raises(EngineUnavailable, match="started again"):
+        with pytest.raises(EngineUnavailable, match="restarted"):
             await engine.generate(chunk_of(request), streamed.append)
         assert streamed == []
 

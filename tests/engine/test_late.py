@@ -1,4 +1,4 @@
-"""Engines that a cluster has no room for at first, or starts again at another URL; no Ray here."""
+"""Engines that a cluster has no room for at first, or restarts at another URL; no Ray here."""
 
 import contextlib
 from collections.abc import AsyncIterator

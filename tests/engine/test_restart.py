@@ -1,4 +1,4 @@
-"""Local engines that die are started again by the real launcher; the servers are fakes."""
+"""Local engines that die are restarted by the real launcher; the servers are fakes."""
 
 import asyncio
 import errno
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.process, pytest.mark.usefixtures("fake_servers", "noth
 async def struck(
     rollout: Rollout, starts: Path, strike: Callable[[Path, str], object]
 ) -> dict[str, Any]:
-    """Rolls out while engine e1, with chunks, is struck and started again, and once more with it.
+    """Rolls out while engine e1, with chunks, is struck and restarted, and once more with it.
 
     Returns the report of the first rollout.
     """
@@ -69,7 +69,7 @@ async def test_a_killed_engine_is_started_again_and_serves_and_no_sample_changes
     states = [entry["state"] for entry in killed["engines"][1]["states"]]
     assert states[0] == "healthy"
     assert "starting" in states
-    again = "engine e1 is being started again: its process ended with status -9; its log: "
+    again = "engine e1 is being restarted: its process ended with status -9; its log: "
     assert any(line.startswith(again) for line in log_lines)
     assert any(line.startswith("engine e1 is up again after") for line in log_lines)
     assert "loading weights" in (tmp_path / "logs" / "e1.1.log").read_text()
@@ -83,7 +83,7 @@ async def test_an_engine_that_hangs_for_good_is_started_again(
     async with rolling(settings, tmp_path) as rollout:
         hung = await struck(rollout, starts, lambda *place: os.kill(pid_of(*place), signal.SIGSTOP))
     assert hung["engines"][1]["lost_chunks"] == hung["lost_chunks"] > 0
-    again = "engine e1 is being started again: it hung: "
+    again = "engine e1 is being restarted: it hung: "
     assert any(line.startswith(again) for line in log_lines)
 
 
@@ -101,7 +101,7 @@ async def test_an_engine_whose_kv_pool_broke_ends_its_chunks_and_is_started_agai
         url = rollout.engines[1].url
         report = await struck(rollout, starts, break_pool)
     assert report["lost_chunks"] == 0
-    again = f"engine e1 is being started again: engine e1 ({url}): the KV thread `read` ended"
+    again = f"engine e1 is being restarted: engine e1 ({url}): the KV thread `read` ended"
     assert any(line.startswith(again) for line in log_lines)
 
 
@@ -137,7 +137,7 @@ async def test_an_engine_that_fails_to_start_is_quarantined_with_the_reason(
     assert last["state"] == "quarantined"
     assert last["why"].startswith(f"it failed {restarts.MOST_FAILURES} times in a row; the last")
     assert "ended with status 3 while starting" in last["why"]
-    assert any(line.startswith("engine e1 is not started again: it failed") for line in log_lines)
+    assert any(line.startswith("engine e1 is not restarted: it failed") for line in log_lines)
 
 
 async def test_the_rollout_ends_with_the_reason_when_no_engine_can_come_back(

@@ -167,7 +167,7 @@ async def test_a_killed_store_is_started_again_and_the_others_go_on(tmp_path: Pa
         (victim,) = (s for s in stores if str(log) in {file.path for file in s.open_files()})
         victim.kill()
         await until(lambda: "store0 is being restarted" in pool.lines[-1], DEADLINE_S)
-        # Its log starts again.
+        # Its log restarts.
         await until(
             lambda: bool(nodes("store") - before) and "segment mounted" in log.read_text(),
             DEADLINE_S,

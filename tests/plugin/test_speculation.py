@@ -80,7 +80,7 @@ def test_rows_come_and_go_with_the_batch() -> None:
     assert not engine.rows.slots.size
     again = request("a", [7, 8])
     engine.step([again], [5], [[8]])
-    assert engine.drafter.length("g", 0) == 2, "the same sequence goes on"
+    assert engine.drafter.length("g", 0) == 2, "the same sequence continues"
 
 
 def test_the_last_tokens_of_a_request_reach_the_index_and_none_after_its_stop() -> None:

@@ -86,7 +86,7 @@ async def rolled(
     groups: int | None = None,
     **options: Any,
 ) -> tuple[list[Group], dict[str, Any]]:
-    """Rolls out, or goes on; leaves after `groups` groups. Returns the groups and the report."""
+    """Rolls out, or continues; leaves after `groups` groups. Returns the groups and the report."""
     done: list[Group] = []
     async with Rollout(config) as rollout:
         if resume is None:

@@ -138,7 +138,7 @@ async def test_an_engine_that_comes_back_with_another_tokenizer_does_not_serve()
     async with opened([fake], Letters()) as rollout:
         (engine,) = rollout.fleet.engines
         fake.startup_s += 1
-        assert await engine.problem() is None, "it was started again and reads as before"
+        assert await engine.problem() is None, "it was restarted and reads as before"
         fake.startup_s += 1
         fake.reads = Letters(shift=3)
         problem = await engine.problem()

@@ -107,7 +107,7 @@ async def test_a_new_rollout_replaces_a_complete_journal_but_no_unfinished_one(
         config = it.config_with(**kept(path))
         await rolled(config)
         await rolled(config, groups=1)
-        with pytest.raises(JournalError, match="it has an unfinished rollout; go on with it by"):
+        with pytest.raises(JournalError, match="it has an unfinished rollout; continue it by"):
             await rolled(config)
         groups, _ = await rolled(it.config, resume=path)
         check(samples_of(groups))
@@ -251,7 +251,7 @@ async def test_without_room_for_the_journal_the_rollout_ends_in_memory(
         check(samples_of(done))
         errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
         assert errors == [
-            f"journal {path}: No space left on device; the rollout goes on without its journal"
+            f"journal {path}: No space left on device; the rollout continues without its journal"
         ]
         monkeypatch.undo()
         before = journal_now(path)

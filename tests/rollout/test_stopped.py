@@ -1,4 +1,4 @@
-"""A driver that was stopped (SIGSTOP) for longer than its time limits goes on."""
+"""A driver that was stopped (SIGSTOP) for longer than its time limits continues."""
 
 import asyncio
 import json

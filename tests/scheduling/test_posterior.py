@@ -101,7 +101,7 @@ def test_the_spread_within_groups_is_learned(true: float) -> None:
 
 
 def test_the_spread_is_learned_from_what_runs_too() -> None:
-    """What has ended is short, and looks alike; that the others go on shows that it is not."""
+    """What has ended is short, and looks alike; that the others continue shows that it is not."""
     spread = Spread()
     groups = [of(500, 550, spread=spread) for _ in range(20)]
     narrow = SPREADS[spread.chosen]

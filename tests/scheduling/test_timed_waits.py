@@ -72,7 +72,7 @@ def parked(
     chunk = started(scheduler)
     scheduler.complete(ChunkResult(chunk=chunk, now=now, reply=make_reply(10)))
     others = [started(scheduler, now) for _ in range(n - 1)]
-    assert [chunk.request.index for chunk in others] == list(range(1, n)), "the others go on"
+    assert [chunk.request.index for chunk in others] == list(range(1, n)), "the others continue"
     assert scheduler.next_assignment(now) is None
     return group, chunk
 

@@ -85,7 +85,7 @@ async def test_a_pause_that_an_engine_does_not_answer_is_one_of_the_others(
     fakes[0].refused["/continue_generation"] = 500
     status, answer = await it.post("/continue_generation")
     assert (status, answer["success"]) == (500, False)
-    assert not it.service.backend.holds, "the driver goes on whatever the engines reply"
+    assert not it.service.backend.holds, "the driver continues whatever the engines reply"
 
 
 class Hung(FakeSGLang):
@@ -229,7 +229,7 @@ async def test_memory_that_one_engine_could_not_release_is_released_by_a_second_
     fakes[1].refused.clear()
     assert (await it.post("/release_memory_occupation", tags=["kv_cache"]))[0] == 200
     assert [fake.released for fake in fakes] == [{"kv_cache"}, {"kv_cache"}]
-    fakes[0].startup_s += 1  # started again: all its memory is there
+    fakes[0].startup_s += 1  # restarted: all its memory is there
     fakes[0].released.clear()
     assert (await it.post("/resume_memory_occupation"))[0] == 200
     assert not it.service.backend.holds

@@ -181,7 +181,7 @@ async def test_a_client_that_never_reads_its_stream_costs_bounded_memory() -> No
         await connection.send(post(body(3000 << 7, 3000, stream=True, return_logprob=True)))
         await until(lambda: any(each.call.stream for each in it.service.generation.answers()))
         mine = next(each for each in it.service.generation.answers() if each.call.stream)
-        await until(lambda: mine.ended)  # decoding goes on
+        await until(lambda: mine.ended)  # decoding continues
         unsent = [transport.get_write_buffer_size() for transport in _server_transports()]
         # At most one event behind aiohttp's high-water mark of 64 KiB.
         assert 0 < sum(unsent) < 1 << 20

@@ -1,4 +1,4 @@
-"""Rollouts with a journal on a server that ends: the next one goes on with them."""
+"""Rollouts with a journal on a server that ends: the next one continues with them."""
 
 import asyncio
 import contextlib

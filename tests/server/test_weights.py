@@ -61,7 +61,7 @@ async def test_an_update_without_a_version_keeps_the_name_and_forgets_the_kv() -
         assert (await it.post(DISK, model_path="new"))[0] == 200
         reply = await generating(it)
         assert reply["meta_info"]["weight_version"] == "v1"
-        fakes[1].startup_s += 1  # a server started again has the first weights under the same name
+        fakes[1].startup_s += 1  # a server restarted has the first weights under the same name
         await until(lambda: not it.service.serves("e1"))
         await polled(fakes[1])
         assert not it.service.serves("e1")
@@ -270,7 +270,7 @@ async def test_an_engine_comes_back_with_weights_that_changed_behind_the_servers
         await until(lambda: not it.service.serves("e1"))
         fakes[1].away, fakes[1].startup_s, fakes[1].weight_version = False, 1.0, "v2"
         await polled(fakes[1])
-        assert not it.service.serves("e1"), "it was started again with older weights"
+        assert not it.service.serves("e1"), "it was restarted with older weights"
 
 
 async def test_the_checker_names_the_engine_with_other_weights() -> None:

@@ -11,7 +11,7 @@ HEAD = """\
 Where the plugin acts inside SGLang 0.5.21, and why: for reviewers of the plugin, and for an upgrade of SGLang.
 
 SGLang loads the plugin through its entry point `sglang.srt.plugins` and applies the hooks with its own `HookRegistry`. Nothing of SGLang is copied or patched on disk. SGLang logs
-a hook that fails and goes on. Therefore each scheduler reports in `/server_info` which hooks are in place. Launcher and client refuse a server where one is missing.
+a hook that fails and continues. Therefore each scheduler reports in `/server_info` which hooks are in place. Launcher and client refuse a server where one is missing.
 `make test-index` compares every name that the plugin uses with the sources of the newest SGLang.
 
 A hook `before` a function may change its arguments. One `after` it receives the result. One `around` it calls SGLang's function itself. A `replace` hook runs in its place.

@@ -73,7 +73,7 @@ class BroadcastSender:
         if not present:
             raise WeightError(f"no engine is left: {lines(failed) or answer.get('message')}")
         if failed:
-            logger.warning("step %s: the update goes on without %s", step, lines(failed))
+            logger.warning("step %s: the update continues without %s", step, lines(failed))
         ended, self._ends = answer.get("ends", 0) != self._ends, answer.get("ends", 0)
         if self._group is None or present != self._members or ended:
             try:

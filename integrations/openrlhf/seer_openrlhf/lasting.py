@@ -1,9 +1,9 @@
 """Rollouts and requests that outlast the server.
 
-A rollout that has a journal is sent again, as it was, when the server is back: it goes on from its
-last chunks. Without one, or if the journal is refused (the trainer's weights are newer by now, for
-example), SampleLost makes its unfinished groups anew: samples of a group are never by the weights
-of before and after such an end.
+A rollout that has a journal is sent again, as it was, when the server is back: it continues from
+its last chunks. Without one, or if the journal is refused (the trainer's weights are newer by now,
+for example), SampleLost makes its unfinished groups anew: samples of a group are never by the
+weights of before and after such an end.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Lasting(Generator):
     async def rollout(self, body: Mapping[str, Any]) -> AsyncGenerator[Json]:
         """Yields the lines of a rollout; after a repeat, those of before once more.
 
-        Raises SampleLost if it cannot go on, and ServerError.
+        Raises SampleLost if it cannot continue, and ServerError.
         """
         journal = f"{self._run}-{body['rollout_id']}" if await self._revival.ready() else None
         named = {} if journal is None else {"journal": journal}

@@ -17,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from .failures import one_line
 
-ERROR_CHARACTERS = 200  # of gloo's and NCCL's own texts, which go on about what is typical
+ERROR_CHARACTERS = 200  # of gloo's and NCCL's own texts, which say at length what is typical
 LEAVE_S = 1.0  # a group without a rank that hangs is destroyed within milliseconds
 
 

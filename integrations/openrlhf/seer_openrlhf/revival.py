@@ -1,6 +1,6 @@
 """What is done before the server gets a request: it must be up, with the trainer's weights.
 
-A server that was started again has loaded its model from disk: its engines have the weights with
+A server that was restarted has loaded its model from disk: its engines have the weights with
 which the training began, under another version. No request may reach them before the trainer has
 sent its weights again.
 """
@@ -87,7 +87,7 @@ class Revival:
         """Raises ServerLost for tokens by other weights than the trainer's.
 
         `oldest`: the version that was sent last when the request was sent; None for any. Then the
-        server was started again since, and nobody has noticed it.
+        server was restarted since, and nobody has noticed it.
         """
         wrong = next((s["version"] for s in spans if behind(s["version"], oldest)), None)
         if wrong is not None:

@@ -23,7 +23,7 @@ LOGS = Path("logs")  # seer-sgl writes the engines' logs to the same folder
 TAIL_BYTES = 4096
 POLL_S = 0.2
 STOP_S = 30.0  # for the server and its engines, before they are killed
-# Before the server is started again, by its ends in a row; the first one is for its engines, which
+# Before the server is restarted, by its ends in a row; the first one is for its engines, which
 # end by themselves. An end after STEADY_S begins a new row.
 PAUSES_S = (2.0, 4.0, 8.0, 16.0)
 STEADY_S = 120.0
@@ -45,7 +45,7 @@ if os.getppid() == int(sys.argv[1]):
 def served(flags: SeerFlags) -> Iterator[str]:
     """Runs `seer-sgl serve` during the block, and yields its URL once it is ready.
 
-    It listens on loopback only. If it ends during the block, it is started again at the same URL,
+    It listens on loopback only. If it ends during the block, it is restarted at the same URL,
     unless the flag wait_s is 0. A line is printed when it is ready, and for each end and start.
     Raises ServeError if it cannot be started, or is not ready within the flag timeout_s.
     """
@@ -148,16 +148,16 @@ class Keeper:
             if not self._flags.wait_s:
                 return
             if failures > len(PAUSES_S):
-                _print(f"it is not started again: it has ended {failures} times in a row")
+                _print(f"it is not restarted: it has ended {failures} times in a row")
                 return
             if self._stopping.wait(PAUSES_S[failures - 1]):
                 return
             try:
                 self._child = _start(self._flags, self._port)
             except (ServeError, OSError) as error:
-                _print(f"it cannot be started again: {error}")
+                _print(f"it cannot be restarted: {error}")
                 return
-            _print(f"seer-sgl serve is being started again; its log: {self._child.log}")
+            _print(f"seer-sgl serve is being restarted; its log: {self._child.log}")
 
 
 def _start(flags: SeerFlags, port: int) -> Child:

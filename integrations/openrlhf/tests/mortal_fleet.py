@@ -1,4 +1,4 @@
-"""A server that can end and be started again, with journals; and a trainer that sends weights."""
+"""A server that can end and be restarted, with journals; and a trainer that sends weights."""
 
 from collections.abc import AsyncGenerator, Mapping
 from types import SimpleNamespace

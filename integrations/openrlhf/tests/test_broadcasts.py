@@ -90,7 +90,7 @@ def test_an_engine_that_ended_before_is_left_out(caplog: pytest.LogCaptureFixtur
     fleet.alive.remove("e0")
     with caplog.at_level(logging.WARNING):
         assert sending.send(4) == ["e1"]
-    assert caplog.messages == ["step 4: the update goes on without engine e0: it does not answer"]
+    assert caplog.messages == ["step 4: the update continues without engine e0: it does not answer"]
     assert sending.names[0] not in fleet.members and len(sending.groups) == 2
 
 

@@ -90,7 +90,7 @@ def test_a_rank_that_hangs_holds_nothing_for_longer_than_the_timeout() -> None:
         assert (line(first), line(other)) == ("joined", "joined")
         group.broadcast(ones(1))
         assert line(other) == "first"
-        group.leave()  # returns although the broadcast goes on
+        group.leave()  # returns although the broadcast continues
         assert line(other) == "failed"
 
 

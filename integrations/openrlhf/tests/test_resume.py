@@ -1,4 +1,4 @@
-"""A training that is killed, and started again from its checkpoint against the same server."""
+"""A training that is killed, and restarted from its checkpoint against the same server."""
 
 import os
 import re

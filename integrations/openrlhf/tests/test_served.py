@@ -129,7 +129,7 @@ def test_a_server_that_is_killed_is_started_again_at_its_url(
     assert [line.partition(";")[0].partition(" at ")[0] for line in lines] == [
         "seer-openrlhf: seer-sgl serve is ready",
         "seer-openrlhf: seer-sgl serve ended by SIGKILL: starting",
-        "seer-openrlhf: seer-sgl serve is being started again",
+        "seer-openrlhf: seer-sgl serve is being restarted",
     ]
     assert len({line.rpartition(": ")[2] for line in lines}) == 2, "each start has its log"
 
@@ -145,7 +145,7 @@ def test_a_server_that_ends_again_and_again_is_given_up(
         os.kill(started(folder)["pid"], signal.SIGKILL)
         keeper.join()
     lines = capfd.readouterr().err.splitlines()
-    assert lines[-1] == "seer-openrlhf: it is not started again: it has ended 3 times in a row"
+    assert lines[-1] == "seer-openrlhf: it is not restarted: it has ended 3 times in a row"
     assert sum("ended with status 1: engines.count: 0 is below 1" in line for line in lines) == 2
 
 

@@ -1,4 +1,4 @@
-"""A training whose server is killed in a batch and started again goes on: real engines."""
+"""A training whose server is killed in a batch and restarted continues: real engines."""
 
 import contextlib
 import json
@@ -26,9 +26,9 @@ Json = dict[str, Any]
 STEPS, KILLED_IN = 4, 3  # the weights have changed by then: the first step has a rate of 0
 RATE = 3e-3  # one step changes log probabilities by much more than the noise of bf16
 READY = re.compile(r"seer-sgl serve is ready at (\S+); its log: (\S+)")
-AGAIN = re.compile(r"seer-sgl serve is being started again; its log: (\S+)")
+AGAIN = re.compile(r"seer-sgl serve is being restarted; its log: (\S+)")
 RESTORED = re.compile(
-    r"(\d+) of (\d+) samples are restored, (\d+) requests go on, (\d+) tokens in all"
+    r"(\d+) of (\d+) samples are restored, (\d+) requests continue, (\d+) tokens in all"
 )
 REWARD = """
 import json, sys
@@ -125,7 +125,7 @@ def own_server(config: Path) -> Iterator[tuple[str, ...]]:
 
 @contextlib.contextmanager
 def server_elsewhere(config: Path) -> Iterator[tuple[str, ...]]:
-    """The flags of a training at a server that this process starts, and starts again."""
+    """The flags of a training at a server that this process starts, and restarts."""
     flags = SeerFlags(config=str(config), command=grpo.SEER, timeout_s=600)
     folder = config.with_name("sync")
     with served(flags) as url:

@@ -81,9 +81,9 @@ def test_engines_that_end_after_before_and_in_an_update_leave_the_training_to_th
     assert it.status == 0, it.output[-3000:]
     assert sorted(it.kl) == [1, 2, 3, 4] and max(it.kl.values()) <= 1e-3
     assert "step 0: engine e0 is not checked: " in it.output
-    assert "step 1: the update goes on without engine e0: " in it.output
+    assert "step 1: the update continues without engine e0: " in it.output
     assert re.search(r"step 2: sending the weights again: .*engine e1: ", it.output)
-    assert re.search(r"step 3: the update goes on without engine e0: .*; engine e1: ", it.output)
+    assert re.search(r"step 3: the update continues without engine e0: .*; engine e1: ", it.output)
 
 
 @pytest.mark.timeout(1200)
@@ -106,7 +106,7 @@ def test_an_engine_that_hangs_in_an_update_leaves_the_training_to_the_other_one(
     assert it.status == 0, it.output[-3000:]
     assert sorted(it.kl) == [1, 2, 3, 4] and max(it.kl.values()) <= 1e-3
     assert re.search(r"step 2: sending the weights again: .*engine e1: ", it.output)
-    assert re.search(r"step 3: the update goes on without .*engine e1: ", it.output)
+    assert re.search(r"step 3: the update continues without .*engine e1: ", it.output)
 
 
 @pytest.mark.parametrize("stage", [1, 3])

@@ -65,7 +65,7 @@ def digest(group: Group) -> bytes:
 
 
 def differences(kept: Header, now: Header, groups: Sequence[Group], extend: bool) -> Iterator[str]:
-    """Yields what keeps a rollout of `groups` with the facts `now` from going on with `kept`.
+    """Yields what keeps a rollout of `groups` with the facts `now` from continuing with `kept`.
 
     `extend`: groups behind those of the journal are new prompts.
     """

@@ -15,7 +15,7 @@ from .writer import BlockWriter
 class Journal(Observer):
     """Keeps what the chunks of one run bring. `started_at`: the zero of its times.
 
-    A group that its caller left is not given up: a later run goes on with it.
+    A group that its caller left is not given up: a later run continues it.
     """
 
     def __init__(self, writer: BlockWriter, started_at: float) -> None:

@@ -35,7 +35,7 @@ class Header(msgspec.Struct, array_like=True, tag=0, frozen=True, kw_only=True):
 
 
 class Returned(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False, kw_only=True):
-    """A chunk that returned. `finish`: how it ended its request; None: the request goes on."""
+    """A chunk that returned. `finish`: how it ended its request; None: the request continues."""
 
     order: int
     seed: int
@@ -72,7 +72,7 @@ class GivenUp(msgspec.Struct, array_like=True, tag=3, frozen=True, kw_only=True)
 
 
 class Resumed(msgspec.Struct, array_like=True, tag=4, frozen=True, kw_only=True):
-    """Another process went on with the rollout; `run` counts from 1."""
+    """Another process continued the rollout; `run` counts from 1."""
 
     run: int
     at: float

@@ -61,7 +61,7 @@ def _apply(record: Returned | Ended | GivenUp, request: Request, started_at: flo
         request.group.failure = Failure(record.kind, record.message)
         return
     if request.state is RequestState.FINISHED:
-        raise ValueError(f"request {record.order} goes on after its end")
+        raise ValueError(f"request {record.order} continues after its end")
     request.submitted_at = started_at + record.submitted_at
     if record.started_at is not None:
         request.started_at = started_at + record.started_at

@@ -96,4 +96,4 @@ class BlockWriter:
     def _fail(self, why: str) -> None:
         self._error = why
         self._waiting, self._waiting_bytes = [], 0
-        logger.error("%s: %s; the rollout goes on without its journal", self._name, why)
+        logger.error("%s: %s; the rollout continues without its journal", self._name, why)

@@ -55,7 +55,7 @@ class ControlCalls:
         """Stops generation until `resume`.
 
         Mode `abort` ends every response with the tokens it has. In the other modes divided
-        responses keep their tokens, and go on afterwards; the engines pause the passthroughs.
+        responses keep their tokens, and continue afterwards; the engines pause the passthroughs.
         """
         fields = read_fields(body)
         mode: PauseMode = field(fields, "mode", PauseMode, "abort")  # type: ignore[arg-type]
@@ -135,7 +135,7 @@ class ControlCalls:
         version = field(fields, "new_version", str, "")
         if not version:
             raise BadRequest("new_version: missing")
-        # A trainer that holds generation updates under way: its responses are to go on afterwards.
+        # A trainer that holds generation updates under way: its responses continue afterwards.
         aborts = field(fields, "abort_all_requests", bool | None, None)  # type: ignore[arg-type]
         renaming = self._backend.rename_weights(
             version, fields, aborts=aborts, before=self._abort_all

@@ -54,7 +54,7 @@ def add_control_routes(app: web.Application, service: Service) -> None:
 
 
 def _handler(service: Service, work: Work) -> Handler:
-    """Returns the handler of a call, which goes on when its client leaves.
+    """Returns the handler of a call, which continues when its client leaves.
 
     Its errors have SGLang's fields.
     """

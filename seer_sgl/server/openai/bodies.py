@@ -73,7 +73,7 @@ class OpenAIBody(msgspec.Struct, kw_only=True):
     no_stop_trim: bool = False
     """Keep the stop string in the text."""
     ignore_eos: bool = False
-    """Go on behind the model's end token."""
+    """Continue after the model's end token."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     custom_params: Json | None = None
