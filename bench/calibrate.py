@@ -23,7 +23,7 @@ import numpy as np
 
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.outcome import Outcome, outcome
-from seer_sgl.sim.run import simulate
+from seer_sgl.sim.simulate import simulate
 from seer_sgl.sim.source import load_settings, workload_file
 from seer_sgl.sim.workload import sample
 

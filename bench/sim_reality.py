@@ -28,7 +28,7 @@ from seer_sgl.config import with_values
 from seer_sgl.driver.observer import Observer
 from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.outcome import Outcome, outcome
-from seer_sgl.sim.run import simulate
+from seer_sgl.sim.simulate import simulate
 from seer_sgl.sim.workload import Responses
 from seer_sgl.types import Chunk, Group
 

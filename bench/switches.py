@@ -18,7 +18,7 @@ from seer_sgl.scheduling.context_aware import ContextAware
 from seer_sgl.scheduling.ready import Ticket
 from seer_sgl.sim.opening import SimRequest
 from seer_sgl.sim.outcome import tail_cut
-from seer_sgl.sim.run import truth
+from seer_sgl.sim.simulate import truth
 from seer_sgl.sim.source import workload_names
 from seer_sgl.sim.variants import BASELINE, ORACLE, Scenario
 from seer_sgl.sim.workload import sample

@@ -81,7 +81,7 @@ def rollout(
 
     Writes samples.jsonl, report.json and timeline.png into OUT.
     """
-    from .running import run
+    from .event_loop import run
 
     if prompts is not None:
         overrides = (*overrides, f"rollout.prompts={json.dumps(str(prompts))}")
@@ -132,7 +132,7 @@ def serve(
 
     Speaks SGLang's and OpenAI's HTTP.
     """
-    from .running import run
+    from .event_loop import run
     from .server.command import serve as serve_fleet
 
     for key, value in (("host", host), ("port", port)):
@@ -190,7 +190,7 @@ def bench(
     from .benchmark.command import bench as run_bench
     from .benchmark.config import load_from_options
     from .benchmark.runner import Runner
-    from .running import run
+    from .event_loop import run
 
     console = open_console(wide=True)
     with log_to(console, log_level, once=REPEATED):

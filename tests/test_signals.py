@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from seer_sgl import running
+from seer_sgl import event_loop
 from seer_sgl.timing import Timing
 from tests.fake_sglang import FakeSGLang, serving
 from tests.support.waiting import until
@@ -189,7 +189,7 @@ def test_a_second_signal_interrupts_work_that_blocks_the_event_loop() -> None:
 
     try:
         with pytest.raises(KeyboardInterrupt):
-            running.run(read_a_large_file(), Timing(unnoticed_s=0.0))
+            event_loop.run(read_a_large_file(), Timing(unnoticed_s=0.0))
     finally:
         for number, handler in zip(signals, before, strict=True):
             signal.signal(number, handler)

@@ -1,6 +1,8 @@
-"""The words of code, messages and pages: the field's, not a private vocabulary."""
+"""The words of code, messages and pages: the field's, and one thing per name."""
 
+import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -42,3 +44,35 @@ def test_no_text_has_a_banned_word(pattern: str) -> None:
         if banned.search(line)
     ]
     assert not found, f"say {BANNED[pattern]!r}: {found}"
+
+
+# What several rooms have, each its own: the part that its file's name says.
+PARTS = {
+    *("__init__", "command", "config", "routes", "tables", "plots", "errors", "checks", "messages"),
+    *("answers", "backend", "bodies", "calls", "client", "counts", "drafting", "engine", "engines"),
+    *(
+        "groups",
+        "hicache",
+        "hub",
+        "kv_waits",
+        "lengths",
+        "memory",
+        "monitor",
+        "opening",
+        "outcome",
+        "policy",
+    ),
+    *("progress", "reading", "ready", "samples", "server", "session"),
+    *("state", "steps", "supervisor", "tokenizer", "tree", "weights", "sampling"),
+}
+
+
+def test_no_second_public_class_of_one_name_and_no_second_file_but_parts_of_rooms() -> None:
+    classes, files = defaultdict(list), defaultdict(list)
+    for path in sorted((ROOT / "seer_sgl").rglob("*.py")):
+        files[path.stem].append(path)
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                classes[node.name].append(path)
+    assert not {name: paths for name, paths in classes.items() if len(paths) > 1}
+    assert {name for name, paths in files.items() if len(paths) > 1} <= PARTS

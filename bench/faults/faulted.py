@@ -16,7 +16,13 @@ from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.sim.clock import run_virtually
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.engine import SimulatedFleet
-from seer_sgl.sim.run import driver_settings, known_lengths, make_groups, roll_out, true_lengths
+from seer_sgl.sim.simulate import (
+    driver_settings,
+    known_lengths,
+    make_groups,
+    roll_out,
+    true_lengths,
+)
 from seer_sgl.sim.workload import Responses
 from seer_sgl.timing import DEFAULT
 

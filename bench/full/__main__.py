@@ -15,7 +15,7 @@ from seer_sgl.benchmark.config import load_from_options
 from seer_sgl.cli import REPEATED, cli
 from seer_sgl.console import complain, log_to, open_console
 from seer_sgl.errors import SeerError
-from seer_sgl.running import run
+from seer_sgl.event_loop import run
 from seer_sgl.sim.source import load_settings
 
 from .runner import FullRunner, run_full

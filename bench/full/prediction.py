@@ -16,7 +16,7 @@ from seer_sgl.engine.launch.process import api_key
 from seer_sgl.rollout.model import model_facts
 from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.outcome import Outcome, outcome
-from seer_sgl.sim.run import simulate
+from seer_sgl.sim.simulate import simulate
 from seer_sgl.sim.workload import Responses
 
 from .constants import draft_overhead_us, measured_engine

@@ -9,7 +9,7 @@ from seer_sgl.errors import ConfigError
 from seer_sgl.rollout.lengths import read_records
 from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.scheduling.lengths import KnownLengths
-from seer_sgl.sim.run import truth
+from seer_sgl.sim.simulate import truth
 from seer_sgl.sim.trace import read_trace
 from seer_sgl.sim.workload import Responses
 from seer_sgl.types import Prompt

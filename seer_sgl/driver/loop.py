@@ -246,8 +246,8 @@ class RolloutLoop(EngineControl):
         if flight is None:
             return
         run, request, group = flight.run, flight.chunk.request, flight.chunk.request.group
-        if flight.watch is not None and (rest := flight.result.reply) is not None:
-            flight.watch.report(rest)  # an observer may abort the request now
+        if flight.stream is not None and (rest := flight.result.reply) is not None:
+            flight.stream.report(rest)  # an observer may abort the request now
         result = self._flights.land(flight)
         aborted = result.reply is not None and result.reply.tokenless
         if aborted or isinstance(result.error, EngineUnavailable):

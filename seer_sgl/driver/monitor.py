@@ -16,9 +16,9 @@ from seer_sgl.scheduling.placement import EngineSlot
 
 from .engine import Engine
 from .engine_control import EngineControl
+from .engine_watch import EngineWatch
 from .health import Health, State
 from .settings import Settings
-from .watched import Watched
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Monitor:
     """Polls every engine every `timing.poll_s`, in a large fleet less often."""
 
     def __init__(self, control: EngineControl, settings: Settings) -> None:
-        self._watched: dict[str, Watched] = {}  # by engine id
+        self._watched: dict[str, EngineWatch] = {}  # by engine id
         self._tasks: asyncio.TaskGroup | None = None  # while it runs
         self._control = control
         self._settings = settings
@@ -58,7 +58,7 @@ class Monitor:
 
     def add(self, slot: EngineSlot, engine: Engine) -> None:
         """Starts polling one more engine."""
-        watched = self._watched[slot.engine_id] = Watched(
+        watched = self._watched[slot.engine_id] = EngineWatch(
             slot, engine, self._settings.engines.stall_timeout_s, self._timing
         )
         watched.follow()
@@ -118,7 +118,7 @@ class Monitor:
         """Seconds between two polls of one engine."""
         return max(self._poll_s, len(self._watched) / self._timing.most_polls_per_s)
 
-    async def _watch(self, watched: Watched, after_s: float = 0.0) -> None:
+    async def _watch(self, watched: EngineWatch, after_s: float = 0.0) -> None:
         await asyncio.sleep(after_s)
         while True:
             await asyncio.sleep(self._pause_s)
@@ -128,7 +128,7 @@ class Monitor:
             await self._poll(watched)
             self._publish(watched)
 
-    async def _poll(self, watched: Watched) -> None:
+    async def _poll(self, watched: EngineWatch) -> None:
         slot, engine, health = watched.slot, watched.engine, watched.health
         before, watched.progress = watched.progress, None
         try:
@@ -159,7 +159,7 @@ class Monitor:
         elif progress is not None and not slot.available:
             await self._readmit(watched)
 
-    def _failed(self, watched: Watched, error: EngineError) -> None:
+    def _failed(self, watched: EngineWatch, error: EngineError) -> None:
         """Records that the engine does not answer a poll as it should."""
         slot, health = watched.slot, watched.health
         expected = watched.engine.server.phase is ServerPhase.RUNNING
@@ -173,7 +173,7 @@ class Monitor:
         if slot.available:
             self._control.set_available(slot.engine_id, False)
 
-    async def _readmit(self, watched: Watched) -> None:
+    async def _readmit(self, watched: EngineWatch) -> None:
         """Checks an engine that is out and answers, and lets it serve if nothing is wrong."""
         slot, engine, health = watched.slot, watched.engine, watched.health
         if health.state in (State.DRAINING, State.QUARANTINED):
@@ -206,7 +206,7 @@ class Monitor:
             self._why = problem.why
             health.answered(problem)
 
-    async def _restored(self, watched: Watched, problem: EngineProblem) -> EngineProblem | None:
+    async def _restored(self, watched: EngineWatch, problem: EngineProblem) -> EngineProblem | None:
         """Tries to give an engine the current weights. Returns why it cannot serve then.
 
         If the weights were updated meanwhile, it may have loaded the older ones after the update,
@@ -230,14 +230,14 @@ class Monitor:
         watched.health.has_weights()
         return await self._problem(watched)
 
-    async def _problem(self, watched: Watched) -> EngineProblem | None:
+    async def _problem(self, watched: EngineWatch) -> EngineProblem | None:
         """Returns why an engine cannot serve; None if it can."""
         if watched.health.lacks is not None:
             return EngineProblem(watched.health.lacks, weights=True)
         problem = await watched.engine.problem(self.weight_version)
         return problem or self._other_weights(watched.engine)
 
-    def _publish(self, watched: Watched) -> None:
+    def _publish(self, watched: EngineWatch) -> None:
         """Logs and reports a change of an engine's state."""
         state = watched.health.change()
         if state is None:

@@ -23,12 +23,12 @@ from seer_sgl.processes.restarts import Restarts
 from seer_sgl.timing import DEFAULT, Timing
 
 from .client import HttpEngine
-from .keeper import Keeper
 from .launch.launcher import EngineStart, Launcher
 from .launch.process import api_key
 from .launch.ready import all_ready
 from .opening import open_driver_link, open_hub, open_launcher, open_site
 from .session import open_session
+from .supervisor import EngineSupervisor
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Fleet:
         self._launcher = launcher
         self._session = session
         self._timing = timing
-        self._keeper = Keeper(launcher, session, timing)
+        self._supervisor = EngineSupervisor(launcher, session, timing)
         self._numbers = itertools.count()  # an engine id is never reused
 
     async def start_engine(self) -> HttpEngine:
@@ -93,15 +93,15 @@ class Fleet:
         for engine in self.engines:
             if engine.info.engine_id == engine_id:
                 self.engines.remove(engine)
-                await self._keeper.remove(engine_id)
+                await self._supervisor.remove(engine_id)
                 await self._launcher.stop(engine_id)
                 logger.info("engine %s has left the fleet", engine_id)
                 return
         raise ConfigError(f"the fleet has no engine {engine_id}")
 
     async def keep(self) -> None:
-        """Starts local engines again that have ended, until cancelled (keeper.py)."""
-        await self._keeper.run()
+        """Starts local engines again that have ended, until cancelled (supervisor.py)."""
+        await self._supervisor.run()
 
     async def _add(self, urls: Sequence[str | None]) -> list[HttpEngine]:
         """Starts or joins engines concurrently: all of them or none. A url of None: starts one.
@@ -124,7 +124,7 @@ class Fleet:
             }
             engines |= {each.engine_id: self._late(each, ready[0]) for each in delayed}
         except BaseException:
-            await asyncio.gather(*map(self._keeper.remove, ids))
+            await asyncio.gather(*map(self._supervisor.remove, ids))
             await asyncio.gather(*map(self._launcher.stop, ids))
             raise
         added = [engines[engine_id] for engine_id in ids]
@@ -141,7 +141,7 @@ class Fleet:
         """Returns an engine that has no server yet and is described like another one."""
         logger.warning("engine %s is started later: %s", delayed.engine_id, delayed.why)
         info = msgspec.structs.replace(like, engine_id=delayed.engine_id, url="", instance=None)
-        self._keeper.add_late(info, delayed.why)
+        self._supervisor.add_late(info, delayed.why)
         return self._engine(info)
 
     async def _linked(self, start: EngineStart, info: EngineInfo) -> HttpEngine:
@@ -154,12 +154,12 @@ class Fleet:
                 info = msgspec.structs.replace(info, pool=None)
             else:
                 await self._await_link(info)
-        self._keeper.add(start, info)
+        self._supervisor.add(start, info)
         return self._engine(info)
 
     def _engine(self, info: EngineInfo) -> HttpEngine:
-        server = functools.partial(self._keeper.server, info.engine_id)
-        end_server = functools.partial(self._keeper.end, info.engine_id)
+        server = functools.partial(self._supervisor.server, info.engine_id)
+        end_server = functools.partial(self._supervisor.end, info.engine_id)
         return HttpEngine(info, self._session, server, end_server, self._timing)
 
     async def _await_link(self, info: EngineInfo) -> None:

@@ -108,12 +108,12 @@ async def supervised(
                 if process.ended:
                     await _restart(process, restarts)
 
-    keeper = asyncio.create_task(keep())
+    task = asyncio.create_task(keep())
     try:
         yield
     finally:
-        keeper.cancel()
-        await asyncio.wait({keeper})
+        task.cancel()
+        await asyncio.wait({task})
 
 
 async def _restart(process: Supervised, restarts: Restarts) -> None:

@@ -15,7 +15,7 @@ from collections import deque
 from .cache import IdleCache
 from .config import EngineConfig
 from .job import Job
-from .running import RunningSet
+from .running_set import RunningSet
 from .speculation import Pace, Speculation
 from .steps import StepTime, Stretch
 

@@ -14,7 +14,7 @@ from seer_sgl.scheduling.lengths import KnownLengths
 from .bound import lower_bound_s
 from .config import SimConfig
 from .outcome import Outcome, outcome
-from .run import simulate
+from .simulate import simulate
 from .workload import Responses
 
 BASELINE, ORACLE = "group_round_robin", "oracle"

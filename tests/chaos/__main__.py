@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from seer_sgl import running
+from seer_sgl import event_loop
 
 from . import plan
 from .rolling import ENGINES, stage
@@ -46,7 +46,7 @@ def main() -> None:
     async def work() -> None:
         problems.extend(await run(options))
 
-    running.run(work())
+    event_loop.run(work())
     sys.exit(bool(problems))
 
 

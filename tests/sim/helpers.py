@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from seer_sgl.report.recorder import Recorder
-from seer_sgl.sim import run
+from seer_sgl.sim import simulate
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.source import load_settings
 from seer_sgl.sim.workload import Responses, sample
@@ -26,4 +26,4 @@ def small(*overrides: str) -> SimConfig:
 
 def rolled(config: SimConfig, responses: Sequence[Responses] | None = None) -> Recorder:
     """Returns the record of one simulated rollout."""
-    return run.simulate(responses or sample(config.workload), config)
+    return simulate.simulate(responses or sample(config.workload), config)

@@ -14,7 +14,7 @@ from bench.faults.faulted import FaultyFleet, faulted_settings
 from seer_sgl.driver.driver import Driver
 from seer_sgl.driver.run import Run
 from seer_sgl.sim.clock import run_virtually
-from seer_sgl.sim.run import known_lengths, make_groups, stand_still, true_lengths
+from seer_sgl.sim.simulate import known_lengths, make_groups, stand_still, true_lengths
 from seer_sgl.types import FailureKind, Request, Sample
 from tests.sim.storm import ExactlyOnce, storm
 

@@ -12,7 +12,7 @@ from seer_sgl.driver import driver
 from seer_sgl.driver.build_scheduler import build_scheduler
 from seer_sgl.errors import SimulationError
 from seer_sgl.scheduling.scheduler import Scheduler
-from seer_sgl.sim import run
+from seer_sgl.sim import simulate
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.source import load_settings
 from seer_sgl.sim.variants import VARIANTS
@@ -57,7 +57,7 @@ def test_every_request_ends_once_with_its_tokens_and_the_ledger_at_zero(
 ) -> None:
     responses, config = case[0], with_values(case[1], VARIANTS[variant])
     made: dict[str, Any] = {}
-    make_groups = run.make_groups
+    make_groups = simulate.make_groups
 
     def groups_seen(planned: Sequence[Responses], limit: int) -> list[Group]:
         made["groups"] = make_groups(planned, limit)
@@ -68,9 +68,9 @@ def test_every_request_ends_once_with_its_tokens_and_the_ledger_at_zero(
         return made["scheduler"]  # type: ignore[no-any-return]
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "make_groups", groups_seen)
+        patch.setattr(simulate, "make_groups", groups_seen)
         patch.setattr(driver, "build_scheduler", scheduler_seen)
-        record = run.simulate(responses, config)
+        record = simulate.simulate(responses, config)
     for group, planned in zip(made["groups"], responses, strict=True):
         assert [request.generated for request in group.requests] == planned.lengths
         assert all(request.state is RequestState.FINISHED for request in group.requests)
@@ -95,13 +95,13 @@ def test_drafts_beyond_the_last_token_have_room_in_the_ledger() -> None:
     config = with_values(config, VARIANTS["seer+sd"])
     groups = [[1, 120, 453, 4, 149], [2, 366, 137]]
     responses = [Responses(f"g{i}", token_array([i]) * 86, group) for i, group in enumerate(groups)]
-    record = run.simulate(responses, config)
+    record = simulate.simulate(responses, config)
     assert record.totals.retractions == 0
 
 
 def test_equal_settings_give_equal_rollouts() -> None:
     config = load_settings(known={"workload": {"groups": 8}, "engine": {"count": 2}})
-    first, second = (run.simulate(sample(config.workload), config) for _ in range(2))
+    first, second = (simulate.simulate(sample(config.workload), config) for _ in range(2))
     assert list(first.finished_at) == list(second.finished_at)
 
 
@@ -109,4 +109,4 @@ def test_a_simulation_that_cannot_go_on_says_so() -> None:
     # load_settings would reject it
     config = with_values(SimConfig(), {"engine.kv_tokens": 300})
     with pytest.raises(SimulationError, match="stands still"):
-        run.simulate([Responses("g", token_array([1]), [500])], config)
+        simulate.simulate([Responses("g", token_array([1]), [500])], config)

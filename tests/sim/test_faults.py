@@ -19,7 +19,7 @@ from seer_sgl.driver.observer import Observer
 from seer_sgl.errors import ChunkRecalled, RolloutError
 from seer_sgl.report.report import report
 from seer_sgl.sim.engine import token_source
-from seer_sgl.sim.run import simulate
+from seer_sgl.sim.simulate import simulate
 from seer_sgl.sim.tokens import ids
 from seer_sgl.sim.workload import sample
 from seer_sgl.timing import DEFAULT

@@ -58,7 +58,7 @@ def served(flags: SeerFlags) -> Iterator[str]:
         child.stop()
         raise
     _print(f"seer-sgl serve is ready at {url}; its log: {child.log}")
-    keeper = Keeper(child, flags, port)
+    keeper = EngineSupervisor(child, flags, port)
     try:
         yield url
     finally:
@@ -117,7 +117,7 @@ class Child:
         return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
 
-class Keeper:
+class EngineSupervisor:
     """A thread that starts the server again when it has ended, until `stop`."""
 
     def __init__(self, child: Child, flags: SeerFlags, port: int) -> None:

@@ -35,7 +35,7 @@ class RayLauncher(Launcher):
     `room_s`: an engine that Ray has not placed by then has no room for now.
 
     The actor of an engine is never restarted by Ray. Its end is the end of its server, and the
-    keeper starts the engine again in a new place.
+    supervisor restarts the engine in a new place.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from .run import Run
 from .stop_strings import Amend
 
 
-class Watch:
+class TokenStream:
     """The stream of one chunk of a streaming request.
 
     Its observers receive each token once, and only final tokens. The tokens of an undivided chunk

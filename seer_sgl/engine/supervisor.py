@@ -18,7 +18,7 @@ FIRST = ("engine %s is being started: %s", "engine %s is up after %.0f s")
 AGAIN = ("engine %s is being restarted: %s", "engine %s is up again after %.0f s")
 
 
-class _Kept:
+class _Supervised:
     """One engine: its newest start, and its starts so far. `start` None: it had none yet."""
 
     def __init__(
@@ -46,7 +46,7 @@ class _Kept:
         return None if self.start is None else self.start.exit_reason()
 
 
-class Keeper:
+class EngineSupervisor:
     """Watches the servers that the launcher has started. Joined servers are not its concern.
 
     A server that was restarted has the engine id of the one before. A local one has its place
@@ -61,16 +61,16 @@ class Keeper:
         self._session = session
         self._timing = timing
         self._incidents = Incidents()
-        self._kept: dict[str, _Kept] = {}  # by engine id
+        self._kept: dict[str, _Supervised] = {}  # by engine id
 
     def add(self, start: EngineStart, info: EngineInfo) -> None:
         """Watches a server from now on, if it was started here."""
         if start.process is not None:
-            self._kept[start.engine_id] = _Kept(info, start, self._incidents, self._timing)
+            self._kept[start.engine_id] = _Supervised(info, start, self._incidents, self._timing)
 
     def add_late(self, info: EngineInfo, why: str) -> None:
         """Starts the server of an engine as soon as it can be. `info`: what it is to be like."""
-        kept = self._kept[info.engine_id] = _Kept(info, None, self._incidents, self._timing)
+        kept = self._kept[info.engine_id] = _Supervised(info, None, self._incidents, self._timing)
         kept.why = why
         kept.restarts.absent(why)
 
@@ -112,7 +112,7 @@ class Keeper:
                     if kept.starting is None and self._due(kept):
                         kept.starting = tasks.create_task(self._start(kept))
 
-    def _due(self, kept: _Kept) -> bool:
+    def _due(self, kept: _Supervised) -> bool:
         """Records the end of a server. Returns whether it is to be restarted now."""
         restarts, now = kept.restarts, asyncio.get_running_loop().time()
         reason = kept.exit_reason
@@ -127,7 +127,7 @@ class Keeper:
             logger.error("engine %s is not restarted: %s", restarts.name, restarts.quarantine)
         return False
 
-    async def _start(self, kept: _Kept) -> None:
+    async def _start(self, kept: _Supervised) -> None:
         loop, restarts, engine_id = asyncio.get_running_loop(), kept.restarts, kept.restarts.name
         begins, works = FIRST if kept.start is None else AGAIN
         logger.warning(begins, engine_id, kept.why)

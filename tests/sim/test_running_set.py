@@ -4,7 +4,7 @@ import gc
 import weakref
 
 from seer_sgl.sim.job import Job
-from seer_sgl.sim.running import MOST_VOID, RunningSet
+from seer_sgl.sim.running_set import MOST_VOID, RunningSet
 from seer_sgl.types import Chunk, Move
 from tests.helpers import make_group
 

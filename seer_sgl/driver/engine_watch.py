@@ -19,7 +19,7 @@ from .stall import HUNG_AFTER, Readmission, StallClock
 logger = logging.getLogger(__name__)
 
 
-class Watched:
+class EngineWatch:
     """One engine, and what the monitor remembers of it."""
 
     def __init__(
