@@ -1,23 +1,34 @@
 """A KV pool whose reads and writes fail or never return costs tokens, never a sample."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from bench.elsewhere import AlwaysElsewhere
 from seer_sgl import Rollout
-from seer_sgl.timing import Timing
+from seer_sgl.driver.observer import Observer
+from seer_sgl.errors import ChunkRecalled
+from seer_sgl.kvpool import hicache
+from seer_sgl.timing import DEFAULT, Timing
+from seer_sgl.types import Chunk, ChunkResult
 from tests.e2e.compare import Samples, assert_identical, rolled
 from tests.e2e.pools import local, pooled
 from tests.support.kv_faults import Fault, Faults
+from tests.support.waiting import until
 
-pytestmark = [pytest.mark.own_engines, pytest.mark.long, pytest.mark.timeout(3600)]
+pytestmark = [
+    pytest.mark.own_engines,
+    pytest.mark.long,
+    pytest.mark.timeout(3600),
+    pytest.mark.parametrize("backend", ["file", "mooncake"]),
+]
 
 PROMPTS = 4
 SHORT = {"max_response_len": 700}
+NEVER_S = 100_000.0
+START_S = 1200.0  # a start on a busy machine takes minutes
 THREADS = ("lookup", "read", "write")
 ERRORS = {
     "each once": [Fault(thread, "error", 1) for thread in THREADS],
@@ -42,7 +53,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Samples]:
     return asyncio.run(roll())
 
 
-@pytest.mark.parametrize("backend", ["file", "mooncake"])
+def pool_of(
+    backend: str, faults: Faults, monkeypatch: pytest.MonkeyPatch, logs: Path, timing: Timing
+) -> Rollout:
+    """Returns a rollout on two engines, all of whose chunks move through a pool with faults."""
+    for name, value in faults.variables.items():
+        monkeypatch.setenv(name, value)
+    config = local(2, kv_pool=pooled(backend), sampling=SHORT)
+    return Rollout(config, placement=AlwaysElsewhere(fetch=True), log_dir=logs, timing=timing)
+
+
 async def test_faults_of_the_pool_cost_tokens_and_no_sample(
     backend: str,
     whole: list[Samples],
@@ -50,18 +70,9 @@ async def test_faults_of_the_pool_cost_tokens_and_no_sample(
     monkeypatch: pytest.MonkeyPatch,
     log_lines: list[str],
 ) -> None:
-    faults = Faults(tmp_path / "faults")
-    for name, value in faults.variables.items():
-        monkeypatch.setenv(name, value)
-    config = local(2, kv_pool=pooled(backend), sampling=SHORT)
-    placement = AlwaysElsewhere(fetch=True)
-    undivided = iter(whole)
-    async with Rollout(
-        config,
-        placement=placement,
-        log_dir=tmp_path / "logs",
-        timing=Timing(refresh_every_s=1.0),
-    ) as rollout:
+    faults, undivided = Faults(tmp_path / "faults"), iter(whole)
+    timing = Timing(refresh_every_s=1.0)
+    async with pool_of(backend, faults, monkeypatch, tmp_path / "logs", timing) as rollout:
         samples, calm = await rolled(rollout, PROMPTS)
         assert_identical(next(undivided), samples)
         assert calm["fetches"] > 0
@@ -71,32 +82,65 @@ async def test_faults_of_the_pool_cost_tokens_and_no_sample(
             assert_identical(next(undivided), samples)
             assert faults.hits >= len(THREADS), what
             assert (report["lost_chunks"], report["respawns"]) == (0, 0), what
-            print(backend, what, figures(report), f"calm: {figures(calm)}")
         for what, (fault, reason) in LOST.items():
             faults.set(fault)
-            samples, report = await rolled(rollout, PROMPTS)
+            samples, _ = await rolled(rollout, PROMPTS)
             assert_identical(next(undivided), samples)
             assert faults.hits == 1, what
             await out_and_back(rollout, log_lines, reason)
-            print(backend, what, figures(report))
             faults.set()
 
 
 async def out_and_back(rollout: Rollout, log_lines: list[str], reason: str) -> None:
     """Waits until the engine that reported `reason` was restarted, and serves."""
-    again = "is being restarted"
-    await reached(lambda: any(reason in line and again in line for line in log_lines))
-    await reached(lambda: all(rollout.driver.available(each.engine_id) for each in rollout.engines))
+    again, ids = "is being restarted", [each.engine_id for each in rollout.engines]
+    await until(lambda: any(reason in line and again in line for line in log_lines), START_S)
+    await until(lambda: all(map(rollout.driver.available, ids)), START_S)
 
 
-async def reached(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(1200):  # a start on a busy machine takes minutes
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.1)
+class Moves(Observer):
+    """The chunks that were sent and lost."""
+
+    def __init__(self) -> None:
+        self.sent_chunks: list[Chunk] = []
+        self.losses: list[ChunkResult] = []
+
+    @override
+    def sent(self, chunk: Chunk, now: float) -> None:
+        self.sent_chunks.append(chunk)
+
+    @override
+    def lost(self, result: ChunkResult) -> None:
+        self.losses.append(result)
 
 
-def figures(report: Any) -> dict[str, Any]:
-    names = ("wall_s", "chunks", "fetches", "recomputed_tokens", "lost_chunks", "respawns")
-    return {name: report[name] for name in names}
+async def test_reads_that_never_return_cost_chunks_and_no_sample(
+    backend: str,
+    whole: list[Samples],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    log_lines: list[str],
+) -> None:
+    """The engine's own time limits are off, so the driver has to find requests that wait for KV."""
+    monkeypatch.setattr(hicache, "READ_BASE_S", NEVER_S)
+    faults, moves = Faults(tmp_path / "faults", stuck_s=NEVER_S), Moves()
+    async with pool_of(backend, faults, monkeypatch, tmp_path / "logs", DEFAULT) as rollout:
+        calm, report = await rolled(rollout, PROMPTS)
+        assert_identical(whole[0], calm)
+        assert report["fetches"] > 0
+        faults.set(Fault("read", "block"))
+        struck, report = await asyncio.wait_for(rolled(rollout, PROMPTS, [moves]), 600)
+        assert_identical(whole[1], struck)
+        faults.set()
+    lost = [result.chunk for result in moves.losses]
+    (name,) = {chunk.engine_id for chunk in lost}
+    assert {type(result.error) for result in moves.losses} == {ChunkRecalled}
+    assert len(lost) == report["lost_chunks"]
+    assert all(chunk.reads for chunk in lost), "the next chunks read nothing, and do not wait"
+    (engine,) = (each for each in report["engines"] if each["engine_id"] == name)
+    assert engine["kv_wait_s"] >= DEFAULT.kv_least_s
+    assert not all(chunk.reads for chunk in moves.sent_chunks if chunk.engine_id == name)
+    assert all(chunk.reads for chunk in moves.sent_chunks if chunk.engine_id != name)
+    assert all(len(each["states"]) == 1 for each in report["engines"]), "healthy all the time"
+    assert (report["respawns"], report["failed_requests"], report["wasted_tokens"]) == (0, 0, 0)
+    assert any(f"engine {name} has room, and requests in its queue" in line for line in log_lines)
