@@ -271,7 +271,7 @@ class Scheduler:
         """Applies a returned chunk: the request grows, and finishes or becomes ready again."""
         chunk = result.chunk
         request, group = chunk.request, chunk.request.group
-        attempts = self._live.get(request.uid) or Attempts(request)  # its group was withdrawn
+        attempts = self._attempts(request) or Attempts(request)  # its group was withdrawn
         slot = self._fleet[chunk.engine_id]
         if slot.ledger is not None and result.reply is not None and result.reply.retractions:
             slot.ledger.feedback.retracted()
@@ -506,8 +506,14 @@ class Scheduler:
             )
             self._policy.push(request)
 
+    def _attempts(self, request: Request) -> Attempts | None:
+        """Returns the attempts of a live request, not of a later one with the same uid."""
+        attempts = self._live.get(request.uid)
+        return attempts if attempts is not None and attempts.request is request else None
+
     def _drop(self, request: Request) -> None:
-        self._live.pop(request.uid, None)
+        if self._attempts(request) is not None:
+            del self._live[request.uid]
         self._unstored.leave(request)
         self._refused.leave(request)
         self._suspects.leave(request)

@@ -61,6 +61,17 @@ async def test_one_of_two_callers_with_equal_group_ids_leaves_half_way() -> None
     assert stays.failures == [None] * 4
 
 
+async def test_the_uids_of_a_run_that_was_closed_are_free_although_its_chunks_are_in_flight() -> (
+    None
+):
+    async with staged(FakeSGLang(delay_s=0.05)) as stage:
+        left = stage.driver.submit(stage.groups(2))
+        await until(lambda: stage.driver.in_flight("e0") > 0)
+        left.close()
+        check(await all_of(stage.driver.submit(stage.groups(2))))
+        assert stage.driver.check() == []
+
+
 async def test_a_group_grows_until_it_is_complete() -> None:
     async with staged(FakeSGLang()) as stage:
         maker = GroupMaker("grows", 7)
