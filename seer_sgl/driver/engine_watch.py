@@ -13,7 +13,7 @@ from .engine import Engine
 from .health import Health, State
 from .kv_reads import KvReads
 from .queue_watch import QueueWatch
-from .shortfall import Shortfall
+from .shortfall import QUIET_POLLS, Shortfall
 from .stall import HUNG_AFTER, Readmission, StallClock
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class EngineWatch:
         self.stall = StallClock(stall_timeout_s)
         self._hung = StallClock(HUNG_AFTER * stall_timeout_s)
         self.readmission = Readmission(timing.poll_s, timing.readmission_most_s)
-        self.shortfall = Shortfall()
+        self.shortfall = Shortfall(QUIET_POLLS * timing.poll_s)
         self.kv_reads = KvReads(slot.engine_id, engine, timing)
         self._queue = QueueWatch(timing.queue_standing_s)
         self.progress: tuple[Any, ...] | None = None  # None while the engine does not answer

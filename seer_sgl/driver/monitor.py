@@ -141,7 +141,7 @@ class Monitor:
             if engine.info.weight_version != watched.version:
                 watched.version = engine.info.weight_version
                 self._control.reweighed(slot.engine_id, watched.version)
-            if watched.shortfall.seen(slot, load):
+            if watched.shortfall.seen(self._awake_s, slot, load):
                 self._control.resend_lost(slot.engine_id)
             watched.watch_queue(self._awake_s, load)
             await watched.kv_reads.check(self._awake_s, load, self._control, self._settings.costs)

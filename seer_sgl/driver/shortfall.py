@@ -10,7 +10,9 @@ from typing import NamedTuple
 from seer_sgl.engine_types import EngineLoad
 from seer_sgl.scheduling.placement import EngineSlot
 
-QUIET_POLLS = 10  # consecutive polls, 5 s: longer than a reply is in transit
+QUIET_POLLS = (
+    10  # the time of so many polls of a small fleet, 5 s: longer than a reply is in transit
+)
 
 
 class _Quiet(NamedTuple):
@@ -24,21 +26,24 @@ class _Quiet(NamedTuple):
 class Shortfall:
     """The lost-reply detector of one engine.
 
-    Requests of other clients make the engine's count larger, never smaller.
+    Requests of other clients make the engine's count larger, never smaller. `quiet_s`: how long
+    the polls must be quiet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, quiet_s: float) -> None:
+        self._quiet_s = quiet_s
         self._quiet: _Quiet | None = None
         self._load: EngineLoad | None = None
-        self._polls = 0
+        self._at = 0.0  # the time of the last poll
+        self._for_s = 0.0  # how long the polls have been quiet
 
-    def seen(self, slot: EngineSlot, load: EngineLoad) -> bool:
-        """Returns whether the engine lacked a chunk for QUIET_POLLS consecutive quiet polls."""
+    def seen(self, now: float, slot: EngineSlot, load: EngineLoad) -> bool:
+        """Returns whether the engine lacked a chunk for `quiet_s` of consecutive quiet polls."""
         quiet = _Quiet(slot.started, slot.completed, load.prefilled_tokens)
         short = load.requests is not None and load.requests < slot.inflight
         if not short or quiet != self._quiet:
-            self._polls = 0
+            self._for_s = 0.0
         elif self._load is not None and load.progress != self._load.progress:
-            self._polls += 1
-        self._quiet, self._load = quiet, load
-        return self._polls >= QUIET_POLLS
+            self._for_s += now - self._at
+        self._quiet, self._load, self._at = quiet, load, now
+        return self._for_s >= self._quiet_s

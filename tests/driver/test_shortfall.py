@@ -1,6 +1,7 @@
 """A lost reply is detected from the engine's own request count, without false alarms."""
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,8 @@ from tests.fake_sglang import FakeSGLang
 from tests.support.fleets import all_groups, check, rolling
 from tests.support.timing import QUICK
 from tests.support.waiting import until
+
+POLL_S = 0.5
 
 
 def slot(inflight: int = 4) -> EngineSlot:
@@ -37,8 +40,9 @@ def loads(requests: int | None = 3, prefilled_tokens: int = 0) -> Iterator[Engin
 def test_an_engine_that_decodes_fewer_requests_than_it_was_sent_is_short_after_several_looks() -> (
     None
 ):
-    shortfall, engine = Shortfall(), slot()
-    seen = [shortfall.seen(engine, load) for load, _ in zip(loads(), range(20), strict=False)]
+    shortfall, engine = Shortfall(QUIET_POLLS * POLL_S), slot()
+    looks = zip(range(20), loads(), strict=False)
+    seen = [shortfall.seen(number * POLL_S, engine, load) for number, load in looks]
     assert seen == [False] * QUIET_POLLS + [True] * (20 - QUIET_POLLS)
 
 
@@ -54,24 +58,32 @@ def test_an_engine_that_decodes_fewer_requests_than_it_was_sent_is_short_after_s
     ids=["all", "others", "unknown", "prefill", "old"],
 )
 def test_an_engine_that_may_have_all_its_chunks_is_not_short(looks: Any) -> None:
-    shortfall, engine = Shortfall(), slot()
-    assert not any(shortfall.seen(engine, load) for load in looks)
+    shortfall, engine = Shortfall(QUIET_POLLS * POLL_S), slot()
+    timed = zip(itertools.count(0.0, POLL_S), looks, strict=False)
+    assert not any(shortfall.seen(now, engine, load) for now, load in timed)
 
 
 @pytest.mark.parametrize("field", ["started", "completed"])
 def test_a_chunk_on_its_way_to_or_from_the_engine_is_not_missed(field: str) -> None:
-    shortfall, engine = Shortfall(), slot()
+    shortfall, engine = Shortfall(QUIET_POLLS * POLL_S), slot()
     for number, load in enumerate(loads()):
         if number % QUIET_POLLS == 0:
             setattr(engine, field, getattr(engine, field) + 1)
-        assert not shortfall.seen(engine, load)
+        assert not shortfall.seen(number * POLL_S, engine, load)
+
+
+def test_few_looks_at_a_large_fleet_take_the_same_time() -> None:
+    shortfall, engine = Shortfall(QUIET_POLLS * POLL_S), slot()
+    looks = zip((0, 2, 4, 6, 8), loads(), strict=False)
+    seen = [shortfall.seen(now, engine, load) for now, load in looks]
+    assert seen == [False, False, False, True, True]
 
 
 def test_one_look_at_all_requests_begins_the_count_anew() -> None:
-    shortfall, engine = Shortfall(), slot()
+    shortfall, engine = Shortfall(QUIET_POLLS * POLL_S), slot()
     for number, load in enumerate(loads()):
         full = msgspec.structs.replace(load, requests=4)
-        assert not shortfall.seen(engine, load if number % QUIET_POLLS else full)
+        assert not shortfall.seen(number * POLL_S, engine, load if number % QUIET_POLLS else full)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"frequency_penalty": 0.5}])
