@@ -228,7 +228,9 @@ def overridden(sampling: Sampling, overrides: Mapping[str, Any], place: str) -> 
 
 
 def _check(sampling: Sampling, place: str) -> None:
-    for key, why in (*invalid_values(msgspec.structs.asdict(sampling)), *invalid(sampling)):
+    for key, why in invalid_values(msgspec.structs.asdict(sampling), "sampling"):
+        raise PromptError(f"{place}: {key}: {why}")
+    for key, why in invalid(sampling):
         raise PromptError(f"{place}: {f'sampling.{key}'.rstrip('.')}: {why}")
 
 

@@ -215,8 +215,9 @@ class GenerateReader:
             sampling = msgspec.convert(params, Sampling)
         except msgspec.ValidationError as error:
             raise NotDivisible(_unknown(params) or misread(error)) from error
+        for key, _ in invalid_values(params, "sampling"):
+            raise NotDivisible(key.removeprefix("sampling").lstrip(".") or "sampling_params")
         for name, _ in (
-            *invalid_values(params),
             *invalid(sampling),
             *undivided(sampling),
             *too_large(sampling),

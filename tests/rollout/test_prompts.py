@@ -273,13 +273,15 @@ def test_a_prompts_own_sampling_replaces_parts_of_the_rollouts(tmp_path: Path) -
     base = Sampling(max_new_tokens=100, temperature=0.7)
     lines = [
         '{"prompt_ids": [1]}',
-        '{"prompt_ids": [1], "sampling": {"top_k": 5}}',
+        '{"prompt_ids": [1], "sampling": {"top_k": 5, "stop_regex": "://[a-z]+@"}}',
         '{"prompt_ids": [1], "sampling": {"max_response_len": 7, "custom_params": {"a": [1]}}}',
     ]
     reader = PromptReader(4, None, None, None, base)
     plain, own, short = reader.read(write(tmp_path, *lines))
     assert plain.sampling is None
-    assert own.sampling == Sampling(max_new_tokens=100, temperature=0.7, top_k=5)
+    assert own.sampling == Sampling(
+        max_new_tokens=100, temperature=0.7, top_k=5, stop_regex="://[a-z]+@"
+    )
     assert short.sampling is not None
     assert (short.sampling.max_new_tokens, short.sampling.temperature) == (7, 0.7)
     assert short.sampling.custom_params == {"a": [1]}
