@@ -266,7 +266,7 @@ KEYS_OF_OTHERS: dict[str, dict[str, Any]] = {
 def test_a_key_of_another_launch_is_named_with_its_own(
     tmp_path: Path, launch: str, key: str
 ) -> None:
-    only = f"engines.{key}: only for launch: {' or '.join(KEYS[key])}"
+    only = f"engines.{key}: only for launch: {' or '.join(KEYS[key])}; null unsets it"
     assert launch not in KEYS[key]
     path, value = tmp_path / "c.yaml", json.dumps(KEYS_OF_OTHERS[launch][key])
     path.write_text(f"engines:\n  launch: {launch}\n  {key}: {value}")

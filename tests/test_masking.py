@@ -75,6 +75,8 @@ def test_a_report_shows_no_secret_and_all_the_rest() -> None:
         "engines.api_key:hidden",
         "engines.sglang.hf-token={a: hidden}",
         "engines.urls=http://hidden@a:1",
+        "engines.api-key=hidden",
+        "engines.hf-token=hidden",
     ],
 )
 def test_a_complaint_repeats_no_secret(override: str) -> None:

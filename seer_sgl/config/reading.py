@@ -19,7 +19,7 @@ from seer_sgl.sampling import ALIAS, LIMIT, canonical
 from . import loader
 from .engines import DEFAULT_LAUNCH, KEYS, LAUNCHES, EnginesConfig
 from .loader import MAX_BYTES, BadYaml
-from .masking import MASK, masked
+from .masking import MASK, is_secret, masked
 from .section import Section
 from .values import invalid_values
 
@@ -103,7 +103,9 @@ def _of_launch(engines: Mapping[str, Any], where: Mapping[str, str]) -> dict[str
             unset = getattr(LAUNCHES[launches[0]](), name)
             if engines.pop(name) not in (None, unset):
                 key, only = f"engines.{name}", " or ".join(launches)
-                raise ConfigError(f"{place_of(key, where)}{key}: only for launch: {only}")
+                raise ConfigError(
+                    f"{place_of(key, where)}{key}: only for launch: {only}; null unsets it"
+                )
     return engines
 
 
@@ -153,7 +155,9 @@ def _apply(tree: dict[str, Any], override: str, where: dict[str, str]) -> None:
         _, value = loader.load(raw)
     except BadYaml as error:
         raise ConfigError(f"--set {key}: the value is not valid YAML") from error
-    shown = masked(value, key)
+    # A secret under a misspelt key is one, too.
+    secret = key.startswith(("engines.", "server.")) and is_secret(key.rpartition(".")[2])
+    shown = MASK if secret else masked(value, key)
     place = f"--set {override if repr(shown) == repr(value) else f'{key}={MASK}'}"
     *parents, leaf = key.split(".")
     section = tree
