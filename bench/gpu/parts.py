@@ -1,9 +1,13 @@
 """The parts of a session on a GPU machine: what is measured, in which order, by which command."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+
+from seer_sgl.link.contract import API_KEY
 
 ROOT = Path(__file__).parents[2]
 SHAPES = "shapes"
@@ -96,7 +100,8 @@ def _benchmark(session: Session, machine: Machine, kind: str, engines: int) -> P
     ]
     own += ["--sim", str(SIMS / f"gpu-{kind}.yaml"), "--engines", str(engines)]
     if kind == SHAPES:
-        own += ["--router"]
+        if find_spec("sglang_router") and not os.environ.get(API_KEY):
+            own += ["--router"]
         own += ["--set", f"model.path={session.inputs / 'model'}"]
         own += ["--set", f"bench.workload={session.inputs / 'trace.jsonl'}"]
     if kind == SHAPES and machine.fa3:

@@ -1,6 +1,6 @@
 """A store that is full to the brim costs time, but never a sample or a token.
 
-tests/e2e/test_all_faults.py kills stores and masters.
+tests/chaos kills stores and masters.
 """
 
 import contextlib
