@@ -69,6 +69,18 @@ def test_what_one_engine_decodes_goes_to_those_that_serve_the_group(hub: Hub) ->
     assert taken(hub, "b") == []
 
 
+def test_duplicates_and_overlaps_change_nothing_and_are_counted_once(hub: Hub) -> None:
+    for message in (
+        deltas(delta("g", 0, 0, 1, 2, 3)),
+        deltas(delta("g", 0, 0, 1, 2, 3)),
+        deltas(delta("g", 0, 1, 9, 9)),
+        deltas(delta("g", 0, 2, 9, 4)),
+    ):
+        hub.receive("a", message)
+    assert of(hub, "g") == {0: [1, 2, 3, 4]}
+    assert hub.tokens == 4 + LOG_TOKENS
+
+
 @pytest.mark.parametrize("group", ["g", "unheard of"])
 def test_a_gap_is_never_filled_but_asked_about(hub: Hub, group: str) -> None:
     hub.receive("a", deltas(delta("g", 0, 0, 1)))
