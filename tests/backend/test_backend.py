@@ -269,6 +269,14 @@ async def test_weights_that_no_engine_has_are_not_adopted(it: Served) -> None:
         await backend.adopt_weights("v2")
 
 
+async def test_the_selector_of_an_update_from_python_reaches_its_session(
+    it: Served, fakes: Fakes
+) -> None:
+    await it.service.backend.update_weights(WeightUpdate.from_tensors(TENSORS, selector="draft"))
+    for fake in fakes:
+        assert dict(fake.calls)["/begin_weight_update"] == {"selector": "draft"}
+
+
 async def test_calls_keep_their_order_also_while_tensors_are_checked(
     monkeypatch: pytest.MonkeyPatch, it: Served, fakes: Fakes
 ) -> None:
