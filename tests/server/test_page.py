@@ -54,6 +54,14 @@ def test_an_asset_names_no_other_site(name: str) -> None:
     assert "url(" not in text
 
 
+def test_every_element_that_the_script_looks_for_is_on_the_page() -> None:
+    page, script = source("index.html"), source("page.js")
+    ids = set(re.findall(r'\bid="([^"]+)"', page))
+    wanted = set(re.findall(r'(?:byId|text|rowsOf)\("([^"]+)"', script))
+    assert wanted and wanted <= ids
+    assert set(re.findall(r'aria-labelledby="([^"]+)"', page)) <= ids
+
+
 def test_the_page_has_no_code_or_style_inside_its_markup() -> None:
     page = source("index.html")
     assert not re.search(r"<script(?![^>]*\bsrc=)", page)
