@@ -41,6 +41,17 @@ async def test_begin_and_end_are_supplied_around_an_update_that_comes_without(pa
         assert not fake.in_session
 
 
+async def test_a_name_does_not_bring_an_engine_back_that_missed_an_update(
+    it: Served, fakes: Fakes
+) -> None:
+    fakes[1].refused[DISK] = 400
+    assert (await it.post(DISK, model_path="new", weight_version="v2"))[0] == 200
+    assert list(it.service.driver.stale) == ["e1"]
+    assert (await it.post("/update_weight_version", new_version="v3"))[0] == 200
+    assert fakes[1].weight_version == "v3", "its name is new, its weights are old"
+    assert list(it.service.driver.stale) == ["e1"]
+
+
 async def test_a_collective_update_does_not_begin_without_an_engine(
     it: Served, fakes: Fakes
 ) -> None:
