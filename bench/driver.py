@@ -7,6 +7,7 @@ logprob). The fakes run in another process and answer at once without reading th
 """
 
 import argparse
+import contextlib
 import cProfile
 import json
 import pstats
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,23 +75,29 @@ async def measure(
     }
 
 
-def start_fakes(options: argparse.Namespace) -> tuple["subprocess.Popen[str]", list[str]]:
-    """Starts the fake engines in one process. Returns the process and their URLs."""
+@contextlib.contextmanager
+def running_fakes(options: argparse.Namespace, processes: int = 1) -> Iterator[list[str]]:
+    """Starts so many processes of fake engines, and yields the URLs of all."""
     fake = {
-        "count": options.engines,
+        "count": options.engines // processes,
         "canned_tokens": options.chunk_tokens,
         "longest": 1 << 20,
         "max_total_num_tokens": 1 << 40,
         "max_running_requests": -(-options.requests // options.engines),
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.fake_sglang", json.dumps(fake)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    return process, json.loads(process.stdout.readline())
+    command = [sys.executable, "-m", "tests.fake_sglang", json.dumps(fake)]
+    started, urls = [], []
+    try:
+        for _ in range(processes):
+            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+            started.append(process)
+            assert process.stdout is not None
+            urls += json.loads(process.stdout.readline())
+        yield urls
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def hot_spots(profile: cProfile.Profile, chunks: int, count: int = 12) -> list[dict[str, Any]]:
@@ -108,6 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--engines", type=int, default=64)
+    parser.add_argument("--fakes", type=int, default=1, help="processes of the fake engines")
     parser.add_argument("--input-tokens", type=int, default=8192)
     parser.add_argument("--chunk-tokens", type=int, default=256)
     parser.add_argument("--chunks", type=int, default=2, help="chunks per request")
@@ -115,10 +124,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print only the JSON object")
     options = parser.parse_args()
     raise_file_limit()
-    fakes, urls = start_fakes(options)
-    folder = tempfile.TemporaryDirectory()
-    prompts_file = Path(folder.name) / "prompts.jsonl"
-    try:
+    with tempfile.TemporaryDirectory() as folder, running_fakes(options, options.fakes) as urls:
+        prompts_file = Path(folder) / "prompts.jsonl"
         write_prompts(options, prompts_file)
         base_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
         figures = uvloop.run(measure(urls, prompts_file, options))
@@ -137,10 +144,6 @@ def main() -> None:
             again = uvloop.run(measure(urls, prompts_file, options))
             profile.disable()
             figures["profile"] = hot_spots(profile, again["chunks"])
-    finally:
-        folder.cleanup()
-        fakes.kill()
-        fakes.wait()
     if not options.json:
         for key, value in figures.items():
             print(f"{key:18} {value}")

@@ -20,7 +20,7 @@ import psutil
 import uvloop
 from typing_extensions import override
 
-from bench.driver import config, start_fakes, write_prompts
+from bench.driver import config, running_fakes, write_prompts
 from seer_sgl import load_ready
 from seer_sgl.config import with_values
 from seer_sgl.driver.journal.folder import FILE
@@ -147,13 +147,9 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Returns the figures of the chosen measurement."""
     if not options.driver:
         return uvloop.run(real_rollout(options))
-    fakes, urls = start_fakes(options)
-    try:
+    with running_fakes(options) as urls:
         write_prompts(options, scratch / "prompts.jsonl")
         return driver_alone(urls, scratch / "prompts.jsonl", options)
-    finally:
-        fakes.kill()
-        fakes.wait()
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import functools
 import gc
 import itertools
 import json
+import re
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -97,7 +98,7 @@ class FakeSGLang(FakeControl):
     model_path: str = "fake"
     startup_s: float = 20.25  # different for every start
     away: bool = False  # answers control calls with 503
-    canned_tokens: int = 0  # if set: the same reply of so many tokens to every call
+    canned_tokens: int = 0  # if set: the same reply to every call, of the tokens it asks for
     called: asyncio.Event = field(default_factory=asyncio.Event)
     stalled: asyncio.Event = field(
         default_factory=asyncio.Event
@@ -135,7 +136,8 @@ class FakeSGLang(FakeControl):
             return web.json_response({"error": {"message": "no token"}}, status=401)
         body = await http.read()
         if self.canned_tokens:
-            before, after = self._canned()
+            asked = re.search(rb'"max_new_tokens":([0-9]+)', body)  # fewer in a test of a suspect
+            before, after = self._canned(self.canned_tokens if asked is None else int(asked[1]))
             rid = body[len(b'{"rid":"') : body.index(b'",')]
             return web.Response(body=before + rid + after, content_type="application/json")
         call = msgspec.json.decode(body)
@@ -271,14 +273,14 @@ class FakeSGLang(FakeControl):
             },
         }
 
-    @functools.cache  # noqa: B019 (as many as there are servers)
-    def _canned(self) -> tuple[bytes, bytes]:
-        """Returns the reply's bytes before and after the rid, for the benchmark."""
+    @functools.cache  # noqa: B019 (few per server)
+    def _canned(self, tokens: int) -> tuple[bytes, bytes]:
+        """Returns the bytes of a reply before and after the rid, for the benchmark."""
         endless = (self.longest - 1) << 7  # the seed of the longest response
-        budget = {"sampling_seed": endless, "max_new_tokens": self.canned_tokens}
+        budget = {"sampling_seed": endless, "max_new_tokens": tokens}
         call = {"rid": "RID", "input_ids": [], "sampling_params": budget}
         reply = self._reply(call)
-        reply["meta_info"]["finish_reason"] = {"type": "length", "length": self.canned_tokens}
+        reply["meta_info"]["finish_reason"] = {"type": "length", "length": tokens}
         before, _, after = msgspec.json.encode(reply).partition(b"RID")
         return before, after
 
