@@ -1,11 +1,14 @@
 """Every command line of the pages can be typed: its options, files and config keys exist."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from seer_sgl.config import load
+from seer_sgl.engine.launch.process import engine_environment
 from tools.docs.pages import ROOT
 
 from .blocks import PAGES, blocks
@@ -24,6 +27,15 @@ STAND_INS = {
     "scheduling.policy=shortest_prompt": "scheduling.policy=seer",  # exists after the steps there
     "shortest_prompt": "seer",
 }
+FLAGS = """
+import argparse
+from seer_sgl.plugin import cpu
+cpu.prepare()
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+print(*parser._option_string_actions)
+"""
 TRACE = '{"group_id": "g", "prompt_ids": [1, 2, 3], "lengths": [100, 200]}\n'
 
 
@@ -49,6 +61,17 @@ def test_a_command_line_of_a_page_is_valid(command: Command, folder: Path) -> No
         shutil.copy(ROOT / "configs" / "bench-cpu.yaml", folder / "mine.yaml")
     if program in CHECKS:
         CHECKS[program](arguments)
+
+
+@pytest.mark.process
+def test_flags_of_engines_are_flags_of_sglang() -> None:
+    used = {f"--{flag}" for config in configs() for flag in config.load().engines.sglang}
+    for command in commands():
+        if command.words[:2] == ("seer-sgl", "engine"):
+            used |= {word for word in command.words if word.startswith("--")}
+    environment = engine_environment(None)
+    listed = subprocess.check_output([sys.executable, "-c", FLAGS], env=environment, text=True)
+    assert used - set(listed.split()) == {"--fleet"}
 
 
 def test_every_block_has_a_language() -> None:
