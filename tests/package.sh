@@ -23,7 +23,7 @@ tar -xzf "$work"/dist/seer_sgl-*.tar.gz -C "$work/source" --strip-components=1
     export PYTHONPATH=$PWD
     "$root/.venv/bin/python" -c 'import os, seer_sgl; assert seer_sgl.__file__.startswith(os.getcwd())'
     "$root/.venv/bin/python" -m pytest --hypothesis-profile=ci --tier gate \
-        tests/{bench,docs,report} tests/benchmark/test_{config,reasoner_task,summary}.py \
+        tests/{bench,docs,report} tests/benchmark/test_{config,summary}.py \
         tests/test_{config,console,ready}.py
 )
 
