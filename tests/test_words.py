@@ -48,22 +48,12 @@ def test_no_text_has_a_banned_word(pattern: str) -> None:
 
 # What several rooms have, each its own: the part that its file's name says.
 PARTS = {
-    *("__init__", "command", "config", "routes", "tables", "plots", "errors", "checks", "messages"),
-    *("answers", "backend", "bodies", "calls", "client", "counts", "drafting", "engine", "engines"),
-    *(
-        "groups",
-        "hicache",
-        "hub",
-        "kv_waits",
-        "lengths",
-        "memory",
-        "monitor",
-        "opening",
-        "outcome",
-        "policy",
-    ),
-    *("progress", "reading", "ready", "samples", "server", "session"),
-    *("state", "steps", "supervisor", "tokenizer", "tree", "weights", "sampling"),
+    *("__init__", "command", "config", "routes", "tables", "plots", "errors", "checks"),
+    *("messages", "answers", "backend", "bodies", "calls", "client", "counts", "drafting"),
+    *("engine", "engines", "groups", "hicache", "hub", "kv_waits", "lengths", "memory"),
+    *("monitor", "opening", "outcome", "policy", "progress", "reading", "ready", "samples"),
+    *("server", "session", "state", "steps", "supervisor", "tokenizer", "tree", "weights"),
+    "sampling",
 }
 
 

@@ -10,9 +10,7 @@ from typing import NamedTuple
 from seer_sgl.engine_types import EngineLoad
 from seer_sgl.scheduling.placement import EngineSlot
 
-QUIET_POLLS = (
-    10  # the time of so many polls of a small fleet, 5 s: longer than a reply is in transit
-)
+QUIET_POLLS = 10  # of a small fleet, 5 s: longer than a reply is in transit
 
 
 class _Quiet(NamedTuple):

@@ -226,7 +226,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Spreads the tests over the cores, if no option says how. xdist reads the options next."""
+    """Sets xdist's options for the tier, unless the command line does. xdist reads them next."""
     spread = SPREAD.get(config.getoption("--tier") or "")
     unset = getattr(config.option, "numprocesses", 0) is None  # 0: without xdist
     if spread and unset and "PYTEST_XDIST_WORKER" not in os.environ:
