@@ -1,9 +1,10 @@
 """The command line: the commands of `seer-sgl`, and how their errors end the process."""
 
+import contextlib
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -267,10 +268,11 @@ def _settings(config: Path | None, ready: str | None, overrides: tuple[str, ...]
     return load_ready(ready, overrides)
 
 
-def main() -> None:
-    """Runs the command line; every SeerError becomes one line and an exit status."""
+@contextlib.contextmanager
+def exiting() -> Iterator[None]:
+    """Ends the process if the block fails; every SeerError becomes one line and an exit status."""
     try:
-        cli.main(standalone_mode=False)
+        yield
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -280,3 +282,9 @@ def main() -> None:
     except (KeyboardInterrupt, click.exceptions.Abort):  # click turns the first into the second
         complain("interrupted")
         sys.exit(INTERRUPTED)
+
+
+def main() -> None:
+    """Runs the command line."""
+    with exiting():
+        cli.main(standalone_mode=False)

@@ -6,15 +6,11 @@ the picture of the lanes.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
-import click
-
 from seer_sgl.benchmark.config import load_from_options
-from seer_sgl.cli import REPEATED, cli
-from seer_sgl.console import complain, log_to, open_console
-from seer_sgl.errors import SeerError
+from seer_sgl.cli import REPEATED, cli, exiting
+from seer_sgl.console import log_to, open_console
 from seer_sgl.event_loop import run
 from seer_sgl.sim.source import load_settings
 
@@ -38,9 +34,9 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Measures; every SeerError becomes one line and an exit status."""
+    """Measures, and ends like `seer-sgl`."""
     own, rest = arguments().parse_known_args()
-    try:
+    with exiting():
         given = cli.commands["bench"].make_context(PROGRAM, rest).params
         out, log_level = given.pop("out"), given.pop("log_level")
         console = open_console(wide=True)
@@ -50,12 +46,6 @@ def main() -> None:
                 load_from_options(**given), out, sim=sim, rollouts=own.soak, router=own.router
             )
             run(run_full(runner, console))
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except SeerError as error:
-        complain(str(error))
-        sys.exit(error.exit_status)
 
 
 if __name__ == "__main__":
