@@ -165,8 +165,8 @@ def draw_gain(rounds: Sequence[Row], path: Path) -> list[Path]:
             label="the paper: Seer over pinned groups, Qwen2-VL-72B",
         )
         axis.set_xlim(-1.5, 51)
-        axis.set_ylim(0.85, 2.7)
-        axis.set_yticks([1, 1.5, 2, 2.5])
+        axis.set_ylim(0.85, 3.45)
+        axis.set_yticks([1, 1.5, 2, 2.5, 3])
         axis.xaxis.set_major_formatter(lambda x, _: f"{x:.0f} %")
         axis.set_xlabel("share of the time that engines idle when whole groups are pinned to them")
         axis.set_ylabel("throughput of seer-sgl, multiples")
@@ -186,9 +186,10 @@ def _label_dots(axis: "Axes", gains: Sequence[SeedGain]) -> None:
     dark = [point(gain.idle, gain.over_pinned) for gain in gains]
     light = [point(gain.idle, gain.over_single) for gain in gains]
     paper = point(PAPER_IDLE, PAPER_GAIN)
-    (left, _), (_, level) = point(axis.get_xlim()[0] / 100, 1), point(0, 1)
+    (left, level), (right, _) = (point(end / 100, 1) for end in axis.get_xlim())
     obstacles = [
         Box(-math.inf, -math.inf, left, math.inf),  # the axis
+        Box(right, -math.inf, math.inf, math.inf),
         Box(-math.inf, level - 1, math.inf, level + 1),  # the line at 1
         Box(paper[0] - 9, paper[1] - 9, paper[0] + 9, paper[1] + 9),
         *(Box(x - 6, y - 6, x + 6, y + 6) for x, y in (*dark, *light)),

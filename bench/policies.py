@@ -30,7 +30,7 @@ DRAWS = 10
 SHAPE_DRAWS = 3
 SHAPES_ON = "qwen2-vl-72b"
 GROUPS, N, LIMIT = 600, 16, 40_960
-CPU_LENGTHS = Path(__file__).parent / "results" / "2026-11-21-cpu-seeds"
+CPU_LENGTHS = Path(__file__).parent / "results" / "2026-11-25-cpu-seeds"
 CPU_LIMIT = 4_000
 # Two engines of one core each, about as the CPU benchmark measures them, without drafts.
 CPU_ENGINES = EngineConfig(

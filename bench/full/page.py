@@ -21,9 +21,9 @@ def full_page(report: dict[str, Any], *, lanes: bool) -> str:
     parts = [markdown(report).rstrip("\n")]
     if lanes:
         parts += ["## Lanes", LANES]
-    if report["predicted"]:
+    if report.get("predicted"):  # of the full benchmark
         parts += ["## Simulated", PREDICTED, _predicted(report["predicted"])]
-    if report["soak"]:
+    if report.get("soak"):
         parts += ["## Soak", SOAK, _rows(report["soak"]), _drift(report["soak_drift"])]
         parts += ["![Soak](soak.png)"]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -1,6 +1,7 @@
 """The blocks of README.md and docs/benchmark.md that compare arms: a report in, a table out."""
 
 from collections.abc import Mapping, Sequence
+from operator import truediv
 from statistics import median
 
 from seer_sgl.benchmark.arms import BASELINE, SEER
@@ -26,6 +27,7 @@ from .tables import (
 )
 
 SINGLE = "request_round_robin"
+PUBLISHED = "seer_published"
 TECHNIQUES = (  # an arm, and the arm that it is compared with
     (SINGLE, BASELINE),
     ("divided", SINGLE),
@@ -70,16 +72,6 @@ def headline_single(report: Report) -> Lines:
         f"- **Over the best of plain SGLang**, single requests in turn: {found}. On this machine "
         "that gain comes from drafting. Division, pool and context cut the tail and the "
         "preemptions."
-    )
-
-
-def headline_seeds(report: Report) -> Lines:
-    """Yields the item of README.md about all seeds."""
-    rows = rounds_of(report)
-    pinned, single = spread(gains(rows, SEER)), spread(gains(rows, SEER, SINGLE))
-    yield (
-        f"- **All {len(per_seed(rows))} seeds, not chosen:** {pinned} over pinned groups, "
-        f"{single} over single requests in turn."
     )
 
 
@@ -189,9 +181,32 @@ def seeds_median(report: Report) -> Lines:
         [
             [f"gain over {code(BASELINE)}", spread(gains(rows, SEER))],
             [f"gain over {code(SINGLE)}", spread(gains(rows, SEER, SINGLE))],
+            [f"gain over {code(PUBLISHED)}", spread(gains(rows, SEER, PUBLISHED))],
             ["tail cut", spread(tail_cuts(rows, SEER), percent)],
         ],
     )
+
+
+def steps(report: Report) -> Lines:
+    """Yields how many steps each arm made, and what one costs: medians over all seeds."""
+    rows = rounds_of(report)
+
+    def line(arm: str) -> list[str]:
+        count = values(rows, arm, "forward_steps")
+        tokens = values(rows, arm, "response_tokens")
+        cpu = values(rows, arm, "engine_cpu_s")
+        accepted = values(rows, arm, "accept_length")
+        return [
+            _strong(arm, code(arm)),
+            f"{median(count):,.0f}",
+            decimals(median(map(truediv, tokens, count))),
+            "" if None in accepted else decimals(median(accepted)),
+            f"{1000 * median(map(truediv, cpu, count)):.1f} ms",
+            f"{1e6 * median(map(truediv, cpu, tokens)):.0f} us",
+        ]
+
+    head = ["arm", "forward steps", "tokens per step", "of them per request, drafted"]
+    return table([*head, "CPU per step", "CPU per token"], map(line, measured(rows)))
 
 
 def seeds_by_idle(report: Report) -> Lines:
@@ -212,16 +227,18 @@ def seeds_by_idle(report: Report) -> Lines:
 
 def seeds_all(report: Report) -> Lines:
     """Yields the gains on every seed."""
-    head = ["seed", "idle share", "response tokens", code(BASELINE), code(SINGLE), code(SEER)]
+    head = ["seed", "idle share", "response tokens", code(BASELINE), "its tail", code(SINGLE)]
     return table(
-        [*head, f"{code(SEER)} over {code(SINGLE)}", "tail cut"],
+        [*head, code(PUBLISHED), code(SEER), f"{code(SEER)} over {code(SINGLE)}", "tail cut"],
         [
             [
                 seed,
                 percent(median(idle_shares(rows))),
                 f"{values(rows, BASELINE, 'response_tokens')[0]:,}",
                 seconds(median(values(rows, BASELINE, "wall_s"))),
+                seconds(median(values(rows, BASELINE, "tail_s"))),
                 decimals(median(gains(rows, SINGLE))),
+                decimals(median(gains(rows, PUBLISHED))),
                 decimals(median(gains(rows, SEER))),
                 decimals(median(gains(rows, SEER, SINGLE))),
                 percent(median(tail_cuts(rows, SEER))),
