@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .compiled import int32_at, int64, part
+from .compiled import array_at, int64, part
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -62,12 +62,14 @@ class Index(NamedTuple):
 
 
 @part
-def index_at(group: Int64) -> Index:
-    """Returns the index that a group's row describes."""
+def index_at(groups: Int64, number: int) -> Index:
+    """Returns the index that the row `number` of the groups describes."""
+    address = int64(groups.ctypes.data) + 8 * GROUP_COLUMNS * number
+    group = array_at(address, (GROUP_COLUMNS,), np.int64)
     return Index(
-        int32_at(group[STATES_AT], (group[STATE_ROOM], STATE_COLUMNS)),
-        int32_at(group[EDGES_AT], (group[EDGE_ROOM], EDGE_COLUMNS)),
-        int32_at(group[BUCKETS_AT], (group[EDGE_ROOM],)),
+        array_at(group[STATES_AT], (group[STATE_ROOM], STATE_COLUMNS), np.int32),
+        array_at(group[EDGES_AT], (group[EDGE_ROOM], EDGE_COLUMNS), np.int32),
+        array_at(group[BUCKETS_AT], (group[EDGE_ROOM],), np.int32),
         group,
     )
 

@@ -12,6 +12,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 F = TypeVar("F", bound=Callable[..., Any])
+Number = TypeVar("Number", np.int32, np.int64, np.float32)
 
 # numba's cache detects a change in the file of the compiled function only, not in the files of the
 # functions compiled into it. The qualified name, which is part of the cache key, adds their digest.
@@ -61,7 +62,10 @@ _pointer = cast(Callable[[int], Any], intrinsic(_as_pointer))
 
 
 @part
-def int32_at(address: int, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """Returns the int32 array at an address. For kernels only."""
-    array: NDArray[np.int32] = numba.carray(_pointer(address), shape, np.int32)
+def array_at(address: int, shape: tuple[int, ...], kind: type[Number]) -> NDArray[Number]:
+    """Returns the array at an address. For kernels only.
+
+    numba counts no references to it, as it does at every use of an array that it has made.
+    """
+    array: NDArray[Number] = numba.carray(_pointer(address), shape, kind)
     return array

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from . import automaton, step
 from .index import GroupIndex
 from .memory import Table
+from .proposals import FRONTIER_BYTES
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -55,6 +56,7 @@ class Drafter:
         self._sequences = Table(step.SEQUENCE_COLUMNS)
         self._slots = Table(1)  # 1 + the sequence's row, or 0
         self._by_row: dict[int, GroupIndex] = {}
+        self._frontier = np.empty(FRONTIER_BYTES, np.uint8)
 
     def open(self, group: str, prompt_ids: ArrayLike) -> None:
         """Creates the group's index with its prompt; does nothing if it is open."""
@@ -154,6 +156,7 @@ class Drafter:
                 paths,
                 self._min_probability,
                 progress,
+                self._frontier.ctypes.data,
                 *drafts,
             )
             if outcome == step.DONE:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .automaton import CHILDREN, COUNT, EDGE, LABEL, LENGTH, LINK, NEXT, SIBLING, TO, TOKEN, Index
-from .compiled import float64, int64, part
+from .compiled import array_at, float64, int64, part
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
@@ -22,6 +22,7 @@ SHORT = 4.0  # tokens: a context of this length backs off with twice the weight
 VOTERS = 4  # contexts that contribute to a token's probability
 SCANNED = 16  # newest edges of a fork that are read, beside the likeliest
 FRONTIER = 64  # open nodes; candidates beyond it are dropped
+FRONTIER_BYTES = 16 * FRONTIER + 4
 
 # The maximum length of a draft: tokens per token of its context, and a constant.
 DRAFT_PER_CONTEXT = 4.0
@@ -48,14 +49,14 @@ class Frontier(NamedTuple):
 
 
 @part
-def new_frontier() -> Frontier:
-    """Returns an empty frontier."""
+def frontier_at(address: int) -> Frontier:
+    """Returns the frontier in FRONTIER_BYTES at an address."""
     return Frontier(
-        np.empty(FRONTIER, np.int32),
-        np.empty(FRONTIER, np.int32),
-        np.empty(FRONTIER, np.float32),
-        np.empty(FRONTIER, np.int32),
-        np.zeros(1, np.int32),
+        array_at(address, (FRONTIER,), np.int32),
+        array_at(address + 4 * FRONTIER, (FRONTIER,), np.int32),
+        array_at(address + 8 * FRONTIER, (FRONTIER,), np.float32),
+        array_at(address + 12 * FRONTIER, (FRONTIER,), np.int32),
+        array_at(address + 16 * FRONTIER, (1,), np.int32),
     )
 
 
@@ -95,7 +96,7 @@ def propose(
             return _follow(index, budget, min_probability, drafted)
         end = int64(drafted.states[count])
         state = context_of(index, end)
-        if state > 0:
+        if state > 0 and count + 1 < budget:
             prob = float64(drafted.probs[count])
             at_end = state != end
             _vote(index, state, at_end, prob, count, scanned, paths, min_probability, frontier)
@@ -160,12 +161,13 @@ def _vote(
 ) -> None:
     """Adds the tokens that follow a context, and its shorter contexts, to the frontier."""
     states = index.states
-    first = int64(frontier.size[0])
+    first, least = int64(frontier.size[0]), min_probability / VOTERS
     left = float64(prob)
     for _ in range(VOTERS):
         escape = _escape(index, state)
         share = left / (_seen(index, state, at_end) + escape)
-        _fork(index, state, share, parent, first, scanned, min_probability / VOTERS, frontier)
+        others = int64(frontier.size[0])
+        _fork(index, state, share, parent, first, others, scanned, least, frontier)
         left = share * escape
         state = int64(states[state, LINK])
         if state <= 0 or left < min_probability:
@@ -200,15 +202,19 @@ def _fork(
     share: float,
     parent: int,
     first: int,
+    others: int,
     scanned: int,
     min_probability: float,
     frontier: Frontier,
 ) -> None:
-    """Adds the tokens after a context to the frontier, with `share` per occurrence."""
+    """Adds the tokens after a context to the frontier, with `share` per occurrence.
+
+    The nodes first..others are of longer contexts, and may have the same tokens.
+    """
     states, edges = index.states, index.edges
     likeliest = int64(states[state, NEXT])
     prob = share * states[likeliest, COUNT]
-    _push(frontier, first, states[state, TOKEN], parent, prob, likeliest, min_probability)
+    _push(frontier, first, others, states[state, TOKEN], parent, prob, likeliest, min_probability)
     if prob < min_probability:  # and so are the others
         return
     edge = int64(states[state, EDGE])
@@ -218,7 +224,7 @@ def _fork(
         to = int64(edges[edge, TO])
         if to != likeliest:
             prob = share * states[to, COUNT]
-            _push(frontier, first, edges[edge, LABEL], parent, prob, to, min_probability)
+            _push(frontier, first, others, edges[edge, LABEL], parent, prob, to, min_probability)
         edge = int64(edges[edge, SIBLING])
 
 
@@ -226,15 +232,16 @@ def _fork(
 def _push(
     frontier: Frontier,
     first: int,
+    others: int,
     token: int,
     parent: int,
     prob: float,
     state: int,
     min_probability: float,
 ) -> None:
-    """Adds a node, or adds its probability to the node from `first` on with the same token."""
+    """Adds a node, or adds its probability to the node of first..others with the same token."""
     tokens, parents, probs, states, size = frontier
-    for node in range(first, size[0]):
+    for node in range(first, others):
         if tokens[node] == token:
             probs[node] = min(float64(1.0), probs[node] + prob)
             return

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .automaton import LENGTH, MAX_TOKEN, SOURCE, append, has_room, index_at
-from .compiled import int64, kernel, part
-from .proposals import Drafted, context_of, new_frontier, propose
+from .compiled import array_at, int64, kernel, part
+from .proposals import Drafted, context_of, frontier_at, propose
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -26,7 +26,7 @@ DONE, BAD_TOKEN, BAD_COUNTS, BAD_SLOT = -1, -2, -3, -4
 @part
 def _extend(groups: Int64, sequence: Int64, tokens: Int32, first: int, end: int) -> int:
     """Appends tokens[first:end] to a sequence while there is room; returns where it stopped."""
-    index = index_at(groups[sequence[GROUP]])
+    index = index_at(groups, sequence[GROUP])
     last = sequence[LAST]
     while first < end and has_room(index, last):
         last = append(index, last, int64(tokens[first]), sequence[NUMBER])
@@ -71,9 +71,21 @@ def _argument_error(slots: Int64, rows: Int64, tokens: Int32, counts: Int32) -> 
     return DONE if end == tokens.size else BAD_COUNTS
 
 
+@part
+def _drafted_at(drafts: Int32, parents: Int32, probs: Float32, sources: Int32, row: int) -> Drafted:
+    width = drafts.shape[1]
+    at = 4 * width * row
+    return Drafted(
+        array_at(int64(drafts.ctypes.data) + at, (width,), np.int32),
+        array_at(int64(parents.ctypes.data) + at, (width,), np.int32),
+        array_at(int64(probs.ctypes.data) + at, (width,), np.float32),
+        array_at(int64(sources.ctypes.data) + at, (width,), np.int32),
+    )
+
+
 @kernel(
     "int64(int64[:,::1], int64[:,::1], int64[:,::1],"
-    " int64[::1], int32[::1], int32[::1], int32[::1], int64, float64, int64[::1],"
+    " int64[::1], int32[::1], int32[::1], int32[::1], int64, float64, int64[::1], int64,"
     " int32[:,::1], int32[:,::1], float32[:,::1], int32[:,::1], int32[::1], int32[::1])"
 )
 def step(
@@ -87,6 +99,7 @@ def step(
     paths: int,
     min_probability: float,
     progress: Int64,
+    frontier_address: int,
     drafts: Int32,
     parents: Int32,
     probs: Float32,
@@ -99,6 +112,7 @@ def step(
     `slots`: 1 + the sequence of each slot, or 0. `rows`: the slot of each row of the batch.
     `progress`: the row and the token to continue with, (0, 0) at first. Returns DONE, the group
     that needs room, or an error code. After an error nothing was appended.
+    `frontier_address`: of FRONTIER_BYTES to work in.
     """
     error = _argument_error(slots, rows, tokens, counts)
     if error != DONE:
@@ -116,17 +130,17 @@ def step(
             if first < end:
                 progress[0], progress[1] = row, first
                 return int64(sequences[number, GROUP])
-    frontier = new_frontier()
+    frontier = frontier_at(frontier_address)
     for row in range(rows.size):
         drafted[row] = matches[row] = 0
         number = slots[rows[row], 0] - 1
         if number < 0 or budgets[row] <= 0:
             continue
-        index = index_at(groups[sequences[number, GROUP]])
+        index = index_at(groups, sequences[number, GROUP])
         context = context_of(index, sequences[number, LAST])
         if context == 0:
             continue
-        target = Drafted(drafts[row], parents[row], probs[row], sources[row])
+        target = _drafted_at(drafts, parents, probs, sources, row)
         budget = int64(budgets[row])
         count = propose(index, context, budget, paths, min_probability, frontier, target)
         for node in range(count):  # `propose` has written states to `sources`
