@@ -31,7 +31,14 @@ _very_long = threading.Lock()
 LARGEST_SEED = (1 << 63) - 1
 # Beside Sampling: SGLang's parameters that this module reads, or whose default it takes.
 SEED, N = "sampling_seed", "n"
-NEUTRAL_PARAMETERS = {"spaces_between_special_tokens": True, "beam_width": 1}
+NEUTRAL_PARAMETERS: Mapping[str, tuple[Any, ...]] = {
+    # SGLang's detokenizer hands it on, and no tokenizer that it decodes with reads it.
+    "spaces_between_special_tokens": (True, False),
+    "beam_width": (1,),
+}
+# In `custom_params`: slime's patch of SGLang then returns the ids that top-p kept, for each token
+# of one reply of an engine.
+TOP_P_IDS = "return_top_p_token_ids"
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
@@ -203,7 +210,8 @@ class GenerateReader:
         params = {name: value for name, value in given.items() if value is not None}
         params.pop(N, None)
         for name, neutral in NEUTRAL_PARAMETERS.items():
-            if params.pop(name, neutral) != neutral:
+            value = params.pop(name, neutral[0])
+            if not any(type(value) is type(one) and value == one for one in neutral):
                 raise NotDivisible(name)
         seed = params.pop(SEED, None)
         if seed is not None and (type(seed) is not int or not 0 <= seed <= LARGEST_SEED):
@@ -223,6 +231,8 @@ class GenerateReader:
             *too_large(sampling),
         ):
             raise NotDivisible(name or "sampling_params")
+        if sampling.custom_params.get(TOP_P_IDS):
+            raise NotDivisible("custom_params")
         if prompt_len < 1 or sampling.max_new_tokens > left:
             raise NotDivisible("length")  # SGLang decides
         return sampling, seed

@@ -168,6 +168,16 @@ async def test_a_continuation_joins_its_group_and_has_only_new_tokens() -> None:
     assert second["meta_info"]["weight_versions"][0]["end"] == LIMIT
 
 
+@pytest.mark.parametrize("spaces", [True, False])
+async def test_spaces_between_special_tokens_divide_a_request_like_others(spaces: bool) -> None:
+    fake = FakeSGLang(longest=1000)
+    async with served(fake) as it:
+        params = {"spaces_between_special_tokens": spaces}
+        reply = await it.generate(**body(200 << 7, params=params))
+        assert it.service.passthrough.counts == {}
+    assert reply["meta_info"]["seer"]["chunks"] == LIMIT / CHUNK
+
+
 async def test_a_group_that_fails_because_of_one_request_costs_its_siblings_nothing() -> None:
     class Refuses(FakeSGLang):
         def fault_of(self, call: dict[str, Any]) -> str:
@@ -235,6 +245,7 @@ def test_a_request_that_is_not_divided_names_the_field(fields: dict[str, Any], r
         ({"params": {"regex": "a+"}}, "regex"),
         ({"params": {"frequency_penalty": 0.5}}, "frequency_penalty"),
         ({"params": {"max_new_tokens": 0}}, "max_new_tokens"),
+        ({"params": {"custom_params": {"return_top_p_token_ids": True}}}, "custom_params"),
     ],
 )
 async def test_what_cannot_cross_a_chunk_goes_through_as_it_is(

@@ -71,8 +71,13 @@ def answer(task: Task) -> Answer:
         # DetokenizerManager._grouped_batch_decode
         if not fast:
             return str(decode_without_hf_kwargs(writer, ids, skip))
-        options = {"skip_special_tokens": skip, "spaces_between_special_tokens": True}
-        return str(writer.batch_decode([ids], **options)[0])
+        options = {"skip_special_tokens": skip}
+        # Our server takes either value: no tokenizer reads it.
+        (text,) = {
+            str(writer.batch_decode([ids], spaces_between_special_tokens=spaces, **options)[0])
+            for spaces in (True, False)
+        }
+        return text
 
     def prompt(text: str) -> Any:  # TokenizerManager._tokenize_texts
         return tokenizer([text])["input_ids"][0] if fast else tokenizer.encode(text)
