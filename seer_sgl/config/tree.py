@@ -168,7 +168,8 @@ class ServerConfig(Section, frozen=True):
     """Requests with equal prompts join one group until it has been idle for so many seconds; 0:
     each request is a group of its own, unless it names a `group_id`."""
     session_timeout_s: Seconds = 600.0
-    """Seconds that a session keeps its KV in the pool after a turn."""
+    """Seconds that a session keeps its KV in the pool after a turn, and that a group with aborted
+    responses waits for their continuations."""
     max_body: str = "64mb"
     """Largest body of a request."""
     max_requests: Positive = 65536

@@ -51,7 +51,7 @@ class Generation(Observer):
         self._driver = driver
         self._config = config
         self._clock = clock
-        self._siblings = Siblings(config.group_window_s)
+        self._siblings = Siblings(config.group_window_s, config.session_timeout_s)
         self._sessions = Sessions(config.session_timeout_s)
         self._answers: dict[str, Answer] = {}  # by rid
         self._by_request: dict[str, Answer] = {}  # by the uid of the driver's request
@@ -162,12 +162,20 @@ class Generation(Observer):
     def abort(self, prefix: str) -> list[Answer]:
         """Ends the responses whose rid begins with `prefix`, with the tokens they have.
 
-        Returns them. They end when their engines have returned the tokens.
+        Returns them. They end when their engines have returned the tokens. Their groups stay open
+        for their continuations: a partial rollout sends those after a training step.
         """
         aborted = [each for rid, each in self._answers.items() if rid.startswith(prefix)]
         for answer in aborted:
+            self._interrupt(answer)
             self.give_up(answer)
         return aborted
+
+    def _interrupt(self, answer: Answer) -> None:
+        if answer.request is not None:
+            opened = self._siblings.of(answer.request.group)
+            if opened is not None:
+                opened.interrupted = True
 
     def give_up(self, answer: Answer) -> None:
         """Ends one response early; its client wants no more of it."""

@@ -21,7 +21,8 @@ MOST_NAMED = 2048  # likewise, for a group whose client gave its size
 class OpenGroup:
     """A group that more calls may join.
 
-    `holds`: sessions whose last turn it has; they keep its KV in the pool.
+    `holds`: sessions whose last turn it has; they keep its KV in the pool. `interrupted`: a client
+    has aborted a response of it, and may continue it after a training step.
     """
 
     def __init__(self, group: Group, group_id: str | None, size: int | None, now: float) -> None:
@@ -30,6 +31,7 @@ class OpenGroup:
         self.size = size
         self.active_at = now
         self.holds = 0
+        self.interrupted = False
         self._unfinished = 0  # the requests before this position are finished
 
     @property
@@ -51,10 +53,15 @@ class OpenGroup:
 
 
 class Siblings:
-    """The open groups. `window_s`: how long a group stays open without an unfinished request."""
+    """The open groups.
 
-    def __init__(self, window_s: float) -> None:
+    `window_s`: how long a group stays open without an unfinished request. `interrupted_s`: how long
+    one that was interrupted does.
+    """
+
+    def __init__(self, window_s: float, interrupted_s: float) -> None:
         self._window_s = window_s
+        self._interrupted_s = max(window_s, interrupted_s)
         self._open: dict[str, OpenGroup] = {}  # by uid
         self._by_id: dict[str, OpenGroup] = {}
         # By length and checksum of the prompt; equal prompts with different ids are kept apart.
@@ -106,12 +113,13 @@ class Siblings:
                 del self._lengths[key[0]]
 
     def expired(self, now: float) -> list[OpenGroup]:
-        """Returns the groups that were idle for the window and that no session holds."""
+        """Returns the groups that were idle for their window and that no session holds."""
         expired = []
         for opened in self._open.values():
+            window_s = self._interrupted_s if opened.interrupted else self._window_s
             if opened.busy():
                 opened.active_at = now
-            elif not opened.holds and now - opened.active_at >= self._window_s:
+            elif not opened.holds and now - opened.active_at >= window_s:
                 expired.append(opened)
         return expired
 

@@ -168,6 +168,27 @@ async def test_a_continuation_joins_its_group_and_has_only_new_tokens() -> None:
     assert second["meta_info"]["weight_versions"][0]["end"] == LIMIT
 
 
+async def test_the_group_of_an_aborted_response_waits_for_its_continuation() -> None:
+    fake, seeds = FakeSGLang(longest=1000, delay_s=0.01), [(150 + i) << 7 for i in range(3)]
+    limit = {"max_new_tokens": 1000}
+    async with served(fake, server={"group_window_s": 0.01}) as it:
+        tasks = [asyncio.create_task(it.generate(**body(s, params=limit))) for s in seeds]
+        await until(lambda: it.service.generation.in_progress == 3)
+        answers = list(it.service.generation.answers())
+        await until(lambda: all(each.request and each.request.response_ids for each in answers))
+        await it.generate(**body(1 << 7) | {"input_ids": [1]})
+        await it.post("/abort_request", abort_all=True)
+        begun = [(await task)["output_ids"] for task in tasks]
+        assert all(begun) and len({tuple(ids) for ids in begun}) == 3
+        group = (await tasks[0])["meta_info"]["seer"]["group"]
+        await until(lambda: it.service.generation.open_groups == 1)
+        for seed, ids in zip(seeds, begun, strict=True):
+            fields = body(seed, params=limit) | {"input_ids": PROMPT + ids}
+            reply = await it.generate(**fields)
+            assert reply["meta_info"]["seer"]["group"] == group
+            assert ids + reply["output_ids"] == whole(seed, len(PROMPT), fake, 1000)
+
+
 @pytest.mark.parametrize("spaces", [True, False])
 async def test_spaces_between_special_tokens_divide_a_request_like_others(spaces: bool) -> None:
     fake = FakeSGLang(longest=1000)
