@@ -1,4 +1,8 @@
-"""`/workers`: engines join and leave while requests run, with the shapes of sglang_router 0.3.2."""
+"""`/workers`: engines join and leave while requests run, with the shapes of sglang_router 0.3.2.
+
+A client of a router calls the workers that it lists, past the router. So the only worker in the
+list is this server: what a client asks of it, it does for all engines.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +21,8 @@ from .errors import BadRequest, Conflict, Failed
 from .json import json_response
 from .service import Service
 
+SERVER = "server"  # the id of the worker that is this server
+
 
 def add_worker_routes(app: web.Application, service: Service) -> None:
     """Adds the routes of the fleet's engines."""
@@ -32,25 +38,25 @@ def add_worker_routes(app: web.Application, service: Service) -> None:
 
 
 class Workers:
-    """The handlers of `/workers`: a worker is an engine, and its id is the engine's."""
+    """The handlers of `/workers`, and of `/workers/{id}`, where the id is an engine's."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def all(self, _: web.Request) -> web.Response:
-        """All workers."""
-        workers = [self._described(info) for info in self._infos()]
-        kinds = {"prefill_count": 0, "decode_count": 0, "regular_count": len(workers)}
-        return json_response({"workers": workers, "total": len(workers), "stats": kinds})
+    async def all(self, http: web.Request) -> web.Response:
+        """This server as the only worker, and the engines by their ids."""
+        kinds = {"prefill_count": 0, "decode_count": 0, "regular_count": 1}
+        engines = [self._described(info) for info in self._infos()]
+        answer = {"workers": [self._itself(http)], "total": 1, "stats": kinds, "engines": engines}
+        return json_response(answer)
 
     async def get(self, http: web.Request) -> web.Response:
         """One worker."""
-        info = self._find(http.match_info["id"])
-        return (
-            _missing(http.match_info["id"])
-            if info is None
-            else json_response(self._described(info))
-        )
+        name = http.match_info["id"]
+        if name == SERVER:
+            return json_response(self._itself(http))
+        info = self._find(name)
+        return _missing(name) if info is None else json_response(self._described(info))
 
     async def generate(self, http: web.Request) -> web.Response:
         """SGLang's /generate on one worker, unmodified, which also shows what its weights are."""
@@ -63,17 +69,22 @@ class Workers:
         return json_response(reply.reply, reply.status)
 
     async def add(self, http: web.Request) -> web.Response:
-        """Adds an engine by its URL; answers once it serves."""
+        """Adds an engine by its URL, and answers once it serves. This server is there already."""
         fields = read_fields(await http.read())
         kind = field(fields, "worker_type", str, "regular")
         if kind != "regular":
             raise BadRequest(f"worker_type: {kind}; the fleet has regular workers only")
-        info = await self._join(field(fields, "url", str, ""))
-        where = f"/workers/{info.engine_id}"
+        url = field(fields, "url", str, "").rstrip("/")
+        if url == _own_url(http):
+            name = SERVER
+        else:
+            info = await self._join(url, http)
+            name, url = info.engine_id, info.url
+        where = f"/workers/{name}"
         answer = {
             "status": "accepted",
-            "worker_id": info.engine_id,
-            "url": info.url,
+            "worker_id": name,
+            "url": url,
             "location": where,
             "message": "Worker added",
         }
@@ -84,6 +95,8 @@ class Workers:
     async def remove(self, http: web.Request) -> web.Response:
         """Begins to drain an engine; it leaves when its requests have moved on or ended."""
         engine_id = http.match_info["id"]
+        if engine_id == SERVER:
+            raise Conflict("this server does not leave; name an engine of GET /workers")
         if self._find(engine_id) is None:
             return _missing(engine_id)
         self._service.backend.drain(engine_id)
@@ -94,11 +107,11 @@ class Workers:
         }
         return json_response(answer, 202)
 
-    async def _join(self, url: str) -> EngineInfo:
+    async def _join(self, url: str, http: web.Request) -> EngineInfo:
         """Returns the engine at a URL once it is in the fleet. Raises HttpError or ConfigError."""
         engines = self._service.config.engines
         if isinstance(engines, StartedEngines):
-            only = "only an external fleet takes more engines"
+            only = f"only an external fleet takes more engines; this server is {_own_url(http)}"
             raise Conflict(f"engines.launch: {engines.launch}; {only}")
         if not is_url(url):
             raise BadRequest(f"url: {url!r} is not of the form http://host:port")
@@ -113,29 +126,37 @@ class Workers:
     def _find(self, engine_id: str) -> EngineInfo | None:
         return next((info for info in self._infos() if info.engine_id == engine_id), None)
 
+    def _itself(self, http: web.Request) -> dict[str, Any]:
+        """Returns this server as the router describes a worker, under the name that the client
+        used."""
+        service, infos = self._service, self._infos()
+        return {
+            **_worker(SERVER, _own_url(http), infos[0].model_path if infos else ""),
+            "is_healthy": any(service.serves(info.engine_id) for info in infos),
+            "load": service.generation.in_progress,
+            "metadata": {
+                "dp_size": "1",
+                "ranks": str(sum(info.ranks for info in infos)),
+                "weight_version": infos[0].weight_version if infos else "",
+            },
+        }
+
     def _described(self, info: EngineInfo) -> dict[str, Any]:
-        """Returns a worker as the router describes it."""
+        """Returns an engine as the router describes a worker."""
         worker = {
-            "id": info.engine_id,
-            "url": info.url,
-            "model_id": info.model_path,
-            "priority": 50,  # as the router's default
-            "cost": 1.0,
-            "worker_type": "regular",
+            **_worker(info.engine_id, info.url, info.model_path),
             "is_healthy": self._service.serves(info.engine_id),
             "load": self._service.driver.in_flight(info.engine_id),
-            "connection_mode": "HTTP",
             "metadata": {
                 "model_path": info.model_path,
                 "dp_size": "1",
                 "ranks": str(info.ranks),
                 "weight_version": info.weight_version,
             },
-            "disable_health_check": False,
         }
         stale = self._service.driver.stale.get(info.engine_id)
         if stale is not None:
-            worker["metadata"] |= {"stale": stale}  # type: ignore[operator]
+            worker["metadata"] |= {"stale": stale}
         if info.engine_id in self._service.backend.leaving:
             worker["job_status"] = {
                 "job_type": "RemoveWorker",
@@ -144,6 +165,24 @@ class Workers:
                 "message": None,
             }
         return worker
+
+
+def _own_url(http: web.Request) -> str:
+    return f"{http.scheme}://{http.host}"
+
+
+def _worker(name: str, url: str, model: str) -> dict[str, Any]:
+    """Returns the fields of a worker that are the same for all of them, but for the names."""
+    return {
+        "id": name,
+        "url": url,
+        "model_id": model,
+        "priority": 50,  # as the router's default
+        "cost": 1.0,
+        "worker_type": "regular",
+        "connection_mode": "HTTP",
+        "disable_health_check": False,
+    }
 
 
 def _missing(name: str) -> web.Response:

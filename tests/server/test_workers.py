@@ -33,22 +33,41 @@ def generating(it: Served, seed: int) -> "asyncio.Task[Any]":
     return asyncio.create_task(it.generate(input_ids=PROMPT, sampling_params=params))
 
 
-async def test_workers_have_the_routers_shape() -> None:
+async def test_the_server_is_the_only_worker_and_names_its_engines() -> None:
     async with served(fake_engine(), fake_engine(tp_size=2)) as it:
         status, answer = await get(it, "/workers")
-        assert status == 200 and answer["total"] == 2
-        assert answer["stats"] == {"prefill_count": 0, "decode_count": 0, "regular_count": 2}
-        first, second = answer["workers"]
+        assert status == 200 and answer["total"] == 1
+        assert answer["stats"] == {"prefill_count": 0, "decode_count": 0, "regular_count": 1}
+        (server,) = answer["workers"]
+        assert {name: server[name] for name in ("id", "url", "is_healthy", "load")} == {
+            "id": "server",
+            "url": it.url,
+            "is_healthy": True,
+            "load": 0,
+        }
+        assert server["metadata"]["ranks"] == "3"
+        first, second = answer["engines"]
         assert {name: first[name] for name in ("id", "worker_type", "is_healthy", "load")} == {
             "id": "e0",
             "worker_type": "regular",
             "is_healthy": True,
             "load": 0,
         }
+        assert first.keys() == server.keys()
         assert second["metadata"]["ranks"] == "2"
         assert await get(it, "/workers/e1") == (200, second)
+        assert await get(it, "/workers/server") == (200, server)
+        assert (await remove(it, "/workers/server"))[0] == 409
         status, missing = await get(it, "/workers/e7")
         assert (status, missing["code"]) == (404, "WORKER_NOT_FOUND")
+
+
+async def test_the_server_is_named_as_its_client_names_it() -> None:
+    async with served(fake_engine()) as it:
+        url = it.url.replace("127.0.0.1", "localhost")
+        async with it.session.get(f"{url}/workers") as reply:
+            (server,) = (await reply.json())["workers"]
+        assert server["url"] == url
 
 
 @pytest.mark.process
@@ -77,15 +96,16 @@ async def test_an_engine_joins_and_another_is_drained_while_requests_run() -> No
 async def test_neither_a_known_engine_under_any_name_nor_this_server_joins() -> None:
     async with served(fake_engine()) as it:
         url = it.service.fleet.engines[0].info.url
-        status, answer = await it.post("/workers", url=url)
-        assert (status, answer["worker_id"]) == (202, "e0")
+        for own, name in ((url, "e0"), (it.url, "server")):
+            status, answer = await it.post("/workers", url=own)
+            assert (status, answer["worker_id"], answer["url"]) == (202, name, own)
         for wrong, why in (
             (url.replace("127.0.0.1", "localhost"), "is engine e0"),
-            (it.url, "rollout server"),
+            (it.url.replace("127.0.0.1", "localhost"), "rollout server"),
         ):
             status, answer = await it.post("/workers", url=wrong)
             assert status == 400 and why in answer["error"]["message"], answer
-        assert (await get(it, "/workers"))[1]["total"] == 1
+        assert len((await get(it, "/workers"))[1]["engines"]) == 1
 
 
 async def test_an_engine_that_does_not_fit_is_refused() -> None:
@@ -103,7 +123,7 @@ async def test_an_engine_that_does_not_fit_is_refused() -> None:
         ):
             status, answer = await it.post("/workers", **wrong)
             assert status == 400 and why in answer["error"]["message"], answer
-        assert (await get(it, "/workers"))[1]["total"] == 1
+        assert len((await get(it, "/workers"))[1]["engines"]) == 1
 
 
 ROUTES = {

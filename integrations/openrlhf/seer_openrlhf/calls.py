@@ -87,7 +87,7 @@ class FrontCalls:
     def workers(self) -> list[Json]:
         """Implements Calls."""
         answer = self._require(self._front.update.remote("/workers", None), "/workers")
-        found: list[Json] = answer["workers"]
+        found: list[Json] = answer["engines"]
         return found
 
     def log_probs(self, engine: str, ids: list[int]) -> list[float]:

@@ -118,7 +118,7 @@ class Revival:
         status, answer = await self._server.outcome("/workers", None)
         if status != HTTPStatus.OK:
             raise ServerError(f"/workers: the server answers {status}: {answer}")
-        found = {each["id"]: each["metadata"] for each in answer["workers"]}
+        found = {each["id"]: each["metadata"] for each in answer["engines"]}
         return ", ".join(
             f"{name} (weights {meta['weight_version']!r})"
             for name, meta in found.items()

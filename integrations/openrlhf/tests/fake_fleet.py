@@ -89,7 +89,7 @@ class FakeClient:
     async def outcome(self, path: str, body: Mapping[str, Any] | None) -> tuple[int, Json]:
         """Answers a call of the control plane."""
         if body is None:
-            return 200, {"workers": [{"id": "e0", "metadata": {"weight_version": self.version}}]}
+            return 200, {"engines": [{"id": "e0", "metadata": {"weight_version": self.version}}]}
         self.version = body.get("weight_version", self.version)
         return 200, {"success": True}
 

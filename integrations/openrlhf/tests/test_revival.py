@@ -106,7 +106,7 @@ async def test_an_engine_that_the_server_does_not_use_may_have_other_weights(
 ) -> None:
     async def outcome(path: str, body: Any) -> tuple[int, Any]:
         meta = {"weight_version": START, "stale": "it missed an update"}
-        return 200, {"workers": [{"id": "e0", "metadata": meta}]}
+        return 200, {"engines": [{"id": "e0", "metadata": meta}]}
 
     vars(looking.fleet)["outcome"] = outcome
     assert await looking.revival.ready() is True
