@@ -310,6 +310,7 @@ class FakeSGLang(FakeControl):
                 "tp_size": self.tp_size,
                 "enable_deterministic_inference": self.deterministic,
                 "skip_tokenizer_init": not self.has_tokenizer,
+                "enable_memory_saver": False,
                 "incremental_streaming_output": self.incremental,
                 "internal_states": [
                     {

@@ -45,6 +45,7 @@ def make_app(service: Service) -> web.Application:
         app.router.add_get(path, info.model_info)
     for path in ("/server_info", "/get_server_info"):
         app.router.add_get(path, info.server_info)
+    app.router.add_get("/get_weight_version", info.weight_version)
     app.router.add_get("/v1/loads", info.loads)
     app.router.add_get("/v1/models", info.models)
     add_rollout_routes(app, service.rollouts)

@@ -82,10 +82,21 @@ class Info:
         """An engine's description of the model."""
         return json_response(await self._asked("/model_info"))
 
-    async def server_info(self, _: web.Request) -> web.Response:
-        """An engine's description of itself, with the figures of the fleet and of each engine."""
+    async def weight_version(self, _: web.Request) -> web.Response:
+        """The version of an engine's weights, as slime asks for it."""
+        model = await self._asked("/model_info")
+        return json_response({"weight_version": model.get("weight_version")})
+
+    async def server_info(self, http: web.Request) -> web.Response:
+        """An engine's description of itself, with the figures of the fleet and of each engine.
+
+        The fleet is one engine at this address, of as many ranks as all together: slime derives its
+        process groups and rank offsets from that, and miles compares them with its own.
+        """
         info = await self._asked("/server_info")
         infos = self._service.infos()
+        ranks = sum(each.ranks for each in infos)
+        info |= {"tp_size": ranks, "pp_size": 1, "host": http.url.host, "port": http.url.port}
         info["max_total_num_tokens"] = sum(each.max_total_num_tokens for each in infos)
         info["seer"] = {
             "engines": [
@@ -99,7 +110,7 @@ class Info:
                 }
                 for each in infos
             ],
-            "ranks": sum(each.ranks for each in infos),
+            "ranks": ranks,
             "held": self._service.backend.holds.section(),
         }
         info.pop("launch_command", None)
@@ -109,7 +120,11 @@ class Info:
         return json_response(info)
 
     async def loads(self, http: web.Request) -> web.Response:
-        """The load of every engine, one entry per rank as for data parallelism."""
+        """The load of every engine, one entry per rank as for data parallelism.
+
+        Requests that wait in this server count as waiting in the first entry: a client that has
+        aborted everything waits until nothing is left.
+        """
         query = f"?{http.query_string}" if http.query_string else ""
         engines = list(self._service.fleet.engines)
         answers = await asyncio.gather(*(self._load(each, query) for each in engines))
@@ -123,6 +138,8 @@ class Info:
             entry["dp_rank"] = rank
         if not entries:
             raise Unavailable("no engine reports its load")
+        first = entries[0]
+        first["num_waiting_reqs"] = (first.get("num_waiting_reqs") or 0) + self._queued()
         return json_response({**merged, "loads": entries})
 
     async def models(self, _: web.Request) -> web.Response:
@@ -145,6 +162,12 @@ class Info:
                 ],
             }
         )
+
+    def _queued(self) -> int:
+        """Returns the number of responses in progress that no engine has now."""
+        service = self._service
+        sent = sum(service.driver.in_flight(each.engine_id) for each in service.driver.engines)
+        return max(0, service.generation.in_progress - sent)
 
     async def _load(self, engine: HttpEngine, query: str) -> dict[str, Any] | None:
         try:

@@ -1,0 +1,123 @@
+"""Ten rounds of slime's calls on two real engines, compared with a plain engine.
+
+Where a response is cut by an abort depends on time. So each `/generate` is sent to the plain engine
+too, with the weights of its round: the tokens are the same up to the cut.
+"""
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from integrations.slime.client import Generated, Options, Sample, Slime
+from seer_sgl import Rollout
+from tests.e2e.compare import LOGPROB_TOLERANCE
+from tests.e2e.conftest import MODEL
+from tests.e2e.rig import Rig
+from tests.e2e.test_server_weights import prompts
+from tests.e2e.weights import other_weights
+from tests.server.helpers import served_config
+
+ROUNDS = 10
+SIBLINGS = 4
+OPTIONS = Options(
+    rollout_batch_size=2,
+    over_sampling_batch_size=4,
+    n_samples_per_prompt=SIBLINGS,
+    rollout_max_response_len=96,
+    abort_retry_s=0.1,
+)
+UNFINISHED = "abort"
+
+
+def reward(sample: Sample) -> float:
+    """Returns a reward of the tokens; those of a group are sometimes equal."""
+    return float(sum(sample.tokens) % 2)
+
+
+def finish(meta: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = meta["finish_reason"]
+    return found
+
+
+async def plain(url: str, folder: str, calls: Sequence[Generated]) -> list[dict[str, Any]]:
+    """Returns the answers of the plain engine, with the weights in a folder."""
+    async with aiohttp.ClientSession() as session:
+
+        async def post(path: str, fields: dict[str, Any]) -> Any:
+            async with session.post(f"{url}/{path}", json=fields) as reply:
+                assert reply.status == 200, await reply.text()
+                return await reply.json(content_type=None)
+
+        await post("update_weights_from_disk", {"model_path": folder})
+        found: list[dict[str, Any]] = await asyncio.gather(
+            *(post("generate", call.body) for call in calls)
+        )
+    return found
+
+
+def compare(call: Generated, answer: dict[str, Any]) -> None:
+    """Asserts that a call has the tokens of the plain engine, up to an abort."""
+    meta = answer["meta_info"]
+    whole = [token for _, token, _ in meta["output_token_logprobs"]]
+    if finish(call.meta)["type"] == UNFINISHED:
+        assert call.ids == whole[: len(call.ids)]
+    else:
+        assert call.ids == whole
+        assert finish(call.meta) == finish(meta)
+    pairs = zip(call.meta["output_token_logprobs"], meta["output_token_logprobs"], strict=False)
+    worst = max((abs(ours[0] - theirs[0]) for ours, theirs in pairs), default=0.0)
+    assert worst < LOGPROB_TOLERANCE
+
+
+@pytest.mark.shared_engines
+async def test_ten_rounds_of_slime_have_the_samples_of_a_plain_engine(
+    rig: Rig, tmp_path: Path
+) -> None:
+    folders = [str(MODEL), str(other_weights(tmp_path / "other", factor=1.1))]
+    scheduling = {"chunk_tokens": 32, "max_inflight_per_engine": 5}
+    config = rig.fleet(scheduling=scheduling) | {"server": {"port": 0}}
+    kept = []
+    with rig.weights_given_back():
+        async with served_config(Rollout(config, gives_up=False)) as it:
+            slime = Slime(
+                it.session, it.url, it.url, prompts=prompts(40), reward=reward, options=OPTIONS
+            )
+            assert await slime.register() == {"num_gpus": 2, "tp_size": 2, "pp_size": 1}
+            for version in range(ROUNDS):
+                await slime.update_from_disk(folders[version % 2], version)
+                kept += await slime.rollout()
+            assert it.service.passthrough.counts == {}
+        rounds = defaultdict(list)
+        for call in slime.calls:
+            (version,) = {span["version"] for span in call.meta["weight_versions"]} or {"0"}
+            rounds[int(version)].append(call)
+        for version, calls in rounds.items():
+            for call, answer in zip(
+                calls, await plain(rig.plain, folders[version % 2], calls), strict=True
+            ):
+                compare(call, answer)
+    check_rounds(slime, kept, rounds)
+
+
+def check_rounds(
+    slime: Slime, kept: Sequence[Sequence[Sample]], rounds: Mapping[int, Sequence[Generated]]
+) -> None:
+    """Asserts that what the test is about has happened."""
+    assert len(kept) == ROUNDS * OPTIONS.rollout_batch_size and len(rounds) == ROUNDS
+    assert slime.dropped, "by the dynamic filter"
+    counts = Counter(call.sample for call in slime.calls)
+    continued = [sample for group in kept for sample in group if counts[sample] > 1]
+    assert any(len(set(sample.weight_versions)) > 1 for sample in continued)
+    assert sum(call.meta["seer"]["chunks"] > 1 for call in slime.calls) > len(slime.calls) / 4
+    groups = defaultdict(set)
+    for call in slime.calls:
+        groups[call.sample.index // SIBLINGS].add(call.meta["seer"]["group"])
+    assert all(len(names) == 1 for names in groups.values()), "also after an abort and an update"
+    drafted = [call.meta for call in slime.calls if call.meta.get("spec_verify_ct")]
+    tokens = sum(meta["completion_tokens"] for meta in drafted)
+    assert tokens - sum(meta["spec_verify_ct"] for meta in drafted) > 200, "steps that drafts saved"
