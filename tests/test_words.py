@@ -30,6 +30,7 @@ BANNED = {
     r"\bkeep_house\b": "housekeep",
     r'"unusual"': "the name of the field",
     r"\b[Ff]orwarded (request|call|chunk)": "passthrough",
+    r"^This page answers": "the answer",
     r"\bdispatched since\b": "not dispatched for ... s",
 }
 

@@ -20,9 +20,9 @@ from seer_sgl.config import (
     place_of,
     read_tree,
 )
-from seer_sgl.config.contradictions import contradictions
 from seer_sgl.config.masking import without_userinfo
 from seer_sgl.config.ready import CONFIGS, own_files
+from seer_sgl.config.validate import validate
 from seer_sgl.errors import ConfigError
 
 from .arms import ARMS, GREEDY, Kind
@@ -65,7 +65,7 @@ def load_bench(path: Path | None, overrides: Sequence[str] = ()) -> BenchConfig:
     """
     tree, where = read_tree(path, overrides)
     config = convert(tree, where, BenchConfig)
-    for key, problem in [*_contradictions(config), *_complaints(config)]:
+    for key, problem in [*_check_config(config), *_check_bench(config)]:
         raise ConfigError(f"{place_of(key, where)}{key}: {problem}")
     return config
 
@@ -78,24 +78,24 @@ def load_ready_bench(gpu: bool, overrides: Sequence[str] = ()) -> BenchConfig:
     return load_bench(path, [*own_files(path), *overrides])
 
 
-def _contradictions(config: BenchConfig) -> Iterator[tuple[str, str]]:
-    """Yields the contradictions that concern every arm.
+def _check_config(config: BenchConfig) -> Iterator[tuple[str, str]]:
+    """Yields the problems that concern every arm.
 
     Servers that already run may lack the settings for pool or drafts: their arms are skipped.
     """
     if not isinstance(config.engines, ExternalEngines):
-        yield from contradictions(config)
+        yield from validate(config)
         return
     plain = msgspec.structs.replace(config, kv_pool=KvPoolConfig(), draft=DraftConfig())
-    yield from contradictions(plain)
+    yield from validate(plain)
     for kind, urls in config.bench.urls.items():
         engines = msgspec.structs.replace(config.engines, urls=urls)
-        for key, problem in contradictions(msgspec.structs.replace(plain, engines=engines)):
+        for key, problem in validate(msgspec.structs.replace(plain, engines=engines)):
             if key == "engines.urls":
                 yield f"bench.urls.{kind}", problem
 
 
-def _complaints(config: BenchConfig) -> Iterator[tuple[str, str]]:
+def _check_bench(config: BenchConfig) -> Iterator[tuple[str, str]]:
     known = [*ARMS, *GREEDY]
     unknown = [name for name in config.bench.arms if name not in known]
     if unknown:

@@ -1,5 +1,5 @@
 """The config: a tree of sections (tree.py), read from YAML (reading.py) and checked
-(contradictions.py)."""
+(validate.py)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +9,6 @@ from seer_sgl.bounds import Fraction, Natural, Positive
 from seer_sgl.errors import ConfigError
 from seer_sgl.types import Sampling
 
-from .contradictions import contradictions
 from .engines import (
     Cores,
     Engines,
@@ -35,6 +34,7 @@ from .tree import (
     ServerConfig,
     bytes_of,
 )
+from .validate import validate
 
 __all__ = [
     "UNDIVIDED",
@@ -93,6 +93,6 @@ def parse(tree: Mapping[str, Any], where: Mapping[str, str] | None = None) -> Co
     Raises ConfigError if a value is invalid.
     """
     config = convert(tree, where or {}, Config)
-    for key, problem in contradictions(config):
+    for key, problem in validate(config):
         raise ConfigError(f"{place_of(key, where or {})}{key}: {problem}")
     return config

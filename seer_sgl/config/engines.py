@@ -11,7 +11,7 @@ from seer_sgl.bounds import Natural
 
 from .addresses import is_address, is_url
 from .section import Processes, Seconds, Section
-from .values import Complaint
+from .values import Problem
 
 FlagValue = bool | int | float | str | list[int | float | str]
 Cores = list[list[Natural]] | Literal["auto"] | None
@@ -63,7 +63,7 @@ class EnginesConfig(Section, frozen=True, tag_field="launch"):
         """Returns the user's own SGLang flags, spelled as on a command line."""
         return {name.replace("_", "-"): value for name, value in self.sglang.items()}
 
-    def problems(self) -> Iterator[Complaint]:
+    def problems(self) -> Iterator[Problem]:
         """Yields keys that contradict each other or this machine, each with the reason.
 
         What `exact` rules out on a GPU only: engine/launch/exact.py.
@@ -89,7 +89,7 @@ class StartedEngines(EnginesConfig, frozen=True):
     """Seconds that an engine may take to start."""
 
     @override
-    def problems(self) -> Iterator[Complaint]:
+    def problems(self) -> Iterator[Problem]:
         for name in self.environment:
             if not name or "=" in name:
                 yield "engines.environment", f"{name!r} cannot be the name of a variable"
@@ -108,7 +108,7 @@ class LocalEngines(StartedEngines, frozen=True, tag="local"):
     there is a GPU, else one core per engine, in turn."""
 
     @override
-    def problems(self) -> Iterator[Complaint]:
+    def problems(self) -> Iterator[Problem]:
         if isinstance(self.cores, list):
             if len(self.cores) != self.count:
                 yield "engines.cores", f"{len(self.cores)} lists for count: {self.count}"
@@ -134,7 +134,7 @@ class RayEngines(StartedEngines, frozen=True, tag="ray"):
     without GPUs, a CPU per rank."""
 
     @override
-    def problems(self) -> Iterator[Complaint]:
+    def problems(self) -> Iterator[Problem]:
         key, address = "engines.ray_address", self.ray_address
         if address is not None and address.startswith("ray://"):
             yield key, "no ray:// address: run the driver on a node of the cluster"
@@ -159,7 +159,7 @@ class ExternalEngines(EnginesConfig, frozen=True, tag="external"):
     `SEER_SGL_LINK_TOKEN`."""
 
     @override
-    def problems(self) -> Iterator[Complaint]:
+    def problems(self) -> Iterator[Problem]:
         if not self.urls:
             yield "engines.urls", "launch: external needs at least one URL"
         for url in self.urls:

@@ -5,13 +5,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-Complaint = tuple[str, str]  # key path, problem
+Problem = tuple[str, str]  # key path, problem
 USERINFO = re.compile(r"""://[^/?#\s"'<>,{}]*@""")
 # Masked in reports (masking.py), or the user's own patterns.
 FREE_TEXT = ("engines.environment", "sampling")
 
 
-def invalid_values(tree: Any, key: str = "") -> Iterator[Complaint]:
+def invalid_values(tree: Any, key: str = "") -> Iterator[Problem]:
     """Yields complaints about a tree of plain values: numbers that are not finite, and text that
     cannot be encoded or that contains a password."""
     if isinstance(tree, dict):

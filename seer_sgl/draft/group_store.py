@@ -164,11 +164,11 @@ class GroupStore:
         """Returns whether this number of additional tokens is within the limit."""
         return self.tokens + tokens <= self._max_tokens
 
-    def idlest(self, keep: StoredGroup | None) -> StoredGroup | None:
+    def least_recent(self, keep: StoredGroup | None) -> StoredGroup | None:
         """Returns the least recently used group without running sequences, which closes first."""
         idle = [group for group in self.groups.values() if not group.running and group is not keep]
         return min(idle, key=lambda group: group.used_at, default=None)
 
-    def dearest(self) -> StoredGroup:
+    def largest(self) -> StoredGroup:
         """Returns the group with the most tokens per running sequence, if all groups run."""
         return max(self.groups.values(), key=lambda group: group.tokens / group.running)

@@ -298,16 +298,16 @@ class Replica:
     def _make_room(self, tokens: int, keep: StoredGroup | None = None) -> bool:
         """Closes idle groups until the tokens fit. Returns whether they do."""
         while not self._held.fits(tokens):
-            idlest = self._held.idlest(keep)
-            if idlest is None:
+            least_recent = self._held.least_recent(keep)
+            if least_recent is None:
                 return False
-            self._close(idlest)
+            self._close(least_recent)
         return True
 
     def _keep_bound(self) -> None:
         """Closes groups, running ones too, until the tokens are within the limit."""
         while not self._held.fits(0):
-            self._close(self._held.idlest(None) or self._held.dearest())
+            self._close(self._held.least_recent(None) or self._held.largest())
 
     def _close(self, held: StoredGroup) -> None:
         """Removes a group. Its running sequences draft nothing from now on."""

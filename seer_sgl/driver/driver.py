@@ -204,7 +204,7 @@ class Driver:
         self._raise_if_ended()
         if version is not None:
             self._monitor.weight_version = version
-        self._monitor.unnamed = {
+        self._monitor.version_unknown = {
             info.engine_id: info.instance
             for info in self.engines
             if version is None and info.engine_id not in self.stale
@@ -284,7 +284,7 @@ class Driver:
             )
         if not present:
             return
-        if self._monitor.unnamed and info.weights not in {
+        if self._monitor.version_unknown and info.weights not in {
             other.weights
             for other in present
             if other.weights is not None and other.engine_id not in self.stale

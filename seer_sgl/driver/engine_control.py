@@ -44,7 +44,7 @@ class EngineControl(Protocol):
     def elapsed(self, seconds: float) -> None:
         """Advances the time by `seconds`, counted in polls."""
 
-    def reweighed(self, engine_id: str, version: str) -> None:
+    def weights_changed(self, engine_id: str, version: str) -> None:
         """Records that an engine serves other weights than at its last poll."""
 
     def health_changed(self, engine_id: str, state: State, why: str) -> None:

@@ -179,11 +179,11 @@ class RolloutLoop(EngineControl):
             observer.loaded(engine_id, load, self._clock())
 
     @override
-    def reweighed(self, engine_id: str, version: str) -> None:
+    def weights_changed(self, engine_id: str, version: str) -> None:
         logger.info("engine %s serves weights %s", engine_id, version)
         self._scheduler.forget_kv()
         for observer in self.runs.observers:
-            observer.reweighed(engine_id, version, self._clock())
+            observer.weights_changed(engine_id, version, self._clock())
         self._wake()
 
     @override

@@ -42,7 +42,7 @@ class Monitor:
         self.weight_version: str | None = None
         # By engine id: the start of the server that has the newest weights, if no version names
         # them. A server that was restarted has other weights of the same version.
-        self.unnamed: dict[str, str | None] = {}
+        self.version_unknown: dict[str, str | None] = {}
         self.updates = 0  # weight updates so far
         self._mixed_s = 0.0  # how long they have served different ones
 
@@ -73,7 +73,7 @@ class Monitor:
     def remove(self, engine_id: str) -> None:
         """Stops polling an engine."""
         watched = self._watched.pop(engine_id, None)
-        self.unnamed.pop(engine_id, None)
+        self.version_unknown.pop(engine_id, None)
         if watched is not None:
             self._served -= watched.slot.served
             if watched.task is not None:
@@ -140,7 +140,7 @@ class Monitor:
             watched.progress = watched.seen = load.progress
             if engine.info.weight_version != watched.version:
                 watched.version = engine.info.weight_version
-                self._control.reweighed(slot.engine_id, watched.version)
+                self._control.weights_changed(slot.engine_id, watched.version)
             if watched.shortfall.seen(self._awake_s, slot, load):
                 self._control.resend_lost(slot.engine_id)
             watched.watch_queue(self._awake_s, load)
@@ -226,7 +226,7 @@ class Monitor:
             return await self._problem(watched)
         if not restored:
             return problem
-        self.unnamed.pop(watched.name, None)
+        self.version_unknown.pop(watched.name, None)
         watched.health.has_weights()
         return await self._problem(watched)
 
@@ -253,7 +253,7 @@ class Monitor:
             engine.info.weight_version,
             engine.info.instance,
         )
-        if self.unnamed.get(name, instance) != instance:
+        if self.version_unknown.get(name, instance) != instance:
             return EngineProblem(
                 f"engine {name}: it was restarted after a weight update that had no version",
                 weights=True,

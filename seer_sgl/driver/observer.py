@@ -49,7 +49,7 @@ class Observer:
     def loaded(self, engine_id: str, load: EngineLoad, now: float) -> None:
         """An engine reported its load."""
 
-    def reweighed(self, engine_id: str, version: str, now: float) -> None:
+    def weights_changed(self, engine_id: str, version: str, now: float) -> None:
         """An engine serves weights `version`, which it did not at its last poll."""
 
     def health(self, engine_id: str, state: State, why: str, now: float) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from seer_sgl.types import Chunk, ChunkReply, WeightSpan
 
 from . import wire
-from .wire import Complaint, Finish, Meta, Token, Unreadable
+from .wire import ErrorBody, Finish, Meta, Token, Unreadable
 
 PREFIX, DONE, END = b"data:", b"[DONE]", b"\n\n"
 
@@ -24,7 +24,7 @@ class _EventMeta(Meta, kw_only=True):
 
 class _Event(msgspec.Struct):
     meta_info: _EventMeta | None = None
-    error: Complaint | None = None
+    error: ErrorBody | None = None
 
 
 class Refused(Exception):

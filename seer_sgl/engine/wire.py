@@ -182,7 +182,7 @@ class ServerInfo(msgspec.Struct):
     seer: dict[str, Any] | None = None  # of a rollout server, which is no engine
 
 
-class Complaint(msgspec.Struct):
+class ErrorBody(msgspec.Struct):
     message: str
 
 
@@ -193,7 +193,7 @@ class Refusal(msgspec.Struct):
     (http_server._create_error_response, validation_exception_handler).
     """
 
-    error: Complaint | None = None
+    error: ErrorBody | None = None
     object: str | None = None
     message: str | None = None
 

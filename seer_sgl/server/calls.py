@@ -39,7 +39,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 class Answer:
     """The response to a call. Its tokens grow until it ends, with a finish reason or an error.
 
-    `given`: the tokens of the request's response that were part of the call's prompt.
+    `resumed`: the tokens of the request's response that were part of the call's prompt.
     """
 
     def __init__(self, call: Call, arrived_at: float) -> None:
@@ -47,7 +47,7 @@ class Answer:
         self.arrived_at = arrived_at
         self.ended_at: float | None = None
         self.request: Request | None = None  # the newest one; None before the first
-        self.given = 0
+        self.resumed = 0
         self.ids = token_array()
         self.logprobs = logprob_array()
         self.totals = Totals()  # of its chunks
@@ -57,7 +57,7 @@ class Answer:
         self.matched: int | str | None = None
         self.weight_spans: list[WeightSpan] = []
         self.error: HttpError | None = None
-        self._news = asyncio.Event()
+        self._updated = asyncio.Event()
 
     @property
     def ended(self) -> bool:
@@ -69,16 +69,16 @@ class Answer:
         """The driver's name of its group; empty before it has one."""
         return "" if self.request is None else self.request.group.uid
 
-    async def news(self) -> None:
+    async def wait_update(self) -> None:
         """Waits until tokens have arrived since the last call, or the response has ended."""
-        await self._news.wait()
+        await self._updated.wait()
         if not self.ended:
-            self._news.clear()
+            self._updated.clear()
 
     async def end(self) -> None:
         """Waits until the response has ended. Raises its error if it has one."""
         while not self.ended:
-            await self.news()
+            await self.wait_update()
         if self.error is not None:
             raise self.error
 
@@ -99,20 +99,20 @@ class Answer:
         """Adds tokens that arrived before the end of their chunk."""
         self.ids.extend(ids)
         self.logprobs.extend(logprobs)
-        self._news.set()
+        self._updated.set()
 
     def finished(self, now: float) -> None:
         """Takes over the finished request's tokens and finish reason."""
         request = self.request
         assert request is not None
-        self.ids = request.response_ids[self.given :]
-        self.logprobs = request.logprobs[self.given :]
-        self.weight_spans = spans_after(request.weight_spans, self.given)
+        self.ids = request.response_ids[self.resumed :]
+        self.logprobs = request.logprobs[self.resumed :]
+        self.weight_spans = spans_after(request.weight_spans, self.resumed)
         self.finish, self.matched = request.finish_reason or "abort", request.matched
         self.ended_at = now
-        self._news.set()
+        self._updated.set()
 
     def failed(self, error: HttpError, now: float) -> None:
         """Ends the response with an error."""
         self.error, self.ended_at = error, now
-        self._news.set()
+        self._updated.set()

@@ -33,7 +33,9 @@ class Generate:
         service = self._service
         session_id = http.headers.get(SESSION_HEADER)
         try:
-            batch = await service.worked(len(body), reader(service).read, body, session_id)
+            batch = await service.in_thread_if_long(
+                len(body), reader(service).read, body, session_id
+            )
         except NotDivisible as error:
             return await self._send(http, body, error.reason)
         with service.started(batch.calls) as answers:
@@ -69,7 +71,7 @@ class Generate:
         """Passes the request through, with a name and a seed if it has none."""
         service, infos = self._service, self._service.infos()
         longest = service.longest()
-        sent = await service.worked(
+        sent = await service.in_thread_if_long(
             len(body), passthrough_body, body, infos, service.encode, longest
         )
         require_few(len(sent.prompts) * sent.n)

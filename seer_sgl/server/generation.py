@@ -298,16 +298,16 @@ class Generation(Observer):
         """Returns the request of a call in a group whose prompt the call begins with."""
         call, order = answer.call, next(self._orders)
         given = call.prompt_ids[len(group.prompt.prompt_ids) :]
-        answer.given = len(given)
+        answer.resumed = len(given)
         request = Request(
             uid=f"{self._prefix}-r{order}",
             order=order,
             group=group,
             index=len(group.requests),
             seed=call.seed,
-            max_response_len=answer.given + call.sampling.max_new_tokens,
+            max_response_len=answer.resumed + call.sampling.max_new_tokens,
             own_sampling=None if call.sampling == group.sampling else call.sampling,
-            resumed_tokens=answer.given,
+            resumed_tokens=answer.resumed,
             streaming=call.stream,
             retain_kv=call.session_id is not None,
             submitted_at=self._clock(),

@@ -139,7 +139,7 @@ class Service:
             text = self._token_texts[token] = self.tokenizer.decode([token])
         return text
 
-    async def worked(
+    async def in_thread_if_long(
         self, size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Returns the function's result; for an input of THREAD_BYTES or more from a thread.
@@ -263,4 +263,4 @@ class Service:
 
     async def _until_ended(self, answer: Answer) -> None:
         while not answer.ended:
-            await answer.news()
+            await answer.wait_update()

@@ -25,12 +25,12 @@ async def as_they_come(answers: Sequence[Answer]) -> AsyncGenerator[int, None]:
     """
     if len(answers) == 1:
         while True:
-            await answers[0].news()
+            await answers[0].wait_update()
             ended = answers[0].ended
             yield 0
             if ended:
                 return
-    waits = {asyncio.create_task(answer.news()): n for n, answer in enumerate(answers)}
+    waits = {asyncio.create_task(answer.wait_update()): n for n, answer in enumerate(answers)}
     try:
         while waits:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -40,7 +40,7 @@ async def as_they_come(answers: Sequence[Answer]) -> AsyncGenerator[int, None]:
                 ended = answers[index].ended
                 yield index
                 if not ended:
-                    waits[asyncio.create_task(answers[index].news())] = index
+                    waits[asyncio.create_task(answers[index].wait_update())] = index
     finally:
         for wait in waits:
             wait.cancel()

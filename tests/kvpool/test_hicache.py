@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from seer_sgl.config import KvPoolConfig
-from seer_sgl.config.contradictions import POOL_FLAGS
+from seer_sgl.config.validate import POOL_FLAGS
 from seer_sgl.errors import ConfigError
 from seer_sgl.kvpool import hicache
 from seer_sgl.kvpool.hicache import FILE_DIRECTORY, NAMESPACE, Pool, open_pool

@@ -50,7 +50,7 @@ class Completions:
                 raise NotDivisible("tokenizer")
             session_id = http.headers.get(SESSION_HEADER)
             read = reader(service).batch
-            batch = await service.worked(len(body), read, request.request(), session_id)
+            batch = await service.in_thread_if_long(len(body), read, request.request(), session_id)
         except NotDivisible as error:
             return await send_openai(service, http, body, error.reason)
         prompts = _echoed(request, batch, tokenizer.response_text) if request.echo else []

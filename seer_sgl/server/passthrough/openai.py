@@ -98,7 +98,8 @@ async def _prompt_len(service: Service, prompt: Any, size: int) -> int | None:
     if not texts or service.tokenizer is None:
         return None
     encode, longest = service.tokenizer.encode, service.longest()
-    return sum(await service.worked(size, text_lengths, "prompt", texts, encode, longest))
+    lengths = await service.in_thread_if_long(size, text_lengths, "prompt", texts, encode, longest)
+    return sum(lengths)
 
 
 def refuse_crashing(service: Service, given: dict[str, Any]) -> None:

@@ -118,7 +118,7 @@ class OtherPaths:
             return
         service, request = self._service, OF_GENERATE[path](fields)
         body = dumps(request)
-        await service.worked(
+        await service.in_thread_if_long(
             size, passthrough_body, body, service.infos(), service.encode, service.longest()
         )
         if OF_GENERATE[path] is _of_ollama:

@@ -1,4 +1,4 @@
-"""Checks that types cannot express: contradictions, and settings impossible on this machine."""
+"""Checks that types cannot express: keys that exclude each other, values that no machine has."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from seer_sgl.admission.sampling import invalid
 from .addresses import is_address
 from .engines import Engines, ExternalEngines, LocalEngines, StartedEngines
 from .tree import UNDIVIDED, Config, DraftConfig, KvPoolConfig, ServerConfig, bytes_of
-from .values import Complaint
+from .values import Problem
 
 LEAST_MEMORY = 16 << 20  # bytes; Mooncake mounts segments in pieces of 16 MiB
 LEAST_DRAFT_MEMORY = 1 << 20  # bytes; about ten thousand tokens in an engine's index
@@ -26,29 +26,29 @@ POOL_FLAGS = {
 }
 
 
-def contradictions(config: Config) -> Iterator[Complaint]:
-    """Yields every complaint, the most important first."""
+def validate(config: Config) -> Iterator[Problem]:
+    """Yields every problem, the most important first."""
     engines = config.engines
     yield from engines.problems()
-    yield from _wrong_pool(config.kv_pool, engines)
-    yield from _wrong_draft(config.draft, engines)
-    yield from _wrong_scheduling(config)
-    yield from _wrong_server(config.server)
+    yield from _check_pool(config.kv_pool, engines)
+    yield from _check_draft(config.draft, engines)
+    yield from _check_scheduling(config)
+    yield from _check_server(config.server)
     for name, why in invalid(config.sampling):
         yield f"sampling.{name}".rstrip("."), why
     if isinstance(engines, StartedEngines) and config.model.path is None:
         yield "model.path", f"missing; engines.launch: {engines.launch} needs a model"
 
 
-def _wrong_pool(pool: KvPoolConfig, engines: Engines) -> Iterator[Complaint]:
+def _check_pool(pool: KvPoolConfig, engines: Engines) -> Iterator[Problem]:
     if pool.backend == "none":
         return
     if isinstance(engines, ExternalEngines):
-        yield from _wrong_shared_pool(pool, engines)
+        yield from _check_shared_pool(pool, engines)
     elif pool.namespace is not None:
         yield "kv_pool.namespace", "only for launch: external; each other run has its own namespace"
     if not isinstance(engines, LocalEngines):
-        yield from _wrong_elsewhere(pool)
+        yield from _check_elsewhere(pool)
     flags = engines.flags()
     for flag, key in POOL_FLAGS.items():
         if flag in flags:
@@ -59,12 +59,12 @@ def _wrong_pool(pool: KvPoolConfig, engines: Engines) -> Iterator[Complaint]:
         if pool.open_ports:
             yield "kv_pool.open_ports", "only for backend: mooncake"
         return
-    yield from _wrong_size("kv_pool.memory", pool.memory, LEAST_MEMORY)
+    yield from _check_size("kv_pool.memory", pool.memory, LEAST_MEMORY)
     if pool.master is not None and not is_address(pool.master):
         yield "kv_pool.master", f"{pool.master!r} is not of the form host:port"
 
 
-def _wrong_elsewhere(pool: KvPoolConfig) -> Iterator[Complaint]:
+def _check_elsewhere(pool: KvPoolConfig) -> Iterator[Problem]:
     """Yields settings that a pool of engines on other machines cannot have or lacks."""
     if pool.backend == "auto":
         yield "kv_pool.backend", "auto is only for launch: local; name the pool of these engines"
@@ -74,7 +74,7 @@ def _wrong_elsewhere(pool: KvPoolConfig) -> Iterator[Complaint]:
         yield "kv_pool.directory", "backend: file needs a folder that every engine can access"
 
 
-def _wrong_shared_pool(pool: KvPoolConfig, engines: ExternalEngines) -> Iterator[Complaint]:
+def _check_shared_pool(pool: KvPoolConfig, engines: ExternalEngines) -> Iterator[Problem]:
     """Yields missing settings of engines that are started separately from the driver."""
     if engines.link is None:
         yield "engines.link", "a KV pool of external engines needs the driver's host:port here"
@@ -84,8 +84,8 @@ def _wrong_shared_pool(pool: KvPoolConfig, engines: ExternalEngines) -> Iterator
         yield "kv_pool.master", "external engines need a Mooncake that already runs"
 
 
-def _wrong_draft(draft: DraftConfig, engines: Engines) -> Iterator[Complaint]:
-    yield from _wrong_size("draft.memory", draft.memory, LEAST_DRAFT_MEMORY)
+def _check_draft(draft: DraftConfig, engines: Engines) -> Iterator[Problem]:
+    yield from _check_size("draft.memory", draft.memory, LEAST_DRAFT_MEMORY)
     if draft.hub is not None and draft.scope != "fleet":
         yield "draft.hub", f"only for scope: fleet, not for scope: {draft.scope}"
     for address in () if draft.hub is None else draft.hub.split(","):
@@ -104,7 +104,7 @@ def _wrong_draft(draft: DraftConfig, engines: Engines) -> Iterator[Complaint]:
                 yield f"draft.{key}", "external engines need draft.hub for this key"
 
 
-def _wrong_scheduling(config: Config) -> Iterator[Complaint]:
+def _check_scheduling(config: Config) -> Iterator[Problem]:
     """Yields keys that the chosen policy would silently ignore."""
     scheduling, policy = config.scheduling, f"policy: {config.scheduling.policy}"
     if scheduling.policy == "oracle" and scheduling.lengths is None:
@@ -120,14 +120,14 @@ def _wrong_scheduling(config: Config) -> Iterator[Complaint]:
             yield "scheduling.max_inflight_per_engine", whole
 
 
-def _wrong_server(server: ServerConfig) -> Iterator[Complaint]:
-    yield from _wrong_size("server.max_body", server.max_body, LEAST_BODY)
+def _check_server(server: ServerConfig) -> Iterator[Problem]:
+    yield from _check_size("server.max_body", server.max_body, LEAST_BODY)
     for key in ("api_key", "admin_api_key"):
         if getattr(server, key) == "":
             yield f"server.{key}", "an empty token"
 
 
-def _wrong_size(key: str, size: str, least: int) -> Iterator[Complaint]:
+def _check_size(key: str, size: str, least: int) -> Iterator[Problem]:
     try:
         if bytes_of(size) < least:
             yield key, f"{size} is less than {least >> 20}mb"
