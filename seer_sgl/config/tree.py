@@ -156,7 +156,7 @@ class ServerConfig(Section, frozen=True):
     """The rollout server, `seer-sgl serve`."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. One beyond loopback needs a token, or `trusted_network`."""
+    """Address to listen on. One beyond loopback needs a token."""
     port: Annotated[int, msgspec.Meta(ge=0, le=LAST_PORT)] = 30000
     """Port to listen on; 0: a free one, which the log names."""
     api_key: str | None = None
@@ -164,9 +164,6 @@ class ServerConfig(Section, frozen=True):
     admin_api_key: str | None = None
     """Bearer token of the control plane and of `/workers`. Default: `SEER_SGL_ADMIN_KEY`; without
     one, `api_key` opens these too."""
-    trusted_network: bool = False
-    """Listen beyond loopback without a token, for trainers that send none, such as slime. Whoever
-    reaches the port can then generate and change the weights."""
     group_window_s: Annotated[float, msgspec.Meta(ge=0.0)] = 5.0
     """Requests with equal prompts join one group until it has been idle for so many seconds; 0:
     each request is a group of its own, unless it names a `group_id`."""

@@ -38,7 +38,7 @@ async def serve(config: Config, log_dir: Path) -> None:
     """
     config = with_keys(config)
     server = config.server
-    require_token_beyond_loopback(server)
+    _require_token_beyond_loopback(server)
     if server.port:
         require_free_port(server.port, "server.port", server.host)
     async with Rollout(config, log_dir=log_dir, gives_up=False) as rollout:
@@ -128,15 +128,12 @@ def with_keys(config: Config) -> Config:
     return with_values(config, keys)
 
 
-def require_token_beyond_loopback(server: ServerConfig) -> None:
-    """Raises ConfigError for an address beyond loopback without a token, unless the config trusts
-    the network."""
-    if server.api_key or server.trusted_network or _is_loopback(server.host):
-        return
-    raise ConfigError(
-        f"server.host: {server.host} is beyond loopback and needs a token: set {SERVER_KEY} or "
-        "server.api_key"
-    )
+def _require_token_beyond_loopback(server: ServerConfig) -> None:
+    if server.api_key is None and not _is_loopback(server.host):
+        raise ConfigError(
+            f"server.host: {server.host} is beyond loopback and needs a token: set {SERVER_KEY} or "
+            "server.api_key"
+        )
 
 
 def _is_loopback(host: str) -> bool:

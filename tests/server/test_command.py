@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from seer_sgl.config import ServerConfig, parse
-from seer_sgl.errors import ConfigError
-from seer_sgl.server.command import ADMIN_KEY, require_token_beyond_loopback, serve, with_keys
+from seer_sgl.config import parse
+from seer_sgl.server.command import ADMIN_KEY, serve, with_keys
 from tests.fake_sglang import FakeSGLang, serving
 from tests.support.waiting import until
 
@@ -29,16 +28,6 @@ async def test_the_end_unfreezes_what_the_start_froze(tmp_path: Path) -> None:
             await work
     gc.set_threshold(*threshold)
     assert gc.get_freeze_count() == 0
-
-
-@pytest.mark.parametrize(
-    "more", [{"api_key": "secret"}, {"trusted_network": True}, {"host": "127.0.0.1"}]
-)
-def test_without_a_token_only_a_trusted_network_is_served(more: dict[str, Any]) -> None:
-    for host in ("0.0.0.0", "10.0.0.1", "::", "node.example"):
-        with pytest.raises(ConfigError, match=f"^server.host: {host} is beyond loopback"):
-            require_token_beyond_loopback(ServerConfig(host=host, admin_api_key="secret"))
-        require_token_beyond_loopback(ServerConfig(**{"host": host, **more}))
 
 
 @pytest.mark.parametrize("launch", ["local", "ray"])
