@@ -50,7 +50,7 @@ class SimulatedBatch:
         self._began = 0.0
         self._steps = 0
         self._stretch = Stretch(1.0, 0.0)
-        self._pace = Pace(1.0, 0.0)
+        self._pace = Pace(1.0, 0.0, 0.0)
 
     @property
     def full(self) -> bool:
@@ -165,7 +165,7 @@ class SimulatedBatch:
             self.idle_cache.take(job.uid)
             running.enter(job)
         self.idle_cache.shrink(self._capacity - running.held)
-        return self._step.prefill(cost) if admitted else 0.0
+        return self._step.prefill(cost, len(admitted)) if admitted else 0.0
 
     def _hit(self, job: Job) -> int:
         """Returns the input tokens that need no prefill; the last token always needs it."""
@@ -209,10 +209,8 @@ class SimulatedBatch:
         to_full = int((self._capacity - running.held) // growth)
         # If a waiting job may be admitted, SGLang tries again after every step.
         self._steps = 1 if self._waiting and not self._full else max(1, min(to_end, to_full))
-        kv_token_s = self._step.per_kv_token
-        self._stretch = Stretch(
-            self._pace.fixed_s + running.context * kv_token_s, growth * kv_token_s
-        )
+        first_s = self._pace.seconds(running.context)
+        self._stretch = Stretch(first_s, growth * self._pace.kv_token_s)
         self._began = now
         self.wake_at = now + self._stretch.seconds(self._steps)
 

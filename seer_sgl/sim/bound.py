@@ -31,10 +31,10 @@ def lower_bound_s(responses: Sequence[Responses], config: SimConfig) -> float:
         steps * overhead_s
         + max(steps * weights_s, tokens * step.per_row_compute)
         + tokens * row_s
-        + sum(each.read for each in work) * step.per_kv_token
+        + sum(each.read for each in work) * step.attention()
         + sum(len(group.prompt_ids) for group in responses) * step.per_prefill_token
     )
-    alone = max(each.tokens * step.fixed(1) + each.read * step.per_kv_token for each in work)
+    alone = max(each.tokens * step.fixed(1) + each.read * step.attention() for each in work)
     return max(together / engine.count, alone)
 
 

@@ -59,11 +59,13 @@ class EngineConfig(Section, frozen=True):
     experts_per_token: Rest = 1.0
     active_params_b: Amount = 8.0
     kv_bytes_per_token: Amount = 131_072.0
+    attention_mflop: Rest = 0.52  # millions, of a query token and a KV token
     bandwidth_gb_s: Amount = 2010.0
     tflops: Amount = 400.0
     overhead_ms: Rest = 3.0  # fixed, per step: kernel launches, scheduling, sampling
     row_overhead_us: Rest = 10.0  # additional, per sequence and per draft to verify
     draft_overhead_us: Rest | None = None  # per draft to verify, if it differs
+    chunk_ms: Rest = 0.0  # additional, per chunk that begins: HTTP and caches on the same core
     prefill_tok_s: Amount = 20_000.0
 
 
@@ -78,9 +80,15 @@ class PoolConfig(Section, frozen=True):
 
 class SpeculationConfig(Section, frozen=True):
     """Grouped speculative decoding. `accept_length[i]`: mean tokens per step with `references[i]`
-    responses of the same prompt to draft from (paper section 3, linear drafts)."""
+    responses of the same prompt to draft from (paper section 3, linear drafts).
+
+    `step_cpu_ms`, `draft_cpu_us`: time that drafting, choosing and bookkeeping add to a verified
+    step, and per draft to verify, because no other work hides it. Guesses after the CPU machine.
+    """
 
     enabled: bool = False
+    step_cpu_ms: Rest = 3.0
+    draft_cpu_us: Rest = 4.0
     references: tuple[Natural, ...] = (0, 1, 5, 15)
     accept_length: tuple[Amount, ...] = (1.70, 2.04, 2.32, 2.53)
 

@@ -12,14 +12,19 @@ from .config import SpeculationConfig
 from .steps import StepTime
 
 MAX_DRAFTS = 8  # the paper's bound for one request
-DRAFT_S = 1e-3  # per step: drafting and sampling the drafts; a guess
 
 
 class Pace(NamedTuple):
-    """The yield of a decode step: tokens per sequence, and its seconds without reading KV."""
+    """The yield of a decode step: tokens per sequence. Its seconds: without attention, and of
+    attention per KV token."""
 
     tokens: float
     fixed_s: float
+    kv_token_s: float
+
+    def seconds(self, context: float) -> float:
+        """Returns the time of a step over `context` KV tokens."""
+        return self.fixed_s + context * self.kv_token_s
 
 
 class Speculation:
@@ -42,15 +47,19 @@ class Speculation:
     def pace(self, batch: int, alpha: float, context: float) -> Pace:
         """Returns the pace at the best draft length for `batch` sequences with `context` KV tokens
         and mean acceptance `alpha`."""
-        plain = Pace(1.0, self._step.fixed(batch))
+        plain = Pace(1.0, self._step.fixed(batch), self._step.attention())
         if not self.enabled:
             return plain
-        kv_s = context * self._step.per_kv_token
-        paces = [plain] + [
-            Pace(expected_tokens(alpha, drafts), self._step.fixed(batch, drafts) + DRAFT_S)
-            for drafts in range(1, MAX_DRAFTS + 1)
-        ]
-        return max(paces, key=lambda pace: pace.tokens / (pace.fixed_s + kv_s))
+        paces = [self._verifying(batch, alpha, drafts) for drafts in range(1, MAX_DRAFTS + 1)]
+        return max(plain, *paces, key=lambda pace: pace.tokens / pace.seconds(context))
+
+    def _verifying(self, batch: int, alpha: float, drafts: int) -> Pace:
+        cpu_s = self._config.step_cpu_ms * 1e-3 + batch * drafts * self._config.draft_cpu_us * 1e-6
+        return Pace(
+            tokens=expected_tokens(alpha, drafts),
+            fixed_s=self._step.fixed(batch, drafts) + cpu_s,
+            kv_token_s=self._step.attention(drafts),
+        )
 
 
 def expected_tokens(alpha: float, drafts: int) -> float:

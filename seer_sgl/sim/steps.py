@@ -3,7 +3,9 @@
 A decode step over a batch of B sequences with K tokens of KV in total takes
 
     overhead + B * overhead per row + max(weights read / bandwidth, B * FLOP / compute)
-             + K * KV bytes per token / bandwidth
+             + K * max(KV bytes per token / bandwidth, FLOP of attention / compute)
+
+A verification of D drafts per sequence computes (1 + D) times as much, and reads once.
 
 While the batch stays the same, K grows by a constant with every step, so any number of steps has a
 closed form.
@@ -24,7 +26,8 @@ class StepTime:
         self._engine = engine
         bandwidth = engine.bandwidth_gb_s * 1e9
         self._per_weight_gb = 1e9 / bandwidth
-        self.per_kv_token = engine.kv_bytes_per_token / bandwidth
+        self._per_kv_read = engine.kv_bytes_per_token / bandwidth
+        self._per_kv_compute = engine.attention_mflop / engine.tflops * 1e-6
         flop = FLOP_PER_PARAMETER * engine.active_params_b * 1e9
         self.per_row_compute = flop / (engine.tflops * 1e12)
         self.per_prefill_token = 1 / engine.prefill_tok_s
@@ -44,11 +47,18 @@ class StepTime:
             + max(read, rows * self.per_row_compute)
         )
 
-    def prefill(self, tokens: int) -> float:
-        """Returns the time of a pass that prefills `tokens` and samples the first output tokens."""
+    def attention(self, drafts: int = 0) -> float:
+        """Returns the time per KV token of a sequence: it is read once, and every token to decode
+        or to verify attends to it."""
+        return max(self._per_kv_read, (1 + drafts) * self._per_kv_compute)
+
+    def prefill(self, tokens: int, chunks: int = 1) -> float:
+        """Returns the time of a pass that begins `chunks`: it prefills `tokens` and samples the
+        first output tokens."""
         engine = self._engine
         read = self._weights_gb(tokens) * self._per_weight_gb
-        return engine.overhead_ms * 1e-3 + max(read, tokens * self.per_prefill_token)
+        fixed_s = (engine.overhead_ms + chunks * engine.chunk_ms) * 1e-3
+        return fixed_s + max(read, tokens * self.per_prefill_token)
 
     def _weights_gb(self, rows: int) -> float:
         """Returns the weights that a pass over `rows` tokens reads, in GB. An expert is read if any

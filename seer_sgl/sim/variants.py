@@ -21,8 +21,9 @@ BASELINE, ORACLE = "group_round_robin", "oracle"
 DRAFTS = "speculation.enabled"
 
 
-def _policy(name: str, drafts: bool = False) -> dict[str, Any]:
-    return {"scheduling.policy": name, DRAFTS: drafts}
+def _policy(name: str, drafts: bool = False, **costs: float) -> dict[str, Any]:
+    speculation = {f"speculation.{key}": value for key, value in costs.items()}
+    return {"scheduling.policy": name, DRAFTS: drafts, **speculation}
 
 
 # By name: the config values of the variant, by key path.
@@ -35,6 +36,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "seer": _policy("seer"),
     ORACLE: _policy(ORACLE),
     "seer+sd": _policy("seer", drafts=True),
+    # The other end of a range: a guess at a path whose CPU work no GPU work hides.
+    "seer+sd_costly": _policy("seer", drafts=True, step_cpu_ms=8.0, draft_cpu_us=24.0),
 }
 DESCRIPTIONS = {
     BASELINE: "whole groups pinned to engines in turn (the paper's baseline)",
@@ -45,6 +48,7 @@ DESCRIPTIONS = {
     "seer": "divided rollout, the most tokens possible first",
     ORACLE: "divided rollout, true lengths known",
     "seer+sd": "seer with grouped speculative decoding",
+    "seer+sd_costly": "the same, with CPU work that nothing hides: 8 ms a step, 24 us a draft",
 }
 
 LABELS = {  # names in a picture, in lines
@@ -56,6 +60,7 @@ LABELS = {  # names in a picture, in lines
     "seer": "context-aware order",
     ORACLE: "context-aware order,\nlengths known",
     "seer+sd": "context-aware order,\ngrouped speculation",
+    "seer+sd_costly": "grouped speculation,\ncostly",
 }
 
 

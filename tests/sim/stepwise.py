@@ -115,7 +115,7 @@ class StepwiseEngine:
             elif self.running:
                 self.retract()
                 context = sum(s.length for s in self.running)
-                kv_s = context * self.step.per_kv_token
+                kv_s = context * self.step.attention()
                 await asyncio.sleep(self.step.fixed(len(self.running)) + kv_s)
                 for sequence in self.running:
                     sequence.out += 1
@@ -151,7 +151,7 @@ class StepwiseEngine:
             self.idle.pop(sequence.uid, None)
             self.running.append(sequence)
             sequence.out += 1
-        return self.step.prefill(cost) if admitted else 0.0
+        return self.step.prefill(cost, len(admitted)) if admitted else 0.0
 
     def retract(self) -> None:
         """Retracts sequences until the next step fits."""

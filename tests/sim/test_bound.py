@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from seer_sgl.config import with_values
 from seer_sgl.sim.bound import lower_bound_s
 from seer_sgl.sim.config import SimConfig
-from seer_sgl.sim.variants import VARIANTS, Scenario
+from seer_sgl.sim.variants import DRAFTS, VARIANTS, Scenario
 from seer_sgl.sim.workload import Responses
 
-UNDRAFTED = sorted(name for name in VARIANTS if not name.endswith("+sd"))
+UNDRAFTED = sorted(name for name, values in VARIANTS.items() if not values[DRAFTS])
 
 
 def planned(groups: list[list[int]], prompt_len: int = 20) -> list[Responses]:

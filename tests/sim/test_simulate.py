@@ -169,7 +169,7 @@ def test_out_has_json_and_pictures(simulate: Simulate, folder: Path) -> None:
         ),
         (
             ["--trace", "samples.jsonl", "--set", "speculation.draft_ms=1"],
-            "speculation.draft_ms: removed; drafting takes a millisecond per step",
+            "speculation.draft_ms: removed; speculation.step_cpu_ms is the time of a",
         ),
         (
             ["--trace", "samples.jsonl", "--set", "paper.rows.seer.foo=1"],
