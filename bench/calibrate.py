@@ -82,7 +82,7 @@ def settings(workload: str, parameters: Parameters, seed: int) -> SimConfig:
 def baseline(workload: str, parameters: Parameters, seed: int) -> tuple[SimConfig, Outcome]:
     """Returns the settings and the baseline's figures with these parameters."""
     config = settings(workload, parameters, seed)
-    return config, outcome(workload, BASELINE, simulate(sample(config.workload), config))
+    return config, outcome(workload, BASELINE, simulate(sample(config.workload), config).record)
 
 
 def residuals(config: SimConfig, result: Outcome) -> dict[str, float]:

@@ -116,7 +116,7 @@ def simulated(
         for group in sorted(groups, key=lambda group: group.requests[0].order)
     ]
     seen = FirstDispatch()
-    record = simulate(responses, config, observers=[seen])
+    record = simulate(responses, config, observers=[seen]).record
     return outcome("reasoner", policy, record), seen
 
 

@@ -107,7 +107,9 @@ class FaultyFleet(SimulatedFleet):
     def _engine(
         self, engine_id: str, config: SimConfig, lengths: Mapping[str, int]
     ) -> FaultyEngine:
-        engine = FaultyEngine(engine_id, config, lengths, self._stored, faults=self._faults)
+        engine = FaultyEngine(
+            engine_id, config, lengths, self._stored, self.pool, faults=self._faults
+        )
         self.faulty.append(engine)
         return engine
 

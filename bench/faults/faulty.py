@@ -13,10 +13,11 @@ from typing_extensions import override
 from seer_sgl.engine_types import EngineInfo, EngineLoad, EngineProblem
 from seer_sgl.errors import BadReply, EngineUnavailable
 from seer_sgl.sim.batch import SimulatedBatch
+from seer_sgl.sim.cache import SimulatedPool
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.engine import VERSION, SimulatedEngine, Stored
 from seer_sgl.sim.job import Job
-from seer_sgl.types import Chunk, ChunkReply, OnTokens
+from seer_sgl.types import Chunk, ChunkReply, OnTokens, Request, RequestState
 
 from .faults import Kind
 from .messages import FleetFaults, MessageFaults
@@ -37,12 +38,12 @@ class FaultyEngine(SimulatedEngine):
         config: SimConfig,
         lengths: Mapping[str, int],
         stored: Stored,
+        pool: SimulatedPool,
         *,
         faults: FleetFaults,
     ) -> None:
-        super().__init__(engine_id, config, lengths, stored)
+        super().__init__(engine_id, config, lengths, stored, pool)
         self._counts = faults.counts
-        self._pool = faults.pool
         self._messages = MessageFaults(faults, engine_id)
         self._clock = EngineClock(self._set_timer)
         self._connection = Connection()
@@ -196,8 +197,7 @@ class FaultyEngine(SimulatedEngine):
     @override
     def _pooled(self, chunk: Chunk) -> int:
         # Also for Move.PREFILL: after a lost chunk SGLang finds the pages of the chunks before it.
-        stored = self._pool.setdefault(chunk.request.uid, 0)
-        return stored if chunk.reads else 0
+        return self._pool.length(chunk.request.uid) if chunk.reads else 0
 
     @override
     def _store(self, job: Job) -> None:
@@ -206,18 +206,18 @@ class FaultyEngine(SimulatedEngine):
         request, ack = job.chunk.request, self._messages.ack()
         delay_s = self._config.pool.store_ms * 1e-3
         if request.generated + job.tokens >= self._lengths[job.uid]:
-            self._pool.pop(job.uid, None)  # nothing will read it
+            self._pool.take(job.uid)  # nothing will read it
         elif ack.present:
             length = request.total_len + job.tokens
-            self._loop.call_later(delay_s, self._write, job.uid, length, self._instance)
+            self._loop.call_later(delay_s, self._write, request, length, self._instance)
         for _ in range(ack.fate.copies):
             late_s = delay_s + ack.fate.delay_s
             self._loop.call_later(late_s, self._acknowledge, job.rid, ack.complete, self._instance)
 
-    def _write(self, uid: str, length: int, instance: int) -> None:
+    def _write(self, request: Request, length: int, instance: int) -> None:
         """Writes the KV of a request into the pool, unless the server that had it has ended."""
-        if instance == self._instance and uid in self._pool:
-            self._pool[uid] = length
+        if instance == self._instance and request.state is not RequestState.FINISHED:
+            self._pool.put(request.uid, length)
 
     def _acknowledge(self, rid: str, complete: bool, instance: int) -> None:
         """Acknowledges a write, unless the server that made it has ended."""

@@ -28,8 +28,6 @@ class FleetFaults:
     def __init__(self, config: FaultsConfig) -> None:
         self.config = config
         self.counts: Counter[str] = Counter()  # the faults that happened, by name
-        # By uid of an unfinished request: its leading tokens whose KV is in the pool.
-        self.pool: dict[str, int] = {}
 
 
 class MessageFaults:

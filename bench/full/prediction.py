@@ -105,7 +105,7 @@ def _simulated(settings: SimConfig, arm: Arm, case: Measurement) -> Outcome:
         "workload.lengths.max": max(case.lengths.values()),
     }
     settings = with_values(settings, own)
-    return outcome(arm.name, arm.policy, simulate(_responses(case), settings))
+    return outcome(arm.name, arm.policy, simulate(_responses(case), settings).record)
 
 
 def _responses(case: Measurement) -> list[Responses]:

@@ -38,6 +38,7 @@ class SimulatedBatch:
         self.running = RunningSet()
         self.idle_cache = IdleCache()
         self.prefilled = 0  # input tokens that were computed
+        self._prefills = 0  # passes that began chunks
         self._capacity = engine.kv_tokens
         self._max_running = engine.max_running_requests
         self._reserve = engine.reserve_tokens
@@ -56,6 +57,11 @@ class SimulatedBatch:
     def full(self) -> bool:
         """Whether no job is admitted before another one ends."""
         return self._full
+
+    @property
+    def forward_steps(self) -> int:
+        """Passes so far: decode steps, and prefills."""
+        return self.running.steps + self._prefills
 
     @property
     def waiting(self) -> int:
@@ -165,7 +171,10 @@ class SimulatedBatch:
             self.idle_cache.take(job.uid)
             running.enter(job)
         self.idle_cache.shrink(self._capacity - running.held)
-        return self._step.prefill(cost, len(admitted)) if admitted else 0.0
+        if not admitted:
+            return 0.0
+        self._prefills += 1
+        return self._step.prefill(cost, len(admitted))
 
     def _hit(self, job: Job) -> int:
         """Returns the input tokens that need no prefill; the last token always needs it."""

@@ -1,6 +1,9 @@
-"""Cached KV that no running request uses: SGLang's radix cache, simplified."""
+"""Cached KV that no running request uses: an engine's own (SGLang's radix cache, simplified), and
+the fleet's pool."""
 
 from collections import OrderedDict
+
+from typing_extensions import override
 
 
 class IdleCache:
@@ -30,3 +33,19 @@ class IdleCache:
         while self._lengths and self.tokens > room:
             _, length = self._lengths.popitem(last=False)
             self.tokens -= length
+
+
+class SimulatedPool(IdleCache):
+    """The KV pool of a fleet: what unfinished requests have written, prompt included. A write
+    beyond `capacity` tokens evicts the KV that was written longest ago, by whole requests."""
+
+    def __init__(self, capacity: float) -> None:
+        super().__init__()
+        self.peak = 0  # the most tokens at once
+        self._capacity = capacity
+
+    @override
+    def put(self, uid: str, length: int) -> None:
+        super().put(uid, length)
+        self.shrink(self._capacity)
+        self.peak = max(self.peak, self.tokens)

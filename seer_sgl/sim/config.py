@@ -70,9 +70,13 @@ class EngineConfig(Section, frozen=True):
 
 
 class PoolConfig(Section, frozen=True):
-    """The global KV pool; `enabled: false`: a request that moves is prefilled again."""
+    """The global KV pool; `enabled: false`: a request that moves is prefilled again.
+
+    `capacity_gb`: of the whole pool; None: unlimited. A write to a full pool evicts the oldest KV.
+    """
 
     enabled: bool = True
+    capacity_gb: Amount | None = None
     gb_s: Amount = 20.0  # into one engine
     latency_ms: Rest = 20.0  # fixed, per fetch
     store_ms: Rest = 30.0  # from a reply until its KV is in the pool

@@ -10,6 +10,8 @@ from .opening import SimRequest
 from .outcome import Outcome, tail_cut
 from .variants import BASELINE
 
+TAKEN = ("ratio_to_baseline", "ratio_to_oracle", "share_of_bound", "accept_length", "pool_peak_gb")
+
 
 class DrawnFigure(msgspec.Struct, frozen=True):
     """A figure over the draws."""
@@ -31,14 +33,16 @@ class DrawnFigure(msgspec.Struct, frozen=True):
 
 
 class DrawnPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a policy over the draws; ratios as in Outcome, `tail_cut` of the baseline's
-    tail. None: not known of that policy."""
+    """The figures of a policy over the draws, as in Outcome; `tail_cut` of the baseline's tail.
+    None: not known of that policy."""
 
     policy: str
     ratio_to_baseline: DrawnFigure | None
     tail_cut: DrawnFigure | None
     ratio_to_oracle: DrawnFigure | None
     share_of_bound: DrawnFigure | None
+    accept_length: DrawnFigure | None
+    pool_peak_gb: DrawnFigure | None
 
 
 def drawn(request: SimRequest, policies: Sequence[str], seeds: Sequence[int]) -> list[DrawnPolicy]:
@@ -53,10 +57,8 @@ def drawn(request: SimRequest, policies: Sequence[str], seeds: Sequence[int]) ->
     return [
         DrawnPolicy(
             policy=policy,
-            ratio_to_baseline=DrawnFigure.of([row.ratio_to_baseline for row in found]),
             tail_cut=DrawnFigure.of(list(map(tail_cut, found, baselines))),
-            ratio_to_oracle=DrawnFigure.of([row.ratio_to_oracle for row in found]),
-            share_of_bound=DrawnFigure.of([row.share_of_bound for row in found]),
+            **{name: DrawnFigure.of([getattr(row, name) for row in found]) for name in TAKEN},
         )
         for policy, found in rows.items()
     ]
@@ -69,9 +71,10 @@ def draws_table(workload: str, seeds: Sequence[int], rows: Sequence[DrawnPolicy]
         title_justify="left",
     )
     table.add_column("policy", no_wrap=True)
-    for name in ("x baseline", "tail cut", "of oracle", "of bound"):
+    for name in ("x baseline", "tail cut", "of oracle", "of bound", "accepted", "pool GB"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        figures = (row.ratio_to_baseline, row.tail_cut, row.ratio_to_oracle, row.share_of_bound)
+        ratios = row.ratio_to_baseline, row.tail_cut, row.ratio_to_oracle, row.share_of_bound
+        figures = *ratios, row.accept_length, row.pool_peak_gb
         table.add_row(row.policy, *("" if each is None else str(each) for each in figures))
     return table

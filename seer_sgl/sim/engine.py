@@ -1,6 +1,7 @@
 """A simulated engine behind the driver's Engine protocol: a Batch on the event loop's clock."""
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Self
 
@@ -20,6 +21,7 @@ from seer_sgl.types import (
 )
 
 from .batch import SimulatedBatch
+from .cache import SimulatedPool
 from .config import SimConfig, page_size
 from .job import Job
 from .speculation import MAX_DRAFTS, Speculation
@@ -40,7 +42,8 @@ class _Call(NamedTuple):
 
 
 class SimulatedEngine(Engine):
-    """A simulated engine. `lengths`: response tokens of each request, by uid.
+    """A simulated engine. `lengths`: response tokens of each request, by uid; `pool`: shared by all
+    engines.
 
     `stored` is called for every chunk whose KV has reached the pool (a message on the real link).
     """
@@ -51,10 +54,12 @@ class SimulatedEngine(Engine):
         config: SimConfig,
         lengths: Mapping[str, int],
         stored: Stored,
+        pool: SimulatedPool,
     ) -> None:
         self._config = config
         self._lengths = lengths
         self._stored = stored
+        self._pool = pool
         self._loop = asyncio.get_running_loop()
         self._step = StepTime(config.engine)
         self._speculation = Speculation(config.speculation, self._step)
@@ -75,6 +80,11 @@ class SimulatedEngine(Engine):
     def version(self) -> str:
         """The version of its weights."""
         return VERSION
+
+    @property
+    def forward_steps(self) -> int:
+        """Batches that it ran, of any kind."""
+        return self._batch.forward_steps
 
     @property
     def prefilled_tokens(self) -> int:
@@ -155,9 +165,8 @@ class SimulatedEngine(Engine):
 
         SGLang looks up every missing page there, for all requests.
         """
-        request = chunk.request
-        none = chunk.move is Move.PREFILL or not request.generated or not self._config.pool.enabled
-        return 0 if none or not chunk.reads else request.total_len
+        unread = chunk.move is Move.PREFILL or not chunk.reads
+        return 0 if unread else self._pool.length(chunk.request.uid)
 
     async def _fetch(self, tokens: int) -> None:
         """Reads KV from the pool; the engine's network link transfers one fetch at a time."""
@@ -167,9 +176,15 @@ class SimulatedEngine(Engine):
         await asyncio.sleep(self._link_free_at - now + pool.latency_ms * 1e-3)
 
     def _store(self, job: Job) -> None:
-        if self._config.pool.enabled:
-            delay_s = self._config.pool.store_ms * 1e-3
-            self._loop.call_later(delay_s, self._stored, job.rid, True)
+        if not self._config.pool.enabled:
+            return
+        request = job.chunk.request
+        if request.generated + job.tokens >= self._lengths[job.uid]:
+            self._pool.take(job.uid)  # nothing will read it
+        else:
+            self._pool.put(job.uid, request.total_len + job.tokens)
+        delay_s = self._config.pool.store_ms * 1e-3
+        self._loop.call_later(delay_s, self._stored, job.rid, True)
 
     def _discard(self, rid: str) -> None:
         """Ends a chunk whose reply is not wanted."""
@@ -225,6 +240,9 @@ class SimulatedFleet:
         self.on_stored: OnStored = lambda *_: None
         self.on_rates: OnRates = lambda _: None
         self.drafts = None
+        capacity_gb = config.pool.capacity_gb
+        token_gb = config.engine.kv_bytes_per_token / 1e9
+        self.pool = SimulatedPool(math.inf if capacity_gb is None else capacity_gb / token_gb)
         self.engines = [
             self._engine(f"e{number}", config, lengths) for number in range(config.engine.count)
         ]
@@ -235,7 +253,7 @@ class SimulatedFleet:
         return self
 
     def forget(self, instance: str, uid: str, keep: int) -> None:
-        """Does nothing: a simulated pool has unlimited space."""
+        """Does nothing: an engine releases the KV of a request when it ends."""
 
     async def live(self) -> None:
         """Lets the fleet's own events happen, until cancelled: there are none."""
@@ -243,7 +261,7 @@ class SimulatedFleet:
     def _engine(
         self, engine_id: str, config: SimConfig, lengths: Mapping[str, int]
     ) -> SimulatedEngine:
-        return SimulatedEngine(engine_id, config, lengths, self._stored)
+        return SimulatedEngine(engine_id, config, lengths, self._stored, self.pool)
 
     def _stored(self, rid: str, complete: bool) -> None:
         self.on_stored(rid, complete)

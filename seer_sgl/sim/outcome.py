@@ -13,7 +13,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The output of `simulate --json`, in seconds and tokens. `idle_fraction`: the share of all
     engines' time without a request. Ratios are of throughput, None if the other was not run.
     `share_of_bound`: the lower bound of the time (bound.py) as a share of `wall_s`; None with
-    drafts, for which there is no bound."""
+    drafts, for which there is no bound. `pool_peak_gb`: the most KV in the pool at once."""
 
     workload: str
     policy: str
@@ -27,6 +27,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     ratio_to_baseline: float | None = None
     ratio_to_oracle: float | None = None
     share_of_bound: float | None = None
+    pool_peak_gb: float | None = None
 
 
 def tail_cut(row: Outcome, baseline: Outcome) -> float:
@@ -34,7 +35,9 @@ def tail_cut(row: Outcome, baseline: Outcome) -> float:
     return 1 - row.tail_s / baseline.tail_s if baseline.tail_s else 0.0
 
 
-def outcome(workload: str, policy: str, record: Recorder) -> Outcome:
+def outcome(
+    workload: str, policy: str, record: Recorder, *, pool_peak_gb: float | None = None
+) -> Outcome:
     """Returns the figures of one run, by the definitions of the real report."""
     figures: dict[str, Any] = report(record)
     return Outcome(
@@ -47,4 +50,5 @@ def outcome(workload: str, policy: str, record: Recorder) -> Outcome:
         preemptions=figures["retractions"],
         migrations=figures["migrations"],
         accept_length=figures["accept_length"],
+        pool_peak_gb=pool_peak_gb,
     )

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from seer_sgl.config import EnginesConfig
 from seer_sgl.driver.driver import Driver
@@ -29,13 +30,22 @@ SETTLE_S = 1.0  # chunks of given-up groups end in less
 FOREVER_S = 1e12  # simulated engines do not stall
 
 
+class Simulated(NamedTuple):
+    """A simulated rollout. `forward_steps`: batches that the engines ran, all together;
+    `pool_peak`: the most KV tokens in the pool at once."""
+
+    record: Recorder
+    forward_steps: int
+    pool_peak: int
+
+
 def simulate(
     responses: Sequence[Responses],
     config: SimConfig,
     prior: KnownLengths | None = None,
     observers: Sequence[Observer] = (),
-) -> Recorder:
-    """Rolls the groups out in virtual time. Returns the recorder of the run.
+) -> Simulated:
+    """Rolls the groups out in virtual time.
 
     `prior`: lengths of earlier rollouts for the policy `seer`; the oracle gets the true lengths.
     """
@@ -47,11 +57,15 @@ async def _roll_out(
     config: SimConfig,
     prior: KnownLengths | None,
     observers: Sequence[Observer],
-) -> Recorder:
+) -> Simulated:
     groups = make_groups(responses, config.workload.lengths.max)
     fleet = SimulatedFleet(config, true_lengths(groups, responses))
     settings = driver_settings(config, known_lengths(config, responses, prior))
-    return await roll_out(groups, fleet, settings, observers)
+    return Simulated(
+        record=await roll_out(groups, fleet, settings, observers),
+        forward_steps=sum(engine.forward_steps for engine in fleet.engines),
+        pool_peak=fleet.pool.peak,
+    )
 
 
 async def roll_out(

@@ -14,7 +14,7 @@ from seer_sgl.scheduling.lengths import KnownLengths
 from .bound import lower_bound_s
 from .config import SimConfig
 from .outcome import Outcome, outcome
-from .simulate import simulate
+from .simulate import Simulated, simulate
 from .workload import Responses
 
 BASELINE, ORACLE = "group_round_robin", "oracle"
@@ -78,14 +78,11 @@ class Scenario:
         self.responses = responses
         self.config = config
         self.prior = prior
-        self._records: dict[str, Recorder] = {}
+        self._runs: dict[str, Simulated] = {}
 
     def record(self, variant: str) -> Recorder:
         """Returns the recorder of the variant's run."""
-        if variant not in self._records:
-            config = with_values(self.config, VARIANTS[variant])
-            self._records[variant] = simulate(self.responses, config, self.prior)
-        return self._records[variant]
+        return self._run(variant).record
 
     def outcome(self, variant: str, *, with_oracle: bool = True) -> Outcome:
         """Returns the variant's figures, with ratios to baseline and oracle."""
@@ -105,7 +102,15 @@ class Scenario:
 
     def alone(self, variant: str) -> Outcome:
         """Returns the variant's figures without ratios."""
-        return outcome(self.name, variant, self.record(variant))
+        run = self._run(variant)
+        peak_gb = run.pool_peak * self.config.engine.kv_bytes_per_token / 1e9
+        return outcome(self.name, variant, run.record, pool_peak_gb=round(peak_gb, 3))
+
+    def _run(self, variant: str) -> Simulated:
+        if variant not in self._runs:
+            config = with_values(self.config, VARIANTS[variant])
+            self._runs[variant] = simulate(self.responses, config, self.prior)
+        return self._runs[variant]
 
 
 def check_variant(name: str) -> None:

@@ -26,4 +26,4 @@ def small(*overrides: str) -> SimConfig:
 
 def rolled(config: SimConfig, responses: Sequence[Responses] | None = None) -> Recorder:
     """Returns the record of one simulated rollout."""
-    return simulate.simulate(responses or sample(config.workload), config)
+    return simulate.simulate(responses or sample(config.workload), config).record

@@ -42,6 +42,7 @@ class StepwiseEngine:
         config: SimConfig,
         lengths: Mapping[str, int],
         stored: Callable[[str, bool], None],
+        _: object,
     ) -> None:
         self.info: EngineInfo = engine_info(engine_id, config)
         self.config, self.lengths, self.stored = config, lengths, stored
@@ -51,6 +52,7 @@ class StepwiseEngine:
         self.idle: dict[str, int] = {}  # KV that no sequence uses, oldest first
         self.full, self.ratio = False, rules.INIT_NEW_TOKEN_RATIO
         self.link_free_at = 0.0
+        self.forward_steps = 0
         self.arrived = asyncio.Event()
         self.task = asyncio.get_running_loop().create_task(self.run())
 
@@ -116,6 +118,7 @@ class StepwiseEngine:
                 self.retract()
                 context = sum(s.length for s in self.running)
                 kv_s = context * self.step.attention()
+                self.forward_steps += 1
                 await asyncio.sleep(self.step.fixed(len(self.running)) + kv_s)
                 for sequence in self.running:
                     sequence.out += 1
@@ -151,6 +154,7 @@ class StepwiseEngine:
             self.idle.pop(sequence.uid, None)
             self.running.append(sequence)
             sequence.out += 1
+        self.forward_steps += bool(admitted)
         return self.step.prefill(cost, len(admitted)) if admitted else 0.0
 
     def retract(self) -> None:

@@ -16,8 +16,9 @@ from seer_sgl.sim import simulate
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.source import load_settings
 from seer_sgl.sim.variants import VARIANTS
-from seer_sgl.sim.workload import Responses, sample
+from seer_sgl.sim.workload import Responses
 from seer_sgl.types import Group, RequestState, token_array
+from tests.sim.helpers import rolled
 
 LONGEST = 600
 
@@ -70,7 +71,7 @@ def test_every_request_ends_once_with_its_tokens_and_the_ledger_at_zero(
     with monkeypatch.context() as patch:
         patch.setattr(simulate, "make_groups", groups_seen)
         patch.setattr(driver, "build_scheduler", scheduler_seen)
-        record = simulate.simulate(responses, config)
+        record = simulate.simulate(responses, config).record
     for group, planned in zip(made["groups"], responses, strict=True):
         assert [request.generated for request in group.requests] == planned.lengths
         assert all(request.state is RequestState.FINISHED for request in group.requests)
@@ -95,13 +96,13 @@ def test_drafts_beyond_the_last_token_have_room_in_the_ledger() -> None:
     config = with_values(config, VARIANTS["seer+sd"])
     groups = [[1, 120, 453, 4, 149], [2, 366, 137]]
     responses = [Responses(f"g{i}", token_array([i]) * 86, group) for i, group in enumerate(groups)]
-    record = simulate.simulate(responses, config)
+    record = simulate.simulate(responses, config).record
     assert record.totals.retractions == 0
 
 
 def test_equal_settings_give_equal_rollouts() -> None:
     config = load_settings(known={"workload": {"groups": 8}, "engine": {"count": 2}})
-    first, second = (simulate.simulate(sample(config.workload), config) for _ in range(2))
+    first, second = (rolled(config) for _ in range(2))
     assert list(first.finished_at) == list(second.finished_at)
 
 

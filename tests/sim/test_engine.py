@@ -3,7 +3,9 @@
 import pytest
 
 from seer_sgl.report.report import report
+from seer_sgl.sim.simulate import simulate
 from seer_sgl.sim.steps import Stretch
+from seer_sgl.sim.workload import sample
 from tests.sim.helpers import rolled, small
 from tests.sim.stepwise import StepwiseEngine
 
@@ -28,13 +30,16 @@ def test_it_agrees_with_the_step_by_step_engine(
         f"scheduling.policy={policy}",
         *(f"engine.{key}={value}" for key, value in settings.items()),
     )
-    fast = report(rolled(config))
+    responses = sample(config.workload)
+    run = simulate(responses, config)
     monkeypatch.setattr("seer_sgl.sim.engine.SimulatedEngine", StepwiseEngine)
-    plain = report(rolled(config))
+    reference = simulate(responses, config)
+    fast, plain = report(run.record), report(reference.record)
     assert fast["wall_s"] == pytest.approx(plain["wall_s"], rel=0.01)
     assert fast["tail_s"] == pytest.approx(plain["tail_s"], rel=0.05)
     assert fast["retractions"] == pytest.approx(plain["retractions"], rel=0.05, abs=2)
     assert fast["response_tokens"] == plain["response_tokens"]
+    assert run.forward_steps == pytest.approx(reference.forward_steps, rel=0.01)
 
 
 def test_an_engine_without_reserve_preempts_and_one_with_the_ledger_never_does() -> None:

@@ -200,7 +200,7 @@ def test_faults_of_several_engines_at_once_lose_nothing() -> None:
 
 def test_without_faults_the_rollout_is_that_of_the_plain_simulation() -> None:
     result, _ = rolled()
-    plain = simulate(sample(small().workload), small(*SETTINGS))
+    plain = simulate(sample(small().workload), small(*SETTINGS)).record
     assert list(result.record.finished_at) == pytest.approx(list(plain.finished_at), rel=0.02)
     assert result.counts == {}
     assert result.wasted_tokens == 0
