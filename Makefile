@@ -19,7 +19,7 @@ HAS_RDMA := $(SEER_PYTHON) -c 'import ctypes, sys; list(map(ctypes.CDLL, sys.arg
 
 .PHONY: venv rollout test test-engines test-all check check-style check-types check-imports test-unit \
 	test-smoke test-process test-servers test-long test-flaky test-bare soak chaos abuse test-package \
-	test-lowest test-index \
+	test-lowest test-index test-sglang \
 	openrlhf-env test-openrlhf rl docs bench microbench clean
 
 venv: $(READY)
@@ -150,6 +150,12 @@ test-index: $(READY)
 	@echo "the GPU extras resolve to wheels"
 	$(BIN)/python -m tests.plugin.upgrade
 
+# Tests on real engines of another SGLang, on a CPU, in .venv-sglang-VERSION (docs/sglang-versions.md).
+# TORCH: a version of torch with a CPU build, where SGLang's own has none.
+VERSION ?= 0.5.23
+test-sglang: $(READY)
+	TORCH=$(TORCH) tests/sglang.sh $(VERSION)
+
 # The second environment: OpenRLHF on a CPU, and the adapter in integrations/openrlhf.
 openrlhf-env: $(OPENRLHF)/.ready
 
@@ -187,4 +193,4 @@ microbench: $(READY)
 	$(BIN)/python -m bench.speculation
 
 clean:
-	rm -rf .venv $(OPENRLHF) out
+	rm -rf .venv $(OPENRLHF) .venv-sglang-* out

@@ -21,13 +21,15 @@ from .kvpool import packages
 from .processes import loopback
 
 SGLANG_VERSION = "0.5.21"
+SGLANG_TESTED = ("0.5.20", SGLANG_VERSION, "0.5.23")  # docs/sglang-versions.md
 SGLANG_CUDA = 13  # the CUDA version that SGLANG_VERSION is built for
 TORCH = "torch==2.13.0"  # the version that SGLANG_VERSION requires
 CHECKOUT = Path(__file__).resolve().parents[1]
 ENGINE_MEMORY_GB = 2.0  # one CPU server, imports included
 PLUGIN_TIMEOUT_S = 180.0
 
-# Loads SGLang's plugins as a scheduler process does and prints which of our hooks are missing.
+# Loads SGLang's plugins as a scheduler process does. Prints our hooks that are missing, and the
+# abilities that are off.
 _PLUGIN_PROBE = """
 from seer_sgl.plugin import cpu
 cpu.prepare()
@@ -36,9 +38,9 @@ load_plugins()
 from seer_sgl.plugin.plugin import current
 plugin = current()
 if plugin is None:
-    print("hooks:", 0, "missing:")
+    print("hooks:", 0, "missing:", "off:")
 else:
-    print("hooks:", len(plugin.hooks), "missing:", *plugin.missing())
+    print("hooks:", len(plugin.hooks), "missing:", *plugin.missing(), "off:", *plugin.off)
 """
 
 
@@ -135,10 +137,10 @@ def _sglang() -> Check:
     version = packages.version("sglang")
     if version is None:
         return Check("sglang", Verdict.MISSING, "not installed", _install_command())
-    if version != SGLANG_VERSION:
-        found = f"{version}, needs {SGLANG_VERSION}"
-        return Check("sglang", Verdict.MISSING, found, _install_command())
-    return Check("sglang", Verdict.OK, version)
+    if version in SGLANG_TESTED:
+        return Check("sglang", Verdict.OK, version)
+    found = f"{version}, not tested with: {', '.join(SGLANG_TESTED)} are"
+    return Check("sglang", Verdict.OPTIONAL, found, _install_command())
 
 
 def _plugin() -> Check:
@@ -159,12 +161,17 @@ def _plugin() -> Check:
     if probe.returncode != 0 or not lines:
         why = (probe.stderr.strip().splitlines() or ["no output"])[-1]
         return Check("plugin", Verdict.MISSING, f"SGLang does not load: {why}", _install_command())
-    hooks, _, missing = lines[-1].removeprefix("hooks: ").partition(" missing:")
+    hooks, _, rest = lines[-1].removeprefix("hooks: ").partition(" missing:")
+    missing, _, off = rest.partition(" off:")
     if hooks == "0":
         return Check("plugin", Verdict.MISSING, "SGLang does not find it", "pip install seer-sgl")
     if missing.strip():
         return Check("plugin", Verdict.MISSING, f"cannot hook{missing}", _install_command())
-    return Check("plugin", Verdict.OK, f"loaded by SGLang, {hooks} hooks in place")
+    found = f"loaded by SGLang, {hooks} hooks in place"
+    if off:
+        why = f"{found}; this SGLang lacks what {', '.join(off.split())} need"
+        return Check("plugin", Verdict.OPTIONAL, why, _install_command())
+    return Check("plugin", Verdict.OK, found)
 
 
 def _gpu() -> Check:

@@ -1,5 +1,6 @@
 """The data types of an engine: its description, its load and its server process."""
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -32,6 +33,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int | None = None  # the number of token ids it may return; None: not reported
     incremental_streaming: bool = False  # an event of its streams has the new tokens only
     inexact: str | None = None  # why its steps may round differently; None: they do not
+    off: Mapping[str, str] = {}  # abilities of the plugin that its SGLang lacks, and why
 
 
 class EngineProblem(msgspec.Struct, frozen=True):

@@ -50,8 +50,19 @@ def test_what_is_not_installed_is_named_with_its_mend(monkeypatch: pytest.Monkey
         assert (check.verdict, check.found) == (Verdict.MISSING, "not installed")
         assert check.fix
     assert doctor._mooncake().verdict is Verdict.OPTIONAL
-    monkeypatch.setattr(packages, "version", lambda _: "0.5.20")
-    assert doctor._sglang().found == "0.5.20, needs 0.5.21"
+
+
+def test_an_sglang_that_is_not_tested_is_named_and_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for version in doctor.SGLANG_TESTED:
+        monkeypatch.setattr(packages, "version", lambda _, it=version: it)
+        assert doctor._sglang().verdict is Verdict.OK
+    monkeypatch.setattr(packages, "version", lambda _: "0.4.0")
+    check = doctor._sglang()
+    assert check.verdict is Verdict.OPTIONAL
+    assert check.found.startswith("0.4.0, not tested with: 0.5.")
+    assert check.fix
 
 
 @pytest.fixture
@@ -191,9 +202,13 @@ def test_ports_that_are_open_to_other_machines_are_named(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("probe", "found"),
     [
-        ("print('hooks:', 3, 'missing:')", "loaded by SGLang, 3 hooks in place"),
+        ("print('hooks:', 3, 'missing:', 'off:')", "loaded by SGLang, 3 hooks in place"),
+        (
+            "print('hooks:', 3, 'missing:', 'off:', 'pool', 'drafts')",
+            "loaded by SGLang, 3 hooks in place; this SGLang lacks what pool, drafts need",
+        ),
         ("print('hooks:', 0, 'missing:')", "SGLang does not find it"),
-        ("print('hooks:', 3, 'missing:', 'sglang.x')", "cannot hook sglang.x"),
+        ("print('hooks:', 3, 'missing:', 'sglang.x', 'off:')", "cannot hook sglang.x"),
         ("raise ImportError('no such thing')", "SGLang does not load: ImportError: no such thing"),
     ],
 )
@@ -203,7 +218,7 @@ def test_the_plugin_is_tried_not_assumed(
     monkeypatch.setattr(doctor, "_PLUGIN_PROBE", probe)
     check = doctor._plugin()
     assert check.found == found
-    assert (check.verdict is Verdict.OK) == ("in place" in found)
+    assert (check.verdict is Verdict.OK) == found.endswith("in place")
 
 
 @pytest.mark.process

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from seer_sgl.config import FleetConfig, KvPoolConfig, bytes_of
 from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import ConfigError
+from seer_sgl.link.contract import DRAFTS, EXACT, POOL, PORTS, SECRETS
 from seer_sgl.types import Prompt
 
 # SGLang accepts inputs of up to max_total_num_tokens - 6 (TpModelWorker.get_worker_info). A limit
@@ -23,6 +24,12 @@ def check_engines(config: FleetConfig, engines: Sequence[EngineInfo]) -> None:
         raise ConfigError(problem)
     pool, draft = config.kv_pool, config.draft
     for info in engines:
+        for key, ability in _demands(config, info):
+            if ability in info.off:
+                raise ConfigError(
+                    f"{key}: engine {info.engine_id} ({info.url}) runs without `{ability}`: "
+                    f"{info.off[ability]}"
+                )
         if config.engines.exact and info.inexact is not None:
             raise ConfigError(
                 f"engines.exact: engine {info.engine_id} ({info.url}): {info.inexact}"
@@ -37,6 +44,21 @@ def check_engines(config: FleetConfig, engines: Sequence[EngineInfo]) -> None:
                 f"draft.scope: engine {info.engine_id} ({info.url}) drafts nothing; start it with "
                 "`seer-sgl engine --fleet` and this config"
             )
+
+
+def _demands(config: FleetConfig, info: EngineInfo) -> Iterator[tuple[str, str]]:
+    """Yields the abilities that a config needs of an engine, each with the key that needs it."""
+    if config.engines.exact:
+        yield "engines.exact", EXACT
+    if info.deterministic:
+        yield "enable-deterministic-inference", EXACT
+    if config.kv_pool.backend != "none":
+        yield "kv_pool.backend", POOL
+    if config.draft.scope != "none":
+        yield "draft.scope", DRAFTS
+    if config.engines.api_key is not None:
+        yield "engines.api_key", SECRETS
+        yield "engines.api_key", PORTS
 
 
 def differences(engines: Sequence[EngineInfo]) -> str | None:

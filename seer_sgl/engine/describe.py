@@ -110,6 +110,7 @@ def described(
         ranks=server.tp_size * server.pp_size,
         incremental_streaming=server.incremental_streaming_output,
         inexact=_inexact(server, plugin),
+        off={one_line(name): one_line(why) for name, why in plugin.off.items()} if plugin else {},
     )
 
 

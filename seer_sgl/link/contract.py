@@ -25,6 +25,14 @@ INSTANCE = "SEER_SGL_INSTANCE"  # a name for this start of the server; not set: 
 DRAFT = "SEER_SGL_DRAFT"  # DraftSettings as JSON; not set: no drafting
 # SGLang's own switch (sglang.srt.utils.is_cpu); the launcher sets it where no GPU is visible.
 CPU_SWITCH = "SGLANG_USE_CPU_ENGINE"
+OFF = "SEER_SGL_OFF"  # abilities of the plugin that are off, and why, as JSON; set by the plugin
+
+# Abilities of the plugin that a server or a config may demand (plugin/plugin.py has all).
+DRAFTS = "drafts"
+EXACT = "exact"
+POOL = "pool"
+PORTS = "ports"
+SECRETS = "secrets"
 
 # Keys in SGLang's messages. ORIGIN is in `custom_params`.
 NO_READ = "no_read"  # in ORIGIN: true if the call's KV is computed instead of read from the pool
@@ -76,7 +84,8 @@ class DraftReport(msgspec.Struct):
 class PluginReport(msgspec.Struct):
     """The report of the plugin in a scheduler process, in `/server_info`.
 
-    `missing`: the SGLang names that it could not hook. `instance`: a name for this start of the
+    `missing`: the SGLang names that it could not hook. `off`: abilities of the plugin that it
+    switched off, and why. `instance`: a name for this start of the
     server. `weights`: a name for the loaded weights. `vocab_size`: the width of the logits.
     `draft`: a DraftReport and counters (report/draft_report.py), or null. `inexact`: the reason why
     division or drafts can change the rounding of the engine's steps; None: they cannot. `waiting`:
@@ -86,6 +95,7 @@ class PluginReport(msgspec.Struct):
     version: str
     missing: list[str]
     hooks: Natural = 0  # the number of hooks that the plugin registered
+    off: dict[str, str] = {}
     instance: str | None = None
     weights: str | None = None
     vocab_size: Positive | None = None

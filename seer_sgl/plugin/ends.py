@@ -7,25 +7,11 @@ separates them from the earlier tokens, which were all checked.
 
 from seer_sgl.link.contract import EXAMINED
 
-from .hook import REQ, Hook
 from .sglang_types import SglReq
 
 
-def hooks() -> list[Hook]:
-    """Returns the hooks of this file."""
-    return [
-        Hook(
-            f"{REQ}.update_finish_state",
-            step_ends,
-            "before",
-            "SGLang ends an aborted request without checking its last step for a stop; the reply "
-            "reports where that step began, so that the driver can drop its tokens.",
-        )
-    ]
-
-
 def step_ends(req: SglReq, new_accepted_len: int = 1) -> None:
-    """Hook before `Req.update_finish_state`: stores where the step of an aborted request began.
+    """Before `Req.update_finish_state`: stores where the step of an aborted request began.
 
     SGLang ends the request in this call if `to_finish` is set. It copies `customized_info` into
     `meta_info`: lists with one item per output token.

@@ -13,12 +13,14 @@ class Hook(NamedTuple):
     """One place of SGLang where the plugin acts. `target`: the dotted name of a function or method.
 
     `why`: one sentence about SGLang's own behaviour and the reason to change or observe it.
+    `until`: one about an SGLang (or a Mooncake) that needs the hook no more.
     """
 
     target: str
     function: Callable[..., Any]
     kind: Kind
     why: str
+    until: str
 
 
 # Classes whose methods are hooked.
@@ -29,7 +31,6 @@ LOADS = "sglang.srt.managers.scheduler_components.load_inquirer.SchedulerLoadInq
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
 HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"
-TREE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 MOONCAKE = "sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore"
 HOST_POOL = "sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost"
 ALLOCATOR = "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator"
@@ -44,4 +45,5 @@ BOOTSTRAP = "sglang.srt.distributed.bootstrap"
 GROUPS = "sglang.srt.distributed.parallel_state"
 TRANSFER = "sglang.srt.distributed.device_communicators.mooncake_transfer_engine"
 NATIVE_HASH = "sglang.srt.mem_cache.cpp_utils.native_hash"
+KV_ROWS = "sglang.srt.mem_cache.common"
 KV_SIZES = "sglang.srt.mem_cache.kv_cache_configurator"

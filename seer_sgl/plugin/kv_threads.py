@@ -25,12 +25,6 @@ logger = logging.getLogger(__name__)
 # A call of the pool that takes longer will not return: a long write through a slow network takes
 # minutes. Until then reads have their own, much shorter limit (kvpool/hicache.py).
 STUCK_S = 300.0
-THREADS = {
-    f"{CONTROLLER}.prefetch_thread_func": "lookup",
-    f"{CONTROLLER}.prefetch_io_aux_func": "read",
-    f"{HYBRID}.prefetch_sync_thread_func": "sync",
-    f"{HYBRID}.backup_thread_func": "write",
-}
 
 
 class KvThreads:
@@ -39,15 +33,17 @@ class KvThreads:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.failures = 0  # operations that ended with an error
         self._clock = clock
-        self._dead: str | None = None  # the first thread that ended, and why
+        self._controller: SglController | None = None
+        self._ended: dict[str, str] = {}  # by name of a thread of the process: its error
         # Calls of the pool by name and thread: since when.
         self._under_way: dict[tuple[str, int], float] = {}
 
     @property
     def broken(self) -> str | None:
         """Why the engine's KV pool does not work any more; None while it works."""
-        if self._dead is not None:
-            return self._dead
+        for name, thread in self._threads().items():
+            if not thread.is_alive():
+                return f"the KV thread `{name}` ended: {self._ended.get(thread.name, 'no error')}"
         now = self._clock()
         for (name, _), since in list(self._under_way.items()):
             if now - since > STUCK_S:
@@ -68,18 +64,21 @@ class KvThreads:
                 self.look_up,
                 "around",
                 f"{error} that looks pages up; it is a miss instead.",
+                "SGLang 0.5.23 survives such an error; older versions are no longer supported.",
             ),
             Hook(
                 f"{CONTROLLER}._page_transfer_kv_batch",
                 self.read,
                 "around",
                 f"{error} that reads pages; it is a miss instead.",
+                "SGLang 0.5.23 survives such an error; older versions are no longer supported.",
             ),
             Hook(
                 f"{HYBRID}._page_transfer_sidecar",
                 self.read_sidecars,
                 "around",
                 f"{error} that reads pages; the layers with a cache of their own miss instead.",
+                "SGLang 0.5.23 survives such an error; older versions are no longer supported.",
             ),
             Hook(
                 f"{HYBRID}._reduce_prefetch_ack",
@@ -87,6 +86,7 @@ class KvThreads:
                 "around",
                 "An error would end SGLang's thread that collects the progress of reads; with one "
                 "rank, the progress counts as none instead.",
+                "SGLang 0.5.23 survives such an error; older versions are no longer supported.",
             ),
             Hook(
                 f"{SCHEDULER}.is_fully_idle",
@@ -94,17 +94,36 @@ class KvThreads:
                 "around",
                 "A read may outlast the request that it was for; SGLang then ends the engine when "
                 "it empties its caches, because the thread does not stop.",
-            ),
-            *(
-                Hook(
-                    target,
-                    self._watched(name),
-                    "around",
-                    "SGLang does not notice the end of this thread; the plugin reports it.",
-                )
-                for target, name in THREADS.items()
+                "SGLang waits for the reads of ended requests before it empties its caches.",
             ),
         ]
+
+    def watch(self, controller: SglController) -> None:
+        """Begins to look whether the threads of a controller run: SGLang does not notice their end.
+
+        SGLang replaces and ends them in the thread that asks for `broken`, never meanwhile.
+        """
+        self._controller = controller
+        before = threading.excepthook
+
+        def ended(error: threading.ExceptHookArgs) -> None:
+            if error.thread is not None:
+                self._ended[error.thread.name] = repr(error.exc_value)
+            before(error)
+
+        threading.excepthook = ended
+
+    def _threads(self) -> dict[str, threading.Thread]:
+        """Returns the threads that must run, by the name of their work."""
+        controller = self._controller
+        if controller is None or controller.storage_stop_event.is_set():
+            return {}
+        return {
+            "lookup": controller.prefetch_thread,
+            "read": controller.prefetch_io_aux_thread,
+            "sync": controller.prefetch_sync_thread,
+            "write": controller.backup_thread,
+        }
 
     @contextlib.contextmanager
     def waiting(self, name: str) -> Iterator[None]:
@@ -211,14 +230,3 @@ class KvThreads:
                     self.failures,
                     error,
                 )
-
-    def _watched(self, name: str) -> Callable[..., None]:
-        def run(stock: Callable[..., None], controller: SglController) -> None:
-            try:
-                stock(controller)
-            except BaseException as error:
-                self._dead = self._dead or f"the KV thread `{name}` ended: {error!r}"
-                logger.critical("seer-sgl: %s", self._dead)
-                raise
-
-        return run

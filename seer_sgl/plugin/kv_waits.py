@@ -28,6 +28,7 @@ def hooks() -> list[Hook]:
             "after",
             "SGLang counts requests whose KV is under way only between prefill and decode servers; "
             "here the same count has the queued requests whose KV is read from the pool.",
+            "`/v1/loads` counts the queued requests whose KV is being read.",
         ),
         Hook(
             f"{SCHEDULER}._prefetch_kvcache",
@@ -35,6 +36,7 @@ def hooks() -> list[Hook]:
             "around",
             "SGLang looks for the KV of every request in the pool; while reads of an engine stand "
             "still, the driver sends it requests whose KV is computed.",
+            "A request can forbid the read of its KV.",
         ),
     ]
 

@@ -28,6 +28,7 @@ def hooks() -> list[Hook]:
             "around",
             "SGLang assigns the seeded noise by rank as soon as one request of the batch filters; "
             "assigning it by token makes a draw independent of the other requests.",
+            "SGLang assigns seeded noise by token in every batch.",
         ),
         Hook(
             f"{SAMPLING}.from_schedule_batch",
@@ -35,6 +36,7 @@ def hooks() -> list[Hook]:
             "after",
             "SGLang returns a greedy request's logprobs at temperature 1 only in an all-greedy "
             "batch; here it does so in every batch.",
+            "SGLang returns the logprobs of greedy requests at temperature 1 in every batch.",
         ),
     ]
 
@@ -50,6 +52,7 @@ def draw_by_column(  # noqa: PLR0917 (SGLang's signature)
     positions: torch.Tensor,
     *,
     return_filtered_probs: bool = False,
+    **options: Any,
 ) -> Any:
     """Hook around `top_k_top_p_min_p_sampling_from_probs_torch`: returns tokens, int32 [rows].
 
@@ -68,6 +71,7 @@ def draw_by_column(  # noqa: PLR0917 (SGLang's signature)
             sampling_seed,
             positions,
             return_filtered_probs=return_filtered_probs,
+            **options,
         )
     import torch
     from sglang.srt.layers.sampler import sampling_from_probs_torch

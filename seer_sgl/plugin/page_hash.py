@@ -66,5 +66,6 @@ def hooks() -> list[Hook]:
             "replace",
             "SGLang compiles its hash of page names at the first call, in the middle of a rollout, "
             "and fails without a C++ compiler; the same names are computed in Python.",
+            "The wheel of SGLang has its page hash compiled.",
         )
     ]

@@ -43,6 +43,7 @@ def hooks() -> list[Hook]:
             "after",
             "SGLang prepares a step before the last one's tokens are on the host; a step whose "
             "penalties depend on those tokens waits for them.",
+            "SGLang counts penalties from tokens on the device.",
         ),
         Hook(
             f"{BATCH}.cumulate_penalty_output_tokens",
@@ -50,6 +51,7 @@ def hooks() -> list[Hook]:
             "around",
             "SGLang counts tokens for penalties while it prepares a step, when the newest token is "
             "still missing; the count is delayed until the step runs.",
+            "SGLang counts penalties from tokens on the device.",
         ),
         Hook(
             f"{SCHEDULER}.run_batch",
@@ -57,6 +59,7 @@ def hooks() -> list[Hook]:
             "before",
             "SGLang starts the step here, with all tokens on the host; the delayed count is done "
             "now.",
+            "SGLang counts penalties from tokens on the device.",
         ),
         Hook(
             f"{SAMPLING}.from_schedule_batch",
@@ -64,6 +67,7 @@ def hooks() -> list[Hook]:
             "after",
             "SGLang resets the penalties of a retracted request; the tokens that it has already "
             "generated are counted again.",
+            "SGLang keeps the penalties of a retracted request.",
         ),
         Hook(
             f"{SAMPLING}.copy_for_forward",
@@ -71,6 +75,7 @@ def hooks() -> list[Hook]:
             "around",
             "SGLang counts steps for `min_new_tokens`, among the penalties that need a plain step; "
             "an engine that drafts applies it per token of a step.",
+            "SGLang applies `min_new_tokens` by position.",
         ),
     ]
 

@@ -1,11 +1,15 @@
 """The seer-sgl plugin inside one process of SGLang.
 
-SGLang loads the plugin in the server and in every scheduler process, and only logs an error if a
-hook cannot be applied. Therefore each scheduler reports in `/server_info` which hooks are missing.
+SGLang loads the plugin in the server and in every scheduler process. An ability whose needs this
+SGLang does not meet is off (ability.py). SGLang only logs an error if a hook cannot be applied.
+Therefore each scheduler reports in `/server_info` which abilities are off and which hooks of the
+others are missing.
 """
 
+import logging
 import os
 import pkgutil
+from collections.abc import Iterator
 from importlib.metadata import version
 
 import msgspec
@@ -14,7 +18,6 @@ from seer_sgl.link import contract
 
 from . import (
     cpu,
-    ends,
     kv_waits,
     noise,
     page_hash,
@@ -22,20 +25,23 @@ from . import (
     ports,
     prepare,
     secrets,
-    stop_windows,
     stops,
 )
+from .ability import Ability, lacked_by, switched_off, unresolved
 from .drafting import DraftStatus
 from .hook import SCHEDULER, Hook
 from .pool import PoolPart
 from .sglang_types import SglInternalState, SglScheduler
+from .sources import PACKAGE, Sources
 from .speculation import algorithm
 from .weights import Weights
 from .work import Work
 
+logger = logging.getLogger(__name__)
+
 
 class Plugin:
-    """The parts of the plugin, their hooks, and the report. One per process.
+    """The abilities of the plugin and the report. One per process.
 
     on_cpu: adds the hooks that replace SGLang's GPU code on a machine without a GPU.
     """
@@ -46,57 +52,148 @@ class Plugin:
         self._pool = PoolPart()
         self._weights = Weights(self._pool)
         self._drafting = DraftStatus()
-        self.hooks = [
-            Hook(
-                f"{SCHEDULER}.get_internal_state",
-                self.add_report,
-                "after",
-                "SGLang logs a plugin's failure and continues without it; the report in "
-                "`/server_info` shows which hooks are in place.",
+        self.off: dict[str, str] = {}  # why abilities are off, by name
+        self.abilities = self._abilities()
+
+    def _abilities(self) -> list[Ability]:
+        """Returns all abilities; one follows the ones that it needs."""
+        report = Hook(
+            f"{SCHEDULER}.get_internal_state",
+            self.add_report,
+            "after",
+            "SGLang logs a plugin's failure and continues without it; the report in "
+            "`/server_info` shows which hooks are in place.",
+            "A plugin can add a section to `/server_info`.",
+        )
+        cpu_attention, cpu_pages = (["cpu"], ["cpu-pages"]) if self._on_cpu else ([], [])
+        return [
+            Ability(
+                "report",
+                [report],
+                "The server does not start.",
+                ["plugin"],
             ),
-            *prepare.hooks(),
-            *self._work.hooks(),
-            *kv_waits.hooks(),
-            *self._weights.hooks(),
-            *self._pool.hooks(),
-            *page_hash.hooks(),
-            *stops.hooks(),
-            *ends.hooks(),
-            *stop_windows.hooks(),
-            *noise.hooks(),
-            *penalties.hooks(),
-            *ports.hooks(),
-            *secrets.hooks(),
-            *algorithm.hooks(),
-            *(cpu.hooks() if on_cpu else ()),
+            *(cpu.abilities() if self._on_cpu else ()),
+            Ability(
+                "warm-up",
+                prepare.hooks(),
+                "The first steps of a rollout are slower.",
+                ["prepare"],
+            ),
+            Ability(
+                "counters",
+                self._work.hooks(),
+                "The metrics lack the prefilled tokens.",
+                ["work"],
+            ),
+            Ability(
+                "digest",
+                self._weights.hooks(),
+                "The engine does not name its weights, and takes part in no KV pool.",
+                ["weights"],
+            ),
+            Ability(
+                contract.POOL,
+                [*kv_waits.hooks(), *self._pool.hooks()],
+                "A request that moves to another engine is computed again.",
+                ["kv_waits", "pool", "pool_rank", "kv_threads", "origin"],
+                ["digest", *cpu_pages],
+            ),
+            Ability(
+                "page-names",
+                page_hash.hooks(),
+                "SGLang compiles its hash of page names with a C++ compiler, in a rollout.",
+                ["page_hash"],
+            ),
+            Ability(
+                "stops",
+                stops.hooks(),
+                "The driver looks for stop strings at a chunk's boundary in a window of its own; "
+                "the engine does not draft.",
+                ["stops", "ends", "stop_windows"],
+            ),
+            Ability(
+                contract.EXACT,
+                noise.hooks(),
+                "A seed draws other tokens when other requests of the batch filter.",
+                ["noise"],
+                cpu_attention,
+            ),
+            Ability(
+                "penalties",
+                penalties.hooks(),
+                "Penalties count the newest token a step late, as in stock SGLang.",
+                ["penalties"],
+            ),
+            Ability(
+                contract.PORTS,
+                ports.hooks(),
+                "The ports of ranks and of Mooncake listen on all interfaces.",
+                ["ports"],
+            ),
+            Ability(
+                contract.SECRETS,
+                secrets.hooks(),
+                "SGLang writes its keys to its log and into `/server_info`.",
+                ["secrets"],
+            ),
+            Ability(
+                contract.DRAFTS,
+                algorithm.hooks(),
+                "The engine decodes without drafts.",
+                ["speculation", "drafting"],
+                ["stops", *cpu_attention],
+            ),
         ]
 
+    @property
+    def hooks(self) -> list[Hook]:
+        """The hooks of the abilities that are not off."""
+        on = [ability for ability in self.abilities if ability.name not in self.off]
+        return [hook for ability in on for hook in ability.hooks]
+
     def register(self) -> None:
-        """Registers the hooks and the speculative algorithm with SGLang."""
+        """Registers hooks and speculative algorithm with SGLang.
+
+        An ability of which one hook's function cannot be imported is off too.
+        """
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+        known = self.off
+
+        def lacks(ability: Ability) -> Iterator[str]:
+            return iter([known[ability.name]]) if ability.name in known else unresolved(ability)
+
+        self.off = switched_off(self.abilities, lacks) | known
+        for name, why in self.off.items():
+            if name not in known:
+                logger.warning("seer-sgl: `%s` is off: %s", name, why)
         for hook in self.hooks:
             HookRegistry.register(hook.target, hook.function, HookType(hook.kind))
-        algorithm.register(self._drafting)
+        if contract.DRAFTS not in self.off:
+            algorithm.register(self._drafting)
 
     def missing(self) -> list[str]:
-        """Returns the targets at which no hook is in place."""
+        """Returns the targets at which no hook is in place, of abilities that are not off."""
         return [hook.target for hook in self.hooks if not _in_place(hook)]
 
     def report(self, scheduler: SglScheduler) -> contract.PluginReport:
         """Returns the plugin's part of `/server_info`."""
+        off = self.off
+        inexact = None if self._on_cpu else self._drafting.inexact
         return contract.PluginReport(
             version=version("seer-sgl"),
             missing=self.missing(),
             hooks=len(self.hooks),
+            off=off,
             instance=os.environ.get(contract.INSTANCE),
             weights=self._weights.name,
             vocab_size=scheduler.model_config.vocab_size,
             pool=self._pool.report(),
             draft=msgspec.Raw(msgspec.json.encode(self._drafting.report())),
-            inexact=None if self._on_cpu else self._drafting.inexact,
-            work=self._work.report(scheduler),
-            waiting=kv_waits.waiting(scheduler),
+            inexact=off.get(contract.EXACT, inexact),
+            work=None if "counters" in off else self._work.report(scheduler),
+            waiting=[] if contract.POOL in off else kv_waits.waiting(scheduler),
         )
 
     def add_report(
@@ -134,10 +231,22 @@ def current() -> Plugin | None:
 
 
 def load() -> None:
-    """Creates the Plugin of this process and registers it; called by SGLang's `load_plugins`."""
+    """Creates the Plugin of this process and registers it; called by SGLang's `load_plugins`.
+
+    The first process of a server looks at SGLang's sources; its children take over what it found.
+    """
     global _current  # noqa: PLW0603 (SGLang's entry point cannot return state)
-    on_cpu = cpu.wanted()
-    if on_cpu:
-        cpu.prepare_sglang()
-    _current = Plugin(on_cpu=on_cpu)
-    _current.register()
+    plugin = Plugin(on_cpu=cpu.wanted())
+    known = os.environ.get(contract.OFF)
+    if known is None:
+        lacks = lacked_by(Sources.installed(), version(PACKAGE))
+        plugin.off = switched_off(plugin.abilities, lacks)
+        os.environ[contract.OFF] = msgspec.json.encode(plugin.off).decode()
+        for name, why in plugin.off.items():
+            logger.warning("seer-sgl: `%s` is off: %s", name, why)
+    else:
+        plugin.off = msgspec.json.decode(known, type=dict[str, str])
+    if cpu.wanted():
+        cpu.prepare_sglang(plugin.off)
+    plugin.register()
+    _current = plugin

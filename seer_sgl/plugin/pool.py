@@ -14,7 +14,7 @@ from seer_sgl.kvpool.namespace import KvLayout
 from seer_sgl.link import messages
 from seer_sgl.link.contract import PoolReport
 
-from .hook import CONTROLLER, HYBRID, SCHEDULER, TREE, Hook
+from .hook import CONTROLLER, HYBRID, KV_ROWS, SCHEDULER, Hook
 from .kv_threads import KvThreads
 from .pool_rank import PoolRank
 from .sglang_types import (
@@ -67,12 +67,14 @@ class PoolPart:
                 "after",
                 "SGLang's page keys do not contain the layout of the KV; it becomes part of the "
                 "model's name, so that engines share pages only if they can read them.",
+                "SGLang puts dtype, layout, page size and ranks of the KV into its page keys.",
             ),
             Hook(
                 f"{HYBRID}.attach_storage_backend",
                 self.join,
                 "after",
                 "SGLang has connected this rank to the pool; the rank's bookkeeping starts.",
+                "SGLang acknowledges writes to the pool.",
             ),
             Hook(
                 f"{HYBRID}._page_backup",
@@ -81,6 +83,7 @@ class PoolPart:
                 "SGLang answers a request before its KV is in the pool, and an error would end its "
                 "thread that writes; the end of each write triggers the acknowledgement to the "
                 "driver.",
+                "SGLang acknowledges writes to the pool, and survives their errors.",
             ),
             Hook(
                 f"{CONTROLLER}._page_transfer",
@@ -88,6 +91,7 @@ class PoolPart:
                 "around",
                 "SGLang reads pages from the pool here; the time is measured for the driver's "
                 "choice between fetching and recomputing.",
+                "`/v1/loads` has the tokens and the time of pool reads.",
             ),
             Hook(
                 f"{SCHEDULER}.run_batch",
@@ -95,6 +99,7 @@ class PoolPart:
                 "after",
                 "On a CPU a batch has ended here; the rate of a prefill is measured for the "
                 "driver's choice between fetching and recomputing.",
+                "The driver uses the prefill time of `/v1/loads`.",
             ),
             Hook(
                 f"{SCHEDULER}.process_batch_result",
@@ -102,13 +107,15 @@ class PoolPart:
                 "after",
                 "SGLang has waited for the GPU here; the rate of a prefill is measured as on a "
                 "CPU.",
+                "The driver uses the prefill time of `/v1/loads`.",
             ),
             Hook(
-                f"{TREE}.insert_req",
+                f"{KV_ROWS}.release_kv_cache",
                 self.call_finished,
-                "after",
-                "SGLang has cached a finished request and starts to write its KV to the pool; the "
+                "before",
+                "SGLang caches a finished request here and starts to write its KV to the pool; the "
                 "names of its pages are recorded for acknowledgement and release.",
+                "SGLang acknowledges writes to the pool.",
             ),
             Hook(
                 f"{SCHEDULER}.maybe_sleep_on_idle",
@@ -116,13 +123,17 @@ class PoolPart:
                 "around",
                 "SGLang's idle sleep lasts up to a second between two steps of a KV transfer; "
                 "while a transfer is under way it is a millisecond.",
+                "SGLang does not sleep while KV is transferred.",
             ),
             *self._threads.hooks(),
         ]
 
     def join(self, result: R, controller: SglController, *_: object, **__: object) -> R:
         """Hook after `HybridCacheController.attach_storage_backend`: creates the PoolRank."""
-        self._rank = PoolRank(controller, layout_of(controller), self._threads)
+        self._threads.watch(controller)
+        self._rank = PoolRank(
+            controller, layout_of(controller, controller.storage_config), self._threads
+        )
         return result
 
     def write_pages(
@@ -156,7 +167,7 @@ class PoolPart:
         return result
 
     def batch_processed(
-        self, result: R, scheduler: SglScheduler, batch: SglScheduleBatch, *_: object, **__: object
+        self, done: R, scheduler: SglScheduler, batch: SglScheduleBatch, *_: object, **__: object
     ) -> R:
         """Hook after `Scheduler.process_batch_result`: measures the rate of prefills on a GPU.
 
@@ -164,7 +175,7 @@ class PoolPart:
         """
         if scheduler.device != "cpu":
             self._batch_ended(batch)
-        return result
+        return done
 
     def _batch_ended(self, batch: SglScheduleBatch) -> None:
         """Measures a prefill that ends now.
@@ -181,21 +192,24 @@ class PoolPart:
                 self._rank.measured(messages.Rates(tokens, now - began, 0, 0.0))
 
     def call_finished(
-        self, result: R, tree: SglRadixCache, req: SglReq, *, up_to: int, **_: object
-    ) -> R:
-        """Hook after `UnifiedRadixCache.insert_req`: registers a finished call with its key."""
-        if self._rank is not None:
+        self, req: SglReq, tree_cache: SglRadixCache, *cached: bool, **named: bool
+    ) -> None:
+        """Hook before `release_kv_cache`: registers a finished call with its key.
+
+        cached, named: whether SGLang caches the request; `is_insert`, since 0.5.23 `checkpoint`.
+        """
+        stored = all((*cached, *named.values())) and not req.skip_radix_cache_insert
+        if self._rank is not None and stored:
             from sglang.srt.mem_cache.radix_cache import RadixKey
 
-            tokens = (req.origin_input_ids + req.output_ids)[:up_to]
+            tokens = (req.origin_input_ids + req.output_ids)[: req.owned_kv_len()]
             key = RadixKey(
                 tokens,
                 req.extra_key,
-                is_bigram=tree.tree_core.is_eagle,
+                is_bigram=tree_cache.tree_core.is_eagle,
                 cache_salt=req.cache_salt,
             )
-            self._rank.finished(req.rid, key.page_aligned(tree.page_size))
-        return result
+            self._rank.finished(req.rid, key.page_aligned(tree_cache.page_size))
 
     def keep_awake(self, stock: Callable[..., None], scheduler: SglScheduler) -> None:
         """Hook around `Scheduler.maybe_sleep_on_idle`: sleeps a millisecond during KV transfers.
@@ -215,15 +229,15 @@ class PoolPart:
         stock(scheduler)
 
 
-def layout_of(controller: SglController) -> KvLayout:
-    """Returns the layout of this engine's KV."""
+def layout_of(controller: SglController, config: SglStorageConfig) -> KvLayout:
+    """Returns the layout of this engine's KV. config: of its storage backend."""
     host = controller.mem_pool_host
     return KvLayout(
         dtype=str(controller.mem_pool_device.store_dtype),
         layout=str(host.layout),
         page_size=controller.page_size,
-        tp_size=controller.tp_size,
-        pp_size=controller.pp_size,
+        tp_size=config.tp_size,
+        pp_size=config.pp_size,
     )
 
 
@@ -232,6 +246,6 @@ def name_the_layout(
 ) -> SglStorageConfig:
     """Hook after `HiCacheController._generate_storage_config`: adds the KV layout to the model's
     name, which is part of every key in every backend."""
-    tag = layout_of(controller).tag(os.environ.get(NAMESPACE, ""))
+    tag = layout_of(controller, result).tag(os.environ.get(NAMESPACE, ""))
     result.model_name = f"{tag}-{result.model_name or ''}"
     return result

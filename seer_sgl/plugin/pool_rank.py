@@ -95,7 +95,8 @@ class PoolRank:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of the KV of one token, in all ranks together."""
-        ranks = int(self._controller.tp_size * self._controller.pp_size)
+        config = self._controller.storage_config
+        ranks = config.tp_size * config.pp_size
         return int(self._controller.mem_pool_host.size_per_token) * ranks
 
     def finished(self, rid: str, key: Any) -> None:
@@ -111,8 +112,9 @@ class PoolRank:
         self._events.put(rates)
 
     def _join(self) -> Link | None:
-        ranks = self._controller.tp_size * self._controller.pp_size
-        rank = self._controller.pp_rank * self._controller.tp_size + self._controller.tp_rank
+        config = self._controller.storage_config
+        ranks = config.tp_size * config.pp_size
+        rank = config.pp_rank * config.tp_size + config.tp_rank
         link = driver_link(rank, ranks)
         if link is not None:
             link.on(messages.Forget, self._events.put)

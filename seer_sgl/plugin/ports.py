@@ -33,6 +33,7 @@ def hooks() -> list[Hook]:
             "around",
             "SGLang lets the ranks of a server meet at a port that is open on all interfaces; "
             "ranks of one machine meet on loopback.",
+            "SGLang lets the ranks of one machine meet on loopback.",
         ),
         Hook(
             f"{GROUPS}.create_custom_parallel_group",
@@ -40,6 +41,7 @@ def hooks() -> list[Hook]:
             "around",
             "SGLang creates HiCache's groups of ranks later, again with open ports; groups within "
             "one machine are created on loopback.",
+            "SGLang lets the ranks of one machine meet on loopback.",
         ),
         Hook(
             f"{TRANSFER}.init_mooncake_transfer_engine",
@@ -47,6 +49,7 @@ def hooks() -> list[Hook]:
             "after",
             "Mooncake's transfer engine opens ports on all interfaces; in a fleet on one machine "
             "they are confined to loopback.",
+            "Mooncake has a setting for the address on which it listens.",
         ),
         Hook(
             f"{MOONCAKE}.__init__",
@@ -54,6 +57,7 @@ def hooks() -> list[Hook]:
             "after",
             "Mooncake's store client opens ports on all interfaces; in a fleet on one machine they "
             "are confined to loopback.",
+            "Mooncake has a setting for the address on which it listens.",
         ),
     ]
 

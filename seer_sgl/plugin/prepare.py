@@ -51,6 +51,7 @@ def hooks() -> list[Hook]:
             "before",
             "SGLang loads the model here, which takes longer than to compile the draft index, so "
             "both begin together.",
+            "SGLang calls plugins before it loads the model.",
         ),
         Hook(
             f"{SCHEDULER}.__init__",
@@ -58,5 +59,6 @@ def hooks() -> list[Hook]:
             "after",
             "SGLang's warm-up request is greedy, so a GPU would compile the seeded sampler in the "
             "first step of a rollout; a draw before the engine is ready does it earlier.",
+            "The warm-up request of SGLang also samples with a seed.",
         ),
     ]

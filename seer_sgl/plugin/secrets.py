@@ -18,6 +18,7 @@ def hooks() -> list[Hook]:
             "after",
             "SGLang writes all its arguments to the log and into `/server_info`; API keys and "
             "passwords among them are masked.",
+            "SGLang masks its keys itself.",
         )
     ]
 

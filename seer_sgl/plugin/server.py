@@ -20,6 +20,7 @@ from seer_sgl.link.contract import API_KEY
 from seer_sgl.processes.child import end_with_parent
 
 from . import cpu
+from .ability import refusal
 from .sglang_types import SglServerArgs
 
 cpu.prepare()
@@ -40,8 +41,17 @@ def main(arguments: list[str]) -> None:
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
+    from .plugin import current
+
     load_plugins()
+    plugin = current()
+    off = {} if plugin is None else plugin.off
+    if contract.DRAFTS in off and any(contract.ALGORITHM in each for each in arguments):
+        sys.exit(f"seer-sgl: this server cannot draft: {off[contract.DRAFTS]}")
     server_args = prepare_server_args(arguments)
+    problem = refusal(off, server_args, os.environ)
+    if problem is not None:
+        sys.exit(f"seer-sgl: {problem}")
     threading.Thread(target=_verify_plugin, args=(server_args,), daemon=True).start()
     try:
         run_server(server_args)

@@ -11,6 +11,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from queue import Queue
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class SglReq(Protocol):
     seer_own: tuple[str | None, bool]  # its own extra_key and skip_radix_cache_insert
 
     def finished(self) -> bool: ...
+    def owned_kv_len(self) -> int: ...
 
 
 class SglForwardMode(Protocol):
@@ -262,7 +264,6 @@ class SglHostPool(Protocol):
     head_dim: int
     k_buffer: torch.Tensor
     v_buffer: torch.Tensor
-    mtp_draft_device_pools: Sequence[SglKVPool]
 
 
 class SglKVPool(Protocol):
@@ -287,15 +288,17 @@ class SglController(Protocol):
     """sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"""
 
     page_size: int
-    tp_size: int
-    tp_rank: int
-    pp_size: int
-    pp_rank: int
+    storage_config: SglStorageConfig
     mem_pool_host: SglHostPool
     mem_pool_device: SglKVPool
     storage_backend: SglStorage
     prefetch_sync_queue: Queue[Any]
     prefetch_completion_sync_groups: Sequence[object]
+    storage_stop_event: Event
+    prefetch_thread: Thread
+    prefetch_io_aux_thread: Thread
+    prefetch_sync_thread: Thread
+    backup_thread: Thread
 
 
 class SglPrefetchOperation(Protocol):
@@ -307,7 +310,6 @@ class SglPrefetchOperation(Protocol):
 class SglPrefetchAck(Protocol):
     """sglang.srt.managers.cache_controller.PrefetchAck"""
 
-    operation: SglPrefetchOperation
     completed_tokens: int | None
     pool_hits: dict[str, int] | None
 
@@ -322,14 +324,16 @@ class SglStorageConfig(Protocol):
     """sglang.srt.mem_cache.hicache_storage.HiCacheStorageConfig"""
 
     model_name: str | None
-    extra_config: dict[str, Any] | None
+    tp_size: int
+    tp_rank: int
+    pp_size: int
+    pp_rank: int
 
 
 class SglMooncakeStore(SglStorage, Protocol):
     """sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore"""
 
     store: Any  # Mooncake's own MooncakeDistributedStore
-    storage_config: SglStorageConfig
     is_mla_backend: bool
     mla_suffix: str
     mha_suffix: str | list[str]
@@ -445,6 +449,7 @@ class SglServerArgs(Protocol):
     sglang.srt.arg_groups.fields.disagg.Disagg
     sglang.srt.arg_groups.fields.exec_.ExecDeterministic
     sglang.srt.arg_groups.fields.exec_.ExecFeatures
+    sglang.srt.arg_groups.fields.memory.Memory
     sglang.srt.arg_groups.fields.parallel.Parallel
     sglang.srt.arg_groups.fields.schedule.Schedule
     sglang.srt.arg_groups.fields.serving.Serving
@@ -452,6 +457,9 @@ class SglServerArgs(Protocol):
     """
 
     api_key: str | None
+    admin_api_key: str | None
+    ssl_keyfile_password: str | None
+    hicache_storage_backend: str | None
     device: str
     tp_size: int
     pp_size: int

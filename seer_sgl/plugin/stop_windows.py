@@ -7,25 +7,11 @@ the same window.
 
 from seer_sgl.link.contract import STOP_TOKENS
 
-from .hook import REQ, Hook
 from .sglang_types import SglReq
 
 
-def hooks() -> list[Hook]:
-    """Returns the hooks of this file."""
-    return [
-        Hook(
-            f"{REQ}.update_finish_state",
-            report_window,
-            "after",
-            "SGLang counts the tokens of stop strings and keeps the count to itself; the reply "
-            "reports it, so that the driver searches a chunk's boundary in the same window.",
-        )
-    ]
-
-
-def report_window(result: None, req: SglReq, *_: object, **__: object) -> None:
-    """Hook after `Req.update_finish_state`: adds the count to the reply of a finished request.
+def report_window(req: SglReq) -> None:
+    """After `Req.update_finish_state`: adds the count to the reply of a finished request.
 
     SGLang copies `customized_info` into `meta_info`: lists with one item per output token.
     """

@@ -1,14 +1,16 @@
-"""Checks the stop conditions after every token of an accepted run.
+"""What the plugin does where SGLang checks a request for its end, `Req.update_finish_state`.
 
-`Req.update_finish_state` checks the whole run at once: stop strings before stop tokens, strings in
-the order of their list. If two conditions match, it may choose one that plain decoding, which
-checks after each token, would never have reached.
+SGLang checks a whole accepted run at once: stop strings before stop tokens, strings in the order of
+their list. If two conditions match, it may choose one that plain decoding, which checks after each
+token, would never have reached. Here the conditions are checked after every token.
 """
 
 from collections.abc import Callable
 
+from .ends import step_ends
 from .hook import REQ, Hook
 from .sglang_types import SglReq
+from .stop_windows import report_window
 
 
 def hooks() -> list[Hook]:
@@ -16,18 +18,30 @@ def hooks() -> list[Hook]:
     return [
         Hook(
             f"{REQ}.update_finish_state",
-            look_after_every_token,
+            check_for_end,
             "around",
-            "SGLang checks all tokens of a speculative step for a stop at once; checking after "
-            "each token ends a response where plain decoding would have ended it.",
+            "SGLang checks all tokens of a speculative step for a stop at once and those of an "
+            "aborted request not at all, and keeps its window for stop strings to itself; each "
+            "token is checked, and the reply reports where an aborted step began and the window.",
+            "SGLang checks each token of a step for its end, and reports the window of stop "
+            "strings.",
         )
     ]
+
+
+def check_for_end(
+    stock: Callable[[SglReq, int], None], req: SglReq, new_accepted_len: int = 1
+) -> None:
+    """Hook around `Req.update_finish_state`."""
+    step_ends(req, new_accepted_len)
+    look_after_every_token(stock, req, new_accepted_len)
+    report_window(req)
 
 
 def look_after_every_token(
     stock: Callable[[SglReq, int], None], req: SglReq, new_accepted_len: int = 1
 ) -> None:
-    """Hook around `Req.update_finish_state`: appends the run's tokens again, one by one, and calls
+    """Appends the run's tokens again, one by one, and calls
     SGLang's check after each, until it ends the request.
 
     Without stop strings SGLang already checks each token. An abort keeps the whole run, as in stock

@@ -53,6 +53,7 @@ class Weights:
                 "after",
                 "SGLang has loaded the model here and serves no request yet; the weights get their "
                 "name.",
+                "SGLang names the loaded weights by a digest.",
             ),
             *(
                 Hook(
@@ -61,6 +62,7 @@ class Weights:
                     "after",
                     "SGLang may change the weights in this call, even if it fails half-way; the "
                     "weights are named again.",
+                    "SGLang names the loaded weights by a digest.",
                 )
                 for call in _MAY_CHANGE_WEIGHTS
             ),
@@ -70,6 +72,7 @@ class Weights:
                 "after",
                 "A trainer that writes into the engine's memory itself ends its update with this "
                 "call; the weights are named again.",
+                "SGLang names the loaded weights by a digest.",
             ),
             Hook(
                 f"{SCHEDULER}._add_request_to_queue",
@@ -77,6 +80,7 @@ class Weights:
                 "before",
                 "SGLang finds KV by tokens alone; the name of the weights becomes part of the "
                 "key, so that no request reads KV of other weights.",
+                "SGLang puts the name of the weights into the key of their KV.",
             ),
             Hook(
                 f"{SCHEDULER}.stash_chunked_request",
@@ -84,6 +88,7 @@ class Weights:
                 "around",
                 "SGLang recomputes a chunk of a long prompt forever if the request may not be "
                 "cached; such a request keeps its KV without caching it.",
+                "SGLang keeps the chunks of a request that may not be cached.",
             ),
         ]
 

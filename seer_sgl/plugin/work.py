@@ -20,6 +20,7 @@ class Work:
                 self.batch_begins,
                 "before",
                 "SGLang reports no total of the tokens that it prefilled; the report needs one.",
+                "The total of prefilled tokens in `/v1/loads` counts every batch.",
             )
         ]
 

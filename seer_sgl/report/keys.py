@@ -97,6 +97,9 @@ KEYS: Mapping[str, str] = {
     "engines[].url": "its address when the run began",
     "engines[].sglang_version": "its SGLang",
     "engines[].plugin": "the version of the plugin in it; null in a stock server",
+    "engines[].off.*": (
+        "why an ability of the plugin is off ([Versions of SGLang](sglang-versions.md))"
+    ),
     "engines[].weight_version": "the name of its weights, from SGLang",
     "engines[].weights": "a digest of its loaded weights; null in a stock server",
     "engines[].chunks": "chunks that returned",

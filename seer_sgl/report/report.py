@@ -89,6 +89,7 @@ def _engine(engine: EngineRecord, wall_s: float, begun_s: float) -> dict[str, An
         "url": info.url,
         "sglang_version": info.sglang_version,
         "plugin": info.plugin,
+        "off": dict(info.off),
         "weight_version": info.weight_version,
         "weights": info.weights,
         "chunks": engine.totals.chunks,

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from seer_sgl.driver.observer import Observer
+from seer_sgl.plugin.sources import Sources
 from seer_sgl.scheduling.strategy import Strategy
 from tests.e2e.test_docs import ON_SERVERS
 from tests.helpers import make_group
-from tests.plugin.sources import Sources
 from tools.docs.pages import ROOT
 
 from .blocks import scripts

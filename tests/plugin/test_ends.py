@@ -17,7 +17,7 @@ PROBE = """
 import json
 from array import array
 from types import SimpleNamespace
-from seer_sgl.plugin import cpu, ends
+from seer_sgl.plugin import cpu, stops
 cpu.prepare()
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
@@ -27,7 +27,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-for hook in ends.hooks():
+for hook in stops.hooks():
     HookRegistry.register(hook.target, hook.function, HookType(hook.kind))
 HookRegistry.apply_hooks()
 params = SamplingParams(max_new_tokens=500)

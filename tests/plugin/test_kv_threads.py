@@ -60,14 +60,32 @@ def test_ranks_agree_on_progress_or_the_thread_ends() -> None:
         threads.agree(failing, controller(("group",)), ack)
 
 
-def test_a_thread_that_ends_with_an_error_is_reported_by_name() -> None:
-    threads = KvThreads()
-    hooks = {hook.target.rpartition(".")[2]: hook.function for hook in threads.hooks()}
-    hooks["backup_thread_func"](lambda _: None, controller())  # SGLang has stopped it
+def test_a_thread_that_ends_is_reported_by_name_and_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    threads, goes_on, own = KvThreads(), threading.Event(), controller()
+    own.storage_stop_event = threading.Event()
+    for name in ("prefetch", "prefetch_io_aux", "prefetch_sync", "backup"):
+        thread = threading.Thread(target=goes_on.wait)
+        thread.start()
+        setattr(own, f"{name}_thread", thread)
+    running = own.prefetch_thread
+    threads.watch(own)
     assert threads.broken is None
-    with pytest.raises(OSError, match="gone"):
-        hooks["prefetch_thread_func"](failing, controller())
+    own.prefetch_thread = threading.Thread(target=failing)
+    own.prefetch_thread.start()
+    own.prefetch_thread.join()
     assert threads.broken == "the KV thread `lookup` ended: OSError('the store is gone')"
+    assert len(errors) == 1, "as SGLang would see it"
+    own.prefetch_thread = running
+    goes_on.set()
+    own.backup_thread.join()
+    own.prefetch_sync_thread.join()
+    own.prefetch_io_aux_thread.join()
+    running.join()
+    assert threads.broken == "the KV thread `lookup` ended: no error"
+    own.storage_stop_event.set()
+    assert threads.broken is None, "SGLang has stopped them"
 
 
 def test_a_call_that_does_not_return_is_reported_until_it_does() -> None:

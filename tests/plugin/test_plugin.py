@@ -10,6 +10,7 @@ import pytest
 
 from seer_sgl.link.contract import REPORT
 from seer_sgl.plugin import plugin
+from seer_sgl.plugin.ability import Ability
 from seer_sgl.plugin.drafting import DECODES
 from seer_sgl.plugin.hook import Hook
 from seer_sgl.plugin.plugin import Plugin
@@ -34,6 +35,11 @@ def wrapped(function: Callable[[], None], hook: Callable[[], None]) -> Callable[
     return wrapper
 
 
+def of_one_hook(target: str) -> Ability:
+    hook = Hook(target, watch, "before", "A test needs it.", "It ends.")
+    return Ability("one", [hook], "It ends.", [])
+
+
 @pytest.mark.parametrize(
     ("function", "missing"),
     [
@@ -53,7 +59,7 @@ def test_a_hook_is_missing_unless_its_own_wrapper_is_there(
         module.function = function
     monkeypatch.setitem(sys.modules, module.__name__, module)
     loaded = Plugin(on_cpu=False)
-    loaded.hooks = [Hook("fake_sglang_module.function", watch, "before", "A test needs it.")]
+    loaded.abilities = [of_one_hook("fake_sglang_module.function")]
     assert loaded.missing() == missing
 
 
@@ -69,14 +75,14 @@ def idle_scheduler() -> Any:
 
 def test_a_scheduler_reports_the_plugin_without_weights_a_pool_or_drafting() -> None:
     loaded = Plugin(on_cpu=False)
-    loaded.hooks = [Hook("no_such_module.function", watch, "before", "A test needs it.")]
+    loaded.abilities = [of_one_hook("no_such_module.function")]
     scheduler = idle_scheduler()
     state = SimpleNamespace(internal_state={"of others": 1})
     assert loaded.add_report(state, scheduler) is state
     report = state.internal_state.pop(REPORT)
     assert state.internal_state == {"of others": 1}
     assert report["missing"] == ["no_such_module.function"]
-    assert (report["hooks"], report["vocab_size"]) == (1, 100)
+    assert (report["hooks"], report["off"], report["vocab_size"]) == (1, {}, 100)
     assert (report["weights"], report["pool"], report["draft"]) == (None, None, None)
     assert report["work"] == {"forward_steps": 3, "prefilled_tokens": 0}
 
@@ -86,8 +92,17 @@ def test_an_engine_on_a_gpu_that_decodes_with_a_kernel_of_its_own_reports_that(
     on_cpu: bool,
 ) -> None:
     loaded = Plugin(on_cpu=on_cpu)
-    loaded.hooks = []
+    loaded.abilities = []
     assert loaded.report(idle_scheduler()).inexact == (None if on_cpu else DECODES)
+
+
+def test_what_is_off_is_reported_and_takes_its_figures_along() -> None:
+    loaded = Plugin(on_cpu=True)
+    loaded.abilities = [of_one_hook("no_such_module.function")._replace(name="counters")]
+    loaded.off = {"counters": "a", "exact": "b", "pool": "c"}
+    report = loaded.report(idle_scheduler())
+    assert (report.missing, report.hooks, report.off) == ([], 0, loaded.off)
+    assert (report.work, report.waiting, report.inexact) == (None, [], "b")
 
 
 def test_a_process_that_sglang_has_not_loaded_the_plugin_into_has_none() -> None:

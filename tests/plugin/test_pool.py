@@ -1,6 +1,7 @@
 """The hooks that name a layout, pass events to the rank, and write copies. Without SGLang."""
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -25,8 +26,12 @@ class FakeRank:
     def __init__(self) -> None:
         self.pages: list[str] = []
         self.rates: list[Rates] = []
+        self.calls: list[tuple[str, object]] = []
         self.written = self.pages.append
         self.measured = self.rates.append
+
+    def finished(self, rid: str, key: object) -> None:
+        self.calls.append((rid, key))
 
 
 class FakeClock:
@@ -63,11 +68,57 @@ def test_each_hook_has_a_target_of_its_own() -> None:
     assert {hook.kind for hook in PoolPart().hooks()} <= {"before", "after", "around"}
 
 
+def call(**fields: Any) -> Any:
+    plain = {
+        "rid": "r.c1/",
+        "origin_input_ids": [1, 2],
+        "output_ids": [3, 4, 5],
+        "extra_key": "w",
+        "cache_salt": None,
+        "skip_radix_cache_insert": False,
+        "owned_kv_len": lambda: 4,
+    }
+    return SimpleNamespace(**{**plain, **fields})
+
+
+@pytest.mark.parametrize(
+    ("cached", "named", "skipped", "registered"),
+    [
+        ((), {}, False, True),
+        ((True,), {}, False, True),
+        ((), {"is_insert": True}, False, True),
+        ((), {"checkpoint": True}, False, True),
+        ((False,), {}, False, False),
+        ((), {"is_insert": False}, False, False),
+        ((), {"checkpoint": False}, False, False),
+        ((), {"checkpoint": True}, True, False),
+    ],
+)
+def test_a_finished_call_that_sglang_caches_is_registered_with_its_key(  # noqa: PLR0917
+    monkeypatch: pytest.MonkeyPatch,
+    rank: FakeRank,
+    attached: PoolPart,
+    cached: tuple[bool, ...],
+    named: dict[str, bool],
+    skipped: bool,
+    registered: bool,
+) -> None:
+    module: Any = ModuleType("sglang.srt.mem_cache.radix_cache")
+    module.RadixKey = lambda tokens, extra, **_: SimpleNamespace(
+        page_aligned=lambda size: (extra, tokens, size)
+    )
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    tree: Any = SimpleNamespace(tree_core=SimpleNamespace(is_eagle=False), page_size=PAGE)
+    attached.call_finished(call(skip_radix_cache_insert=skipped), tree, *cached, **named)
+    key = ("w", [1, 2, 3, 4], PAGE)
+    assert rank.calls == ([("r.c1/", key)] if registered else [])
+
+
 def test_without_a_pool_the_hooks_change_nothing() -> None:
     part, nobody = PoolPart(), cast(Any, None)
     assert not part.attached
     part.write_pages(lambda *_: None, nobody, SimpleNamespace(hash_value=["p"]))
-    assert part.call_finished("done", nobody, nobody, up_to=1) == "done"
+    part.call_finished(call(), nobody)
     assert part.pages_fetched(lambda *_: 99, SimpleNamespace(page_size=PAGE), "operation") == 99
     assert part.report() is None
 
@@ -166,7 +217,7 @@ def test_a_server_reports_its_namespace_and_the_size_of_its_kv(
 
 
 def test_every_backends_keys_tell_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "layout_of", lambda _: LAYOUT)
+    monkeypatch.setattr(pool, "layout_of", lambda *_: LAYOUT)
     monkeypatch.setenv(NAMESPACE, "fleet")
     for name, named in (("org/m", "-org/m"), (None, "-")):
         result = pool.name_the_layout(SimpleNamespace(model_name=name), cast(Any, None))

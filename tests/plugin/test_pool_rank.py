@@ -84,7 +84,12 @@ def controller(backend: Any, **ranks: int) -> Any:
     """Returns the parts of a HiCacheController that a PoolRank reads."""
     sizes = {"tp_size": 1, "pp_size": 1, "tp_rank": 0, "pp_rank": 0} | ranks
     host = SimpleNamespace(size_per_token=100)
-    return SimpleNamespace(page_size=PAGE, mem_pool_host=host, storage_backend=backend, **sizes)
+    return SimpleNamespace(
+        page_size=PAGE,
+        mem_pool_host=host,
+        storage_backend=backend,
+        storage_config=SimpleNamespace(**sizes),
+    )
 
 
 @pytest.fixture(autouse=True)

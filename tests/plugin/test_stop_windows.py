@@ -18,11 +18,11 @@ def request(finished: object, stops: list[str]) -> Any:
 
 def test_the_count_is_in_the_reply_once_per_token() -> None:
     req = request("length", ["stop"])
-    report_window(None, req)
+    report_window(req)
     assert req.customized_info == {"other": [1, 2, 3], STOP_TOKENS: [4, 4, 4]}
 
 
 def test_a_running_request_and_one_without_stop_strings_report_nothing() -> None:
     for req in (request(None, ["stop"]), request("length", [])):
-        report_window(None, req, 1)
+        report_window(req)
         assert req.customized_info == {"other": [1, 2, 3]}

@@ -1,94 +1,67 @@
-"""Lists the names that an upgrade of SGLang would break: `python -m tests.plugin.upgrade`.
+"""Lists what an upgrade of SGLang would break: `python -m tests.plugin.upgrade`.
 
 It reads the sources of the installed SGLang and of the newest one on the package index, which is
-downloaded but not installed. It looks up every name that the plugin uses: targets of hooks,
-imports, and members of objects (seer_sgl/plugin/sglang_types.py). The exit status is 1 if the
-installed version lacks a name; the list of the newest version is information.
+downloaded but not installed. For every ability of the plugin it looks up what the ability needs
+(seer_sgl/plugin/needs.py). The exit status is 1 if the installed version lacks something; the list
+of the newest version is information. `--version` asks for another version than the newest,
+`--installed` for the installed one alone.
 """
 
+import argparse
 import ast
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-import seer_sgl.plugin
-from seer_sgl.plugin import sglang_types
+from seer_sgl.plugin.ability import Ability, lacked_by, switched_off
+from seer_sgl.plugin.needs import lacking, needs_of, parameters
 from seer_sgl.plugin.plugin import Plugin
-
-from .sources import PACKAGE, Sources
-
-PLUGIN = Path(seer_sgl.plugin.__file__).parent
+from seer_sgl.plugin.sources import PACKAGE, Sources
 
 
-def targets() -> list[str]:
-    """Returns the targets of all hooks, those of the CPU engine included."""
-    return sorted({hook.target for hook in Plugin(on_cpu=True).hooks})
-
-
-def imports() -> list[str]:
-    """Returns the names that the plugin imports from SGLang."""
-    names = set()
-    for file in PLUGIN.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{PACKAGE}."):
-                names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return sorted(names)
-
-
-def members() -> Iterator[tuple[str, Sequence[str]]]:
-    """Yields each member of SGLang's objects that the plugin uses, with the classes that may
-    define it. The docstring of its Protocol names these classes."""
-    for protocol in protocols():
-        classes = [
-            word for word in (protocol.__doc__ or "").split() if word.startswith(f"{PACKAGE}.")
-        ]
-        for name in sorted({**protocol.__annotations__, **vars(protocol)}):
-            if not name.startswith(("__", "seer_", "_abc_", "_is_")):
-                yield name, classes
-
-
-def protocols() -> list[type]:
-    """Returns the Protocols of SGLang's objects."""
-    return [value for name, value in vars(sglang_types).items() if name.startswith("Sgl")]
+def abilities() -> list[Ability]:
+    """Returns all abilities, those of the CPU engine included."""
+    return Plugin(on_cpu=True).abilities
 
 
 def missing(sources: Sources) -> Iterator[str]:
-    """Yields one line per name that a version of SGLang lacks."""
-    names = {"hook": targets(), "import": imports()}
-    used = [(kind, *name.rpartition(".")[::2]) for kind, each in names.items() for name in each]
-    for kind, owner, name in used:
-        if sources.find(f"{owner}.{name}") is None:
-            yield f"{kind} {name} of {owner}{_if_gone(sources, owner)}"
-    for name, classes in members():
-        if not any(sources.find(f"{owner}.{name}") for owner in classes):
-            yield f"member {name} of {classes[0]}{_if_gone(sources, classes[0])}"
-
-
-def _if_gone(sources: Sources, owner: str) -> str:
-    return "" if sources.find(owner) else ", which is gone"
+    """Yields one line per need of an ability that a version of SGLang does not meet."""
+    for ability in abilities():
+        for line in lacking(ability.hooks, ability.files(), sources):
+            yield f"{ability.name}: {line}"
 
 
 def changed(before: Sources, after: Sources) -> Iterator[str]:
-    """Yields the signatures of hooked or called functions that differ between two versions."""
-    called = [f"{owner}.{name}" for name, classes in members() for owner in classes]
-    for name in (*targets(), *imports(), *called):
-        old, new = before.signature(name), after.signature(name)
+    """Yields the parameters of hooked or used functions that differ between two versions."""
+    names = {hook.target for ability in abilities() for hook in ability.hooks}
+    for ability in abilities():
+        for file in ability.files():
+            names |= needs_of(file).imports
+            names |= {f"{owner}.{name}" for name, all_ in needs_of(file).members for owner in all_}
+    for name in sorted(names):
+        old, new = _shown(before, name), _shown(after, name)
         if new is not None and old != new:
             yield f"{name}\n    {old}\n    {new}"
 
 
-def newest(folder: Path) -> Path | None:
-    """Downloads the newest wheel into `folder`, without its dependencies.
+def _shown(sources: Sources, name: str) -> str | None:
+    found = parameters(sources, name)
+    return None if found is None else f"({ast.unparse(found)})"
+
+
+def wheel(folder: Path, number: str | None) -> Path | None:
+    """Downloads the newest wheel, or that of a version, into `folder`, without its dependencies.
 
     Returns its path; None if the download fails.
     """
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--python-version", "3.12"]
     command += ["--platform", "manylinux_2_34_x86_64", "--dest", str(folder)]
-    done = subprocess.run([*command, PACKAGE], capture_output=True, text=True, check=False)
+    command += [PACKAGE if number is None else f"{PACKAGE}=={number}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         print(f"the wheel of SGLang cannot be downloaded: {done.stderr.strip().splitlines()[-1:]}")
     return next(iter(folder.glob("*.whl")), None)
@@ -101,20 +74,32 @@ def show(title: str, lines: list[str]) -> None:
         print(f"  {line}")
 
 
-def main() -> int:
-    """Prints both lists; returns the exit status."""
+def main(arguments: list[str]) -> int:
+    """Prints the lists; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--version", help="of SGLang; the newest by default")
+    parser.add_argument("--installed", action="store_true")
+    options = parser.parse_args(arguments)
     pinned = Sources.installed()
-    gone = list(missing(pinned))
-    show(f"SGLang {version(PACKAGE)}, installed; names that it lacks", gone)
-    with tempfile.TemporaryDirectory() as folder:
-        wheel = newest(Path(folder))
-        if wheel is not None:
-            latest = Sources.wheel(wheel)
-            number = wheel.name.split("-")[1]
-            show(f"SGLang {number}, the newest; names that it lacks", list(missing(latest)))
-            show("functions whose parameters it changes", list(changed(pinned, latest)))
+    gone = _show_lacks(pinned, f"{version(PACKAGE)}, installed")
+    if not options.installed:
+        with tempfile.TemporaryDirectory() as folder:
+            file = wheel(Path(folder), options.version)
+            if file is not None:
+                other = Sources.wheel(file)
+                _show_lacks(other, file.name.split("-")[1])
+                show("functions whose parameters it changes", list(changed(pinned, other)))
     return 1 if gone else 0
 
 
+def _show_lacks(sources: Sources, number: str) -> list[str]:
+    """Prints what a version lacks, and which abilities are off; returns the former."""
+    gone = list(missing(sources))
+    show(f"SGLang {number}; what it lacks", gone)
+    off = switched_off(abilities(), lacked_by(sources, number))
+    show(f"SGLang {number}; abilities that are off", [f"{name}: {off[name]}" for name in off])
+    return gone
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -11,7 +11,11 @@ from seer_sgl.report.keys import KEYS
 from tests.rollout.fakes import fakes, rolled
 from tests.support.drafting import engine, hub
 
-OPEN = ("finish_reasons", "drafting.verified_steps")  # objects with keys of their own
+OPEN = (
+    "finish_reasons",
+    "drafting.verified_steps",
+    "engines[].off",
+)  # objects with keys of their own
 
 
 def paths(value: Any, path: str = "") -> Iterator[str]:

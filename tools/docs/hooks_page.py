@@ -1,60 +1,45 @@
-"""The page docs/hooks.md: every hook of the plugin, from `Hook.why`."""
+"""The page docs/hooks.md: every hook of the plugin by ability, from `Hook.why`."""
 
 from collections.abc import Iterator
 
-from seer_sgl.plugin.hook import Hook
+from seer_sgl.plugin.ability import Ability
 from seer_sgl.plugin.plugin import Plugin
 
 HEAD = """\
 # Hooks into SGLang
 
-Where the plugin acts inside SGLang 0.5.21, and why: for reviewers of the plugin, and for an upgrade of SGLang.
+Where the plugin acts inside SGLang, and why: for reviewers of the plugin, and for an upgrade of SGLang.
 
-SGLang loads the plugin through its entry point `sglang.srt.plugins` and applies the hooks with its own `HookRegistry`. Nothing of SGLang is copied or patched on disk. SGLang logs
-a hook that fails and continues. Therefore each scheduler reports in `/server_info` which hooks are in place. Launcher and client refuse a server where one is missing.
-`make test-index` compares every name that the plugin uses with the sources of the newest SGLang.
+SGLang loads the plugin through its entry point `sglang.srt.plugins` and applies the hooks with its own `HookRegistry`. Nothing of SGLang is copied or patched on
+disk.
 
-A hook `before` a function may change its arguments. One `after` it receives the result. One `around` it calls SGLang's function itself. A `replace` hook runs in its place.
+The hooks of an ability are applied all together or not at all. Before that, the plugin compares what the ability needs with SGLang's sources: the functions that
+it hooks and their parameters, the names that it imports, the functions that it calls, and the members that it uses. An ability that lacks one of them is off.
+The engine serves without it; the log, `/server_info` and the report say why ([Versions of SGLang](sglang-versions.md)). SGLang only logs a hook that fails all
+the same. Therefore each scheduler reports in `/server_info` which hooks are in place, and launcher and client refuse a server where one is missing.
+`make test-index` looks at the newest SGLang.
+
+"Until" says which change of SGLang would make a hook unnecessary. Three of these changes are written out: [seeded noise by token](upstream/seeded-noise.md),
+[masked keys](upstream/masked-keys.md), [stops within an accepted run](upstream/stops.md).
+
+A hook `before` a function may change its arguments. One `after` it receives the result. One `around` it calls SGLang's function itself. A `replace` hook runs in
+its place.
 """
-ROOMS = {
-    "plugin": "Report",
-    "prepare": "Before the engine is ready",
-    "work": "Counters",
-    "kv_waits": "Requests that wait for KV",
-    "weights": "Digest of the weights",
-    "pool": "KV pool",
-    "kv_threads": "Threads of the KV pool",
-    "page_hash": "Names of pages",
-    "stops": "Stop conditions of drafted tokens",
-    "ends": "End of an aborted chunk",
-    "stop_windows": "Stop strings at the end of a chunk",
-    "noise": "Sampling noise",
-    "penalties": "Penalties",
-    "ports": "Ports",
-    "secrets": "Secrets",
-    "speculation": "Speculative decoding",
-    "cpu": "Machines without a GPU",
-}
 
 
 def text() -> str:
     """Returns the page."""
-    rooms: dict[str, list[Hook]] = {}
-    for hook in Plugin(on_cpu=True).hooks:
-        rooms.setdefault(_room(hook), []).append(hook)
-    assert list(rooms) == [name for name in ROOMS if name in rooms], "in the order of ROOMS"
-    return "\n".join([HEAD, *(line for name in rooms for line in _section(name, rooms[name]))])
+    abilities = Plugin(on_cpu=True).abilities
+    return "\n".join([HEAD, *(line for ability in abilities for line in _section(ability))])
 
 
-def _room(hook: Hook) -> str:
-    return hook.function.__module__.removeprefix("seer_sgl.plugin.").partition(".")[0]
-
-
-def _section(name: str, hooks: list[Hook]) -> Iterator[str]:
-    yield f"## {ROOMS[name]}\n"
-    yield "| function of SGLang | kind | why |\n|---|---|---|"
-    for hook in hooks:
+def _section(ability: Ability) -> Iterator[str]:
+    yield f"## {ability.name.replace('-', ' ').capitalize()}\n"
+    needs = f" It needs {' and '.join(f'`{name}`' for name in ability.after)}."
+    yield f"Without `{ability.name}`: {ability.without}{needs if ability.after else ''}\n"
+    yield "| function of SGLang | kind | why | until |\n|---|---|---|---|"
+    for hook in ability.hooks:
         owner, _, function = hook.target.rpartition(".")
         shown = ".".join([owner.rpartition(".")[2], function])
-        yield f"| `{shown}`<br>{owner} | {hook.kind} | {hook.why} |"
+        yield f"| `{shown}`<br>{owner} | {hook.kind} | {hook.why} | {hook.until} |"
     yield ""

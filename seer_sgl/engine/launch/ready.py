@@ -48,6 +48,8 @@ async def all_ready(
             info.max_running_requests,
             f"plugin {info.plugin}" if info.plugin else "stock (no seer-sgl plugin)",
         )
+        for ability, why in info.off.items():
+            logger.warning("engine %s runs without `%s`: %s", info.engine_id, ability, why)
         return info
 
     async def remind() -> None:

@@ -1,19 +1,21 @@
-"""The code that SGLang 0.5.21 lacks on a machine without a GPU.
+"""The code that SGLang lacks on a machine without a GPU.
 
 Stock SGLang imports compiled CPU kernels from `sgl_kernel`, whose published wheel is CUDA only.
 Its `torch_native` attention recomputes a whole sequence for every continuation. With a GPU nothing
 of this package is installed.
 
 `prepare` must run before the first import of `sglang` in every process. The server's main module
-calls it, because spawned scheduler processes import that module again. `prepare_sglang` and `hooks`
-run when SGLang loads its plugins.
+calls it, because spawned scheduler processes import that module again. `prepare_sglang` and
+`abilities` run when SGLang loads its plugins.
 """
 
 import importlib.util
 import os
 import sys
+from collections.abc import Collection
 
 from seer_sgl.link.contract import CPU_SWITCH
+from seer_sgl.plugin.ability import Ability
 from seer_sgl.plugin.hook import RUNNER, TORCH_NATIVE, Hook
 
 
@@ -36,9 +38,28 @@ def prepare() -> None:
         sys.modules["sgl_kernel.speculative"] = speculative_kernels
 
 
-def hooks() -> list[Hook]:
-    """Returns the hooks of the CPU engine."""
+def abilities() -> list[Ability]:
+    """Returns the abilities of a CPU engine."""
     from . import hicache
+
+    return [
+        Ability(
+            "cpu",
+            hooks(),
+            "Attention is SGLang's own: slow for continuations, and without drafts and seeds.",
+            ["cpu/__init__", "cpu/attention", "cpu/tree_attention"],
+        ),
+        Ability(
+            "cpu-pages",
+            hicache.hooks(),
+            "There is no KV pool on a CPU.",
+            ["cpu/hicache"],
+        ),
+    ]
+
+
+def hooks() -> list[Hook]:
+    """Returns the hooks of a CPU engine's attention."""
     from .attention import decode_grouped, extend_new_rows_only
     from .tree_attention import attend_to_trees, plan_trees
 
@@ -52,6 +73,7 @@ def hooks() -> list[Hook]:
             "around",
             "SGLang computes a continuation as if the whole sequence were new; only the new tokens "
             "are computed.",
+            "`torch_native` computes the new tokens of a continuation only.",
         ),
         Hook(
             f"{TORCH_NATIVE}._run_sdpa_forward_decode",
@@ -59,6 +81,7 @@ def hooks() -> list[Hook]:
             "around",
             "SGLang repeats every KV head for each of its query heads; the query heads become rows "
             "of one query instead.",
+            "`torch_native` repeats no KV heads.",
         ),
         Hook(
             f"{TORCH_NATIVE}.init_forward_metadata",
@@ -66,6 +89,7 @@ def hooks() -> list[Hook]:
             "after",
             "SGLang's `torch_native` cannot verify draft trees; their masks are prepared here, "
             "once per step.",
+            "`torch_native` verifies draft trees.",
         ),
         Hook(
             f"{TORCH_NATIVE}.forward_extend",
@@ -73,23 +97,29 @@ def hooks() -> list[Hook]:
             "around",
             "SGLang's `torch_native` cannot verify draft trees; each draft token attends to the "
             "tokens before the draft and to its own ancestors.",
+            "`torch_native` verifies draft trees.",
         ),
         Hook(
             f"{RUNNER}.maybe_enable_batch_invariant_mode",
             no_batch_invariant_triton_kernels,
             "replace",
             "SGLang's deterministic mode switches to Triton kernels, which a CPU cannot run.",
+            "Deterministic inference on a CPU uses no Triton kernels.",
         ),
-        *hicache.hooks(),
     ]
 
 
-def prepare_sglang() -> None:
-    """Changes the lists and constants of SGLang that no hook can change."""
+def prepare_sglang(off: Collection[str]) -> None:
+    """Changes the lists and constants of SGLang that no hook can change.
+
+    off: the abilities that are off.
+    """
     from . import hicache
 
-    _allow_deterministic_inference()
-    hicache.reserve_less_memory()
+    if "cpu" not in off:
+        _allow_deterministic_inference()
+    if "cpu-pages" not in off:
+        hicache.reserve_less_memory()
 
 
 def _allow_deterministic_inference() -> None:

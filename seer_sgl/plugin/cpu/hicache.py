@@ -22,18 +22,21 @@ def hooks() -> list[Hook]:
             unpinned,
             "before",
             "SGLang requests page-locked host memory from CUDA; a CPU uses ordinary memory.",
+            "HiCache on a CPU asks for ordinary memory.",
         ),
         Hook(
             f"{HOST_POOL}.backup_from_device_all_layer",
             copy_to_host,
             "replace",
             "SGLang copies KV to host memory with CUDA kernels; on a CPU torch copies it.",
+            "HiCache on a CPU copies with torch.",
         ),
         Hook(
             f"{HOST_POOL}.load_to_device_per_layer",
             copy_from_host,
             "replace",
             "SGLang copies KV from host memory with CUDA kernels; on a CPU torch copies it.",
+            "HiCache on a CPU copies with torch.",
         ),
         Hook(
             f"{ALLOCATOR}.alloc_extend",
@@ -41,12 +44,14 @@ def hooks() -> list[Hook]:
             "replace",
             "SGLang allocates pages for a prefill with a Triton kernel; on a CPU its own torch "
             "version does so.",
+            "Pages are allocated on a CPU without Triton.",
         ),
         Hook(
             f"{ALLOCATOR}.alloc_decode",
             alloc_decode,
             "replace",
             "SGLang allocates pages for a decode step with a Triton kernel; on a CPU torch does.",
+            "Pages are allocated on a CPU without Triton.",
         ),
     ]
 
@@ -94,7 +99,8 @@ def copy_to_host(
     io_backend: str,
 ) -> None:
     """Hook instead of `MHATokenToKVPoolHost.backup_from_device_all_layer`."""
-    pools = (device_pool, *self.mtp_draft_device_pools)
+    # Since 0.5.23, SGLang does not keep the pools of draft models here; a CPU engine has none.
+    pools = (device_pool, *getattr(self, "mtp_draft_device_pools", ()))
     for name, host in (("k_buffer", self.k_buffer), ("v_buffer", self.v_buffer)):
         layers = [layer for pool in pools for layer in getattr(pool, name)]
         for number, layer in enumerate(layers):

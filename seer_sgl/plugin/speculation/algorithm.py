@@ -98,6 +98,7 @@ def hooks() -> list[Hook]:
             "after",
             "SGLang ends a request's row of KV slots at the context length; the slots reserved for "
             "drafts at the very end of the context have to fit too.",
+            "The room for drafts follows from the algorithm that is registered.",
         )
     ]
 

@@ -14,7 +14,7 @@ PACKAGE = "sglang"
 Read = Callable[[str], str | None]  # a path within the package's parent -> text
 
 
-class Place(NamedTuple):
+class Definition(NamedTuple):
     """A definition and its module. `node` is None if it is not SGLang's own."""
 
     module: str
@@ -27,6 +27,7 @@ class Sources:
     def __init__(self, read: Read) -> None:
         self._read = read
         self._trees: dict[str, ast.Module | None] = {}
+        self._attributes: dict[ast.ClassDef, dict[str, ast.Attribute]] = {}  # set on `self`
 
     @classmethod
     def installed(cls) -> "Sources":
@@ -53,20 +54,11 @@ class Sources:
         names = set(archive.namelist())
         return cls(lambda path: archive.read(path).decode() if path in names else None)
 
-    def find(self, dotted: str) -> Place | None:
+    def find(self, dotted: str) -> Definition | None:
         """Returns where a module, class, function, method or attribute is defined."""
         return self._find(dotted, frozenset())
 
-    def signature(self, dotted: str) -> str | None:
-        """Returns the parameters of a function, a method or a class; None for anything else."""
-        place = self.find(dotted)
-        if place is not None and isinstance(place.node, ast.ClassDef):
-            place = self.find(f"{dotted}.__init__")
-        if place is None or not isinstance(place.node, ast.FunctionDef | ast.AsyncFunctionDef):
-            return None
-        return f"({ast.unparse(place.node.args)})"
-
-    def _find(self, dotted: str, seen: frozenset[str]) -> Place | None:
+    def _find(self, dotted: str, seen: frozenset[str]) -> Definition | None:
         if dotted in seen:
             return None
         parts = dotted.split(".")
@@ -74,10 +66,12 @@ class Sources:
             module = ".".join(parts[:cut])
             tree = self._tree(module)
             if tree is not None:
-                return self._inner(Place(module, tree), parts[cut:], seen | {dotted})
-        return None if parts[0] == PACKAGE else Place(parts[0], None)
+                return self._inner(Definition(module, tree), parts[cut:], seen | {dotted})
+        return None if parts[0] == PACKAGE else Definition(parts[0], None)
 
-    def _inner(self, place: Place, names: Sequence[str], seen: frozenset[str]) -> Place | None:
+    def _inner(
+        self, place: Definition, names: Sequence[str], seen: frozenset[str]
+    ) -> Definition | None:
         for name in names:
             if place.node is None:
                 return place
@@ -87,7 +81,7 @@ class Sources:
             place = found
         return place
 
-    def _member(self, place: Place, name: str, seen: frozenset[str]) -> Place | None:
+    def _member(self, place: Definition, name: str, seen: frozenset[str]) -> Definition | None:
         """Returns the definition of `name` in a module or class."""
         inside = place.node.body if isinstance(place.node, ast.Module | ast.ClassDef) else []
         for node in _statements(inside):
@@ -96,17 +90,19 @@ class Sources:
                 if found is not None:
                     return found
             elif name in _defined(node):
-                return Place(place.module, node)
+                return Definition(place.module, node)
         if not isinstance(place.node, ast.ClassDef):
             return None
-        attribute = _set_on_self(place.node).get(name)
+        if place.node not in self._attributes:
+            self._attributes[place.node] = _set_on_self(place.node)
+        attribute = self._attributes[place.node].get(name)
         if attribute is not None:
-            return Place(place.module, attribute)
+            return Definition(place.module, attribute)
         return self._inherited(place.module, place.node, name, seen)
 
     def _inherited(
         self, module: str, node: ast.ClassDef, name: str, seen: frozenset[str]
-    ) -> Place | None:
+    ) -> Definition | None:
         for base in node.bases:
             if isinstance(base, ast.Name | ast.Attribute):
                 found = self._find(f"{module}.{ast.unparse(base)}.{name}", seen)
@@ -116,7 +112,7 @@ class Sources:
 
     def _imported(
         self, module: str, node: ast.ImportFrom | ast.Import, name: str, seen: frozenset[str]
-    ) -> Place | None:
+    ) -> Definition | None:
         for alias in node.names:
             if isinstance(node, ast.Import):
                 if name == (alias.asname or alias.name):
