@@ -56,20 +56,29 @@ def parts(session: Session, machine: Machine) -> list[Part]:
     """Returns all parts in order: first what says most in a minute, last what takes hours."""
     float32, bfloat16 = "triton-float32", "triton-bfloat16"
     model = ("--model", str(session.inputs / "model"))
+    # Deterministic ones with decode steps as the plain ones, and what SGLang chooses on Hopper.
+    steps = {"": ("--setup", bfloat16)} | (
+        {"-fa3": ("--setup", "fa3-bfloat16")} if machine.fa3 else {}
+    )
     fa3 = [_script(session, "exact-fa3", "exact", "--setups", "fa3-bfloat16")]
     return [
         _script(session, "machine", "machine"),
+        _script(session, "kernels", "kernels"),
+        *(
+            _script(session, f"steps{name}", "step_times", *model, *at, "--contexts", CONTEXTS)
+            for name, at in steps.items()
+        ),
         _script(session, "smoke", "exact", "--setups", float32, *SMOKE),
-        _script(session, "kv-moves", "kv_moves"),
-        _script(session, "exact-triton", "exact", "--setups", f"{float32},{bfloat16}"),
+        _benchmark(session, machine, "shapes", ENGINES[0]),
+        _script(session, "exact-triton", "exact", "--setups", f"{bfloat16},{float32}"),
         *(fa3 if machine.fa3 else []),
         _script(session, "exact-greedy", "exact", "--setups", f"{bfloat16}-greedy"),
         *(_benchmark(session, machine, "reasoner", engines) for engines in ENGINES),
-        *(_benchmark(session, machine, "shapes", engines) for engines in ENGINES),
-        _script(session, "steps", "step_times", *model, "--contexts", CONTEXTS),
-        _script(session, "trace", "step_trace"),
         _script(session, "trace-shape", "step_trace", "--inputs", str(session.inputs)),
+        *(_benchmark(session, machine, "shapes", engines) for engines in ENGINES[1:]),
+        _script(session, "trace", "step_trace"),
         _script(session, "exact-flashinfer", "exact", "--setups", "flashinfer-bfloat16"),
+        _script(session, "kv-moves", "kv_moves"),
     ]
 
 

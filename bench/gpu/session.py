@@ -1,9 +1,10 @@
 """Runs all measurements of a GPU machine, one after the other, and packs the results.
 
 `python -m bench.gpu.session OUT [--seconds 540] [--parts smoke,reasoner-2] [options of seer-sgl
-bench]` runs the parts of parts.py that OUT does not have yet. Each writes JSON into OUT, its output
-goes to OUT/PART.log, and after each the archive is complete. At the end of the time the running
-part gets the chance to write what it has; the next call continues with the parts after it.
+bench]` runs the parts of parts.py that OUT does not have yet, then those that were cut. Each writes
+JSON into OUT, its output goes to OUT/PART.log, and after each the archive is complete. At the end
+of the time the running part gets the chance to write what it has; the next call continues with the
+parts after it.
 """
 
 import argparse
@@ -30,7 +31,8 @@ LEFT_OUT = (".trace.json.gz", ".npy", ".so")
 
 
 def waiting(every: Sequence[Part], done: dict[str, Any], chosen: Sequence[str]) -> list[Part]:
-    """Returns the parts to run: the chosen ones, or all that have not been begun.
+    """Returns the parts to run: the chosen ones, or all that have not been begun, and after them
+    those that were cut.
 
     Raises ValueError for an unknown name.
     """
@@ -39,7 +41,8 @@ def waiting(every: Sequence[Part], done: dict[str, Any], chosen: Sequence[str]) 
         raise ValueError(f"--parts: no part {min(unknown)!r}; parts: {', '.join(names)}")
     if chosen:
         return [part for part in every if part.name in chosen]
-    return [part for part in every if part.name not in done]
+    new = [part for part in every if part.name not in done]
+    return new + [part for part in every if done.get(part.name, {}).get("cut")]
 
 
 def run(part: Part, log: Path, seconds: float) -> dict[str, Any]:

@@ -28,7 +28,7 @@ HANGS = Part("hangs", ("http.server", "--bind", "127.0.0.1", "0"))
 
 
 @pytest.mark.parametrize(
-    "program", ["exact", "kv_moves", "machine", "session", "step_times", "step_trace"]
+    "program", ["exact", "kernels", "kv_moves", "machine", "session", "step_times", "step_trace"]
 )
 def test_without_a_gpu_a_program_ends_with_one_line_and_status_2(
     program: str,
@@ -76,7 +76,13 @@ def test_the_benchmarks_get_the_options_of_the_command_line(tmp_path: Path) -> N
     assert "engines.sglang.attention-backend=fa3" in commands["shapes-2"]
     assert "engines.sglang.attention-backend=fa3" not in commands["reasoner-2"]
     without = {part.name for part in parts(session, Machine())}
-    assert commands.keys() - without == {"exact-fa3"}
+    assert commands.keys() - without == {"exact-fa3", "steps-fa3"}
+
+
+def test_what_says_most_in_a_minute_comes_first() -> None:
+    names = [part.name for part in parts(Session(OUT), EVERYTHING)]
+    assert names[:4] == ["machine", "kernels", "steps", "steps-fa3"]
+    assert names.index("shapes-2") < names.index("exact-triton")
 
 
 def test_where_there_are_several_gpus_each_engine_has_its_own() -> None:
@@ -91,6 +97,8 @@ def test_a_later_call_goes_on_after_the_parts_that_were_begun() -> None:
     assert waiting(every, {}, []) == every
     assert waiting(every, {"version": {}, "fails": {"status": 1}}, []) == [HANGS]
     assert waiting(every, {"version": {}}, ["version"]) == [VERSION]
+    cut = {"version": {"cut": True}, "fails": {"status": 1, "cut": False}}
+    assert waiting(every, cut, []) == [HANGS, VERSION], "a part that was cut is offered again"
     with pytest.raises(ValueError, match="no part 'all'; parts: version, fails, hangs"):
         waiting(every, {}, ["all"])
 

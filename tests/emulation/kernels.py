@@ -9,89 +9,37 @@ makes of a kernel, the order of terms within a matrix unit, or half precisions.
 """
 
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from sglang.kernels.ops.attention import decode_attention, extend_attention
+from sglang.kernels.ops.attention import extend_attention
 
+from bench.gpu import attention
+from bench.gpu.attention import Kv, chain, extension, gap
 from seer_sgl.draft.drafter import Drafts
 from seer_sgl.draft.tree import lay_out
-from seer_sgl.plugin.speculation.mask import full_mask
 from tests.emulation.interpreter import add_terms_in_order
 
 HEADS, KV_HEADS, SIZE, SLOTS = 4, 2, 32, 800
 SCALE = SIZE**-0.5
 PREFIX, WIDEST = 123, 9  # the draft crosses the boundary between two blocks of 64 tokens
-SPLIT = 256  # tokens; deterministic decoding splits contexts there
 
 
-class Kv(NamedTuple):
-    """The KV of one request in a pool of slots."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    slots: torch.Tensor  # by position
-
-
-def attend(
-    queries: torch.Tensor, kv: Kv, prefixes: list[int], mask: torch.Tensor | None
-) -> torch.Tensor:
-    """Returns the deterministic prefill kernel's output.
-
-    queries: [requests, new tokens, heads, size]; all requests have the same KV. prefixes: tokens
-    before the new ones, per request.
-    """
-    requests, width = queries.shape[:2]
-    lengths = torch.tensor([prefix + width for prefix in prefixes])
-    flat = queries.reshape(-1, HEADS, SIZE)
-    output = torch.empty_like(flat)
-    extend_attention.extend_attention_fwd_unified(
-        flat,
-        output,
-        kv.keys,
-        kv.values,
-        1.0,
-        1.0,
-        torch.arange(requests + 1, dtype=torch.int32) * width,
-        _starts(lengths).to(torch.int32),
-        torch.cat([kv.slots[:length] for length in lengths.tolist()]),
-        torch.tensor(prefixes, dtype=torch.int32),
-        width,
-        custom_mask=mask,
-        mask_indptr=_starts(lengths * width),
-        sm_scale=SCALE,
-        is_causal=True,
-    )
-    return output.view(queries.shape)
+def attend(queries: torch.Tensor, kv: Kv, prefixes: list[int]) -> torch.Tensor:
+    """Returns the deterministic kernel's output for new tokens after `prefixes`."""
+    return attention.attend(queries, kv, extension(kv, prefixes, queries.shape[1]))
 
 
 def verify(queries: torch.Tensor, kv: Kv, prefixes: list[int], trees: torch.Tensor) -> torch.Tensor:
     """Returns the output of a verification. trees: bool [requests, nodes, nodes]."""
-    lengths = torch.tensor(prefixes)
-    return attend(queries, kv, prefixes, full_mask(trees, lengths, lengths))
+    return attention.attend(queries, kv, extension(kv, prefixes, queries.shape[1], trees))
 
 
 def decode(query: torch.Tensor, kv: Kv, length: int) -> torch.Tensor:
     """Returns the deterministic decode kernel's output for the last of `length` tokens."""
-    output = torch.empty((1, HEADS, SIZE))
-    splits = -(-length // SPLIT)
-    decode_attention.decode_attention_fwd(
-        query.reshape(1, HEADS, SIZE),
-        kv.keys,
-        kv.values,
-        output,
-        torch.tensor([0, length], dtype=torch.int32),
-        kv.slots[:length],
-        torch.empty((1, HEADS, splits, SIZE)),
-        torch.empty((1, HEADS, splits)),
-        torch.tensor([splits], dtype=torch.int32),
-        splits,
-        SCALE,
-        1.0,
-        1.0,
-    )
-    return output[0]
+    step = attention.decoding(kv, [length], HEADS)
+    return attention.decode(query.reshape(1, HEADS, SIZE), kv, step)[0]
 
 
 def exact(query: torch.Tensor, kv: Kv, length: int) -> torch.Tensor:
@@ -103,39 +51,25 @@ def exact(query: torch.Tensor, kv: Kv, length: int) -> torch.Tensor:
     return torch.einsum("hn,nhd->hd", scores.softmax(-1), values)
 
 
-def _starts(counts: torch.Tensor) -> torch.Tensor:
-    return torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-
-
-def _gap(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a.double() - b.double()).abs().max())
-
-
-def _chain(width: int) -> torch.Tensor:
-    return torch.ones((1, width, width), dtype=torch.bool).tril()
-
-
 def chains(kv: Kv, queries: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
     """Returns the outputs of the newest tokens, verified one by one, and how others compare."""
     new = queries[:, PREFIX:]
     alone = torch.cat(
-        [verify(new[:, i : i + 1], kv, [PREFIX + i], _chain(1)) for i in range(WIDEST)], 1
+        [verify(new[:, i : i + 1], kv, [PREFIX + i], chain(1)) for i in range(WIDEST)], 1
     )
     figures: dict[str, Any] = {
-        f"chain of {width}": _gap(
-            verify(new[:, :width], kv, [PREFIX], _chain(width)), alone[:, :width]
+        f"chain of {width}": gap(
+            verify(new[:, :width], kv, [PREFIX], chain(width)), alone[:, :width]
         )
         for width in (3, 5, WIDEST)
     }
     shorter = new.flip(1)  # another request of the batch, with another length
-    both = verify(
-        torch.cat([shorter, new]), kv, [PREFIX - 70, PREFIX], _chain(WIDEST).repeat(2, 1, 1)
-    )
-    figures["chain in a batch"] = _gap(both[1:], alone)
-    figures["prefill"] = _gap(attend(queries, kv, [0], None)[:, PREFIX:], alone)
-    figures["continuation"] = _gap(attend(new, kv, [PREFIX], None), alone)
+    both = verify(torch.cat([shorter, new]), kv, [PREFIX - 70, PREFIX], chain(WIDEST, 2))
+    figures["chain in a batch"] = gap(both[1:], alone)
+    figures["prefill"] = gap(attend(queries, kv, [0])[:, PREFIX:], alone)
+    figures["continuation"] = gap(attend(new, kv, [PREFIX]), alone)
     figures["float64"] = max(
-        _gap(alone[0, i], exact(new[0, i], kv, PREFIX + i + 1)) for i in range(WIDEST)
+        gap(alone[0, i], exact(new[0, i], kv, PREFIX + i + 1)) for i in range(WIDEST)
     )
     return alone, figures
 
@@ -163,7 +97,7 @@ def tree_path(kv: Kv, queries: torch.Tensor, alone: torch.Tensor, random: torch.
         cache[slots[path]] = chain[: len(path)]
     nodes[:, path] = queries[:, PREFIX : PREFIX + len(path)]
     output = verify(nodes, Kv(keys, values, kv.slots), [PREFIX], tree)
-    return _gap(output[:, path], alone[:, : len(path)])
+    return gap(output[:, path], alone[:, : len(path)])
 
 
 def main() -> None:
@@ -181,7 +115,7 @@ def main() -> None:
     figures["tree"] = tree_path(kv, queries, alone, random)
     query = queries[:, :1]
     figures["decode"] = {
-        length: _gap(decode(query[0, 0], kv, length), attend(query, kv, [length - 1], None)[0, 0])
+        length: gap(decode(query[0, 0], kv, length), attend(query, kv, [length - 1])[0, 0])
         for length in (6, 64, 65, 201, 301, 601)
     }
     print(json.dumps(figures))
