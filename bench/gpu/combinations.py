@@ -43,7 +43,7 @@ class Setup(NamedTuple):
 
 class Servers(NamedTuple):
     """One kind of engines. `paths` of a draft: 0 without drafts, 1 for chains, more for trees.
-    `exact`: as with `engines.exact`; chains are so with deterministic inference anyway."""
+    `exact`: as with `engines.exact`, which makes plain steps verifications."""
 
     name: str
     paths: int = 0
@@ -74,6 +74,7 @@ PLAIN = Servers("plain")
 WAYS: Mapping[Servers, tuple[Way, ...]] = {
     PLAIN: (WHOLE, AGAIN, STAYS, MOVES),
     Servers("exact", exact=True): (WHOLE, STAYS, MOVES),
+    Servers("exact chains", paths=1, exact=True): (WHOLE, STAYS, MOVES),
     Servers("chains", paths=1): (WHOLE, AGAIN, STAYS, MOVES),
     Servers("pool", pool=True): (MOVES,),
     Servers("chains and pool", paths=1, pool=True): (MOVES,),

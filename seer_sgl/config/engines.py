@@ -26,6 +26,7 @@ RESERVED_FLAGS = {
     "host": "the driver chooses the addresses of engines that it starts",
     "port": "the driver chooses the ports of engines that it starts",
 }
+CPU_START_S, GPU_START_S = 600.0, 1800.0
 ONE_NODE_FLAGS = ("nnodes", "node-rank", "dist-init-addr", "base-gpu-id")  # Ray places an engine
 # SGLang flags that let steps round differently, on any machine.
 INEXACT_FLAGS = (
@@ -43,9 +44,10 @@ class EnginesConfig(Section, frozen=True, tag_field="launch"):
     """SGLang's own server flags, passed through unchanged: `{tp-size: 8, mem-fraction-static:
     0.85}`. Reports mask flags named after a key, token, password or secret."""
     exact: bool = False
-    """On a GPU: run every step with one attention kernel, so that neither division nor drafts
-    change a bit, and refuse what cannot be exact; plain steps become slower. On a CPU: require
-    deterministic inference. ([What holds where](exactness.md#what-does-enginesexact-do))"""
+    """On a GPU: run every step with one attention kernel, so that neither division nor drafts are
+    meant to change a bit, and refuse what cannot be exact; not run on a GPU yet. Plain steps become
+    slower, in the tail perhaps several times. On a CPU: require deterministic inference.
+    ([What holds where](exactness.md#what-does-each-mode-promise-and-what-does-it-cost))"""
     stall_timeout_s: Seconds = 120.0
     """An engine that has work and makes no progress for this long loses its chunks."""
     recovery_timeout_s: Seconds = 60.0
@@ -85,8 +87,13 @@ class StartedEngines(EnginesConfig, frozen=True):
     """Servers to start."""
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     """Environment variables of the engines. Reports mask their values."""
-    start_timeout_s: Seconds = 600.0
-    """Seconds that an engine may take to start."""
+    start_timeout_s: Seconds | None = None
+    """Seconds that an engine may take to start. Default: 1800 on a GPU, where the first start
+    compiles kernels and each captures graphs for all draft widths; else 600."""
+
+    def start_limit_s(self, gpu: bool) -> float:
+        """Returns the seconds that an engine may take to start. gpu: whether it runs on a GPU."""
+        return self.start_timeout_s or (GPU_START_S if gpu else CPU_START_S)
 
     @override
     def problems(self) -> Iterator[Problem]:

@@ -24,7 +24,8 @@ EXPLORE_EVERY = 64  # steps; then a neighbouring width is tried, to measure its 
 class DraftPolicy:
     """Chooses the width of each verification.
 
-    widths: ascending, the first is 1. most_nodes: the maximum per verification.
+    widths: ascending, the first is 1. most_nodes: the maximum per verification. pause: plain steps
+    before the first draft.
     """
 
     def __init__(
@@ -33,12 +34,14 @@ class DraftPolicy:
         times: StepTimes,
         acceptance: Acceptance,
         most_nodes: int = MOST_NODES,
+        *,
+        pause: int = 0,
     ) -> None:
         self.widths = list(widths)
         self.times = times
         self.acceptance = acceptance
         self._most_nodes = most_nodes
-        self._pause = 0  # steps left without drafting
+        self._pause = pause  # steps left without drafting
         self._patience = 1  # the next pause, steps
         self._steps = 0
 

@@ -49,8 +49,9 @@ class DraftSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     scope: Literal["request", "engine", "fleet"]
     max_draft_tokens: int  # per row, the root not included
-    paths: int
+    paths: int | None  # None: as the machine of the engine drafts best, see DraftConfig
     memory: int  # bytes for index and tokens
+    exact: bool = False  # `engines.exact`
 
     @property
     def max_tokens(self) -> int:

@@ -37,6 +37,7 @@ ALLOCATOR = "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator"
 SAMPLING = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
+RUNNERS = "sglang.srt.model_executor.runner.base_runner.BaseRunner"
 TORCH_NATIVE = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
 
 # Modules whose functions are hooked.
@@ -47,3 +48,5 @@ TRANSFER = "sglang.srt.distributed.device_communicators.mooncake_transfer_engine
 NATIVE_HASH = "sglang.srt.mem_cache.cpp_utils.native_hash"
 KV_ROWS = "sglang.srt.mem_cache.common"
 KV_SIZES = "sglang.srt.mem_cache.kv_cache_configurator"
+GRAPHS = "sglang.srt.model_executor.runner.base_cuda_graph_runner"
+MEMORY = "sglang.srt.arg_groups.memory_hook"

@@ -60,7 +60,7 @@ def test_with_exact_engines_all_arms_are_alike_and_sglangs_own_speculation_is_le
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO", "seer_sgl")
-    config = load_ready_bench(gpu=False, overrides=["engines.exact=true"])
+    config = load_ready_bench(gpu=False, overrides=["engines.exact=true", "draft.paths=4"])
     every, trees = {*config.bench.arms}, {"seer", "seer_published", "greedy_seer"}
     arms = runnable(config)
     assert every - {arm.name for arm in arms} == {"greedy_ngram"}

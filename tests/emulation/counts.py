@@ -20,6 +20,8 @@ class Counts:
         self.late = 0  # copies to the host that arrived late
         self.padded = 0  # replays of a graph that is larger than the batch
         self.eager: Counter[str] = Counter()  # steps without a graph, by forward mode
+        self.decoded: Counter[str] = Counter()  # steps, by kind (waits.py)
+        self.gaps: Counter[str] = Counter()  # waits before these steps, by kind
         self.timed_steps = 0  # of full batches (times.py)
         self.host_s: dict[str, float] = defaultdict(float)  # of the timed steps, by part
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .counts import Counts
+from .waits import Waits
 
 OURS = "seer_sgl.plugin"
 GARBAGE = 99  # no length, node or token of a short test
@@ -52,8 +53,8 @@ class LateCopies:
             self._counts.late += 1
 
 
-def install(counts: Counts) -> None:
-    """Makes our own copies late."""
+def install(counts: Counts, waits: Waits) -> None:
+    """Makes our own copies late, and reports what the host waits for."""
     copies, to, cpu = LateCopies(counts), torch.Tensor.to, torch.Tensor.cpu
 
     def late_to(tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
@@ -64,13 +65,16 @@ def install(counts: Counts) -> None:
     def blocking_copy(tensor: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
         if _called_by_us():
             copies.wait(copies.now())
+            waits.everything_waited_for()
         return cpu(tensor, *args, **options)
 
     def record(event: Any, *_: object) -> None:
         event.emulated_after = copies.now()
+        waits.record(event)
 
     def synchronize(event: Any) -> None:
         copies.wait(getattr(event, "emulated_after", 0))
+        waits.result_waited_for(event)
 
     for owner, name, stand_in in (
         (torch.Tensor, "to", late_to),

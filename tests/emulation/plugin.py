@@ -17,12 +17,12 @@ def load() -> None:
     """Installs the emulation in this process; called by SGLang's `load_plugins`."""
     if not cpu.wanted():
         raise RuntimeError("the emulation is for CPU engines")
-    from . import counts, graphs, late, overlap, times, turns
+    from . import counts, graphs, late, overlap, times, turns, waits
 
     chosen, counted = settings(), counts.Counts()
     counts.install(counted)
     overlap.install()
-    late.install(counted)
+    late.install(counted, waits.install(counted))
     if chosen.triton:
         graphs.install(counted)
         _as_on_a_gpu()

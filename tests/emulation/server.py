@@ -17,8 +17,8 @@ from tests.support import engine_plugin
 SETTINGS = "SEER_SGL_EMULATION"  # the environment variable
 LARGEST = 4  # requests in a graph; a larger batch runs without one
 GRAPHS: list[int | float | str] = [1, 2, LARGEST]
-WIDTHS = (1, 3, 5)  # with STRIDE
-STRIDE = 5
+WIDTHS = (1, 5, 6)  # with STRIDE
+STRIDE = 6
 FLAGS: Mapping[str, FlagValue] = {
     "model-path": str(MODEL),
     "attention-backend": "triton",
@@ -40,9 +40,9 @@ EXACT: Mapping[str, FlagValue] = {"enable-deterministic-inference": True}
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the processes of a server emulate.
 
-    every_width: drafts are always verified, at each width in turn. triton: the attention is
-    SGLang's Triton backend; without it, only the event loop is emulated. timed_batch: requests in
-    a batch whose steps are timed; 0 times none.
+    every_width: drafts are verified at each width in turn, between plain steps (turns.py). triton:
+    the attention is SGLang's Triton backend; without it, only the event loop is emulated.
+    timed_batch: requests in a batch whose steps are timed; 0 times none.
     """
 
     every_width: bool = False
@@ -74,9 +74,13 @@ def emulated(
     chosen: Settings,
     *,
     paths: int = 4,
+    exact: bool = False,
 ) -> Iterator[str]:
-    """Yields the URL of an emulated server. paths: continuations per node of a draft."""
-    draft = contract.DraftSettings("engine", STRIDE - 1, paths, 1 << 28)
+    """Yields the URL of an emulated server.
+
+    paths: continuations per node of a draft. exact: as `engines.exact`.
+    """
+    draft = contract.DraftSettings("engine", STRIDE - 1, paths, 1 << 28, exact)
     url = f"http://127.0.0.1:{free_port()}"
     variables = environment(folder / "plugin", chosen) | {contract.DRAFT: draft.encoded()}
     with servers([url], [server_flags({**FLAGS, **flags})], folder, variables):

@@ -265,14 +265,14 @@ async def test_the_worker_joins_with_what_the_environment_says(
         "speculative-algorithm": "SEER_GROUP",
         "speculative-num-draft-tokens": 9,
     }
-    for name, value in engine_flags.environment(config).items():
+    for name, value in engine_flags.environment(config, exact=True).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv(contract.LINK_URL, server.url)
     monkeypatch.setenv(contract.HUB_URL, server.url)
     monkeypatch.setenv(contract.LINK_TOKEN, server.token)
     monkeypatch.setenv(contract.INSTANCE, "one")
     wanted = drafting.settings()
-    assert wanted == contract.DraftSettings("fleet", 8, 2, 1 << 20)
+    assert wanted == contract.DraftSettings("fleet", 8, 2, 1 << 20, exact=True)
     assert wanted.max_tokens == (1 << 20) // contract.INDEX_BYTES
     drafter = FakeDrafter()
     replica = drafting.join(drafter, wanted, rank, 2, vocab_size=100)
@@ -296,9 +296,9 @@ async def test_the_worker_joins_with_what_the_environment_says(
 
 def test_without_drafting_an_engine_is_started_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(contract.DRAFT, raising=False)
-    assert engine_flags.flags(DraftConfig()) == engine_flags.environment(DraftConfig()) == {}
+    assert engine_flags.flags(DraftConfig()) == engine_flags.environment(DraftConfig(), False) == {}
     assert drafting.settings() is None
     assert drafting.DraftStatus().report() is None
     hub = DraftConfig(scope="fleet", hub="h:1")
-    assert engine_flags.environment(hub)[contract.HUB_URL] == "http://h:1/link"
-    assert json.loads(engine_flags.environment(hub)[contract.DRAFT])["scope"] == "fleet"
+    assert engine_flags.environment(hub, False)[contract.HUB_URL] == "http://h:1/link"
+    assert json.loads(engine_flags.environment(hub, False)[contract.DRAFT])["scope"] == "fleet"

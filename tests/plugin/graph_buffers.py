@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from seer_sgl.plugin import cpu
+from seer_sgl.plugin.speculation.graphs import requests_of, widths
 from seer_sgl.plugin.speculation.shapes import save_memory
-from seer_sgl.plugin.speculation.start import widths
 
 # Deterministic inference with the heads of Qwen2.5-7B, graphs of up to 256 requests.
 STRIDE, REQUESTS, HEADS, HEAD_DIM, CONTEXT, SPLIT = 17, 256, 28, 128, 32_768, 256
@@ -35,6 +35,8 @@ def backend(width: int) -> Any:
         "sliding_window_size": None,
         "use_sliding_window_kv_pool": False,
         "kv_index_translator": SimpleNamespace(is_translating=False),
+        "enable_deterministic": True,
+        "build_unified_kv_indices": None,
         "is_draft_runner": False,
         "skip_prefill": False,
         "lean_total_programs": 1,
@@ -57,15 +59,13 @@ def tensors(one: Any) -> Iterator[torch.Tensor]:
 def total_bytes(saves: bool) -> int:
     """Returns the bytes of all widths' buffers."""
     widest = backend(STRIDE)
-    if saves:
-        save_memory(widest)
-    widest.init_cuda_graph_state(REQUESTS, REQUESTS * STRIDE)
-    backends = [widest]
-    for width in widths(STRIDE)[:-1]:
-        one = backend(width)
+    backends = []
+    for width in reversed(widths(STRIDE, gpu=saves)):
+        one = widest if width == STRIDE else backend(width)
+        requests = requests_of(width, REQUESTS) if saves else REQUESTS
         if saves:
-            save_memory(one, widest)
-        one.init_cuda_graph_state(REQUESTS, REQUESTS * width)
+            save_memory(one, lambda: REQUESTS, None if one is widest else widest)
+        one.init_cuda_graph_state(requests, requests * width)
         assert one.max_kv_splits == CONTEXT // SPLIT, "decoding outside of graphs needs it"
         backends.append(one)
     different = {id(tensor): tensor.nbytes for one in backends for tensor in tensors(one)}

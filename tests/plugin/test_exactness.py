@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from seer_sgl.plugin.drafting import DECODES
 from seer_sgl.plugin.speculation.exactness import Target, obstacles
 
 EXACT = Target(
@@ -15,6 +16,7 @@ EXACT = Target(
     quantization=None,
     compiled=False,
     on_policy=False,
+    decodes=False,
 )
 
 
@@ -28,6 +30,7 @@ def test_one_kernel_for_all_steps_of_a_chain_is_exact() -> None:
         ({"deterministic": False}, "it runs without deterministic inference"),
         ({"backends": ("fa3", "triton")}, "its attention backend is fa3, not triton"),
         ({"backends": ("triton", "flashinfer")}, "its attention backend is flashinfer, not triton"),
+        ({"decodes": True}, DECODES),
         ({"paths": 4}, "it drafts trees of 4 paths, not chains"),
         ({"window": True}, "its model has a sliding window"),
         ({"recurrent": True}, "its model has recurrent layers (linear attention or Mamba)"),

@@ -16,12 +16,15 @@ def flags(config: DraftConfig) -> dict[str, FlagValue]:
     }
 
 
-def environment(config: DraftConfig) -> dict[str, str]:
-    """Returns the environment variables of an engine's process; empty without drafting."""
+def environment(config: DraftConfig, exact: bool) -> dict[str, str]:
+    """Returns the environment variables of an engine's process; empty without drafting.
+
+    exact: `engines.exact`.
+    """
     if config.scope == "none":
         return {}
     settings = contract.DraftSettings(
-        config.scope, config.max_draft_tokens, config.paths, bytes_of(config.memory)
+        config.scope, config.max_draft_tokens, config.paths, bytes_of(config.memory), exact
     )
     variables = {contract.DRAFT: settings.encoded()}
     if config.hub is not None:

@@ -34,8 +34,10 @@ def require_exact(config: FleetConfig, gpu: bool) -> None:
             raise ConfigError(
                 f"engines.sglang.{name}: {own[name]}, but engines.exact needs {ONE_KERNEL} on a GPU"
             )
+    if int(str(own.get("pp-size", own.get("pipeline-parallel-size", 1)))) > 1:
+        raise ConfigError("engines.sglang.pp-size: above 1, not with engines.exact on a GPU")
     draft = config.draft
-    if draft.scope != "none" and draft.paths > 1:
+    if draft.scope != "none" and (draft.paths or 1) > 1:
         raise ConfigError(
             f"draft.paths: {draft.paths} drafts trees, which are not exact on a GPU; "
             "engines.exact needs 1"

@@ -88,7 +88,11 @@ class LocalLauncher(Launcher):
         self._processes[engine_id] = process
         logger.debug("engine %s: process %d, log %s", engine_id, process.pid, process.log)
         return EngineStart(
-            engine_id, f"http://{LOOPBACK}:{port}", engines.start_timeout_s, process, instance
+            engine_id,
+            f"http://{LOOPBACK}:{port}",
+            engines.start_limit_s(gpu_visible()),
+            process,
+            instance,
         )
 
     @override

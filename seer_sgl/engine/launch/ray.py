@@ -82,7 +82,7 @@ class RayLauncher(Launcher):
         """Starts a server. Without `kv_tokens` it is the first one of the engine."""
         number, self._starts[engine_id] = self._starts[engine_id], self._starts[engine_id] + 1
         log = self._log_dir / (f"{engine_id}.{number}.log" if number else f"{engine_id}.log")
-        instance, timeout_s = uuid.uuid4().hex, self._plan.engines.start_timeout_s
+        instance, timeout_s = uuid.uuid4().hex, self._start_limit_s()
         room = self._rooms[engine_id] = _Room(self._resources)
         starting = asyncio.create_task(room.actor.start(log, self._plan, instance, kv_tokens))
         try:
@@ -117,7 +117,7 @@ class RayLauncher(Launcher):
         `start_timeout_s`; then raises EngineDelayed.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._plan.engines.start_timeout_s
+        deadline = loop.time() + self._start_limit_s()
         while True:
             done, _ = await asyncio.wait({starting}, timeout=self._room_s)
             if done or await room.reserved():
@@ -129,6 +129,9 @@ class RayLauncher(Launcher):
             if engine_id not in self._delays:
                 logger.warning("engine %s waits: %s", engine_id, why)
             self._delays[engine_id] = why
+
+    def _start_limit_s(self) -> float:
+        return self._plan.engines.start_limit_s("GPU" in self._resources)
 
     async def _leave(self, engine_id: str) -> None:
         room = self._rooms.pop(engine_id, None)

@@ -65,7 +65,7 @@ async def start_planned(
         place.cores,
         {
             **plan.pool.environment(),
-            **draft_flags.environment(config.draft),
+            **draft_flags.environment(config.draft, config.engines.exact),
             **plan.environment,
             **plan.engines.environment,
             contract.INSTANCE: instance,

@@ -96,7 +96,7 @@ def _fleet_flags(config: FleetConfig) -> list[str]:
 
 
 def _fleet_environment(engines: ExternalEngines, draft: DraftConfig) -> dict[str, str]:
-    environment = draft_flags.environment(draft)
+    environment = draft_flags.environment(draft, engines.exact)
     if engines.api_key is not None:
         environment[API_KEY] = engines.api_key
     if draft.hub is not None:

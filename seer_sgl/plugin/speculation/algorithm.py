@@ -12,8 +12,17 @@ from typing_extensions import override
 
 from seer_sgl.link.contract import ALGORITHM
 from seer_sgl.plugin.drafting import DraftStatus
-from seer_sgl.plugin.hook import KV_SIZES, Hook
-from seer_sgl.plugin.sglang_types import SglServerArgs
+from seer_sgl.plugin.hook import KV_SIZES, UPDATER, Hook
+from seer_sgl.plugin.sglang_types import SglServerArgs, SglWeightUpdater
+
+from . import graphs
+
+# The first captures the copy of one step's draft mask, which later steps repeat. The second sizes
+# the KV cache before the graphs of all draft widths are captured.
+REFUSED_VARIABLES = (
+    "SGLANG_ENABLE_METADATA_GLUE_GRAPH",
+    "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING",
+)
 
 
 def register(status: DraftStatus) -> None:
@@ -63,6 +72,9 @@ def register(status: DraftStatus) -> None:
             for flag, given in refused.items():
                 if given:
                     raise ValueError(f"--{flag}: not with --speculative-algorithm {ALGORITHM}")
+            for variable in REFUSED_VARIABLES:
+                if getattr(envs, variable).get():
+                    raise ValueError(f"{variable}: not with --speculative-algorithm {ALGORITHM}")
             # One kind of step for all tokens (engine/launch/exact.py) means little without it.
             root_only = server_args.speculative_num_draft_tokens == 1
             if root_only and not server_args.enable_deterministic_inference:
@@ -90,7 +102,7 @@ def register(status: DraftStatus) -> None:
 
 
 def hooks() -> list[Hook]:
-    """Returns the hooks of this file."""
+    """Returns the hooks of speculative decoding."""
     return [
         Hook(
             f"{KV_SIZES}.get_req_to_token_extra_context_len",
@@ -99,7 +111,16 @@ def hooks() -> list[Hook]:
             "SGLang ends a request's row of KV slots at the context length; the slots reserved for "
             "drafts at the very end of the context have to fit too.",
             "The room for drafts follows from the algorithm that is registered.",
-        )
+        ),
+        Hook(
+            f"{UPDATER}.update_weights_from_disk",
+            refuse_recapture,
+            "around",
+            "SGLang captures the graphs of one draft width again if a trainer asks for it; the "
+            "graphs of other widths would keep memory that the old weights had.",
+            "SGLang captures the graphs of all widths of an algorithm again.",
+        ),
+        *graphs.hooks(),
     ]
 
 
@@ -115,3 +136,17 @@ def room_for_drafts(result: int) -> int:
     if get_spec().speculative_algorithm != ALGORITHM:
         return result
     return max(result, int(get_alloc_reserve_per_decode()))
+
+
+def refuse_recapture(stock: Callable[..., Any], updater: SglWeightUpdater, recv_req: Any) -> Any:
+    """Hook around `SchedulerWeightUpdaterManager.update_weights_from_disk`."""
+    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqOutput
+    from sglang.srt.runtime_context import get_spec
+
+    if not recv_req.recapture_cuda_graph or get_spec().speculative_algorithm != ALGORITHM:
+        return stock(updater, recv_req)
+    return UpdateWeightFromDiskReqOutput(
+        success=False,
+        message=f"recapture_cuda_graph: not with --speculative-algorithm {ALGORITHM}",
+        num_paused_requests=0,
+    )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from seer_sgl.plugin.drafting import DECODES
 from seer_sgl.plugin.sglang_types import SglModelRunner
 
 from .shapes import has_state, has_window
@@ -14,7 +15,8 @@ class Target(NamedTuple):
     """What decides about the kernels of an engine on a GPU that runs our algorithm.
 
     backends: of the attention in prefill and in decoding. paths: the maximum of continuations per
-    node of a draft. window, recurrent: layers with a sliding window, or with a state.
+    node of a draft. window, recurrent: layers with a sliding window, or with a state. decodes:
+    whether plain steps are decode steps.
     """
 
     deterministic: bool
@@ -25,14 +27,15 @@ class Target(NamedTuple):
     quantization: str | None
     compiled: bool
     on_policy: bool
+    decodes: bool
 
 
-def obstacle(runner: SglModelRunner, paths: int) -> str | None:
+def obstacle(runner: SglModelRunner, paths: int, *, decodes: bool) -> str | None:
     """Returns the first reason why division or drafts can change a bit; None if they cannot.
 
-    runner: a loaded target. paths: see Target.
+    runner: a loaded target. paths, decodes: see Target.
     """
-    return next(obstacles(target_of(runner, paths)), None)
+    return next(obstacles(target_of(runner, paths, decodes)), None)
 
 
 def obstacles(target: Target) -> Iterator[str]:
@@ -42,6 +45,8 @@ def obstacles(target: Target) -> Iterator[str]:
     for backend in target.backends:
         if backend != ONE_KERNEL:
             yield f"its attention backend is {backend}, not {ONE_KERNEL}"
+    if target.decodes:
+        yield DECODES
     if target.paths > 1:
         yield f"it drafts trees of {target.paths} paths, not chains"
     if target.window:
@@ -59,7 +64,7 @@ def obstacles(target: Target) -> Iterator[str]:
         yield "rl-on-policy-target replaces kernels"
 
 
-def target_of(runner: SglModelRunner, paths: int) -> Target:
+def target_of(runner: SglModelRunner, paths: int, decodes: bool) -> Target:
     """Returns the properties of a loaded target."""
     from sglang.srt.runtime_context import get_exec
 
@@ -73,4 +78,5 @@ def target_of(runner: SglModelRunner, paths: int) -> Target:
         quantization=runner.model_config.quantization,
         compiled=execution.graph.enable_torch_compile,
         on_policy=execution.deterministic.rl_on_policy_target is not None,
+        decodes=decodes,
     )

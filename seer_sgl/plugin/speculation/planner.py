@@ -29,6 +29,12 @@ class Plan(NamedTuple):
 
 PLAIN = Plan(1, None)
 
+# The tokens of the last step, int32 [n, stride], and how many of them each request has, [n].
+LastStep = tuple[NDArray[np.int32], NDArray[np.int64]]
+
+# Overlapped steps without drafts, from the first on, until they begin as regularly as they end.
+SETTLED = 3
+
 
 class _Verification(NamedTuple):
     drafts: Drafts
@@ -42,16 +48,25 @@ class _Step(NamedTuple):
     batch: int
     width: int
     unneeded_s: float  # spent on drafts that a plain step does not need
+    rests: int  # steps without a wait for the device, up to this one; 0: it has waited
 
 
 class Planner:
     """Drafts for the running requests and learns from the accepted drafts.
 
     paths: the maximum of continuations per node; 1 drafts chains. policy: with the step times of
-    this engine.
+    this engine. overlaps: a step is planned while the device runs the one before.
     """
 
-    def __init__(self, drafter: Drafter, replica: Replica, paths: int, policy: DraftPolicy) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        replica: Replica,
+        paths: int,
+        policy: DraftPolicy,
+        *,
+        overlaps: bool = False,
+    ) -> None:
         self.counts = Counts()
         self._drafter = drafter
         self._replica = replica
@@ -59,6 +74,7 @@ class Planner:
         self._paths = paths
         self._most = policy.widths[-1] - 1
         self._policy = policy
+        self._overlaps = overlaps
         self._acceptance = policy.acceptance
         self._step: _Step | None = None  # under way
         self._verification: _Verification | None = None  # whose outcome has not been seen
@@ -67,25 +83,26 @@ class Planner:
         self,
         reqs: Sequence[SglReq],
         totals: NDArray[np.int64],
-        runs: NDArray[np.int32],
-        run_lens: NDArray[np.int64],
+        last_step: Callable[[], LastStep],
         plain: bool,
     ) -> Plan:
         """Returns the plan of the next step of the decode batch `reqs`.
 
-        totals: int64 [n], tokens per request, the newest included. runs: int32 [n, stride], the
-        tokens of the last step, `run_lens` [n] of them per request. plain: the step must not
+        totals: int64 [n], tokens per request, the newest included. last_step: waits until the
+        device has run it; a step that does not draft does not wait. plain: the step must not
         speculate.
         """
+        last = None if self._policy.resting() else last_step()
         now = time.perf_counter()
-        self._time(now, len(reqs))
-        self._learn()
+        rests = 0 if last is not None else 1 if self._step is None else self._step.rests + 1
+        self._time(now, len(reqs), rests)
         self._replica.drain(time.monotonic())
         plan = PLAIN
-        if not self._policy.resting():
-            plan = self._draft(reqs, totals, runs, run_lens, plain)
+        if last is not None:
+            self._learn()  # without a wait: the last verification is over too
+            plan = self._draft(reqs, totals, *last, plain)
         spent = time.perf_counter() - now
-        self._step = _Step(now, len(reqs), plan.width, spent if plan.width == 1 else 0.0)
+        self._step = _Step(now, len(reqs), plan.width, spent if plan.width == 1 else 0.0, rests)
         self.counts.stepped(plan.width, spent)
         return plan
 
@@ -120,9 +137,17 @@ class Planner:
         """Removes a request that is complete."""
         self._rows.leave(rid)
 
-    def _time(self, now: float, batch: int) -> None:
+    def _time(self, now: float, batch: int, rests: int) -> None:
+        """Learns from the time of the step that ends now. rests: of the step that begins.
+
+        Overlapped, a step that waits begins when the device ends the one before, and others begin
+        a step earlier. So only times between steps of one kind count.
+        """
         step = self._step
-        if step is not None and step.batch == batch:
+        if step is None or step.batch != batch:
+            return
+        alike = step.rests >= SETTLED if rests else step.rests == 0 and step.width > 1
+        if alike or not self._overlaps:
             self._policy.times.observe(batch, step.width, now - step.began - step.unneeded_s)
 
     def _learn(self) -> None:

@@ -26,14 +26,16 @@ def step_seconds(
 ) -> dict[tuple[int, int], float]:
     """Returns the seconds of a forward pass by (batch, width): the minimum of some rounds.
 
-    runner: ready to serve. Every rank of an engine must call this function.
+    runner: ready to serve. Every rank of an engine must call this function. The rounds of one pass
+    are apart, so that an engine that loads beside this one does not disturb all of them.
     """
     most = max(1, min(runner.max_running_requests, shapes.most_nodes // widths[-1]))
-    return {
-        (batch, width): min(_seconds(runner, shapes, batch, width))
-        for batch in batch_sizes(most)
-        for width in widths
-    }
+    passes = [(batch, width) for batch in batch_sizes(most) for width in widths]
+    seconds = dict.fromkeys(passes, float("inf"))
+    for _ in range(ROUNDS):
+        for one in passes:
+            seconds[one] = min(seconds[one], _seconds(runner, shapes, *one))
+    return seconds
 
 
 def context_length(runner: SglModelRunner, batch: int) -> int:
@@ -42,18 +44,17 @@ def context_length(runner: SglModelRunner, batch: int) -> int:
     return max(1, min(CONTEXT, room))
 
 
-def _seconds(runner: SglModelRunner, shapes: Shapes, batch: int, width: int) -> Iterator[float]:
+def _seconds(runner: SglModelRunner, shapes: Shapes, batch: int, width: int) -> float:
     device = torch.get_device_module(runner.device)
     verifies = width > 1 or not shapes.plain_decodes
     with _contexts(runner, batch) as length:
-        for _ in range(ROUNDS):
-            forward_batch = _dummy(runner, batch, width, length, verifies)
-            device.synchronize()
-            began = time.perf_counter()
-            with shapes.of(width):
-                runner.forward(forward_batch)
-            device.synchronize()
-            yield time.perf_counter() - began
+        forward_batch = _dummy(runner, batch, width, length, verifies)
+        device.synchronize()
+        began = time.perf_counter()
+        with shapes.of(width):
+            runner.forward(forward_batch)
+        device.synchronize()
+        return time.perf_counter() - began
 
 
 @contextlib.contextmanager

@@ -1,8 +1,11 @@
-"""Broadcasts the first rank's plan to all ranks that run a model step together.
+"""Broadcasts what the first rank decides to all ranks that run a model step together.
 
 If every rank drafted, the drafts would differ, because siblings' tokens reach the ranks at
-different times. Trees of different shapes would then hang the next collective.
+different times. Trees of different shapes would then hang the next collective. So would accepted
+paths of different lengths, where a rank's rounding makes it draw another token.
 """
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +20,7 @@ def agree(plan: Plan, count: int, stride: int) -> Plan:
     """Returns the first rank's plan for `count` requests, on every rank."""
     if stride == 1:  # no rank drafts
         return plan
-    from sglang.srt.runtime_context import get_parallel
-
-    ranks = get_parallel().tp_group  # other ways to share a batch are refused (algorithm.py)
+    ranks = tp_group()
     if ranks.world_size == 1:
         return plan
     packed = torch.zeros(1 + count * (2 * stride + 1), dtype=torch.int32)
@@ -27,6 +28,23 @@ def agree(plan: Plan, count: int, stride: int) -> Plan:
         packed.copy_(torch.from_numpy(_pack(plan, count, stride)))
     torch.distributed.broadcast(packed, src=ranks.ranks[0], group=ranks.cpu_group)
     return plan if ranks.rank_in_group == 0 else _unpack(packed.numpy(), count, stride)
+
+
+def agree_on_draws(draws: torch.Tensor) -> torch.Tensor:
+    """Returns the first rank's draws of a verification, [n, width], on every rank, as SGLang's own
+    verification does (`eagle_sample`). Log probabilities stay those of each rank."""
+    ranks = tp_group()
+    if ranks.world_size > 1:
+        draws = draws.contiguous()
+        ranks.broadcast(draws, src=0)
+    return draws
+
+
+def tp_group() -> Any:
+    """Returns the ranks of a step; other ways to share a batch are refused (algorithm.py)."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return get_parallel().tp_group
 
 
 def _pack(plan: Plan, count: int, stride: int) -> NDArray[np.int32]:

@@ -6,11 +6,12 @@ SGLang's adaptive EAGLE worker does per number of steps
 
 A step without drafts is the target's own decoding, which splits long contexts and reads the KV of a
 head once for all queries that share it. On a GPU it is a verification of width 1 instead with
-deterministic inference, because decoding has a kernel of its own, which rounds differently, and for
-models with recurrent layers, whose states SGLang tracks for the radix cache in verifications only.
+`engines.exact`, because decoding has a kernel of its own, which rounds differently, and for models
+with recurrent layers, whose states SGLang tracks for the radix cache in verifications only.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,9 @@ import torch
 from seer_sgl.draft.policy import MOST_NODES
 from seer_sgl.plugin.sglang_types import SglModelRunner
 
+from .graphs import largest
+from .pass_lists import PassLists
+
 
 class _Shape(NamedTuple):
     backend: Any  # sglang AttentionBackend
@@ -26,16 +30,18 @@ class _Shape(NamedTuple):
 
 
 class Shapes:
-    """The target's state by width. `stride`: the width that SGLang itself has prepared."""
+    """The target's state by width.
 
-    def __init__(self, runner: SglModelRunner, widths: Sequence[int], stride: int) -> None:
-        from sglang.srt.runtime_context import get_exec
+    stride: the width that SGLang itself has prepared. exact: plain steps are verifications.
+    """
 
+    def __init__(
+        self, runner: SglModelRunner, widths: Sequence[int], stride: int, exact: bool
+    ) -> None:
         self._runner = runner
         self._by_width: dict[int, _Shape] = {}
         self._widest = stride
-        deterministic = get_exec().deterministic.enable_deterministic_inference
-        self.plain_decodes = not on_gpu(runner) or not (deterministic or has_state(runner))
+        self.plain_decodes = not on_gpu(runner) or not (exact or has_state(runner))
         if not on_gpu(runner):
             return
         self._by_width[stride] = _Shape(runner.attn_backend, runner.decode_cuda_graph_runner)
@@ -46,8 +52,8 @@ class Shapes:
     @property
     def most_nodes(self) -> int:
         """The maximum of nodes per verification; with graphs, those of their largest batch."""
-        graphs = self._runner.decode_cuda_graph_runner
-        return MOST_NODES if graphs is None else max(MOST_NODES, graphs.max_bs * self._widest)
+        graphs = [shape.graphs for shape in self._by_width.values() if shape.graphs is not None]
+        return max([MOST_NODES, *(int(one.max_bs * one.captured_req_width) for one in graphs)])
 
     @contextlib.contextmanager
     def of(self, width: int) -> Iterator[None]:
@@ -79,9 +85,9 @@ class Shapes:
             # flashinfer's workspace, up to 2 GiB, is shared: one step runs at a time.
             backend = runner._get_attention_backend(init_new_workspace=False)
             graphs = None
+            requests = functools.partial(largest, runner)
+            save_memory(backend, requests, runner.attn_backend, decodes=decodes)
             if runner.decode_cuda_graph_runner is not None:
-                if not decodes:
-                    save_memory(backend, runner.attn_backend)
                 graphs = DecodeCudaGraphRunner(
                     runner, attn_backend=backend, speculative_num_draft_tokens=width
                 )
@@ -108,26 +114,39 @@ def has_window(runner: SglModelRunner) -> bool:
     return (runner.sliding_window_size or 0) > 0
 
 
-def save_memory(backend: Any, widest: Any = None) -> None:
-    """Keeps a verifying backend from reserving graph buffers that it never reads.
+def save_memory(
+    backend: Any, requests: Callable[[], int], widest: Any = None, *, decodes: bool = False
+) -> None:
+    """Keeps a backend from reserving graph buffers that it never reads, and from building the same
+    lists in each layer.
 
     `TritonAttnBackend.init_cuda_graph_state` sizes the partial results of split decoding by nodes
     and splits: gigabytes with deterministic inference, where splits grow with the context. A
-    verification does not split. Its KV indices can be those of the backend `widest`, because one
+    verification does not split. It sizes the list of KV slots by nodes, though a verification lists
+    the context of a request once. All widths share the list of the backend `widest`, because one
     step runs at a time. Other classes of backends are left as they are.
+
+    requests: returns the number in the largest graph.
     """
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
+    # With a sliding window, the stock method would size one more buffer like the shared one.
     if not isinstance(backend, TritonAttnBackend):
         return
+    shares = not backend.sliding_window_size
+    if shares and backend.enable_deterministic:
+        PassLists(backend)
     stock: Callable[..., None] = backend.init_cuda_graph_state
-    # With a sliding window, the stock method would size one more buffer like the shared one.
-    shared = {}
-    if widest is not None and not backend.sliding_window_size:
-        shared["kv_indices_buf"] = widest.cuda_graph_kv_indices
 
     def reserve(max_bs: int, max_num_tokens: int) -> None:
-        splits, backend.max_kv_splits = backend.max_kv_splits, 1
+        shared = {}
+        if shares and widest is not None:
+            shared["kv_indices_buf"] = widest.cuda_graph_kv_indices
+        elif shares:
+            size = requests() * backend.max_context_len
+            shared["kv_indices_buf"] = torch.zeros(size, dtype=torch.int64, device=backend.device)
+        splits = backend.max_kv_splits
+        backend.max_kv_splits = splits if decodes else 1
         try:
             stock(max_bs, max_num_tokens, **shared)
         finally:

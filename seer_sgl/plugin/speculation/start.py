@@ -1,5 +1,7 @@
 """Prepares drafting once the target is loaded."""
 
+from collections.abc import Sequence
+
 from seer_sgl.draft.acceptance import Acceptance
 from seer_sgl.draft.automaton import MAX_TOKEN
 from seer_sgl.draft.drafter import Drafter
@@ -11,42 +13,51 @@ from seer_sgl.plugin.sglang_types import SglModelRunner
 
 from . import abilities, exactness, profile
 from .planner import Planner
-from .shapes import Shapes
+from .shapes import Shapes, on_gpu
 
 DEFAULT_MEMORY = 1 << 30  # bytes, for a server that was started with SGLang's flags alone
+CPU_PATHS, GPU_PATHS = 4, 1  # continuations per node, unless `draft.paths` is set
+FIRST_PLAIN = 8  # overlapped steps without drafts at first, which show the time of a plain step
 
 
-def widths(stride: int) -> list[int]:
-    """Returns the widths of a verification: 1 (plain decoding), then 1 + 2, 1 + 4, ..., stride."""
-    if stride == 1:
-        return [1]
-    most = stride - 1
-    drafts = [1 << i for i in range(1, most.bit_length()) if 1 << i < most]
-    return [1, *(1 + count for count in drafts), stride]
+def exact(stride: int) -> bool:
+    """Returns whether plain steps must round like verifications. `stride`: nodes of the widest
+    draft; 1, the root alone, has no other use."""
+    settings = drafting.settings()
+    return stride == 1 or (settings is not None and settings.exact)
 
 
 def planner(
-    runner: SglModelRunner, shapes: Shapes, stride: int, status: drafting.DraftStatus
+    runner: SglModelRunner,
+    shapes: Shapes,
+    widths: Sequence[int],
+    status: drafting.DraftStatus,
+    *,
+    overlaps: bool,
 ) -> Planner | None:
-    """Returns this rank's Planner if the rank drafts. `stride`: nodes of the widest draft; 1, the
-    root alone: no rank drafts.
+    """Returns this rank's Planner if the rank drafts. `widths`: ascending; the root alone: no rank
+    drafts.
 
-    status: reports the planner from now on.
+    status: reports the planner from now on. overlaps: see Planner.
     """
     from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
     from sglang.srt.runtime_context import get_parallel
 
+    stride = widths[-1]
     settings = drafting.settings() or contract.DraftSettings(
-        "engine", stride - 1, 4, DEFAULT_MEMORY
+        "engine", stride - 1, None, DEFAULT_MEMORY
     )
-    status.inexact = exactness.obstacle(runner, settings.paths if stride > 1 else 1)
+    paths = settings.paths or (GPU_PATHS if on_gpu(runner) else CPU_PATHS)
+    status.inexact = exactness.obstacle(
+        runner, paths if stride > 1 else 1, decodes=shapes.plain_decodes
+    )
     if stride == 1:
         return None
     verifier = abilities.verifier_of(runner)
     problem = abilities.obstacle(verifier)
     if problem is not None:
         raise ValueError(f"draft.scope: {problem}")
-    times = profile.step_seconds(runner, shapes, widths(stride))
+    times = profile.step_seconds(runner, shapes, widths)
     vocab_size = runner.model_config.vocab_size
     if vocab_size > MAX_TOKEN + 1:
         raise ValueError(f"draft.scope: {vocab_size} tokens, the index takes {MAX_TOKEN + 1}")
@@ -57,11 +68,16 @@ def planner(
     replica = drafting.join(drafter, settings, rank, ranks, vocab_size)
     if replica is None:
         return None
-    paths = settings.paths if abilities.verifies_trees(verifier) else 1
+    if not abilities.verifies_trees(verifier):
+        paths = 1
     policy = DraftPolicy(
-        widths(stride), StepTimes(times), Acceptance(stride - 1), shapes.most_nodes
+        widths,
+        StepTimes(times),
+        Acceptance(stride - 1),
+        shapes.most_nodes,
+        pause=FIRST_PLAIN if overlaps else 0,
     )
-    result = Planner(drafter, replica, paths, policy)
+    result = Planner(drafter, replica, paths, policy, overlaps=overlaps)
     reserve = get_alloc_reserve_per_decode()
     forward = [[batch, width, 1e3 * s] for (batch, width), s in times.items()]
     constant = {"draft_tokens": reserve, "paths": paths, "forward_ms": forward}

@@ -5,11 +5,10 @@ position that plain decoding would use there. The accepted path is where the dra
 draws. A draft therefore decides how many tokens a step emits, never which tokens.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from seer_sgl.draft.drafter import Drafts
 from seer_sgl.draft.tree import Layout, lay_out
@@ -19,9 +18,9 @@ from seer_sgl.plugin.sglang_types import (
     SglScheduleBatch,
 )
 
+from . import ranks
 from .minimum import Minimum
 from .node_sampler import ASKED_LOGPROBS, NodeSampler
-from .planner import Plan
 from .walk import Nodes, Walk, walk
 
 
@@ -32,13 +31,9 @@ class Verified(NamedTuple):
     walked: Walk
 
 
-def layout_of(last: NDArray[np.int32], plan: Plan) -> Layout:
-    """Returns the nodes of a plan. last: int32 [n], the newest token per request."""
-    drafts = plan.drafts
-    if drafts is None:
-        none, empty = np.zeros(len(last), np.int32), np.zeros((len(last), 0), np.int32)
-        drafts = Drafts(empty, empty, empty.astype(np.float32), empty, none, none)
-    return lay_out(last, drafts, plan.width)
+def layout_of(drafts: Drafts, width: int) -> Layout:
+    """Returns the nodes of a step. Only the device knows the root tokens: they are 0 here."""
+    return lay_out(np.zeros(len(drafts.counts), np.int32), drafts, width)
 
 
 def verify(  # noqa: PLR0917
@@ -55,11 +50,13 @@ def verify(  # noqa: PLR0917
     """
     shape = nodes.tokens.shape
     draws = NodeSampler(runner, batch, shape[1], minimum).draw(output, positions).view(shape)
+    if shape[1] > 1:  # otherwise ranks draw as in stock decoding
+        draws = ranks.agree_on_draws(draws)
     walked = walk(nodes, draws)
     at = walked.path.clamp(min=0)
     tokens = draws.gather(1, at).to(torch.int32).masked_fill_(walked.path < 0, 0)
     if batch.return_logprob:
-        _keep(output, flat(walked).clamp_(min=0))
+        _keep(output, walked)
     return Verified(tokens, walked)
 
 
@@ -70,16 +67,31 @@ def flat(walked: Walk) -> torch.Tensor:
     return (walked.path + first[:, None]).masked_fill_(walked.path < 0, -1)
 
 
-def _keep(output: SglLogits, at: torch.Tensor) -> None:
+def _keep(output: SglLogits, walked: Walk) -> None:
     """Keeps only the logprobs at the accepted nodes, in SGLang's shapes: [n, width], and flat
-    lists of top logprobs."""
-    output.next_token_logprobs = output.next_token_logprobs.view(-1)[at]
-    nodes = at.view(-1)
+    lists of top logprobs. What stands at places after the last accepted node is not read."""
+    nodes = flat(walked).clamp_(min=0)
+    output.next_token_logprobs = output.next_token_logprobs.view(-1)[nodes]
     for name in ASKED_LOGPROBS:
         values = getattr(output, name)
         if values is None or not len(values):
             continue
         if isinstance(values, torch.Tensor):
-            setattr(output, name, values[nodes])
+            setattr(output, name, values[nodes.view(-1)])
         else:
-            setattr(output, name, [values[i] for i in nodes.tolist()])
+            setattr(output, name, _kept(values, walked.path.clamp(min=0)))
+
+
+def _kept(values: list[Any], paths: torch.Tensor) -> list[Any]:
+    """Returns the entries at the nodes of the paths [n, width], without knowing them on the host.
+
+    A request wants equally many logprobs at each node, and the same tokens.
+    """
+    kept: list[Any] = []
+    width = paths.shape[1]
+    for tree, path in enumerate(paths):
+        entries = values[tree * width : (tree + 1) * width]
+        if isinstance(entries[0], torch.Tensor) and entries[0].numel():
+            entries = list(torch.stack(entries)[path])
+        kept += entries
+    return kept

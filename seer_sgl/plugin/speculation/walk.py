@@ -30,17 +30,29 @@ class Walk(NamedTuple):
     lens: torch.Tensor  # int32 [n], at least 1
 
 
-def upload(layout: Layout, device: str) -> Nodes:
-    """Returns a layout on the device: one copy for the links, one for the mask."""
-    links = _upload(torch.from_numpy(np.stack(layout[:-1])), device)
+def upload(layout: Layout, roots: torch.Tensor) -> Nodes:
+    """Returns a layout on the device of the root tokens [n], which replace those of the layout.
+
+    It takes one copy for the links and one for the mask.
+    """
+    links = _upload(torch.from_numpy(np.stack(layout[:-1])), roots.device)
     tokens, depths, parents, first_child, next_sibling = links
-    mask = _upload(torch.from_numpy(layout.mask), device)
+    tokens = torch.where(parents < 0, roots[:, None], tokens)  # padding holds the root's token too
+    mask = _upload(torch.from_numpy(layout.mask), roots.device)
     return Nodes(tokens, depths, parents, first_child, next_sibling, mask)
 
 
-def _upload(tensor: torch.Tensor, device: str) -> torch.Tensor:
+def root_alone(roots: torch.Tensor) -> Nodes:
+    """Returns trees without drafts on the device of the root tokens, int64 [n]."""
+    tokens = roots[:, None]
+    none = torch.full_like(tokens, -1)
+    mask = torch.ones((len(roots), 1, 1), dtype=torch.bool, device=roots.device)
+    return Nodes(tokens, torch.zeros_like(tokens), none, none, none, mask)
+
+
+def _upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copies without waiting: a copy from memory that is not pinned would block the host."""
-    if torch.device(device).type == "cpu":
+    if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
 
@@ -53,6 +65,9 @@ def walk(nodes: Nodes, draws: torch.Tensor) -> Walk:
     ancestors have the tokens drawn after their parents.
     """
     width = draws.shape[1]
+    if width == 1:
+        path = torch.zeros(draws.shape, dtype=torch.int64, device=draws.device)
+        return Walk(path, torch.ones(len(draws), dtype=torch.int32, device=draws.device))
     drawn = draws.gather(1, nodes.parents.clamp(min=0))
     matches = ((nodes.tokens == drawn) & (nodes.parents >= 0)) | (nodes.depths == 0)
     taken = ~(nodes.mask & ~matches[:, None, :]).any(-1)

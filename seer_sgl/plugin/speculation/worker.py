@@ -4,15 +4,17 @@ It replaces `NGRAMWorker` (sglang.srt.speculative.ngram_worker) and follows its 
 reserves KV slots for the widest draft. `batch.spec_info` carries the tokens of a step to the next
 one, also with overlapped scheduling.
 
-On a GPU the host waits for the device in one place: at the start of a decoding step, for the tokens
-of the step before. Everything else is queued, so that SGLang's scheduler can work meanwhile.
+On a GPU the host waits for the device where it drafts: at the start of a step, for the tokens of
+the step before. Everything else is queued, so that SGLang's scheduler can work meanwhile. A step
+that does not draft needs nothing from the host, and its lengths are known before it runs, so plain
+steps overlap as in stock SGLang.
 """
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
 import torch
 from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
 from sglang.srt.managers.scheduler import GenerationBatchResult
@@ -27,19 +29,20 @@ from sglang.srt.speculative.spec_utils import (
 )
 from typing_extensions import override
 
-from seer_sgl.draft.tree import Layout, is_chains
+from seer_sgl.draft.tree import is_chains
 from seer_sgl.plugin.drafting import DraftStatus
 from seer_sgl.plugin.sglang_types import SglResult, SglScheduleBatch, SglServerArgs, SglTargetWorker
 
 from . import ranks, start
+from .graphs import largest, widths
 from .mask import attention_mask
 from .minimum import minimum_of, penalize
 from .node_sampler import speculates
 from .outcome import WalkOutcome
-from .planner import PLAIN, Plan, Planner
+from .planner import PLAIN, LastStep, Plan, Planner
 from .shapes import Shapes, on_gpu, save_memory
 from .verify import flat, layout_of, verify
-from .walk import Walk, upload
+from .walk import Walk, root_alone, upload
 
 logger = logging.getLogger(__name__)
 Publish = Callable[[torch.Tensor], object]  # receives the lengths after a step, int64 [n]
@@ -81,13 +84,19 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
     def init_attention_backends(self) -> None:
         # SGLang creates the target's graphs next. They verify.
         if on_gpu(self.model_runner):
-            save_memory(self.model_runner.attn_backend)
+            runner = self.model_runner
+            save_memory(runner.attn_backend, functools.partial(largest, runner))
 
     @override
     def init_cuda_graphs(self) -> None:
         # The target is complete: its steps can be measured.
-        self._shapes = Shapes(self.model_runner, start.widths(self._stride), self._stride)
-        self._planner = start.planner(self.model_runner, self._shapes, self._stride, self._status)
+        runner, stride = self.model_runner, self._stride
+        all_widths = widths(stride, on_gpu(runner))
+        logger.info("seer-sgl: preparing steps of %s nodes per request", all_widths)
+        self._shapes = Shapes(runner, all_widths, stride, start.exact(stride))
+        self._planner = start.planner(
+            runner, self._shapes, all_widths, self._status, overlaps=self.enable_overlap
+        )
 
     @override
     def clear_cache_pool(self) -> None:
@@ -109,23 +118,34 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         record_stream_for_v2_verify(batch, None, stream)
         if not batch.forward_mode.is_decode():
             return self._prefill(batch, on_publish, pp_proxy_tensors)
-        # `runs` [n, stride]: the tokens of the last step, `run_lens` [n] of them per row.
-        carried = batch.spec_info
-        assert carried is not None
-        lens = carried.accept_lens.to("cpu", non_blocking=True)
-        runs = carried.accept_tokens.cpu().numpy().reshape(-1, self._stride)
-        run_lens = lens.numpy()
-        # SGLang gives the grammars to `sampling_info` later, with the forward pass.
-        plain = batch.has_grammar or not speculates(batch.sampling_info)
-        plan = PLAIN
-        if self._planner is not None:
-            totals = batch.seq_lens_cpu.numpy() + 1
-            plan = self._aided(plan, self._planner.plan, batch.reqs, totals, runs, run_lens, plain)
-        plan = ranks.agree(plan, len(batch.reqs), self._stride)
+        plan = ranks.agree(self._plan(batch), len(batch.reqs), self._stride)
         if plan.width == 1 and self._shapes.plain_decodes:
             return self._decode(batch, on_publish, pp_proxy_tensors)
-        last = runs[np.arange(len(runs)), run_lens - 1]
-        return self._verify(batch, plan, layout_of(last, plan), on_publish, pp_proxy_tensors)
+        return self._verify(batch, plan, on_publish, pp_proxy_tensors)
+
+    def _plan(self, batch: SglScheduleBatch) -> Plan:
+        """Returns this rank's plan of a decoding step."""
+        if self._planner is None:
+            return PLAIN
+        carried = batch.spec_info
+        assert carried is not None
+
+        def last_step() -> LastStep:
+            lens = carried.accept_lens.to("cpu", non_blocking=True)
+            runs = carried.accept_tokens.cpu().numpy().reshape(-1, self._stride)
+            return runs, lens.numpy()
+
+        # SGLang gives the grammars to `sampling_info` later, with the forward pass.
+        plain = batch.has_grammar or not speculates(batch.sampling_info)
+        totals = batch.seq_lens_cpu.numpy() + 1
+        return self._aided(PLAIN, self._planner.plan, batch.reqs, totals, last_step, plain)
+
+    def _newest(self, batch: SglScheduleBatch) -> torch.Tensor:
+        """Returns the newest token per request, int64 [n], on the device."""
+        carried = batch.spec_info
+        assert carried is not None
+        runs = carried.accept_tokens.view(-1, self._stride).to(torch.int64)
+        return runs.gather(1, carried.accept_lens[:, None].long() - 1).view(-1)
 
     def _aided(self, otherwise: T, draft: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Returns the result of `draft`; if it fails, returns `otherwise` and ends drafting."""
@@ -144,10 +164,12 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             self._aided(None, self._planner.interrupted)
         minimum = minimum_of(batch, 0)
         penalize(batch.sampling_info, minimum, batch.seq_lens)
+        new_seq_lens = batch.seq_lens
+        _publish(on_publish, new_seq_lens)
         result = self._target_worker.forward_batch_generation(
             batch, pp_proxy_tensors=pp_proxy_tensors
         )
-        return self._one_each(result, batch.seq_lens, on_publish, False)
+        return self._one_each(result, new_seq_lens, False)
 
     def _decode(
         self,
@@ -156,13 +178,11 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         pp_proxy_tensors: Any,
     ) -> GenerationBatchResult:
         """Runs a step without drafts: the target's own decoding, as without speculation."""
-        carried = batch.spec_info
-        assert carried is not None
-        runs = carried.accept_tokens.view(-1, self._stride).to(torch.int64)
         new_seq_lens = batch.seq_lens + 1
+        _publish(on_publish, new_seq_lens)
         minimum = minimum_of(batch, 1)
         penalize(batch.sampling_info, minimum, new_seq_lens)
-        batch.input_ids = runs.gather(1, carried.accept_lens[:, None].long() - 1).view(-1)
+        batch.input_ids = self._newest(batch)
         slots = batch.req_to_token_pool.req_to_token[batch.req_pool_indices, batch.seq_lens]
         batch.out_cache_loc = slots.to(torch.int64)
         batch.seq_lens = new_seq_lens
@@ -177,19 +197,26 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         if batch.return_logprob:
             output = result.logits_output
             output.next_token_logprobs = output.next_token_logprobs.view(-1, 1)
-        return self._one_each(result, new_seq_lens, on_publish, True)
+        return self._one_each(result, new_seq_lens, True)
 
     def _verify(
         self,
         batch: SglScheduleBatch,
         plan: Plan,
-        layout: Layout,
         on_publish: Publish | None,
         pp_proxy_tensors: Any,
     ) -> GenerationBatchResult:
-        """Runs a step with drafts: the target at every node, then the walk."""
-        count, width = layout.tokens.shape
-        nodes = upload(layout, self.device)
+        """Runs a step with drafts: the target at every node, then the walk. A plan without drafts
+        is the root alone, in the kernel of drafts."""
+        count, width = len(batch.reqs), plan.width
+        newest, moves = self._newest(batch), False
+        if plan.drafts is None:
+            _publish(on_publish, batch.seq_lens + 1)
+            nodes = root_alone(newest)
+        else:
+            layout = layout_of(plan.drafts, width)
+            nodes = upload(layout, newest)
+            moves = not is_chains(layout)  # on a chain, accepted KV is where it belongs
         positions = (nodes.depths + batch.seq_lens[:, None]).view(-1)
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.input_ids = nodes.tokens.view(-1)
@@ -224,13 +251,16 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             commit_mamba_states_after_verify(
                 self._target_worker, batch, lens, flat(walked).to(torch.int32), width
             )
-        if not is_chains(layout):  # on a chain, accepted KV is where it belongs
+        if moves:
             self._move_accepted(batch.out_cache_loc.view(count, width), walked)
         if self._planner is not None and plan.drafts is not None:
             self._aided(None, self._planner.verifying, plan, WalkOutcome(walked))
         tokens = torch.zeros((count, self._stride), dtype=torch.int32, device=self.device)
         tokens[:, :width] = verified.tokens
-        return self._result(result, tokens, lens, batch.seq_lens + lens, on_publish, width, True)
+        new_seq_lens = batch.seq_lens + lens
+        if plan.drafts is not None:
+            _publish(on_publish, new_seq_lens)
+        return self._result(result, tokens, lens, new_seq_lens, width, True)
 
     def _move_accepted(self, slots: torch.Tensor, walked: Walk) -> None:
         """Moves the KV of accepted nodes to the first slots. slots: of all nodes, [n, width].
@@ -247,7 +277,6 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         self,
         result: SglResult,
         new_seq_lens: torch.Tensor,
-        on_publish: Publish | None,
         decoded: bool,
     ) -> GenerationBatchResult:
         """Returns the result of a step with one token per request."""
@@ -255,7 +284,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         tokens = torch.zeros((count, self._stride), dtype=torch.int32, device=self.device)
         tokens[:, 0] = result.next_token_ids
         lens = torch.ones(count, dtype=torch.int32, device=self.device)
-        return self._result(result, tokens, lens, new_seq_lens, on_publish, 1, decoded)
+        return self._result(result, tokens, lens, new_seq_lens, 1, decoded)
 
     def _result(  # noqa: PLR0917
         self,
@@ -263,13 +292,10 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         tokens: torch.Tensor,
         lens: torch.Tensor,
         new_seq_lens: torch.Tensor,
-        on_publish: Publish | None,
         width: int,
         decoded: bool,
     ) -> GenerationBatchResult:
         """Returns a step's result. tokens: int32 [n, stride], `lens` of them per row."""
-        if on_publish is not None:
-            on_publish(new_seq_lens)
         carried = NgramVerifyInput(
             draft_token_num=self._stride,
             new_seq_lens=new_seq_lens,
@@ -286,3 +312,9 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             speculative_num_draft_tokens=width,
             speculative_output_stride=self._stride,
         )
+
+
+def _publish(on_publish: Publish | None, new_seq_lens: torch.Tensor) -> None:
+    """Gives the lengths after a step to the next one, which waits for what is queued before."""
+    if on_publish is not None:
+        on_publish(new_seq_lens)

@@ -34,8 +34,9 @@ def config(sglang: Any = None, draft: Any = None, **engines: Any) -> FleetConfig
         (config(draft={"scope": "fleet"}), False, DETERMINISTIC),
         (config(), True, DETERMINISTIC | TRITON | ROOT_ONLY),
         (config(draft=CHAINS), True, DETERMINISTIC | TRITON),
+        (config(draft={"scope": "fleet"}), True, DETERMINISTIC | TRITON),
     ],
-    ids=["off, GPU", "off, CPU", "CPU", "CPU, trees", "GPU", "GPU, chains"],
+    ids=["off, GPU", "off, CPU", "CPU", "CPU, trees", "GPU", "GPU, chains", "GPU, drafts"],
 )
 def test_every_step_on_a_gpu_runs_one_kernel(
     settings: FleetConfig, gpu: bool, flags: dict[str, Any]
@@ -55,7 +56,8 @@ def test_every_step_on_a_gpu_runs_one_kernel(
             config({"decode-attention-backend": "flashinfer"}),
             r"engines\.sglang\.decode-attention-backend: flashinfer, but engines\.exact needs trit",
         ),
-        (config(draft={"scope": "fleet"}), r"draft\.paths: 4 drafts trees, .* needs 1$"),
+        (config({"pp_size": 2}), r"engines\.sglang\.pp-size: above 1, not with engines\.exact on "),
+        (config(draft={**CHAINS, "paths": 4}), r"draft\.paths: 4 drafts trees, .* needs 1$"),
     ],
 )
 def test_what_is_exact_on_a_cpu_alone_is_refused_on_a_gpu(

@@ -1,0 +1,60 @@
+"""What a GPU engine does beside its kernels: lists, order, memory, refusals (gpu_paths.py)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from seer_sgl.link.contract import ALGORITHM
+
+from .gpu_paths import LAYERS, PASSES
+from .probe import run_probe
+
+pytestmark = pytest.mark.process
+
+WITH_DRAFTS = f"not with --speculative-algorithm {ALGORITHM}"
+
+
+@pytest.fixture(scope="module")
+def found() -> Mapping[str, Any]:
+    figures: Mapping[str, Any] = run_probe("-m", "tests.plugin.gpu_paths")
+    return figures
+
+
+def test_each_forward_pass_builds_its_lists_once_and_all_layers_use_them(
+    found: Mapping[str, Any],
+) -> None:
+    assert found["lists"] == {"built": PASSES, "used": PASSES * LAYERS, "own": True}
+
+
+@pytest.mark.parametrize("kind", ["prefill", "decode", "root"])
+def test_a_step_without_drafts_publishes_its_lengths_first_and_reads_nothing(
+    found: Mapping[str, Any], kind: str
+) -> None:
+    assert found["steps"][kind] == ["publish", "forward"]
+
+
+def test_the_kv_cache_leaves_room_for_drafting_unless_its_share_is_given(
+    found: Mapping[str, Any],
+) -> None:
+    share = found["reserved"]
+    assert 0.02 < share["plain"] - share["drafting"] < 0.2
+    assert share["given"] == 0.5
+
+
+def test_a_drafting_engine_does_not_capture_graphs_again(found: Mapping[str, Any]) -> None:
+    assert found["refused"] == {
+        f"{ALGORITHM} True": f"recapture_cuda_graph: {WITH_DRAFTS}",
+        f"{ALGORITHM} False": None,
+        "None True": None,
+        "None False": None,
+    }
+
+
+@pytest.mark.parametrize(
+    "variable", ["SGLANG_ENABLE_METADATA_GLUE_GRAPH", "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING"]
+)
+def test_variables_that_break_drafts_silently_are_refused(
+    found: Mapping[str, Any], variable: str
+) -> None:
+    assert found["reserved"][variable] == f"{variable}: {WITH_DRAFTS}"
