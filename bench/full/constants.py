@@ -1,155 +1,153 @@
-"""Measures the step times of real servers: the constants of the simulated engine."""
+"""Measures the costs of plain steps on real servers: the constants of the simulated engine."""
 
-import asyncio
+import itertools
 import statistics
-import time
 from collections.abc import Sequence
 
 import aiohttp
+import msgspec
 import numpy as np
 
 from seer_sgl.engine.session import open_session
 from seer_sgl.engine_types import EngineInfo
-from seer_sgl.errors import EngineUnavailable
 from seer_sgl.sim.config import EngineConfig
+
+from .calls import Inputs, body, random_inputs, seconds
 
 BATCHES = (1, 2, 4, 8, 16, 64)
 CONTEXTS = (16, 500, 1500, 3000)
-PREFILLS = (64, 1024, 4096)  # tokens
+CACHED = (500,)  # the contexts of chunks that continue
+PREFILLS = (64, 512, 2048)  # tokens; in longer ones attention counts, which the model lacks
 STEPS = 96  # decode steps per measurement
 REPEATS = 3  # per measurement; the median counts
 LEAST_S = 1e-4  # lower bound of a measured decode step, against noise
-TOKENS = (3, 64)  # range of the inputs' token ids: every model has them
+
+
+class Points(msgspec.Struct, frozen=True):
+    """Measured times. `steps`: (batch, KV tokens of all rows, seconds of a decode step) each;
+    `begins`: (batch, seconds until so many cached inputs have their first token) each."""
+
+    steps: list[tuple[float, float, float]]
+    begins: list[tuple[float, float]]
 
 
 async def measured_engine(
     infos: Sequence[EngineInfo], kv_bytes: float, api_key: str | None = None
 ) -> EngineConfig:
-    """Returns the step times of plain servers that all run at the same time (`fitted_step`).
+    """Returns the costs of plain servers that all run at the same time (`fitted_step`).
 
     `kv_bytes`: KV bytes per token; only its ratio to the bandwidth matters. Raises
     EngineUnavailable if a server does not answer.
     """
     urls = [info.url for info in infos]
-    capacity = min(info.max_total_num_tokens for info in infos)
-    room = min(capacity, *(info.max_request_len for info in infos))
-    most = min(info.max_running_requests for info in infos)
     async with open_session(api_key) as session:
-        warm = _inputs(len(urls), min(most, max(BATCHES)), 64)
-        await _seconds(session, urls, warm, 32)
-        steps = [
-            (batch, batch * (context + STEPS / 2), await _step_s(session, urls, batch, context))
-            for batch, context in _points(most, capacity, room)
-        ]
-        prefills = [tokens for tokens in PREFILLS if tokens < room]
+        warm = random_inputs(len(urls), min(8, infos[0].max_running_requests), 64)
+        await seconds(session, urls, bodies(warm, 32))
+        points = await measured_points(session, infos)
+        prefills = [tokens for tokens in PREFILLS if fits(infos, 1, tokens)]
         times = [await _prefill_s(session, urls, tokens) for tokens in prefills]
-    overhead, row, kv = fitted_step(steps)
-    slope = np.polyfit(prefills, times, 1)[0]
+    overhead, row, kv = fitted_step(points.steps)
     return EngineConfig(
         count=len(urls),
-        kv_tokens=capacity,
+        kv_tokens=min(info.max_total_num_tokens for info in infos),
         max_running_requests=infos[0].max_running_requests,
         weights_gb=1e-6,
         active_params_b=1e-9,
+        attention_mflop=0.0,
         kv_bytes_per_token=kv_bytes,
         bandwidth_gb_s=kv_bytes / max(kv, 1e-12) / 1e9,
         overhead_ms=max(0.01, overhead * 1e3),
         row_overhead_us=max(0.0, row) * 1e6,
-        prefill_tok_s=1 / max(float(slope), 1e-6),
+        draft_overhead_us=0.0,  # verification.py measures the whole of a verification
+        chunk_ms=begin_s(points.begins) * 1e3,
+        prefill_tok_s=1 / max(1e-6, float(np.polyfit(prefills, times, 1)[0])),
     )
 
 
-def fitted_step(steps: Sequence[tuple[int, float, float]]) -> tuple[float, float, float]:
-    """Returns the time of a decode step in seconds: overhead, time per row, time per KV token.
+async def measured_chunk_ms(infos: Sequence[EngineInfo], api_key: str | None = None) -> float:
+    """Returns the time that a continuation takes from a server when it begins. Raises
+    EngineUnavailable if a server does not answer."""
+    async with open_session(api_key) as session:
+        points = await measured_points(session, infos, CACHED)
+    return begin_s(points.begins) * 1e3
 
-    `steps`: (rows, KV tokens of all rows, seconds) each. The fit minimises the squared relative
-    errors, so that the short steps of small batches, which form a rollout's tail, count equally.
+
+async def measured_points(
+    session: aiohttp.ClientSession, infos: Sequence[EngineInfo], contexts: Sequence[int] = CONTEXTS
+) -> Points:
+    """Returns the times of all batches and contexts that fit into every server."""
+    urls, points = [info.url for info in infos], Points([], [])
+    for batch, context in itertools.product(BATCHES, contexts):
+        if not fits(infos, batch, context + STEPS):
+            continue
+        inputs = random_inputs(len(urls), batch, context)
+        begin, step = await _begin_and_step_s(session, urls, inputs)
+        points.begins.append((batch, begin))
+        points.steps.append((batch, batch * (context + STEPS / 2), step))
+    return points
+
+
+def fits(infos: Sequence[EngineInfo], batch: int, tokens: int) -> bool:
+    """Returns whether every server can run so many requests of so many tokens at once."""
+    return all(
+        batch <= info.max_running_requests
+        and tokens < info.max_request_len
+        and batch * (tokens + 1) <= info.max_total_num_tokens
+        for info in infos
+    )
+
+
+def fitted_step(steps: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    """Returns the time of a decode step in seconds: overhead, time per row, time per KV token."""
+    overhead, row, kv = fitted([(1.0, *terms) for *terms, _ in steps], [s for *_, s in steps])
+    return overhead, row, kv
+
+
+def begin_s(begins: Sequence[tuple[float, float]]) -> float:
+    """Returns the seconds that each further chunk adds until all have begun."""
+    _, more = fitted([(1.0, batch) for batch, _ in begins], [s for _, s in begins])
+    return max(0.0, more)
+
+
+def fitted(
+    terms: Sequence[Sequence[float]], times: Sequence[float], scale: Sequence[float] | None = None
+) -> list[float]:
+    """Returns the coefficients of the terms, whose sums are nearest to the times.
+
+    The fit minimises squared errors relative to `scale`, which is the times themselves if not
+    given, so that the short steps of small batches, which form a rollout's tail, count equally.
     """
-    seconds = np.array([s for _, _, s in steps])
-    terms = np.array([(1.0, rows, tokens) for rows, tokens, _ in steps])
-    (overhead, row, kv), *_ = np.linalg.lstsq(
-        terms / seconds[:, None], np.ones(len(steps)), rcond=None
+    scales = np.array(times if scale is None else scale)
+    found, *_ = np.linalg.lstsq(
+        np.array(terms, float) / scales[:, None], np.array(times) / scales, rcond=None
     )
-    return float(overhead), float(row), float(kv)
+    return [float(one) for one in found]
 
 
-def draft_overhead_us(forward_ms: Sequence[Sequence[float]]) -> float:
-    """Returns the time in microseconds that a draft to verify adds to a step. `forward_ms`: rows
-    [batch, width, ms], measured by a drafting server (plugin/speculation/profile.py)."""
-    rows = [(1.0, batch, batch * (width - 1)) for batch, width, _ in forward_ms]
-    times = [ms for _, _, ms in forward_ms]
-    (_, _, draft), *_ = np.linalg.lstsq(np.array(rows), np.array(times), rcond=None)
-    return max(0.0, float(draft)) * 1e3
+def bodies(inputs: Inputs, tokens: int) -> list[list[dict[str, object]]]:
+    """Returns the bodies of calls that generate so many tokens after each input."""
+    return [[body(ids, tokens) for ids in rows] for rows in inputs]
 
 
-def _points(most: int, capacity: int, room: int) -> list[tuple[int, int]]:
-    """Returns the (batch, context) pairs to measure: the pairs that fit into a server."""
-    return [
-        (batch, context)
-        for batch in BATCHES
-        for context in CONTEXTS
-        if batch <= most
-        and context + STEPS + 1 <= room
-        and batch * (context + STEPS + 1) <= capacity
-    ]
-
-
-async def _step_s(
-    session: aiohttp.ClientSession, urls: Sequence[str], batch: int, context: int
-) -> float:
-    """Returns the time of a decode step, from the time of STEPS more tokens. The inputs are cached
-    first, so that the difference excludes the noise of a long prefill."""
-    inputs = _inputs(len(urls), batch, context)
-    await _seconds(session, urls, inputs, 1)
-    times = []
+async def _begin_and_step_s(
+    session: aiohttp.ClientSession, urls: Sequence[str], inputs: Inputs
+) -> tuple[float, float]:
+    """Returns the time until all have their first token, and the time of a decode step, from the
+    time of STEPS more tokens. The inputs are cached first, so that the difference excludes the
+    noise of a long prefill."""
+    await seconds(session, urls, bodies(inputs, 1))
+    begins, steps = [], []
     for _ in range(REPEATS):
-        first = await _seconds(session, urls, inputs, 1)
-        times.append((await _seconds(session, urls, inputs, 1 + STEPS) - first) / STEPS)
-    return max(LEAST_S, statistics.median(times))
+        begins.append(await seconds(session, urls, bodies(inputs, 1)))
+        whole = await seconds(session, urls, bodies(inputs, 1 + STEPS))
+        steps.append((whole - begins[-1]) / STEPS)
+    return statistics.median(begins), max(LEAST_S, statistics.median(steps))
 
 
 async def _prefill_s(session: aiohttp.ClientSession, urls: Sequence[str], tokens: int) -> float:
     return statistics.median(
-        [await _seconds(session, urls, _inputs(len(urls), 1, tokens), 1) for _ in range(REPEATS)]
+        [
+            await seconds(session, urls, bodies(random_inputs(len(urls), 1, tokens), 1))
+            for _ in range(REPEATS)
+        ]
     )
-
-
-def _inputs(engines: int, batch: int, context: int) -> list[list[list[int]]]:
-    """Returns `batch` random inputs per engine, which no cache holds."""
-    random = np.random.default_rng(time.monotonic_ns())
-    inputs: list[list[list[int]]] = random.integers(*TOKENS, (engines, batch, context)).tolist()
-    return inputs
-
-
-async def _seconds(
-    session: aiohttp.ClientSession,
-    urls: Sequence[str],
-    inputs: Sequence[Sequence[Sequence[int]]],
-    tokens: int,
-) -> float:
-    """Returns the wall time of all calls at once. `inputs[i]` go to the engine at `urls[i]`."""
-    began = time.perf_counter()
-    await asyncio.gather(
-        *(
-            _generate(session, url, ids, tokens)
-            for url, calls in zip(urls, inputs, strict=True)
-            for ids in calls
-        )
-    )
-    return time.perf_counter() - began
-
-
-async def _generate(
-    session: aiohttp.ClientSession, url: str, ids: Sequence[int], tokens: int
-) -> None:
-    body = {
-        "input_ids": list(ids),
-        "sampling_params": {"max_new_tokens": tokens, "ignore_eos": True, "sampling_seed": 1},
-        "return_logprob": True,
-    }
-    try:
-        async with session.post(f"{url}/generate", json=body) as reply:
-            reply.raise_for_status()
-            await reply.read()
-    except (aiohttp.ClientError, OSError) as error:
-        raise EngineUnavailable(f"{url}: while measuring step times: {error}") from error

@@ -8,7 +8,7 @@ from seer_sgl.benchmark.tables import markdown, table_of
 LANES = "![Running and queued requests on each engine over time](lanes.png)"
 PREDICTED = (
     "The same lengths under the same policies in the engine model of `seer-sgl simulate`, with "
-    "step times measured on these servers before the first round. Means over the seeds."
+    "{} measured on these servers before {}. Means over the {}."
 )
 SOAK = (
     "Consecutive rollouts of arm `seer`; after each, the weights are loaded again under another "
@@ -22,7 +22,7 @@ def full_page(report: dict[str, Any], *, lanes: bool) -> str:
     if lanes:
         parts += ["## Lanes", LANES]
     if report.get("predicted"):  # of the full benchmark
-        parts += ["## Simulated", PREDICTED, _predicted(report["predicted"])]
+        parts += ["## Simulated", _predicted(report["predicted"])]
     if report.get("soak"):
         parts += ["## Soak", SOAK, _rows(report["soak"]), _drift(report["soak_drift"])]
         parts += ["![Soak](soak.png)"]
@@ -30,6 +30,8 @@ def full_page(report: dict[str, Any], *, lanes: bool) -> str:
 
 
 def _predicted(predicted: dict[str, Any]) -> str:
+    now = "constants" in predicted  # reports of earlier versions have no steps either
+    words = ("costs", "each round", "rounds") if now else ("step times", "the first round", "seeds")
     head = ["arm", "total s", "predicted", "error", "tail s", "predicted"]
     rows = [
         [
@@ -39,10 +41,17 @@ def _predicted(predicted: dict[str, Any]) -> str:
             f"{one['error']:+.0%}",
             f"{one['tail_s']:.1f}",
             f"{one['predicted_tail_s']:.1f}",
+            *(_steps(one) if now else ()),
         ]
         for name, one in predicted["arms"].items()
     ]
-    return table_of(head, rows)
+    table = table_of([*head, *(("steps", "predicted") if now else ())], rows)
+    return f"{PREDICTED.format(*words)}\n\n{table}"
+
+
+def _steps(arm: dict[str, Any]) -> list[str]:
+    counted = arm["forward_steps"]
+    return ["" if counted is None else f"{counted:,.0f}", f"{arm['predicted_forward_steps']:,.0f}"]
 
 
 def _rows(rows: Sequence[dict[str, Any]]) -> str:

@@ -1,8 +1,9 @@
-"""The simulation of the same benchmark, with step times measured on the servers."""
+"""The simulation of the same benchmark, with costs measured on the servers."""
 
+import contextlib
 import logging
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,101 +12,142 @@ from seer_sgl.benchmark.arms import ARMS, BASELINE, SEER, Arm
 from seer_sgl.benchmark.measure import Measurement
 from seer_sgl.benchmark.runner import FAILURES, Runner
 from seer_sgl.config import SchedulingConfig, with_values
-from seer_sgl.engine.fleet import Fleet
 from seer_sgl.engine.launch.process import api_key
 from seer_sgl.rollout.model import model_facts
 from seer_sgl.sim.config import EngineConfig, SimConfig
-from seer_sgl.sim.outcome import Outcome, outcome
+from seer_sgl.sim.outcome import outcome
 from seer_sgl.sim.simulate import simulate
 from seer_sgl.sim.workload import Responses
 
-from .constants import draft_overhead_us, measured_engine
+from .constants import measured_chunk_ms, measured_engine
+from .verification import Verification, measured_verification
 
 logger = logging.getLogger(f"seer_sgl.{__name__}")  # shown like the lines of the package
 
 
-async def measure_constants(runner: Runner) -> EngineConfig | None:
-    """Returns the step times of the plain servers, and the verification time of drafts if SEER's
-    servers start. If they do not, the arm fails later on its own. None if no plain arm runs or the
-    measurement fails."""
+class Constants(msgspec.Struct, frozen=True, kw_only=True):
+    """What servers cost. `engine`: plain ones; `pooled_chunk_ms`: `engine.chunk_ms` of servers with
+    a pool; `verification`: of servers that draft. None: not measured."""
+
+    engine: EngineConfig
+    pooled_chunk_ms: float | None = None
+    verification: Verification | None = None
+
+
+async def measure_constants(runner: Runner) -> Constants | None:
+    """Returns the costs of the plain servers, and what SEER's servers add to them if they start.
+    If they do not, the arm fails later on its own. None if no plain arm runs or the measurement
+    fails."""
     if ARMS[BASELINE] not in runner.arms:
         return None
     logger.info("measuring step times")
+    if runner.own_servers and runner.config.bench.colocate_servers:
+        for arm in runner.arms:  # servers that are idle cost the others time too
+            with contextlib.suppress(*FAILURES):
+                await runner.fleets.of(arm)
+    key = api_key(runner.config.engines)
     try:
         plain = await runner.fleets.of(ARMS[BASELINE])
-        infos = [engine.info for engine in plain.engines]
         kv_bytes = model_facts(runner.config.model.path).least_kv_bytes_per_token() or 1.0
-        engine = await measured_engine(infos, kv_bytes, api_key(runner.config.engines))
+        engine = await measured_engine([engine.info for engine in plain.engines], kv_bytes, key)
     except FAILURES as error:
         logger.info("skipping the simulation: %s", error)
         return None
     if ARMS[SEER] not in runner.arms:
-        return engine
+        return Constants(engine=engine)
     try:
-        forward = await _forward_ms(await runner.fleets.of(ARMS[SEER]))
+        drafting = (await runner.fleets.of(ARMS[SEER])).engines
+        chunk_ms = await measured_chunk_ms([engine.info for engine in drafting], key)
+        verification = await measured_verification(drafting, engine, key)
     except FAILURES as error:
-        logger.info("simulating without the verification time of drafts: %s", error)
-        return engine
-    return msgspec.structs.replace(engine, draft_overhead_us=draft_overhead_us(forward))
-
-
-async def _forward_ms(fleet: Fleet) -> list[list[float]]:
-    counters = [await engine.drafting() for engine in fleet.engines]
-    return [row for one in counters if one is not None for row in one["forward_ms"]]
+        logger.info("simulating without the cost of verifications: %s", error)
+        return Constants(engine=engine)
+    return Constants(engine=engine, pooled_chunk_ms=chunk_ms, verification=verification)
 
 
 def predict(
     sim: SimConfig,
-    engine: EngineConfig,
+    constants: Mapping[int, Constants],
     scheduling: SchedulingConfig,
     measurements: Sequence[Measurement],
 ) -> dict[str, Any]:
     """Returns the measured and the simulated figures of every arm that the simulator supports, on
-    the measured lengths: means over the latest round of each seed.
+    the measured lengths: means over the rounds with constants.
 
-    `sim`: pool, acceptance and the engines' reserve; `engine`: the measured step times.
+    `sim`: pool, acceptance and the engines' reserve; `constants`: by round.
     """
-    engine = msgspec.structs.replace(engine, reserve_tokens=sim.engine.reserve_tokens)
-    settings = with_values(sim, {"engine": engine, "scheduling": scheduling})
-    latest = {(case.row.arm, case.row.seed): case for case in measurements}
-    cases = {
-        arm: [case for (name, _), case in latest.items() if name == arm.name]
-        for arm in ARMS.values()
-    }
+    settings = with_values(sim, {"scheduling": scheduling})
+    cases: dict[str, list[Measurement]] = {name: [] for name in ARMS}
+    for case in measurements:
+        if case.row.arm in cases and case.row.round in constants:
+            cases[case.row.arm].append(case)
     return {
-        "engine": msgspec.to_builtins(engine),
+        "constants": {number: msgspec.to_builtins(one) for number, one in constants.items()},
         "speculation": msgspec.to_builtins(sim.speculation),
         "arms": {
-            arm.name: _compared(settings, arm, found) for arm, found in cases.items() if found
+            name: _compared(
+                [_Case(settings, ARMS[name], constants[case.row.round], case) for case in found]
+            )
+            for name, found in cases.items()
+            if found
         },
     }
 
 
-def _compared(settings: SimConfig, arm: Arm, cases: Sequence[Measurement]) -> dict[str, float]:
-    predicted = [_simulated(settings, arm, case) for case in cases]
-    wall_s = statistics.mean(case.row.wall_s for case in cases)
-    predicted_wall_s = statistics.mean(one.wall_s for one in predicted)
+class _Case:
+    """A measured rollout and its simulation."""
+
+    def __init__(
+        self, sim: SimConfig, arm: Arm, constants: Constants, measured: Measurement
+    ) -> None:
+        settings = configured(sim, arm, constants, max(measured.lengths.values()))
+        run = simulate(_responses(measured), settings)
+        self.row = measured.row
+        self.simulated = outcome(arm.name, arm.policy, run.record)
+        self.forward_steps = run.forward_steps
+
+
+def configured(sim: SimConfig, arm: Arm, constants: Constants, longest: int) -> SimConfig:
+    """Returns the settings of an arm: those of its policy and techniques, and the costs."""
+    verification = constants.verification or Verification(0.0, 0.0)
+    chunk_ms = constants.pooled_chunk_ms if arm.pool else None
+    return with_values(
+        sim,
+        {
+            "engine": msgspec.structs.replace(
+                constants.engine,
+                reserve_tokens=sim.engine.reserve_tokens,
+                chunk_ms=constants.engine.chunk_ms if chunk_ms is None else chunk_ms,
+            ),
+            "pool.enabled": arm.pool,
+            "speculation.enabled": arm.drafts,
+            "speculation.step_cpu_ms": verification.step_ms,
+            "speculation.draft_cpu_us": verification.draft_us,
+            "scheduling.policy": arm.policy,
+            "scheduling.lengths": None,
+            "workload.lengths.max": longest,
+        },
+    )
+
+
+def _compared(cases: Sequence[_Case]) -> dict[str, float | None]:
+    def mean(values: Sequence[float]) -> float:
+        return round(statistics.mean(values), 3)
+
+    wall_s = mean([case.row.wall_s for case in cases])
+    predicted_wall_s = mean([case.simulated.wall_s for case in cases])
+    counted = [case.row.forward_steps for case in cases if case.row.forward_steps is not None]
     return {
-        "wall_s": round(wall_s, 3),
-        "predicted_wall_s": round(predicted_wall_s, 3),
+        "wall_s": wall_s,
+        "predicted_wall_s": predicted_wall_s,
         "error": round(predicted_wall_s / wall_s - 1, 4),
-        "tail_s": round(statistics.mean(case.row.tail_s for case in cases), 3),
-        "predicted_tail_s": round(statistics.mean(one.tail_s for one in predicted), 3),
-        "retractions": statistics.mean(case.row.retractions for case in cases),
-        "predicted_retractions": statistics.mean(one.preemptions for one in predicted),
+        "tail_s": mean([case.row.tail_s for case in cases]),
+        "predicted_tail_s": mean([case.simulated.tail_s for case in cases]),
+        "retractions": mean([case.row.retractions for case in cases]),
+        "predicted_retractions": mean([case.simulated.preemptions for case in cases]),
+        "forward_steps": mean(counted) if len(counted) == len(cases) else None,
+        "predicted_forward_steps": mean([case.forward_steps for case in cases]),
     }
-
-
-def _simulated(settings: SimConfig, arm: Arm, case: Measurement) -> Outcome:
-    own = {
-        "pool.enabled": arm.pool,
-        "speculation.enabled": arm.drafts,
-        "scheduling.policy": arm.policy,
-        "scheduling.lengths": None,
-        "workload.lengths.max": max(case.lengths.values()),
-    }
-    settings = with_values(settings, own)
-    return outcome(arm.name, arm.policy, simulate(_responses(case), settings).record)
 
 
 def _responses(case: Measurement) -> list[Responses]:

@@ -1,4 +1,4 @@
-"""Runs the arms with step times before them and a soak after them, and extends their report."""
+"""Runs the arms with step times between them and a soak after them, and extends their report."""
 
 import asyncio
 import json
@@ -16,11 +16,11 @@ from seer_sgl.benchmark.config import BenchConfig
 from seer_sgl.benchmark.measure import Measurement
 from seer_sgl.benchmark.runner import Runner
 from seer_sgl.report.style import can_draw
-from seer_sgl.sim.config import EngineConfig, SimConfig
+from seer_sgl.sim.config import SimConfig
 
 from .lanes import draw_pair, typical_pair
 from .page import full_page
-from .prediction import measure_constants, predict
+from .prediction import Constants, measure_constants, predict
 from .router import ROUTER, RoutedFleets, require_router
 from .soak import SoakRow, draw_soak, drift, soak
 
@@ -39,7 +39,7 @@ class FullRunner(Runner):
         self.measurements: list[Measurement] = []
         self.soaked: list[SoakRow] = []
         self.sim = sim
-        self.step_times: EngineConfig | None = None  # of the servers
+        self.constants: dict[int, Constants | None] = {}  # by round; None: not measured
         self._rollouts = rollouts
         if router:
             require_router(self.config)
@@ -48,8 +48,6 @@ class FullRunner(Runner):
 
     @override
     async def rounds(self) -> AsyncIterator[Measurement]:
-        if self.sim is not None:
-            self.step_times = await measure_constants(self)
         async for measurement in super().rounds():
             self.measurements.append(measurement)
             yield measurement
@@ -59,12 +57,22 @@ class FullRunner(Runner):
 
     @override
     async def once(self, arm: Arm, number: int, seed: int) -> Measurement:
+        await self._measure_constants(number)
         measurement = await super().once(arm, number, seed)
         if arm is not ROUTER:
             return measurement
         # The report knows when the router is idle, not the servers behind it.
         row = msgspec.structs.replace(measurement.row, idle=None)
         return msgspec.structs.replace(measurement, row=row)
+
+    async def _measure_constants(self, number: int) -> None:
+        """Measures before every round, because a shared machine is not equally fast all the time;
+        only before the first one if servers of one kind have to stop for those of another."""
+        if self.sim is None or number in self.constants:
+            return
+        beside = self.own_servers and self.config.bench.colocate_servers
+        known = number > 0 and not beside
+        self.constants[number] = self.constants[0] if known else await measure_constants(self)
 
     def _soak_rollouts(self) -> int:
         """The soak reloads weights, so it needs servers of its own; and it needs arm `seer`."""
@@ -105,7 +113,7 @@ def extend_report(runner: FullRunner) -> None:
 
 
 def _predicted(runner: FullRunner) -> dict[str, object]:
-    if runner.sim is None or runner.step_times is None:
+    known = {number: one for number, one in runner.constants.items() if one is not None}
+    if runner.sim is None or not known:
         return {}
-    scheduling = runner.config.scheduling
-    return predict(runner.sim, runner.step_times, scheduling, runner.measurements)
+    return predict(runner.sim, known, runner.config.scheduling, runner.measurements)

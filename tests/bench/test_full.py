@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from bench.full import __main__, router, runner
+from bench.full.prediction import Constants
 from bench.full.router import ROUTER
 from bench.full.runner import FullRunner, run_full
 from seer_sgl.benchmark.config import load_ready_bench
@@ -17,6 +18,7 @@ from seer_sgl.benchmark.measure import Measurement
 from seer_sgl.benchmark.runner import Runner
 from seer_sgl.errors import ConfigError, EngineStartError, RolloutError
 from seer_sgl.report.recorder import Recorder
+from seer_sgl.sim.config import EngineConfig, SimConfig
 from tests.support.rows import row, soak_row
 
 ARMS = "bench.arms=[group_round_robin, seer]"
@@ -103,3 +105,31 @@ def test_it_has_the_options_of_the_product(monkeypatch: pytest.MonkeyPatch, tmp_
     __main__.main()
     (full,) = given
     assert (full.config.bench.rounds, full.out, full.sim) == (7, tmp_path, None)
+
+
+@pytest.mark.parametrize(("beside", "measured"), [("true", 2), ("false", 1)])
+async def test_costs_are_measured_before_every_round_if_no_server_has_to_stop_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, beside: str, measured: int
+) -> None:
+    Rolls(monkeypatch)
+    made: list[Constants] = []
+
+    async def measure(_: object) -> Constants:
+        made.append(Constants(engine=EngineConfig(overhead_ms=len(made))))
+        return made[-1]
+
+    def predict(_: object, constants: dict[int, Constants], *__: object) -> dict[str, Any]:
+        rounds = [constants[number].engine.overhead_ms for number in sorted(constants)]
+        times = {"wall_s": 4, "predicted_wall_s": 3, "error": -0.25, "tail_s": 1}
+        steps = {"predicted_tail_s": 2, "forward_steps": 7000, "predicted_forward_steps": 7100}
+        return {"rounds": rounds, "constants": {}, "arms": {"seer": times | steps}}
+
+    monkeypatch.setattr(runner, "measure_constants", measure)
+    monkeypatch.setattr(runner, "predict", predict)
+    full = new_runner(tmp_path, f"bench.colocate_servers={beside}", sim=SimConfig())
+    await run_full(full, console())
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert len(made) == measured
+    assert report["predicted"]["rounds"] == [0, measured - 1]
+    page = (tmp_path / "report.md").read_text()
+    assert "| seer | 4.0 | 3.0 | -25% | 1.0 | 2.0 | 7,000 | 7,100 |" in page

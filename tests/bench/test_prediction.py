@@ -9,8 +9,16 @@ import msgspec
 import pytest
 
 from bench.full import prediction
-from bench.full.constants import draft_overhead_us, fitted_step
-from bench.full.prediction import measure_constants, predict
+from bench.full.constants import begin_s, fits, fitted_step
+from bench.full.prediction import Constants, measure_constants, predict
+from bench.full.verification import (
+    PROMPT,
+    WRITTEN,
+    Verification,
+    Verified,
+    fitted_verification,
+    measured_verification,
+)
 from seer_sgl.benchmark.arms import BASELINE, EVERY, SEER, Arm
 from seer_sgl.benchmark.config import load_ready_bench
 from seer_sgl.benchmark.measure import Measurement
@@ -24,22 +32,28 @@ from seer_sgl.types import Prompt
 from tests.support.rows import row
 
 SIM = Path(prediction.__file__).with_name("cpu.yaml")
+CHUNKS = SchedulingConfig(chunk_tokens=256)
 ENGINE = EngineConfig(
     count=2,
     kv_tokens=4096,
     max_running_requests=8,
     weights_gb=1e-6,
     active_params_b=1e-9,
+    attention_mflop=0,
     kv_bytes_per_token=1536,
     bandwidth_gb_s=5,
     overhead_ms=1,
     row_overhead_us=150,
-    draft_overhead_us=50,
+    draft_overhead_us=0,
+    chunk_ms=2,
     prefill_tok_s=20_000,
+)
+CONSTANTS = Constants(
+    engine=ENGINE, pooled_chunk_ms=4, verification=Verification(step_ms=1, draft_us=50)
 )
 
 
-def rolled(arm: str, **changed: Any) -> Measurement:
+def rolled(arm: str, number: int = 0, **changed: Any) -> Measurement:
     """Returns a measurement of two groups of four: one long, one short."""
     prompts = [
         Prompt(prompt_id=name, prompt_ids=array("i", [number] * 10), n=4)
@@ -47,26 +61,62 @@ def rolled(arm: str, **changed: Any) -> Measurement:
     ]
     lengths = {("a", i): 1000 + i for i in range(4)} | {("b", i): 50 + i for i in range(4)}
     record = Recorder("r", 0, [], [], 0.0)
-    return Measurement(row(arm, 0, **changed), record, {}, lengths, prompts)
+    return Measurement(row(arm, number, **changed), record, {}, lengths, prompts)
+
+
+def predicted(*cases: Measurement, **constants: Constants) -> dict[str, Any]:
+    """Returns the figures of the arms. `constants`: of the rounds r0, r1, ..."""
+    by_round = {int(name[1:]): one for name, one in constants.items()}
+    arms: dict[str, Any] = predict(load_settings(SIM), by_round, CHUNKS, cases)["arms"]
+    return arms
 
 
 def test_every_arm_is_simulated_on_the_lengths_that_came_out() -> None:
-    cases = [rolled(arm, wall_s=2.0) for arm in (BASELINE, "router", "context", SEER)]
-    scheduling = SchedulingConfig(chunk_tokens=256)
-    report = predict(load_settings(SIM), ENGINE, scheduling, cases)["arms"]
+    arms = BASELINE, "router", "context", SEER
+    report = predicted(*(rolled(arm, wall_s=2.0) for arm in arms), r0=CONSTANTS)
     assert list(report) == [BASELINE, "context", SEER], "the simulator has no router"
     pinned, divided, drafted = (report[arm]["predicted_wall_s"] for arm in report)
     assert pinned > divided > drafted > 0
     # The pinned engine decodes four rows: overhead, rows, and their KV, 511 tokens each on average.
     step_s = 1e-3 + 4 * 150e-6 + 4 * 511 * 1536 / 5e9
-    assert pinned == pytest.approx(1003 * step_s, rel=0.02)
+    assert pinned == pytest.approx(1003 * step_s + 4 * 2e-3, rel=0.02)
     assert report[BASELINE]["error"] == pytest.approx(pinned / 2.0 - 1, abs=1e-3)
+    assert report[BASELINE]["predicted_forward_steps"] == pytest.approx(1003 + 53, abs=6)
+    assert report[BASELINE]["forward_steps"] == 700
+
+
+def test_a_rollout_is_simulated_with_the_costs_of_its_round() -> None:
+    slow = msgspec.structs.replace(ENGINE, overhead_ms=3)
+    constants = {"r0": CONSTANTS, "r1": msgspec.structs.replace(CONSTANTS, engine=slow)}
+    first, second = rolled(BASELINE, 0, wall_s=2.0), rolled(BASELINE, 1, wall_s=4.0)
+    both = predicted(first, second, **constants)[BASELINE]
+    alone = predicted(first, **constants)[BASELINE]
+    assert both["wall_s"] == 3.0
+    more_s = both["predicted_wall_s"] - alone["predicted_wall_s"]
+    assert more_s == pytest.approx(1003 * 2e-3 / 2, rel=0.02), "the mean of both rounds"
+    assert predicted(rolled(BASELINE, 2), **constants) == {}, "its costs are not known"
+
+
+def test_chunks_and_verifications_take_what_was_measured() -> None:
+    def wall_s(arm: str, constants: Constants) -> float:
+        return float(predicted(rolled(arm), r0=constants)[arm]["predicted_wall_s"])
+
+    dear_chunks = msgspec.structs.replace(CONSTANTS, pooled_chunk_ms=40)
+    dear_drafts = msgspec.structs.replace(CONSTANTS, verification=Verification(9, 500))
+    for arm, chunks_count, drafts_count in (
+        ("divided", False, False),  # without a pool
+        ("context", True, False),
+        (SEER, True, True),
+    ):
+        usual = wall_s(arm, CONSTANTS)
+        assert (wall_s(arm, dear_chunks) > 1.05 * usual) == chunks_count
+        assert (wall_s(arm, dear_drafts) > 1.05 * usual) == drafts_count
 
 
 def test_the_report_says_what_the_simulation_assumes() -> None:
     sim = load_settings(SIM)
-    report = predict(sim, ENGINE, SchedulingConfig(), [])
-    assert report["engine"]["reserve_tokens"] == 128
+    report = predict(sim, {0: CONSTANTS}, SchedulingConfig(), [])
+    assert report["constants"] == {0: msgspec.to_builtins(CONSTANTS)}
     assert report["speculation"] == msgspec.to_builtins(sim.speculation)
 
 
@@ -83,6 +133,7 @@ class Servers:
 
     config = load_ready_bench(gpu=False)
     arms = (EVERY[BASELINE], EVERY[SEER])
+    own_servers = True
 
     def __init__(self, **broken: SeerError) -> None:
         self.fleets = self
@@ -91,33 +142,27 @@ class Servers:
     async def of(self, arm: Arm) -> Any:
         if arm.name in self._broken:
             raise self._broken[arm.name]
-        return SimpleNamespace(engines=[SimpleNamespace(info=None, drafting=self._drafting)])
-
-    async def _drafting(self) -> dict[str, Any]:
-        return {"forward_ms": [[b, w, 1 + 0.1 * b + 0.05 * b * (w - 1)] for b, w in GRID]}
+        return SimpleNamespace(engines=[SimpleNamespace(info=None)])
 
 
-GRID = [(batch, width) for batch in (1, 2, 4) for width in (1, 3, 5)]
+@pytest.fixture(autouse=True)
+def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces the measurements."""
+
+    def replaced(name: str, value: object) -> None:
+        async def measured(*_: Any) -> object:
+            return value
+
+        monkeypatch.setattr(prediction, name, measured)
+
+    replaced("measured_engine", CONSTANTS.engine)
+    replaced("measured_chunk_ms", CONSTANTS.pooled_chunk_ms)
+    replaced("measured_verification", CONSTANTS.verification)
 
 
-async def constants(monkeypatch: pytest.MonkeyPatch, runner: Servers) -> EngineConfig | None:
-    async def measured(*_: Any) -> EngineConfig:
-        return PLAIN
-
-    monkeypatch.setattr(prediction, "measured_engine", measured)
-    return await measure_constants(cast(Runner, runner))
-
-
-PLAIN = msgspec.structs.replace(ENGINE, draft_overhead_us=None)
-
-
-async def test_step_times_of_servers_that_come_up(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_costs_of_servers_that_come_up(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "seer_sgl")
-    engine = await constants(monkeypatch, Servers())
-    assert engine is not None
-    assert engine.draft_overhead_us == pytest.approx(50)
+    assert await measure_constants(cast(Runner, Servers())) == CONSTANTS
     assert caplog.messages == ["measuring step times"]
 
 
@@ -125,13 +170,14 @@ async def test_step_times_of_servers_that_come_up(
     "error", [EngineStartError("no"), PoolError("no"), EngineUnavailable("no")]
 )
 async def test_servers_that_do_not_come_up_end_no_benchmark(
-    error: SeerError, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: SeerError, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "seer_sgl")
-    assert await constants(monkeypatch, Servers(seer=error)) == PLAIN
-    assert caplog.messages[1:] == ["simulating without the verification time of drafts: no"]
+    found = await measure_constants(cast(Runner, Servers(seer=error)))
+    assert found == Constants(engine=ENGINE)
+    assert caplog.messages[1:] == ["simulating without the cost of verifications: no"]
     caplog.clear()
-    assert await constants(monkeypatch, Servers(**{BASELINE: error})) is None
+    assert await measure_constants(cast(Runner, Servers(**{BASELINE: error}))) is None
     assert caplog.messages[1:] == ["skipping the simulation: no"]
 
 
@@ -147,10 +193,71 @@ def test_what_a_step_consists_of() -> None:
     assert overhead == pytest.approx(2e-3, rel=0.1), "one long step does not shift the short ones"
 
 
-def test_what_a_draft_adds_to_a_step() -> None:
-    times = [
-        [batch, width, 1 + 0.15 * batch + 0.05 * batch * (width - 1)]
-        for batch in (1, 2, 4, 8)
-        for width in (1, 3, 5, 9)
-    ]
-    assert draft_overhead_us(times) == pytest.approx(50)
+def test_what_a_chunk_adds_when_it_begins() -> None:
+    assert begin_s([(batch, 5e-3 + 3e-3 * batch) for batch in (1, 2, 8)]) == pytest.approx(3e-3)
+    assert begin_s([(1, 5e-3), (8, 4e-3)]) == 0.0
+
+
+def test_what_a_verification_adds_to_a_step() -> None:
+    def step_s(batch: int, drafts: float) -> float:
+        context = batch * (PROMPT + WRITTEN / 2)
+        plain_s = 1e-3 + batch * 150e-6 + context * 1536 / 5e9
+        return plain_s + 2e-3 + batch * drafts * 40e-6
+
+    rows = [Verified(batch, 16 - batch / 8, step_s(batch, 16 - batch / 8)) for batch in (1, 4, 8)]
+    found = fitted_verification(rows, ENGINE)
+    assert (found.step_ms, found.draft_us) == pytest.approx((2, 40), rel=1e-3)
+
+
+class DraftingServer:
+    """An engine that counts the steps of calls as if it drafted `drafts` per sequence."""
+
+    def __init__(self, drafts: int) -> None:
+        self.drafts = drafts
+        self.info = SimpleNamespace(
+            url="http://e", max_running_requests=4, max_request_len=4000, max_total_num_tokens=8192
+        )
+        self.calls: list[Any] = []  # the bodies of each
+
+    async def drafting(self) -> dict[str, Any]:
+        tokens = sum(
+            max(body["sampling_params"]["max_new_tokens"] for body in bodies) - 1
+            for bodies in self.calls
+        )
+        return {"steps": {str(1 + self.drafts): tokens // (1 + self.drafts)}}
+
+    async def seconds(self, *given: Any) -> float:
+        (bodies,) = given[2]
+        self.calls.append(bodies)
+        return 0.1 + 0.01 * float(bodies[0]["sampling_params"]["max_new_tokens"] - 1)
+
+
+async def test_equal_responses_are_drafted_and_their_steps_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = DraftingServer(drafts=16)
+    monkeypatch.setattr("bench.full.verification.seconds", server.seconds)
+    await measured_verification([cast(Any, server)], ENGINE)
+    for bodies in server.calls:
+        seeds = [body["sampling_params"]["sampling_seed"] for body in bodies]
+        origins = [body["sampling_params"]["custom_params"]["seer_sgl"] for body in bodies]
+        assert seeds == list(range(len(bodies))), "the same for every sample"
+        assert len({origin["group"] for origin in origins}) == len(bodies)
+        assert all(origin["prompt_len"] == PROMPT for origin in origins)
+    assert {len(bodies) for bodies in server.calls} == {1, 2, 4}, "the server's limit"
+    with pytest.raises(EngineUnavailable, match="verifies no drafts"):
+        await measured_verification([cast(Any, DraftingServer(drafts=0))], ENGINE)
+
+
+def test_what_fits_into_all_servers() -> None:
+    small, large = (
+        cast(
+            Any,
+            SimpleNamespace(
+                max_running_requests=8, max_request_len=3000, max_total_num_tokens=tokens
+            ),
+        )
+        for tokens in (1000, 8000)
+    )
+    assert fits([large], 8, 999) and not fits([large], 9, 10) and not fits([large], 1, 3000)
+    assert fits([small, large], 4, 249) and not fits([small, large], 4, 250)

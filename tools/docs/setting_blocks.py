@@ -116,13 +116,13 @@ def acceptance(report: Report) -> Lines:
     # The config of earlier versions had it.
     model = report["predicted"].get("speculation") or report["config"]["bench"]["speculation"]
     first, *others = model["references"]
+    head = [f"model with {first} finished siblings", *others] if others else ["model"]
     length = median(values(rounds_of(report), SEER, "accept_length"))
     return table(
         [
             "",
             f"{code(SEER)}, measured: median of all rounds",
-            f"model with {first} finished siblings",
-            *others,
+            *head,
         ],
         [["tokens per verified step", decimals(length), *map(decimals, model["accept_length"])]],
     )

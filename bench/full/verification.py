@@ -1,0 +1,128 @@
+"""Measures what a verification adds to a plain step, on real servers that draft.
+
+Every response is generated several times, with the same seed and as samples of one prompt. All but
+the first draft what the first one has written. So nearly all drafts are accepted, and nearly all
+steps verify as many as a server verifies at once.
+"""
+
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+
+import aiohttp
+import msgspec
+
+from seer_sgl.engine.client import HttpEngine
+from seer_sgl.engine.session import open_session
+from seer_sgl.errors import EngineUnavailable
+from seer_sgl.sampling import ORIGIN
+from seer_sgl.sim.config import EngineConfig
+from seer_sgl.sim.steps import StepTime
+
+from .calls import Body, Inputs, body, random_inputs, seconds
+from .constants import fits, fitted
+
+BATCHES = (1, 2, 4, 8)
+PROMPT, WRITTEN = 256, 448  # tokens: contexts of the benchmark's responses
+REPEATS = 3  # the median counts
+RESERVED = 64  # KV tokens that a server may keep for the drafts of a request
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """The steps of `batch` sequences: drafts per sequence, and seconds, means over the steps."""
+
+    batch: int
+    drafts: float
+    step_s: float
+
+
+class Verification(msgspec.Struct, frozen=True):
+    """What a verification adds to a plain step: milliseconds, and microseconds per draft."""
+
+    step_ms: float
+    draft_us: float
+
+
+async def measured_verification(
+    engines: Sequence[HttpEngine], plain: EngineConfig, api_key: str | None = None
+) -> Verification:
+    """Returns the cost on servers that all run at the same time. `plain`: of steps without drafts.
+
+    Raises EngineUnavailable if a server does not answer or verifies nothing.
+    """
+    infos = [engine.info for engine in engines]
+    async with open_session(api_key) as session:
+        rows = [
+            await _verified(session, engines, batch)
+            for batch in BATCHES
+            if fits(infos, batch, PROMPT + WRITTEN + RESERVED)
+        ]
+    drafted = [row for row in rows if row.drafts >= 1]  # the others do not pay, so they are plain
+    if len(drafted) < 2:
+        raise EngineUnavailable(f"{infos[0].url}: verifies no drafts of equal responses")
+    return fitted_verification(drafted, plain)
+
+
+def fitted_verification(rows: Sequence[Verified], plain: EngineConfig) -> Verification:
+    """Returns what the steps take beyond plain ones of the same batch and context."""
+    step = StepTime(plain)
+    plain_s = [
+        step.fixed(row.batch) + row.batch * (PROMPT + WRITTEN / 2) * step.attention()
+        for row in rows
+    ]
+    fixed, draft = fitted(
+        [(1.0, row.batch * row.drafts) for row in rows],
+        [row.step_s - alone for row, alone in zip(rows, plain_s, strict=True)],
+        plain_s,
+    )
+    return Verification(step_ms=max(0.0, fixed) * 1e3, draft_us=max(0.0, draft) * 1e6)
+
+
+async def _verified(
+    session: aiohttp.ClientSession, engines: Sequence[HttpEngine], batch: int
+) -> Verified:
+    urls = [engine.info.url for engine in engines]
+    inputs, name = random_inputs(len(urls), batch, PROMPT), uuid.uuid4().hex
+    await seconds(session, urls, _samples(inputs, name, 0, 1 + WRITTEN))
+    found = []
+    for sample in range(1, 1 + REPEATS):
+        begin = await seconds(session, urls, _samples(inputs, name, sample, 1))
+        before = await _steps(engines)
+        whole = await seconds(session, urls, _samples(inputs, name, sample, 1 + WRITTEN))
+        widths = await _steps(engines) - before
+        steps = widths.total()
+        drafts = sum((width - 1) * count for width, count in widths.items()) / max(1, steps)
+        found.append(Verified(batch, drafts, (whole - begin) * len(urls) / max(1, steps)))
+    return sorted(found, key=lambda one: one.step_s)[REPEATS // 2]
+
+
+async def _steps(engines: Sequence[HttpEngine]) -> Counter[int]:
+    """Returns the decode steps of all engines so far, by width."""
+    steps: Counter[int] = Counter()
+    for engine in engines:
+        counters = await engine.drafting()
+        for width, count in (counters or {"steps": {}})["steps"].items():
+            steps[int(width)] += count
+    return steps
+
+
+def _samples(inputs: Inputs, name: str, sample: int, tokens: int) -> list[list[Body]]:
+    """Returns the calls of one sample of every prompt; the seeds of all samples are equal."""
+    return [
+        [
+            body(
+                ids,
+                tokens,
+                seed=row,
+                custom_params={
+                    ORIGIN: {
+                        "group": f"{name}-{place}-{row}",
+                        "sample": sample,
+                        "prompt_len": len(ids),
+                    }
+                },
+            )
+            for row, ids in enumerate(rows)
+        ]
+        for place, rows in enumerate(inputs)
+    ]
