@@ -5,12 +5,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import transformers.dynamic_module_utils
 
 from seer_sgl.driver import load_tokenizer as loading
-from seer_sgl.driver.load_tokenizer import load_tokenizer
+from seer_sgl.driver.load_tokenizer import load_tokenizer, tokenizer_of
 from seer_sgl.errors import ConfigError
+from seer_sgl.link.tokenizer import TokenizerSource
 from tests.tokenizers.byte_rows import ROWS
 
 pytestmark = pytest.mark.process
@@ -40,21 +42,27 @@ class OwnTokenizer(PreTrainedTokenizer):
 
 
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A model folder whose tokenizer has its own Python class."""
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder of its own for the code of models."""
     modules = str(tmp_path / "modules")
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", modules)
     monkeypatch.setenv("HF_MODULES_CACHE", modules)  # of SGLang's process
     monkeypatch.syspath_prepend(modules)
+    _forget_modules()  # of another test's folder
+    yield
+    _forget_modules()
+
+
+@pytest.fixture
+def model(tmp_path: Path, modules: None) -> Path:
+    """A model folder whose tokenizer has its own Python class."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "tokenization_own.py").write_text(CODE)
     named = {"AutoTokenizer": ["tokenization_own.OwnTokenizer", None]}
     settings = {"tokenizer_class": "OwnTokenizer", "auto_map": named}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    _forget_modules()  # of another test's folder
-    yield folder
-    _forget_modules()
+    return folder
 
 
 def _forget_modules() -> None:
@@ -73,6 +81,38 @@ def test_code_of_a_tokenizer_runs_only_if_it_is_trusted(model: Path, tmp_path: P
     tokenizer = load_tokenizer(str(model), trust_remote_code=True)
     assert tokenizer is not None
     assert list(tokenizer.encode("315")) == [3, 1, 5]
+    assert list(tmp_path.rglob("ran"))
+
+
+CONFIG = """
+from pathlib import Path
+from transformers import LlamaConfig
+
+Path(__file__).with_name("ran").touch()
+
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+"""
+
+
+def test_code_of_a_model_that_may_read_images_runs_only_if_it_is_trusted(
+    tmp_path: Path, modules: None
+) -> None:
+    folder = ROWS[1].make(tmp_path)
+    (folder / "configuration_own.py").write_text(CONFIG)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "configuration_own.OwnConfig"},
+        "vision_config": {},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    untrusted = TokenizerSource(tokenizer_path=str(folder), model_path=str(folder))
+    with pytest.raises(ConfigError, match=r"^model\.trust_remote_code: [^\n]*$"):
+        tokenizer_of(untrusted)
+    assert not list(tmp_path.rglob("ran"))
+    assert tokenizer_of(msgspec.structs.replace(untrusted, trust_remote_code=True)) is not None
     assert list(tmp_path.rglob("ran"))
 
 
