@@ -18,6 +18,7 @@ from seer_sgl import Rollout
 from tests.e2e.compare import LOGPROB_TOLERANCE
 from tests.e2e.conftest import MODEL
 from tests.e2e.rig import Rig
+from tests.e2e.test_mixed import steps
 from tests.e2e.test_server_weights import prompts
 from tests.e2e.weights import other_weights
 from tests.server.helpers import served_config
@@ -46,10 +47,11 @@ def finish(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 async def plain(url: str, folder: str, calls: Sequence[Generated]) -> list[dict[str, Any]]:
     """Returns the answers of the plain engine, with the weights in a folder."""
+    room = asyncio.Semaphore(24)
     async with aiohttp.ClientSession() as session:
 
         async def post(path: str, fields: dict[str, Any]) -> Any:
-            async with session.post(f"{url}/{path}", json=fields) as reply:
+            async with room, session.post(f"{url}/{path}", json=fields) as reply:
                 assert reply.status == 200, await reply.text()
                 return await reply.json(content_type=None)
 
@@ -92,23 +94,21 @@ async def test_ten_rounds_of_slime_have_the_samples_of_a_plain_engine(
                 await slime.update_from_disk(folders[version % 2], version)
                 kept += await slime.rollout()
             assert it.service.passthrough.counts == {}
-        rounds = defaultdict(list)
+        calls: dict[int, list[Generated]] = {version: [] for version in range(ROUNDS)}
         for call in slime.calls:
             (version,) = {span["version"] for span in call.meta["weight_versions"]} or {"0"}
-            rounds[int(version)].append(call)
-        for version, calls in rounds.items():
-            for call, answer in zip(
-                calls, await plain(rig.plain, folders[version % 2], calls), strict=True
-            ):
+            calls[int(version)].append(call)
+        for place, folder in enumerate(folders):
+            same = [call for version in range(place, ROUNDS, 2) for call in calls[version]]
+            for call, answer in zip(same, await plain(rig.plain, folder, same), strict=True):
                 compare(call, answer)
-    check_rounds(slime, kept, rounds)
+    assert all(calls.values())
+    check_rounds(slime, kept)
 
 
-def check_rounds(
-    slime: Slime, kept: Sequence[Sequence[Sample]], rounds: Mapping[int, Sequence[Generated]]
-) -> None:
+def check_rounds(slime: Slime, kept: Sequence[Sequence[Sample]]) -> None:
     """Asserts that what the test is about has happened."""
-    assert len(kept) == ROUNDS * OPTIONS.rollout_batch_size and len(rounds) == ROUNDS
+    assert len(kept) == ROUNDS * OPTIONS.rollout_batch_size
     assert slime.dropped, "by the dynamic filter"
     counts = Counter(call.sample for call in slime.calls)
     continued = [sample for group in kept for sample in group if counts[sample] > 1]
@@ -121,3 +121,34 @@ def check_rounds(
     drafted = [call.meta for call in slime.calls if call.meta.get("spec_verify_ct")]
     tokens = sum(meta["completion_tokens"] for meta in drafted)
     assert tokens - sum(meta["spec_verify_ct"] for meta in drafted) > 200, "steps that drafts saved"
+
+
+@pytest.mark.long
+@pytest.mark.shared_engines
+async def test_with_its_siblings_known_a_rollout_takes_fewer_forward_passes(rig: Rig) -> None:
+    options = Options(
+        rollout_batch_size=4,
+        over_sampling_batch_size=4,
+        n_samples_per_prompt=8,
+        rollout_max_response_len=300,
+    )
+    passes, tokens = [], []
+    async with aiohttp.ClientSession() as session:
+        for window_s in (0.0, 5.0):  # 0: every request is a group of its own
+            rig.reset()
+            config = rig.fleet() | {"server": {"port": 0, "group_window_s": window_s}}
+            async with served_config(Rollout(config, gives_up=False)) as it:
+                slime = Slime(
+                    *(it.session, it.url, it.url),
+                    prompts=prompts(40),
+                    reward=lambda sample: float(sample.index),
+                    options=options,
+                )
+                before = sum([await steps(session, url) for url in rig.urls])
+                for _ in range(3):
+                    await slime.rollout()
+                passes.append(sum([await steps(session, url) for url in rig.urls]) - before)
+            tokens.append(sorted(call.ids for call in slime.calls))
+    assert tokens[0] == tokens[1] and len(tokens[0]) == 96
+    print(f"{sum(map(len, tokens[0]))} tokens, forward passes without and with siblings: {passes}")
+    assert passes[1] < passes[0]
