@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from .routed_experts import ExpertShape
+
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The description of a running engine (SGLang `/server_info`)."""
@@ -34,6 +36,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     incremental_streaming: bool = False  # an event of its streams has the new tokens only
     inexact: str | None = None  # why its steps may round differently; None: they do not
     off: Mapping[str, str] = {}  # abilities of the plugin that its SGLang lacks, and why
+    experts: ExpertShape | None = None  # the form of the routed experts that it can return
 
 
 class EngineProblem(msgspec.Struct, frozen=True):

@@ -63,6 +63,8 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Grammar."""
     custom_params: CustomParams = {}
     """Passed on to SGLang's custom logit processors."""
+    return_routed_experts: bool = False
+    """Return the experts of each token, for a model with a mixture of experts."""
 
     def stops(self) -> list[str]:
         """Returns the stop strings as a list."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from .routed_experts import RoutedExperts
 from .sampling import Sampling as Sampling  # noqa: PLC0414 (a data type like the ones below)
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -88,6 +89,7 @@ class ChunkReply(msgspec.Struct, kw_only=True):
     retractions: int = 0
     verify_steps: int = 0  # SGLang's spec_verify_ct; 0 without speculative decoding
     stop_tokens: int | None = None  # of the longest stop string; None: the engine reports no count
+    routed_experts: RoutedExperts | None = None  # a row per token that is no row of the request yet
     passthrough: bool = False  # the engine's answer went to the client, and was not read
 
     @property
@@ -153,6 +155,7 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     response_ids: "array[int]" = msgspec.field(default_factory=token_array)
     logprobs: "array[float]" = msgspec.field(default_factory=logprob_array)
     weight_spans: list[WeightSpan] = msgspec.field(default_factory=list)
+    routed_experts: RoutedExperts | None = None  # a row per token but the last; None: not asked for
     finish_reason: FinishReason | None = None
     matched: int | str | None = None
     engines: list[str] = msgspec.field(default_factory=list)  # one entry per chunk that returned
@@ -184,6 +187,11 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
         return self.generated - self.resumed_tokens
 
     @property
+    def routed(self) -> int:
+        """The number of tokens whose routed experts it has."""
+        return 0 if self.routed_experts is None else self.routed_experts.rows
+
+    @property
     def total_len(self) -> int:
         """The number of prompt and response tokens: the input length of the next chunk."""
         return self.prompt_len + self.generated
@@ -200,7 +208,8 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
         self.append(ChunkReply(ids=ids, logprobs=logprobs, weight_spans=spans, finish="abort"))
 
     def append(self, reply: ChunkReply) -> None:
-        """Appends a reply: ids, logprobs and weight versions together, and only here.
+        """Appends a reply: ids, logprobs, weight versions and routed experts together, and only
+        here.
 
         Raises ValueError if they differ in length.
         """
@@ -210,6 +219,8 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
                 f"chunk of {self.uid}: {len(reply.ids)} ids, {len(reply.logprobs)} logprobs and "
                 f"weight versions for {spanned} tokens"
             )
+        if reply.routed_experts is not None:
+            self._append_experts(reply.routed_experts, self.total_len + len(reply.ids) - 1)
         self.response_ids.extend(reply.ids)
         self.logprobs.extend(reply.logprobs)
         for span in reply.weight_spans:
@@ -219,6 +230,16 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
             elif span.tokens:
                 self.weight_spans.append(span)
         self.verify_steps += reply.verify_steps
+
+    def _append_experts(self, more: RoutedExperts, rows: int) -> None:
+        if self.routed + more.rows != rows:
+            raise ValueError(
+                f"chunk of {self.uid}: {more.rows} rows of routed experts after {self.routed}, for "
+                f"{rows} tokens"
+            )
+        if self.routed_experts is None:
+            self.routed_experts = more.first(0)
+        self.routed_experts.append(more)
 
     def finish(self, reason: FinishReason, matched: int | str | None, now: float) -> None:
         """Ends the trajectory; a finished request never changes again.
@@ -351,3 +372,6 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt's `metadata`, unchanged."""
     failure: str | None = None
     """Why the request was given up with the tokens it had; null for a whole response."""
+    routed_experts: RoutedExperts | None = None
+    """Experts of every token but the last, if `return_routed_experts` asks for them: `dtype`,
+    `shape` [tokens - 1, layers, experts per token], and `data` in base64."""

@@ -95,6 +95,12 @@ def unservable(
         yield Reason("stop", "stop strings need a tokenizer: set model.path")
     for info in engines:
         engine = f"engine {info.engine_id}"
+        if sampling.return_routed_experts and info.experts is None:
+            yield Reason(
+                "return_routed_experts",
+                f"{engine} returns none: it needs a model with a mixture of experts, the seer-sgl "
+                "plugin, and the flag enable-return-routed-experts",
+            )
         if sampling.min_p > 0 and info.deterministic and info.plugin is None:
             yield Reason(
                 "min_p",

@@ -12,6 +12,7 @@ from .values import Problem
 LEAST_MEMORY = 16 << 20  # bytes; Mooncake mounts segments in pieces of 16 MiB
 LEAST_DRAFT_MEMORY = 1 << 20  # bytes; about ten thousand tokens in an engine's index
 LEAST_BODY = 1 << 20  # bytes; a prompt of a hundred thousand tokens
+EXPERTS = "enable-return-routed-experts"
 # SGLang flags that the KV pool sets.
 POOL_FLAGS = {
     "page-size": "kv_pool.page_size",
@@ -36,6 +37,9 @@ def validate(config: Config) -> Iterator[Problem]:
     yield from _check_server(config.server)
     for name, why in invalid(config.sampling):
         yield f"sampling.{name}".rstrip("."), why
+    wanted = config.sampling.return_routed_experts and isinstance(engines, StartedEngines)
+    if wanted and not engines.flags().get(EXPERTS):
+        yield "sampling.return_routed_experts", f"needs engines.sglang.{EXPERTS}: true"
     if isinstance(engines, StartedEngines) and config.model.path is None:
         yield "model.path", f"missing; engines.launch: {engines.launch} needs a model"
 

@@ -71,6 +71,8 @@ def differences(engines: Sequence[EngineInfo]) -> str | None:
     if len(sizes) > 1:
         pages = ", ".join(map(str, sorted(sizes)))
         return f"engines: the KV pool pages of the engines differ in size ({pages})"
+    if len({info.experts for info in engines}) > 1:
+        return "engines: only some of the engines return routed experts, or in different forms"
     return None
 
 

@@ -43,6 +43,7 @@ class SampleMaker:
             finished_at=round(finished - self._started_at, 6),
             metadata=request.group.prompt.metadata,
             failure=None if request.failure is None else request.failure.message,
+            routed_experts=request.routed_experts,
         )
 
     def _text(self, request: Request) -> str | None:

@@ -111,10 +111,12 @@ def _cut(reply: ChunkReply, count: int, stop: str) -> ChunkReply:
         if taken:
             spans.append(WeightSpan(span.version, taken))
         left -= taken
+    experts, dropped = reply.routed_experts, len(reply.ids) - count
     return msgspec.structs.replace(
         reply,
         ids=reply.ids[:count],
         logprobs=reply.logprobs[:count],
+        routed_experts=None if experts is None else experts.first(experts.rows - dropped),
         weight_spans=spans,
         finish="stop",
         matched=stop,

@@ -27,7 +27,7 @@ from seer_sgl.link import contract
 from seer_sgl.timing import DEFAULT, Timing
 from seer_sgl.types import Chunk, ChunkReply, OnTokens
 
-from . import wire
+from . import experts, wire
 from .describe import (
     MAY_CHANGE,
     REPLY_BYTES,
@@ -166,13 +166,20 @@ class HttpEngine:
         EngineUnavailable for all other failures (connection, other HTTP status).
         """
         drafting, stream = self._info.draft_tokens > 0, on_tokens is not None
-        body = LateBody(lambda: wire.encode_generate(chunk, drafting, stream))
+        shape = self._info.experts if experts.asks(chunk) else None
+        body = LateBody(lambda: wire.encode_generate(chunk, drafting, stream, shape))
         vocab_size = self._info.vocab_size or self.vocab_size
         limit = REPLY_BYTES + REPLY_BYTES_PER_TOKEN * chunk.max_new_tokens
+        limit += experts.most_bytes(chunk, shape)
         try:
             if on_tokens is None:
                 reply = await self._post_chunk(body, limit)
-                decoded = wire.decode_generate(reply, chunk, vocab_size)
+                if shape is None:
+                    decoded = wire.decode_generate(reply, chunk, vocab_size)
+                else:  # megabytes of base64
+                    decoded = await asyncio.to_thread(
+                        wire.decode_generate, reply, chunk, vocab_size, shape
+                    )
             else:
                 streamed = StreamedReply(chunk, vocab_size)
                 decoded = await self._stream(body, streamed, on_tokens, limit)

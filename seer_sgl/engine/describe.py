@@ -111,6 +111,7 @@ def described(
         incremental_streaming=server.incremental_streaming_output,
         inexact=_inexact(server, plugin),
         off={one_line(name): one_line(why) for name, why in plugin.off.items()} if plugin else {},
+        experts=plugin.experts if plugin else None,
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from seer_sgl.link.contract import (
     EXAMINED,
+    EXPERTS,
     NO_READ,
     ORIGIN,
     STOP_TOKENS,
@@ -21,6 +22,7 @@ from seer_sgl.link.contract import (
     PluginReport,
     Positive,
 )
+from seer_sgl.routed_experts import ExpertShape
 from seer_sgl.types import (
     Chunk,
     ChunkReply,
@@ -29,6 +31,8 @@ from seer_sgl.types import (
     logprob_array,
     token_array,
 )
+
+from . import experts
 
 T = TypeVar("T")
 
@@ -82,6 +86,7 @@ class Meta(msgspec.Struct, kw_only=True, rename={"examined": EXAMINED, "stop_tok
     cached_tokens_details: _CachedDetails | None = None
     num_retractions: int = 0
     spec_verify_ct: int = 0
+    routed_experts: bytes | None = None
     # From our plugin:
     examined: list[Natural | None] | None = None
     stop_tokens: list[StopTokens | None] | None = None
@@ -208,10 +213,16 @@ class Refusal(msgspec.Struct):
 _encoder = msgspec.json.Encoder()
 
 
-def sampling_params(chunk: Chunk, drafting: bool) -> dict[str, Any]:
-    """Returns the `sampling_params` of a chunk: all of them, as a server may have own defaults."""
+def sampling_params(
+    chunk: Chunk, drafting: bool, shape: ExpertShape | None = None
+) -> dict[str, Any]:
+    """Returns the `sampling_params` of a chunk: all of them, as a server may have own defaults.
+
+    shape: of routed experts, if the chunk asks for them.
+    """
     request, sampling = chunk.request, chunk.request.sampling
     params = msgspec.structs.asdict(sampling)
+    del params["return_routed_experts"]  # a field of the call
     params["max_new_tokens"] = chunk.max_new_tokens
     # The remaining minimum: SGLang counts the tokens of one call only, and refuses a minimum above
     # the call's own budget.
@@ -227,24 +238,36 @@ def sampling_params(chunk: Chunk, drafting: bool) -> dict[str, Any]:
         }
     if not chunk.reads:
         origin[NO_READ] = True
+    if shape is not None:
+        origin[EXPERTS] = shape.dtype
     if origin:
         params["custom_params"] = {**sampling.custom_params, ORIGIN: origin}
     return {name: value for name, value in params.items() if value not in ([], {}, None)}
 
 
-def encode_generate(chunk: Chunk, drafting: bool = False, stream: bool = False) -> bytes:
+def encode_generate(
+    chunk: Chunk,
+    drafting: bool = False,
+    stream: bool = False,
+    shape: ExpertShape | None = None,
+) -> bytes:
     """Returns the body of `/generate` for a chunk: prompt and response so far as input ids.
 
     drafting: the engine speculates, so the body names the group of the tokens (plugin/speculation).
+    shape: of routed experts, if the chunk asks for them.
     """
-    request = chunk.request
+    request, fields = chunk.request, dict[str, Any]()
+    if stream:
+        fields["stream"] = True
+    if shape is not None:
+        fields |= {"return_routed_experts": True, "routed_experts_start_len": request.routed}
     return _encoder.encode(
         {
             "rid": chunk.rid,
             "input_ids": request.group.prompt.prompt_ids.tolist() + request.response_ids.tolist(),
-            "sampling_params": sampling_params(chunk, drafting),
+            "sampling_params": sampling_params(chunk, drafting, shape),
             "return_logprob": True,
-            **({"stream": True} if stream else {}),
+            **fields,
         }
     )
 
@@ -257,15 +280,23 @@ def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
         raise Unreadable(str(error)) from error
 
 
-def decode_generate(body: bytes, chunk: Chunk, vocab_size: int | None = None) -> ChunkReply:
+def decode_generate(
+    body: bytes, chunk: Chunk, vocab_size: int | None = None, shape: ExpertShape | None = None
+) -> ChunkReply:
     """Returns the reply of `/generate` to a chunk. Raises Unreadable if it is invalid.
 
-    vocab_size: the number of token ids of the model; None: unknown.
+    vocab_size: the number of token ids of the model; None: unknown. `shape`: of routed experts.
     """
-    return checked_reply(decode(body, _Reply).meta_info, chunk, vocab_size)
+    return checked_reply(decode(body, _Reply).meta_info, chunk, vocab_size, shape=shape)
 
 
-def checked_reply(meta: Meta, chunk: Chunk, vocab_size: int | None, final: int = 0) -> ChunkReply:
+def checked_reply(
+    meta: Meta,
+    chunk: Chunk,
+    vocab_size: int | None,
+    final: int = 0,
+    shape: ExpertShape | None = None,
+) -> ChunkReply:
     """Returns the whole reply to a chunk. Raises Unreadable if it is impossible.
 
     Ids and logprobs are read from the same entries, so they cannot differ in length. `final`: the
@@ -282,6 +313,12 @@ def checked_reply(meta: Meta, chunk: Chunk, vocab_size: int | None, final: int =
         tokens = tokens[: max(final, _examined(meta))]
     ids, logprobs = arrays(tokens, chunk, vocab_size)
     _check_end(finish, ids)
+    try:
+        rows = experts.of_reply(
+            meta.routed_experts, chunk, meta.completion_tokens, len(tokens), shape
+        )
+    except ValueError as error:
+        raise Unreadable(str(error)) from error
     details = meta.cached_tokens_details or _CachedDetails(device=meta.cached_tokens)
     # No sample depends on the counters below: a wrong one only spoils the statistics.
     return ChunkReply(
@@ -296,6 +333,7 @@ def checked_reply(meta: Meta, chunk: Chunk, vocab_size: int | None, final: int =
         retractions=max(0, meta.num_retractions),
         verify_steps=max(0, meta.spec_verify_ct),
         stop_tokens=meta.stop_tokens[-1] if meta.stop_tokens else None,
+        routed_experts=rows,
     )
 
 

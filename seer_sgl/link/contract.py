@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from seer_sgl.engine_types import EngineWork
+from seer_sgl.routed_experts import ExpertShape
 from seer_sgl.sampling import ORIGIN as ORIGIN  # noqa: PLC0414 (a key of the contract)
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
@@ -39,6 +40,7 @@ NO_READ = "no_read"  # in ORIGIN: true if the call's KV is computed instead of r
 REPORT = "seer_sgl"  # in internal_states[i] of `/server_info`: the PluginReport of a scheduler
 EXAMINED = "seer_sgl_examined"  # in `meta_info`: tokens before the last step, once per token
 STOP_TOKENS = "seer_sgl_stop_tokens"  # in `meta_info`: of the longest stop string, once per token
+EXPERTS = "experts"  # in ORIGIN: the dtype in which the call wants its routed experts
 ALGORITHM = "SEER_GROUP"  # SGLang's name of grouped drafting
 
 INDEX_BYTES = 100  # per token, for the draft index and its log
@@ -91,6 +93,7 @@ class PluginReport(msgspec.Struct):
     `draft`: a DraftReport and counters (report/draft_report.py), or null. `inexact`: the reason why
     division or drafts can change the rounding of the engine's steps; None: they cannot. `waiting`:
     the ids of queued requests that wait for their KV from the pool although there is room.
+    `experts`: the form of routed experts; None: the server was started without them.
     """
 
     version: str
@@ -105,6 +108,7 @@ class PluginReport(msgspec.Struct):
     inexact: str | None = "the plugin does not report whether its steps round alike"
     work: EngineWork | None = None
     waiting: list[str] = []
+    experts: ExpertShape | None = None
 
 
 def problem(missing: Sequence[Sequence[str] | None]) -> str | None:

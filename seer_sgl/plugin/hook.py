@@ -27,12 +27,16 @@ class Hook(NamedTuple):
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 REQ = "sglang.srt.managers.schedule_batch.Req"
+RESULTS = (
+    "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
+)
 LOADS = "sglang.srt.managers.scheduler_components.load_inquirer.SchedulerLoadInquirer"
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
 HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"
 MOONCAKE = "sglang.srt.mem_cache.storage.mooncake_store.mooncake_store.MooncakeStore"
 HOST_POOL = "sglang.srt.mem_cache.pool_host.mha.MHATokenToKVPoolHost"
+CAPTURER = "sglang.srt.state_capturer.routed_experts.RoutedExpertsCapturer"
 ALLOCATOR = "sglang.srt.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator"
 SAMPLING = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
@@ -41,6 +45,7 @@ RUNNERS = "sglang.srt.model_executor.runner.base_runner.BaseRunner"
 TORCH_NATIVE = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
 
 # Modules whose functions are hooked.
+SCHEDULE_BATCH = "sglang.srt.managers.schedule_batch"
 SAMPLER = "sglang.srt.layers.sampler"
 BOOTSTRAP = "sglang.srt.distributed.bootstrap"
 GROUPS = "sglang.srt.distributed.parallel_state"

@@ -29,6 +29,7 @@ from . import (
 )
 from .ability import Ability, lacked_by, switched_off, unresolved
 from .drafting import DraftStatus
+from .expert_rows import ExpertCapture
 from .hook import SCHEDULER, Hook
 from .pool import PoolPart
 from .sglang_types import SglInternalState, SglScheduler
@@ -52,6 +53,7 @@ class Plugin:
         self._pool = PoolPart()
         self._weights = Weights(self._pool)
         self._drafting = DraftStatus()
+        self._experts = ExpertCapture()
         self.off: dict[str, str] = {}  # why abilities are off, by name
         self.abilities = self._abilities()
 
@@ -126,6 +128,12 @@ class Plugin:
                 ["penalties"],
             ),
             Ability(
+                "experts",
+                self._experts.hooks(),
+                "The engine returns no routed experts to a driver.",
+                ["expert_rows"],
+            ),
+            Ability(
                 contract.PORTS,
                 ports.hooks(),
                 "The ports of ranks and of Mooncake listen on all interfaces.",
@@ -194,6 +202,7 @@ class Plugin:
             inexact=off.get(contract.EXACT, inexact),
             work=None if "counters" in off else self._work.report(scheduler),
             waiting=[] if contract.POOL in off else kv_waits.waiting(scheduler),
+            experts=self._experts.shape(scheduler.model_config),
         )
 
     def add_report(

@@ -24,6 +24,7 @@ class SglModelConfig(Protocol):
     vocab_size: int
     context_len: int
     hf_config: Any  # transformers' PretrainedConfig
+    hf_text_config: Any
     quantization: str | None
     model_is_mrope: bool
 
@@ -37,6 +38,12 @@ class SglSamplingParams(Protocol):
     stop_strs: Sequence[str]
     stop_str_max_len: int
     stop_regex_strs: Sequence[str]
+
+
+class SglReqKv(Protocol):
+    """sglang.srt.managers.schedule_batch.ReqKvInfo"""
+
+    req_pool_idx: int | None
 
 
 class SglReq(Protocol):
@@ -56,7 +63,13 @@ class SglReq(Protocol):
     grammar: object | None
     retracted_stain: bool
     customized_info: dict[str, list[Any]] | None
+    return_routed_experts: bool
+    routed_experts_start_len: int
+    routed_experts: torch.Tensor | None
+    output_ids_through_stop: array[int]
+    kv: SglReqKv
     seer_own: tuple[str | None, bool]  # its own extra_key and skip_radix_cache_insert
+    seer_rows: Any  # the KeptRows of routed experts
 
     def finished(self) -> bool: ...
     def owned_kv_len(self) -> int: ...
@@ -169,6 +182,7 @@ class SglScheduleBatch(Protocol):
     return_logprob: bool
     top_logprobs_nums: list[int] | None
     token_ids_logprobs: list[list[int]] | None
+    prefix_lens: list[int] | None
     extend_lens: list[int] | None
     batch_is_full: bool
     launch_ts: float | None
@@ -401,12 +415,40 @@ class SglLogits(Protocol):
     next_token_token_ids_logprobs_idx: Any
 
 
+class SglHostRows(Protocol):
+    """sglang.srt.state_capturer.base.BaseHostCache"""
+
+    buffer: torch.Tensor  # int32 [slots, layers, top_k]
+
+
+class SglCapturer(Protocol):
+    """sglang.srt.state_capturer.routed_experts.RoutedExpertsCapturer"""
+
+    num_layers: int
+    topk_size: int
+    host_cache: SglHostRows
+
+
+class SglCaptured(Protocol):
+    """sglang.srt.state_capturer.base.TopkCaptureOutput"""
+
+    topk: torch.Tensor  # a row per token of the step, on the host once it is copied
+
+
+class SglResultProcessor(Protocol):
+    """sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"""
+
+    req_to_token_pool: SglReqToTokenPool
+
+
 class SglResult(Protocol):
     """sglang.srt.managers.utils.GenerationBatchResult"""
 
     logits_output: SglLogits
     next_token_ids: torch.Tensor
     can_run_cuda_graph: bool
+    copy_done: Any
+    routed_experts_output: SglCaptured | None
 
 
 class SglModelRunner(Protocol):
@@ -466,7 +508,6 @@ class SglServerArgs(Protocol):
     enable_dp_attention: bool
     disaggregation_mode: str
     enable_return_hidden_states: bool
-    enable_return_routed_experts: bool
     speculative_algorithm: str | None
     disable_overlap_schedule: bool
     enable_mixed_chunk: bool

@@ -222,9 +222,12 @@ class _Shared:
         """
         given, response = request.resumed_tokens, request.response_ids[request.resumed_tokens :]
         log_probs, request.logprobs = request.logprobs[given:], logprob_array()
+        request.routed_experts = None
         kept = self.group.samples
         at = next(i for i in reversed(range(len(kept))) if kept[i] is sample)
-        kept[at] = msgspec.structs.replace(sample, rollout_log_probs=request.logprobs)
+        kept[at] = msgspec.structs.replace(
+            sample, rollout_log_probs=request.logprobs, routed_experts=None
+        )
         ids = sample.prompt_ids + request.response_ids[:given]
         tokenizer, text = self.rollout.tokenizer, None
         if tokenizer is not None:

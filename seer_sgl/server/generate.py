@@ -1,10 +1,14 @@
 """`POST /generate`, as SGLang serves it."""
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from aiohttp import web
+
+from seer_sgl.routed_experts import RoutedExperts, base64_of
 
 from .aborted import aborted_replies
 from .calls import Answer
@@ -44,6 +48,9 @@ class Generate:
             if batch.stream:
                 return await self._stream(http, batch, answers, replies)
             events = await finished(answers, replies)
+            if batch.routed_experts:
+                for answer, event in zip(answers, events, strict=True):
+                    await _add_experts(answer, event["meta_info"])
             return json_response(events[0] if batch.single else events)
 
     async def _stream(
@@ -90,10 +97,9 @@ class Generate:
 
 def reader(service: Service) -> GenerateReader:
     """Returns a reader of bodies for the engines that serve now."""
+    first = service.infos()[0]
     return GenerateReader(
-        service.encode,
-        service.longest(),
-        service.infos()[0].vocab_size,
+        service.encode, service.longest(), first.vocab_size, experts=first.experts is not None
     )
 
 
@@ -131,3 +137,15 @@ def _aborted(sent: PassthroughBody, version: str) -> web.Response:
 
 def _no_text(_: int) -> str | None:
     return None
+
+
+async def _add_experts(answer: Answer, meta: dict[str, Any]) -> None:
+    """Adds the routed experts of an answer as SGLang has them; none to an answer without tokens."""
+    experts = None if answer.request is None else answer.request.routed_experts
+    if experts is not None:
+        meta["routed_experts"] = await asyncio.to_thread(_in_sglangs_form, experts)
+
+
+def _in_sglangs_form(experts: RoutedExperts) -> msgspec.Raw:
+    """Returns rows as JSON: base64 of int32."""
+    return msgspec.Raw(b'"%b"' % base64_of(experts.array().astype("<i4")))

@@ -31,6 +31,7 @@ _very_long = threading.Lock()
 LARGEST_SEED = (1 << 63) - 1
 # Beside Sampling: SGLang's parameters that this module reads, or whose default it takes.
 SEED, N = "sampling_seed", "n"
+EXPERTS = "return_routed_experts"
 NEUTRAL_PARAMETERS: Mapping[str, tuple[Any, ...]] = {
     # SGLang's detokenizer hands it on, and no tokenizer that it decodes with reads it.
     "spaces_between_special_tokens": (True, False),
@@ -67,6 +68,9 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     """Ours: responses with one group id are siblings, which are drafted from one another."""
     group_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Ours: how many responses the group will have in all."""
+    return_routed_experts: bool | None = None
+    """Return the experts of each token but the last, of prompt and response: base64 of int32. A
+    stream with them is undivided."""
     session_id: str | int | None = None
     """Conversation: its next turn prefers the engine that has its KV."""
 
@@ -93,13 +97,15 @@ class CallBatch(msgspec.Struct, kw_only=True):
     stream: bool
     logprobs: list[bool]
     token_texts: bool
+    routed_experts: bool
 
 
 class GenerateReader:
     """Turns bodies of `/generate` into calls.
 
     `encode` returns the ids of a text; None: no tokenizer. `longest`: the most tokens of prompt
-    and response together. `vocab_size`: the number of token ids; None: unknown.
+    and response together. `vocab_size`: the number of token ids; None: unknown. `experts`: whether
+    the engines return routed experts.
     """
 
     def __init__(
@@ -107,10 +113,13 @@ class GenerateReader:
         encode: "Callable[[str], array[int]] | None",
         longest: int,
         vocab_size: int | None,
+        *,
+        experts: bool = False,
     ) -> None:
         self._encode = encode
         self._longest = longest
         self._vocab_size = vocab_size
+        self._experts = experts
 
     def read(self, body: bytes, session_id: str | None = None) -> CallBatch:
         """Returns the calls of a body.
@@ -132,6 +141,9 @@ class GenerateReader:
 
     def batch(self, request: GenerateRequest, session_id: str | None = None) -> CallBatch:
         """Returns the calls of a request. `session_id` and the errors: as in `read`."""
+        experts = bool(request.return_routed_experts)
+        if experts and (request.stream or not self._experts):
+            raise NotDivisible(EXPERTS)
         prompts, single = self._prompts(request)
         parameters = request.sampling_params or {}
         each = parameters if isinstance(parameters, list) else [parameters] * len(prompts)
@@ -145,7 +157,7 @@ class GenerateReader:
         own_session = _name(request.session_id)
         calls: list[Call] = []
         for number, (prompt, params) in enumerate(zip(prompts, each, strict=True)):
-            sampling, seed = self._sampling(params, len(prompt))
+            sampling, seed = self._sampling(params, len(prompt), experts)
             group_id, size = group_ids[number], request.group_size
             if group_id is None and n > 1:
                 group_id, size = f"n/{uuid.uuid4().hex}", n
@@ -169,6 +181,7 @@ class GenerateReader:
             stream=bool(request.stream),
             logprobs=[bool(wanted) for wanted in logprobs for _ in range(n)],
             token_texts=bool(request.return_text_in_logprobs),
+            routed_experts=experts,
         )
 
     def _prompts(self, request: GenerateRequest) -> "tuple[list[array[int]], bool]":
@@ -205,10 +218,14 @@ class GenerateReader:
         except TypeError as error:  # not all of them are numbers
             raise NotDivisible("input_ids") from error
 
-    def _sampling(self, given: Parameters, prompt_len: int) -> tuple[Sampling, int | None]:
+    def _sampling(
+        self, given: Parameters, prompt_len: int, experts: bool
+    ) -> tuple[Sampling, int | None]:
         """Returns the sampling parameters and the seed of one response."""
         params = {name: value for name, value in given.items() if value is not None}
         params.pop(N, None)
+        if EXPERTS in params:  # ours; in SGLang it is a field of the request
+            raise NotDivisible(EXPERTS)
         for name, neutral in NEUTRAL_PARAMETERS.items():
             value = params.pop(name, neutral[0])
             if not any(type(value) is type(one) and value == one for one in neutral):
@@ -220,7 +237,7 @@ class GenerateReader:
         unlimited = "max_new_tokens" in given and given["max_new_tokens"] is None
         params.setdefault("max_new_tokens", max(1, left) if unlimited else DEFAULT_NEW_TOKENS)
         try:
-            sampling = msgspec.convert(params, Sampling)
+            sampling = msgspec.convert({**params, EXPERTS: experts}, Sampling)
         except msgspec.ValidationError as error:
             raise NotDivisible(_unknown(params) or misread(error)) from error
         for key, _ in invalid_values(params, "sampling"):

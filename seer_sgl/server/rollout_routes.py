@@ -129,7 +129,11 @@ async def _write(response: web.StreamResponse, served: ServedRollout) -> None:
     await response.write(_start_line(served))
     served.fill()
     async for event in served.events():
-        for piece in _pieces(event, served.options.stream == "groups"):
+        pieces = _pieces(event, served.options.stream == "groups")
+        if _has_experts(event):  # megabytes per sample
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                await response.write(piece)
+        for piece in pieces:
             await response.write(piece)
         if isinstance(event, Group):
             served.taken(event)
@@ -167,6 +171,11 @@ def _end_line(served: ServedRollout) -> bytes:
 
 def _line(**fields: Any) -> bytes:
     return dumps(fields) + b"\n"
+
+
+def _has_experts(event: Group | Sample) -> bool:
+    samples = [event] if isinstance(event, Sample) else event.samples
+    return any(sample.routed_experts is not None for sample in samples)
 
 
 def _pieces(event: Group | Sample, whole_groups: bool) -> Iterator[bytes]:

@@ -5,13 +5,16 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from seer_sgl.driver.observer import Observer
 from seer_sgl.plugin.sources import Sources
+from seer_sgl.routed_experts import RoutedExperts
 from seer_sgl.scheduling.strategy import Strategy
 from tests.e2e.test_docs import ON_SERVERS
 from tests.helpers import make_group
+from tests.support.experts import SHAPE, rows_of
 from tools.docs.pages import ROOT
 
 from .blocks import scripts
@@ -21,6 +24,7 @@ POLICY = "development.md#how-do-i-add-a-policy"
 BRANCH = "development.md#how-do-i-add-a-policy-2"
 HOOK = "development.md#how-do-i-add-a-hook"
 LOGGING = "python.md#logging"
+EXPERTS = "trainers.md#routed-experts"
 MESSAGES = """
 for name in ("seer_sgl.engine", "another.library"):
     for level in (logging.DEBUG, logging.INFO, logging.WARNING):
@@ -29,7 +33,10 @@ for name in ("seer_sgl.engine", "another.library"):
 
 
 def test_a_test_runs_all_python_code_of_the_pages() -> None:
-    assert {each.name for each in scripts()} == {POLICY, BRANCH, HOOK, LOGGING, *ON_SERVERS}
+    assert {each.name for each in scripts()} == {
+        *(POLICY, BRANCH, HOOK, LOGGING, EXPERTS),
+        *ON_SERVERS,
+    }
 
 
 def test_the_policy_that_a_page_adds_orders_requests_by_their_prompts() -> None:
@@ -66,6 +73,13 @@ def test_the_logging_of_a_page_shows_the_steps_of_seer_sgl_alone() -> None:
         "WARNING:seer_sgl.engine:message",
         "WARNING:another.library:message",
     ]
+
+
+def test_the_function_of_a_page_reads_routed_experts_of_a_line() -> None:
+    experts = RoutedExperts.of(rows_of(5, 0, 7), SHAPE)
+    line = {"routed_experts": msgspec.json.decode(msgspec.json.encode(experts))}
+    read = run(EXPERTS)["routed_experts"](line)
+    assert read.tolist() == experts.array().tolist()
 
 
 def test_the_events_that_a_page_lists_are_those_of_an_observer() -> None:

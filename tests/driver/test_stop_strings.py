@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seer_sgl.driver.stop_strings import StopRecheck, StopStrings
+from seer_sgl.routed_experts import RoutedExperts
 from seer_sgl.sampling import Sampling
 from seer_sgl.types import ChunkReply, WeightSpan, logprob_array, token_array
 from tests.helpers import make_group
+from tests.support.experts import SHAPE, rows_of
 
 ALPHABET = "abcd"  # token i decodes to ALPHABET[i]
 EMPTY = 9
@@ -44,10 +46,13 @@ def engine_call(stops: Sequence[str], before: Sequence[int], ids: Sequence[int])
 def test_a_stop_begun_in_the_last_chunk_cuts_the_next() -> None:
     recheck = StopRecheck(["abc"], len, decode)
     versions = [WeightSpan("1", 1), WeightSpan("2", 3)]
-    reply = recheck([3, 0], reply_of([1, 2, 3, 3], versions))
+    uncut = reply_of([1, 2, 3, 3], versions)
+    uncut.routed_experts = RoutedExperts.of(rows_of(5, 1, 4), SHAPE)
+    reply = recheck([3, 0], uncut)
     assert list(reply.ids) == [1, 2]
     assert list(reply.logprobs) == [0.0, -1.0]
     assert reply.weight_spans == [WeightSpan("1", 1), WeightSpan("2", 1)]
+    assert reply.routed_experts == RoutedExperts.of(rows_of(5, 1, 2), SHAPE)
     assert (reply.finish, reply.matched) == ("stop", "abc")
 
 

@@ -76,6 +76,7 @@ class Journal(Observer):
                     returned_at=self._since(result.now),
                     finish=request.finish_reason if ended else None,
                     matched=request.matched if ended else None,
+                    routed_experts=reply.routed_experts,
                 )
             )
         )

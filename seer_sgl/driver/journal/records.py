@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from seer_sgl.routed_experts import RoutedExperts
 from seer_sgl.types import Failure, FailureKind, FinishReason, WeightSpan
 
 
@@ -49,6 +50,7 @@ class Returned(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False, kw
     returned_at: float
     finish: FinishReason | None
     matched: int | str | None
+    routed_experts: RoutedExperts | None = None
 
 
 class Ended(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):

@@ -86,6 +86,7 @@ def _reply(record: Returned) -> ChunkReply:
         weight_spans=record.weight_spans,
         finish=record.finish or "length",
         verify_steps=record.verify_steps,
+        routed_experts=record.routed_experts,
     )
 
 

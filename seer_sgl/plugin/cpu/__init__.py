@@ -13,6 +13,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Collection
+from typing import Any
 
 from seer_sgl.link.contract import CPU_SWITCH
 from seer_sgl.plugin.ability import Ability
@@ -118,6 +119,7 @@ def prepare_sglang(off: Collection[str]) -> None:
 
     if "cpu" not in off:
         _allow_deterministic_inference()
+        _allocate_ordinary_memory()
     if "cpu-pages" not in off:
         hicache.reserve_less_memory()
 
@@ -138,3 +140,15 @@ def _allow_deterministic_inference() -> None:
     ):
         if "torch_native" not in allowed:
             add(["torch_native"])
+
+
+def _allocate_ordinary_memory() -> None:
+    """Lets `--enable-return-routed-experts` have memory that is not page-locked by CUDA."""
+    from sglang.srt.mem_cache.pool_host import common
+
+    def ordinary(
+        dims: tuple[int, ...], *, dtype: Any, device: str, allocator: Any, **_: object
+    ) -> Any:
+        return allocator.allocate(dims, dtype=dtype, device=device)
+
+    common.ALLOC_MEMORY_FUNCS["cpu"] = ordinary

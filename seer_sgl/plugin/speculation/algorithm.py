@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from seer_sgl.link.contract import ALGORITHM
 from seer_sgl.plugin.drafting import DraftStatus
-from seer_sgl.plugin.hook import KV_SIZES, UPDATER, Hook
+from seer_sgl.plugin.hook import CAPTURER, KV_SIZES, UPDATER, Hook
 from seer_sgl.plugin.sglang_types import SglServerArgs, SglWeightUpdater
 
 from . import graphs
@@ -67,7 +67,6 @@ def register(status: DraftStatus) -> None:
                 "pp-size": server_args.pp_size > 1,
                 "disaggregation-mode": server_args.disaggregation_mode != "null",
                 "enable-return-hidden-states": server_args.enable_return_hidden_states,
-                "enable-return-routed-experts": server_args.enable_return_routed_experts,
             }
             for flag, given in refused.items():
                 if given:
@@ -120,6 +119,14 @@ def hooks() -> list[Hook]:
             "graphs of other widths would keep memory that the old weights had.",
             "SGLang captures the graphs of all widths of an algorithm again.",
         ),
+        Hook(
+            f"{CAPTURER}.create",
+            room_for_rows,
+            "before",
+            "SGLang has room for the routed experts of one token per running request; a "
+            "verification has several.",
+            "SGLang counts the tokens of a verification.",
+        ),
         *graphs.hooks(),
     ]
 
@@ -150,3 +157,12 @@ def refuse_recapture(stock: Callable[..., Any], updater: SglWeightUpdater, recv_
         message=f"recapture_cuda_graph: not with --speculative-algorithm {ALGORITHM}",
         num_paused_requests=0,
     )
+
+
+def room_for_rows(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Hook before `RoutedExpertsCapturer.create`: asks for a row per node of every request."""
+    from sglang.srt.runtime_context import get_spec
+
+    if get_spec().speculative_algorithm == ALGORITHM:
+        kwargs["max_running_requests"] *= get_spec().speculative_num_draft_tokens
+    return args, kwargs

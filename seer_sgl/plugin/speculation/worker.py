@@ -27,6 +27,7 @@ from sglang.srt.speculative.spec_utils import (
     prepare_mamba_track_for_verify,
     record_stream_for_v2_verify,
 )
+from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 from typing_extensions import override
 
 from seer_sgl.draft.tree import is_chains
@@ -37,12 +38,13 @@ from . import ranks, start
 from .graphs import largest, widths
 from .mask import attention_mask
 from .minimum import minimum_of, penalize
+from .moved import move_accepted
 from .node_sampler import speculates
 from .outcome import WalkOutcome
 from .planner import PLAIN, LastStep, Plan, Planner
 from .shapes import Shapes, on_gpu, save_memory
 from .verify import flat, layout_of, verify
-from .walk import Walk, root_alone, upload
+from .walk import root_alone, upload
 
 logger = logging.getLogger(__name__)
 Publish = Callable[[torch.Tensor], object]  # receives the lengths after a step, int64 [n]
@@ -252,7 +254,9 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
                 self._target_worker, batch, lens, flat(walked).to(torch.int32), width
             )
         if moves:
-            self._move_accepted(batch.out_cache_loc.view(count, width), walked)
+            cache = self.token_to_kv_pool_allocator.get_kvcache()
+            slots = batch.out_cache_loc.view(count, width)
+            move_accepted(cache, get_global_experts_capturer(), result, slots, walked)
         if self._planner is not None and plan.drafts is not None:
             self._aided(None, self._planner.verifying, plan, WalkOutcome(walked))
         tokens = torch.zeros((count, self._stride), dtype=torch.int32, device=self.device)
@@ -261,17 +265,6 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         if plan.drafts is not None:
             _publish(on_publish, new_seq_lens)
         return self._result(result, tokens, lens, new_seq_lens, width, True)
-
-    def _move_accepted(self, slots: torch.Tensor, walked: Walk) -> None:
-        """Moves the KV of accepted nodes to the first slots. slots: of all nodes, [n, width].
-
-        SGLang's `move_accept_tokens_to_target_kvcache` looks the targets up in `req_to_token`,
-        which the scheduler may already overwrite at this point; here they are the nodes' own slots.
-        """
-        accepted = slots.gather(1, walked.path.clamp(min=0))
-        sources = torch.where(walked.path >= 0, accepted, slots)
-        cache = self.token_to_kv_pool_allocator.get_kvcache()
-        cache.move_kv_cache(slots.reshape(-1), sources.view(-1))
 
     def _one_each(
         self,
@@ -311,6 +304,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
             next_draft_input=carried,
             speculative_num_draft_tokens=width,
             speculative_output_stride=self._stride,
+            routed_experts_output=result.routed_experts_output,
         )
 
 

@@ -1,0 +1,41 @@
+"""The routed experts in the reply to a chunk.
+
+A chunk asks for the rows that its request lacks: all of them with the first chunk, and with a later
+one from the last input token on. So no row is asked for whose KV another call has computed.
+"""
+
+from seer_sgl.routed_experts import ExpertShape, RoutedExperts
+from seer_sgl.types import Chunk
+
+
+def asks(chunk: Chunk) -> bool:
+    """Returns whether a chunk asks for routed experts."""
+    return chunk.request.sampling.return_routed_experts
+
+
+def most_bytes(chunk: Chunk, shape: ExpertShape | None) -> int:
+    """Returns the largest size of their base64 in a reply; None: the chunk asks for none."""
+    if shape is None:
+        return 0
+    return (chunk.kv_tokens - chunk.request.routed) * shape.row_bytes * 4 // 3
+
+
+def of_reply(
+    content: bytes | None, chunk: Chunk, tokens: int, kept: int, shape: ExpertShape | None
+) -> RoutedExperts | None:
+    """Returns the new rows of a chunk's reply; None if it asks for none or brings no token.
+
+    content: what the engine returned. `tokens`: in the reply; `kept`: of them count. Raises
+    ValueError for anything but the rows that were asked for.
+    """
+    if not asks(chunk) or not kept:
+        return None
+    if content is None or shape is None:
+        raise ValueError("no routed experts, which were requested")
+    before = chunk.request.total_len - chunk.request.routed - 1
+    if len(content) != (before + tokens) * shape.row_bytes:
+        raise ValueError(
+            f"{len(content)} bytes of routed experts; {before + tokens} rows of {shape.layers} x "
+            f"{shape.top_k} {shape.dtype} have {(before + tokens) * shape.row_bytes}"
+        )
+    return RoutedExperts.of(memoryview(content)[: (before + kept) * shape.row_bytes], shape)
