@@ -10,12 +10,11 @@ OUTLIER = 3.0  # a step's time is clipped to this factor above or below the expe
 
 
 class StepTimes:
-    """T(batch, width) = forward(batch, width) + batch * own[width] + common, seconds.
+    """T(batch, width) = forward(batch, width) + own[width] + common, seconds.
 
     `forward` was measured at start-up and is interpolated between batch sizes. The other two terms
-    are learnt from the steps. `own` (sampling at every node, the walk) is per request and hardly
-    changes. `common` (scheduling, attention to growing contexts) is the same for all widths, so any
-    step updates it.
+    are learnt from the steps. `own` (sampling at every node, the walk) hardly changes. `common`
+    (scheduling, attention to growing contexts) is the same for all widths, so any step updates it.
     """
 
     def __init__(self, forward: Mapping[tuple[int, int], float]) -> None:
@@ -34,7 +33,7 @@ class StepTimes:
     def predict(self, batch: int, width: int) -> float:
         """Returns the expected seconds of a step."""
         forward = self._measured(batch, width)
-        return max(forward / OUTLIER, forward + batch * self._own[width] + self._common)
+        return max(forward / OUTLIER, forward + self._own[width] + self._common)
 
     def observe(self, batch: int, width: int, seconds: float) -> None:
         """Learns from the time of a step."""
@@ -46,7 +45,7 @@ class StepTimes:
         self._seen[width] += 1
         own = max(OWN, 1 / self._seen[width])
         surprise = seconds - self.predict(batch, width)
-        self._own[width] += own * surprise / batch
+        self._own[width] += own * surprise
         self._common += (1 - own) * COMMON * surprise
 
     def _measured(self, batch: int, width: int) -> float:
