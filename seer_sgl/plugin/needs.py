@@ -18,6 +18,7 @@ from .sources import PACKAGE, Sources
 
 PLUGIN = Path(__file__).parent
 _PROTOCOL = re.compile(r"\bSgl\w+")
+_REPLACED = re.compile(r"\bReplaces (sglang[\w.]+\w)")
 
 
 class UsedCall(NamedTuple):
@@ -26,6 +27,13 @@ class UsedCall(NamedTuple):
     name: str
     places: int
     names: tuple[str, ...]
+
+
+class Override(NamedTuple):
+    """A method of ours that SGLang calls as its own method `name`, with these parameters."""
+
+    name: str
+    takes: str  # names, separated by spaces; "*" at the end: and any other
 
 
 class Needs(NamedTuple):
@@ -37,6 +45,7 @@ class Needs(NamedTuple):
     imports: frozenset[str]
     members: frozenset[tuple[str, tuple[str, ...]]]
     calls: frozenset[UsedCall]
+    overrides: frozenset[Override]
 
 
 def files(name: str) -> list[Path]:
@@ -66,6 +75,7 @@ def needs_of(file: Path) -> Needs:
         frozenset(imported.values()),
         frozenset(member for member in members(_reached(protocols)) if member[0] in used),
         frozenset(_calls(nodes, imported)),
+        frozenset(_overrides(nodes, imported)),
     )
 
 
@@ -80,6 +90,24 @@ def _calls(nodes: Iterable[ast.AST], imported: dict[str, str]) -> Iterator[UsedC
             yield UsedCall(
                 imported[node.func.id], len(node.args), tuple(name for name in names if name)
             )
+
+
+def _overrides(nodes: Iterable[ast.AST], imported: dict[str, str]) -> Iterator[Override]:
+    """Yields the methods of classes that derive from one of SGLang, or replace one.
+
+    The docstring of a class names what it replaces: "Replaces sglang.srt.NAME".
+    """
+    for node in nodes:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        bases = [imported[b.id] for b in node.bases if isinstance(b, ast.Name) and b.id in imported]
+        bases += _REPLACED.findall(ast.get_docstring(node) or "")
+        for method in node.body:
+            if isinstance(method, ast.FunctionDef) and bases:
+                args = method.args
+                names = [each.arg for each in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
+                takes = " ".join([*names, *(["*"] if args.kwarg else [])])
+                yield from (Override(f"{base}.{method.name}", takes) for base in bases)
 
 
 def members(protocols: Iterable[type]) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -133,6 +161,20 @@ def lacking(hooks: Sequence[Hook], used: Sequence[Path], sources: Sources) -> It
             yield f"hook {hook.target}: its parameters are ({ast.unparse(target)})"
     for call in sorted({call for each in needs for call in each.calls}):
         yield from _refused(call, sources)
+    for override in sorted({override for each in needs for override in each.overrides}):
+        yield from _unknown(override, sources)
+
+
+def _unknown(override: Override, sources: Sources) -> Iterator[str]:
+    """Yields a line if SGLang hands arguments over that a method of ours does not take."""
+    target = parameters(sources, override.name)
+    takes = override.takes.split()
+    if target is None or "*" in takes:
+        return
+    names = [each.arg for each in (*target.posonlyargs, *target.args, *target.kwonlyargs)]
+    for name in names:
+        if name not in takes:
+            yield f"override {override.name}: a new parameter {name}"
 
 
 def _gone(kind: str, name: str, owner: str, sources: Sources) -> str:

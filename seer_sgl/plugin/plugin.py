@@ -34,7 +34,7 @@ from .hook import SCHEDULER, Hook
 from .pool import PoolPart
 from .sglang_types import SglInternalState, SglScheduler
 from .sources import PACKAGE, Sources
-from .speculation import algorithm
+from .speculation import algorithm, graphs
 from .weights import Weights
 from .work import Work
 
@@ -146,11 +146,17 @@ class Plugin:
                 ["secrets"],
             ),
             Ability(
+                "graphs",
+                graphs.hooks(),
+                "An engine on a GPU does not draft.",
+                ["speculation/graphs"],
+            ),
+            Ability(
                 contract.DRAFTS,
                 algorithm.hooks(),
                 "The engine decodes without drafts.",
                 ["speculation", "drafting"],
-                ["stops", *cpu_attention],
+                ["stops", *(cpu_attention or ["graphs"])],
             ),
         ]
 

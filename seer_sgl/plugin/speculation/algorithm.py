@@ -15,8 +15,6 @@ from seer_sgl.plugin.drafting import DraftStatus
 from seer_sgl.plugin.hook import CAPTURER, KV_SIZES, UPDATER, Hook
 from seer_sgl.plugin.sglang_types import SglServerArgs, SglWeightUpdater
 
-from . import graphs
-
 # The first captures the copy of one step's draft mask, which later steps repeat. The second sizes
 # the KV cache before the graphs of all draft widths are captured.
 REFUSED_VARIABLES = (
@@ -127,7 +125,6 @@ def hooks() -> list[Hook]:
             "verification has several.",
             "SGLang counts the tokens of a verification.",
         ),
-        *graphs.hooks(),
     ]
 
 

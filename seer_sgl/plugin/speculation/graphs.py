@@ -103,6 +103,7 @@ def few_wide_graphs(
     result: tuple[list[int], list[int]],
     model_runner: SglModelRunner,
     captured_req_width: int = 1,
+    **_: object,
 ) -> tuple[list[int], list[int]]:
     """Hook after `get_batch_sizes_to_capture`: returns batch sizes to capture and to compile."""
     if not _drafts():

@@ -53,7 +53,10 @@ T = TypeVar("T")
 
 
 class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
-    """The worker of one rank. Only the first rank drafts. status: reports its drafting."""
+    """The worker of one rank. Only the first rank drafts. status: reports its drafting.
+
+    Replaces sglang.srt.speculative.ngram_worker.NGRAMWorker.
+    """
 
     draft_worker = None  # no draft model
 
@@ -64,6 +67,7 @@ class GroupedWorker(BaseSpecWorker):  # type: ignore[misc]
         gpu_id: int,
         nccl_port: int,
         target_worker: SglTargetWorker,
+        **_: object,  # SGLang 0.5.20 also hands the ranks over
     ) -> None:
         super().__init__()
         self._status = status
