@@ -39,6 +39,7 @@ pytestmark = pytest.mark.own_engines
 LENGTH, CHUNK = 160, 24
 PROMPTS = moe_prompts(4)
 SAMPLES = 4 * len(PROMPTS)
+TIES = 2  # of some 600 places of a sample
 NO_POOL = {"backend": "none"}
 NO_DRAFTS: dict[str, Any] = {"scope": "none"}
 CHAINS, TREES = ({"scope": "engine", "paths": paths} for paths in (1, 4))
@@ -139,9 +140,20 @@ def assert_same_tokens(whole: Samples, parts: Samples) -> None:
 
 
 def differing(whole: Samples, parts: Samples) -> list[tuple[str, int]]:
-    """Returns the samples with other rows. Asserts equal tokens."""
+    """Returns the samples with other rows. Asserts equal tokens.
+
+    A verification rounds otherwise than a plain step, so a router may rank experts otherwise at a
+    near tie: at up to TIES places of a sample, tokens x layers, one of its experts may differ.
+    """
     assert_same_tokens(whole, parts)
-    return [key for key in whole if not np.array_equal(rows_of(whole[key]), rows_of(parts[key]))]
+    return [key for key in whole if not _same_rows(rows_of(whole[key]), rows_of(parts[key]))]
+
+
+def _same_rows(rows: Any, others: Any) -> bool:
+    if rows.shape != others.shape:
+        return False
+    places = np.argwhere((rows != others).any(axis=2))
+    return len(places) <= TIES and all(set(rows[i, j]) & set(others[i, j]) for i, j in places)
 
 
 def assert_computed_at_once(samples: Samples, url: str) -> None:
