@@ -97,7 +97,12 @@ def steps() -> dict[str, list[str]]:
     def forward(*_: object, **__: object) -> Any:
         order.append("forward")
         ids = nowhere(REQUESTS)
-        return SimpleNamespace(next_token_ids=ids, logits_output=None, can_run_cuda_graph=True)
+        return SimpleNamespace(
+            next_token_ids=ids,
+            logits_output=None,
+            can_run_cuda_graph=True,
+            routed_experts_output=None,
+        )
 
     def published(_: torch.Tensor) -> None:
         order.append("publish")
