@@ -149,7 +149,7 @@ def steps() -> dict[str, list[str]]:
 
 
 def refused() -> dict[str, Any]:
-    """Returns what a trainer hears that asks a drafting engine to capture graphs again."""
+    """Returns a drafting engine's reply to an update that captures graphs again."""
     from sglang.srt import runtime_context
 
     from seer_sgl.plugin.speculation.algorithm import refuse_recapture

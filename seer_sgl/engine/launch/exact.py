@@ -11,6 +11,8 @@ from seer_sgl.config import FlagValue, FleetConfig
 from seer_sgl.errors import ConfigError
 from seer_sgl.link.contract import ALGORITHM
 
+from .rank_count import pipeline_size
+
 DETERMINISTIC: Mapping[str, FlagValue] = {"enable-deterministic-inference": True}
 ONE_KERNEL = "triton"  # the attention backend
 BACKENDS = ("attention-backend", "prefill-attention-backend", "decode-attention-backend")
@@ -34,7 +36,7 @@ def require_exact(config: FleetConfig, gpu: bool) -> None:
             raise ConfigError(
                 f"engines.sglang.{name}: {own[name]}, but engines.exact needs {ONE_KERNEL} on a GPU"
             )
-    if int(str(own.get("pp-size", own.get("pipeline-parallel-size", 1)))) > 1:
+    if pipeline_size(own) > 1:
         raise ConfigError("engines.sglang.pp-size: above 1, not with engines.exact on a GPU")
     draft = config.draft
     if draft.scope != "none" and (draft.paths or 1) > 1:

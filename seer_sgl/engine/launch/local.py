@@ -19,7 +19,8 @@ from .cores import engine_cores, machine_cores
 from .exact import require_exact
 from .launcher import EngineStart, Launcher, Site
 from .process import gpu_visible, open_ports, require_model, require_sglang
-from .server import Place, ServerPlan, ranks, start_planned
+from .rank_count import ranks
+from .server import Place, ServerPlan, start_planned
 
 logger = logging.getLogger(__name__)
 

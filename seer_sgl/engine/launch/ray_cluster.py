@@ -17,8 +17,9 @@ from seer_sgl.timing import DEFAULT, Timing
 from .exact import require_exact
 from .launcher import Launcher, Site
 from .process import api_key
+from .rank_count import ranks
 from .ray_host import is_loopback
-from .server import ServerPlan, ranks
+from .server import ServerPlan
 
 ADDRESS = "RAY_ADDRESS"  # Ray's environment variable
 LOCAL = "local"

@@ -12,10 +12,6 @@ from seer_sgl.processes.child import OwnedProcess, free_port
 from . import draft_flags, exact, process
 from .process import api_key, cpu_flags, gpu_visible, model_flags, start_server
 
-# SGLang's names of one flag each.
-TENSOR_PARALLEL = ("tp-size", "tensor-parallel-size", "tp")
-PIPELINE_PARALLEL = ("pp-size", "pipeline-parallel-size", "pp")
-
 
 class ServerPlan(NamedTuple):
     """What the servers of a fleet have in common. `engines`: of the config.
@@ -85,12 +81,3 @@ def place_flags(config: FleetConfig, place: Place) -> dict[str, FlagValue]:
     }
     flags |= {"base-gpu-id": place.base_gpu} if gpu_visible() else cpu_flags()
     return flags | config.engines.flags()
-
-
-def ranks(own: Mapping[str, FlagValue]) -> int:
-    """Returns the number of ranks of one server; each has its own GPU."""
-    return _size(own, TENSOR_PARALLEL) * _size(own, PIPELINE_PARALLEL)
-
-
-def _size(own: Mapping[str, FlagValue], names: tuple[str, ...]) -> int:
-    return int(str(next((own[name] for name in names if name in own), 1)))

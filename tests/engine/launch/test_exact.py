@@ -57,6 +57,7 @@ def test_every_step_on_a_gpu_runs_one_kernel(
             r"engines\.sglang\.decode-attention-backend: flashinfer, but engines\.exact needs trit",
         ),
         (config({"pp_size": 2}), r"engines\.sglang\.pp-size: above 1, not with engines\.exact on "),
+        (config({"pp": 2}), r"engines\.sglang\.pp-size: above 1, not with engines\.exact on "),
         (config(draft={**CHAINS, "paths": 4}), r"draft\.paths: 4 drafts trees, .* needs 1$"),
     ],
 )

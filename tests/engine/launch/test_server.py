@@ -3,7 +3,7 @@
 import pytest
 
 from seer_sgl.config import FlagValue
-from seer_sgl.engine.launch.server import ranks
+from seer_sgl.engine.launch.rank_count import ranks
 
 
 @pytest.mark.parametrize(
