@@ -84,6 +84,7 @@ def test_only_names_that_the_installed_version_lacks_are_a_failure(
     monkeypatch: pytest.MonkeyPatch, gone: list[str], status: int
 ) -> None:
     monkeypatch.setattr(upgrade, "missing", lambda _: iter(gone))
+    monkeypatch.setattr(upgrade, "lacked_by", lambda *_: lambda _: iter(()))  # reads all of SGLang
     monkeypatch.setattr(upgrade, "wheel", lambda *_: None)
     assert upgrade.main([]) == status
 
