@@ -60,9 +60,7 @@ class EngineSlot:
             return False
         if self.reserved_for not in (None, request):
             return False
-        return self.ledger is None or self.ledger.admits(
-            request.group.uid, request.prompt_len, total_len
-        )
+        return self.ledger is None or self.ledger.admits(request.group.uid, total_len)
 
 
 class EngineIndex:
@@ -136,7 +134,7 @@ class EngineIndex:
         slot.inflight -= 1
         slot.completed += 1
         if slot.ledger is not None:
-            slot.ledger.release(uid, request.prompt_len, total_len)
+            slot.ledger.release(uid, total_len)
             if not slot.ledger.holds(uid):
                 self._holders[uid].discard(slot)
                 if not self._holders[uid]:

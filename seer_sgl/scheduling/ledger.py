@@ -32,6 +32,9 @@ class KVLedger:
         self.used = 0
         self.feedback = KVFeedback(capacity)
         self._siblings: Counter[str] = Counter()  # chunks in flight of each group
+        # By group: the tokens of its prompt that count once. They stay as they were reserved:
+        # while chunks are in flight, it can turn out how many tokens the images of a prompt have.
+        self._counted_once: dict[str, int] = {}
         # The most promised since the last report, and before it: a report may be slightly old.
         self._peak, self._peak_before = 0, 0
 
@@ -48,7 +51,7 @@ class KVLedger:
         whole = self.free // self.page_size * self.page_size
         return max(0, whole - self.draft_tokens) if self.used else whole
 
-    def need(self, group_uid: str, prompt_len: int, total_len: int) -> int:
+    def need(self, group_uid: str, total_len: int) -> int:
         """Returns the KV tokens that a chunk would add. The first chunk of a group includes its
         prompt.
 
@@ -57,11 +60,11 @@ class KVLedger:
         whole = self._pages(total_len + self.draft_tokens)
         if whole > self.capacity:  # it runs alone, and SGLang does not retract the only request
             whole = max(self.capacity, self._pages(total_len))
-        return whole - self._shared(prompt_len) if group_uid in self._siblings else whole
+        return whole - self._counted_once.get(group_uid, 0)
 
-    def admits(self, group_uid: str, prompt_len: int, total_len: int) -> bool:
+    def admits(self, group_uid: str, total_len: int) -> bool:
         """Returns whether that chunk fits beside everything already promised."""
-        return self.need(group_uid, prompt_len, total_len) <= self.free
+        return self.need(group_uid, total_len) <= self.free
 
     def holds(self, group_uid: str) -> bool:
         """Returns whether a chunk of the group is in flight here: its prompt's KV is here too."""
@@ -69,22 +72,23 @@ class KVLedger:
 
     def reserve(self, group_uid: str, prompt_len: int, total_len: int) -> None:
         """Reserves the KV of a chunk. Raises ValueError if it does not fit."""
-        need = self.need(group_uid, prompt_len, total_len)
+        need = self.need(group_uid, total_len)
         if need > self.free:
             raise ValueError(f"{total_len} tokens do not fit: {self.used} of {self.capacity} used")
         self.used += need
         self._peak = max(self._peak, self.used)
         self._siblings[group_uid] += 1
+        self._counted_once.setdefault(group_uid, self._shared(prompt_len))
 
-    def release(self, group_uid: str, prompt_len: int, total_len: int) -> None:
-        """Releases a reservation, given the same numbers. Raises ValueError if the group has no
+    def release(self, group_uid: str, total_len: int) -> None:
+        """Releases a reservation of so many tokens. Raises ValueError if the group has no
         reservation."""
         if group_uid not in self._siblings:
             raise ValueError(f"no chunk of group {group_uid} is reserved here")
         self._siblings[group_uid] -= 1
         if not self._siblings[group_uid]:
-            del self._siblings[group_uid]
-        self.used -= self.need(group_uid, prompt_len, total_len)
+            del self._siblings[group_uid], self._counted_once[group_uid]
+        self.used -= self.need(group_uid, total_len)
 
     def reported(self, used_tokens: int) -> bool:
         """Applies a load report: `used_tokens` are in use (`/v1/loads`). Returns whether there is

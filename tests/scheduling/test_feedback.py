@@ -91,21 +91,21 @@ def test_the_ledger_promises_no_more_than_is_usable_but_always_one_chunk() -> No
     ledger = KVLedger(1000)
     assert not ledger.reported(1000), "no more room than before"
     assert ledger.feedback.usable == 0
-    assert ledger.admits("g", 10, 1000), "else a request could wait for ever"
+    assert ledger.admits("g", 1000), "else a request could wait for ever"
     ledger.reserve("g", 10, 400)
-    assert not ledger.admits("h", 10, 11)
+    assert not ledger.admits("h", 11)
     with pytest.raises(ValueError, match="do not fit"):
         ledger.reserve("h", 10, 11)
     assert all(ledger.reported(400) for _ in range(5)), (
         "the other clients have left, so there is more room"
     )
-    assert ledger.admits("h", 10, 11)
+    assert ledger.admits("h", 11)
 
 
 def test_what_was_promised_a_moment_ago_is_not_taken_for_somebody_elses() -> None:
     ledger = KVLedger(1000)
     ledger.reserve("g", 10, 600)
-    ledger.release("g", 10, 600)
+    ledger.release("g", 600)
     for _ in range(2):  # a report may be older than the chunk's return
         ledger.reported(600)
         assert ledger.feedback.usable == 1000
