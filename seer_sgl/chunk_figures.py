@@ -41,7 +41,8 @@ class ChunkFigures(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, chunk: Chunk, reply: ChunkReply, kv_bytes_per_token: int = 0) -> "ChunkFigures":
         """Returns the figures of a chunk. A passthrough is not read, so it continues nothing."""
-        continues = chunk.input_len > chunk.request.prompt_len and not reply.passthrough
+        continues = chunk.continues and not reply.passthrough
+        given = chunk.input_len if reply.input_tokens is None else reply.input_tokens
         return cls(
             tokens=len(reply.ids),
             migrated=chunk.migrated,
@@ -51,7 +52,7 @@ class ChunkFigures(msgspec.Struct, frozen=True):
             storage=reply.cached_storage,
             moved_bytes=reply.cached_storage * kv_bytes_per_token,
             reused=reply.cached if continues else 0,
-            recomputed=max(0, chunk.input_len - reply.cached - 1) if continues else 0,
+            recomputed=max(0, given - reply.cached - 1) if continues else 0,
             retractions=reply.retractions,
             verify_steps=reply.verify_steps,
             speculated=len(reply.ids) if reply.verify_steps else 0,

@@ -37,6 +37,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     inexact: str | None = None  # why its steps may round differently; None: they do not
     off: Mapping[str, str] = {}  # abilities of the plugin that its SGLang lacks, and why
     experts: ExpertShape | None = None  # the form of the routed experts that it can return
+    reads_images: bool = False  # its model reads images
+    continues_images: bool = False  # a chunk may continue a response behind a prompt with images
 
 
 class EngineProblem(msgspec.Struct, frozen=True):

@@ -30,7 +30,11 @@ def logprob_array(values: Any = ()) -> "array[float]":
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """One tokenized prompt. `text` or `messages`: the source of its ids, if there is one."""
+    """One tokenized prompt. `text` or `messages`: the source of its ids, if there is one.
+
+    `image_data`: data URLs of its images; `prompt_ids` has one placeholder for each. SGLang puts an
+    image's tokens in place of its placeholder. `image_tokens`: about how many tokens that adds.
+    """
 
     prompt_id: str
     prompt_ids: "array[int]"
@@ -39,6 +43,8 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[dict[str, Any]] | None = None
     metadata: Any = None
     sampling: Sampling | None = None  # None: the rollout's
+    image_data: tuple[str, ...] = ()
+    image_tokens: int = 0
 
 
 class WeightSpan(msgspec.Struct, frozen=True):
@@ -90,6 +96,7 @@ class ChunkReply(msgspec.Struct, kw_only=True):
     verify_steps: int = 0  # SGLang's spec_verify_ct; 0 without speculative decoding
     stop_tokens: int | None = None  # of the longest stop string; None: the engine reports no count
     routed_experts: RoutedExperts | None = None  # a row per token that is no row of the request yet
+    input_tokens: int | None = None  # with those of images, which only the engine can count
     passthrough: bool = False  # the engine's answer went to the client, and was not read
 
     @property
@@ -173,8 +180,8 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def prompt_len(self) -> int:
-        """The number of prompt tokens."""
-        return len(self.group.prompt.prompt_ids)
+        """The number of prompt tokens, those of images included."""
+        return len(self.group.prompt.prompt_ids) + self.group.image_tokens
 
     @property
     def generated(self) -> int:
@@ -219,6 +226,8 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
                 f"chunk of {self.uid}: {len(reply.ids)} ids, {len(reply.logprobs)} logprobs and "
                 f"weight versions for {spanned} tokens"
             )
+        if reply.input_tokens is not None:
+            self.group.count_images(reply.input_tokens - self.total_len)
         if reply.routed_experts is not None:
             self._append_experts(reply.routed_experts, self.total_len + len(reply.ids) - 1)
         self.response_ids.extend(reply.ids)
@@ -260,6 +269,10 @@ class Group(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     `samples` has one entry per finished request; a request that failed for good is finished too. A
     withdrawn group is never sent again; see `failure`. `on_failure`: whether it is withdrawn if one
     of its requests fails for good.
+
+    `image_tokens`: how many tokens the images of its prompt add, about; exactly, once it is
+    `counted`. `longest`: the most tokens of a prompt with images and its response. `undivided`: the
+    engines cannot continue its responses.
     """
 
     group_id: str
@@ -273,6 +286,24 @@ class Group(msgspec.Struct, kw_only=True, eq=False, weakref=True):
     withdrawn: bool = False
     failure: Failure | None = None
     on_failure: OnFailure = "group"
+    image_tokens: int = 0
+    counted: bool = False
+    longest: int | None = None
+    undivided: bool = False
+
+    def __post_init__(self) -> None:
+        self.image_tokens = self.prompt.image_tokens
+
+    def count_images(self, more: int) -> None:
+        """Corrects the number of image tokens, as an engine counts them; `more`: than assumed.
+
+        The responses end where the engines' limit is.
+        """
+        self.counted = True
+        self.image_tokens += more
+        for request in self.requests if self.longest is not None else ():
+            left = (self.longest or 0) - request.prompt_len
+            request.max_response_len = min(request.max_response_len, left)
 
     @property
     def complete(self) -> bool:
@@ -295,15 +326,23 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     number: int = 0  # its position among the chunks sent to the engine
     undivided: bool = False  # no other chunk can continue the request, so this one must end it
     reads: bool = True  # the engine may read its KV from the pool
+    image_tokens: int = 0  # of the input, as far as they were known when it was sent
 
     @property
     def input_len(self) -> int:
         """The number of input tokens: prompt and response so far."""
         return self.kv_tokens - self.max_new_tokens
 
+    @property
+    def continues(self) -> bool:
+        """Whether a part of its input is response."""
+        return self.input_len - self.image_tokens > len(self.request.group.prompt.prompt_ids)
+
     def ended_by(self, reply: ChunkReply) -> bool:
         """Returns whether the reply ends the request, if the chunk has all remaining tokens."""
-        full = len(reply.ids) >= self.max_new_tokens
+        full, longest = len(reply.ids) >= self.max_new_tokens, self.request.group.longest
+        if longest is not None and reply.input_tokens is not None:  # the images leave less
+            full = full or reply.input_tokens + len(reply.ids) >= longest
         return reply.finish == "stop" or (reply.finish == "length" and full)
 
 

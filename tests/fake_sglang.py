@@ -77,6 +77,7 @@ class FakeSGLang(FakeControl):
     has_tokenizer: bool = True
     deterministic: bool = True
     plugin: dict[str, Any] | None = None
+    has_image_understanding: bool = False
     faults: deque[str] = field(default_factory=deque)
     garbled: dict[str, str] = field(default_factory=dict)
     prompt_lens: dict[int, int] = field(default_factory=dict)
@@ -330,7 +331,8 @@ class FakeSGLang(FakeControl):
         if self.away:
             return web.Response(status=503)
         served = {"model_path": self.model_path, "weight_version": self.weight_version}
-        return self._control("/model_info", {**served, "is_generation": True})
+        facts = {"is_generation": True, "has_image_understanding": self.has_image_understanding}
+        return self._control("/model_info", {**served, **facts})
 
     async def loads(self, _: web.Request) -> web.Response:
         """Returns a load that changes only while chunks are answered, as in a real server."""

@@ -33,7 +33,9 @@ class Reason(NamedTuple):
 
 def divisible(request: Request) -> bool:
     """Returns whether another chunk can continue a request."""
-    return request.passthrough is None and not any(undivided(request.sampling))
+    if request.passthrough is not None or request.group.undivided:
+        return False
+    return not any(undivided(request.sampling))
 
 
 def undivided(sampling: Sampling) -> Iterator[Reason]:

@@ -153,6 +153,20 @@ class RolloutConfig(Section, frozen=True):
     request was on the last of them ([suspects](failure.md#requests-that-engines-die-of))."""
 
 
+class ImagesConfig(Section, frozen=True):
+    """The images that prompts may have ([Images](images.md))."""
+
+    folder: str | None = None
+    """Folder of the image files that prompts may name; a name is relative to it. Default: prompts
+    name no files."""
+    http: bool = False
+    """Fetch images from the http and https addresses that prompts name."""
+    most: Positive = 16
+    """Most images of a prompt."""
+    max_pixels: Positive = 50_000_000
+    """Most pixels of an image, width times height. A larger one is not decoded."""
+
+
 class ServerConfig(Section, frozen=True):
     """The rollout server, `seer-sgl serve`."""
 
@@ -201,6 +215,7 @@ class Config(Section, frozen=True):
     scheduling: SchedulingConfig = msgspec.field(default_factory=SchedulingConfig)
     sampling: Sampling = Sampling()
     rollout: RolloutConfig = msgspec.field(default_factory=RolloutConfig)
+    images: ImagesConfig = msgspec.field(default_factory=ImagesConfig)
     server: ServerConfig = msgspec.field(default_factory=ServerConfig)
 
     @property

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 from seer_sgl.config import FleetConfig, KvPoolConfig, bytes_of
 from seer_sgl.engine_types import EngineInfo
-from seer_sgl.errors import ConfigError
+from seer_sgl.errors import ConfigError, PromptError
 from seer_sgl.link.contract import DRAFTS, EXACT, POOL, PORTS, SECRETS
-from seer_sgl.types import Prompt
+from seer_sgl.types import Group, Prompt
 
 # SGLang accepts inputs of up to max_total_num_tokens - 6 (TpModelWorker.get_worker_info). A limit
 # this close to the KV capacity comes from that rule; any other comes from the context length.
@@ -73,6 +73,8 @@ def differences(engines: Sequence[EngineInfo]) -> str | None:
         return f"engines: the KV pool pages of the engines differ in size ({pages})"
     if len({info.experts for info in engines}) > 1:
         return "engines: only some of the engines return routed experts, or in different forms"
+    if len({(info.reads_images, info.continues_images) for info in engines}) > 1:
+        return "engines: only some of the engines read images, or continue responses behind them"
     return None
 
 
@@ -134,6 +136,7 @@ class LengthLimits:
     """The request lengths, in tokens, that every one of the engines accepts."""
 
     def __init__(self, engines: Sequence[EngineInfo]) -> None:
+        self._engines = engines
         self._least = min(engines, key=lambda info: info.max_request_len)
 
     @property
@@ -156,3 +159,19 @@ class LengthLimits:
                 f"cache of engine {self._least.engine_id} ({capacity} tokens)"
             )
         return min(wanted, left)
+
+    def allow_images(self, group: Group) -> None:
+        """Tells a group whose prompt has images what the engines make of it.
+
+        Raises PromptError if one of them reads no images.
+        """
+        if not group.prompt.image_data:
+            return
+        for info in self._engines:
+            if not info.reads_images:
+                raise PromptError(
+                    f"prompt {group.prompt.prompt_id!r}: image_data: engine {info.engine_id} "
+                    f"({info.url}) reads no images"
+                )
+        group.longest = self._least.max_request_len
+        group.undivided = not all(info.continues_images for info in self._engines)

@@ -112,6 +112,8 @@ def described(
         inexact=_inexact(server, plugin),
         off={one_line(name): one_line(why) for name, why in plugin.off.items()} if plugin else {},
         experts=plugin.experts if plugin else None,
+        reads_images=model.has_image_understanding,
+        continues_images=plugin.images if plugin else False,
     )
 
 

@@ -17,22 +17,32 @@ def most_bytes(chunk: Chunk, shape: ExpertShape | None) -> int:
     """Returns the largest size of their base64 in a reply; None: the chunk asks for none."""
     if shape is None:
         return 0
-    return (chunk.kv_tokens - chunk.request.routed) * shape.row_bytes * 4 // 3
+    group = chunk.request.group  # until its images are counted, their tokens are a guess
+    tokens = chunk.kv_tokens if group.counted else max(chunk.kv_tokens, group.longest or 0)
+    return (tokens - chunk.request.routed) * shape.row_bytes * 4 // 3
 
 
 def of_reply(
-    content: bytes | None, chunk: Chunk, tokens: int, kept: int, shape: ExpertShape | None
+    content: bytes | None,
+    chunk: Chunk,
+    tokens: int,
+    kept: int,
+    shape: ExpertShape | None,
+    *,
+    input_tokens: int | None = None,
 ) -> RoutedExperts | None:
     """Returns the new rows of a chunk's reply; None if it asks for none or brings no token.
 
-    content: what the engine returned. `tokens`: in the reply; `kept`: of them count. Raises
-    ValueError for anything but the rows that were asked for.
+    content: what the engine returned. `tokens`: in the reply; `kept`: of them count.
+    `input_tokens`: of the chunk, if only the engine knows. Raises ValueError for anything but the
+    rows that were asked for.
     """
     if not asks(chunk) or not kept:
         return None
     if content is None or shape is None:
         raise ValueError("no routed experts, which were requested")
-    before = chunk.request.total_len - chunk.request.routed - 1
+    given = chunk.request.total_len if input_tokens is None else input_tokens
+    before = given - chunk.request.routed - 1
     if len(content) != (before + tokens) * shape.row_bytes:
         raise ValueError(
             f"{len(content)} bytes of routed experts; {before + tokens} rows of {shape.layers} x "

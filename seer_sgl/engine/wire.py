@@ -15,8 +15,10 @@ import numpy as np
 from seer_sgl.link.contract import (
     EXAMINED,
     EXPERTS,
+    LONGEST,
     NO_READ,
     ORIGIN,
+    PROMPT_LEN,
     STOP_TOKENS,
     Natural,
     PluginReport,
@@ -79,6 +81,7 @@ class Meta(msgspec.Struct, kw_only=True, rename={"examined": EXAMINED, "stop_tok
     id: str
     finish_reason: Finish
     completion_tokens: Natural
+    prompt_tokens: int | None = None
     output_token_logprobs: list[Token] = []
     weight_version: str = "default"
     weight_versions: list[_VersionSpan] | None = None
@@ -167,6 +170,7 @@ class ModelInfo(msgspec.Struct):
 
     model_path: str
     weight_version: str
+    has_image_understanding: bool = False
 
 
 class ServerInfo(msgspec.Struct):
@@ -234,8 +238,11 @@ def sampling_params(
         origin = {
             "group": request.group.uid,
             "sample": request.index,
-            "prompt_len": request.prompt_len,
+            PROMPT_LEN: request.prompt_len,
         }
+    group = request.group
+    if group.longest is not None and not group.undivided:  # it has images
+        origin |= {PROMPT_LEN: len(group.prompt.prompt_ids), LONGEST: group.longest}
     if not chunk.reads:
         origin[NO_READ] = True
     if shape is not None:
@@ -253,12 +260,15 @@ def encode_generate(
 ) -> bytes:
     """Returns the body of `/generate` for a chunk: prompt and response so far as input ids.
 
+    The prompt has a placeholder for each of its images, which are sent with every chunk.
     drafting: the engine speculates, so the body names the group of the tokens (plugin/speculation).
     shape: of routed experts, if the chunk asks for them.
     """
     request, fields = chunk.request, dict[str, Any]()
     if stream:
         fields["stream"] = True
+    if request.group.prompt.image_data:
+        fields["image_data"] = request.group.prompt.image_data
     if shape is not None:
         fields |= {"return_routed_experts": True, "routed_experts_start_len": request.routed}
     return _encoder.encode(
@@ -313,9 +323,15 @@ def checked_reply(
         tokens = tokens[: max(final, _examined(meta))]
     ids, logprobs = arrays(tokens, chunk, vocab_size)
     _check_end(finish, ids)
+    given = _input_tokens(meta, chunk)
     try:
         rows = experts.of_reply(
-            meta.routed_experts, chunk, meta.completion_tokens, len(tokens), shape
+            meta.routed_experts,
+            chunk,
+            meta.completion_tokens,
+            len(tokens),
+            shape,
+            input_tokens=given,
         )
     except ValueError as error:
         raise Unreadable(str(error)) from error
@@ -334,6 +350,7 @@ def checked_reply(
         verify_steps=max(0, meta.spec_verify_ct),
         stop_tokens=meta.stop_tokens[-1] if meta.stop_tokens else None,
         routed_experts=rows,
+        input_tokens=given,
     )
 
 
@@ -361,6 +378,18 @@ def arrays(
     logprobs = logprob_array([token.logprob for token in tokens])
     _check_numbers(ids, logprobs, vocab_size)
     return ids, logprobs
+
+
+def _input_tokens(meta: Meta, chunk: Chunk) -> int | None:
+    """Returns the input tokens of a chunk with images, as the engine counts them; else None."""
+    group, given = chunk.request.group, meta.prompt_tokens
+    if not group.prompt.image_data or not meta.completion_tokens:
+        return None
+    if given is None or given <= chunk.request.generated:
+        raise Unreadable(f"{given} input tokens, {chunk.request.generated} of them response")
+    if group.counted and given != chunk.request.total_len:
+        raise Unreadable(f"{given} input tokens; the engines counted {chunk.request.total_len}")
+    return given
 
 
 def _examined(meta: Meta) -> int:

@@ -34,6 +34,7 @@ EXACT = "exact"
 POOL = "pool"
 PORTS = "ports"
 SECRETS = "secrets"
+IMAGES = "images"
 
 # Keys in SGLang's messages. ORIGIN is in `custom_params`.
 NO_READ = "no_read"  # in ORIGIN: true if the call's KV is computed instead of read from the pool
@@ -41,6 +42,8 @@ REPORT = "seer_sgl"  # in internal_states[i] of `/server_info`: the PluginReport
 EXAMINED = "seer_sgl_examined"  # in `meta_info`: tokens before the last step, once per token
 STOP_TOKENS = "seer_sgl_stop_tokens"  # in `meta_info`: of the longest stop string, once per token
 EXPERTS = "experts"  # in ORIGIN: the dtype in which the call wants its routed experts
+PROMPT_LEN = "prompt_len"  # in ORIGIN: the input tokens that are prompt; the rest is response
+LONGEST = "longest"  # in ORIGIN of a call with images: the most tokens of prompt and response
 ALGORITHM = "SEER_GROUP"  # SGLang's name of grouped drafting
 
 INDEX_BYTES = 100  # per token, for the draft index and its log
@@ -93,7 +96,8 @@ class PluginReport(msgspec.Struct):
     `draft`: a DraftReport and counters (report/draft_report.py), or null. `inexact`: the reason why
     division or drafts can change the rounding of the engine's steps; None: they cannot. `waiting`:
     the ids of queued requests that wait for their KV from the pool although there is room.
-    `experts`: the form of routed experts; None: the server was started without them.
+    `experts`: the form of routed experts; None: the server was started without them. `images`:
+    whether it continues responses behind prompts with images.
     """
 
     version: str
@@ -109,6 +113,7 @@ class PluginReport(msgspec.Struct):
     work: EngineWork | None = None
     waiting: list[str] = []
     experts: ExpertShape | None = None
+    images: bool = False
 
 
 def problem(missing: Sequence[Sequence[str] | None]) -> str | None:

@@ -26,6 +26,7 @@ class Hook(NamedTuple):
 # Classes whose methods are hooked.
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
+TOKENIZER_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 REQ = "sglang.srt.managers.schedule_batch.Req"
 RESULTS = (
     "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"

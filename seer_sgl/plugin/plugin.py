@@ -18,6 +18,7 @@ from seer_sgl.link import contract
 
 from . import (
     cpu,
+    image_prompts,
     kv_waits,
     noise,
     page_hash,
@@ -134,6 +135,12 @@ class Plugin:
                 ["expert_rows"],
             ),
             Ability(
+                contract.IMAGES,
+                image_prompts.hooks(),
+                "A response behind a prompt with images is undivided.",
+                ["image_prompts"],
+            ),
+            Ability(
                 contract.PORTS,
                 ports.hooks(),
                 "The ports of ranks and of Mooncake listen on all interfaces.",
@@ -209,6 +216,8 @@ class Plugin:
             work=None if "counters" in off else self._work.report(scheduler),
             waiting=[] if contract.POOL in off else kv_waits.waiting(scheduler),
             experts=self._experts.shape(scheduler.model_config),
+            images=contract.IMAGES not in off
+            and scheduler.model_config.is_image_understandable_model,
         )
 
     def add_report(

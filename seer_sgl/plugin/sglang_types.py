@@ -27,6 +27,7 @@ class SglModelConfig(Protocol):
     hf_text_config: Any
     quantization: str | None
     model_is_mrope: bool
+    is_image_understandable_model: bool
 
 
 class SglSamplingParams(Protocol):
@@ -517,3 +518,29 @@ class SglServerArgs(Protocol):
     enable_deterministic_inference: bool
 
     def url(self) -> str: ...
+
+
+class SglGenerateReq(Protocol):
+    """sglang.srt.managers.io_struct.GenerateReqInput"""
+
+    input_ids: Any  # list[int] for one prompt
+    image_data: Any
+    sampling_params: dict[str, Any]
+    seer_response: list[int]  # the part of its input that is response
+
+
+class SglProcessed(Protocol):
+    """sglang.srt.managers.schedule_batch.MultimodalProcessorOutput"""
+
+    input_ids: list[int] | None
+    padded_input_ids: list[int] | None
+    mrope_positions: torch.Tensor | None  # [3, tokens]
+    mrope_position_delta: torch.Tensor | None
+
+
+class SglTokenized(Protocol):
+    """sglang.srt.managers.io_struct.TokenizedGenerateReqInput"""
+
+
+class SglTokenizerManager(Protocol):
+    """sglang.srt.managers.tokenizer_manager.TokenizerManager"""

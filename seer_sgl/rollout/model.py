@@ -22,7 +22,16 @@ class ModelFacts(msgspec.Struct, frozen=True):
     num_key_value_heads: int | None = None
     hidden_size: int | None = None
     head_dim: int | None = None
+    image_token_id: int | None = None  # the placeholder of an image; not in `text_config`
+    image_token_index: int | None = None  # its name in other models
+    media_placeholder_token_id: int | None = None
     text_config: "ModelFacts | None" = None
+
+    @property
+    def image_token(self) -> int | None:
+        """The id of an image's placeholder; None if it is unknown."""
+        names = (self.image_token_id, self.image_token_index, self.media_placeholder_token_id)
+        return next((token for token in names if token is not None), None)
 
     def least_kv_bytes_per_token(self) -> int | None:
         """Returns the KV bytes per token at 8 bits per number; None if fields are missing."""
@@ -47,7 +56,9 @@ def model_facts(path: str | None) -> ModelFacts:
         facts = msgspec.json.decode(file.read_bytes(), type=ModelFacts)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise ConfigError(f"model.path: {file}: {error}") from error
-    return facts.text_config or facts
+    if facts.text_config is None:
+        return facts
+    return msgspec.structs.replace(facts.text_config, image_token_id=facts.image_token)
 
 
 def tokenizer_source(config: Config) -> TokenizerSource | None:

@@ -1,13 +1,14 @@
 """Reads prompts from a JSONL file or Python objects, checks and tokenizes them.
 
-A line is `{"prompt": str | "messages": [...] | "prompt_ids": [...], "n"?, "id"?, "metadata"?,
-"sampling"?: {...}}`. `sampling` overrides single parameters of the config's sampling.
+A line is `{"prompt": str | "messages": [...] | "prompt_ids": [...], "image_data"?: [...], "n"?,
+"id"?, "metadata"?, "sampling"?: {...}}`. `sampling` overrides single parameters of the config's
+sampling.
 Every error message names the file and the line (or the position in a Python sequence).
 """
 
 import itertools
 from array import array
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,16 +27,23 @@ from seer_sgl.errors import PromptError
 from seer_sgl.sampling import NEUTRAL
 from seer_sgl.types import Prompt, Sampling, token_array
 
+from .images import ImageReader
 from .long_texts import count_to, is_long
+from .message_parts import with_images
 from .writable import unwritable
 
 
 class PromptRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A prompt as the user writes it; exactly one of prompt, messages and prompt_ids."""
+    """A prompt as the user writes it; exactly one of prompt, messages and prompt_ids.
+
+    `image_data`: its images, in the order of their placeholders (images.py). Messages may have them
+    as parts instead.
+    """
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     prompt_ids: list[TokenId] | None = None
+    image_data: list[str] | str | None = None
     n: Samples | None = None
     id: str | Annotated[int, msgspec.Meta(ge=-LARGEST, le=LARGEST)] | None = None
     metadata: Any = None
@@ -51,7 +59,8 @@ class PromptReader:
 
     `n`: samples of a prompt without its own `n`. `vocab_size` and `max_prompt_len` (tokens; None:
     unknown): the model's limits. `sampling`: the default, which a prompt's own overrides.
-    `no_chats`: why messages are refused; None: they are not.
+    `no_chats`: why messages are refused; None: they are not. `images`: reads the images of prompts;
+    None: they are refused. `image_token`: the placeholder of an image; None: unknown.
     """
 
     def __init__(
@@ -63,6 +72,8 @@ class PromptReader:
         sampling: Sampling = NEUTRAL,
         *,
         no_chats: str | None = None,
+        images: ImageReader | None = None,
+        image_token: int | None = None,
     ) -> None:
         self._n = n
         self._tokenizer = tokenizer
@@ -70,6 +81,8 @@ class PromptReader:
         self._max_prompt_len = max_prompt_len
         self._sampling = sampling
         self._no_chats = no_chats
+        self._images = images
+        self._image_token = image_token
 
     def read(self, path: Path, limit: int | None = None) -> list[Prompt]:
         """Returns the first `limit` prompts of a JSONL file.
@@ -154,14 +167,16 @@ class PromptReader:
                     raise PromptError(f"{place}: sampling: expected Sampling")
                 _check(prompt.sampling, place)
         else:
+            messages, given = with_images(record, place)
             prompt = Prompt(
                 prompt_id=default_id if record.id is None else str(record.id),
-                prompt_ids=self._ids(record, place),
+                prompt_ids=self._ids(record, messages, place),
                 n=record.n or self._n,
                 text=record.prompt,
                 messages=record.messages,
                 metadata=record.metadata,
                 sampling=self._own_sampling(record.sampling, place),
+                image_data=tuple(given),
             )
         ids = prompt.prompt_ids
         if not ids:
@@ -176,7 +191,26 @@ class PromptReader:
                 f"{place}: {len(ids)} prompt tokens; the engines accept {self._max_prompt_len} "
                 "and at least one response token"
             )
-        return prompt
+        return self._with_images(prompt, place)
+
+    def _with_images(self, prompt: Prompt, place: str) -> Prompt:
+        """Returns a prompt whose images are read; it has a placeholder for each."""
+        given, ids = prompt.image_data, prompt.prompt_ids
+        if not given or prompt.image_tokens:  # this class has read them
+            return prompt
+        if self._images is None:
+            raise PromptError(f"{place}: image_data: images are not read here")
+        places = len(given) if self._image_token is None else ids.count(self._image_token)
+        if places != len(given):
+            raise PromptError(
+                f"{place}: image_data: {len(given)} images, but the prompt has the placeholder "
+                f"{self._image_token} {places} times"
+            )
+        try:
+            found = self._images.read(given)
+        except ValueError as error:
+            raise PromptError(f"{place}: {error}") from error
+        return msgspec.structs.replace(prompt, image_data=found.urls, image_tokens=found.tokens)
 
     def _encoded(self, text: str, tokenizer: Tokenizer, place: str) -> "array[int]":
         most = self._max_prompt_len
@@ -192,7 +226,9 @@ class PromptReader:
     def _own_sampling(self, overrides: dict[str, Any] | None, place: str) -> Sampling | None:
         return None if overrides is None else overridden(self._sampling, overrides, place)
 
-    def _ids(self, record: PromptRecord, place: str) -> "array[int]":
+    def _ids(
+        self, record: PromptRecord, messages: Sequence[dict[str, Any]], place: str
+    ) -> "array[int]":
         forms = [record.prompt, record.messages, record.prompt_ids]
         if sum(form is not None for form in forms) != 1:
             raise PromptError(f"{place}: give exactly one of prompt, messages and prompt_ids")
@@ -204,12 +240,11 @@ class PromptReader:
             if not record.prompt:
                 raise PromptError(f"{place}: the prompt is empty")
             return self._encoded(record.prompt, self._tokenizer, place)
-        messages = record.messages or []
         for number, message in enumerate(messages):
             if not isinstance(message.get("role"), str):
                 raise PromptError(f"{place}: messages[{number}] has no role")
         try:
-            return self._tokenizer.apply_chat_template(messages)
+            return self._tokenizer.apply_chat_template(list(messages))
         except ValueError as error:
             raise PromptError(f"{place}: {error}") from error
 

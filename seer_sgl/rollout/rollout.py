@@ -44,6 +44,7 @@ from seer_sgl.types import Group, Prompt, Sampling
 
 from .checks import check_groups, check_sampling, warnings_of_fetches
 from .fleet_figures import FleetFigures
+from .images import ImageReader
 from .inputs import RolloutInputs
 from .journaled import RolloutJournal, Start
 from .prompts import PromptLike, PromptReader
@@ -102,6 +103,7 @@ class Rollout:
 
         self._inputs = RolloutInputs.read(self.config)
         self.tokenizer = self._inputs.tokenizer
+        self.image_token = self._inputs.facts.image_token  # the placeholder; None: unknown
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
@@ -443,7 +445,9 @@ class Rollout:
         for prompt in prompts:
             sampling = prompt.sampling or default
             limit = limits.response_limit(prompt, sampling.max_new_tokens)
-            groups.append(maker.group(prompt, sampling, limit, now))
+            group = maker.group(prompt, sampling, limit, now)
+            limits.allow_images(group)
+            groups.append(group)
         return groups
 
     def _max_prompt_len(self) -> int | None:
@@ -469,6 +473,8 @@ class Rollout:
             max_prompt_len,
             sampling,
             no_chats=self._chats_differ,
+            images=ImageReader(self.config.images),
+            image_token=self.image_token,
         )
 
 

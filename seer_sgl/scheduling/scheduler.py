@@ -463,6 +463,7 @@ class Scheduler:
             number=slot.started,
             undivided=not divisible(request),
             reads=slot.reads,
+            image_tokens=request.group.image_tokens,
         )
 
     def _grow(self, reply: ChunkReply, chunk: Chunk, now: float) -> None:

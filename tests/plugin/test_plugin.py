@@ -65,7 +65,7 @@ def test_a_hook_is_missing_unless_its_own_wrapper_is_there(
 
 def idle_scheduler() -> Any:
     return SimpleNamespace(
-        model_config=SimpleNamespace(vocab_size=100),
+        model_config=SimpleNamespace(vocab_size=100, is_image_understandable_model=True),
         forward_ct=3,
         waiting_queue=[],
         running_batch=SimpleNamespace(batch_is_full=False),

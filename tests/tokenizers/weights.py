@@ -13,10 +13,12 @@ def main(folder: str) -> None:
     """Writes `model.safetensors` for the `config.json` of the folder."""
     define_missing_schemas()
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    config = AutoConfig.from_pretrained(folder)
+    kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    model = kind.from_config(config)
     file = Path(folder) / "config.json"
     released = file.read_bytes()
     model.to(torch.float32).save_pretrained(folder)

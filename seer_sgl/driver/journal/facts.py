@@ -58,6 +58,7 @@ def digest(group: Group) -> bytes:
         group.prompt.prompt_ids.tobytes(),
         str(len(group.requests)).encode(),
         _canonical(group.sampling),
+        *(image.encode() for image in group.prompt.image_data),
     ):
         content.update(len(part).to_bytes(8, "little"))
         content.update(part)

@@ -93,9 +93,15 @@ def model_flags(model: ModelConfig) -> dict[str, FlagValue]:
 def cpu_flags() -> dict[str, FlagValue]:
     """Returns the default flags for a machine without a GPU.
 
-    Without `sleep-on-idle`, an idle scheduler uses a full core.
+    Without `sleep-on-idle`, an idle scheduler uses a full core. `mm-attention-backend`: the
+    attention of a vision tower, for which SGLang takes a kernel that needs AMX.
     """
-    return {"device": "cpu", "attention-backend": "torch_native", "sleep-on-idle": True}
+    return {
+        "device": "cpu",
+        "attention-backend": "torch_native",
+        "mm-attention-backend": "sdpa",
+        "sleep-on-idle": True,
+    }
 
 
 def open_ports(

@@ -32,6 +32,14 @@ U64 = npt.NDArray[np.uint64]
 _LOW_32 = np.uint64(0xFFFFFFFF)
 
 
+# SGLang's processors of images import models that look these kernels up. None runs here.
+_IMPORTED_ONLY = (
+    "fused_sigmoid_mul_cpu",
+    "fused_qk_gemma_rmsnorm_cpu",
+    "fused_qk_gemma_rmsnorm_with_gate_cpu",
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+    "fused_qkvzba_split_reshape_cat_cpu",
+)
 # SGLang imports these names for speculative decoding with a draft model, which does not run here.
 _DRAFT_MODEL = frozenset(
     {
@@ -92,3 +100,5 @@ def murmur_hash32(
 _library = torch.library.Library("sgl_kernel", "FRAGMENT")
 _library.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor col_indices) -> Tensor")
 _library.impl("murmur_hash32_cpu", murmur_hash32, "CPU")
+for _name in _IMPORTED_ONLY:
+    _library.define(f"{_name}() -> ()")

@@ -1,0 +1,157 @@
+"""Reads the images of prompts, and checks them before anything is generated.
+
+An image is given as a data URL, as plain base64, as the name of a file below a configured folder,
+or as an http(s) address if that is allowed. It is read once, and sent as a data URL.
+"""
+
+import base64
+import binascii
+import io
+import re
+import time
+import urllib.error
+import urllib.request
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from seer_sgl.config import ImagesConfig
+
+DATA_URL = re.compile(r"data:image/[A-Za-z0-9.+-]{1,32};base64,")
+ADDRESS = re.compile(r"https?://", re.IGNORECASE)
+# What SGLang takes for the name of a file (`load_image`).
+FILE = re.compile(r"file://|.*\.(?:png|jpe?g|webp|gif|bmp|tiff?)$", re.IGNORECASE | re.DOTALL)
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+MAX_BYTES = 32 << 20  # of one image, as it is encoded
+FETCH_S = 10.0  # for the whole answer of an address
+SHOWN = 80  # characters of a reference in a message
+# Pixels per token and side: 14 x 14 patches, of which 2 x 2 are one token, as in Qwen2-VL and Kimi.
+SIDE = 28
+MOST_TOKENS = 16384  # of one image; Qwen2-VL shrinks larger ones
+
+
+class Images(NamedTuple):
+    """The images of a prompt. `tokens`: about how many they have."""
+
+    urls: tuple[str, ...] = ()
+    tokens: int = 0
+
+
+NO_IMAGES = Images()
+
+
+class ImageReader:
+    """Reads images as the config allows it."""
+
+    def __init__(self, config: ImagesConfig) -> None:
+        self._config = config
+
+    def read(self, references: Sequence[str]) -> Images:
+        """Returns the images of a prompt. Raises ValueError, in one line, for an unusable one."""
+        if len(references) > self._config.most:
+            raise ValueError(
+                f"image_data: {len(references)} images; at most {self._config.most} (images.most)"
+            )
+        urls, tokens = [], 0
+        for number, reference in enumerate(references):
+            try:
+                content = self._content(reference)
+                kind, width, height = _inspected(content, self._config.max_pixels)
+            except ValueError as error:
+                shown = reference if len(reference) <= SHOWN else f"{reference[:SHOWN]}..."
+                raise ValueError(f"image_data[{number}]: {shown!r}: {error}") from error
+            urls.append(f"data:image/{kind};base64,{base64.b64encode(content).decode()}")
+            tokens += min(MOST_TOKENS, -(-width // SIDE) * -(-height // SIDE))
+        return Images(tuple(urls), tokens)
+
+    def _content(self, reference: str) -> bytes:
+        """Returns the bytes of an image. Raises ValueError with the reason why there are none."""
+        if reference.startswith("data:"):
+            match = DATA_URL.match(reference)
+            if match is None:
+                raise ValueError("not a data URL such as data:image/png;base64,...")
+            return _decoded(reference[match.end() :])
+        if ADDRESS.match(reference):
+            if not self._config.http:
+                raise ValueError("addresses are not fetched; images.http allows it")
+            return _fetched(reference)
+        if FILE.match(reference):
+            return self._file(reference.removeprefix("file://"))
+        return _decoded(reference)
+
+    def _file(self, name: str) -> bytes:
+        if self._config.folder is None:
+            raise ValueError("files are not read; images.folder allows those of a folder")
+        folder = Path(self._config.folder).resolve()
+        try:
+            file = (folder / name).resolve()
+            if not file.is_relative_to(folder):
+                raise ValueError("outside images.folder")
+            if not file.is_file():
+                raise ValueError("no such file in images.folder")
+            if file.stat().st_size > MAX_BYTES:
+                raise ValueError(f"more than {MAX_BYTES >> 20} MB")
+            return file.read_bytes()
+        except OSError as error:
+            raise ValueError(error.strerror) from error
+
+
+def _decoded(text: str) -> bytes:
+    if len(text) > MAX_BYTES * 4 // 3 + 4:
+        raise ValueError(f"more than {MAX_BYTES >> 20} MB")
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"no base64: {error}") from error
+
+
+def _fetched(address: str) -> bytes:
+    deadline = time.monotonic() + FETCH_S
+    content = bytearray()
+    try:
+        with urllib.request.urlopen(address, timeout=FETCH_S) as answer:
+            while part := answer.read1(1 << 16):
+                content += part
+                if len(content) > MAX_BYTES:
+                    raise ValueError(f"more than {MAX_BYTES >> 20} MB")
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+    except TimeoutError as error:
+        raise ValueError(f"no answer within {FETCH_S:g} s") from error
+    except OSError as error:  # HTTPError and URLError are OSErrors
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        if isinstance(reason, TimeoutError):
+            reason = f"no answer within {FETCH_S:g} s"
+        raise ValueError(str(reason) or type(error).__name__) from error
+    return bytes(content)
+
+
+def _inspected(content: bytes, max_pixels: int) -> tuple[str, int, int]:
+    """Returns format, width and height of an image that can be decoded.
+
+    Its size is checked before its pixels are decoded. Raises ValueError for anything else.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    if not content:
+        raise ValueError("empty")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of large images, which max_pixels refuses
+            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+                width, height = image.size
+                if width * height > max_pixels:
+                    raise ValueError(
+                        f"{width} x {height} pixels; at most {max_pixels} (images.max_pixels)"
+                    )
+                image.load()
+                return (image.format or "").lower(), width, height
+    except UnidentifiedImageError as error:
+        raise ValueError(f"no image in one of the formats {', '.join(FORMATS)}") from error
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"{error} (images.max_pixels)") from error
+    except ValueError:
+        raise
+    except Exception as error:  # of the many decoders: OSError, SyntaxError, struct.error, ...
+        raise ValueError(f"cannot be decoded: {error or type(error).__name__}") from error

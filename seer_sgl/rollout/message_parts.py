@@ -1,0 +1,60 @@
+"""The parts of messages that are images, in the forms of OpenAI and of transformers.
+
+`{"type": "image_url", "image_url": {"url": U}}`, and `{"type": "image", "image": U}`.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from seer_sgl.errors import PromptError
+
+if TYPE_CHECKING:
+    from .prompts import PromptRecord
+
+KINDS = ("image", "image_url")
+
+
+def with_images(
+    record: "PromptRecord", place: str
+) -> tuple[Sequence[dict[str, Any]], Sequence[str]]:
+    """Returns the messages as a chat template reads them, and the images of the record in order.
+
+    Raises PromptError if an image has no reference, or if images are given twice.
+    """
+    given = record.image_data
+    images = [] if given is None else [given] if isinstance(given, str) else given
+    messages, found = [], list[str]()
+    for number, message in enumerate(record.messages or ()):
+        content = message.get("content")
+        if isinstance(content, list):
+            where = f"{place}: messages[{number}]"
+            content = [_template_part(part, found, where) for part in content]
+            message = {**message, "content": content}  # noqa: PLW2901
+        messages.append(message)
+    if found and images:
+        raise PromptError(f"{place}: image_data: the messages have images already")
+    return messages, found or images
+
+
+def _template_part(part: Any, found: list[str], where: str) -> Any:
+    """Returns a part as templates read it; adds an image to `found`."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in KINDS:
+        return part
+    reference = part.get(kind)
+    if isinstance(reference, dict):
+        reference = reference.get("url")
+    if not isinstance(reference, str):
+        raise PromptError(f"{where}: a part of type {kind!r} has no image")
+    found.append(reference)
+    return {"type": "image"}
+
+
+def has_images(record: "PromptRecord | str") -> bool:
+    """Returns whether a prompt has images."""
+    if isinstance(record, str):
+        return False
+    contents = (message.get("content") for message in record.messages or ())
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    kinds = (part.get("type") for part in parts if isinstance(part, dict))
+    return bool(record.image_data) or any(kind in KINDS for kind in kinds)

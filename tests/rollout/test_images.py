@@ -1,0 +1,217 @@
+"""Images of prompts: what is read, what is refused in one line, what is sent with each chunk."""
+
+import base64
+import socket
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seer_sgl import Rollout
+from seer_sgl.config import ImagesConfig
+from seer_sgl.errors import PromptError
+from seer_sgl.link.contract import LONGEST, ORIGIN, PROMPT_LEN
+from seer_sgl.rollout import images
+from seer_sgl.rollout.images import ImageReader
+from seer_sgl.rollout.prompts import PromptReader
+from seer_sgl.types import Prompt, token_array
+from tests.fake_sglang import response_of
+from tests.rollout.fakes import LIMIT, fakes, rolled, samples_of
+from tests.rollout.fakes import LONGEST as LONGEST_RESPONSE
+from tests.support.images import PLACEHOLDER, ImageEngine, data_url, picture
+
+ENGINES: Any = ImageEngine  # it has the log of `Logging`
+
+
+def prompt(number: int = 0, count: int = 1) -> dict[str, Any]:
+    ids = [5] * (3 + number) + [PLACEHOLDER] * count
+    return {
+        "id": f"p{number}",
+        "prompt_ids": ids,
+        "image_data": [data_url(i) for i in range(count)],
+    }
+
+
+def refusal(reference: str, **config: Any) -> str:
+    """Returns the reason why an image is refused."""
+    with pytest.raises(ValueError, match="image_data") as error:
+        ImageReader(ImagesConfig(**config)).read([reference])
+    message = str(error.value)
+    assert message.startswith("image_data[0]: ")
+    assert "\n" not in message
+    assert len(message) < 300
+    return message.rpartition("': ")[2]
+
+
+def huge_png(width: int, height: int) -> bytes:
+    """Returns a valid beginning of a picture whose header names a size."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + header
+    crc = struct.pack(">I", zlib.crc32(chunk))
+    pixels = struct.pack(">I", 1 << 20) + b"IDAT"
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", len(header)) + chunk + crc + pixels
+
+
+def as_url(content: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
+
+
+def test_every_form_of_an_image_is_sent_as_a_data_url(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(picture(3))
+    (tmp_path / "b.jpg").write_bytes(picture(3, form="JPEG"))
+    reader = ImageReader(ImagesConfig(folder=str(tmp_path)))
+    plain = base64.b64encode(picture(3)).decode()
+    found = reader.read([data_url(3), plain, "a.png", f"file://{tmp_path}/a.png"])
+    assert set(found.urls) == {data_url(3)}
+    assert found.tokens == 4 * 4
+    assert reader.read(["b.jpg"]).urls[0].startswith("data:image/jpeg;base64,")
+
+
+def test_bad_images_are_refused_with_one_line(tmp_path: Path) -> None:
+    inside = tmp_path / "images"
+    inside.mkdir()
+    (tmp_path / "secret.png").write_bytes(picture())
+    (inside / "link.png").symlink_to(tmp_path / "secret.png")
+    (inside / "text.png").write_text("no image")
+    folder = {"folder": str(inside)}
+    assert refusal(as_url(picture()[:-30])).startswith("cannot be decoded: ")
+    assert refusal(as_url(huge_png(10_000, 10_000))) == (
+        "10000 x 10000 pixels; at most 50000000 (images.max_pixels)"
+    )
+    assert "pixels" in refusal(as_url(huge_png(1 << 30, 1 << 30)))
+    assert refusal(as_url(b"")) == "empty"
+    assert refusal("data:image/png,abc").startswith("not a data URL")
+    assert refusal("data:text/html;base64,aGk=").startswith("not a data URL")
+    assert refusal("data:image/png;base64,@@").startswith("no base64")
+    assert refusal("a.png") == "files are not read; images.folder allows those of a folder"
+    for name in ("../secret.png", f"{tmp_path}/secret.png", f"file://{tmp_path}/secret.png"):
+        assert refusal(name, **folder) == "outside images.folder"
+    assert refusal("link.png", **folder) == "outside images.folder"
+    assert refusal("none.png", **folder) == "no such file in images.folder"
+    assert refusal("text.png", **folder).startswith("no image in one of the formats PNG")
+    assert refusal("http://127.0.0.1/a.png").startswith("addresses are not fetched")
+    with pytest.raises(ValueError, match=r"image_data: 64 images; at most 16 \(images.most\)"):
+        ImageReader(ImagesConfig()).read([data_url()] * 64)
+
+
+@contextmanager
+def silent_server() -> Iterator[int]:
+    """Yields the port of a server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def test_an_address_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "FETCH_S", 0.05)
+    with silent_server() as port:
+        assert refusal(f"http://127.0.0.1:{port}/a.png", http=True) == "no answer within 0.05 s"
+    assert "refused" in refusal(f"http://127.0.0.1:{port}/a.png", http=True)
+
+
+def reader(**more: Any) -> PromptReader:
+    images_of = ImageReader(ImagesConfig())
+    return PromptReader(
+        4, None, vocab_size=50, max_prompt_len=80, images=images_of, image_token=9, **more
+    )
+
+
+def test_a_prompt_has_a_placeholder_per_image() -> None:
+    (read,) = reader().convert([prompt(count=2)])
+    assert read.image_data == (data_url(0), data_url(1))
+    assert reader().convert([read]) == [read], "what was read is not read again"
+    one = {**prompt(), "image_data": data_url(0)}
+    assert reader().convert([one])[0].image_data == (data_url(0),)
+    wrong = {**prompt(count=2), "image_data": [data_url(0)]}
+    with pytest.raises(PromptError, match="1 images, but the prompt has the placeholder 9 2 times"):
+        reader().convert([wrong])
+    made = Prompt(prompt_id="a", prompt_ids=token_array([9]), n=1, image_data=("a.png",))
+    with pytest.raises(PromptError, match=r"prompts\[0\]: image_data\[0\]: 'a.png': files are not"):
+        reader().convert([made])
+
+
+class Chats:
+    """A tokenizer whose template shows what it was given."""
+
+    vocab_size = 50
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def apply_chat_template(self, messages: list[dict[str, Any]]) -> Any:
+        self.seen = messages
+        parts = [part for message in messages for part in message["content"]]
+        return token_array([9 if part["type"] == "image" else 5 for part in parts])
+
+
+def test_parts_of_messages_are_images() -> None:
+    tokenizer: Any = Chats()
+    chats = PromptReader(1, tokenizer, 50, 80, images=ImageReader(ImagesConfig()), image_token=9)
+    text = {"type": "text", "text": "what is it?"}
+    content = [
+        {"type": "image_url", "image_url": {"url": data_url(1)}},
+        text,
+        {"type": "image", "image": data_url(2)},
+    ]
+    (read,) = chats.convert([{"messages": [{"role": "user", "content": content}]}])
+    assert read.image_data == (data_url(1), data_url(2))
+    assert tokenizer.seen[0]["content"] == [{"type": "image"}, text, {"type": "image"}]
+    empty = [{"role": "user", "content": [{"type": "image_url"}]}]
+    with pytest.raises(PromptError, match=r"messages\[0\]: a part of type 'image_url' has no"):
+        chats.convert([{"messages": empty}])
+    twice = {"messages": [{"role": "user", "content": content}], "image_data": [data_url()]}
+    with pytest.raises(PromptError, match="the messages have images already"):
+        chats.convert([twice])
+
+
+def expected(seed: int, length: int) -> list[int]:
+    return response_of(seed, length, LONGEST_RESPONSE)[:LIMIT]
+
+
+async def test_every_chunk_has_the_prompt_as_written_the_images_and_the_response() -> None:
+    prompts = [prompt(0), prompt(1, count=2), {"id": "text", "prompt_ids": [5] * 4}]
+    async with fakes(kind=ENGINES) as it:
+        groups, report = await rolled(it.config, prompts)
+    assert report["chunks"] > 2 * report["samples"]
+    for sample in samples_of(groups).values():
+        assert sample.response_ids.tolist() == expected(sample.seed, len(sample.prompt_ids))
+    by_length = {len(each["prompt_ids"]): each.get("image_data", []) for each in prompts[:2]}
+    for call in it.calls:
+        sampling = call["sampling_params"]
+        if "image_data" not in call:
+            assert "custom_params" not in sampling
+            continue
+        origin = sampling["custom_params"][ORIGIN]
+        assert call["image_data"] == by_length[origin[PROMPT_LEN]]
+        assert call["input_ids"][: origin[PROMPT_LEN]].count(PLACEHOLDER) == len(call["image_data"])
+    assert report["recomputed_tokens"] == 0, "with the length that the engines count"
+
+
+async def test_the_response_ends_where_the_images_leave_no_more_room() -> None:
+    room = 40
+    async with fakes(kind=ENGINES, max_request_len=room, tokens_per_image=25) as it:
+        groups, _ = await rolled(it.config, [prompt(0)])
+        (group,) = groups
+        assert {request.prompt_len for request in group.requests} == {3 + 25}
+        for sample in group.samples:
+            whole = response_of(sample.seed, 4, LONGEST_RESPONSE)
+            assert sample.response_ids.tolist() == whole[: room - 28]
+        for call in it.calls:
+            assert call["sampling_params"]["custom_params"][ORIGIN][LONGEST] == room
+
+
+async def test_without_the_plugin_a_prompt_with_images_is_undivided() -> None:
+    async with fakes(kind=ENGINES, continues=False) as it:
+        groups, _ = await rolled(it.config, [prompt(0), {"id": "t", "prompt_ids": [5] * 4}])
+    samples = samples_of(groups)
+    assert all(samples["p0", i].chunks == 1 for i in range(4))
+    assert any(samples["t", i].chunks > 1 for i in range(4))
+
+
+async def test_engines_without_images_refuse_the_prompt() -> None:
+    async with fakes() as it, Rollout(it.config) as rollout:
+        with pytest.raises(PromptError, match=r"'p0': image_data: engine e0 \(.*\) reads no"):
+            [group async for group in rollout.run([prompt(0)])]
