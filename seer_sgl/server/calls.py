@@ -6,6 +6,7 @@ from array import array
 import msgspec
 
 from seer_sgl.chunk_figures import ChunkFigures, Totals
+from seer_sgl.rollout.images import NO_IMAGES, Images
 from seer_sgl.types import (
     FinishReason,
     Request,
@@ -34,6 +35,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     group_id: str | None = None
     group_size: int | None = None
     session_id: str | None = None
+    images: Images = NO_IMAGES
 
 
 class Answer:
@@ -81,6 +83,12 @@ class Answer:
             await self.wait_update()
         if self.error is not None:
             raise self.error
+
+    @property
+    def prompt_len(self) -> int:
+        """The prompt tokens, those of images as the engines count them included."""
+        images = 0 if self.request is None else self.request.group.image_tokens
+        return len(self.call.prompt_ids) + images
 
     @property
     def cached(self) -> int:

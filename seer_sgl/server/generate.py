@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from seer_sgl.rollout.images import ImageReader
 from seer_sgl.routed_experts import RoutedExperts, base64_of
 
 from .aborted import aborted_replies
@@ -18,10 +19,11 @@ from .json import END, EVENTS, error_fields, event_of, json_response
 from .meta_info import Reply
 from .passthrough.body import PassthroughBody, passthrough_body
 from .passthrough.reasons import NotDivisible
-from .service import Service
+from .service import THREAD_BYTES, Service
 from .streaming import streaming
 from .streams import as_they_come, finished
 
+IMAGES = b'"image_data"'
 SESSION_HEADER = "X-SMG-Routing-Key"  # of SGLang's router
 
 
@@ -37,9 +39,9 @@ class Generate:
         service = self._service
         session_id = http.headers.get(SESSION_HEADER)
         try:
-            batch = await service.in_thread_if_long(
-                len(body), reader(service).read, body, session_id
-            )
+            # An image of few bytes may have many pixels.
+            size = max(len(body), THREAD_BYTES) if IMAGES in body else len(body)
+            batch = await service.in_thread_if_long(size, reader(service).read, body, session_id)
         except NotDivisible as error:
             return await self._send(http, body, error.reason)
         with service.started(batch.calls) as answers:
@@ -97,9 +99,16 @@ class Generate:
 
 def reader(service: Service) -> GenerateReader:
     """Returns a reader of bodies for the engines that serve now."""
-    first = service.infos()[0]
+    first, images = service.infos()[0], None
+    if first.continues_images:
+        images = ImageReader(service.config.images)
     return GenerateReader(
-        service.encode, service.longest(), first.vocab_size, experts=first.experts is not None
+        service.encode,
+        service.longest(),
+        first.vocab_size,
+        experts=first.experts is not None,
+        images=images,
+        image_token=service.rollout.image_token,
     )
 
 

@@ -13,6 +13,7 @@ import msgspec
 from seer_sgl.admission.sampling import invalid, too_large, undivided
 from seer_sgl.bounds import LARGEST_ID
 from seer_sgl.config.values import invalid_values
+from seer_sgl.rollout.images import NO_IMAGES, ImageReader, Images
 from seer_sgl.rollout.long_texts import count_to, is_long
 from seer_sgl.types import Sampling, token_array
 
@@ -64,6 +65,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     """Return the log probability of each response token."""
     return_text_in_logprobs: bool | None = None
     """With the text of each token."""
+    image_data: str | list[str | list[str] | None] | None = None
+    """Images of the prompt, or in a batch a list with an entry per prompt ([Images](images.md))."""
     group_id: str | int | list[str | int] | None = None
     """Ours: responses with one group id are siblings, which are drafted from one another."""
     group_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -105,7 +108,8 @@ class GenerateReader:
 
     `encode` returns the ids of a text; None: no tokenizer. `longest`: the most tokens of prompt
     and response together. `vocab_size`: the number of token ids; None: unknown. `experts`: whether
-    the engines return routed experts.
+    the engines return routed experts. `images`: reads images; None: the engines do not continue
+    responses behind them. `image_token`: the placeholder of an image; None: unknown.
     """
 
     def __init__(
@@ -115,11 +119,15 @@ class GenerateReader:
         vocab_size: int | None,
         *,
         experts: bool = False,
+        images: ImageReader | None = None,
+        image_token: int | None = None,
     ) -> None:
         self._encode = encode
         self._longest = longest
         self._vocab_size = vocab_size
         self._experts = experts
+        self._images = images
+        self._image_token = image_token
 
     def read(self, body: bytes, session_id: str | None = None) -> CallBatch:
         """Returns the calls of a body.
@@ -151,13 +159,15 @@ class GenerateReader:
             raise NotDivisible("sampling_params")
         n = _samples(each)
         require_few(len(prompts) * n)
+        images = self._read_images(request.image_data, prompts, single)
         single = single and n == 1
         rids = _rids(request.rid, len(prompts), n, single)
         group_ids = [_name(each) for each in _spread("group_id", request.group_id, len(prompts))]
         own_session = _name(request.session_id)
         calls: list[Call] = []
         for number, (prompt, params) in enumerate(zip(prompts, each, strict=True)):
-            sampling, seed = self._sampling(params, len(prompt), experts)
+            found = images[number]
+            sampling, seed = self._sampling(params, len(prompt) + found.tokens, experts)
             group_id, size = group_ids[number], request.group_size
             if group_id is None and n > 1:
                 group_id, size = f"n/{uuid.uuid4().hex}", n
@@ -171,6 +181,7 @@ class GenerateReader:
                     group_id=group_id,
                     group_size=size,
                     session_id=own_session or session_id,
+                    images=found,
                 )
                 for index in range(n)
             ]
@@ -205,6 +216,31 @@ class GenerateReader:
         if not prompts or not all(prompts):
             raise NotDivisible("empty_prompt")
         return prompts, single
+
+    def _read_images(
+        self, given: Any, prompts: "Sequence[array[int]]", single: bool
+    ) -> Sequence[Images]:
+        """Returns the images of each prompt. Raises BadRequest for one that cannot be read, and
+        NotDivisible for images that the engines do not continue or that lack a placeholder."""
+        if not given:
+            return [NO_IMAGES] * len(prompts)
+        if self._images is None:
+            raise NotDivisible("image_data")
+        each = [given] if single else given
+        if not isinstance(each, list) or len(each) != len(prompts):
+            raise NotDivisible("image_data")
+        found = []
+        for prompt, own in zip(prompts, each, strict=True):
+            references = [own] if isinstance(own, str) else own or []
+            if not all(isinstance(one, str) for one in references):
+                raise NotDivisible("image_data")
+            if self._image_token is None or prompt.count(self._image_token) != len(references):
+                raise NotDivisible("image_data")
+            try:
+                found.append(self._images.read(references))
+            except ValueError as error:
+                raise BadRequest(str(error)) from error
+        return found
 
     def _ids(self, ids: Any) -> "array[int]":
         if not isinstance(ids, list):

@@ -286,13 +286,22 @@ class Generation(Observer):
         uid = f"{self._prefix}-s{next(self._orders)}"
         group_id = call.group_id or uid
         named = call.group_id is not None or call.session_id is not None
-        return Group(
+        prompt = Prompt(
+            prompt_id=group_id,
+            prompt_ids=call.prompt_ids,
+            n=1,
+            image_data=call.images.urls,
+            image_tokens=call.images.tokens,
+        )
+        group = Group(
             group_id=group_id,
             uid=uid,
-            prompt=Prompt(prompt_id=group_id, prompt_ids=call.prompt_ids, n=1),
+            prompt=prompt,
             sampling=call.sampling,
             growing=named or self._config.group_window_s > 0,
         )
+        self._driver.limits.allow_images(group)
+        return group
 
     def _request(self, answer: Answer, group: Group) -> Request:
         """Returns the request of a call in a group whose prompt the call begins with."""

@@ -65,7 +65,7 @@ class Reply:
         meta: dict[str, Any] = {
             "id": answer.call.rid,
             "finish_reason": finish_reason(answer),
-            "prompt_tokens": len(answer.call.prompt_ids),
+            "prompt_tokens": answer.prompt_len,
             "weight_version": self._last_version(),
             "num_retractions": totals.retractions,
         }
@@ -78,7 +78,7 @@ class Reply:
         meta |= {
             "reasoning_tokens": 0,
             "completion_tokens": completion,
-            "cached_tokens": min(answer.cached, len(answer.call.prompt_ids)),
+            "cached_tokens": min(answer.cached, answer.prompt_len),
             "cached_tokens_details": _details(answer),
             "dp_rank": None,
         }

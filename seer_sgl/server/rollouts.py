@@ -5,7 +5,7 @@ import contextlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,7 @@ from seer_sgl.config import ServerConfig, plain
 from seer_sgl.driver.groups import GroupMaker
 from seer_sgl.driver.journal.folder import JournalFolder
 from seer_sgl.rollout.journaled import RolloutJournal, Start
+from seer_sgl.rollout.message_parts import has_images
 from seer_sgl.rollout.prompts import PromptReader, PromptRecord, overridden
 from seer_sgl.rollout.rollout import Rollout, new_rollout_id
 from seer_sgl.types import Group, Prompt, Sampling
@@ -27,7 +28,7 @@ from .rollout_served import ServedRollout
 REMEMBERED = 64
 PROMPTS_PER_STEP = 16  # between them, other clients are served: a prompt may be long to tokenize
 clock = time.monotonic
-Records = Iterable[PromptRecord | str]
+Records = Sequence[PromptRecord | str]
 
 
 class Rollouts:
@@ -181,7 +182,8 @@ class Rollouts:
         self, records: Records, reader: PromptReader, places: dict[str, str]
     ) -> list[Prompt]:
         prompts = []
-        for prompt in reader.each(records, "groups", places):
+        reading, threaded = reader.each(records, "groups", places), any(map(has_images, records))
+        while (prompt := await _next(reading, threaded)) is not None:
             prompts.append(prompt)
             if len(prompts) % PROMPTS_PER_STEP == 0:
                 await asyncio.sleep(0)
@@ -226,3 +228,8 @@ class _Input(msgspec.Struct):
     maker: GroupMaker
     sampling: Sampling
     places: dict[str, str]
+
+
+async def _next(reading: Iterator[Prompt], threaded: bool) -> Prompt | None:
+    """Returns the next prompt; None after the last. Decoding an image takes up to a second."""
+    return await asyncio.to_thread(next, reading, None) if threaded else next(reading, None)

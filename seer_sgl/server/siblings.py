@@ -6,7 +6,7 @@ any group.
 
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from seer_sgl.types import Group, Request, RequestState
 
@@ -64,7 +64,8 @@ class Siblings:
         self._interrupted_s = max(window_s, interrupted_s)
         self._open: dict[str, OpenGroup] = {}  # by uid
         self._by_id: dict[str, OpenGroup] = {}
-        # By length and checksum of the prompt; equal prompts with different ids are kept apart.
+        # By length and checksum of the prompt and its images; equal prompts with different ids are
+        # kept apart.
         self._by_prompt: dict[tuple[int, int], OpenGroup] = {}
         self._lengths: dict[int, int] = {}  # prompt length -> number of groups in `_by_prompt`
 
@@ -75,10 +76,10 @@ class Siblings:
         """Returns the group that a call joins; None: it begins a new one."""
         if call.group_id is not None:
             named = self._by_id.get(call.group_id)
-            if named is not None and _begins_with(call.prompt_ids, named.group.prompt.prompt_ids):
+            if named is not None and _begins_with(call, named.group):
                 return named
             return None
-        for candidate in self._prefixes(call.prompt_ids):
+        for candidate in self._prefixes(call):
             if _joins(call.prompt_ids, candidate.group):
                 return candidate
         return None
@@ -90,7 +91,7 @@ class Siblings:
         if call.group_id is not None:
             self._by_id[call.group_id] = opened
         elif self._window_s > 0:
-            key = _key(group.prompt.prompt_ids)
+            key = _key(group)
             if key not in self._by_prompt:
                 self._lengths[key[0]] = self._lengths.get(key[0], 0) + 1
             self._by_prompt[key] = opened
@@ -105,7 +106,7 @@ class Siblings:
         self._open.pop(opened.group.uid, None)
         if opened.group_id is not None and self._by_id.get(opened.group_id) is opened:
             del self._by_id[opened.group_id]
-        key = _key(opened.group.prompt.prompt_ids)
+        key = _key(opened.group)
         if self._by_prompt.get(key) is opened:
             del self._by_prompt[key]
             self._lengths[key[0]] -= 1
@@ -123,9 +124,10 @@ class Siblings:
                 expired.append(opened)
         return expired
 
-    def _prefixes(self, ids: "array[int]") -> Iterator[OpenGroup]:
-        """Yields the groups whose prompt is a prefix of `ids`, the longest first."""
-        view, checksum, start = memoryview(ids), 0, 0
+    def _prefixes(self, call: Call) -> Iterator[OpenGroup]:
+        """Yields the groups whose prompt is a prefix of the call's, the longest first."""
+        ids = call.prompt_ids
+        view, checksum, start = memoryview(ids), _checksum(call.images.urls), 0
         found = []
         for length in sorted(length for length in self._lengths if length <= len(ids)):
             checksum = zlib.crc32(view[start:length], checksum)
@@ -133,17 +135,26 @@ class Siblings:
             candidate = self._by_prompt.get((length, checksum))
             if candidate is not None:
                 found.append(candidate)
-        return (
-            group for group in reversed(found) if _begins_with(ids, group.group.prompt.prompt_ids)
-        )
+        return (group for group in reversed(found) if _begins_with(call, group.group))
 
 
-def _key(ids: "array[int]") -> tuple[int, int]:
-    return len(ids), zlib.crc32(memoryview(ids))
+def _key(group: Group) -> tuple[int, int]:
+    ids, images = group.prompt.prompt_ids, group.prompt.image_data
+    return len(ids), zlib.crc32(memoryview(ids), _checksum(images))
 
 
-def _begins_with(ids: "array[int]", prefix: "array[int]") -> bool:
-    return memoryview(ids)[: len(prefix)] == memoryview(prefix)
+def _checksum(images: Sequence[str]) -> int:
+    checksum = 0
+    for image in images:
+        checksum = zlib.crc32(image.encode(), checksum)
+    return checksum
+
+
+def _begins_with(call: Call, group: Group) -> bool:
+    """Returns whether a call's prompt begins with that of a group, and has the same images."""
+    prefix = group.prompt.prompt_ids
+    same = memoryview(call.prompt_ids)[: len(prefix)] == memoryview(prefix)
+    return same and call.images.urls == group.prompt.image_data
 
 
 def _joins(ids: "array[int]", group: Group) -> bool:

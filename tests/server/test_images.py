@@ -1,0 +1,107 @@
+"""Images in `/generate` and `/rollout`, on fake engines."""
+
+import json
+from typing import Any
+
+import pytest
+
+from seer_sgl.link.contract import ORIGIN
+from tests.server.helpers import served
+from tests.support.images import PLACEHOLDER, ImageEngine, data_url
+
+SEED = 77 << 7
+IDS = [5, 5, PLACEHOLDER, 5]
+
+
+@pytest.fixture
+def model(tmp_path: Any) -> dict[str, Any]:
+    """A model's section of the config that names the placeholder of an image."""
+    (tmp_path / "config.json").write_text(json.dumps({"image_token_id": PLACEHOLDER}))
+    return {"path": str(tmp_path)}
+
+
+def body(seed: int = SEED, **more: Any) -> dict[str, Any]:
+    params = {"max_new_tokens": 40, "sampling_seed": seed}
+    return {"input_ids": IDS, "image_data": [data_url(1)], "sampling_params": params, **more}
+
+
+async def test_a_response_behind_an_image_is_divided(model: dict[str, Any]) -> None:
+    engines = [ImageEngine(longest=1000) for _ in range(2)]
+    async with served(*engines, model=model) as it:
+        reply = await it.generate(**body())
+        meta = reply["meta_info"]
+        assert meta["seer"]["chunks"] > 3
+        assert meta["seer"]["recomputed_tokens"] == 0
+        assert meta["prompt_tokens"] == len(IDS) - 1 + 20
+        assert meta["completion_tokens"] == 40
+        continued = await it.generate(**body(input_ids=IDS + reply["output_ids"][:20]))
+        assert continued["meta_info"]["prompt_tokens"] == len(IDS) - 1 + 20 + 20
+        assert continued["meta_info"]["seer"]["group"] == meta["seer"]["group"]
+        single = await it.generate(**body(image_data=data_url(1)))
+        assert single["output_ids"] == reply["output_ids"]
+    calls = [call for engine in engines for call in engine.seen]
+    assert all(call["image_data"] == [data_url(1)] for call in calls)
+    assert all(call["input_ids"][: len(IDS)] == IDS for call in calls)
+
+
+async def test_siblings_have_equal_images(model: dict[str, Any]) -> None:
+    engine = ImageEngine(longest=1000)
+    async with served(engine, model=model) as it:
+        groups = []
+        for image in (1, 2, 1, 2):
+            reply = await it.generate(**body(image_data=[data_url(image)]))
+            groups.append(reply["meta_info"]["seer"]["group"])
+        assert groups[0] == groups[2] != groups[1] == groups[3]
+        params = [{"max_new_tokens": 40, "sampling_seed": SEED + (i << 7)} for i in range(3)]
+        batch = body(input_ids=[IDS, IDS, [5, 5]], image_data=[data_url(1), [data_url(2)], None])
+        replies = await it.generate(**batch | {"sampling_params": params})
+        assert [reply["meta_info"]["prompt_tokens"] for reply in replies] == [23, 23, 2]
+    for call in engine.seen:
+        assert len(call.get("image_data", [])) == call["input_ids"].count(PLACEHOLDER)
+
+
+@pytest.mark.parametrize(
+    ("images", "why"),
+    [
+        (["data:image/png;base64,AAAA"], "image_data[0]: 'data:image/png;base64,AAAA': no image"),
+        (["/etc/passwd.png"], "image_data[0]: '/etc/passwd.png': files are not read"),
+        (["http://127.0.0.1/a.png"], "image_data[0]: 'http://127.0.0.1/a.png': addresses"),
+    ],
+)
+async def test_a_bad_image_is_refused(model: dict[str, Any], images: list[str], why: str) -> None:
+    engine = ImageEngine()
+    async with served(engine, model=model) as it:
+        status, reply = await it.post("/generate", **body(image_data=images))
+        assert status == 400
+        assert reply["error"]["message"].startswith(why)
+        group = {"prompt_ids": IDS, "image_data": images}
+        status, reply = await it.post("/rollout", groups=[group])
+        assert status == 400
+        assert f"groups[0]: {why}" in str(reply)
+    assert not engine.seen
+
+
+async def test_what_the_server_cannot_place_passes_through(model: dict[str, Any]) -> None:
+    engine = ImageEngine(longest=1000)
+    async with served(engine, model=model) as it:
+        await it.generate(**body(input_ids=[5, 5]))
+        assert it.service.passthrough.counts == {"image_data": 1}
+    (call,) = engine.seen
+    assert ORIGIN not in call["sampling_params"].get("custom_params", {})
+    without = ImageEngine(longest=1000, continues=False)
+    async with served(without, model=model) as it:
+        await it.generate(**body())
+        assert it.service.passthrough.counts == {"image_data": 1}
+
+
+async def test_a_rollout_has_images(model: dict[str, Any]) -> None:
+    engine = ImageEngine(longest=60)
+    async with served(engine, model=model) as it:
+        group = {"prompt_ids": IDS, "image_data": [data_url(3)], "n": 3}
+        fields: dict[str, Any] = {"groups": [group], "sampling": {"max_new_tokens": 30}}
+        async with it.session.post(f"{it.url}/rollout", json=fields) as reply:
+            assert reply.status == 200, await reply.text()
+            lines = [json.loads(line) for line in (await reply.text()).splitlines()]
+    (done,) = (line for line in lines if line["event"] == "group")
+    assert len(done["samples"]) == 3
+    assert all(call["image_data"] == [data_url(3)] for call in engine.seen)
