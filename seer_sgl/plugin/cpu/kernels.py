@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 import torch
+
+from seer_sgl import seeded_noise
 
 from .speculative_kernels import (
     assign_extend_cache_locs_cpu,
@@ -27,10 +28,6 @@ __all__ = [
     "murmur_hash32",
     "verify_tree_greedy_cpu",
 ]
-
-U64 = npt.NDArray[np.uint64]
-_LOW_32 = np.uint64(0xFFFFFFFF)
-
 
 # SGLang's processors of images import models that look these kernels up. None runs here.
 _IMPORTED_ONLY = (
@@ -60,18 +57,6 @@ def __getattr__(name: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def _rotate_left(x: U64, bits: int) -> U64:
-    return ((x << np.uint64(bits)) | (x >> np.uint64(32 - bits))) & _LOW_32
-
-
-def _mix(hashed: U64, block: U64) -> U64:
-    """Does one round of MurmurHash3 (32 bit) on 32-bit values held in 64-bit integers."""
-    block = (block * np.uint64(0xCC9E2D51)) & _LOW_32
-    block = (_rotate_left(block, 15) * np.uint64(0x1B873593)) & _LOW_32
-    hashed = _rotate_left(hashed ^ block, 13)
-    return (hashed * np.uint64(5) + np.uint64(0xE6546B64)) & _LOW_32
-
-
 def murmur_hash32(
     seed: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor
 ) -> torch.Tensor:
@@ -81,20 +66,12 @@ def murmur_hash32(
     seed: uint64 [rows]; positions: integer [rows]; columns: integer [vocabulary].
     The result, uint32 [rows, vocabulary], is the source of SGLang's per-request Gumbel noise.
     """
-    seeds = seed.view(torch.int64).numpy().view(np.uint64)[:, None]
-    rows = positions.to(torch.int64).numpy().view(np.uint64)[:, None] & _LOW_32
-    cols = columns.to(torch.int64).numpy().view(np.uint64)[None, :] & _LOW_32
-    hashed = _mix(np.zeros_like(seeds), seeds & _LOW_32)
-    hashed = _mix(hashed, seeds >> np.uint64(32))
-    hashed = _mix(hashed, rows)
-    hashed = _mix(hashed, cols)
-    hashed = hashed ^ np.uint64(16)
-    hashed ^= hashed >> np.uint64(16)
-    hashed = (hashed * np.uint64(0x85EBCA6B)) & _LOW_32
-    hashed ^= hashed >> np.uint64(13)
-    hashed = (hashed * np.uint64(0xC2B2AE35)) & _LOW_32
-    hashed ^= hashed >> np.uint64(16)
-    return torch.from_numpy(hashed.astype(np.uint32))
+    hashed = seeded_noise.murmur_hash32(
+        seed.view(torch.int64).numpy().view(np.uint64),
+        positions.to(torch.int64).numpy().view(np.uint64),
+        columns.to(torch.int64).numpy().view(np.uint64),
+    )
+    return torch.from_numpy(hashed)
 
 
 _library = torch.library.Library("sgl_kernel", "FRAGMENT")
