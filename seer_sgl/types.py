@@ -166,6 +166,7 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
     finish_reason: FinishReason | None = None
     matched: int | str | None = None
     engines: list[str] = msgspec.field(default_factory=list)  # one entry per chunk that returned
+    chunk_lengths: list[int] = msgspec.field(default_factory=list)  # their tokens
     failure: Failure | None = None  # why it was given up
     streaming: bool = False  # its tokens are reported as they arrive
     verify_steps: int = 0
@@ -399,6 +400,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Chunks that it took."""
     engines: list[str]
     """Engines that ran them, in order."""
+    chunk_lengths: list[int] = []
+    """Tokens that each chunk brought, in order."""
     accept_length: float | None
     """Mean tokens per verification; null without speculative decoding."""
     submitted_at: float

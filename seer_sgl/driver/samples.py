@@ -35,6 +35,7 @@ class SampleMaker:
             seed=request.seed,
             chunks=len(request.engines),
             engines=request.engines,
+            chunk_lengths=request.chunk_lengths,
             accept_length=(
                 request.generated / request.verify_steps if request.verify_steps else None
             ),

@@ -470,6 +470,7 @@ class Scheduler:
         request = chunk.request
         request.append(reply)
         request.engines.append(chunk.engine_id)
+        request.chunk_lengths.append(len(reply.ids))
         if reply.finish == "stop":
             self._finish(request, "stop", reply.matched, now)
         elif request.remaining <= 0:

@@ -123,6 +123,8 @@ def check(samples: dict[Key, Sample], prompts: Sequence[Any] = PROMPTS, n: int =
         assert sample.response_ids.tolist() == whole[:LIMIT]
         assert len(sample.rollout_log_probs) == sample.response_length == len(whole[:LIMIT])
         assert sum(span.tokens for span in sample.weight_spans) == sample.response_length
+        assert sum(sample.chunk_lengths) == sample.response_length
+        assert len(sample.chunk_lengths) == len(sample.engines) == sample.chunks
 
 
 class JournalNow(NamedTuple):

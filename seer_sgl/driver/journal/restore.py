@@ -71,8 +71,10 @@ def _apply(record: Returned | Ended | GivenUp, request: Request, started_at: flo
         return
     if record.seed != request.seed:
         raise ValueError(f"request {record.order} has another seed")
-    request.append(_reply(record))
+    reply = _reply(record)
+    request.append(reply)
     request.engines.append(record.engine_id)
+    request.chunk_lengths.append(len(reply.ids))
     if request.generated > request.max_response_len:
         raise ValueError(f"request {record.order} has {request.generated} tokens")
     if record.finish is not None:

@@ -116,6 +116,7 @@ def returned(request: Request, draw: random.Random) -> ChunkResult:
     request.started_at = request.started_at or now
     request.append(reply)
     request.engines.append(chunk.engine_id)
+    request.chunk_lengths.append(len(reply.ids))
     if stops or not request.remaining:
         request.finish(reply.finish, reply.matched, now)
     return ChunkResult(chunk=chunk, now=now, reply=reply)
