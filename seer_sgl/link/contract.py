@@ -29,6 +29,7 @@ CPU_SWITCH = "SGLANG_USE_CPU_ENGINE"
 OFF = "SEER_SGL_OFF"  # abilities of the plugin that are off, and why, as JSON; set by the plugin
 
 # Abilities of the plugin that a server or a config may demand (plugin/plugin.py has all).
+DP_RANKS = "dp-ranks"
 DRAFTS = "drafts"
 EXACT = "exact"
 POOL = "pool"
@@ -91,13 +92,14 @@ class PluginReport(msgspec.Struct):
     """The report of the plugin in a scheduler process, in `/server_info`.
 
     `missing`: the SGLang names that it could not hook. `off`: abilities of the plugin that it
-    switched off, and why. `instance`: a name for this start of the
-    server. `weights`: a name for the loaded weights. `vocab_size`: the width of the logits.
-    `draft`: a DraftReport and counters (report/draft_report.py), or null. `inexact`: the reason why
-    division or drafts can change the rounding of the engine's steps; None: they cannot. `waiting`:
-    the ids of queued requests that wait for their KV from the pool although there is room.
-    `experts`: the form of routed experts; None: the server was started without them. `images`:
-    whether it continues responses behind prompts with images.
+    switched off, and why. `instance`: a name for this start of the engine. `dp_rank`: which
+    data-parallel rank of its server the scheduler is. `weights`: a name for the loaded weights.
+    `vocab_size`: the width of the logits. `draft`: a DraftReport and counters
+    (report/draft_report.py), or null. `inexact`: the reason why division or drafts can change the
+    rounding of the engine's steps; None: they cannot. `waiting`: the ids of queued requests that
+    wait for their KV from the pool although there is room. `experts`: the form of routed experts;
+    None: the server was started without them. `images`: whether it continues responses behind
+    prompts with images.
     """
 
     version: str
@@ -105,6 +107,7 @@ class PluginReport(msgspec.Struct):
     hooks: Natural = 0  # the number of hooks that the plugin registered
     off: dict[str, str] = {}
     instance: str | None = None
+    dp_rank: Natural = 0
     weights: str | None = None
     vocab_size: Positive | None = None
     pool: PoolReport | None = None
@@ -114,6 +117,14 @@ class PluginReport(msgspec.Struct):
     waiting: list[str] = []
     experts: ExpertShape | None = None
     images: bool = False
+
+
+def rank_instance(instance: str | None, dp_rank: int, dp_size: int) -> str | None:
+    """Returns the name of this start of one data-parallel rank of a server.
+
+    instance: of the server. Each rank has a link, and shares drafts, under a name of its own.
+    """
+    return instance if instance is None or dp_size == 1 else f"{instance}.dp{dp_rank}"
 
 
 def problem(missing: Sequence[Sequence[str] | None]) -> str | None:

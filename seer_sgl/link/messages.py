@@ -13,11 +13,11 @@ MAX_FRAME_BYTES = 1 << 20
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
-    """The first message, which names the sender. `instance`: as in the server's `/server_info`."""
+    """The first message, which names the sender. `instance`: as in its report (contract.py)."""
 
     protocol: int
     instance: str
-    rank: int  # the sender's rank among the server's scheduler processes
+    rank: int  # the sender's rank among the engine's scheduler processes
     ranks: int  # their number; each holds a part of the KV
 
 

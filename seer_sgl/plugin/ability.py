@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from seer_sgl.link.contract import ALGORITHM, DRAFTS, EXACT, POOL, PORTS, SECRETS
+from seer_sgl.link.contract import ALGORITHM, DP_RANKS, DRAFTS, EXACT, POOL, PORTS, SECRETS
 from seer_sgl.processes import loopback
 
 from .hook import Hook
@@ -77,6 +77,7 @@ def refusal(
     storage = server_args.hicache_storage_backend
     demands = (
         ("report", True, "a driver could not tell it from a stock server"),
+        (DP_RANKS, server_args.dp_size > 1, "a flush would seem done before it is"),
         (DRAFTS, server_args.speculative_algorithm == ALGORITHM, "it is to draft"),
         (POOL, storage is not None, "it would share KV under the names of other weights"),
         (EXACT, server_args.enable_deterministic_inference, "its seeds would not fix its tokens"),

@@ -32,6 +32,7 @@ RESULTS = (
     "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 )
 LOADS = "sglang.srt.managers.scheduler_components.load_inquirer.SchedulerLoadInquirer"
+COMMUNICATOR = "sglang.srt.managers.communicator.FanOutCommunicator"
 UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 CONTROLLER = "sglang.srt.managers.cache_controller.HiCacheController"
 HYBRID = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController"

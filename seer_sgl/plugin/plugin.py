@@ -29,6 +29,7 @@ from . import (
     stops,
 )
 from .ability import Ability, lacked_by, switched_off, unresolved
+from .dp_ranks import DpRank
 from .drafting import DraftStatus
 from .expert_rows import ExpertCapture
 from .hook import SCHEDULER, Hook
@@ -55,6 +56,7 @@ class Plugin:
         self._weights = Weights(self._pool)
         self._drafting = DraftStatus()
         self._experts = ExpertCapture()
+        self._dp_rank = DpRank()
         self.off: dict[str, str] = {}  # why abilities are off, by name
         self.abilities = self._abilities()
 
@@ -141,6 +143,12 @@ class Plugin:
                 ["image_prompts"],
             ),
             Ability(
+                contract.DP_RANKS,
+                self._dp_rank.hooks(),
+                "A server of several data-parallel ranks does not start.",
+                ["dp_ranks"],
+            ),
+            Ability(
                 contract.PORTS,
                 ports.hooks(),
                 "The ports of ranks and of Mooncake listen on all interfaces.",
@@ -208,6 +216,7 @@ class Plugin:
             hooks=len(self.hooks),
             off=off,
             instance=os.environ.get(contract.INSTANCE),
+            dp_rank=self._dp_rank.number,
             weights=self._weights.name,
             vocab_size=scheduler.model_config.vocab_size,
             pool=self._pool.report(),

@@ -19,13 +19,14 @@ from seer_sgl.link import contract
 from seer_sgl.link.contract import API_KEY
 from seer_sgl.processes.child import end_with_parent
 
-from . import cpu
+from . import cpu, dp_ranks
 from .ability import refusal
 from .sglang_types import SglServerArgs
 
 cpu.prepare()
 
 VERIFY_POLL_S = 1.0
+SCHEDULERS = "scheduler_pids"  # in `/server_info`, of a server with data-parallel ranks
 
 
 def main(arguments: list[str]) -> None:
@@ -52,15 +53,16 @@ def main(arguments: list[str]) -> None:
     problem = refusal(off, server_args, os.environ)
     if problem is not None:
         sys.exit(f"seer-sgl: {problem}")
-    threading.Thread(target=_verify_plugin, args=(server_args,), daemon=True).start()
+    threading.Thread(target=_watch, args=(server_args,), daemon=True).start()
     try:
         run_server(server_args)
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
 
 
-def _verify_plugin(server_args: SglServerArgs) -> None:
-    """Ends the server if its schedulers run without our hooks: SGLang only logs such a failure."""
+def _watch(server_args: SglServerArgs) -> None:
+    """Ends the server if its schedulers run without our hooks, which SGLang only logs, or if one
+    of several data-parallel ranks has ended."""
     request = urllib.request.Request(f"{server_args.url()}/server_info")
     if server_args.api_key:
         request.add_header("Authorization", f"Bearer {server_args.api_key}")
@@ -68,16 +70,25 @@ def _verify_plugin(server_args: SglServerArgs) -> None:
         time.sleep(VERIFY_POLL_S)
         try:
             with urllib.request.urlopen(request) as reply:
-                states = json.load(reply)["internal_states"]
+                info = json.load(reply)
+                states = info["internal_states"]
         except (OSError, ValueError, KeyError):  # not up yet
             continue
         reports = [state.get(contract.REPORT) for state in states]
         problem = contract.problem([report and report["missing"] for report in reports])
         if problem is None:
-            return
+            break
         print(f"seer-sgl: {problem}", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
         return
+    pids = info.get(SCHEDULERS)
+    if pids:
+        from sglang.srt.utils import kill_process_tree
+
+        ended = dp_ranks.until_one_ends(pids)
+        print(f"seer-sgl: scheduler {ended} has ended", file=sys.stderr, flush=True)
+        # At once: SGLang's own signal for it, SIGQUIT, waits a minute for core dumps of a GPU.
+        kill_process_tree(os.getpid())
 
 
 if __name__ == "__main__":

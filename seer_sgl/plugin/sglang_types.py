@@ -506,6 +506,7 @@ class SglServerArgs(Protocol):
     device: str
     tp_size: int
     pp_size: int
+    dp_size: int
     enable_dp_attention: bool
     disaggregation_mode: str
     enable_return_hidden_states: bool

@@ -285,6 +285,7 @@ def server(**fields: Any) -> Any:
         "speculative_algorithm": None,
         "hicache_storage_backend": None,
         "enable_deterministic_inference": False,
+        "dp_size": 1,
     }
     return SimpleNamespace(**{**plain, **fields})
 
@@ -298,6 +299,7 @@ DEMANDS: list[tuple[str, dict[str, Any], dict[str, str]]] = [
     ("secrets", {"ssl_keyfile_password": "k"}, {}),
     ("ports", {"api_key": "k"}, {}),
     ("ports", {}, {loopback.ONLY: "1"}),
+    ("dp-ranks", {"dp_size": 2}, {}),
 ]
 
 
