@@ -10,7 +10,10 @@ from .routed_experts import ExpertShape
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of a running engine (SGLang `/server_info`)."""
+    """The description of a running engine (SGLang `/server_info`).
+
+    An engine is a server, or one of the data-parallel ranks of a server: each has its own KV.
+    """
 
     engine_id: str
     url: str
@@ -31,7 +34,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int = 0  # in the pool, all ranks together
     draft_tokens: int = 0  # KV slots that a request may need for drafts, beyond its tokens
     pipeline_stages: int = 1  # SGLang's pp_size
-    ranks: int = 1  # of tensor and pipeline parallelism together
+    ranks: int = 1  # of the whole server; 0 for an engine that is not the first of its server
+    dp_rank: int = 0  # SGLang's number of the data-parallel rank
+    dp_size: int = 1  # the number of engines of its server
+    dp_attention: bool = False  # SGLang's enable_dp_attention
     vocab_size: int | None = None  # the number of token ids it may return; None: not reported
     incremental_streaming: bool = False  # an event of its streams has the new tokens only
     inexact: str | None = None  # why its steps may round differently; None: they do not
@@ -39,6 +45,16 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     experts: ExpertShape | None = None  # the form of the routed experts that it can return
     reads_images: bool = False  # its model reads images
     continues_images: bool = False  # a chunk may continue a response behind a prompt with images
+
+    @property
+    def server_id(self) -> str:
+        """The name of its server: the engine's id, without the rank."""
+        return self.engine_id if self.dp_size == 1 else self.engine_id.rpartition(".")[0]
+
+
+def rank_id(server_id: str, dp_rank: int, dp_size: int) -> str:
+    """Returns the id of the engine that is a data-parallel rank of a server: `e0`, or `e0.dp1`."""
+    return server_id if dp_size == 1 else f"{server_id}.dp{dp_rank}"
 
 
 class EngineProblem(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ import itertools
 import json
 import re
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -65,9 +65,12 @@ class FakeSGLang(FakeControl):
     reads none), mid_body, slow, garbage (the next shape of tests/garbage.py),
     `garbage NAME` (that shape), die (with all its connections), or a status.
     `garbled`: shapes of the replies to other calls, by path.
-    `prompt_lens`: the position where a seed's response begins (seed -> prompt tokens).
+    `dp_size`: of its data-parallel ranks, which share one set of figures but for the requests
+    (`by_rank`). `prompt_lens`: the position where a seed's response begins (seed -> prompt tokens).
     """
 
+    dp_size: int = 1
+    by_rank: Counter[int] = field(default_factory=Counter)  # running requests
     longest: int = 50  # response tokens
     max_total_num_tokens: int = 100_000
     max_running_requests: int = 1_000
@@ -146,12 +149,15 @@ class FakeSGLang(FakeControl):
         self.seen.append(call)
         self.called.set()
         fault = self.fault_of(call) or (self.faults.popleft() if self.faults else "ok")
+        rank = call.get("routed_dp_rank", 0)
         self.running += 1
+        self.by_rank[rank] += 1
         self.peak_running = max(self.peak_running, self.running)
         try:
             return await self._answer(http, call, fault)
         finally:
             self.running -= 1
+            self.by_rank[rank] -= 1
 
     def fault_of(self, call: dict[str, Any]) -> str:
         """Returns a fault that depends on the call's content; "" by default."""
@@ -307,24 +313,30 @@ class FakeSGLang(FakeControl):
                 "max_req_input_len": self.max_request_len or self.max_total_num_tokens - 6,
                 "page_size": self.page_size,
                 "disable_radix_cache": False,
-                "dp_size": 1,
+                "dp_size": self.dp_size,
                 "tp_size": self.tp_size,
                 "enable_deterministic_inference": self.deterministic,
                 "skip_tokenizer_init": not self.has_tokenizer,
                 "enable_memory_saver": False,
                 "incremental_streaming_output": self.incremental,
-                "internal_states": [
-                    {
-                        "effective_max_running_requests_per_dp": self.max_running_requests,
-                        "seer_sgl": self.plugin and {**self.plugin, "waiting": [*self.kv_reads]},
-                        "startup_time": {"scheduler_e2e": self.startup_s},
-                    }
-                ],
+                "internal_states": [self._state(rank) for rank in reversed(range(self.dp_size))],
                 # The weights of its start, which no update changes.
                 "model_path": "the first",
                 "weight_version": "default",
             },
         )
+
+    def _state(self, rank: int) -> dict[str, Any]:
+        """Returns what one data-parallel rank reports."""
+        plugin = self.plugin and {**self.plugin, "waiting": [*self.kv_reads], "dp_rank": rank}
+        if plugin and self.dp_size > 1:
+            plugin["instance"] = f"{plugin['instance']}.dp{rank}"
+        return {
+            "effective_max_running_requests_per_dp": self.max_running_requests,
+            "seer_sgl": plugin,
+            "startup_time": {"scheduler_e2e": self.startup_s},
+            "memory_usage": {"token_capacity": self.max_total_num_tokens - rank},
+        }
 
     async def model_info(self, _: web.Request) -> web.Response:
         """Returns the weights of now, and one field that the client ignores."""
@@ -340,16 +352,22 @@ class FakeSGLang(FakeControl):
         if self.away:
             return web.Response(status=503)
         self.foreign_steps += self.decodes_on
-        entry = {
-            "num_running_reqs": self.running + self.foreign_requests,
+        entries = [self._load(rank) for rank in range(self.dp_size)]
+        return self._control("/v1/loads", {"loads": entries})
+
+    def _load(self, rank: int) -> dict[str, Any]:
+        """Returns the load of one data-parallel rank."""
+        running = self.running if self.dp_size == 1 else self.by_rank[rank]
+        return {
+            "dp_rank": rank,
+            "num_running_reqs": running + self.foreign_requests,
             "num_waiting_reqs": self.queued_requests + len(self.kv_reads),
             "disaggregation": {
                 "decode_transfer_queue_reqs": self.foreign_reads + len(self.kv_reads)
             },
-            "num_used_tokens": 10 * self.running + self.foreign_tokens,
+            "num_used_tokens": 10 * running + self.foreign_tokens,
             "decode_moments": [float(self.steps + self.foreign_steps)],
         }
-        return self._control("/v1/loads", {"loads": [entry]})
 
     def _control(self, path: str, reply: dict[str, Any]) -> web.Response:
         shape = self.garbled.get(path)

@@ -96,13 +96,14 @@ class Backend:
     def drain(self, engine_id: str) -> "asyncio.Future[None]":
         """Begins to remove an engine; the result comes when the engine has left.
 
-        Divided requests move on with the tokens they have, others end there. Processes that were
-        started here end. Raises ConfigError if there is no such engine.
+        The other data-parallel ranks of its server leave too. Divided requests move on with the
+        tokens they have, others end there. Processes that were started here end. Raises ConfigError
+        if there is no such engine.
         """
-        if engine_id not in {engine.info.engine_id for engine in self.fleet.engines}:
-            raise ConfigError(f"engine {engine_id} is not in the fleet")
         if engine_id not in self._leaving:
-            self._leaving[engine_id] = asyncio.create_task(self._drained(engine_id))
+            engine_ids = [each.info.engine_id for each in self.fleet.of_server(engine_id)]
+            task = asyncio.create_task(self._drained(engine_ids))
+            self._leaving |= dict.fromkeys(engine_ids, task)
         return asyncio.shield(self._leaving[engine_id])
 
     async def update_weights(
@@ -257,22 +258,29 @@ class Backend:
             raise
 
     async def _added(
-        self, start: Callable[[], Awaitable[HttpEngine]], *, own: bool = False
+        self, start: Callable[[], Awaitable[Sequence[HttpEngine]]], *, own: bool = False
     ) -> EngineInfo:
-        """Adds an engine. `own`: it was started here, so that it may be given the weights."""
+        """Adds the engines of a server, and returns the first.
+
+        `own`: it was started here, so that it may be given the weights.
+        """
         if self.state.changing:
             raise StateError("the weights or the memory of the engines are being changed")
-        engine = await start()
+        engines, added = await start(), list[str]()
         try:
-            if own:
-                await self._restore(engine)
-            accepted = await self._admit(engine)
-            self.driver.add_engine(engine)
-            accepted()
+            for engine in engines:
+                if own:
+                    await self._restore(engine)
+                accepted = await self._admit(engine)
+                self.driver.add_engine(engine)
+                added.append(engine.info.engine_id)
+                accepted()
         except BaseException:
-            await self.fleet.stop_engine(engine.info.engine_id)
+            for engine_id in added:
+                await self.driver.remove_engine(engine_id)
+            await self.fleet.stop_engine(engines[0].info.engine_id)
             raise
-        return engine.info
+        return engines[0].info
 
     async def _restore(self, engine: HttpEngine) -> None:
         """Gives an engine the weights of the others. Raises ConfigError if they are on no disk."""
@@ -283,16 +291,21 @@ class Backend:
             if why is not None:
                 raise ConfigError(why)
 
-    async def _drained(self, engine_id: str) -> None:
+    async def _drained(self, engine_ids: Sequence[str]) -> None:
+        """Removes the engines of one server."""
         try:
-            with contextlib.suppress(ConfigError):  # another caller has removed it
-                await self.driver.remove_engine(engine_id)
-            async with self._lock:  # an update that it takes part in ends before
+            await asyncio.gather(*map(self._removed, engine_ids))
+            async with self._lock:  # an update that they take part in ends before
                 with contextlib.suppress(ConfigError):
-                    await self.fleet.stop_engine(engine_id)
+                    await self.fleet.stop_engine(engine_ids[0])
                 self.state.end_release_if_all_back()
         finally:
-            del self._leaving[engine_id]
+            for engine_id in engine_ids:
+                del self._leaving[engine_id]
+
+    async def _removed(self, engine_id: str) -> None:
+        with contextlib.suppress(ConfigError):  # another caller has removed it
+            await self.driver.remove_engine(engine_id)
 
 
 def _log_defect(task: asyncio.Task[Any]) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from seer_sgl.errors import InputError
 
 Fields = Mapping[str, msgspec.Raw]  # JSON by name, undecoded
-Ranks = Mapping[str, int]  # by engine id, in the order of the fleet
+Ranks = Mapping[str, int]  # by engine id, in the order of the fleet; all of a server at its first
 ENTRIES = "serialized_named_tensors"
 _encoder = msgspec.json.Encoder()
 
@@ -51,6 +51,7 @@ def tensor_bodies(fields: Fields, entries: Sequence[str], ranks: Ranks) -> dict[
     A list for one engine (an entry per rank of each, all equally large) goes to every engine whole.
     Raises InputError for another number of entries: SGLang would fail and end.
     """
+    ranks = {engine_id: count for engine_id, count in ranks.items() if count}
     total, sizes = sum(ranks.values()), set(ranks.values())
     if len(entries) == total:
         bodies, first = {}, 0

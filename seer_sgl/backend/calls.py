@@ -69,9 +69,13 @@ async def call_all(
 async def on_each(
     engines: Sequence[HttpEngine], work: Callable[[HttpEngine], Awaitable[EngineReply]]
 ) -> dict[str, EngineReply]:
-    """Does some work on all engines at once, and returns the replies by engine id."""
-    replies = await asyncio.gather(*map(work, engines))
-    return {e.info.engine_id: reply for e, reply in zip(engines, replies, strict=True)}
+    """Does some work on all servers at once, and returns the replies by engine id.
+
+    The engines of a server have one reply: the work is done on the first of them.
+    """
+    first = {engine.info.server_id: engine for engine in reversed(engines)}
+    replies = dict(zip(first, await asyncio.gather(*map(work, first.values())), strict=True))
+    return {engine.info.engine_id: replies[engine.info.server_id] for engine in engines}
 
 
 async def until_idle(engine: HttpEngine, *, pause: str | None) -> EngineReply:

@@ -1,12 +1,12 @@
 """The trainer's process groups: the ranks of all engines join one and leave it together."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Self
 
 import msgspec
 
 from seer_sgl.engine.client import HttpEngine
-from seer_sgl.errors import StateError
+from seer_sgl.errors import InputError, StateError
 
 from .bodies import Fields, body_of, fields_of, group_bodies
 from .calls import call_all
@@ -60,6 +60,7 @@ async def init_group(state: FleetState, group: TrainerGroup) -> CallResult:
     the others would wait for an engine that does not answer.
     """
     engines = state.taking_part()
+    require_one_copy("init_weights_update_group", engines)
     bodies = group_bodies(group.fields, ranks_of(engines), group.rank_offset, group.world_size)
     async with state.holds.during("init_weights_update_group"):
         replies = await call_all(engines, "POST", "/init_weights_update_group", bodies)
@@ -76,6 +77,17 @@ async def destroy_group(state: FleetState, name: str, fields: Fields) -> CallRes
     async with state.holds.during("destroy_weights_update_group"):
         replies = await call_all(state.engines(), "POST", path, body_of(fields))
     return CallResult.of(replies)
+
+
+def require_one_copy(call: str, engines: Iterable[HttpEngine]) -> None:
+    """Raises InputError for a server with several copies of the model: SGLang gives them new
+    weights from disk only, and fails an assertion otherwise."""
+    for info in (engine.info for engine in engines):
+        if info.dp_size > 1 and not info.dp_attention:
+            raise InputError(
+                f"{call}: engine {info.server_id} has dp-size {info.dp_size} without "
+                "enable-dp-attention: SGLang updates its weights from disk only"
+            )
 
 
 def require_complete(state: FleetState, name: str, engines: Collection[HttpEngine]) -> None:

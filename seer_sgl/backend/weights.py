@@ -10,7 +10,7 @@ from seer_sgl.errors import InputError, RolloutError, StateError
 
 from .bodies import Fields, Ranks, body_of, fields_of, tensor_bodies
 from .calls import call_all, each_idle
-from .groups import DEFAULT_GROUP, require_complete
+from .groups import DEFAULT_GROUP, require_complete, require_one_copy
 from .replies import CallResult, EngineReply, Replies, failed_of, if_none_succeeded
 from .state import SESSION, Before, FleetState, Session, ranks_of
 from .updated import all_opened, mark_updated, no_failure_so_far, succeeded
@@ -145,6 +145,8 @@ async def end(state: FleetState, fields: Fields) -> CallResult:
 async def update(state: FleetState, new: WeightUpdate, before: Before | None) -> CallResult:
     """Makes one update. Without a session of the caller's the engines serve it at once."""
     session = state.session
+    if new.path != DISK:
+        require_one_copy(new.path.removeprefix("/"), state.engines())
     bodies = new.bodies(ranks_of(state.engines()))
     engines = state.taking_part()
     if new.collective:

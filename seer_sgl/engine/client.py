@@ -6,7 +6,7 @@ a stuck engine by its progress instead (driver/monitor.py).
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -53,6 +53,9 @@ REPLY_BYTES_PER_TOKEN = 1 << 10
 
 UNVERIFIED = "being restored"  # the version of weights until their digest is known to be right
 
+# SGLang's headers for the data-parallel rank of a request: of /generate, and of OpenAI's paths.
+RANK = ("X-Override-Routed-Dp-Rank", "X-Data-Parallel-Rank")
+
 # Status codes that mean the request itself is wrong. SGLang uses 400.
 REFUSALS = (400, 413, 422)
 
@@ -62,9 +65,10 @@ class Unreachable(EngineUnavailable):
 
 
 class HttpEngine:
-    """One SGLang server behind a URL.
+    """One SGLang server behind a URL, or one of its data-parallel ranks.
 
     `server` returns the state of its process; `end_server` kills it, so that it is restarted.
+    `loading`: held while weights are loaded into the server; its ranks share it.
     """
 
     # The caller's number of token ids; the number that a server's plugin reports takes precedence.
@@ -80,6 +84,8 @@ class HttpEngine:
         server: Callable[[], Server] = Server,
         end_server: Callable[[str], None] = lambda _: None,
         timing: Timing = DEFAULT,
+        *,
+        loading: asyncio.Lock | None = None,
     ) -> None:
         self._info = info
         self._refresh_at = 0.0  # the event loop's time
@@ -88,6 +94,7 @@ class HttpEngine:
         self.end_server = end_server
         self._session = session
         self._timing = timing
+        self._loading = loading or asyncio.Lock()
         self._look = asyncio.Lock()  # one look at the server at a time
         self._looked_at = 0.0  # when the last one began, the event loop's time
         self._ended: str | None = None  # its result: why the server has ended
@@ -131,9 +138,12 @@ class HttpEngine:
         return self._info
 
     async def _described(self) -> EngineInfo:
-        """Returns the current description of the server. Raises the errors of `describe`."""
-        timeout_s = self._timing.control_timeout_s
-        return await describe(self._session, self._info.engine_id, self._url, timeout_s)
+        """Returns the current description of the engine. Raises the errors of `describe`."""
+        info, timeout_s = self._info, self._timing.control_timeout_s
+        infos = await describe(self._session, info.server_id, self._url, timeout_s)
+        if len(infos) != info.dp_size:
+            raise EngineStartError(f"{self._name} came back with dp_size {len(infos)}")
+        return infos[info.dp_rank]
 
     async def _keep_up(self) -> None:
         """Refreshes `info`. Other failures than these show in the next call.
@@ -167,7 +177,8 @@ class HttpEngine:
         """
         drafting, stream = self._info.draft_tokens > 0, on_tokens is not None
         shape = self._info.experts if experts.asks(chunk) else None
-        body = LateBody(lambda: wire.encode_generate(chunk, drafting, stream, shape))
+        rank = self._info.dp_rank if self._info.dp_size > 1 else None
+        body = LateBody(lambda: wire.encode_generate(chunk, drafting, stream, shape, rank))
         vocab_size = self._info.vocab_size or self.vocab_size
         limit = REPLY_BYTES + REPLY_BYTES_PER_TOKEN * chunk.max_new_tokens
         limit += experts.most_bytes(chunk, shape)
@@ -235,9 +246,12 @@ class HttpEngine:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Sends a request to the server unmodified, and yields the answer with any HTTP status.
 
-        body: JSON. Raises EngineUnavailable if the connection fails, also inside the block, and
-        EngineDied if the server ended.
+        body: JSON. Headers name the data-parallel rank, if there are several. Raises
+        EngineUnavailable if the connection fails, also inside the block, and EngineDied if the
+        server ended.
         """
+        if self._info.dp_size > 1:
+            headers = {**(headers or {}), **dict.fromkeys(RANK, str(self._info.dp_rank))}
         # LateBody: for more than a megabyte of plain bytes aiohttp issues a ResourceWarning.
         data = None if body is None else LateBody(lambda: body)
         try:
@@ -249,7 +263,7 @@ class HttpEngine:
             raise await self._broken(error) from error
 
     async def load(self) -> EngineLoad:
-        """Returns `/v1/loads`, summed over data-parallel ranks. Raises EngineUnavailable.
+        """Returns the engine's part of `/v1/loads`. Raises EngineUnavailable.
 
         It also updates the weight version in `info`, and every `refresh_every_s` the rest. A server
         that comes back later is compared with it. A silent server costs `control_timeout_s`.
@@ -262,18 +276,22 @@ class HttpEngine:
             if isinstance(result, BaseException):
                 raise result
         assert isinstance(body, bytes)
-        loads = decode_control(body, wire.Loads, f"{self._name}: /v1/loads").loads
-        requests = [load.requests for load in loads if load.requests is not None]
+        loads = decode_control(body, wire.Loads, f"{self._name}: /v1/loads")
+        try:
+            load = loads.of(self._info.dp_rank)
+        except wire.Unreadable as error:
+            why = f"{self._name}: /v1/loads: {error}"
+            raise EngineUnavailable(why, engine_id=self._info.engine_id) from error
         # With pipeline stages SGLang counts the running requests of one micro-batch.
-        counted = len(requests) == len(loads) and self._info.pipeline_stages == 1
+        counted = self._info.pipeline_stages == 1
         return EngineLoad(
-            used_tokens=_total(load.num_used_tokens for load in loads),
-            progress=tuple(load.progress for load in loads),
-            running=_total(load.num_running_reqs for load in loads),
-            queued=_total((load.num_waiting_reqs or 0) - load.kv_waiting for load in loads),
-            kv_waiting=_total(load.kv_waiting for load in loads),
-            requests=sum(requests) if counted else None,
-            prefilled_tokens=sum(load.total_prefill_uncached_tokens for load in loads),
+            used_tokens=_count(load.num_used_tokens),
+            progress=load.progress,
+            running=_count(load.num_running_reqs),
+            queued=_count((load.num_waiting_reqs or 0) - load.kv_waiting),
+            kv_waiting=_count(load.kv_waiting),
+            requests=load.requests if counted else None,
+            prefilled_tokens=load.total_prefill_uncached_tokens,
         )
 
     async def drafting(self) -> dict[str, Any] | None:
@@ -304,7 +322,7 @@ class HttpEngine:
         return () if plugin is None else plugin.waiting
 
     async def flush(self) -> None:
-        """Drops all cached KV on the server, but not in the pool.
+        """Drops all cached KV on the server, of all its ranks, but not in the pool.
 
         Waits for running requests and pending stores. Raises EngineUnavailable, also on timeout.
         """
@@ -353,22 +371,28 @@ class HttpEngine:
         if current.weights is None:
             return f"{self._name}: a server without the plugin does not name its weights"
         try:
-            now = await self._described()
-            if now.weights != current.weights:
-                await self._load_weights(current.model_path, UNVERIFIED)
-                now = await self._described()
-            if now.weights != current.weights:
-                return (
-                    f"{self._name}: {current.model_path} does not have weights "
-                    f"{current.weight_version}"
-                )
-            if now.weight_version != current.weight_version:
-                body = {"new_version": current.weight_version, "abort_all_requests": False}
-                await self._call("POST", "/update_weight_version", aiohttp.JsonPayload(body))
+            async with self._loading:
+                problem = await self._restore(current)
         except (EngineError, EngineStartError) as error:
             return str(error)
+        if problem is not None:
+            return problem
         same = {name: getattr(current, name) for name in WEIGHTS}
         self._info = msgspec.structs.replace(self._info, **same)
+        return None
+
+    async def _restore(self, current: EngineInfo) -> str | None:
+        now = await self._described()
+        if now.weights != current.weights:
+            await self._load_weights(current.model_path, UNVERIFIED)
+            now = await self._described()
+        if now.weights != current.weights:
+            return (
+                f"{self._name}: {current.model_path} does not have weights {current.weight_version}"
+            )
+        if now.weight_version != current.weight_version:
+            body = {"new_version": current.weight_version, "abort_all_requests": False}
+            await self._call("POST", "/update_weight_version", aiohttp.JsonPayload(body))
         return None
 
     async def _load_weights(self, path: str, version: str) -> None:
@@ -389,7 +413,8 @@ class HttpEngine:
         """Returns the current report of our plugin; None for a stock server."""
         body = await self._control("/server_info", self._timing.control_timeout_s)
         info = decode_control(body, wire.ServerInfo, f"{self._name}: /server_info")
-        return info.internal_states[0].seer_sgl
+        state = info.state(self._info.dp_rank)
+        return None if state is None else state.seer_sgl
 
     async def _control(self, path: str, timeout_s: float) -> bytes:
         try:
@@ -458,6 +483,6 @@ class HttpEngine:
         return kind(why, engine_id=self._info.engine_id, status=status)
 
 
-def _total(counts: Iterable[int]) -> int:
-    """Returns the sum of what a server's ranks count; impossible counts are brought into range."""
-    return min(sum(max(0, count) for count in counts), MAX_COUNT)
+def _count(count: int) -> int:
+    """Returns what a server counts; an impossible count is brought into range."""
+    return min(max(0, count), MAX_COUNT)

@@ -6,7 +6,7 @@ from typing import TypeVar
 import aiohttp
 import msgspec
 
-from seer_sgl.engine_types import EngineInfo
+from seer_sgl.engine_types import EngineInfo, rank_id
 from seer_sgl.errors import EngineBroken, EngineStartError, EngineUnavailable
 from seer_sgl.link import contract
 from seer_sgl.timing import DEFAULT
@@ -26,23 +26,23 @@ MAX_MESSAGE = 500  # characters of a server's explanation
 
 async def describe(
     session: aiohttp.ClientSession,
-    engine_id: str,
+    server_id: str,
     url: str,
     timeout_s: float = DEFAULT.control_timeout_s,
-) -> EngineInfo:
-    """Returns the description of a server from its `/server_info` and `/model_info`.
+) -> list[EngineInfo]:
+    """Returns the descriptions of a server's engines, one per data-parallel rank.
 
-    `timeout_s`: of each of the two.
+    They come from its `/server_info` and `/model_info`. `timeout_s`: of each of the two.
 
     Raises EngineUnavailable if it does not answer like SGLang (yet), EngineBroken if it needs a
     restart, and EngineStartError if its configuration is not supported.
     """
-    name = f"engine {engine_id} ({url})"
-    body = await _get(session, engine_id, url, "/server_info", timeout_s)
+    name = f"engine {server_id} ({url})"
+    body = await _get(session, server_id, url, "/server_info", timeout_s)
     server = decode_control(body, wire.ServerInfo, f"{name}: not a supported SGLang server")
-    body = await _get(session, engine_id, url, "/model_info", timeout_s)
+    body = await _get(session, server_id, url, "/model_info", timeout_s)
     model = decode_control(body, wire.ModelInfo, f"{name}: /model_info")
-    return described(server, model, engine_id, url)
+    return [described(server, model, server_id, url, rank) for rank in range(server.dp_size)]
 
 
 async def _get(
@@ -63,17 +63,21 @@ async def _get(
 
 
 def described(
-    server: wire.ServerInfo, model: wire.ModelInfo, engine_id: str, url: str
+    server: wire.ServerInfo, model: wire.ModelInfo, server_id: str, url: str, dp_rank: int = 0
 ) -> EngineInfo:
-    """Returns the description in a server's replies. Raises like `describe`."""
+    """Returns the description of one rank in a server's replies. Raises like `describe`."""
+    engine_id = rank_id(server_id, dp_rank, server.dp_size)
     name = f"engine {engine_id} ({url})"
     if server.seer is not None:
         raise EngineStartError(f"{name}: a seer-sgl rollout server is no engine")
-    if server.dp_size != 1:
+    state = server.state(dp_rank)
+    if state is None and any(each.seer_sgl for each in server.internal_states):
+        raise EngineUnavailable(f"{name}: this rank does not answer", engine_id=engine_id)
+    if state is None:
         raise EngineStartError(
-            f"{name}: dp_size {server.dp_size}; start one server per rank instead"
+            f"{name}: dp_size {server.dp_size} without the seer-sgl plugin; start it with "
+            "`seer-sgl engine`, or one server per rank"
         )
-    state = server.internal_states[0]
     plugin = state.seer_sgl
     reports = [state.seer_sgl for state in server.internal_states]
     problem = contract.problem([report.missing if report else None for report in reports])
@@ -91,7 +95,7 @@ def described(
         url=url,
         sglang_version=server.version,
         model_path=model.model_path,
-        max_total_num_tokens=server.max_total_num_tokens,
+        max_total_num_tokens=server.kv_tokens(),
         max_running_requests=state.effective_max_running_requests_per_dp,
         max_request_len=server.max_req_input_len,
         page_size=server.page_size,
@@ -107,7 +111,10 @@ def described(
         kv_bytes_per_token=pool.kv_bytes_per_token if pool else 0,
         draft_tokens=draft.draft_tokens,
         pipeline_stages=server.pp_size,
-        ranks=server.tp_size * server.pp_size,
+        ranks=server.ranks if dp_rank == 0 else 0,
+        dp_rank=dp_rank,
+        dp_size=server.dp_size,
+        dp_attention=server.enable_dp_attention,
         incremental_streaming=server.incremental_streaming_output,
         inexact=_inexact(server, plugin),
         off={one_line(name): one_line(why) for name, why in plugin.off.items()} if plugin else {},

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from seer_sgl.config import Engines, ExternalEngines, FleetConfig, StartedEngines
-from seer_sgl.engine_types import EngineInfo
+from seer_sgl.engine_types import EngineInfo, rank_id
 from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError
 from seer_sgl.kvpool.backend import resolved
 from seer_sgl.link.contract import HUB_URL, LINK_TOKEN, LINK_URL
@@ -60,20 +60,21 @@ class Fleet:
         self._session = session
         self._timing = timing
         self._supervisor = EngineSupervisor(launcher, session, timing)
-        self._numbers = itertools.count()  # an engine id is never reused
+        self._numbers = itertools.count()  # the id of a server is never reused
 
-    async def start_engine(self) -> HttpEngine:
-        """Starts one more engine here, and returns it once it is up and linked.
+    async def start_engine(self) -> list[HttpEngine]:
+        """Starts one more server here, and returns its engines once they are up and linked.
 
-        It has the next engine id. Raises ConfigError or EngineStartError; then no process is left.
+        It has the next id. Raises ConfigError or EngineStartError; then no process is left.
         """
-        (engine,) = await self._add([None])
-        return engine
+        return await self._add([None])
 
-    async def join(self, url: str) -> HttpEngine:
-        """Returns one more engine, which already runs at `url`. Raises like `start_engine`."""
-        (engine,) = await self._add([url])
-        return engine
+    async def join(self, url: str) -> list[HttpEngine]:
+        """Returns the engines of one more server, which already runs at `url`.
+
+        Raises like `start_engine`.
+        """
+        return await self._add([url])
 
     async def start_all(self) -> None:
         """Starts or joins the engines of the config concurrently. Raises like `start_engine`.
@@ -84,50 +85,57 @@ class Fleet:
         urls = [None] * config.count if isinstance(config, StartedEngines) else config.urls
         await self._add(urls)
 
+    def of_server(self, engine_id: str) -> list[HttpEngine]:
+        """Returns the engines of an engine's server. Raises ConfigError if it has left."""
+        for engine in self.engines:
+            if engine.info.engine_id == engine_id:
+                server_id = engine.info.server_id
+                return [each for each in self.engines if each.info.server_id == server_id]
+        raise ConfigError(f"engine {engine_id} is not in the fleet")
+
     async def stop_engine(self, engine_id: str) -> None:
-        """Removes an engine, and ends its processes if they were started here.
+        """Removes the engines of an engine's server, and ends its processes if they were started
+        here.
 
         Requests still running on it fail; the driver moves them to other engines.
         Raises ConfigError if there is no such engine.
         """
-        for engine in self.engines:
-            if engine.info.engine_id == engine_id:
-                self.engines.remove(engine)
-                await self._supervisor.remove(engine_id)
-                await self._launcher.stop(engine_id)
-                logger.info("engine %s has left the fleet", engine_id)
-                return
-        raise ConfigError(f"the fleet has no engine {engine_id}")
+        leaving = self.of_server(engine_id)
+        self.engines[:] = [engine for engine in self.engines if engine not in leaving]
+        server_id = leaving[0].info.server_id
+        await self._supervisor.remove(server_id)
+        await self._launcher.stop(server_id)
+        logger.info("engine %s has left the fleet", server_id)
 
     async def keep(self) -> None:
         """Starts local engines again that have ended, until cancelled (supervisor.py)."""
         await self._supervisor.run()
 
     async def _add(self, urls: Sequence[str | None]) -> list[HttpEngine]:
-        """Starts or joins engines concurrently: all of them or none. A url of None: starts one.
+        """Starts or joins servers concurrently: all of them or none. A url of None: starts one.
 
-        Engines that are delayed are started later, provided that another one is ready now.
+        Servers that are delayed are started later, provided that another one is ready now.
         """
         ids = [f"e{next(self._numbers)}" for _ in urls]
         try:
             placed = await _all_done(map(self._placed, ids, urls))
             starts = [start for start in placed if isinstance(start, EngineStart)]
             infos = await all_ready(starts, self._session, self._timing)
-            ready = [info for info in infos if isinstance(info, EngineInfo)]
+            ready = [each for each in infos if not isinstance(each, EngineDelayed)]
             delayed = [each for each in (*placed, *infos) if isinstance(each, EngineDelayed)]
             if delayed and not ready:
                 raise delayed[0]
             engines = {
-                info.engine_id: await self._linked(start, info)
-                for start, info in zip(starts, infos, strict=True)
-                if isinstance(info, EngineInfo)
+                start.engine_id: await self._linked(start, of_server)
+                for start, of_server in zip(starts, infos, strict=True)
+                if not isinstance(of_server, EngineDelayed)
             }
             engines |= {each.engine_id: self._late(each, ready[0]) for each in delayed}
         except BaseException:
             await asyncio.gather(*map(self._supervisor.remove, ids))
             await asyncio.gather(*map(self._launcher.stop, ids))
             raise
-        added = [engines[engine_id] for engine_id in ids]
+        added = [engine for server_id in ids for engine in engines[server_id]]
         self.engines += added
         return added
 
@@ -137,30 +145,44 @@ class Fleet:
         except EngineDelayed as delayed:
             return delayed
 
-    def _late(self, delayed: EngineDelayed, like: EngineInfo) -> HttpEngine:
-        """Returns an engine that has no server yet and is described like another one."""
+    def _late(self, delayed: EngineDelayed, like: Sequence[EngineInfo]) -> list[HttpEngine]:
+        """Returns engines that have no server yet and are described like those of another one."""
         logger.warning("engine %s is started later: %s", delayed.engine_id, delayed.why)
-        info = msgspec.structs.replace(like, engine_id=delayed.engine_id, url="", instance=None)
-        self._supervisor.add_late(info, delayed.why)
-        return self._engine(info)
+        infos = [
+            msgspec.structs.replace(
+                info,
+                engine_id=rank_id(delayed.engine_id, info.dp_rank, info.dp_size),
+                url="",
+                instance=None,
+            )
+            for info in like
+        ]
+        self._supervisor.add_late(infos[0], delayed.why)
+        return self._engines(infos)
 
-    async def _linked(self, start: EngineStart, info: EngineInfo) -> HttpEngine:
-        """Returns the engine once its plugin is linked; without a KV pool if it cannot link.
+    async def _linked(self, start: EngineStart, infos: Sequence[EngineInfo]) -> list[HttpEngine]:
+        """Returns a server's engines once their plugins are linked; without a KV pool if they
+        cannot link.
 
         Only the plugin reports when KV has reached the pool. Raises EngineStartError.
         """
-        if info.pool is not None:
+        if infos[0].pool is not None:
             if isinstance(self._config, ExternalEngines) and self._config.link is None:
-                info = msgspec.structs.replace(info, pool=None)
+                infos = [msgspec.structs.replace(info, pool=None) for info in infos]
             else:
-                await self._await_link(info)
-        self._supervisor.add(start, info)
-        return self._engine(info)
+                await _all_done(map(self._await_link, infos))
+        self._supervisor.add(start, infos[0])
+        return self._engines(infos)
 
-    def _engine(self, info: EngineInfo) -> HttpEngine:
-        server = functools.partial(self._supervisor.server, info.engine_id)
-        end_server = functools.partial(self._supervisor.end, info.engine_id)
-        return HttpEngine(info, self._session, server, end_server, self._timing)
+    def _engines(self, infos: Sequence[EngineInfo]) -> list[HttpEngine]:
+        """Returns the engines of one server."""
+        server = functools.partial(self._supervisor.server, infos[0].server_id)
+        end_server = functools.partial(self._supervisor.end, infos[0].server_id)
+        loading = asyncio.Lock()
+        return [
+            HttpEngine(info, self._session, server, end_server, self._timing, loading=loading)
+            for info in infos
+        ]
 
     async def _await_link(self, info: EngineInfo) -> None:
         try:

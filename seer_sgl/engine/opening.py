@@ -22,6 +22,7 @@ from seer_sgl.timing import Timing
 from .launch.external import ExternalLauncher
 from .launch.launcher import Launcher, Site
 from .launch.local import this_machine
+from .launch.rank_count import copies
 from .launch.ray_cluster import open_cluster
 from .launch.server import ServerPlan
 
@@ -109,7 +110,7 @@ async def open_hub(
                     log_dir,
                     token,
                     host,
-                    engines=config.engines.count,
+                    engines=config.engines.count * copies(config.engines.flags()),
                     all_restarts=all_restarts,
                     timing=timing,
                 )

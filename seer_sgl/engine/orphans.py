@@ -8,6 +8,7 @@ with its abort, the scheduler ends the orphans too.
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -41,11 +42,23 @@ class _Reply(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Reply)
 
 
-async def end_orphans(engine: HttpEngine, prefix: str) -> None:
-    """Aborts all requests of an engine whose id begins with `prefix`, and waits for their end.
+async def end_orphans(engines: Iterable[HttpEngine], prefix: str) -> None:
+    """Aborts all requests of engines whose id begins with `prefix`, and waits for their end.
 
     Never raises: if it fails, they decode on until SGLang finds that their connection is closed.
     """
+    servers: dict[str, list[HttpEngine]] = {}
+    for engine in engines:
+        servers.setdefault(engine.info.server_id, []).append(engine)
+
+    async def one_by_one(of_server: Iterable[HttpEngine]) -> None:
+        for engine in of_server:  # a server knows one request of an id
+            await _end_orphans(engine, prefix)
+
+    await asyncio.gather(*map(one_by_one, servers.values()))
+
+
+async def _end_orphans(engine: HttpEngine, prefix: str) -> None:
     why = "it answered before it could be aborted"
     try:
         async with asyncio.timeout(TIMEOUT_S):

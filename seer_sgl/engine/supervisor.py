@@ -19,14 +19,14 @@ AGAIN = ("engine %s is being restarted: %s", "engine %s is up again after %.0f s
 
 
 class _Supervised:
-    """One engine: its newest start, and its starts so far. `start` None: it had none yet."""
+    """One server: its newest start, and its starts so far. `start` None: it had none yet."""
 
     def __init__(
         self, info: EngineInfo, start: EngineStart | None, incidents: Incidents, timing: Timing
     ) -> None:
         self.start = start
         self.kv_tokens = info.max_total_num_tokens
-        self.restarts = Restarts(info.engine_id, incidents, timing.restart_most_s)
+        self.restarts = Restarts(info.server_id, incidents, timing.restart_most_s)
         self.why = ""  # how its server ended the last time
         self.starting: asyncio.Task[None] | None = None
 
@@ -61,7 +61,7 @@ class EngineSupervisor:
         self._session = session
         self._timing = timing
         self._incidents = Incidents()
-        self._kept: dict[str, _Supervised] = {}  # by engine id
+        self._kept: dict[str, _Supervised] = {}  # by the id of the server
 
     def add(self, start: EngineStart, info: EngineInfo) -> None:
         """Watches a server from now on, if it was started here."""
@@ -70,35 +70,35 @@ class EngineSupervisor:
 
     def add_late(self, info: EngineInfo, why: str) -> None:
         """Starts the server of an engine as soon as it can be. `info`: what it is to be like."""
-        kept = self._kept[info.engine_id] = _Supervised(info, None, self._incidents, self._timing)
+        kept = self._kept[info.server_id] = _Supervised(info, None, self._incidents, self._timing)
         kept.why = why
         kept.restarts.absent(why)
 
-    async def remove(self, engine_id: str) -> None:
+    async def remove(self, server_id: str) -> None:
         """Leaves a server alone from now on; a start in progress is cancelled."""
-        kept = self._kept.pop(engine_id, None)
+        kept = self._kept.pop(server_id, None)
         if kept is None:
             return
-        self._incidents.names.discard(engine_id)
+        self._incidents.names.discard(server_id)
         if kept.starting is not None:
             kept.starting.cancel()
             await asyncio.wait({kept.starting})
 
-    def server(self, engine_id: str) -> Server:
-        """Returns the state of an engine's server."""
-        kept = self._kept.get(engine_id)
+    def server(self, server_id: str) -> Server:
+        """Returns the state of a server."""
+        kept = self._kept.get(server_id)
         if kept is None:
             return Server()
         phase = kept.phase
-        why = kept.restarts.quarantine or self._launcher.delay(engine_id) or kept.exit_reason or ""
+        why = kept.restarts.quarantine or self._launcher.delay(server_id) or kept.exit_reason or ""
         if not why and phase is not ServerPhase.RUNNING:
             why = kept.why
         url = None if kept.start is None else kept.start.url
         return Server(phase=phase, why=why, starts=kept.restarts.count, url=url)
 
-    def end(self, engine_id: str, why: str) -> None:
+    def end(self, server_id: str, why: str) -> None:
         """Has a server that runs and hangs restarted, as if it had ended."""
-        kept = self._kept.get(engine_id)
+        kept = self._kept.get(server_id)
         if kept is not None and kept.phase is ServerPhase.RUNNING:
             kept.why = why
             kept.restarts.ended(why, asyncio.get_running_loop().time())

@@ -108,6 +108,7 @@ class _Transfers(msgspec.Struct):
 class LoadEntry(msgspec.Struct):
     """One data-parallel rank of `/v1/loads`."""
 
+    dp_rank: int = 0
     num_running_reqs: int = 0
     num_waiting_reqs: int | None = None
     num_used_tokens: int = 0
@@ -148,6 +149,17 @@ class Loads(msgspec.Struct):
 
     loads: Annotated[list[LoadEntry], msgspec.Meta(min_length=1)]
 
+    def of(self, dp_rank: int) -> LoadEntry:
+        """Returns the load of one rank. Raises Unreadable without one."""
+        for load in self.loads:
+            if load.dp_rank == dp_rank:
+                return load
+        raise Unreadable(f"no load of data-parallel rank {dp_rank}")
+
+
+class _Memory(msgspec.Struct):
+    token_capacity: Positive | None = None
+
 
 class InternalState(msgspec.Struct):
     """One scheduler of `/server_info`; `seer_sgl` is None for a stock server."""
@@ -155,6 +167,7 @@ class InternalState(msgspec.Struct):
     effective_max_running_requests_per_dp: Positive
     seer_sgl: PluginReport | None = None
     startup_time: dict[str, Any] | None = None  # null before SGLang has measured it
+    memory_usage: _Memory | None = None
 
     def start(self) -> str | None:
         """Returns a name for this start of a stock server; None if it has no startup time.
@@ -181,14 +194,41 @@ class ServerInfo(msgspec.Struct):
     max_req_input_len: Positive
     page_size: Positive
     disable_radix_cache: bool
-    dp_size: int
+    dp_size: Positive
     enable_deterministic_inference: bool
     skip_tokenizer_init: bool
     internal_states: Annotated[list[InternalState], msgspec.Meta(min_length=1)]
     pp_size: Positive = 1
     tp_size: Positive = 1
+    enable_dp_attention: bool = False
     incremental_streaming_output: bool = False
     seer: dict[str, Any] | None = None  # of a rollout server, which is no engine
+
+    @property
+    def ranks(self) -> int:
+        """The processes with a part of the model; DP attention shares those of tensor parallelism
+        out (`compute_world_size`)."""
+        replicas = 1 if self.enable_dp_attention else self.dp_size
+        return replicas * self.tp_size * self.pp_size
+
+    def state(self, dp_rank: int) -> InternalState | None:
+        """Returns the scheduler of a data-parallel rank; SGLang lists them in any order.
+
+        None: it does not answer, or a server of several ranks runs without the plugin.
+        """
+        if self.dp_size == 1:
+            return self.internal_states[0]
+        reports = ((state, state.seer_sgl) for state in self.internal_states)
+        return next((s for s, report in reports if report and report.dp_rank == dp_rank), None)
+
+    def kv_tokens(self) -> int:
+        """Returns the KV capacity in tokens of an engine: of several ranks the least one, with
+        which all of them can start again."""
+        if self.dp_size == 1:
+            return self.max_total_num_tokens
+        memory = (state.memory_usage for state in self.internal_states)
+        capacities = (None if each is None else each.token_capacity for each in memory)
+        return min([self.max_total_num_tokens, *filter(None, capacities)])
 
 
 class ErrorBody(msgspec.Struct):
@@ -257,14 +297,18 @@ def encode_generate(
     drafting: bool = False,
     stream: bool = False,
     shape: ExpertShape | None = None,
+    dp_rank: int | None = None,
 ) -> bytes:
     """Returns the body of `/generate` for a chunk: prompt and response so far as input ids.
 
     The prompt has a placeholder for each of its images, which are sent with every chunk.
     drafting: the engine speculates, so the body names the group of the tokens (plugin/speculation).
-    shape: of routed experts, if the chunk asks for them.
+    shape: of routed experts, if the chunk asks for them. `dp_rank`: the engine's, if its server has
+    several.
     """
     request, fields = chunk.request, dict[str, Any]()
+    if dp_rank is not None:
+        fields["routed_dp_rank"] = dp_rank
     if stream:
         fields["stream"] = True
     if request.group.prompt.image_data:

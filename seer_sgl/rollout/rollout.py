@@ -5,7 +5,6 @@ async with Rollout(config) as rollout:
         train_on(group.samples)
 """
 
-import asyncio
 import contextlib
 import functools
 import itertools
@@ -366,7 +365,7 @@ class Rollout:
         started = isinstance(self.config.engines, StartedEngines) and self._given is None
         if journal.stored is not None and not started:
             prefix = journal.stored.header.run_id
-            await asyncio.gather(*(end_orphans(engine, prefix) for engine in self.fleet.engines))
+            await end_orphans(self.fleet.engines, prefix)
 
     def prompt_reader(self, n: int | None = None, sampling: Sampling | None = None) -> PromptReader:
         """Returns a reader of prompts for the open fleet.

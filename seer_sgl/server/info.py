@@ -120,7 +120,7 @@ class Info:
         return json_response(info)
 
     async def loads(self, http: web.Request) -> web.Response:
-        """The load of every engine, one entry per rank as for data parallelism.
+        """The load of every engine, one entry per engine as for data parallelism.
 
         Requests that wait in this server count as waiting in the first entry: a client that has
         aborted everything waits until nothing is left.
@@ -171,9 +171,14 @@ class Info:
 
     async def _load(self, engine: HttpEngine, query: str) -> dict[str, Any] | None:
         try:
-            return await self._got(engine, "/v1/loads" + query)
+            answer = await self._got(engine, "/v1/loads" + query)
         except (EngineError, Unavailable, TimeoutError, msgspec.DecodeError):
             return None
+        if engine.info.dp_size > 1:  # the server answers for all its ranks
+            rank = engine.info.dp_rank
+            own = [each for each in answer.get("loads") or [] if each.get("dp_rank") == rank]
+            answer["loads"] = own
+        return answer
 
     async def _asked(self, path: str) -> dict[str, Any]:
         try:

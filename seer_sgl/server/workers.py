@@ -149,7 +149,8 @@ class Workers:
             "load": self._service.driver.in_flight(info.engine_id),
             "metadata": {
                 "model_path": info.model_path,
-                "dp_size": "1",
+                "dp_size": str(info.dp_size),
+                "dp_rank": str(info.dp_rank),
                 "ranks": str(info.ranks),
                 "weight_version": info.weight_version,
             },

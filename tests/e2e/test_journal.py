@@ -133,7 +133,8 @@ async def test_a_resume_takes_the_kv_of_the_dead_drivers_requests_from_the_pool(
 
 async def test_orphans_end_and_other_requests_do_not(engine_urls: list[str]) -> None:
     async with open_session() as session:
-        engine = HttpEngine(await describe(session, "e0", engine_urls[0]), session)
+        (info,) = await describe(session, "e0", engine_urls[0])
+        engine = HttpEngine(info, session)
 
         def endless(uid: str) -> "asyncio.Task[ChunkReply]":
             group = make_group(uid, n=1, sampling=Sampling(ignore_eos=True))
@@ -155,7 +156,7 @@ async def test_orphans_end_and_other_requests_do_not(engine_urls: list[str]) -> 
         async with asyncio.timeout(60):
             while (await engine.load()).running < 4:  # noqa: ASYNC110 (the engine has no event)
                 await asyncio.sleep(0.01)
-        await end_orphans(engine, "dead")
+        await end_orphans([engine], "dead")
         replies = await asyncio.gather(*orphans)
         assert not other.done()
         assert {reply.finish for reply in replies} == {"abort"}

@@ -42,7 +42,7 @@ async def joined(
     fake: FakeSGLang, api_key: str | None = None, timing: Timing = DEFAULT
 ) -> AsyncIterator[HttpEngine]:
     async with serving(fake) as url, open_session(api_key) as session:
-        info = await describe(session, "e0", url)
+        (info,) = await describe(session, "e0", url)
         yield HttpEngine(info, session, timing=timing)
 
 

@@ -140,13 +140,13 @@ async def test_a_fleet_grows_and_shrinks_while_its_engines_run(model: Path, tmp_
         assert ids(opened) == ["e1"]
         assert len(owned()) == 2
         assert not first & set(owned()) or cores[0] == cores[-1]
-        added = await opened.start_engine()
+        (added,) = await opened.start_engine()
         assert added.info.engine_id == "e3", "an id is never reused"
         assert (await added.load()).used_tokens == 0
         assert ids(opened) == ["e1", "e3"]
         assert [len(os.sched_getaffinity(pid)) for pid in owned()] == [1] * 4
         assert (tmp_path / "e3.log").exists()
-        with pytest.raises(ConfigError, match="the fleet has no engine e0"):
+        with pytest.raises(ConfigError, match="engine e0 is not in the fleet"):
             await opened.stop_engine("e0")
 
 
@@ -198,7 +198,7 @@ async def test_engines_that_draft_have_a_hub_beside_them(model: Path, tmp_path: 
 async def test_a_running_server_is_joined_and_outlives_the_fleet(tmp_path: Path) -> None:
     async with serving(FakeSGLang()) as one, serving(FakeSGLang()) as two:
         async with open_fleet(joined(one), tmp_path) as opened:
-            engine = await opened.join(f"{two}/")
+            (engine,) = await opened.join(f"{two}/")
             assert (engine.info.engine_id, engine.info.url) == ("e1", two)
             await opened.stop_engine("e0")
             assert ids(opened) == ["e1"]

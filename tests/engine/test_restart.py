@@ -248,7 +248,7 @@ async def test_an_engine_removed_while_it_starts_again_leaves_nothing(
         await until(lambda: engine.server.phase is ServerPhase.STARTING)
         await fleet.stop_engine("e1")
         assert engine.server.phase is ServerPhase.RUNNING, "as of an engine that is not ours"
-        added = await fleet.start_engine()
+        (added,) = await fleet.start_engine()
         assert added.info.engine_id == "e2"
 
 

@@ -463,7 +463,8 @@ async def test_two_rollouts_with_target_and_rejects_while_an_engine_joins_and_on
         await until(lambda: all(len(each.tally.complete) > 2 for each in it.service.rollouts))
         async with serving_fake(fakes[2]) as url:
             fakes[2].prompt_lens = fakes[0].prompt_lens
-            it.service.driver.add_engine(await it.service.fleet.join(url))
+            (joined,) = await it.service.fleet.join(url)
+            it.service.driver.add_engine(joined)
             await it.service.driver.remove_engine("e0")
             calls = len(fakes[0].seen)
             await until(lambda: not it.service.rollouts.in_progress)

@@ -73,8 +73,9 @@ async def staged(
         session = await stack.enter_async_context(open_session())
         urls = await stack.enter_async_context(serving_all(fakes))
         engines = [
-            HttpEngine(await describe(session, f"e{number}", url), session, timing=timing)
+            HttpEngine(info, session, timing=timing)
             for number, url in enumerate(urls)
+            for info in await describe(session, f"e{number}", url)
         ]
         driver = await stack.enter_async_context(
             Driver.over(

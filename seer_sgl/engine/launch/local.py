@@ -19,7 +19,7 @@ from .cores import engine_cores, machine_cores
 from .exact import require_exact
 from .launcher import EngineStart, Launcher, Site
 from .process import gpu_visible, open_ports, require_model, require_sglang
-from .rank_count import ranks
+from .rank_count import copies, ranks
 from .server import Place, ServerPlan, start_planned
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class LocalLauncher(Launcher):
         flags = plan.engines.flags()
         address = str(flags["dist-init-addr"]) if "dist-init-addr" in flags else None
         surroundings = {**os.environ, **plan.engines.environment}
-        for line in open_ports(ranks(flags), address, surroundings):
+        for line in open_ports(ranks(flags) // copies(flags), address, surroundings):
             logger.warning("open ports: %s", line)
 
     @override

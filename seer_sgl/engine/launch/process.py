@@ -109,7 +109,7 @@ def open_ports(
 ) -> Iterator[str]:
     """Yields one line per port that the ranks of a server open to other machines.
 
-    ranks: tensor parallel.
+    ranks: of one copy of the model.
     """
     if dist_init_addr is not None:
         yield f"torch listens for ranks of other machines (--dist-init-addr {dist_init_addr})"
@@ -128,9 +128,14 @@ async def start_server(
     api_key: str | None = None,
     *,
     module: str = SERVER_MODULE,
+    copies: int = 1,
 ) -> OwnedProcess:
-    """Starts an SGLang server with our plugin, pinned to `cores` if given."""
-    environment = engine_environment(len(cores) if cores else 1) | dict(extra_environment or {})
+    """Starts an SGLang server with our plugin, pinned to `cores` if given.
+
+    `copies` of the model share the cores.
+    """
+    threads = max(1, len(cores or ()) // copies)
+    environment = engine_environment(threads) | dict(extra_environment or {})
     if api_key is not None:  # not a flag: every user can read command lines
         environment[API_KEY] = api_key
     command = [sys.executable, "-m", module, *server_flags(flags)]

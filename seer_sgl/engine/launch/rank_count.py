@@ -7,11 +7,21 @@ from seer_sgl.config import FlagValue
 # SGLang's names of one flag each.
 TENSOR_PARALLEL = ("tp-size", "tensor-parallel-size", "tp")
 PIPELINE_PARALLEL = ("pp-size", "pipeline-parallel-size", "pp")
+DATA_PARALLEL = ("dp-size", "data-parallel-size", "dp")
+DP_ATTENTION = "enable-dp-attention"
 
 
 def ranks(own: Mapping[str, FlagValue]) -> int:
     """Returns the number of ranks of one server; each has its own GPU."""
-    return _size(own, TENSOR_PARALLEL) * pipeline_size(own)
+    return copies(own) * _size(own, TENSOR_PARALLEL) * pipeline_size(own)
+
+
+def copies(own: Mapping[str, FlagValue]) -> int:
+    """Returns how many copies of the model one server has: a group of ranks each.
+
+    With DP attention the data-parallel ranks are those of one copy.
+    """
+    return 1 if own.get(DP_ATTENTION) else _size(own, DATA_PARALLEL)
 
 
 def pipeline_size(own: Mapping[str, FlagValue]) -> int:

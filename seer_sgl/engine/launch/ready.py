@@ -10,6 +10,7 @@ import aiohttp
 from seer_sgl.engine.describe import describe
 from seer_sgl.engine_types import EngineInfo
 from seer_sgl.errors import ConfigError, EngineDelayed, EngineStartError, EngineUnavailable
+from seer_sgl.link.contract import rank_instance
 from seer_sgl.timing import DEFAULT, Timing
 
 from .launcher import EngineStart
@@ -22,35 +23,36 @@ async def all_ready(
     starts: Sequence[EngineStart],
     session: aiohttp.ClientSession,
     timing: Timing = DEFAULT,
-) -> list[EngineInfo | EngineDelayed]:
-    """Waits for all engines concurrently and returns their descriptions.
+) -> list[list[EngineInfo] | EngineDelayed]:
+    """Waits for all servers concurrently and returns the descriptions of their engines.
 
-    The description of an engine whose machine was lost meanwhile is the error. Raises the first
-    other failure, EngineStartError or ConfigError, and cancels the other waits.
+    For a server whose machine was lost meanwhile it returns the error. Raises the first other
+    failure, EngineStartError or ConfigError, and cancels the other waits.
     """
     began = time.monotonic()
     pending = {start.engine_id: start for start in starts}
 
-    async def wait(start: EngineStart) -> EngineInfo | EngineDelayed:
+    async def wait(start: EngineStart) -> list[EngineInfo] | EngineDelayed:
         try:
-            info = await await_ready(start, session, timing)
+            infos = await await_ready(start, session, timing)
         except EngineDelayed as delayed:
             return delayed
         finally:
             del pending[start.engine_id]
-        logger.info(
-            "engine %s ready after %.0f s: %s, SGLang %s, %d KV tokens, %d requests, %s",
-            info.engine_id,
-            time.monotonic() - began,
-            info.url,
-            info.sglang_version,
-            info.max_total_num_tokens,
-            info.max_running_requests,
-            f"plugin {info.plugin}" if info.plugin else "stock (no seer-sgl plugin)",
-        )
-        for ability, why in info.off.items():
-            logger.warning("engine %s runs without `%s`: %s", info.engine_id, ability, why)
-        return info
+        for info in infos:
+            logger.info(
+                "engine %s ready after %.0f s: %s, SGLang %s, %d KV tokens, %d requests, %s",
+                info.engine_id,
+                time.monotonic() - began,
+                info.url,
+                info.sglang_version,
+                info.max_total_num_tokens,
+                info.max_running_requests,
+                f"plugin {info.plugin}" if info.plugin else "stock (no seer-sgl plugin)",
+            )
+        for ability, why in infos[0].off.items():
+            logger.warning("engine %s runs without `%s`: %s", start.engine_id, ability, why)
+        return infos
 
     async def remind() -> None:
         while True:
@@ -78,8 +80,8 @@ async def all_ready(
 
 async def await_ready(
     start: EngineStart, session: aiohttp.ClientSession, timing: Timing = DEFAULT
-) -> EngineInfo:
-    """Polls an engine until it returns its description.
+) -> list[EngineInfo]:
+    """Polls a server until it returns the descriptions of its engines.
 
     Raises EngineStartError, and EngineDelayed if its machine was lost.
     """
@@ -94,7 +96,7 @@ async def await_ready(
         if (lost := start.exit_reason()) is not None:
             raise EngineDelayed(start.engine_id, lost)
         try:
-            info = await _described(start, session, timing)
+            infos = await _described(start, session, timing)
         except EngineUnavailable as error:
             if time.monotonic() < deadline:
                 await asyncio.sleep(POLL_S)
@@ -103,24 +105,25 @@ async def await_ready(
             raise EngineStartError(
                 f"not ready after {start.timeout_s:g} s: {error}{log}"
             ) from error
-        if process is not None and info.plugin is None:
+        if process is not None and infos[0].plugin is None:
             raise EngineStartError(
                 f"engine {start.engine_id} runs without the seer-sgl plugin; is seer-sgl installed "
                 f"in its environment (`seer-sgl doctor`)? SGLANG_PLUGINS may exclude it"
             )
         if process is not None:
             process.note_shared_memory()
-        return info
+        return infos
 
 
 async def _described(
     start: EngineStart, session: aiohttp.ClientSession, timing: Timing
-) -> EngineInfo:
-    """Returns the description of the started server.
+) -> list[EngineInfo]:
+    """Returns the descriptions of the started server.
 
     Raises EngineUnavailable also if another one answers: it may have taken the port first.
     """
-    info = await describe(session, start.engine_id, start.url, timing.control_timeout_s)
-    if start.instance is not None and info.plugin and info.instance != start.instance:
+    infos = await describe(session, start.engine_id, start.url, timing.control_timeout_s)
+    started = rank_instance(start.instance, 0, infos[0].dp_size)
+    if started is not None and infos[0].plugin and infos[0].instance != started:
         raise EngineUnavailable(f"another server than the one started answers at {start.url}")
-    return info
+    return infos

@@ -11,6 +11,7 @@ from seer_sgl.processes.child import OwnedProcess, free_port
 
 from . import draft_flags, exact, process
 from .process import api_key, cpu_flags, gpu_visible, model_flags, start_server
+from .rank_count import copies
 
 
 class ServerPlan(NamedTuple):
@@ -68,16 +69,16 @@ async def start_planned(
         },
         api_key(config.engines),
         module=plan.module,
+        copies=copies(config.engines.flags()),
     )
 
 
 def place_flags(config: FleetConfig, place: Place) -> dict[str, FlagValue]:
     """Returns the flags of model, machine and place. The user's flags override our defaults."""
-    # The port for ranks that SGLang itself picks may be taken by an outgoing connection first.
-    flags = model_flags(config.model) | {
-        "host": place.host,
-        "port": place.port,
-        "nccl-port": free_port(),
-    }
+    own = config.engines.flags()
+    flags = model_flags(config.model) | {"host": place.host, "port": place.port}
+    if copies(own) == 1:  # each copy needs its own port
+        # The port that SGLang itself picks may be taken by an outgoing connection first.
+        flags["nccl-port"] = free_port()
     flags |= {"base-gpu-id": place.base_gpu} if gpu_visible() else cpu_flags()
-    return flags | config.engines.flags()
+    return flags | own

@@ -27,11 +27,12 @@ from .process import (
     require_sglang,
     server_flags,
 )
+from .rank_count import DATA_PARALLEL
 
 SGLANG_DEFAULT_PORT = 30000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FLEET = "--fleet"
-REPLICAS = ("--dp-size", "--data-parallel-size", "--dp")
+REPLICAS = tuple(f"--{name}" for name in DATA_PARALLEL)
 
 
 def exec_engine(arguments: list[str]) -> NoReturn:

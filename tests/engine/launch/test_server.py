@@ -13,9 +13,11 @@ from seer_sgl.engine.launch.rank_count import ranks
         ({"tp-size": 8}, 8),
         ({"tensor-parallel-size": 2, "pp-size": 4}, 8),
         ({"tp": "2", "pipeline-parallel-size": 2}, 4),
+        ({"tp-size": 4, "dp-size": 2}, 8),
+        ({"tp-size": 4, "data-parallel-size": 2, "enable-dp-attention": True}, 4),
     ],
 )
-def test_an_engine_has_a_rank_per_tensor_part_and_pipeline_stage(
+def test_a_server_has_a_rank_per_tensor_part_and_pipeline_stage_of_each_copy(
     flags: dict[str, FlagValue], count: int
 ) -> None:
     assert ranks(flags) == count

@@ -1,0 +1,185 @@
+"""A real SGLang server of two data-parallel ranks: two engines, whose samples are those of a plain
+engine, with pool and drafts, with new weights, and when a rank is killed."""
+
+import asyncio
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from typing_extensions import override
+
+from bench.elsewhere import AlwaysElsewhere
+from seer_sgl import Rollout, WeightUpdate
+from seer_sgl.types import Chunk, ChunkResult
+from tests.e2e.compare import (
+    Migrations,
+    Samples,
+    accepted_drafts,
+    assert_identical,
+    by_key,
+    roll,
+    rolled,
+)
+from tests.e2e.conftest import HELD_OUT, MODEL, two_cores
+from tests.e2e.pools import SGLANG, pooled
+from tests.e2e.weights import other_weights
+from tests.helpers import Returns
+from tests.support.processes import command_of
+from tests.support.timing import PATIENT
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.own_engines, pytest.mark.long]
+
+PROMPTS = 4
+BOTH = ["e0.dp0", "e0.dp1"]
+CORES = sorted({min(core) for core in two_cores()})
+# SGLang's own variable: the cores of each rank.
+RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(min(core)) for core in two_cores())}
+
+
+class Chunks(Returns):
+    """The chunks of each engine, and the input tokens that each continuation has computed again."""
+
+    def __init__(self) -> None:
+        self.on: Counter[str] = Counter()
+        self.again: list[int] = []
+        self._continued: dict[str, int] = {}  # by rid: input tokens
+
+    @override
+    def sent(self, chunk: Chunk, now: float) -> None:
+        if chunk.request.generated and not chunk.migrated:
+            self._continued[chunk.rid] = chunk.input_len
+
+    @override
+    def returned(self, result: ChunkResult) -> None:
+        rid, reply = result.chunk.rid, result.reply
+        self.on[result.chunk.engine_id] += 1
+        if reply is not None and rid in self._continued:
+            self.again.append(self._continued[rid] - reply.cached_device)
+
+
+def config(**sections: Any) -> dict[str, Any]:
+    """Returns a config with one server of one rank."""
+    return {
+        "model": {"path": str(MODEL)},
+        "engines": {
+            "count": 1,
+            "cores": "auto",
+            "sglang": {**SGLANG, **sections.pop("sglang", {})},
+        },
+        "scheduling": {"chunk_tokens": 64, **sections.pop("scheduling", {})},
+        "sampling": {"max_response_len": 400},
+        "rollout": {"seed": 11, "n_samples_per_prompt": 6},
+        **sections,
+    }
+
+
+def two_ranks(**sections: Any) -> dict[str, Any]:
+    """Returns a config with one server of two ranks."""
+    own = config(sglang={"dp-size": 2, **sections.pop("sglang", {})}, **sections)
+    own["engines"] |= {"cores": [CORES], "environment": RANKS}
+    return own
+
+
+@pytest.fixture(scope="module")
+def undivided() -> Samples:
+    """The samples of a plain server of one rank."""
+
+    async def generate() -> Samples:
+        samples, report = await roll(config(scheduling={"divide": False}), PROMPTS)
+        assert report["chunks"] == report["samples"]
+        return samples
+
+    return asyncio.run(generate())
+
+
+async def test_both_ranks_generate_what_a_plain_engine_does_and_keep_their_requests(
+    undivided: Samples,
+) -> None:
+    seen = Chunks()
+    parts, report = await roll(two_ranks(), PROMPTS, [seen])
+    assert_identical(undivided, parts)
+    assert [engine["engine_id"] for engine in report["engines"]] == BOTH
+    assert all(seen.on[engine_id] >= 30 for engine_id in BOTH), seen.on
+    assert len(seen.again) >= 60
+    assert max(seen.again) == 1, "a chunk reaches the rank that has its KV"
+    print(report["migrations"], seen.on)
+
+
+async def test_a_ledger_per_rank_keeps_each_from_preempting(undivided: Samples) -> None:
+    parts, report = await roll(two_ranks(sglang={"max-total-tokens": 2048}), PROMPTS)
+    assert_identical(undivided, parts)
+    assert report["retractions"] == 0
+    peaks = [engine["kv_peak"] for engine in report["engines"]]
+    assert len(peaks) == 2
+    assert min(peaks) > 0.5
+
+
+@pytest.mark.parametrize("backend", ["file", "mooncake"])
+@pytest.mark.parametrize("paths", [1, 4])
+async def test_kv_and_drafts_move_between_the_ranks_of_a_server(
+    undivided: Samples, backend: str, paths: int
+) -> None:
+    seen = Migrations()
+    parts, report = await roll(
+        two_ranks(kv_pool=pooled(backend), draft={"scope": "fleet", "paths": paths}),
+        PROMPTS,
+        [seen],
+        placement=AlwaysElsewhere(fetch=True),
+        timing=PATIENT,
+    )
+    assert_identical(undivided, parts)
+    assert report["fetches"] > 50
+    assert report["cached_tokens"]["storage"] > 0
+    assert not seen.left_kv_behind
+    assert accepted_drafts(report) > 100
+    print(report["fetches"], report["migrations"], report["accept_length"])
+
+
+async def test_both_ranks_get_new_weights_in_the_middle_of_a_rollout(tmp_path: Path) -> None:
+    other = str(other_weights(tmp_path / "other"))
+    async with Rollout(two_ranks()) as rollout:
+        seen = Chunks()
+        rolling = asyncio.create_task(rolled(rollout, PROMPTS, [seen]))
+        await until(lambda: seen.on.total() >= 40)
+        await rollout.backend.update_weights(WeightUpdate.from_disk(other, version="new"))
+        samples, report = await rolling
+        versions = {engine.info.weight_version for engine in rollout.fleet.engines}
+        names = {engine.info.weights for engine in rollout.fleet.engines}
+        fresh = [g async for g in rollout.run(rollout.read_prompts(HELD_OUT)[:PROMPTS])]
+    assert versions == {"new"}
+    assert len(names) == 1
+    assert any(len(sample.weight_spans) > 1 for sample in samples.values())
+    assert report["lost_chunks"] == 0
+    plain = config(scheduling={"divide": False})
+    plain["model"] = {"path": other}
+    whole, _ = await roll(plain, PROMPTS)
+    assert_identical(whole, by_key([sample for group in fresh for sample in group.samples]))
+
+
+async def test_a_rank_that_is_killed_takes_its_server_out_and_no_sample_is_lost(
+    undivided: Samples,
+) -> None:
+    async with Rollout(two_ranks()) as rollout:
+        seen = Chunks()
+        rolling = asyncio.create_task(rolled(rollout, PROMPTS, [seen]))
+        await until(lambda: seen.on.total() >= 40)
+        (server,) = [
+            child
+            for child in psutil.Process().children()
+            if "seer_sgl.plugin.server" in command_of(child)
+        ]
+        schedulers = [
+            each for each in server.children(recursive=True) if "scheduler" in each.cmdline()[0]
+        ]
+        assert len(schedulers) == 2
+        schedulers[1].send_signal(signal.SIGKILL)
+        parts, report = await rolling
+    assert_identical(undivided, parts)
+    for engine in report["engines"]:
+        states = [each["state"] for each in engine["states"]]
+        assert "dead" in states, engine
+        assert states[-1] == "healthy", engine
