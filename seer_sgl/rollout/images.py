@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 import warnings
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -42,10 +43,19 @@ NO_IMAGES = Images()
 
 
 class ImageReader:
-    """Reads images as the config allows it."""
+    """Reads images as the config allows it.
 
-    def __init__(self, config: ImagesConfig) -> None:
+    `placeholder`: the token that a prompt has for an image; None: unknown.
+    """
+
+    def __init__(self, config: ImagesConfig, placeholder: int | None = None) -> None:
         self._config = config
+        self.placeholder = placeholder
+
+    def missing(self, ids: "array[int]", images: int) -> int:
+        """Returns how many images a prompt has placeholders for beyond `images`; less than 0: the
+        number of images without one; 0 if the placeholder is unknown."""
+        return 0 if self.placeholder is None else ids.count(self.placeholder) - images
 
     def read(self, references: Sequence[str]) -> Images:
         """Returns the images of a prompt. Raises ValueError, in one line, for an unusable one."""
@@ -117,9 +127,12 @@ def _fetched(address: str) -> bytes:
                     raise ValueError(f"more than {MAX_BYTES >> 20} MB")
                 if time.monotonic() > deadline:
                     raise TimeoutError
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ValueError(f"HTTP {error.code}") from error
     except TimeoutError as error:
         raise ValueError(f"no answer within {FETCH_S:g} s") from error
-    except OSError as error:  # HTTPError and URLError are OSErrors
+    except OSError as error:  # URLError is one
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         if isinstance(reason, TimeoutError):
             reason = f"no answer within {FETCH_S:g} s"

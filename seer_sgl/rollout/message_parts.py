@@ -3,10 +3,12 @@
 `{"type": "image_url", "image_url": {"url": U}}`, and `{"type": "image", "image": U}`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from seer_sgl.errors import PromptError
+
+from .images import ImageReader
 
 if TYPE_CHECKING:
     from .prompts import PromptRecord
@@ -54,7 +56,40 @@ def has_images(record: "PromptRecord | str") -> bool:
     """Returns whether a prompt has images."""
     if isinstance(record, str):
         return False
-    contents = (message.get("content") for message in record.messages or ())
+    return bool(record.image_data) or any(_image_parts(record.messages or ()))
+
+
+def with_data_urls(messages: Sequence[Any], images: ImageReader) -> list[Any]:
+    """Returns the messages of a chat with its images as data URLs.
+
+    Raises ValueError, in one line, for an image that cannot be read.
+    """
+    found: list[str] = []
+    for part in _image_parts(messages):
+        reference = part.get(part["type"])
+        url = reference.get("url") if isinstance(reference, dict) else reference
+        found += [url] if isinstance(url, str) else []
+    urls = iter(images.read(found).urls)
+    return [_replaced(message, urls) for message in messages]
+
+
+def _replaced(message: Any, urls: Iterator[str]) -> Any:
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list):
+        return message
+    parts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        reference = part.get(kind) if kind in KINDS else None
+        if isinstance(reference, dict) and isinstance(reference.get("url"), str):
+            part = {**part, kind: {**reference, "url": next(urls)}}  # noqa: PLW2901
+        elif isinstance(reference, str):
+            part = {**part, kind: next(urls)}  # noqa: PLW2901
+        parts.append(part)
+    return {**message, "content": parts}
+
+
+def _image_parts(messages: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    contents = (message.get("content") for message in messages if isinstance(message, dict))
     parts = (part for content in contents if isinstance(content, list) for part in content)
-    kinds = (part.get("type") for part in parts if isinstance(part, dict))
-    return bool(record.image_data) or any(kind in KINDS for kind in kinds)
+    return (part for part in parts if isinstance(part, dict) and part.get("type") in KINDS)

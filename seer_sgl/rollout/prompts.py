@@ -60,7 +60,7 @@ class PromptReader:
     `n`: samples of a prompt without its own `n`. `vocab_size` and `max_prompt_len` (tokens; None:
     unknown): the model's limits. `sampling`: the default, which a prompt's own overrides.
     `no_chats`: why messages are refused; None: they are not. `images`: reads the images of prompts;
-    None: they are refused. `image_token`: the placeholder of an image; None: unknown.
+    None: they are refused.
     """
 
     def __init__(
@@ -73,7 +73,6 @@ class PromptReader:
         *,
         no_chats: str | None = None,
         images: ImageReader | None = None,
-        image_token: int | None = None,
     ) -> None:
         self._n = n
         self._tokenizer = tokenizer
@@ -82,7 +81,6 @@ class PromptReader:
         self._sampling = sampling
         self._no_chats = no_chats
         self._images = images
-        self._image_token = image_token
 
     def read(self, path: Path, limit: int | None = None) -> list[Prompt]:
         """Returns the first `limit` prompts of a JSONL file.
@@ -200,11 +198,11 @@ class PromptReader:
             return prompt
         if self._images is None:
             raise PromptError(f"{place}: image_data: images are not read here")
-        places = len(given) if self._image_token is None else ids.count(self._image_token)
-        if places != len(given):
+        if self._images.missing(ids, len(given)):
             raise PromptError(
                 f"{place}: image_data: {len(given)} images, but the prompt has the placeholder "
-                f"{self._image_token} {places} times"
+                f"{self._images.placeholder} {len(given) + self._images.missing(ids, len(given))} "
+                "times"
             )
         try:
             found = self._images.read(given)

@@ -102,7 +102,7 @@ class Rollout:
 
         self._inputs = RolloutInputs.read(self.config)
         self.tokenizer = self._inputs.tokenizer
-        self.image_token = self._inputs.facts.image_token  # the placeholder; None: unknown
+        self.images = ImageReader(self.config.images, self._inputs.facts.image_token)
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
@@ -472,8 +472,7 @@ class Rollout:
             max_prompt_len,
             sampling,
             no_chats=self._chats_differ,
-            images=ImageReader(self.config.images),
-            image_token=self.image_token,
+            images=self.images,
         )
 
 

@@ -145,6 +145,7 @@ class _Shared:
             sampling=prompt.sampling or self.rollout.config.sampling,
             growing=True,
         )
+        self.rollout.driver.limits.allow_images(self.group)
 
     def request(
         self, input_ids: Sequence[int] | None, seed: int, sampling: dict[str, Any]

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from seer_sgl.rollout.images import ImageReader
 from seer_sgl.routed_experts import RoutedExperts, base64_of
 
 from .aborted import aborted_replies
@@ -39,9 +38,9 @@ class Generate:
         service = self._service
         session_id = http.headers.get(SESSION_HEADER)
         try:
-            # An image of few bytes may have many pixels.
-            size = max(len(body), THREAD_BYTES) if IMAGES in body else len(body)
-            batch = await service.in_thread_if_long(size, reader(service).read, body, session_id)
+            batch = await service.in_thread_if_long(
+                _size(body), reader(service).read, body, session_id
+            )
         except NotDivisible as error:
             return await self._send(http, body, error.reason)
         with service.started(batch.calls) as answers:
@@ -80,8 +79,9 @@ class Generate:
         """Passes the request through, with a name and a seed if it has none."""
         service, infos = self._service, self._service.infos()
         longest = service.longest()
+        images = service.rollout.images if infos[0].reads_images else None
         sent = await service.in_thread_if_long(
-            len(body), passthrough_body, body, infos, service.encode, longest
+            _size(body), passthrough_body, body, infos, service.encode, longest, images
         )
         require_few(len(sent.prompts) * sent.n)
         try:
@@ -97,18 +97,21 @@ class Generate:
             return _aborted(sent, service.version())
 
 
+def _size(body: bytes) -> int:
+    """Returns the size of a body; of one with images THREAD_BYTES at least, because an image of few
+    bytes may have many pixels."""
+    return max(len(body), THREAD_BYTES) if IMAGES in body else len(body)
+
+
 def reader(service: Service) -> GenerateReader:
     """Returns a reader of bodies for the engines that serve now."""
-    first, images = service.infos()[0], None
-    if first.continues_images:
-        images = ImageReader(service.config.images)
+    first = service.infos()[0]
     return GenerateReader(
         service.encode,
         service.longest(),
         first.vocab_size,
         experts=first.experts is not None,
-        images=images,
-        image_token=service.rollout.image_token,
+        images=service.rollout.images if first.continues_images else None,
     )
 
 

@@ -109,7 +109,7 @@ class GenerateReader:
     `encode` returns the ids of a text; None: no tokenizer. `longest`: the most tokens of prompt
     and response together. `vocab_size`: the number of token ids; None: unknown. `experts`: whether
     the engines return routed experts. `images`: reads images; None: the engines do not continue
-    responses behind them. `image_token`: the placeholder of an image; None: unknown.
+    responses behind them.
     """
 
     def __init__(
@@ -120,14 +120,12 @@ class GenerateReader:
         *,
         experts: bool = False,
         images: ImageReader | None = None,
-        image_token: int | None = None,
     ) -> None:
         self._encode = encode
         self._longest = longest
         self._vocab_size = vocab_size
         self._experts = experts
         self._images = images
-        self._image_token = image_token
 
     def read(self, body: bytes, session_id: str | None = None) -> CallBatch:
         """Returns the calls of a body.
@@ -234,7 +232,7 @@ class GenerateReader:
             references = [own] if isinstance(own, str) else own or []
             if not all(isinstance(one, str) for one in references):
                 raise NotDivisible("image_data")
-            if self._image_token is None or prompt.count(self._image_token) != len(references):
+            if self._images.placeholder is None or self._images.missing(prompt, len(references)):
                 raise NotDivisible("image_data")
             try:
                 found.append(self._images.read(references))

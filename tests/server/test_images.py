@@ -88,6 +88,18 @@ async def test_what_the_server_cannot_place_passes_through(model: dict[str, Any]
         assert it.service.passthrough.counts == {"image_data": 1}
     (call,) = engine.seen
     assert ORIGIN not in call["sampling_params"].get("custom_params", {})
+    assert call["image_data"] == [data_url(1)]
+    status_of = []
+    async with served(ImageEngine(longest=1000), model=model) as it:
+        for wrong in (
+            {"input_ids": [*IDS, PLACEHOLDER]},  # SGLang never answers
+            {"image_data": ["/etc/passwd.png"], "logprob_start_len": 0},
+            {"image_data": ["http://127.0.0.1/a.png"], "top_logprobs_num": 1},
+        ):
+            status, reply = await it.post("/generate", **body(**wrong))
+            assert reply["error"]["message"].startswith("image_data")
+            status_of.append(status)
+        assert status_of == [400, 400, 400]
     without = ImageEngine(longest=1000, continues=False)
     async with served(without, model=model) as it:
         await it.generate(**body())
@@ -105,3 +117,15 @@ async def test_a_rollout_has_images(model: dict[str, Any]) -> None:
     (done,) = (line for line in lines if line["event"] == "group")
     assert len(done["samples"]) == 3
     assert all(call["image_data"] == [data_url(3)] for call in engine.seen)
+
+
+async def test_images_of_a_chat_are_read_by_the_same_rules(model: dict[str, Any]) -> None:
+    engine = ImageEngine(longest=1000)
+    async with served(engine, model=model) as it:
+        for url in ("/etc/passwd.png", "http://127.0.0.1/a.png", "data:image/png;base64,AAAA"):
+            part = {"type": "image_url", "image_url": {"url": url}}
+            chat = {"messages": [{"role": "user", "content": [part]}], "model": "m"}
+            status, reply = await it.post("/v1/chat/completions", **chat)
+            assert status == 400
+            assert f"messages: image_data[0]: {url!r}" in str(reply).replace('\\"', "'")
+    assert not engine.seen

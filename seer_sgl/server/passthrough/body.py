@@ -11,6 +11,7 @@ import msgspec
 from seer_sgl.admission.sglang_crashes import crashing
 from seer_sgl.admission.sglang_fields import DROPPED, GenerateFields
 from seer_sgl.engine_types import EngineInfo
+from seer_sgl.rollout.images import ImageReader
 
 from ..decode import decode, decode_fields
 from ..errors import BadRequest
@@ -42,11 +43,13 @@ def passthrough_body(
     engines: Sequence[EngineInfo],
     encode: "Callable[[str], array[int]] | None",
     longest: int,
+    images: ImageReader | None = None,
 ) -> PassthroughBody:
     """Returns the body to send, with a name and a seed if it has none.
 
     encode: returns the ids of a text; None: no tokenizer. `longest`: the most tokens of prompt and
-    response together. Raises BadRequest for what would crash an engine.
+    response together. `images`: reads images; None: the engines read none. Raises
+    BadRequest for what would crash an engine, and for an image that cannot be read.
     """
     fields = decode_fields(body)
     for name in DROPPED:
@@ -67,6 +70,10 @@ def passthrough_body(
         if isinstance(parameters, list)
         else _filled(parameters, seeded)
     )
+    if images is not None and given.get("image_data"):
+        require_placeholders(given, images, encode)
+        read = read_images(given["image_data"], images, is_batch(given))
+        fields["image_data"] = msgspec.Raw(dumps(read))
     if sampling != parameters:
         fields["sampling_params"] = msgspec.Raw(dumps(sampling))
     first = parameters[0] if isinstance(parameters, list) else parameters
@@ -89,6 +96,45 @@ def passthrough_body(
         budget=min(max(1, budget), longest),
         session=given.get("session_params"),
     )
+
+
+def read_images(given: Any, images: ImageReader, batch: bool) -> Any:
+    """Returns `image_data` with every image as a data URL. Raises BadRequest for one that cannot be
+    read.
+
+    batch: an entry per prompt.
+    """
+    if batch and isinstance(given, list):
+        return [read_images(each, images, False) for each in given]
+    several = given if isinstance(given, list) else [given]
+    if not all(isinstance(each, str) for each in several):
+        return given  # processed tensors, for example
+    try:
+        urls = images.read(several).urls
+    except ValueError as error:
+        raise BadRequest(str(error)) from error
+    return list(urls) if isinstance(given, list) else urls[0]
+
+
+def require_placeholders(
+    given: Mapping[str, Any],
+    images: ImageReader,
+    encode: "Callable[[str], array[int]] | None",
+) -> None:
+    """Raises BadRequest for a single prompt with more placeholders than images: SGLang 0.5.21 never
+    answers it."""
+    text, ids, count = given.get("text"), given.get("input_ids"), given["image_data"]
+    if isinstance(text, str) and encode is not None:
+        ids = encode(text)
+    if is_batch(given) or not ids:
+        return
+    number = len(count) if isinstance(count, list) else 1
+    missing = images.missing(array("i", ids), number)
+    if missing > 0:
+        raise BadRequest(
+            f"image_data: {number} images, but the prompt has the placeholder "
+            f"{images.placeholder} {number + missing} times"
+        )
 
 
 def names_of(rid: str | list[str], prompts: int | None, n: int) -> tuple[str, ...]:

@@ -10,12 +10,14 @@ from aiohttp import web
 
 from seer_sgl.admission.sglang_crashes import crashing
 from seer_sgl.admission.sglang_fields import INTERNAL, GenerateFields, SamplingFields
+from seer_sgl.rollout.images import ImageReader
+from seer_sgl.rollout.message_parts import with_data_urls
 
 from ..decode import decode, decode_fields
 from ..errors import BadRequest
 from ..generate_body import require_few
 from ..json import dumps
-from ..service import Service
+from ..service import THREAD_BYTES, Service
 from .body import names_of, text_lengths
 
 BYTES_PER_TOKEN = 4  # about, of a prompt that is not tokenized here
@@ -45,6 +47,9 @@ async def send_openai(
     fields = decode_fields(body)
     given = {name: decode(raw, name) for name, raw in fields.items()}
     refuse_crashing(service, given)
+    images = service.rollout.images if service.infos()[0].reads_images else None
+    if images is not None and isinstance(given.get("messages"), list):
+        fields["messages"] = await _with_images(service, given["messages"], images)
     if prompt_len == 0:
         raise BadRequest("messages: a prompt without tokens")
     if prompt_len is None and reason != "completion_template":
@@ -61,6 +66,16 @@ async def send_openai(
     return await service.pass_through(
         http, dumps(fields), reason, tokens=tokens, rids=names_of(rid, prompts, n)
     )
+
+
+async def _with_images(service: Service, messages: list[Any], images: ImageReader) -> msgspec.Raw:
+    """Returns the messages of a chat, whose images are read as the config allows it. Raises
+    BadRequest."""
+    try:
+        read = await service.in_thread_if_long(THREAD_BYTES, with_data_urls, messages, images)
+    except ValueError as error:
+        raise BadRequest(f"messages: {error}") from error
+    return msgspec.Raw(dumps(read))
 
 
 def tokens_of(
