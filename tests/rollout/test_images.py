@@ -1,8 +1,10 @@
 """Images of prompts: what is read, what is refused in one line, what is sent with each chunk."""
 
 import base64
+import http.server
 import socket
 import struct
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +15,12 @@ import pytest
 
 from seer_sgl import Rollout
 from seer_sgl.config import ImagesConfig
-from seer_sgl.errors import PromptError
+from seer_sgl.errors import JournalError, PromptError
 from seer_sgl.link.contract import LONGEST, ORIGIN, PROMPT_LEN
 from seer_sgl.rollout import images
 from seer_sgl.rollout.images import ImageReader
 from seer_sgl.rollout.prompts import PromptReader
+from seer_sgl.rollout.trajectories import Client
 from seer_sgl.types import Prompt, token_array
 from tests.fake_sglang import response_of
 from tests.rollout.fakes import LIMIT, fakes, rolled, samples_of
@@ -56,6 +59,12 @@ def huge_png(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", len(header)) + chunk + crc + pixels
 
 
+def lying_png(width: int, height: int) -> bytes:
+    """Returns a picture of 56 x 56 pixels whose header names another size."""
+    content = picture()
+    return huge_png(width, height)[: 8 + 25] + content[8 + 25 :]
+
+
 def as_url(content: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
@@ -83,6 +92,7 @@ def test_bad_images_are_refused_with_one_line(tmp_path: Path) -> None:
         "10000 x 10000 pixels; at most 50000000 (images.max_pixels)"
     )
     assert "pixels" in refusal(as_url(huge_png(1 << 30, 1 << 30)))
+    assert "cannot be decoded" in refusal(as_url(lying_png(560, 560)))
     assert refusal(as_url(b"")) == "empty"
     assert refusal("data:image/png,abc").startswith("not a data URL")
     assert refusal("data:text/html;base64,aGk=").startswith("not a data URL")
@@ -112,11 +122,35 @@ def test_an_address_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyP
     assert "refused" in refusal(f"http://127.0.0.1:{port}/a.png", http=True)
 
 
+class Pictures(http.server.BaseHTTPRequestHandler):
+    """Serves one picture."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/a.png" else 404)
+        self.end_headers()
+        self.wfile.write(picture(3))
+
+    def log_message(self, *_: object) -> None:
+        """Writes nothing."""
+
+
+def test_an_address_is_fetched_if_that_is_allowed() -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), Pictures) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        try:
+            found = ImageReader(ImagesConfig(http=True)).read([f"{address}/a.png"])
+            assert found.urls == (data_url(3),)
+            assert refusal(f"{address}/b.png", http=True) == "HTTP 404"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def reader(**more: Any) -> PromptReader:
-    images_of = ImageReader(ImagesConfig())
-    return PromptReader(
-        4, None, vocab_size=50, max_prompt_len=80, images=images_of, image_token=9, **more
-    )
+    images_of = ImageReader(ImagesConfig(), 9)
+    return PromptReader(4, None, vocab_size=50, max_prompt_len=80, images=images_of, **more)
 
 
 def test_a_prompt_has_a_placeholder_per_image() -> None:
@@ -149,7 +183,7 @@ class Chats:
 
 def test_parts_of_messages_are_images() -> None:
     tokenizer: Any = Chats()
-    chats = PromptReader(1, tokenizer, 50, 80, images=ImageReader(ImagesConfig()), image_token=9)
+    chats = PromptReader(1, tokenizer, 50, 80, images=ImageReader(ImagesConfig(), 9))
     text = {"type": "text", "text": "what is it?"}
     content = [
         {"type": "image_url", "image_url": {"url": data_url(1)}},
@@ -215,3 +249,33 @@ async def test_engines_without_images_refuse_the_prompt() -> None:
     async with fakes() as it, Rollout(it.config) as rollout:
         with pytest.raises(PromptError, match=r"'p0': image_data: engine e0 \(.*\) reads no"):
             [group async for group in rollout.run([prompt(0)])]
+
+
+async def test_the_turns_of_a_trajectory_have_the_images_of_its_prompt() -> None:
+    async def two_turns(given: Prompt, client: Client) -> list[int]:
+        first = await client.generate()
+        longer = [*given.prompt_ids, *first.response_ids, 7, 8]
+        second = await client.generate(longer)
+        assert list(second.prompt_ids) == longer
+        return [first.response_length, second.response_length]
+
+    async with fakes(kind=ENGINES) as it, Rollout(it.config) as rollout:
+        results = [each async for each in rollout.trajectories(two_turns, [prompt(0)])]
+        assert len(results[0].results) == 4
+    assert len(it.calls) > 8
+    for call in it.calls:
+        origin = call["sampling_params"]["custom_params"][ORIGIN]
+        assert call["image_data"] == [data_url(0)]
+        assert (origin[PROMPT_LEN], LONGEST in origin) == (4, True)
+
+
+async def test_a_journal_knows_the_images(tmp_path: Path) -> None:
+    async with fakes(kind=ENGINES) as it:
+        config = it.config_with(rollout={"journal": str(tmp_path / "j")})
+        await rolled(config, [prompt(0), prompt(1)], groups=1)
+        other = {**prompt(1), "image_data": [data_url(99)]}
+        with pytest.raises(JournalError, match="prompt 'p1' is not the one in the journal"):
+            await rolled(config, [prompt(0), other], resume=tmp_path / "j")
+        groups, _ = await rolled(config, [prompt(0), prompt(1)], resume=tmp_path / "j")
+    for sample in samples_of(groups).values():
+        assert sample.response_ids.tolist() == expected(sample.seed, len(sample.prompt_ids))
