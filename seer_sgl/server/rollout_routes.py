@@ -93,7 +93,7 @@ class _Handlers:
     async def reject(self, http: web.Request) -> web.Response:
         """Takes a delivered group back."""
         body = decoded(await http.read(), RejectBody)
-        served, replaced_by = self._rollouts.reject(http.match_info["id"], body)
+        served, replaced_by = await self._rollouts.reject(http.match_info["id"], body)
         return json_response({**_verdict(served), "replaced_by": replaced_by})
 
 

@@ -17,7 +17,7 @@ from seer_sgl.rollout.journaled import RolloutJournal, Start
 from seer_sgl.rollout.message_parts import has_images
 from seer_sgl.rollout.prompts import PromptReader, PromptRecord, overridden
 from seer_sgl.rollout.rollout import Rollout, new_rollout_id
-from seer_sgl.types import Group, Prompt, Sampling
+from seer_sgl.types import Prompt, Sampling
 
 from .errors import BadRequest, Conflict, NotFound
 from .generation import Generation
@@ -108,18 +108,19 @@ class Rollouts:
         self._inputs[served] = _Input(reader, session.maker, sampling, places)
         return served
 
-    def reject(self, rollout_id: str, body: RejectBody) -> tuple[ServedRollout, str | None]:
+    async def reject(self, rollout_id: str, body: RejectBody) -> tuple[ServedRollout, str | None]:
         """Takes a group of a rollout back, and adds groups to the rollout.
 
         Returns the rollout, and the group that goes ahead in its place. Raises HttpError or
         InputError; then nothing has changed.
         """
         served = self.find(rollout_id)
-        more: list[Group] = []
         given = self._inputs.get(served)
-        if body.groups and given is not None:
+        if not body.groups or given is None:
+            return served, served.reject(str(body.group_id), [])
+        async with given.adding:
             places = dict(given.places)
-            prompts = list(given.reader.each(body.groups, "groups", places))
+            prompts = await self._prompts(body.groups, given.reader, places)
             requests = self._require_room(prompts)
             # A journal names requests by their order: groups that are refused must take none.
             maker = given.maker.fork()
@@ -129,7 +130,6 @@ class Rollouts:
             given.places.update(places)
             given.maker = maker
             return served, replaced_by
-        return served, served.reject(str(body.group_id), more)
 
     def abort(self, prefix: str) -> int:
         """Ends the rollouts whose name begins with `prefix`. Returns their number."""
@@ -222,12 +222,16 @@ def _options(body: RolloutBody) -> RolloutOptions:
 
 
 class _Input(msgspec.Struct):
-    """What further groups of a rollout are made with. `places`: where each group id came from."""
+    """What further groups of a rollout are made with.
+
+    `places`: where each group id came from. `adding`: held while groups are read and added.
+    """
 
     reader: PromptReader
     maker: GroupMaker
     sampling: Sampling
     places: dict[str, str]
+    adding: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
 
 
 async def _next(reading: Iterator[Prompt], threaded: bool) -> Prompt | None:

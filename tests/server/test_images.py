@@ -1,5 +1,6 @@
 """Images in `/generate` and `/rollout`, on fake engines."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -117,6 +118,30 @@ async def test_a_rollout_has_images(model: dict[str, Any]) -> None:
     (done,) = (line for line in lines if line["event"] == "group")
     assert len(done["samples"]) == 3
     assert all(call["image_data"] == [data_url(3)] for call in engine.seen)
+
+
+async def test_groups_that_a_reject_adds_have_images(model: dict[str, Any]) -> None:
+    engine = ImageEngine(longest=60)
+    async with served(engine, model=model) as it:
+        group = {"prompt_ids": IDS, "image_data": [data_url(3)], "n": 1}
+        fields: dict[str, Any] = {"rollout_id": "r", "groups": [{**group, "id": "a"}]}
+        fields |= {"target_groups": 1, "dynamic_filtering": True}
+        added = [{**group, "id": "b", "image_data": [data_url(4)]}, {**group, "id": "c"}]
+        verdict: dict[str, Any] = {}
+        async with it.session.post(f"{it.url}/rollout", json=fields) as reply:
+            async for line in reply.content:
+                event = json.loads(line)
+                if event["event"] == "group" and event["group_id"] == "a":
+                    answers = await asyncio.gather(
+                        it.post("/rollout/r/reject", group_id="a", groups=added[:1]),
+                        it.post("/rollout/r/reject", group_id="x", groups=added[1:]),
+                    )
+                    assert [status for status, _ in answers] == [200, 404]
+                    verdict = answers[0][1]
+                elif event["event"] == "group":
+                    await it.post("/rollout/r/accept", group_id=event["group_id"])
+        assert verdict["unfinished"] == 1
+    assert {call["image_data"][0] for call in engine.seen} == {data_url(3), data_url(4)}
 
 
 async def test_images_of_a_chat_are_read_by_the_same_rules(model: dict[str, Any]) -> None:
