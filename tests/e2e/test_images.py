@@ -115,6 +115,7 @@ async def test_chunks_behind_images_equal_undivided_requests(tmp_path: Path) -> 
         await check_another_image(fleet, prompts[0])
         await check_too_long(config, fleet, prompts)
         await check_server(config, fleet, prompts, whole)
+        await check_chat(config, fleet)
 
 
 def swapped(prompts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -156,10 +157,10 @@ def generate(url: str, ids: list[int], images: list[str], **params: Any) -> Any:
     return answer(url, input_ids=ids, image_data=images, sampling_params=sampling)["meta_info"]
 
 
-def answer(url: str, **fields: Any) -> Any:
-    """Returns an engine's own answer to `/generate`."""
+def answer(url: str, path: str = "/generate", **fields: Any) -> Any:
+    """Returns an engine's own answer."""
     headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url}/generate", json.dumps(fields).encode(), headers)
+    request = urllib.request.Request(f"{url}{path}", json.dumps(fields).encode(), headers)
     with urllib.request.urlopen(request, timeout=120) as reply:
         return json.load(reply)
 
@@ -218,6 +219,26 @@ async def check_server(
             for key in ("prompt_tokens", "completion_tokens"):
                 assert here["meta_info"][key] == there["meta_info"][key]
         assert not it.service.passthrough.counts
+
+
+async def check_chat(config: dict[str, Any], fleet: Fleet) -> None:
+    """Asserts that a chat whose parts are images is that of the engine's own chat endpoint."""
+    url = {"url": data_url(3)}
+    parts = [{"type": "image_url", "image_url": url}, {"type": "text", "text": "what is it?"}]
+    messages = [{"role": "user", "content": parts}]
+    config = {**config, "scheduling": {"chunk_tokens": CHUNK}}
+    async with Rollout(config, fleet=fleet, timing=PATIENT) as rollout:
+        sampling = {"temperature": 0.0}
+        prompts = [{"messages": messages, "n": 1, "sampling": sampling}]
+        ((sample,),) = [group.samples async for group in rollout.run(prompts)]
+    assert sample.chunks == 3
+    own = {"messages": messages, "temperature": 0, "max_tokens": LENGTH, "ignore_eos": True}
+    path = "/v1/chat/completions"
+    there = await asyncio.to_thread(answer, fleet.engines[0].info.url, path, model="m", **own)
+    (choice,) = there["choices"]
+    assert choice["message"]["content"] == sample.text
+    images = SIZES[0][0] // 28 * SIZES[0][1] // 28
+    assert there["usage"]["prompt_tokens"] == len(sample.prompt_ids) - 1 + images
 
 
 @pytest.mark.parametrize("backend", ["file", "mooncake"])

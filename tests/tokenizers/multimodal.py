@@ -20,6 +20,19 @@ IMAGE = {
 }
 
 
+# As released, without videos and without counting images.
+QWEN2_VL_CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}<|im_end|>\n"
+    "{% else %}{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}"
+    "<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif 'text' in content %}{{ content['text'] }}{% endif %}"
+    "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
 def write_qwen2_vl(folder: Path) -> int:
     """Writes the files, and returns the number of tokens."""
     image: dict[str, Any] = {
@@ -35,7 +48,9 @@ def write_qwen2_vl(folder: Path) -> int:
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(image))
     special = ["<|im_start|>", "<|im_end|>", *VISION]
-    return write_qwen(folder, more=VISION, additional_special_tokens=special)
+    return write_qwen(
+        folder, more=VISION, additional_special_tokens=special, chat_template=QWEN2_VL_CHAT
+    )
 
 
 def write_gemma3(folder: Path) -> int:
