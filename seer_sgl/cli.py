@@ -198,6 +198,46 @@ def bench(
         run(run_bench(Runner(load_from_options(**options), out), console))
 
 
+@cli.command()
+@click.argument("path", metavar="SAMPLES", type=click.Path(path_type=Path))
+@click.option("--engine", required=True, metavar="URL", help="An SGLang server.")
+@click.option("--samples", type=click.IntRange(1), default=32, show_default=True, help="At most.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the random choice.")
+@click.option("--budget", type=click.IntRange(1), metavar="TOKENS", help="Of all calls together.")
+@click.option("--batch", type=click.IntRange(2), default=16, show_default=True, help="Calls.")
+@click.option(
+    "--clip",
+    type=click.FloatRange(0, min_open=True),
+    default=0.2,
+    show_default=True,
+    help="Range of importance weights: 1 - CLIP to 1 + CLIP.",
+)
+@click.option("--flush", is_flag=True, help="Also drop the server's cache before cold passes.")
+@click.option("--fail", multiple=True, metavar="NAME=VALUE", help="A limit; exit status 1 above.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="NAME=VALUE", help="A sampling parameter."
+)
+@out_folder("out")
+@log_level
+def audit(*, out: Path, log_level: str, **options: Any) -> None:
+    """Compute samples again on a server, and compare.
+
+    SAMPLES: samples.jsonl, other JSON lines with tokens and log probabilities, or slime's debug
+    rollout data. Prints what differs and why, and writes audit.json into OUT.
+    """
+    from rich.console import Console
+
+    from .audit.command import AuditRequest
+    from .audit.command import audit as run_audit
+    from .console import WIDE
+    from .event_loop import run
+
+    log = open_console()
+    with log_to(log, log_level):
+        tables = Console(highlight=False, width=None if Console().is_terminal else WIDE)
+        run(run_audit(AuditRequest.of_options(**options), out, log, tables))
+
+
 @cli.command(
     context_settings={"ignore_unknown_options": True, "help_option_names": []},
     add_help_option=False,

@@ -22,6 +22,7 @@ SeerError
 │   ├── ChunkRecalled       the driver took it back without any fault (pause, drain, abort)
 │   └── RequestRejected     SGLang's own 400: a second engine decides
 ├── RolloutError            the rollout cannot continue; finished samples are kept
+├── AuditFailed             an audit exceeds a limit of its user: exit status 1
 └── SimulationError         a simulated rollout is stuck: a defect of seer-sgl
 """
 
@@ -165,6 +166,10 @@ class RequestRejected(EngineError):
 
 class RolloutError(SeerError):
     """The rollout ended without every sample; finished samples are kept."""
+
+
+class AuditFailed(SeerError):
+    """An audit exceeds a limit that its user has set."""
 
 
 class SimulationError(SeerError):

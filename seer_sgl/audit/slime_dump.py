@@ -1,0 +1,86 @@
+"""slime's and miles' debug rollout data: files of `torch.save`.
+
+`--save-debug-rollout-data PATH` writes `{"rollout_id": ..., "samples": [...]}`, one dict per sample
+(`save_debug_rollout_data` in slime/observability/rollout_data_utils.py and `Sample.to_dict` in
+slime/utils/types.py, THUDM/slime 624b824; `save_debug_rollout_data` in miles/ray/rollout/
+debug_data.py, radixark/miles 31f1ca9). `tokens` is prompt and response. Tokens of tools have
+`loss_mask` 0, and 0.0 in `rollout_log_probs` (`Sample.append_response_tokens`). The file names
+neither sampling parameters nor seeds.
+
+torch is needed for these files only. It loads tensors and plain values, and runs no code of the
+file (`weights_only`).
+"""
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from seer_sgl.bounds import Natural, TokenId
+from seer_sgl.config import plain
+from seer_sgl.errors import ConfigError
+
+
+class SlimeSample(msgspec.Struct, kw_only=True):
+    """The fields of a dumped `Sample` that an audit reads."""
+
+    tokens: list[TokenId]
+    response_length: Natural
+    group_index: int | None = None
+    index: int | None = None
+    rollout_log_probs: list[float] | None = None
+    loss_mask: list[int] | None = None
+    weight_versions: list[str] = []
+    spec_info: dict[str, float] | None = None
+    multimodal_inputs: Any = None
+    status: str = "completed"
+
+    @property
+    def unusable(self) -> str | None:
+        """Why the sample cannot be audited; None if it can."""
+        if self.multimodal_inputs is not None:
+            return "with images"
+        if not 0 < self.response_length < len(self.tokens):
+            return "without tokens"
+        count = self.response_length
+        lists = [each for each in (self.rollout_log_probs, self.loss_mask) if each is not None]
+        return "lists of different lengths" if any(len(each) != count for each in lists) else None
+
+
+def is_dump(path: Path) -> bool:
+    """Returns whether a file is one of `torch.save`. Raises OSError."""
+    with path.open("rb") as file:
+        return zipfile.is_zipfile(file)
+
+
+def read_dump(path: Path) -> list[SlimeSample]:
+    """Returns the samples of a dump. Raises ConfigError if it is invalid, or torch is missing."""
+    try:
+        import torch
+    except ImportError as error:
+        raise ConfigError(f"{path}: a file of torch.save, which needs torch to be read") from error
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises errors of many kinds for a damaged file
+        reason = str(error).strip().splitlines()[:1]
+        raise ConfigError(f"{path}: torch cannot load it: {''.join(reason)[:200]}") from error
+    samples = content.get("samples") if isinstance(content, Mapping) else None
+    if not isinstance(samples, list) or not samples:
+        raise ConfigError(f"{path}: no samples: slime's debug rollout data has a list of them")
+    return [_sample(each, f"{path}: samples[{number}]") for number, each in enumerate(samples)]
+
+
+def _sample(content: Any, place: str) -> SlimeSample:
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{place}: not an object")
+    known = {
+        name: value.tolist() if hasattr(value, "tolist") else value
+        for name, value in content.items()
+        if name in SlimeSample.__struct_fields__
+    }
+    try:
+        return msgspec.convert(known, SlimeSample)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{place}: {plain(str(error))}") from error

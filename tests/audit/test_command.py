@@ -1,0 +1,250 @@
+"""`seer-sgl audit` finds what was changed, names the cause, and changes nothing on the server."""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from seer_sgl.audit.command import AuditRequest, audit
+from seer_sgl.errors import AuditFailed, ConfigError, EngineUnavailable
+from tests.fake_sglang import serving
+
+from .scoring_sglang import WORDS, ScoringSGLang, sample_line, write_lines
+
+PLUGIN = {"version": "0.1.0", "missing": [], "weights": "digest", "vocab_size": WORDS}
+
+
+def lines(count: int = 8, **options: Any) -> list[dict[str, Any]]:
+    return [sample_line(index, **options) for index in range(count)]
+
+
+async def audited(
+    tmp_path: Path,
+    samples: list[dict[str, Any]],
+    fake: ScoringSGLang | None = None,
+    *,
+    overrides: tuple[str, ...] = (),
+    fail: tuple[str, ...] = (),
+    **options: Any,
+) -> dict[str, Any]:
+    """Returns audit.json of an audit of these samples on a fake server."""
+    path = write_lines(tmp_path / "samples.jsonl", samples)
+    defaults = {"samples": 32, "seed": 0, "budget": None, "batch": 8, "clip": 0.2, "flush": False}
+    quiet = Console(quiet=True)
+    async with serving(fake or ScoringSGLang()) as url:
+        request = AuditRequest.of_options(
+            path=path, engine=url, overrides=overrides, fail=fail, **defaults | options
+        )
+        with contextlib.suppress(AuditFailed):
+            await audit(request, tmp_path, quiet, quiet)
+    result: dict[str, Any] = json.loads((tmp_path / "audit.json").read_text())
+    return result
+
+
+def passes(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {each["name"]: each for each in report["passes"]}
+
+
+async def test_samples_of_the_server_itself_agree_in_every_pass(tmp_path: Path) -> None:
+    report = await audited(tmp_path, lines(), fail=("max=1e-9", "changed=0", "versions=0"))
+    assert report["exceeded"] == []
+    assert len(report["passes"]) == 6
+    for name, each in passes(report).items():
+        assert each["log_probs"]["max"] < 1e-9
+        if name.startswith("generate"):
+            assert each["same_samples"] == 8
+            assert each["same_tokens"] == 8 * 40
+    (finding,) = report["findings"]
+    assert finding.startswith("no differences beyond rounding: all 320 generated tokens")
+
+
+async def test_warm_passes_find_the_prompt_and_cold_ones_nothing(tmp_path: Path) -> None:
+    cached = {
+        name: each["cached_tokens"]
+        for name, each in passes(await audited(tmp_path, lines(4))).items()
+    }
+    assert {name: count > 0 for name, count in cached.items()} == {
+        name: "warm" in name for name in cached
+    }
+
+
+async def test_a_changed_token_is_a_changed_record(tmp_path: Path) -> None:
+    samples = lines()
+    token = samples[3]["response_ids"][17]
+    samples[3]["response_ids"][17] = (token + 1) % WORDS
+    report = await audited(tmp_path, samples, fail=("changed=0",))
+    assert report["exceeded"] == ["changed: 1, more than 0"]
+    for name, each in passes(report).items():
+        if name.startswith("generate"):
+            (difference,) = each["differences"]
+            assert (difference["sample"], difference["position"]) == ("g0[3]", 17)
+            assert difference["generated"] == token
+            assert difference["agree_after"] == 1.0
+            assert difference["near_tie"] is False
+    assert any(line.startswith("a changed record: g0[3], token 17:") for line in report["findings"])
+
+
+async def test_a_shifted_log_probability_is_found_at_its_place(tmp_path: Path) -> None:
+    samples = lines()
+    samples[5]["rollout_log_probs"][9] += 1e-3
+    report = await audited(tmp_path, samples, fail=("max=5e-4",))
+    assert report["exceeded"] == ["max: 0.001, more than 0.0005"]
+    (finding,) = report["findings"]
+    assert finding.startswith(
+        "single log probabilities: 1 of 320 tokens differ by more than 0.0002"
+    )
+    assert "g1[1], token 9:" in finding
+    assert report["largest"][0]["position"] == 9
+    assert report["largest"][0]["parts"]["engine"] == "e0"
+
+
+async def test_other_weights_are_named_first(tmp_path: Path) -> None:
+    fake = ScoringSGLang(shift=0.02, weight_version="v2")
+    report = await audited(tmp_path, lines(), fake, fail=("versions=0",))
+    assert report["weights"]["other_samples"] == 8
+    assert "DIFFERENT" in report["weights"]["line"]
+    assert report["findings"][0].startswith("other weights: 8 of 8 samples")
+    assert any(line.startswith("spread over the tokens") for line in report["findings"])
+    assert report["exceeded"] == ["versions: 8, more than 0"]
+
+
+async def test_a_digest_beside_the_samples_is_compared(tmp_path: Path) -> None:
+    engines = [{"weights": "another", "sglang_version": "0.5.21"}]
+    (tmp_path / "report.json").write_text(json.dumps({"engines": engines}))
+    report = await audited(tmp_path, lines(2), ScoringSGLang(plugin=PLUGIN))
+    assert report["weights"]["same_digest"] is False
+    assert report["findings"][0].startswith("other weights, or the same in another dtype")
+
+
+async def test_a_server_that_depends_on_its_batch_is_named(tmp_path: Path) -> None:
+    report = await audited(tmp_path, lines(), ScoringSGLang(batch_shift=0.1))
+    assert report["findings"][0].startswith("the server's own answers depend on the batch")
+    assert passes(report)["generate, cold, alone"]["same_samples"] == 8
+    assert passes(report)["generate, cold, batch"]["changed"] > 0
+
+
+async def test_a_server_that_depends_on_its_cache_is_named(tmp_path: Path) -> None:
+    report = await audited(tmp_path, lines(), ScoringSGLang(cache_shift=0.1))
+    assert report["findings"][0].startswith("the server's own answers depend on the prefix cache")
+    assert passes(report)["generate, cold, batch"]["same_samples"] == 8
+    assert passes(report)["generate, warm, alone"]["changed"] > 0
+
+
+async def test_log_probabilities_of_an_inexact_prefill_are_no_fault_of_the_record(
+    tmp_path: Path,
+) -> None:
+    report = await audited(tmp_path, lines(), ScoringSGLang(prefill_shift=0.01))
+    assert passes(report)["prefill, alone"]["log_probs"]["max"] > 1e-3
+    assert report["findings"][0].startswith("no differences beyond rounding")
+    assert report["findings"][1].startswith("note: the server's own prefill and decode steps")
+
+
+async def test_the_rounding_of_a_prefill_is_measured_without_seeds_too(tmp_path: Path) -> None:
+    samples = [line | {"seed": None} for line in lines(4)]
+    report = await audited(tmp_path, samples, ScoringSGLang(prefill_shift=0.01))
+    (pair,) = [each for each in report["itself"] if each["varies"] == "prefill against decode"]
+    assert pair["samples"] == 4
+    assert pair["log_probs"]["max"] > 1e-3
+    assert not any("spread" in line or "single" in line for line in report["findings"])
+
+
+async def test_seeds_that_the_server_ignores_are_not_used(tmp_path: Path) -> None:
+    fake = ScoringSGLang(deterministic=False)
+    report = await audited(tmp_path, lines(4), fake, fail=("changed=0",))
+    assert list(passes(report)) == ["prefill, alone", "prefill, batch"]
+    assert list(report["not_generated"].values()) == [4]
+    assert report["exceeded"] == ["changed: nothing was compared that it could limit"]
+
+
+async def test_greedy_samples_need_no_seed(tmp_path: Path) -> None:
+    samples = [line | {"seed": None} for line in lines(4, temperature=0.0)]
+    fake = ScoringSGLang(deterministic=False)
+    report = await audited(tmp_path, samples, fake, overrides=("temperature=0",))
+    assert passes(report)["generate, cold, alone"]["same_samples"] == 4
+    assert report["findings"][0].startswith("no differences beyond rounding")
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.7, 1.5])
+async def test_prefills_are_compared_at_the_temperature_of_the_samples(
+    tmp_path: Path, temperature: float
+) -> None:
+    samples = lines(4, temperature=temperature)
+    fake = ScoringSGLang(plugin=PLUGIN)
+    report = await audited(tmp_path, samples, fake, overrides=(f"temperature={temperature}",))
+    assert passes(report)["prefill, alone"]["log_probs"]["tokens"] == 160
+    assert passes(report)["prefill, alone"]["log_probs"]["max"] < 1e-6
+    assert report["findings"][0].startswith("no differences beyond rounding")
+
+
+async def test_a_budget_bounds_the_tokens_and_says_what_it_left_out(tmp_path: Path) -> None:
+    fake = ScoringSGLang()
+    report = await audited(tmp_path, lines(), fake, budget=1000)
+    assert report["tokens"] == 3 * 6 * 46 <= 1000
+    assert report["left_out"] == {"beyond the budget of tokens": 5}
+    asked = sum(
+        len(call["input_ids"]) + call["sampling_params"]["max_new_tokens"] for call in fake.seen
+    )
+    assert asked == report["tokens"]
+
+
+@pytest.mark.parametrize("flush", [False, True])
+async def test_nothing_but_a_flush_that_was_asked_for_changes_the_server(
+    tmp_path: Path, flush: bool
+) -> None:
+    fake = ScoringSGLang()
+    await audited(tmp_path, lines(2), fake, flush=flush)
+    assert [path for path, _ in fake.calls] == ["/flush_cache"] * 4 * flush
+    assert all(call["extra_key"] for call in fake.seen)
+
+
+async def test_figures_are_given_by_part_of_the_responses(tmp_path: Path) -> None:
+    parts = (await audited(tmp_path, lines(4)))["parts"]
+    assert list(parts["position"]) == ["0", "1 to 15", "16 to 63"]
+    assert {name: each["tokens"] for name, each in parts["chunk"].items()} == {
+        "first chunk": 80,
+        "later chunks: first token": 4,
+        "later chunks: other tokens": 76,
+    }
+    assert {name: each["tokens"] for name, each in parts["engine"].items()} == {"e0": 80, "e1": 80}
+    assert list(parts["weight version"]) == ["v1"]
+    assert list(parts["drafts"]) == ["not drafted"]
+
+
+async def test_a_difference_of_one_engine_is_traced_to_it(tmp_path: Path) -> None:
+    samples = lines(8)
+    for sample in samples:
+        values = sample["rollout_log_probs"]
+        sample["rollout_log_probs"] = [*values[:20], *(value + 0.01 for value in values[20:])]
+    report = await audited(tmp_path, samples)
+    assert any("concentrated by engine: 'e1'" in line for line in report["findings"])
+
+
+async def test_no_samples_are_an_error_and_no_success(tmp_path: Path) -> None:
+    samples = [line | {"failure": "given up"} for line in lines(2)]
+    with pytest.raises(ConfigError, match="no sample can be audited \\(2 given up by the rollout"):
+        await audited(tmp_path, samples)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"engine": "localhost:1"}, "--engine localhost:1: expected http://host:port"),
+        ({"fail": ("mox=1",)}, "--fail mox=1: expected NAME=VALUE"),
+        ({"overrides": ("top_p=2",)}, "--set: top_p"),
+    ],
+)
+def test_a_wrong_option_is_one_line(options: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"engine": "http://x:1", "overrides": (), "fail": ()}
+    with pytest.raises(ConfigError) as error:
+        AuditRequest.of_options(**given | options)
+    assert message in str(error.value)
+
+
+async def test_a_server_that_is_none_of_sglang_is_one_line(tmp_path: Path) -> None:
+    fake = ScoringSGLang()
+    fake.garbled = {"/model_info": "no version"}
+    with pytest.raises(EngineUnavailable, match="/model_info: Object missing required field"):
+        await audited(tmp_path, lines(1), fake)

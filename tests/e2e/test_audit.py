@@ -1,0 +1,170 @@
+"""`seer-sgl audit` on real engines: what it says of whole, altered and older samples."""
+
+import copy
+import json
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from seer_sgl import Rollout
+from seer_sgl.rollout.samples import SampleWriter
+from tests.e2e.conftest import (
+    HELD_OUT,
+    MODEL,
+    ROOT,
+    SEER_SGL,
+    SERVER_FLAGS,
+    external,
+    servers,
+    two_urls,
+)
+from tests.e2e.weights import other_weights
+
+pytestmark = [pytest.mark.own_engines, pytest.mark.long]
+
+Lines = list[dict[str, Any]]
+PROMPTS, N, LONGEST = 4, 4, 300
+HALF = [*SERVER_FLAGS[:2], "--dtype", "bfloat16", *SERVER_FLAGS[4:8], "--skip-server-warmup"]
+
+
+class Audited(NamedTuple):
+    """How an audit ended, and its audit.json."""
+
+    status: int
+    report: dict[str, Any]
+    output: str
+
+    @property
+    def passes(self) -> dict[str, dict[str, Any]]:
+        return {each["name"]: each for each in self.report["passes"]}
+
+    @property
+    def findings(self) -> str:
+        return "\n".join(self.report["findings"])
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The URLs of a deterministic engine in float32, and of one in bfloat16 without determinism."""
+    urls, logs = two_urls(), tmp_path_factory.mktemp("audit")
+    with servers(urls, [SERVER_FLAGS, HALF], logs):
+        yield urls
+
+
+async def rolled_out(url: str, folder: Path, **sampling: Any) -> Lines:
+    """Writes samples.jsonl and report.json of a divided rollout; returns its lines."""
+    sampling = {"max_response_len": LONGEST, **sampling}
+    settings = {"max_prompts": PROMPTS, "n_samples_per_prompt": N}
+    config = external([url], sampling=sampling, rollout=settings)
+    writer = SampleWriter(folder / "samples.jsonl")
+    async with Rollout(config) as rollout:
+        async for _ in rollout.run(rollout.read_prompts(HELD_OUT)[:PROMPTS], [writer]):
+            pass
+        (folder / "report.json").write_text(json.dumps(rollout.report()))
+    writer.close()
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+def audit(url: str, folder: Path, lines: Lines, *options: str) -> Audited:
+    """Runs the command on samples, with its options."""
+    path = folder / "samples.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = [*SEER_SGL, "audit", str(path), "--engine", url, "--out", str(folder), *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    output = done.stdout + done.stderr
+    assert done.returncode in (0, 1), output
+    return Audited(done.returncode, json.loads((folder / "audit.json").read_text()), output)
+
+
+def load_weights(url: str, path: Path, version: str) -> None:
+    body = json.dumps({"model_path": str(path), "weight_version": version}).encode()
+    call = urllib.request.Request(
+        f"{url}/update_weights_from_disk", body, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(call) as reply:
+        assert json.load(reply)["success"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+async def test_own_samples_are_computed_again_to_the_token(
+    engines: list[str], tmp_path: Path, temperature: float
+) -> None:
+    lines = await rolled_out(engines[0], tmp_path, temperature=temperature)
+    assert max(line["chunks"] for line in lines) > 2
+    limits = ("--fail", "changed=0", "--fail", "max=1e-4", "--fail", "versions=0")
+    found = audit(engines[0], tmp_path, lines, "--set", f"temperature={temperature}", *limits)
+    assert found.status == 0, found.output
+    assert len(found.passes) == 6
+    for name, each in found.passes.items():
+        assert each["samples"] == PROMPTS * N
+        assert each["log_probs"]["tokens"] == each["tokens"]
+        assert ("warm" in name) == (each["cached_tokens"] > 0)
+    assert found.report["weights"]["same_digest"] is True
+    assert found.findings.startswith("no differences beyond rounding")
+    assert set(found.report["parts"]["chunk"]) == {
+        "first chunk",
+        "later chunks: first token",
+        "later chunks: other tokens",
+    }
+
+
+async def test_altered_records_are_named(engines: list[str], tmp_path: Path) -> None:
+    lines = await rolled_out(engines[0], tmp_path)
+    at = next(i for i, line in enumerate(lines) if line["response_length"] > 150)
+    name = f"{lines[at]['group_id']}[{lines[at]['index']}]"
+
+    token = copy.deepcopy(lines)
+    token[at]["response_ids"][100] = 3 + (lines[at]["response_ids"][100] + 1) % 50
+    found = audit(engines[0], tmp_path, token, "--fail", "changed=0")
+    assert found.status == 1
+    assert f"a changed record: {name}, token 100" in found.findings
+    assert all(each.get("changed") == 1 for each in found.report["passes"][2:])
+
+    shifted = copy.deepcopy(lines)
+    shifted[at]["rollout_log_probs"][60] -= 1e-3
+    found = audit(engines[0], tmp_path, shifted, "--fail", "max=5e-4")
+    assert found.status == 1
+    assert found.findings.startswith("single log probabilities: 1 of ")
+    assert f"the largest is {name}, token 60" in found.findings
+
+    wrong = audit(engines[0], tmp_path, lines, "--set", "temperature=0.8")
+    assert "above all the temperature" in wrong.findings
+
+
+async def test_older_weights_are_named(engines: list[str], tmp_path: Path) -> None:
+    lines = await rolled_out(engines[0], tmp_path)
+    load_weights(engines[0], other_weights(tmp_path / "other", 1.01), "step-2")
+    try:
+        found = audit(engines[0], tmp_path, lines, "--fail", "versions=0")
+    finally:
+        load_weights(engines[0], MODEL, "default")
+    assert found.status == 1
+    assert found.report["weights"]["same_digest"] is False
+    assert found.findings.startswith("other weights: 16 of 16 samples")
+    assert "spread over the tokens" in found.findings
+    assert audit(engines[0], tmp_path, lines, "--flush").findings.startswith("no differences")
+
+
+async def test_half_precision_is_told_from_a_wrong_record(
+    engines: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "half").mkdir()
+    full = await rolled_out(engines[0], tmp_path / "full")
+    half = await rolled_out(engines[1], tmp_path / "half")
+
+    other_dtype = audit(engines[1], tmp_path / "full", full)
+    assert "in another dtype (the server's is bfloat16)" in other_dtype.findings
+    assert other_dtype.report["not_generated"], "SGLang ignores their seeds"
+    assert other_dtype.passes["prefill, alone"]["log_probs"]["max"] > 1e-3
+
+    same_dtype = audit(engines[1], tmp_path / "half", half)
+    assert same_dtype.findings.startswith("no differences beyond rounding")
+    assert "prefill and decode steps round differently" in same_dtype.findings
+    half[0]["rollout_log_probs"][20] -= 2.0
+    altered = audit(engines[1], tmp_path / "half", half)
+    assert altered.findings.startswith("single log probabilities: 1 of ")
