@@ -158,11 +158,20 @@ def _same_rows(rows: Any, others: Any) -> bool:
 
 def assert_computed_at_once(samples: Samples, url: str) -> None:
     """Asserts that samples have the rows that an engine returns for all of their tokens at once,
-    and that hardly any two rows are equal."""
+    and that hardly any two rows are equal.
+
+    A decode step rounds otherwise than a prefill. Of 10,000 places of 16 samples one is so near a
+    tie that it differs: in float64 the probabilities of its two experts are 7e-8 apart, and at the
+    median place 0.07. So up to TIES places of all samples may have one other expert.
+    """
+    differing = 0
     for key, sample in samples.items():
-        assert np.array_equal(rows_of(sample), prefilled(url, sample)), key
-    rows = [row.tobytes() for sample in samples.values() for row in rows_of(sample)]
-    assert len(set(rows)) > 1000
+        rows, at_once = rows_of(sample), prefilled(url, sample)
+        assert _same_rows(rows, at_once), key
+        differing += int((rows != at_once).any(axis=2).sum())
+    assert differing <= TIES
+    each = [row.tobytes() for sample in samples.values() for row in rows_of(sample)]
+    assert len(set(each)) > 1000
 
 
 def history_of(samples: Samples, path: Path) -> Path:
