@@ -84,6 +84,10 @@ class Runner:
         reference = await self._reference(arm.greedy, seed)
         return await self._roll(arm, number, self._work(arm, seed), reference)
 
+    def rollout_config(self, arm: Arm, seed: int, lengths: str | None) -> Config:
+        """Returns the config of a rollout. `lengths`: a file with the true ones, for the oracle."""
+        return arm_config(arm, self.config, seed, lengths)
+
     @property
     def own_servers(self) -> bool:
         """Whether the benchmark started the servers."""
@@ -115,7 +119,7 @@ class Runner:
         self, arm: Arm, number: int, work: Workload, reference: Reference | None
     ) -> Measurement:
         lengths = None if reference is None else str(reference.lengths)
-        config = arm_config(arm, self.config, work.seed, lengths)
+        config = self.rollout_config(arm, work.seed, lengths)
         fleet = await self.fleets.of(arm)
         await self._warm_up(arm, fleet, config, work)
         digests = None if reference is None else reference.digests
