@@ -156,7 +156,9 @@ async def test_both_ranks_get_new_weights_in_the_middle_of_a_rollout(tmp_path: P
     assert report["lost_chunks"] == 0
     plain = config(scheduling={"divide": False})
     plain["model"] = {"path": other}
-    whole, _ = await roll(plain, PROMPTS)
+    async with Rollout(plain) as rollout:
+        for _ in range(2):  # a later run draws other seeds
+            whole, _ = await rolled(rollout, PROMPTS)
     assert_identical(whole, by_key([sample for group in fresh for sample in group.samples]))
 
 
