@@ -4,6 +4,7 @@ It answers prefills and generates like SGLang with deterministic inference. Faul
 probabilities depend on the batch or on its prefix cache.
 """
 
+import functools
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,12 +27,18 @@ def log_probs_after(tokens: list[int], temperature: float = 1.0, shift: float = 
     return logits - np.log(np.exp(logits).sum())
 
 
+@functools.cache
+def noise_of(seed: int, position: int) -> Any:
+    """Returns the noise of all tokens at a position; it costs more than all else here."""
+    return np.array([gumbel(seed, position, word) for word in range(WORDS)])
+
+
 def drawn(
     tokens: list[int], seed: int, temperature: float, shift: float = 0.0
 ) -> tuple[int, float]:
     """Returns the next token and its log probability. Temperature 0: the likeliest."""
     scored = log_probs_after(tokens, temperature or 1.0, shift)
-    noise = [gumbel(seed, len(tokens) - 1, word) if temperature else 0.0 for word in range(WORDS)]
+    noise = noise_of(seed, len(tokens) - 1) if temperature else 0.0
     token = int(np.argmax(scored + noise))
     return token, float(scored[token])
 
