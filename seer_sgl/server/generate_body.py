@@ -230,7 +230,9 @@ class GenerateReader:
         found = []
         for prompt, own in zip(prompts, each, strict=True):
             references = [own] if isinstance(own, str) else own or []
-            if not all(isinstance(one, str) for one in references):
+            if not isinstance(references, list) or not all(
+                isinstance(one, str) for one in references
+            ):
                 raise NotDivisible("image_data")
             if self._images.placeholder is None or self._images.missing(prompt, len(references)):
                 raise NotDivisible("image_data")

@@ -107,6 +107,29 @@ async def test_what_the_server_cannot_place_passes_through(model: dict[str, Any]
         assert it.service.passthrough.counts == {"image_data": 1}
 
 
+async def test_no_reference_of_an_odd_shape_reaches_an_engine(model: dict[str, Any]) -> None:
+    engine = ImageEngine()
+    two: dict[str, Any] = {"input_ids": [IDS, IDS]}
+    video = {"type": "video_url", "video_url": {"url": "http://10.0.0.1/a"}}
+    chat = {"model": "m", "messages": [{"role": "user", "content": [video]}]}
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/generate", body(image_data=["http://169.254.169.254/x", {}])),
+        ("/generate", body(image_data=["/etc/x.png", None])),
+        ("/generate", body(image_data=[["file:///etc/x.png"]])),
+        ("/generate", body(image_data={"http://10.0.0.1/a": 1})),
+        ("/generate", body(image_data=[["http://10.0.0.1/a", {}], None], **two)),
+        ("/generate", body(audio_data="/etc/passwd")),
+        ("/generate", body(video_data=[["http://10.0.0.1/a"]])),
+        ("/v1/chat/completions", chat),
+    ]
+    async with served(engine, model=model) as it:
+        for path, fields in bodies:
+            status, reply = await it.post(path, **fields)
+            assert status == 400, fields
+            assert "\n" not in reply.get("error", reply)["message"]
+    assert not engine.seen
+
+
 async def test_a_rollout_has_images(model: dict[str, Any]) -> None:
     engine = ImageEngine(longest=60)
     async with served(engine, model=model) as it:

@@ -17,6 +17,7 @@ from ..decode import decode, decode_fields
 from ..errors import BadRequest
 from ..generate_body import DEFAULT_NEW_TOKENS, encoded, require_possible
 from ..json import dumps
+from .media import read_images, require_inline
 
 
 class PassthroughBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +61,7 @@ def passthrough_body(
             del fields[name]
     for name, why in crashing({name: given[name] for name in fields}, engines):
         raise BadRequest(f"{name}: {why}")
+    require_inline(given)
     rid, parameters = given.get("rid"), given.get("sampling_params") or {}
     if rid is None:
         rid = uuid.uuid4().hex
@@ -96,24 +98,6 @@ def passthrough_body(
         budget=min(max(1, budget), longest),
         session=given.get("session_params"),
     )
-
-
-def read_images(given: Any, images: ImageReader, batch: bool) -> Any:
-    """Returns `image_data` with every image as a data URL. Raises BadRequest for one that cannot be
-    read.
-
-    batch: an entry per prompt.
-    """
-    if batch and isinstance(given, list):
-        return [read_images(each, images, False) for each in given]
-    several = given if isinstance(given, list) else [given]
-    if not all(isinstance(each, str) for each in several):
-        return given  # processed tensors, for example
-    try:
-        urls = images.read(several).urls
-    except ValueError as error:
-        raise BadRequest(str(error)) from error
-    return list(urls) if isinstance(given, list) else urls[0]
 
 
 def require_placeholders(

@@ -19,6 +19,7 @@ from ..generate_body import require_few
 from ..json import dumps
 from ..service import THREAD_BYTES, Service
 from .body import names_of, text_lengths
+from .media import require_inline
 
 BYTES_PER_TOKEN = 4  # about, of a prompt that is not tokenized here
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
@@ -47,6 +48,7 @@ async def send_openai(
     fields = decode_fields(body)
     given = {name: decode(raw, name) for name, raw in fields.items()}
     refuse_crashing(service, given)
+    require_inline(given)
     images = service.rollout.images if service.infos()[0].reads_images else None
     if images is not None and isinstance(given.get("messages"), list):
         fields["messages"] = await _with_images(service, given["messages"], images)
