@@ -204,10 +204,20 @@ class Request(msgspec.Struct, kw_only=True, eq=False):
         """The number of prompt and response tokens: the input length of the next chunk."""
         return self.prompt_len + self.generated
 
+    def total_with(self, budget: int) -> int:
+        """Returns the tokens that it has after `budget` more: no engine lets images have more than
+        its longest request, whatever is assumed of them."""
+        total, longest = self.total_len + budget, self.group.longest
+        return total if longest is None else min(total, longest)
+
     @property
     def remaining(self) -> int:
-        """The number of response tokens still allowed."""
-        return self.max_response_len - self.generated
+        """The number of response tokens still allowed; of a prompt with images, what these leave
+        by the engines' newest count. It may be wrong, and then less than what is there."""
+        group, limit = self.group, self.max_response_len
+        if group.counted and group.longest is not None:
+            limit = min(limit, group.longest - self.prompt_len)
+        return limit - self.generated
 
     def prefill(self, ids: "array[int]", version: str) -> None:
         """Puts the tokens that a new request is given first, as if weights `version` had sampled
@@ -302,9 +312,10 @@ class Group(msgspec.Struct, kw_only=True, eq=False, weakref=True):
         """
         self.counted = True
         self.image_tokens += more
-        for request in self.requests if self.longest is not None else ():
-            left = (self.longest or 0) - request.prompt_len
-            request.max_response_len = min(request.max_response_len, left)
+
+    def forget_count(self) -> None:
+        """Forgets how many image tokens the engines count; the next reply counts them again."""
+        self.counted, self.image_tokens = False, self.prompt.image_tokens
 
     @property
     def complete(self) -> bool:

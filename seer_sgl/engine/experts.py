@@ -17,8 +17,8 @@ def most_bytes(chunk: Chunk, shape: ExpertShape | None) -> int:
     """Returns the largest size of their base64 in a reply; None: the chunk asks for none."""
     if shape is None:
         return 0
-    group = chunk.request.group  # until its images are counted, their tokens are a guess
-    tokens = chunk.kv_tokens if group.counted else max(chunk.kv_tokens, group.longest or 0)
+    # How many tokens images have is a guess, and an engine's count may be wrong.
+    tokens = max(chunk.kv_tokens, chunk.request.group.longest or 0)
     return (tokens - chunk.request.routed) * shape.row_bytes * 4 // 3
 
 

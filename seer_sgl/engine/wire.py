@@ -429,8 +429,11 @@ def _input_tokens(meta: Meta, chunk: Chunk) -> int | None:
     group, given = chunk.request.group, meta.prompt_tokens
     if not group.prompt.image_data or not meta.completion_tokens:
         return None
-    if given is None or given <= chunk.request.generated:
-        raise Unreadable(f"{given} input tokens, {chunk.request.generated} of them response")
+    least = len(group.prompt.prompt_ids) + chunk.request.generated
+    if given is None or given < least:  # an image has at least the token of its placeholder
+        raise Unreadable(f"{given} input tokens; without images there are {least}")
+    if group.longest is not None and given >= group.longest:
+        raise Unreadable(f"{given} input tokens; the engines accept {group.longest - 1}")
     if group.counted and given != chunk.request.total_len:
         raise Unreadable(f"{given} input tokens; the engines counted {chunk.request.total_len}")
     return given

@@ -124,7 +124,7 @@ class EngineIndex:
         slot.inflight += 1
         slot.started += 1
         if slot.ledger is not None:
-            slot.ledger.reserve(request.group.uid, request.prompt_len, total_len)
+            slot.ledger.reserve(request.group.uid, min(request.prompt_len, total_len), total_len)
             self._holders.setdefault(request.group.uid, set()).add(slot)
         self.changed(slot)
 

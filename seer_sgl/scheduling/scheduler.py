@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from seer_sgl.admission.sampling import divisible
 from seer_sgl.engine_types import EngineLoad
-from seer_sgl.errors import ChunkRecalled, EngineDied, EngineStalled
+from seer_sgl.errors import BadReply, ChunkRecalled, EngineDied, EngineStalled
 from seer_sgl.timing import DEFAULT
 from seer_sgl.types import (
     Chunk,
@@ -255,7 +255,7 @@ class Scheduler:
             return suspect if isinstance(suspect, Chunk) else None
         while (request := self._policy.peek()) is not None:
             attempts, budget = self._live[request.uid], self._budget(request)
-            chosen = self._choose(attempts, request.total_len + budget)
+            chosen = self._choose(attempts, request.total_with(budget))
             if chosen is Wait.FOR_ROOM and not attempts.refusals:
                 return None
             self._policy.pop()
@@ -285,7 +285,7 @@ class Scheduler:
             self._reserve(slot, None)
         request.state, attempts.returned_at = RequestState.PENDING, result.now
         if result.reply is None:
-            attempts.rid, attempts.stored = "", False  # the stored KV may not match our tokens
+            self._lost(attempts, result.error)
         else:
             self._grow(result.reply, chunk, result.now)
         recalled = isinstance(result.error, ChunkRecalled)
@@ -374,7 +374,7 @@ class Scheduler:
             return None
         request = attempts.request
         budget = self._suspects.budget(attempts, self._budget(request))
-        total_len = request.total_len + budget
+        total_len = request.total_with(budget)
         others = self._setbacks.others(attempts) or [each for each in self._fleet if each.available]
         able = (
             each
@@ -431,15 +431,16 @@ class Scheduler:
 
     def _budget(self, request: Request) -> int:
         """Returns the response tokens of the request's next chunk."""
+        remaining = max(1, request.remaining)  # a wrong count of image tokens leaves less
         if not self._divide or not divisible(request):
-            return request.remaining
-        return min(request.remaining, self._chunk_tokens)
+            return remaining
+        return min(remaining, self._chunk_tokens)
 
     def _start(
         self, attempts: Attempts, slot: EngineSlot, move: Move, budget: int, now: float
     ) -> Chunk:
         request = attempts.request
-        total_len = request.total_len + budget
+        total_len = request.total_with(budget)
         self._fallen.pop(slot.engine_id, None)
         self._inflight += 1
         self._fleet.start(slot, request, total_len)
@@ -465,6 +466,12 @@ class Scheduler:
             reads=slot.reads,
             image_tokens=request.group.image_tokens,
         )
+
+    @staticmethod
+    def _lost(attempts: Attempts, error: Exception | None) -> None:
+        attempts.rid, attempts.stored = "", False  # the stored KV may not match our tokens
+        if isinstance(error, BadReply):  # perhaps it was the count before that was wrong
+            attempts.request.group.forget_count()
 
     def _grow(self, reply: ChunkReply, chunk: Chunk, now: float) -> None:
         request = chunk.request
