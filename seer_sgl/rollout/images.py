@@ -4,23 +4,27 @@ An image is given as a data URL, as plain base64, as the name of a file below a 
 or as an http(s) address if that is allowed. It is read once, and sent as a data URL.
 """
 
+import asyncio
 import base64
 import binascii
 import io
+import os
 import re
-import time
-import urllib.error
-import urllib.request
 import warnings
 from array import array
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
+
+import aiohttp
 
 from seer_sgl.config import ImagesConfig
 
 DATA_URL = re.compile(r"data:image/[A-Za-z0-9.+-]{1,32};base64,")
 ADDRESS = re.compile(r"https?://", re.IGNORECASE)
+USER = re.compile(r"//[^/?#]*@")
 # What SGLang takes for the name of a file (`load_image`).
 FILE = re.compile(r"file://|.*\.(?:png|jpe?g|webp|gif|bmp|tiff?)$", re.IGNORECASE | re.DOTALL)
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
@@ -69,8 +73,7 @@ class ImageReader:
                 content = self._content(reference)
                 kind, width, height = _inspected(content, self._config.max_pixels)
             except ValueError as error:
-                shown = reference if len(reference) <= SHOWN else f"{reference[:SHOWN]}..."
-                raise ValueError(f"image_data[{number}]: {shown!r}: {error}") from error
+                raise ValueError(f"image_data[{number}]: {shown(reference)}: {error}") from error
             urls.append(f"data:image/{kind};base64,{base64.b64encode(content).decode()}")
             tokens += min(MOST_TOKENS, -(-width // SIDE) * -(-height // SIDE))
         return Images(tuple(urls), tokens)
@@ -85,6 +88,8 @@ class ImageReader:
         if ADDRESS.match(reference):
             if not self._config.http:
                 raise ValueError("addresses are not fetched; images.http allows it")
+            if USER.search(reference):
+                raise ValueError("an address with a user name or password is not fetched")
             return _fetched(reference)
         if FILE.match(reference):
             return self._file(reference.removeprefix("file://"))
@@ -105,6 +110,15 @@ class ImageReader:
             return file.read_bytes()
         except OSError as error:
             raise ValueError(error.strerror) from error
+        except RuntimeError as error:  # of `resolve`, up to Python 3.12
+            raise ValueError("a loop of symbolic links") from error
+
+
+def shown(reference: str) -> str:
+    """Returns the beginning of a reference for a message, without a user name and password."""
+    if "://" in reference[:SHOWN]:
+        reference = re.sub(r"//.*@", "//***@", reference, count=1, flags=re.DOTALL)
+    return repr(reference if len(reference) <= SHOWN else f"{reference[:SHOWN]}...")
 
 
 def _decoded(text: str) -> bytes:
@@ -117,26 +131,40 @@ def _decoded(text: str) -> bytes:
 
 
 def _fetched(address: str) -> bytes:
-    deadline = time.monotonic() + FETCH_S
+    """Returns what an address has. Raises ValueError, in one line, with the reason why not."""
+    with ThreadPoolExecutor(1) as thread:  # the caller may be inside a running event loop
+        return thread.submit(lambda: asyncio.run(_fetch(address))).result()
+
+
+async def _fetch(address: str) -> bytes:
     content = bytearray()
     try:
-        with urllib.request.urlopen(address, timeout=FETCH_S) as answer:
-            while part := answer.read1(1 << 16):
+        async with (
+            aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=FETCH_S),
+                headers={"Accept-Encoding": "identity"},
+                auto_decompress=False,  # few bytes may be many
+            ) as session,
+            session.get(address) as answer,
+        ):
+            if answer.status != HTTPStatus.OK:
+                raise ValueError(f"HTTP {answer.status}")
+            async for part in answer.content.iter_chunked(1 << 16):
                 content += part
                 if len(content) > MAX_BYTES:
                     raise ValueError(f"more than {MAX_BYTES >> 20} MB")
-                if time.monotonic() > deadline:
-                    raise TimeoutError
-    except urllib.error.HTTPError as error:
-        with error:
-            raise ValueError(f"HTTP {error.code}") from error
     except TimeoutError as error:
         raise ValueError(f"no answer within {FETCH_S:g} s") from error
-    except OSError as error:  # URLError is one
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        if isinstance(reason, TimeoutError):
-            reason = f"no answer within {FETCH_S:g} s"
-        raise ValueError(str(reason) or type(error).__name__) from error
+    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, UnicodeError) as error:
+        raise ValueError("it is, or leads to, no http(s) address") from error
+    except aiohttp.TooManyRedirects as error:
+        raise ValueError("too many redirects") from error
+    except OSError as error:
+        unnamed = error.errno is None or error.errno <= 0  # of a name that is not found
+        reason = type(error).__name__ if unnamed else os.strerror(error.errno or 0)
+        raise ValueError(f"cannot be fetched: {reason}") from error
+    except aiohttp.ClientError as error:  # its text may have several lines
+        raise ValueError(f"no answer of HTTP: {type(error).__name__}") from error
     return bytes(content)
 
 

@@ -7,7 +7,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,71 @@ def test_an_address_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyP
     with silent_server() as port:
         assert refusal(f"http://127.0.0.1:{port}/a.png", http=True) == "no answer within 0.05 s"
     assert "refused" in refusal(f"http://127.0.0.1:{port}/a.png", http=True)
+
+
+@contextmanager
+def answering(answer: bytes, drips: int = 0) -> Iterator[str]:
+    """Yields the address of a server that answers once with these bytes, then with single ones."""
+    ended = threading.Event()
+
+    def answer_once() -> None:
+        with suppress(OSError), listening.accept()[0] as connection:
+            listening.close()  # nobody answers a second try
+            connection.recv(1 << 16)
+            connection.sendall(answer)
+            for _ in range(drips):
+                ended.wait(0.01)
+                connection.sendall(b"a")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(5)
+        thread = threading.Thread(target=answer_once)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/a.png"
+        finally:
+            ended.set()
+            thread.join()
+
+
+def redirect(to: str) -> bytes:
+    return f"HTTP/1.1 302 Found\r\nLocation: {to}\r\nContent-Length: 0\r\n\r\n".encode()
+
+
+def test_odd_answers_are_refused_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for answer in (b"garbage\r\n\r\n", b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\na"):
+        with answering(answer) as address:
+            assert refusal(address, http=True).startswith(("no answer of HTTP", "cannot be"))
+    for to in ("ftp://127.0.0.1/a", "file:///etc/passwd", "http://[", "http://a:b@"):
+        with answering(redirect(to)) as address:
+            assert refusal(address, http=True) == "it is, or leads to, no http(s) address"
+    for address in ("http://[/a.png", "http:///a.png", "http://a:99999999/", f"http://{'a' * 70}/"):
+        assert refusal(address, http=True).startswith(("it is, or leads to", "cannot be"))
+    monkeypatch.setattr(images, "FETCH_S", 0.05)
+    with answering(b"HTTP/1.1 200 OK\r\nX: ", drips=100) as address:
+        assert refusal(address, http=True) == "no answer within 0.05 s"
+
+
+@pytest.mark.parametrize("http", [False, True])
+def test_no_message_has_a_password(http: bool) -> None:
+    for user in ("user:secret", "a@b:secret", "u:" + "x" * 90 + "secret"):
+        with pytest.raises(ValueError, match="not fetched") as error:
+            ImageReader(ImagesConfig(http=http)).read([f"http://{user}@127.0.0.1:1/a.png"])
+        assert "'http://***@127.0.0.1:1/a.png'" in str(error.value)
+
+
+async def test_an_address_is_fetched_inside_a_running_loop() -> None:
+    with answering(b"HTTP/1.0 200 OK\r\n\r\n" + picture(3)) as address:
+        assert ImageReader(ImagesConfig(http=True)).read([address]).urls == (data_url(3),)
+
+
+def test_a_loop_of_links_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.png").symlink_to(tmp_path / "b.png")
+    (tmp_path / "b.png").symlink_to(tmp_path / "a.png")
+    assert refusal("a.png", folder=str(tmp_path)) in {
+        "a loop of symbolic links",
+        "no such file in images.folder",
+    }
 
 
 class Pictures(http.server.BaseHTTPRequestHandler):

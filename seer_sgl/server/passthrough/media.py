@@ -4,7 +4,7 @@ fetch every address that one names. Pure, but for the reading of images that the
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from seer_sgl.rollout.images import ADDRESS, FILE, SHOWN, ImageReader
+from seer_sgl.rollout.images import ADDRESS, FILE, ImageReader, shown
 
 from ..errors import BadRequest
 
@@ -119,5 +119,4 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value) if isinstance(value, str) else type(value).__name__
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return shown(value) if isinstance(value, str) else type(value).__name__
