@@ -276,9 +276,11 @@ class Backend:
                 added.append(engine.info.engine_id)
                 accepted()
         except BaseException:
-            for engine_id in added:
-                await self.driver.remove_engine(engine_id)
-            await self.fleet.stop_engine(engines[0].info.engine_id)
+            try:
+                for engine_id in added:
+                    await self.driver.remove_engine(engine_id)
+            finally:
+                await self.fleet.stop_engine(engines[0].info.engine_id)
             raise
         return engines[0].info
 

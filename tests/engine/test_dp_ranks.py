@@ -190,3 +190,25 @@ async def test_a_request_that_passes_through_names_the_rank() -> None:
     assert heard[0] == {"0"}
     assert heard[-1] == {"1"}
     assert all(len(values) == 1 for values in heard)
+
+
+async def test_ranks_that_cannot_join_leave_the_fleet_although_the_undoing_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with rolling(FakeSGLang(plugin=PLUGIN)) as rollout, serving(two_ranks()) as url:
+        driver, add = rollout.backend.driver, rollout.backend.driver.add_engine
+
+        def one_only(engine: Any) -> None:
+            if engine.info.dp_rank:
+                raise InputError("no second rank")
+            add(engine)
+
+        async def stuck(engine_id: str) -> None:
+            raise InputError(f"{engine_id} does not leave")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, "add_engine", one_only)
+            patch.setattr(driver, "remove_engine", stuck)
+            with pytest.raises(InputError, match="does not leave"):
+                await rollout.backend.join(url)
+        assert engines_of(rollout) == ["e0"]
