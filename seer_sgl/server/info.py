@@ -133,7 +133,7 @@ class Info:
         for answer in answers:
             if answer is not None:
                 merged = merged or {key: answer[key] for key in answer if key != "loads"}
-                entries += answer.get("loads") or []
+                entries += _entries(answer)
         for rank, entry in enumerate(entries):
             entry["dp_rank"] = rank
         if not entries:
@@ -176,7 +176,7 @@ class Info:
             return None
         if engine.info.dp_size > 1:  # the server answers for all its ranks
             rank = engine.info.dp_rank
-            own = [each for each in answer.get("loads") or [] if each.get("dp_rank") == rank]
+            own = [each for each in _entries(answer) if each.get("dp_rank") == rank]
             answer["loads"] = own
         return answer
 
@@ -193,6 +193,12 @@ class Info:
             if answer.status != HTTPStatus.OK:
                 raise Unavailable(f"{path}: HTTP {answer.status}")
             return msgspec.json.decode(await read_body(answer, REPLY_BYTES), type=dict)
+
+
+def _entries(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns the entries of an answer of `/v1/loads`; without those that are no objects."""
+    loads = answer.get("loads")
+    return [each for each in loads if isinstance(each, dict)] if isinstance(loads, list) else []
 
 
 def _one_token() -> Call:

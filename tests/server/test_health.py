@@ -1,9 +1,13 @@
-"""`/health_generate`: a busy fleet is healthy, and one that does nothing is not."""
+"""`/health_generate` and `/v1/loads`: a busy fleet is healthy, and one that does nothing is not."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
+
+import pytest
+from aiohttp import web
+from typing_extensions import override
 
 from seer_sgl.timing import DEFAULT, Timing
 from tests.fake_sglang import FakeSGLang
@@ -53,3 +57,23 @@ async def test_an_idle_engine_is_healthy_after_one_token() -> None:
         async with it.session.get(f"{it.url}/ready") as reply:
             assert reply.status == 200
     assert [call["sampling_params"]["max_new_tokens"] for call in fake.seen] == [1]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("loads", [[1], {"a": 1}, "x"])
+async def test_a_load_that_is_none_hides_no_other(ranks: int, loads: Any) -> None:
+    class Strange(FakeSGLang):
+        @override
+        async def loads(self, http: web.Request) -> web.Response:
+            if "strange" in http.query:
+                return web.json_response({"loads": loads})
+            return await super().loads(http)
+
+    plugin = {"version": "1", "missing": [], "instance": "i", "weights": "w"}
+    strange = Strange(dp_size=ranks, plugin=plugin)
+    async with (
+        served(strange, FakeSGLang()) as it,
+        it.session.get(f"{it.url}/v1/loads?strange=1") as reply,
+    ):
+        assert reply.status == 200
+        assert [each["dp_rank"] for each in (await reply.json())["loads"]] == [0]
