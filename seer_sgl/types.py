@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from .bounds import Natural
 from .routed_experts import RoutedExperts
 from .sampling import Sampling as Sampling  # noqa: PLC0414 (a data type like the ones below)
 
@@ -51,7 +52,7 @@ class WeightSpan(msgspec.Struct, frozen=True):
     """`tokens` consecutive response tokens that were sampled with weights `version`."""
 
     version: str
-    tokens: int
+    tokens: Natural
 
 
 def spans_after(spans: list[WeightSpan], skipped: int) -> list[WeightSpan]:

@@ -1,7 +1,7 @@
 """A sample as its file records it, and the facts of each of its tokens."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import msgspec
 import numpy as np
@@ -123,7 +123,7 @@ def _engines(sample: RecordedSample) -> list[str]:
 
 def _spread(runs: Sequence[tuple[str, int]], count: int) -> list[str]:
     """Returns the name of each token's run; `count` names, whatever the runs add up to."""
-    ends = [0, *np.cumsum([length for _, length in runs]).tolist()] if runs else [0]
+    ends = [0, *accumulate(length for _, length in runs)]
     named = [
         name
         for (name, _), (begin, end) in zip(runs, pairwise(ends), strict=True)

@@ -59,6 +59,7 @@ def test_samples_without_a_response_make_room_for_others(tmp_path: Path) -> None
         ('{"prompt_ids": [1]}', "response_ids: missing"),
         (json.dumps(PLAIN | {"log_probs": [-1.0]}), "1 log probabilities for 2 tokens"),
         (json.dumps(PLAIN | {"prompt_ids": [-1]}), "prompt_ids"),
+        (json.dumps(PLAIN | {"weight_spans": [{"version": "a", "tokens": -1}]}), "weight_spans"),
         (json.dumps(PLAIN | {"sampling": {"temprature": 1}}), "sampling"),
     ],
 )
@@ -188,3 +189,9 @@ from seer_sgl.audit.formats import read_samples, read_sampling
 assert len(read_samples(Path({str(path)!r}), 8, 0, read_sampling([])).samples) == 1
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_spans_of_any_size_end_with_the_response(tmp_path: Path) -> None:
+    spans = [{"version": version, "tokens": (1 << 63) - 1} for version in "abc"]
+    path = write_lines(tmp_path / "samples.jsonl", [PLAIN | {"weight_spans": spans}])
+    assert labels(read(path).samples[0])["weight version"] == ["a", "a"]
