@@ -1,9 +1,13 @@
-"""The tables that an audit prints."""
+"""The tables that an audit prints.
+
+Names from files and servers are `Text`, in which rich reads neither markup nor emoji codes.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from .audit_report import PREFILL_DECODE, LargeDifference, PassReport, SelfComparison
 from .log_prob_figures import LogProbFigures
@@ -41,7 +45,7 @@ def parts_table(parts: Mapping[str, Mapping[str, LogProbFigures]]) -> Table:
     table = _table("prefill, alone: by part", "part", ("", "tokens"))
     for kind, of_kind in parts.items():
         for name, each in of_kind.items():
-            table.add_row(kind, name, f"{each.tokens:,}", *_cells(each))
+            table.add_row(kind, Text(name), f"{each.tokens:,}", *_cells(each))
     return table
 
 
@@ -76,13 +80,13 @@ def largest_table(largest: Sequence[LargeDifference]) -> Table:
     for each in largest:
         parts = ", ".join(part for kind, part in each.parts.items() if kind != "position")
         table.add_row(
-            each.sample,
+            Text(each.sample),
             str(each.position),
             str(each.token),
             f"{each.recorded:.6f}",
             f"{each.server:.6f}",
             f"{each.server - each.recorded:+.2e}",
-            parts,
+            Text(parts),
         )
     return table
 

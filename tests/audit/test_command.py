@@ -1,6 +1,7 @@
 """`seer-sgl audit` finds what was changed, names the cause, and changes nothing on the server."""
 
 import contextlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ async def audited(
     *,
     overrides: tuple[str, ...] = (),
     fail: tuple[str, ...] = (),
+    console: Console | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Returns audit.json of an audit of these samples on a fake server."""
@@ -39,7 +41,7 @@ async def audited(
             path=path, engine=url, overrides=overrides, fail=fail, **defaults | options
         )
         with contextlib.suppress(AuditFailed):
-            await audit(request, tmp_path, quiet, quiet)
+            await audit(request, tmp_path, quiet, console or quiet)
     result: dict[str, Any] = json.loads((tmp_path / "audit.json").read_text())
     return result
 
@@ -226,6 +228,17 @@ async def test_no_samples_are_an_error_and_no_success(tmp_path: Path) -> None:
     samples = [line | {"failure": "given up"} for line in lines(2)]
     with pytest.raises(ConfigError, match="no sample can be audited \\(2 given up by the rollout"):
         await audited(tmp_path, samples)
+
+
+async def test_names_are_printed_as_the_file_has_them(tmp_path: Path) -> None:
+    sample = lines(1)[0] | {"group_id": "a[/b]", "engines": ["[red]e0", ":bug:"]}
+    sample["weight_spans"] = [{"version": "[/v]", "tokens": 40}]
+    sample["rollout_log_probs"][3] += 0.5
+    shown = Console(file=io.StringIO(), width=200)
+    await audited(tmp_path, [sample], console=shown)
+    printed = shown.file.getvalue()  # type: ignore[attr-defined]
+    for name in ("a[/b][0]", "[red]e0", ":bug:", "[/v]"):
+        assert name in printed
 
 
 @pytest.mark.parametrize(
