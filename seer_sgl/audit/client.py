@@ -24,7 +24,10 @@ from .recorded import F64, LEAST, RecordedSample
 from .served import ServedModel
 
 CONTROL_S = 30.0
-FLUSH_S = 30.0
+FLUSH_S = 30.0  # in which SGLang lets its requests end
+FLUSH_CALL_S = 60.0
+GENERATE_S = 600.0  # of one call, and so much more per token of input and output:
+TOKEN_S = 0.1
 BYTES_PER_VALUE = 64  # of a [log probability, id, text] in JSON
 # What ends a response early, and what the audit sets itself.
 OWN = (
@@ -139,9 +142,9 @@ class AuditClient:
     async def flush(self) -> None:
         """Drops the KV of the server's prefix cache, once its requests have ended.
 
-        Raises EngineUnavailable, also if they do not end within FLUSH_S.
+        Raises EngineUnavailable, also if they do not end within FLUSH_S, or if no answer comes.
         """
-        await self._call("POST", f"/flush_cache?timeout={FLUSH_S:g}")
+        await self._bounded(FLUSH_CALL_S, "POST", f"/flush_cache?timeout={FLUSH_S:g}")
 
     async def prefill(self, sample: RecordedSample, cache_key: str, top: int) -> Prefilled:
         """Returns the log probabilities of a sample's response, from a prefill of all its tokens.
@@ -205,7 +208,9 @@ class AuditClient:
     async def _generate(self, fields: Mapping[str, Any], cache_key: str, values: int) -> _Meta:
         rid = f"{cache_key}-{next(self._calls)}/"  # no rid is the beginning of another one
         body = {**fields, "rid": rid, "return_logprob": True, "extra_key": cache_key}
-        reply = await self._call(
+        tokens = len(fields["input_ids"]) + fields["sampling_params"]["max_new_tokens"]
+        reply = await self._bounded(
+            GENERATE_S + TOKEN_S * tokens,
             "POST",
             "/generate",
             LateBody(lambda: msgspec.json.encode(body)),
@@ -221,18 +226,29 @@ class AuditClient:
         return meta
 
     async def _get(self, path: str) -> bytes:
+        return await self._bounded(CONTROL_S, "GET", path)
+
+    async def _bounded(
+        self,
+        limit_s: float,
+        method: str,
+        path: str,
+        body: aiohttp.Payload | None = None,
+        limit: int = REPLY_BYTES,
+    ) -> bytes:
+        """Makes a call. Raises EngineUnavailable without an answer in `limit_s` seconds."""
         try:
-            async with asyncio.timeout(CONTROL_S):
-                return await self._call("GET", path)
+            async with asyncio.timeout(limit_s):
+                return await self._call(method, path, body, limit)
         except TimeoutError as error:
-            raise EngineUnavailable(f"{self._url}{path}: no answer in {CONTROL_S:g} s") from error
+            raise EngineUnavailable(f"{self._url}{path}: no answer in {limit_s:g} s") from error
 
     async def _call(
         self,
         method: str,
         path: str,
-        body: aiohttp.Payload | None = None,
-        limit: int = REPLY_BYTES,
+        body: aiohttp.Payload | None,
+        limit: int,
     ) -> bytes:
         try:
             async with requested(self._session, method, self._url + path, body) as response:

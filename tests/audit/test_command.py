@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from seer_sgl.audit import client
 from seer_sgl.audit.command import AuditRequest, audit
 from seer_sgl.errors import AuditFailed, ConfigError, EngineUnavailable
 from tests.fake_sglang import serving
@@ -261,3 +262,19 @@ async def test_a_server_that_is_none_of_sglang_is_one_line(tmp_path: Path) -> No
     fake.garbled = {"/model_info": "no version"}
     with pytest.raises(EngineUnavailable, match="/model_info: Object missing required field"):
         await audited(tmp_path, lines(1), fake)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (("FLUSH_CALL_S",), r"/flush_cache\?timeout=30: no answer in 0 s"),
+        (("GENERATE_S", "TOKEN_S"), "/generate: no answer in 0 s"),
+    ],
+)
+async def test_a_server_that_does_not_answer_ends_the_audit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: tuple[str, ...], message: str
+) -> None:
+    for name in limits:
+        monkeypatch.setattr(client, name, 0.0)
+    with pytest.raises(EngineUnavailable, match=message):
+        await audited(tmp_path, lines(1), flush=True)
