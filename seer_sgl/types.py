@@ -424,6 +424,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """When it finished, seconds."""
     metadata: Any = None
     """The prompt's `metadata`, unchanged."""
+    images: int = 0
+    """Images of the prompt; `prompt_ids` has one placeholder for each."""
     failure: str | None = None
     """Why the request was given up with the tokens it had; null for a whole response."""
     routed_experts: RoutedExperts | None = None

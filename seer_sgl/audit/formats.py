@@ -28,7 +28,7 @@ from seer_sgl.sampling import NEUTRAL, Sampling
 from seer_sgl.types import WeightSpan
 
 from .recorded import RecordedSample
-from .slime_dump import SlimeSample, is_dump, read_dump
+from .slime_dump import IMAGES, SlimeSample, is_dump, read_dump
 
 SPARE = 4  # lines that are read per sample that is wanted, as some have no response
 VERL = ("input", "output", "score")
@@ -37,7 +37,8 @@ VERL = ("input", "output", "score")
 class SampleLine(msgspec.Struct, kw_only=True):
     """One JSON line. `log_probs` and `rollout_log_probs` are two names of one field.
 
-    `sampling`: SGLang's `sampling_params` that differ from those of `--set`.
+    `sampling`: SGLang's `sampling_params` that differ from those of `--set`. `images`: of the
+    prompt, their number or a list of them.
     """
 
     prompt_ids: list[TokenId] | None = None
@@ -54,6 +55,7 @@ class SampleLine(msgspec.Struct, kw_only=True):
     chunks: Natural | None = None
     accept_length: float | None = None
     drafted: bool | None = None
+    images: Any = 0
     failure: str | None = None
     sampling: dict[str, Any] = {}
 
@@ -136,6 +138,8 @@ def _of_line(line: bytes, place: str, number: int, sampling: Sampling) -> Record
         raise ConfigError(f"{place}: {missing}: missing")
     if record.failure is not None:
         return "given up by the rollout"
+    if record.images:
+        return IMAGES
     if not record.response_ids or not record.prompt_ids:
         return "without tokens"
     log_probs = record.log_probs if record.log_probs is not None else record.rollout_log_probs

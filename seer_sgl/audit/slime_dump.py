@@ -22,6 +22,8 @@ from seer_sgl.bounds import Natural, TokenId
 from seer_sgl.config import plain
 from seer_sgl.errors import ConfigError
 
+IMAGES = "with images"  # they are in no file, and a server needs them
+
 
 class SlimeSample(msgspec.Struct, kw_only=True):
     """The fields of a dumped `Sample` that an audit reads."""
@@ -41,7 +43,7 @@ class SlimeSample(msgspec.Struct, kw_only=True):
     def unusable(self) -> str | None:
         """Why the sample cannot be audited; None if it can."""
         if self.multimodal_inputs is not None:
-            return "with images"
+            return IMAGES
         if not 0 < self.response_length < len(self.tokens):
             return "without tokens"
         count = self.response_length

@@ -43,6 +43,7 @@ class SampleMaker:
             started_at=round(started - self._started_at, 6),
             finished_at=round(finished - self._started_at, 6),
             metadata=request.group.prompt.metadata,
+            images=len(request.group.prompt.image_data),
             failure=None if request.failure is None else request.failure.message,
             routed_experts=request.routed_experts,
         )

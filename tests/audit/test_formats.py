@@ -109,6 +109,15 @@ def test_parts_come_from_chunks_engines_and_weights(tmp_path: Path) -> None:
     }
 
 
+def test_samples_whose_prompts_have_images_are_left_out(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "samples.jsonl", [PLAIN | {"images": each} for each in (2, 0, ["a"])]
+    )
+    file = read(path)
+    assert [sample.name for sample in file.samples] == ["line 2"]
+    assert file.left_out == {"with images": 2}
+
+
 def dumped(**changed: Any) -> dict[str, Any]:
     """Returns a sample as `Sample.to_dict` of slime writes it (slime/utils/types.py, 624b824)."""
     return {
