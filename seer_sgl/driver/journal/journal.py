@@ -77,6 +77,7 @@ class Journal(Observer):
                     finish=request.finish_reason if ended else None,
                     matched=request.matched if ended else None,
                     routed_experts=reply.routed_experts,
+                    input_tokens=reply.input_tokens,
                 )
             )
         )

@@ -36,7 +36,10 @@ class Header(msgspec.Struct, array_like=True, tag=0, frozen=True, kw_only=True):
 
 
 class Returned(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False, kw_only=True):
-    """A chunk that returned. `finish`: how it ended its request; None: the request continues."""
+    """A chunk that returned. `finish`: how it ended its request; None: the request continues.
+
+    `input_tokens`: with those of images, as the engine counted them; None: it has no images.
+    """
 
     order: int
     seed: int
@@ -51,6 +54,7 @@ class Returned(msgspec.Struct, array_like=True, tag=1, frozen=True, gc=False, kw
     finish: FinishReason | None
     matched: int | str | None
     routed_experts: RoutedExperts | None = None
+    input_tokens: int | None = None
 
 
 class Ended(msgspec.Struct, array_like=True, tag=2, frozen=True, kw_only=True):

@@ -89,6 +89,7 @@ def _reply(record: Returned) -> ChunkReply:
         finish=record.finish or "length",
         verify_steps=record.verify_steps,
         routed_experts=record.routed_experts,
+        input_tokens=record.input_tokens,
     )
 
 
