@@ -165,7 +165,7 @@ class GenerateReader:
         calls: list[Call] = []
         for number, (prompt, params) in enumerate(zip(prompts, each, strict=True)):
             found = images[number]
-            sampling, seed = self._sampling(params, len(prompt) + found.tokens, experts)
+            sampling, seed = self._sampling(params, len(prompt), found.tokens, experts)
             group_id, size = group_ids[number], request.group_size
             if group_id is None and n > 1:
                 group_id, size = f"n/{uuid.uuid4().hex}", n
@@ -255,9 +255,13 @@ class GenerateReader:
             raise NotDivisible("input_ids") from error
 
     def _sampling(
-        self, given: Parameters, prompt_len: int, experts: bool
+        self, given: Parameters, prompt_len: int, image_tokens: int, experts: bool
     ) -> tuple[Sampling, int | None]:
-        """Returns the sampling parameters and the seed of one response."""
+        """Returns the sampling parameters and the seed of one response.
+
+        `image_tokens`: about how many tokens images add. Without a limit the response has what they
+        really leave, which the engine knows; a guess might end it earlier.
+        """
         params = {name: value for name, value in given.items() if value is not None}
         params.pop(N, None)
         if EXPERTS in params:  # ours; in SGLang it is a field of the request
@@ -286,7 +290,8 @@ class GenerateReader:
             raise NotDivisible(name or "sampling_params")
         if sampling.custom_params.get(TOP_P_IDS):
             raise NotDivisible("custom_params")
-        if prompt_len < 1 or sampling.max_new_tokens > left:
+        most = left if unlimited else left - image_tokens
+        if prompt_len < 1 or sampling.max_new_tokens > most:
             raise NotDivisible("length")  # SGLang decides
         return sampling, seed
 

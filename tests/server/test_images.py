@@ -45,6 +45,16 @@ async def test_a_response_behind_an_image_is_divided(model: dict[str, Any]) -> N
     assert all(call["input_ids"][: len(IDS)] == IDS for call in calls)
 
 
+async def test_a_response_without_a_limit_has_what_the_images_leave(model: dict[str, Any]) -> None:
+    engine = ImageEngine(longest=1000, max_request_len=190)
+    params = {"max_new_tokens": None, "sampling_seed": 999 << 7}
+    large = [data_url(1, (280, 280))]  # taken for 100 tokens; the engine makes 20 of it
+    async with served(engine, model=model) as it:
+        reply = await it.generate(**body(image_data=large, sampling_params=params))
+        assert reply["meta_info"]["seer"]["chunks"] > 1
+    assert reply["meta_info"]["completion_tokens"] == 190 - len(IDS) + 1 - 20
+
+
 async def test_siblings_have_equal_images(model: dict[str, Any]) -> None:
     engine = ImageEngine(longest=1000)
     async with served(engine, model=model) as it:
