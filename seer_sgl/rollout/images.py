@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
+from typing_extensions import override
 
 from seer_sgl.config import ImagesConfig
 
@@ -29,6 +30,8 @@ USER = re.compile(r"//[^/?#]*@")
 FILE = re.compile(r"file://|.*\.(?:png|jpe?g|webp|gif|bmp|tiff?)$", re.IGNORECASE | re.DOTALL)
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_BYTES = 32 << 20  # of one image, as it is encoded
+MAX_BODY_BYTES = 256 << 20  # of the different images of one body of a client, as data URLs
+MOST_OF_BODY = 1024  # images of all prompts of a `/generate`, whose prompts have one thread
 FETCH_S = 10.0  # for the whole answer of an address
 SHOWN = 80  # characters of a reference in a message
 # Pixels per token and side: 14 x 14 patches, of which 2 x 2 are one token, as in Qwen2-VL and Kimi.
@@ -70,13 +73,23 @@ class ImageReader:
         urls, tokens = [], 0
         for number, reference in enumerate(references):
             try:
-                content = self._content(reference)
-                kind, width, height = _inspected(content, self._config.max_pixels)
+                url, more = self._one(reference)
             except ValueError as error:
                 raise ValueError(f"image_data[{number}]: {shown(reference)}: {error}") from error
-            urls.append(f"data:image/{kind};base64,{base64.b64encode(content).decode()}")
-            tokens += min(MOST_TOKENS, -(-width // SIDE) * -(-height // SIDE))
+            urls.append(url)
+            tokens += more
         return Images(tuple(urls), tokens)
+
+    def of_body(self, most: int | None = None) -> "BodyReader":
+        """Returns a reader of the images of one body. `most`: of all its prompts; None: any."""
+        return BodyReader(self._config, self.placeholder, most)
+
+    def _one(self, reference: str) -> tuple[str, int]:
+        """Returns an image as a data URL, and about how many tokens it has. Raises ValueError."""
+        content = self._content(reference)
+        kind, width, height = _inspected(content, self._config.max_pixels)
+        tokens = min(MOST_TOKENS, -(-width // SIDE) * -(-height // SIDE))
+        return f"data:image/{kind};base64,{base64.b64encode(content).decode()}", tokens
 
     def _content(self, reference: str) -> bytes:
         """Returns the bytes of an image. Raises ValueError with the reason why there are none."""
@@ -112,6 +125,34 @@ class ImageReader:
             raise ValueError(error.strerror) from error
         except RuntimeError as error:  # of `resolve`, up to Python 3.12
             raise ValueError("a loop of symbolic links") from error
+
+
+class BodyReader(ImageReader):
+    """Reads the images of one body of a client. Each reference is read, and held, once."""
+
+    def __init__(self, config: ImagesConfig, placeholder: int | None, most: int | None) -> None:
+        super().__init__(config, placeholder)
+        self._most = most
+        self._count = 0
+        self._bytes = 0
+        self._known: dict[str, tuple[str, int]] = {}
+
+    @override
+    def read(self, references: Sequence[str]) -> Images:
+        self._count += len(references)
+        if self._most is not None and self._count > self._most:
+            raise ValueError(f"image_data: more than {self._most} images in one body")
+        return super().read(references)
+
+    @override
+    def _one(self, reference: str) -> tuple[str, int]:
+        if reference not in self._known:
+            found = super()._one(reference)
+            self._bytes += len(found[0])
+            if self._bytes > MAX_BODY_BYTES:
+                raise ValueError(f"more than {MAX_BODY_BYTES >> 20} MB of images in one body")
+            self._known[reference] = found
+        return self._known[reference]
 
 
 def shown(reference: str) -> str:

@@ -6,6 +6,7 @@ sampling.
 Every error message names the file and the line (or the position in a Python sequence).
 """
 
+import copy
 import itertools
 from array import array
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -81,6 +82,12 @@ class PromptReader:
         self._sampling = sampling
         self._no_chats = no_chats
         self._images = images
+
+    def of_body(self) -> "PromptReader":
+        """Returns a reader of the prompts of one body of a client, which holds an image once."""
+        reader = copy.copy(self)
+        reader._images = None if self._images is None else self._images.of_body()
+        return reader
 
     def read(self, path: Path, limit: int | None = None) -> list[Prompt]:
         """Returns the first `limit` prompts of a JSONL file.

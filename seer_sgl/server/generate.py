@@ -12,6 +12,7 @@ from seer_sgl.routed_experts import RoutedExperts, base64_of
 
 from .aborted import aborted_replies
 from .calls import Answer
+from .decode import decode_fields
 from .errors import Aborted
 from .generate_body import CallBatch, GenerateReader, require_few
 from .json import END, EVENTS, error_fields, event_of, json_response
@@ -22,7 +23,7 @@ from .service import THREAD_BYTES, Service
 from .streaming import streaming
 from .streams import as_they_come, finished
 
-IMAGES = b'"image_data"'
+IMAGES = "image_data"
 SESSION_HEADER = "X-SMG-Routing-Key"  # of SGLang's router
 
 
@@ -99,8 +100,10 @@ class Generate:
 
 def _size(body: bytes) -> int:
     """Returns the size of a body; of one with images THREAD_BYTES at least, because an image of few
-    bytes may have many pixels."""
-    return max(len(body), THREAD_BYTES) if IMAGES in body else len(body)
+    bytes may have many pixels. Raises BadRequest for a short body that is no JSON object."""
+    size = len(body)
+    # By the decoded name: JSON can spell it with escapes.
+    return THREAD_BYTES if size < THREAD_BYTES and IMAGES in decode_fields(body) else size
 
 
 def reader(service: Service) -> GenerateReader:

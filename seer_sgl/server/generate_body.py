@@ -13,7 +13,7 @@ import msgspec
 from seer_sgl.admission.sampling import invalid, too_large, undivided
 from seer_sgl.bounds import LARGEST_ID
 from seer_sgl.config.values import invalid_values
-from seer_sgl.rollout.images import NO_IMAGES, ImageReader, Images
+from seer_sgl.rollout.images import MOST_OF_BODY, NO_IMAGES, ImageReader, Images
 from seer_sgl.rollout.long_texts import count_to, is_long
 from seer_sgl.types import Sampling, token_array
 
@@ -227,17 +227,15 @@ class GenerateReader:
         each = [given] if single else given
         if not isinstance(each, list) or len(each) != len(prompts):
             raise NotDivisible("image_data")
-        found = []
+        reader, found = self._images.of_body(MOST_OF_BODY), []
         for prompt, own in zip(prompts, each, strict=True):
             references = [own] if isinstance(own, str) else own or []
-            if not isinstance(references, list) or not all(
-                isinstance(one, str) for one in references
-            ):
+            if not isinstance(references, list) or {*map(type, references)} - {str}:
                 raise NotDivisible("image_data")
-            if self._images.placeholder is None or self._images.missing(prompt, len(references)):
+            if reader.placeholder is None or reader.missing(prompt, len(references)):
                 raise NotDivisible("image_data")
             try:
-                found.append(self._images.read(references))
+                found.append(reader.read(references))
             except ValueError as error:
                 raise BadRequest(str(error)) from error
         return found

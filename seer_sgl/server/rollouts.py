@@ -5,7 +5,7 @@ import contextlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -81,6 +81,8 @@ class Rollouts:
             sampling = overridden(sampling, body.sampling, "the rollout")
         places: dict[str, str] = {}
         reader = self._rollout.prompt_reader(body.n_samples_per_prompt, sampling)
+        n = body.n_samples_per_prompt or self._rollout.config.rollout.n_samples_per_prompt
+        self._require_room(_responses(body.groups, n))  # before images are read
         prompts = await self._prompts(body.groups, reader, places)
         if body.target_groups is not None and body.target_groups > len(prompts):
             raise BadRequest(f"target_groups: {body.target_groups} of {len(prompts)} groups")
@@ -92,7 +94,7 @@ class Rollouts:
             start = self._start(body, journal)
             if start.rollout_id in self._running:
                 raise Conflict(f"rollout {start.rollout_id!r} is in progress")
-            requests = self._require_room(prompts)
+            requests = self._require_room(sum(prompt.n for prompt in prompts))
             session = self._rollout.open_session(prompts, start, sampling, journal)
             served = ServedRollout(
                 _options(body),
@@ -105,7 +107,7 @@ class Rollouts:
             stack.pop_all()  # the rollout closes its journal
         self._generation.reserve(requests)
         self._running[start.rollout_id] = served
-        self._inputs[served] = _Input(reader, session.maker, sampling, places)
+        self._inputs[served] = _Input(reader, n, session.maker, sampling, places)
         return served
 
     async def reject(self, rollout_id: str, body: RejectBody) -> tuple[ServedRollout, str | None]:
@@ -120,8 +122,9 @@ class Rollouts:
             return served, served.reject(str(body.group_id), [])
         async with given.adding:
             places = dict(given.places)
+            self._require_room(_responses(body.groups, given.n))
             prompts = await self._prompts(body.groups, given.reader, places)
-            requests = self._require_room(prompts)
+            requests = self._require_room(sum(prompt.n for prompt in prompts))
             # A journal names requests by their order: groups that are refused must take none.
             maker = given.maker.fork()
             more = self._rollout.make_groups(prompts, maker, given.sampling)
@@ -182,16 +185,18 @@ class Rollouts:
         self, records: Records, reader: PromptReader, places: dict[str, str]
     ) -> list[Prompt]:
         prompts = []
-        reading, threaded = reader.each(records, "groups", places), any(map(has_images, records))
+        reading, threaded = (
+            reader.of_body().each(records, "groups", places),
+            any(map(has_images, records)),
+        )
         while (prompt := await _next(reading, threaded)) is not None:
             prompts.append(prompt)
             if len(prompts) % PROMPTS_PER_STEP == 0:
                 await asyncio.sleep(0)
         return prompts
 
-    def _require_room(self, prompts: Iterable[Prompt]) -> int:
+    def _require_room(self, requests: int) -> int:
         """Returns the number of responses. Raises BadRequest or TooMany if they are too many."""
-        requests = sum(prompt.n for prompt in prompts)
         if requests > self._settings.max_requests:
             raise BadRequest(
                 f"{requests} responses; server.max_requests is {self._settings.max_requests}"
@@ -224,14 +229,21 @@ def _options(body: RolloutBody) -> RolloutOptions:
 class _Input(msgspec.Struct):
     """What further groups of a rollout are made with.
 
-    `places`: where each group id came from. `adding`: held while groups are read and added.
+    `n`: samples of a group without its own. `places`: where each group id came from. `adding`: held
+    while groups are read and added.
     """
 
     reader: PromptReader
+    n: int
     maker: GroupMaker
     sampling: Sampling
     places: dict[str, str]
     adding: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+
+
+def _responses(records: Records, n: int) -> int:
+    """Returns the number of responses of groups. `n`: of one without its own."""
+    return sum((None if isinstance(each, str) else each.n) or n for each in records)
 
 
 async def _next(reading: Iterator[Prompt], threaded: bool) -> Prompt | None:

@@ -108,6 +108,28 @@ def test_bad_images_are_refused_with_one_line(tmp_path: Path) -> None:
         ImageReader(ImagesConfig()).read([data_url()] * 64)
 
 
+def test_a_body_reads_each_reference_once_and_has_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.png"
+    file.write_bytes(picture(3))
+    whole = ImageReader(ImagesConfig(folder=str(tmp_path)))
+    body = whole.of_body(5)
+    first = body.read(["a.png", "a.png"])
+    file.unlink()
+    assert first == body.read(["a.png"] * 2)
+    assert first.tokens == 2 * 4
+    assert len({id(url) for url in (*first.urls, *body.read(["a.png"]).urls)}) == 1
+    with pytest.raises(ValueError, match="image_data: more than 5 images in one body"):
+        body.read(["a.png"])
+    monkeypatch.setattr(images, "MAX_BODY_BYTES", len(data_url(1)) + 1)
+    small = whole.of_body()
+    small.read([data_url(1)] * 9)
+    with pytest.raises(ValueError, match=r"image_data\[0\]: .*: more than 0 MB of images in one"):
+        small.read([data_url(2)])
+    assert whole.of_body().read([data_url(2)]).urls == (data_url(2),)
+
+
 @contextmanager
 def silent_server() -> Iterator[int]:
     """Yields the port of a server that accepts connections and never answers."""
@@ -230,6 +252,12 @@ def test_a_prompt_has_a_placeholder_per_image() -> None:
     made = Prompt(prompt_id="a", prompt_ids=token_array([9]), n=1, image_data=("a.png",))
     with pytest.raises(PromptError, match=r"prompts\[0\]: image_data\[0\]: 'a.png': files are not"):
         reader().convert([made])
+
+
+def test_the_prompts_of_a_body_hold_an_image_once() -> None:
+    two = [{**prompt(), "id": name, "image_data": [f"{data_url(1)}"]} for name in "ab"]
+    one, other = reader().of_body().convert(two)
+    assert one.image_data[0] is other.image_data[0]
 
 
 class Chats:

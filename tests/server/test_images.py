@@ -2,11 +2,15 @@
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
 
 from seer_sgl.link.contract import ORIGIN
+from seer_sgl.rollout import images
+from seer_sgl.server import generate_body
+from seer_sgl.server.passthrough import media
 from tests.server.helpers import served
 from tests.support.images import PLACEHOLDER, ImageEngine, data_url
 
@@ -72,20 +76,20 @@ async def test_siblings_have_equal_images(model: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("images", "why"),
+    ("given", "why"),
     [
         (["data:image/png;base64,AAAA"], "image_data[0]: 'data:image/png;base64,AAAA': no image"),
         (["/etc/passwd.png"], "image_data[0]: '/etc/passwd.png': files are not read"),
         (["http://127.0.0.1/a.png"], "image_data[0]: 'http://127.0.0.1/a.png': addresses"),
     ],
 )
-async def test_a_bad_image_is_refused(model: dict[str, Any], images: list[str], why: str) -> None:
+async def test_a_bad_image_is_refused(model: dict[str, Any], given: list[str], why: str) -> None:
     engine = ImageEngine()
     async with served(engine, model=model) as it:
-        status, reply = await it.post("/generate", **body(image_data=images))
+        status, reply = await it.post("/generate", **body(image_data=given))
         assert status == 400
         assert reply["error"]["message"].startswith(why)
-        group = {"prompt_ids": IDS, "image_data": images}
+        group = {"prompt_ids": IDS, "image_data": given}
         status, reply = await it.post("/rollout", groups=[group])
         assert status == 400
         assert f"groups[0]: {why}" in str(reply)
@@ -138,6 +142,65 @@ async def test_no_reference_of_an_odd_shape_reaches_an_engine(model: dict[str, A
             assert status == 400, fields
             assert "\n" not in reply.get("error", reply)["message"]
     assert not engine.seen
+
+
+async def test_images_are_decoded_in_a_thread_however_the_field_is_spelt(
+    model: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, kind = [], {"Content-Type": "application/json"}
+    inspected = images._inspected
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.current_thread())
+        return inspected(*given)
+
+    monkeypatch.setattr(images, "_inspected", noted)
+    async with served(ImageEngine(longest=1000), model=model) as it:
+        for more in ({}, {"logprob_start_len": 0}):
+            text = json.dumps(body(**more)).replace('"image_data"', '"image\\u005fdata"')
+            assert "u005f" in text
+            async with it.session.post(f"{it.url}/generate", data=text, headers=kind) as reply:
+                assert reply.status == 200, await reply.text()
+    assert len(threads) >= 2
+    assert threading.main_thread() not in threads
+
+
+async def test_a_body_has_limited_images(
+    model: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate_body, "MOST_OF_BODY", 1)
+    monkeypatch.setattr(media, "MOST_OF_BODY", 1)
+    engine = ImageEngine(longest=1000)
+    two: dict[str, Any] = {"input_ids": [IDS, IDS], "image_data": [data_url(1)] * 2}
+    async with served(engine, model=model) as it:
+        for more in ({}, {"top_logprobs_num": 1}):
+            status, reply = await it.post("/generate", **body(**two | more))
+            assert status == 400
+            assert reply["error"]["message"] == "image_data: more than 1 images in one body"
+    assert not engine.seen
+
+
+async def test_each_prompt_of_a_batch_has_its_placeholders(model: dict[str, Any]) -> None:
+    engine = ImageEngine(longest=1000)
+    two: dict[str, Any] = {"input_ids": [IDS, [*IDS, PLACEHOLDER]], "top_logprobs_num": 1}
+    async with served(engine, model=model) as it:
+        for image in ([data_url(1)] * 2, data_url(1), [None, [data_url(1)]]):
+            status, reply = await it.post("/generate", **body(**two, image_data=image))
+            assert status == 400
+            assert "1 images, but the prompt 1 has the placeholder 9 2" in str(reply)
+    assert not engine.seen
+
+
+async def test_no_image_is_read_for_a_rollout_without_room(
+    model: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "_inspected", lambda *_: pytest.fail("an image was read"))
+    group = {"prompt_ids": IDS, "image_data": [data_url(3)]}
+    async with served(ImageEngine(), model=model, server={"max_requests": 9}) as it:
+        for n in ({"n": 10}, {}):
+            status, reply = await it.post("/rollout", groups=[{**group, **n}, "text"])
+            assert status == 400
+            assert "responses; server.max_requests is 9" in str(reply)
 
 
 async def test_a_rollout_has_images(model: dict[str, Any]) -> None:

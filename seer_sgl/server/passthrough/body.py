@@ -17,7 +17,7 @@ from ..decode import decode, decode_fields
 from ..errors import BadRequest
 from ..generate_body import DEFAULT_NEW_TOKENS, encoded, require_possible
 from ..json import dumps
-from .media import read_images, require_inline
+from .media import number_of, read_images, require_inline
 
 
 class PassthroughBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +73,7 @@ def passthrough_body(
         else _filled(parameters, seeded)
     )
     if images is not None and given.get("image_data"):
-        require_placeholders(given, images, encode)
+        require_placeholders(given, images, encode, longest)
         read = read_images(given["image_data"], images, is_batch(given))
         fields["image_data"] = msgspec.Raw(dumps(read))
     if sampling != parameters:
@@ -104,21 +104,29 @@ def require_placeholders(
     given: Mapping[str, Any],
     images: ImageReader,
     encode: "Callable[[str], array[int]] | None",
+    longest: int,
 ) -> None:
-    """Raises BadRequest for a single prompt with more placeholders than images: SGLang 0.5.21 never
-    answers it."""
-    text, ids, count = given.get("text"), given.get("input_ids"), given["image_data"]
-    if isinstance(text, str) and encode is not None:
-        ids = encode(text)
-    if is_batch(given) or not ids:
+    """Raises BadRequest for a prompt with more placeholders than images, if it has any: SGLang
+    0.5.21 never answers it."""
+    batch, data = is_batch(given), given["image_data"]
+    prompts = given.get("input_ids") if given.get("text") is None else given["text"]
+    if not prompts:
         return
-    number = len(count) if isinstance(count, list) else 1
-    missing = images.missing(array("i", ids), number)
-    if missing > 0:
-        raise BadRequest(
-            f"image_data: {number} images, but the prompt has the placeholder "
-            f"{images.placeholder} {number + missing} times"
-        )
+    each = prompts if batch else [prompts]
+    own = data if batch and isinstance(data, list) else [data] * len(each)
+    for index, (prompt, image_data) in enumerate(zip(each, own, strict=False)):
+        number = number_of(image_data)
+        if not number or (isinstance(prompt, str) and encode is None):
+            continue
+        if isinstance(prompt, str) and encode is not None:
+            require_possible(prompt, longest, "text")
+            prompt = encode(prompt)  # noqa: PLW2901
+        missing = images.missing(array("i", prompt), number)
+        if missing > 0:
+            raise BadRequest(
+                f"image_data: {number} images, but the prompt{f' {index}' if batch else ''} has "
+                f"the placeholder {images.placeholder} {number + missing} times"
+            )
 
 
 def names_of(rid: str | list[str], prompts: int | None, n: int) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ fetch every address that one names. Pure, but for the reading of images that the
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from seer_sgl.rollout.images import ADDRESS, FILE, ImageReader, shown
+from seer_sgl.rollout.images import ADDRESS, FILE, MOST_OF_BODY, ImageReader, shown
 
 from ..errors import BadRequest
 
@@ -22,9 +22,15 @@ def read_images(given: Any, images: ImageReader, batch: bool) -> Any:
 
     batch: an entry per prompt.
     """
+    images = images.of_body(MOST_OF_BODY)
     if batch and isinstance(given, list):
         return [_read(each, images, LEVELS - 1) for each in given]
     return _read(given, images, LEVELS)
+
+
+def number_of(given: Any) -> int:
+    """Returns how many images the `image_data` of a prompt has."""
+    return sum(each is not None for each in _leaves(given))
 
 
 def _read(given: Any, images: ImageReader, levels: int) -> Any:

@@ -74,7 +74,9 @@ async def _with_images(service: Service, messages: list[Any], images: ImageReade
     """Returns the messages of a chat, whose images are read as the config allows it. Raises
     BadRequest."""
     try:
-        read = await service.in_thread_if_long(THREAD_BYTES, with_data_urls, messages, images)
+        read = await service.in_thread_if_long(
+            THREAD_BYTES, with_data_urls, messages, images.of_body()
+        )
     except ValueError as error:
         raise BadRequest(f"messages: {error}") from error
     return msgspec.Raw(dumps(read))
