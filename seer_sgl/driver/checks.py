@@ -15,6 +15,9 @@ from seer_sgl.types import Group, Prompt
 # SGLang accepts inputs of up to max_total_num_tokens - 6 (TpModelWorker.get_worker_info). A limit
 # this close to the KV capacity comes from that rule; any other comes from the context length.
 KV_LIMIT_SLACK = 8
+# What a model may make of a small image beyond what its size lets us assume, in tokens: Gemma 3
+# makes 256 of any image (`mm_tokens_per_image`).
+IMAGE_SLACK = 256
 
 
 def check_engines(config: FleetConfig, engines: Sequence[EngineInfo]) -> None:
@@ -144,10 +147,11 @@ class LengthLimits:
         """The longest prompt, in tokens, that leaves room for one response token."""
         return self._least.max_request_len - 1
 
-    def response_limit(self, prompt: Prompt, wanted: int) -> int:
+    def response_limit(self, prompt: Prompt, wanted: int, images: Prompt | None = None) -> int:
         """Returns the response limit of a prompt in tokens: `wanted`, or what the context leaves.
 
-        The prompt is no longer than `longest_prompt`. Raises ConfigError if the KV cache, not the
+        The prompt is no longer than `longest_prompt`. `images`: the prompt whose images it has, if
+        it has none of its own. Raises ConfigError if the KV cache, not the
         context length, is too small for the request.
         """
         left = self._least.max_request_len - len(prompt.prompt_ids)
@@ -158,7 +162,21 @@ class LengthLimits:
                 f"{len(prompt.prompt_ids)} of prompt {prompt.prompt_id!r} do not fit into the KV "
                 f"cache of engine {self._least.engine_id} ({capacity} tokens)"
             )
-        return min(wanted, left)
+        return min(wanted, left - self._kept_for_images(images or prompt, left))
+
+    def _kept_for_images(self, prompt: Prompt, left: int) -> int:
+        """Returns the tokens to keep free for the images of a prompt.
+
+        Our plugin lowers a limit to what images leave; stock SGLang refuses the request. So there
+        the limit must fit beforehand. 0 if they seem to have no room at all: SGLang decides.
+        """
+        if not prompt.image_data or self._continue_images():
+            return 0
+        most = prompt.image_tokens + IMAGE_SLACK * len(prompt.image_data)
+        return most if most < left else 0
+
+    def _continue_images(self) -> bool:
+        return all(info.continues_images for info in self._engines)
 
     def allow_images(self, group: Group) -> None:
         """Tells a group whose prompt has images what the engines make of it.
@@ -174,4 +192,4 @@ class LengthLimits:
                     f"({info.url}) reads no images"
                 )
         group.longest = self._least.max_request_len
-        group.undivided = not all(info.continues_images for info in self._engines)
+        group.undivided = not self._continue_images()

@@ -194,7 +194,8 @@ class _Shared:
         for key, why in unservable(wanted, self.rollout.engines, tokenizer=has_tokenizer):
             raise PromptError(f"{where}: sampling.{key}: {why}")
         try:
-            return turn, self.rollout.driver.limits.response_limit(turn, wanted.max_new_tokens)
+            limits = self.rollout.driver.limits
+            return turn, limits.response_limit(turn, wanted.max_new_tokens, group.prompt)
         except ConfigError as error:
             raise PromptError(f"{where}: {error}") from error
 
