@@ -7,8 +7,9 @@ import pytest
 from seer_sgl.config import ImagesConfig
 from seer_sgl.rollout.images import ImageReader
 from seer_sgl.server.errors import BadRequest
-from seer_sgl.server.passthrough.media import read_images, require_inline
-from tests.support.images import data_url
+from seer_sgl.server.passthrough.media import read_images, require_inline, require_no_reference
+from tests.server.helpers import served
+from tests.support.images import ImageEngine, data_url
 
 READER = ImageReader(ImagesConfig())
 EMBEDDING = {"format": "precomputed_embedding", "feature": [[0.5, 1.0]]}
@@ -64,3 +65,43 @@ def test_parts_of_a_chat_are_no_references(kind: str) -> None:
         with pytest.raises(BadRequest, match=rf"^messages: {kind}: [^\n]*only data URLs"):
             require_inline(chat(url))
     require_inline(chat({"url": "data:audio/wav;base64,AAAA"}))
+
+
+def test_other_paths_pass_no_reference_on() -> None:
+    def said(**part: Any) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": [part]}]}
+
+    address, file = "http://10.0.0.1/a", "/etc/a.png"
+    for fields in (
+        said(type="image", source={"type": "url", "url": address}),
+        said(type="tool_result", content=[{"type": "image", "source": {"url": address}}]),
+        {"input": [{"content": [{"type": "input_image", "image_url": address}]}]},
+        {"input": [{"text": "a", "image": file}]},
+        {"instances": [{"text": "a", "image_data": [[file]]}]},
+        {"parameters": {"video_data": "AAAA"}},
+        {"image_data": "FILE:///etc/passwd"},
+        {"audio_data": {"url": address}},
+        {"type": "tool_use", "input": [{"image": address}]},
+        {"input": [{"type": "tool_use", "image": address}]},
+    ):
+        with pytest.raises(BadRequest, match=r"only data URLs"):
+            require_no_reference(fields)
+    for fields in (
+        said(type="image", source={"type": "base64", "data": "AAAA"}),
+        said(type="tool_use", input={"image": address}),
+        said(type="text", text=address),
+        {"tools": [{"image": address}], "image_data": [data_url(1), "/9j/AAAA", "iVBORw0KGgo="]},
+        {"input": [{"text": address, "image": None}], "video_data": "data:video/mp4;base64,AAAA"},
+    ):
+        require_no_reference(fields)
+
+
+@pytest.mark.parametrize("path", ["/encode", "/classify", "/vertex_generate", "/v1/messages"])
+async def test_no_address_reaches_the_engine_of_another_path(path: str) -> None:
+    engine = ImageEngine()
+    fields: dict[str, Any] = {"text": "a", "image_data": "http://10.0.0.1/a"}
+    async with served(engine) as it:
+        status, reply = await it.post(path, **fields, instances=[fields])
+        assert status == 400
+        assert "image_data: 'http://10.0.0.1/a': only data URLs" in str(reply)
+    assert not engine.seen

@@ -13,6 +13,9 @@ PROCESSED = ("processor_output", "precomputed_embedding")
 FORMATS = (*PROCESSED, *map(str.upper, PROCESSED))
 PARTS = ("video_url", "audio_url")
 OPENED = ("video_data", "audio_data")
+# Where bodies of other paths have media, in parts of messages and beside texts.
+NAMED = ("image", "image_url", "video", "audio", *PARTS, "image_data", *OPENED)
+JPEG = "/9j/"  # the first bytes of every JPEG in base64
 LEVELS = 3  # prompts, images of a prompt, and the list that SGLang makes of them
 
 
@@ -75,6 +78,44 @@ def require_inline(fields: dict[str, Any]) -> None:
         for name in PARTS:
             for text in _texts(part.get(name)):
                 _require_data_url(f"messages: {name}", text)
+
+
+def require_no_reference(fields: Any) -> None:
+    """Raises BadRequest for media of a body that its engine would open or fetch.
+
+    fields: of the decoded body of a path that is passed on as it is. Tools are not media.
+    """
+    left = [fields]
+    while left:
+        for value in _leaves(left.pop()):
+            if not isinstance(value, dict):
+                continue
+            for name, text in _media(value):
+                image = name in ("image", "image_url", "image_data", "source")
+                if not (image and _is_base64(text)):
+                    _require_data_url(name, text)
+            # A call's arguments are no media; at the top, `input` is what embeddings have.
+            call = value is not fields and value.get("type") == "tool_use"
+            other = "input" if call else "tools" if value is fields else None
+            left += [each for name, each in value.items() if name != other]
+
+
+def _media(part: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields the references of an object by the name that it has for them."""
+    for name in NAMED:
+        for each in _leaves(part.get(name)):
+            url = each.get("url") if isinstance(each, dict) else each
+            if isinstance(url, str):
+                yield name, url
+    source = part.get("source")
+    if isinstance(source, dict) and isinstance(source.get("url"), str):
+        yield "source", source["url"]
+
+
+def _is_base64(text: str) -> bool:
+    """Returns whether SGLang takes a text for an image itself, not for a place to read it from."""
+    path = text.startswith("/") and not text.startswith(JPEG)
+    return not (path or ":" in text[:16] or FILE.match(text))
 
 
 def _require_processed(name: str, value: Any) -> None:

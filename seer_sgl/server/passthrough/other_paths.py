@@ -13,13 +13,14 @@ from seer_sgl.engine.answers import EngineAnswer, ask
 from seer_sgl.errors import EngineError
 from seer_sgl.types import Sampling
 
-from ..decode import decode_fields
+from ..decode import decode, decode_fields
 from ..errors import BadRequest, Unavailable
 from ..json import dumps
 from ..openai.engines import Engines
 from ..openai.errors import with_errors
 from ..service import Service
 from .body import passthrough_body
+from .media import require_no_reference
 from .openai import refuse_crashing, tokens_of
 
 # Endpoints that use KV on an engine: the ledger reserves room. By path: the most response tokens;
@@ -102,7 +103,8 @@ class OtherPaths:
     async def placed(self, http: web.Request) -> web.StreamResponse:
         """Sends a request to an engine that has room for its KV."""
         body = await http.read()
-        fields = {name: _plain(raw) for name, raw in decode_fields(body).items()}
+        fields = {name: decode(raw, name) for name, raw in decode_fields(body).items()}
+        require_no_reference(fields)
         budget = PLACED[http.path]
         if budget is not None:
             fields["max_tokens"] = budget
