@@ -216,11 +216,9 @@ def _generate_report(
     tokens = same_tokens = cached = 0
     found: list[FirstDifference] = []
     differences = []
-    count = 0
     for sample, again, prefilled in zip(samples, generated, scored, strict=True):
         if again is None:
             continue
-        count += 1
         equal = equal_tokens(sample, again)
         tokens += len(again.ids)
         same_tokens += equal
@@ -230,10 +228,10 @@ def _generate_report(
             found.append(first)
     return PassReport(
         name=name,
-        samples=count,
+        samples=len(differences),
         tokens=tokens,
         cached_tokens=cached,
-        same_samples=count - len(found),
+        same_samples=len(differences) - len(found),
         same_tokens=same_tokens,
         log_probs=log_prob_figures(np.concatenate(differences), clip),
         differences=found,

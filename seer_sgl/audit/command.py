@@ -1,8 +1,9 @@
-"""`seer-sgl audit`: computes samples of a file again on a server, and says what differs and why."""
+"""`seer-sgl audit`: computes samples of a file again on a server, and compares them."""
 
 import itertools
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -233,7 +234,7 @@ def _left_out(file: SampleFile, chosen: AuditPlan) -> Iterator[str]:
 
 
 def _merged(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
-    return {key: first.get(key, 0) + second.get(key, 0) for key in {**first, **second}}
+    return dict(Counter(first) + Counter(second))
 
 
 def _level(weights: Provenance) -> int:

@@ -13,6 +13,7 @@ special tokens. So its tokens cannot be compared, and the file is refused with t
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,19 +105,25 @@ def _of_lines(path: Path, wanted: int, draw: random.Random, sampling: Sampling) 
                     yield draw.random(), number, line
 
     chosen = heapq.nsmallest(SPARE * wanted, keyed())
-    samples: list[RecordedSample] = []
-    left_out: dict[str, int] = {}
-    for _, number, line in chosen:
-        if len(samples) == wanted:
-            break
-        sample = _of_line(line, f"{path}:{number}", number, sampling)
-        if isinstance(sample, str):
-            left_out[sample] = left_out.get(sample, 0) + 1
-        else:
-            samples.append(sample)
+    read = (_of_line(line, f"{path}:{number}", number, sampling) for _, number, line in chosen)
+    samples, left_out = _usable(read, wanted)
     if not total:
         raise ConfigError(f"{path}: no samples")
     return SampleFile(format="JSON lines", total=total, samples=samples, left_out=left_out)
+
+
+def _usable(
+    read: Iterator[RecordedSample | str], wanted: int
+) -> tuple[list[RecordedSample], dict[str, int]]:
+    """Returns the first `wanted` samples, and how many were left out before the last, by reason."""
+    samples: list[RecordedSample] = []
+    left_out: Counter[str] = Counter()
+    while len(samples) < wanted and (sample := next(read, None)) is not None:
+        if isinstance(sample, str):
+            left_out[sample] += 1
+        else:
+            samples.append(sample)
+    return samples, dict(left_out)
 
 
 def _of_line(line: bytes, place: str, number: int, sampling: Sampling) -> RecordedSample | str:
@@ -198,16 +205,8 @@ def _with(base: Sampling, overrides: Mapping[str, Any], place: str) -> Sampling:
 
 def _of_dump(path: Path, wanted: int, draw: random.Random, sampling: Sampling) -> SampleFile:
     every = read_dump(path)
-    samples: list[RecordedSample] = []
-    left_out: dict[str, int] = {}
-    for sample in draw.sample(every, len(every)):
-        if len(samples) == wanted:
-            break
-        reason = sample.unusable
-        if reason is None:
-            samples.append(_of_slime(sample, sampling))
-        else:
-            left_out[reason] = left_out.get(reason, 0) + 1
+    read = (each.unusable or _of_slime(each, sampling) for each in draw.sample(every, len(every)))
+    samples, left_out = _usable(read, wanted)
     return SampleFile(
         format="slime's debug rollout data", total=len(every), samples=samples, left_out=left_out
     )

@@ -1,4 +1,4 @@
-"""Files of samples: what is read, what is assumed, and the line that says what is wrong."""
+"""The files that an audit reads: their fields, and the errors of invalid ones."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`seer-sgl audit` on real engines: what it says of whole, altered and older samples."""
+"""`seer-sgl audit` on real engines: of unchanged, changed and older samples."""
 
 import copy
 import json
