@@ -19,7 +19,7 @@ def outcome(arm: str, fleet: str, seed: int) -> Outcome:
     lengths = heavy_tailed(100, 8, longest=1000, seed=seed)
     knows = {"oracle": known_from(lengths), "prior": known_from([row[::-1] for row in lengths])}
     policy = "seer" if arm == "prior" else arm
-    return roll(policy, lengths, known=knows.get(arm), **FLEETS[fleet])
+    return roll(policy, lengths, chunk_tokens=64, known=knows.get(arm), **FLEETS[fleet])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
