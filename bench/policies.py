@@ -22,7 +22,7 @@ from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.opening import SimRequest
 from seer_sgl.sim.source import load_settings, workload_file, workload_names
 from seer_sgl.sim.variants import Scenario
-from seer_sgl.sim.workload import Responses
+from seer_sgl.traces.trace import Responses
 
 Floats = npt.NDArray[np.float64]
 POLICIES = ("seer_published", "seer", "oracle")

@@ -29,7 +29,7 @@ from seer_sgl.driver.observer import Observer
 from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.outcome import Outcome, outcome
 from seer_sgl.sim.simulate import simulate
-from seer_sgl.sim.workload import Responses
+from seer_sgl.traces.trace import Responses
 from seer_sgl.types import Chunk, Group
 
 POLICIES = ("seer", "fcfs", "group_round_robin")

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .console import INTERRUPTED, LEVELS, complain, log_to, open_console
+from .console import INTERRUPTED, LEVELS, WIDE, complain, log_to, open_console
 from .errors import ConfigError, SeerError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from .config import Config
 
 # What a command needs is imported in it: `--help` has nothing to wait for.
@@ -23,6 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # Every rollout of a benchmark logs the same warnings.
 REPEATED = ("seer_sgl.rollout", "seer_sgl.driver")
 
+PATH = click.Path(path_type=Path)
 log_level = click.option(
     "--log-level",
     type=click.Choice(LEVELS),
@@ -145,7 +148,7 @@ def serve(
 
 @cli.command()
 @click.option("--workload", help="moonlight, qwen2-vl-72b or kimi-k2 (configs/sim/).")
-@click.option("--trace", type=click.Path(path_type=Path), help="samples.jsonl of a rollout.")
+@click.option("--trace", type=PATH, help="As for what-if; with --policy or --sweep.")
 @click.option("--policy", help="One policy; the default compares all policies.")
 @click.option("--config", type=click.Path(path_type=Path), help="YAML like configs/sim/.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any of its keys.")
@@ -166,6 +169,36 @@ def simulate(*, log_level: str, **options: Any) -> None:
     sim_request = SimRequest(**{name: options.pop(name) for name in inputs})
     with log_to(open_console(), log_level):
         run_simulation(sim_request, **options)
+
+
+@cli.command("what-if")
+@click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=PATH)
+@click.option("--model", help="qwen2.5-7b, qwen3-8b (default), qwen2.5-72b, or of configs/sim/.")
+@click.option("--gpu", help="A100, H100 (default) or H200.")
+@click.option("--gpus-per-engine", type=click.IntRange(1), metavar="N", help="Default 1.")
+@click.option("--engines", type=click.IntRange(1), metavar="N", help="Default 8.")
+@click.option("--price", type=click.FloatRange(0), help="Of a GPU for an hour.")
+@click.option("--group-size", type=click.IntRange(1), metavar="N", help="If a file has no groups.")
+@click.option(
+    "--draws", type=click.IntRange(0), default=4, show_default=True, help="If there is one trace."
+)
+@click.option("--config", type=PATH, help="YAML with keys of configs/sim/.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any of its keys.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
+@click.option("--out", type=PATH, help="Folder for JSON and picture.")
+@log_level
+def what_if(*, as_json: bool, out: Path | None, log_level: str, **options: Any) -> None:
+    """Answer what seer-sgl would bring, from lengths.
+
+    TRACE: a file with the response lengths of a rollout that happened: samples.jsonl, other JSON
+    lines, or CSV (group,length). Several traces are several rollouts; the last is shown. No engine
+    is needed.
+    """
+    from .what_if.command import WhatIfRequest
+    from .what_if.command import what_if as run_what_if
+
+    with log_to(open_console(), log_level):
+        run_what_if(WhatIfRequest(**options), as_json=as_json, out=out, page=_output())
 
 
 @cli.command()
@@ -225,17 +258,13 @@ def audit(*, out: Path, log_level: str, **options: Any) -> None:
     SAMPLES: samples.jsonl, other JSON lines with tokens and log probabilities, or slime's debug
     rollout data. Prints what differs and why, and writes audit.json into OUT.
     """
-    from rich.console import Console
-
     from .audit.command import AuditRequest
     from .audit.command import audit as run_audit
-    from .console import WIDE
     from .event_loop import run
 
     log = open_console()
     with log_to(log, log_level):
-        tables = Console(highlight=False, width=None if Console().is_terminal else WIDE)
-        run(run_audit(AuditRequest.of_options(**options), out, log, tables))
+        run(run_audit(AuditRequest.of_options(**options), out, log, _output()))
 
 
 @cli.command(
@@ -295,6 +324,13 @@ def doctor() -> None:
     from .doctor import examine
 
     sys.exit(0 if examine(Console(highlight=False)) else 1)
+
+
+def _output() -> "Console":
+    """Returns a console on standard output, WIDE unless it is a terminal."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if Console().is_terminal else WIDE)
 
 
 def _settings(config: Path | None, ready: str | None, overrides: tuple[str, ...]) -> "Config":

@@ -23,8 +23,8 @@ from seer_sgl.sim.simulate import (
     roll_out,
     true_lengths,
 )
-from seer_sgl.sim.workload import Responses
 from seer_sgl.timing import DEFAULT
+from seer_sgl.traces.trace import Responses
 
 from .faults import FaultsConfig, Kind, OutageConfig
 from .faulty import FaultyEngine

@@ -17,7 +17,7 @@ from seer_sgl.rollout.model import model_facts
 from seer_sgl.sim.config import EngineConfig, SimConfig
 from seer_sgl.sim.outcome import outcome
 from seer_sgl.sim.simulate import simulate
-from seer_sgl.sim.workload import Responses
+from seer_sgl.traces.trace import Responses
 
 from .constants import measured_chunk_ms, measured_engine
 from .verification import Verification, measured_verification

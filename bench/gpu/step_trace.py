@@ -21,7 +21,7 @@ from typing import Any
 from seer_sgl import Rollout
 from seer_sgl.errors import SeerError
 from seer_sgl.rollout.prompts import PromptLike
-from seer_sgl.sim.trace import read_trace
+from seer_sgl.traces.reading import read_trace
 
 from .combinations import REASONER, Servers, Setup, Way, Work, config
 from .machine import require_gpu, write_json
@@ -101,7 +101,7 @@ def prompts_of(rollout: Rollout, inputs: Path | None) -> Sequence[PromptLike]:
     if inputs is None:
         held_out = REASONER / "prompts" / "held_out.jsonl"
         return rollout.read_prompts(held_out)[: WORK.prompts]
-    groups = read_trace(inputs / "trace.jsonl")[: WORK.prompts]
+    groups = read_trace(inputs / "trace.jsonl").groups[: WORK.prompts]
     return [{"prompt_ids": list(group.prompt_ids)} for group in groups]
 
 

@@ -4,7 +4,7 @@
 |---|---|
 | `samples.jsonl` of seer-sgl | docs/report.md |
 | JSON lines of your own | `prompt_ids`, `response_ids`, `log_probs`; others of `SampleLine` |
-| slime's and miles' debug rollout data (`.pt`) | slime_dump.py |
+| slime's and miles' debug rollout data (`.pt`) | traces/slime_dump.py |
 
 veRL's `trainer.rollout_data_dir` has texts only (`input`, `output`, `gts`, `score`, `step`;
 `_write_generations` in verl/trainer/ppo/ray_trainer.py, verl-project/verl 1dda039), decoded without
@@ -26,10 +26,10 @@ from seer_sgl.config import plain
 from seer_sgl.config.reading import read_tree
 from seer_sgl.errors import ConfigError
 from seer_sgl.sampling import NEUTRAL, Sampling
+from seer_sgl.traces.slime_dump import IMAGES, SlimeSample, is_dump, read_dump
 from seer_sgl.types import WeightSpan
 
 from .recorded import RecordedSample
-from .slime_dump import IMAGES, SlimeSample, is_dump, read_dump
 
 SPARE = 4  # lines that are read per sample that is wanted, as some have no response
 VERL = ("input", "output", "score")

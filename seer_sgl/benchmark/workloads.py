@@ -10,8 +10,8 @@ from seer_sgl.rollout.lengths import read_records
 from seer_sgl.rollout.rollout import Rollout
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.sim.simulate import truth
-from seer_sgl.sim.trace import read_trace
-from seer_sgl.sim.workload import Responses
+from seer_sgl.traces.reading import read_trace
+from seer_sgl.traces.trace import Responses
 from seer_sgl.types import Prompt
 
 from .config import BenchConfig
@@ -59,7 +59,7 @@ def _groups(path: Path, max_response_len: int) -> list[Responses]:
     for place, record in read_records(path, "bench.workload"):
         if record.prompt_ids is None:
             raise ConfigError(f"{place}: prompt_ids: missing; a benchmark needs the prompts")
-    groups = read_trace(path)
+    groups = read_trace(path).groups
     longest = max(max(group.lengths) for group in groups)
     if longest > max_response_len:
         raise ConfigError(

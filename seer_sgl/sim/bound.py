@@ -10,9 +10,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from seer_sgl.traces.trace import Responses
+
 from .config import SimConfig
 from .steps import StepTime
-from .workload import Responses
 
 
 def lower_bound_s(responses: Sequence[Responses], config: SimConfig) -> float:

@@ -90,6 +90,10 @@ def _compared(
     sim_request: SimRequest, policy: str | None, console: Console | None
 ) -> tuple[dict[str, Any], Draw]:
     scenario = sim_request.open()
+    if sim_request.trace is not None and policy is None:
+        raise ConfigError(
+            "--trace: give --policy or --sweep; `seer-sgl what-if FILE` compares the orders"
+        )
     rows = [scenario.outcome(name) for name in ([policy] if policy else VARIANTS)]
     if console is not None:
         console.print(policies_table(rows, scenario.outcome(BASELINE), scenario.config.paper))

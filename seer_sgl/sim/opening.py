@@ -1,17 +1,19 @@
 """Builds a scenario from the command line's options."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from seer_sgl.errors import ConfigError
 from seer_sgl.rollout.lengths import read_lengths
 from seer_sgl.scheduling.lengths import KnownLengths
+from seer_sgl.traces.reading import read_trace
+from seer_sgl.traces.trace import Responses, Trace
 
 from .config import SimConfig
 from .source import load_settings, workload_file
-from .trace import facts, read_trace
 from .variants import Scenario
 from .workload import sample
 
@@ -38,21 +40,46 @@ class SimRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def _traced(self, overrides: Sequence[str]) -> Scenario:
         assert self.trace is not None
-        groups = read_trace(self.trace)
-        config = load_settings(
-            *self._config_file(), overrides=[*self.overrides, *overrides], known=facts(groups)
-        )
-        limit = config.workload.lengths.max
-        longest = max(max(group.lengths) for group in groups)
-        if longest > limit:
-            raise ConfigError(
-                f"workload.lengths.max: {limit} is less than the longest response in {self.trace} "
-                f"({longest} tokens)"
-            )
-        return Scenario(self.trace.name, groups, config, _prior(config))
+        trace = read_trace(self.trace)
+        return open_trace(trace, *self._config_file(), overrides=[*self.overrides, *overrides])
 
     def _config_file(self) -> list[Path]:
         return [] if self.config is None else [self.config]
+
+
+def open_trace(
+    trace: Trace,
+    *files: Path,
+    overrides: Sequence[str] = (),
+    engines: Mapping[str, Any] | None = None,
+) -> Scenario:
+    """Returns the scenario of a trace; `files` override `engines`, `overrides` override both.
+
+    Raises ConfigError if a value is invalid, or a limit is below the longest response.
+    """
+    known = {**(engines or {}), **facts(trace.groups)}
+    config = load_settings(*files, overrides=overrides, known=known)
+    limit = config.workload.lengths.max
+    longest = max(max(group.lengths) for group in trace.groups)
+    if longest > limit:
+        raise ConfigError(
+            f"workload.lengths.max: {limit} is less than the longest response in {trace.name} "
+            f"({longest} tokens)"
+        )
+    return Scenario(trace.name, trace.groups, config, _prior(config))
+
+
+def facts(groups: Sequence[Responses]) -> dict[str, dict[str, object]]:
+    """Returns the workload of a trace as a tree of settings."""
+    lengths = [length for group in groups for length in group.lengths]
+    return {
+        "workload": {
+            "groups": len(groups),
+            "n_samples_per_prompt": max(len(group.lengths) for group in groups),
+            "prompt_tokens": max(len(group.prompt_ids) for group in groups),
+            "lengths": {"mean": sum(lengths) / len(lengths), "max": max(lengths)},
+        }
+    }
 
 
 def _prior(config: SimConfig) -> KnownLengths | None:

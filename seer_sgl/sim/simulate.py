@@ -15,13 +15,13 @@ from seer_sgl.sampling import Sampling
 from seer_sgl.scheduling.costs import Costs
 from seer_sgl.scheduling.lengths import KnownLengths
 from seer_sgl.timing import Timing
+from seer_sgl.traces.trace import Responses
 from seer_sgl.types import Group, Prompt, Request
 
 from .clock import run_virtually
 from .config import SimConfig
 from .engine import SimulatedFleet, token_source
 from .tokens import ids, logprobs
-from .workload import Responses
 
 SEED = 0  # lengths are given, so a run has no randomness
 # No other client uses a simulated engine, so its load is polled for the timeline only.

@@ -10,12 +10,12 @@ from seer_sgl.config import with_values
 from seer_sgl.errors import ConfigError
 from seer_sgl.report.recorder import Recorder
 from seer_sgl.scheduling.lengths import KnownLengths
+from seer_sgl.traces.trace import Responses
 
 from .bound import lower_bound_s
 from .config import SimConfig
 from .outcome import Outcome, outcome
 from .simulate import Simulated, simulate
-from .workload import Responses
 
 BASELINE, ORACLE = "group_round_robin", "oracle"
 DRAFTS = "speculation.enabled"

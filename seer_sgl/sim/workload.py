@@ -3,21 +3,14 @@
 import math
 from array import array
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from seer_sgl.traces.trace import Responses
 
 from .config import LengthsConfig, WorkloadConfig
 
 Floats = npt.NDArray[np.float64]
-
-
-class Responses(msgspec.Struct, frozen=True):
-    """A planned group: its prompt, and the lengths of its responses in tokens."""
-
-    group_id: str
-    prompt_ids: "array[int]"
-    lengths: list[int]
 
 
 def sample(config: WorkloadConfig, epoch: int = 0) -> list[Responses]:

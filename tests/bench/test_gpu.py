@@ -16,7 +16,7 @@ from seer_sgl.benchmark.derive import arm_config, servers_config
 from seer_sgl.benchmark.workloads import Source
 from seer_sgl.config import LocalEngines
 from seer_sgl.rollout import Rollout
-from seer_sgl.sim.trace import read_trace
+from seer_sgl.traces.reading import read_trace
 
 pytestmark = pytest.mark.process
 
@@ -55,7 +55,7 @@ def test_a_model_of_the_size_that_is_claimed(tmp_path: Path, size: str, billions
 
 
 def test_the_trace_has_the_lengths_that_are_claimed(inputs: Path) -> None:
-    groups = read_trace(inputs / "trace.jsonl")
+    groups = read_trace(inputs / "trace.jsonl").groups
     lengths = [length for group in groups for length in group.lengths]
     assert (len(groups), len(lengths)) == (32, 512)
     assert sum(lengths) / len(lengths) == pytest.approx(1500, rel=0.01)
@@ -74,7 +74,7 @@ def test_every_arm_can_be_set_up_with_a_model_without_a_tokenizer(config: BenchC
 
 
 def test_the_engines_hold_the_longest_request_and_not_all_of_them(config: BenchConfig) -> None:
-    groups = read_trace(Path(config.bench.workload or ""))
+    groups = read_trace(Path(config.bench.workload or "")).groups
     flags = config.engines.sglang
     longest = max(len(group.prompt_ids) + max(group.lengths) for group in groups)
     room = flags["context-length"]

@@ -6,7 +6,8 @@ from seer_sgl.report.recorder import Recorder
 from seer_sgl.sim import simulate
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.source import load_settings
-from seer_sgl.sim.workload import Responses, sample
+from seer_sgl.sim.workload import sample
+from seer_sgl.traces.trace import Responses
 
 SMALL = {
     "workload": {

@@ -25,7 +25,8 @@ from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.engine import VERSION
 from seer_sgl.sim.steps import StepTime
 from seer_sgl.sim.variants import VARIANTS
-from seer_sgl.sim.workload import Responses, sample
+from seer_sgl.sim.workload import sample
+from seer_sgl.traces.trace import Responses
 from seer_sgl.types import Chunk, ChunkResult, Failure, Group, Request, RequestState, Sample
 
 STEP_MS = 100.0  # slow engines: a response takes as long as a few outages

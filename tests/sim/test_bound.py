@@ -11,7 +11,7 @@ from seer_sgl.config import with_values
 from seer_sgl.sim.bound import lower_bound_s
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.variants import DRAFTS, VARIANTS, Scenario
-from seer_sgl.sim.workload import Responses
+from seer_sgl.traces.trace import Responses
 
 UNDRAFTED = sorted(name for name, values in VARIANTS.items() if not values[DRAFTS])
 

@@ -16,7 +16,7 @@ from seer_sgl.sim import simulate
 from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.source import load_settings
 from seer_sgl.sim.variants import VARIANTS
-from seer_sgl.sim.workload import Responses
+from seer_sgl.traces.trace import Responses
 from seer_sgl.types import Group, RequestState, token_array
 from tests.sim.helpers import rolled
 

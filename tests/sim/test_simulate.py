@@ -12,6 +12,8 @@ from seer_sgl.cli import main
 from seer_sgl.sim.variants import VARIANTS
 from tests.sim.commands import SMALL, CommandResult, ended, write_trace
 
+SHORT = ("workload.groups=6", "workload.lengths.mean=900", "workload.lengths.max=4000")
+FEW = tuple(option for value in SHORT for option in ("--set", value))
 KEYS = {  # the command's contract
     "workload",
     "policy",
@@ -69,7 +71,8 @@ def test_one_policy_is_one_object_with_the_agreed_keys(simulate: Simulate) -> No
 
 
 def test_without_a_policy_all_are_compared(simulate: Simulate) -> None:
-    report = answer(simulate, "--trace", "samples.jsonl", "--config", "two.yaml")
+    options = "--workload", "moonlight", *FEW, "--config", "two.yaml"
+    report = answer(simulate, *options)
     rows = {row["policy"]: row for row in report["policies"]}
     assert list(rows) == list(VARIANTS)
     assert rows["group_round_robin"]["ratio_to_baseline"] == 1.0
@@ -77,7 +80,7 @@ def test_without_a_policy_all_are_compared(simulate: Simulate) -> None:
     for row in rows.values():
         ratio = row["throughput_tok_s"] / rows["group_round_robin"]["throughput_tok_s"]
         assert row["ratio_to_baseline"] == pytest.approx(ratio, rel=1e-3)
-    table = simulate("--trace", "samples.jsonl", "--config", "two.yaml").out
+    table = simulate(*options).out
     assert all(name in table for name in VARIANTS)
 
 
@@ -96,11 +99,7 @@ def test_a_sweep_shows_every_value_and_the_best(simulate: Simulate) -> None:
     assert "scheduling.chunk_tokens" in simulate(*sweep).out
 
 
-SHORT = ("workload.groups=6", "workload.lengths.mean=900", "workload.lengths.max=4000")
-NAMED = (
-    *("--workload", "moonlight", "--policy", "fcfs", *SMALL),
-    *(option for value in SHORT for option in ("--set", value)),
-)
+NAMED = ("--workload", "moonlight", "--policy", "fcfs", *SMALL, *FEW)
 
 
 def test_draws_give_the_mean_and_the_range_of_each_figure(simulate: Simulate) -> None:
@@ -140,7 +139,7 @@ def pictures(*names: str) -> set[str]:
 def test_out_has_json_and_pictures(simulate: Simulate, folder: Path) -> None:
     options = "--trace", "samples.jsonl", *SMALL, "--sweep", "engine.count=2,4"
     assert simulate(*options, "--out", "swept").status == 0
-    assert simulate("--trace", "samples.jsonl", *SMALL, "--out", "out").status == 0
+    assert simulate("--workload", "moonlight", *FEW, *SMALL, "--out", "out").status == 0
     drawn = {path.name for path in (folder / "out").iterdir()}
     assert drawn == {"report.json", *pictures("lanes", "tail", "ablation", "sweeps")}
     swept = {path.name for path in (folder / "swept").iterdir()}
@@ -158,6 +157,10 @@ def test_out_has_json_and_pictures(simulate: Simulate, folder: Path) -> None:
         (["--workload", "nope"], "--workload nope: unknown; known: kimi-k2, moonlight, qwen2-vl-"),
         (["--workload", "moonlight", "--policy", "best"], "--policy best: unknown; known: group_"),
         (["--trace", "no.jsonl"], "--trace: no.jsonl: No such file or directory"),
+        (
+            ["--trace", "samples.jsonl"],
+            "--trace: give --policy or --sweep; `seer-sgl what-if FILE`",
+        ),
         (["--trace", "empty.jsonl"], "--trace: empty.jsonl: no lengths"),
         (
             ["--trace", "samples.jsonl", "--sweep", "scheduling.policy=seer,oracle"],

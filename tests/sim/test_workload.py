@@ -8,9 +8,10 @@ import pytest
 
 from seer_sgl.errors import ConfigError
 from seer_sgl.sim.config import LengthsConfig
+from seer_sgl.sim.opening import facts
 from seer_sgl.sim.source import load_settings, workload_file, workload_names
-from seer_sgl.sim.trace import facts, read_trace
 from seer_sgl.sim.workload import draw, sample
+from seer_sgl.traces.reading import read_trace
 
 PUBLISHED = {  # requests, groups, mean, max, engines (paper, workloads)
     "moonlight": (3200, 400, 22386, 65536, 32),
@@ -66,7 +67,7 @@ def test_a_trace_is_read_as_rollout_writes_it(tmp_path: Path) -> None:
         {"group_id": "b", "index": 0, "response_length": 5, "prompt_ids": [7]},
         {"group_id": "a", "index": 0, "response_length": 20, "prompt_ids": [7, 8, 9]},
     )
-    groups = read_trace(path)
+    groups = read_trace(path).groups
     assert [(g.group_id, list(g.prompt_ids), g.lengths) for g in groups] == [
         ("a", [7, 8, 9], [20, 30]),
         ("b", [7], [5]),

@@ -23,7 +23,7 @@ from seer_sgl.sim.config import SimConfig
 from seer_sgl.sim.engine import VERSION
 from seer_sgl.sim.simulate import make_groups, stand_still
 from seer_sgl.sim.source import load_settings
-from seer_sgl.sim.workload import Responses
+from seer_sgl.traces.trace import Responses
 from seer_sgl.types import Group, WeightSpan
 
 RESPONSE = 200  # tokens

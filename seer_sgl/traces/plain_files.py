@@ -1,0 +1,118 @@
+"""Plain files: JSON lines, `samples.jsonl` of seer-sgl among them, and CSV.
+
+A JSON line is a response or a group. A CSV has the columns `group` and `length`, and perhaps
+`prompt_tokens`; without a row of names they stand in this order.
+"""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from seer_sgl.bounds import TokenId
+from seer_sgl.errors import ConfigError
+from seer_sgl.rollout.jsonl import read_jsonl
+
+from .trace import Imported, TracedResponse
+
+COLUMNS = ("group", "length", "prompt_tokens")
+Length = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+
+
+class PlainLine(msgspec.Struct, kw_only=True):
+    """One JSON line. `response_length`, `length` or `response_ids` of a response, or `lengths` of
+    a whole group; `group_id` and `group` are two names of one field. Other fields are skipped."""
+
+    group_id: str | int | None = None
+    group: str | int | None = None
+    index: Length | None = None
+    response_length: Length | None = None
+    length: Length | None = None
+    response_ids: list[TokenId] | None = None
+    lengths: list[Length] | None = None
+    prompt_ids: list[TokenId] | None = None
+    prompt_tokens: Length | None = None
+    failure: str | None = None  # of a sample that was given up: its length is unknown
+
+
+_decoder = msgspec.json.Decoder(PlainLine)
+
+
+def read_lines(path: Path, source: str) -> Imported:
+    """Returns the responses of a file of JSON lines."""
+    return Imported(format="JSON lines", responses=_of_lines(path, source))
+
+
+def _of_lines(path: Path, source: str) -> Iterator[TracedResponse]:
+    for place, line in read_jsonl(path, source, _decoder, "lengths"):
+        if line.failure is not None:
+            continue
+        group = line.group if line.group_id is None else line.group_id
+        for index, length in _samples(line, place):
+            yield TracedResponse(
+                place=place,
+                length=length,
+                group=None if group is None else str(group),
+                index=index,
+                prompt_ids=line.prompt_ids,
+                prompt_tokens=line.prompt_tokens,
+            )
+
+
+def _samples(line: PlainLine, place: str) -> list[tuple[int | None, int]]:
+    if line.lengths is not None:
+        return list(enumerate(line.lengths))
+    length = line.response_length if line.length is None else line.length
+    if length is None:
+        if line.response_ids is None:
+            raise ConfigError(f"{place}: give response_length, response_ids or lengths")
+        length = len(line.response_ids)
+    if length < 1:
+        raise ConfigError(f"{place}: response_length: must be at least 1")
+    return [(line.index, length)]
+
+
+def read_csv(path: Path, source: str) -> Imported:
+    """Returns the responses of a CSV file."""
+    return Imported(format="CSV", responses=_of_csv(path, source))
+
+
+def _of_csv(path: Path, source: str) -> Iterator[TracedResponse]:
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        rows = csv.reader(file)
+        names: tuple[str, ...] | None = None
+        for row in rows:
+            cells = [cell.strip() for cell in row]
+            if not any(cells):
+                continue
+            place = f"{source}: {path}:{rows.line_num}"
+            if names is None:
+                names = _names(cells)
+                if not cells[names.index("length")].isdecimal():
+                    continue
+            values = dict(zip(names, cells, strict=False))
+            yield TracedResponse(
+                place=place,
+                length=_number(values, "length", place) or 0,
+                group=values.get("group") or None,
+                prompt_tokens=_number(values, "prompt_tokens", place),
+            )
+
+
+def _names(first: list[str]) -> tuple[str, ...]:
+    """Returns the names of the columns: those of the first row, if it names a length."""
+    named = tuple(cell.lower() for cell in first)
+    if "length" in named:
+        return named
+    return COLUMNS[1:2] if len(first) == 1 else COLUMNS
+
+
+def _number(values: dict[str, str], name: str, place: str) -> int | None:
+    text = values.get(name, "")
+    if not text and name != "length":
+        return None
+    if not text.isdecimal():
+        raise ConfigError(f"{place}: {name}: {text!r} is not a number of tokens")
+    return int(text)

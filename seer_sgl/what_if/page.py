@@ -1,0 +1,89 @@
+"""The answer on one page of a terminal."""
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .answer import WhatIfAnswer
+from .orders import TODAY, mean_gain
+
+BAR = 40  # characters of the longest bar
+
+
+def print_page(answer: WhatIfAnswer, console: Console) -> None:
+    """Prints the answer, advice first."""
+    for line in _lines(answer):
+        console.print(escape(line), soft_wrap=True)
+    console.print(_orders(answer))
+    for line in _remarks(answer):
+        console.print(escape(line), soft_wrap=True)
+
+
+def _lines(answer: WhatIfAnswer) -> Iterator[str]:
+    yield answer.advice.headline
+    yield from (f"  {reason}" for reason in answer.advice.reasons)
+    yield ""
+    lengths = answer.lengths
+    yield (
+        f"{answer.trace} ({answer.format}): {lengths.groups:,} groups, {lengths.responses:,} "
+        f"responses, {answer.engines} engines, {answer.gpus} GPUs"
+    )
+    yield f"  {answer.profile}"
+    yield ""
+    yield (
+        f"Lengths in tokens: mean {lengths.mean:,.0f}, median {lengths.p50:,.0f}, 90 % "
+        f"{lengths.p90:,.0f}, 99 % {lengths.p99:,.0f}, longest {lengths.longest:,}"
+    )
+    most = max(lengths.bins)
+    for edge, count in zip(lengths.edges[1:], lengths.bins, strict=True):
+        yield f"  up to {edge:>9,.0f} {count:>7,} {'#' * round(BAR * count / most)}"
+    if lengths.longest_over_mean is not None:
+        yield (
+            f"  Within a group the longest is {lengths.longest_over_mean:.2f} times the mean "
+            f"(median of groups); the prompt explains {lengths.group_share or 0:.0%} of the spread."
+        )
+    yield ""
+
+
+def _orders(answer: WhatIfAnswer) -> Table:
+    priced = any(row.price is not None for row in answer.orders)
+    table = Table(title_justify="left", title=f"Simulated, chunks of {answer.chunk_tokens:,}")
+    table.add_column("order", no_wrap=True)
+    names = ["time s", "last 10 % s", "idle", "idle GPU-h", "gain"]
+    for name in [*names, *(["price", "of it idle"] if priced else [])]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in answer.orders:
+        cells = [
+            f"{row.wall_s:,.1f}",
+            f"{row.tail_s:,.1f}",
+            f"{row.idle_share:.0%}",
+            f"{row.idle_gpu_hours:,.3g}",
+            f"{row.ratio:.2f}",
+        ]
+        if row.price is not None and row.idle_price is not None:
+            cells += [f"{row.price:,.2f}", f"{row.idle_price:,.2f}"]
+        table.add_row(row.label, *cells, end_section=row.name == TODAY[-1])
+    table.add_section()
+    ratio = min(row.wall_s for row in answer.orders if row.name in TODAY) / answer.bound_s
+    table.add_row("no order can be faster", f"{answer.bound_s:,.1f}", "", "", "", f"{ratio:.2f}")
+    return table
+
+
+def _remarks(answer: WhatIfAnswer) -> Iterator[str]:
+    yield "gain: time of today's fastest order over the time of this one."
+    tried = ", ".join(f"{each.value:,}: {each.wall_s:,.1f} s" for each in answer.chunks_tried)
+    if tried:
+        yield f"Chunk length that suits: {answer.chunk_tokens:,} tokens ({tried})."
+    tried = ", ".join(f"{each.value}: {each.wall_s:,.1f} s" for each in answer.concurrency_tried)
+    if tried:
+        yield f"Requests at once per engine that suffice: {answer.concurrency} ({tried})."
+    mean, least, most = mean_gain(answer.draws)
+    yield ""
+    yield f"How sure? Gain {mean:.2f} ({least:.2f} to {most:.2f}) on:"
+    yield from (f"  {draw.source}: {draw.gain:.2f}" for draw in answer.draws)
+    yield from (f"  {sentence}" for sentence in answer.calibration)
+    if answer.assumed:
+        yield "Assumed:"
+        yield from (f"  {sentence}" for sentence in answer.assumed)

@@ -1,0 +1,160 @@
+"""The command `seer-sgl what-if`: the page, the JSON object, the advice and the mistakes."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seer_sgl.cli import main
+from seer_sgl.sim.config import LengthsConfig
+from seer_sgl.sim.workload import draw
+from seer_sgl.what_if.orders import LABELS, TODAY, chunk_sizes
+from tests.sim.commands import CommandResult, ended, write_trace
+
+SMALL = ("--engines", "2", "--draws", "1", "--set", "engine.kv_tokens=8192")
+CHOSEN = ("--set", "scheduling.chunk_tokens=512")
+WhatIf = Callable[..., CommandResult]
+
+
+@pytest.fixture
+def what_if(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> WhatIf:
+    """Returns a function that runs the command in a folder with traces."""
+    monkeypatch.chdir(tmp_path)
+    write_trace(tmp_path / "samples.jsonl")
+    (tmp_path / "even.csv").write_text("".join(f"{i // 8},100\n" for i in range(64)))
+
+    def call(*options: str) -> CommandResult:
+        monkeypatch.setattr(sys, "argv", ["seer-sgl", "what-if", *options])
+        return ended(main, capsys)
+
+    return call
+
+
+def answer(what_if: WhatIf, *options: str) -> dict[str, Any]:
+    done = what_if(*options, "--json", "--log-level", "error")
+    assert done.status == 0, done.err
+    return dict(json.loads(done.out))
+
+
+def test_all_orders_are_compared_on_the_same_tokens(what_if: WhatIf) -> None:
+    found = answer(what_if, "samples.jsonl", *SMALL, *CHOSEN, "--price", "2")
+    rows = {row["name"]: row for row in found["orders"]}
+    assert list(rows) == list(LABELS)
+    today = min(rows[name]["wall_s"] for name in TODAY)
+    for row in rows.values():
+        assert row["ratio"] == pytest.approx(today / row["wall_s"], rel=1e-2)
+        assert row["gpu_hours"] == pytest.approx(2 * row["wall_s"] / 3600, abs=1e-4)
+        assert row["idle_gpu_hours"] == pytest.approx(
+            row["gpu_hours"] * row["idle_share"], abs=1e-4
+        )
+        assert row["price"] == pytest.approx(2 * row["gpu_hours"], abs=0.01)
+        if not row["name"].startswith("seer+"):
+            assert row["wall_s"] >= found["bound_s"]
+    assert (found["lengths"]["groups"], found["lengths"]["responses"]) == (12, 48)
+    assert sum(found["lengths"]["bins"]) == 48
+    assert [each["source"] for each in found["draws"]] == [
+        "samples.jsonl",
+        "groups drawn again, seed 1",
+    ]
+
+
+def test_equal_commands_give_equal_answers(what_if: WhatIf) -> None:
+    options = "samples.jsonl", *SMALL, *CHOSEN
+    found = answer(what_if, *options)
+    assert found == answer(what_if, *options)
+    assert (found["chunk_tokens"], found["chunks_tried"]) == (512, [])
+
+
+def test_short_even_lengths_are_answered_with_no(what_if: WhatIf) -> None:
+    options = "even.csv", "--engines", "2", "--draws", "0"
+    found = answer(what_if, *options)
+    assert found["advice"]["answer"] == "no"
+    assert [each["value"] for each in found["chunks_tried"]] == [128, 64]
+    assert [each["value"] for each in found["concurrency_tried"]] == [16, 32]
+    page = what_if(*options)
+    assert page.out.startswith("Do not bother: order and division bring nothing here.\n")
+    assert "The length of 8 prompts is not in the file: 64 tokens each." in page.out
+
+
+def test_uneven_lengths_on_engines_with_little_room_are_answered_with_yes(what_if: WhatIf) -> None:
+    lengths = draw(LengthsConfig(mean=500, max=4000, group_share=0.85), 32, 8)
+    rows = [f"{group},{int(each)},64\n" for group, row in enumerate(lengths) for each in row]
+    Path("long.csv").write_text("".join(rows))
+    little = "--engines", "4", "--set", "engine.kv_tokens=16000"
+    found = answer(what_if, "long.csv", *little, "--draws", "0", *CHOSEN)
+    assert found["advice"]["answer"] == "yes"
+    assert found["assumed"][-1].startswith("All prompts are there")
+
+
+def test_several_traces_are_several_draws(what_if: WhatIf) -> None:
+    found = answer(what_if, "even.csv", "samples.jsonl", *SMALL, *CHOSEN)
+    assert found["trace"] == "samples.jsonl"
+    assert [each["source"] for each in found["draws"]] == ["samples.jsonl", "even.csv"]
+
+
+def test_a_folder_has_a_trace_per_step(what_if: WhatIf, tmp_path: Path) -> None:
+    (tmp_path / "steps").mkdir()
+    for step in ("9", "10"):
+        write_trace(tmp_path / "steps" / f"{step}.jsonl")
+    found = answer(what_if, "steps", *SMALL, *CHOSEN)
+    assert [each["source"] for each in found["draws"]] == ["10.jsonl", "9.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["no.csv"], "TRACE: no.csv: No such file or directory"),
+        (["samples.jsonl", "--model", "gpt"], "--model gpt: unknown; known: qwen2.5-7b"),
+        (["samples.jsonl", "--gpu", "T4"], "--gpu T4: unknown; known: A100, H100"),
+        (["samples.jsonl", "--model", "qwen2.5-72b"], "does not fit on 1 x H100"),
+        (["samples.jsonl", "--model", "moonlight", "--gpu", "H100"], "has its own GPUs"),
+        (["samples.jsonl", "--set", "engine.kv_tokens=10"], "engine.kv_tokens: 10 tokens"),
+        (["samples.jsonl", "--out", "even.csv"], "--out even.csv: File exists"),
+        (["empty"], "TRACE: empty: no file *.jsonl in this folder"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(
+    what_if: WhatIf, options: list[str], complaint: str
+) -> None:
+    Path("empty").mkdir()
+    done = what_if(*options)
+    assert (done.status, done.out) == (2, "")
+    assert complaint in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_chunks_are_powers_of_two_below_the_longest_response() -> None:
+    assert chunk_sizes(65536) == [131072, 16384, 8192, 4096, 2048]
+    assert chunk_sizes(4000) == [4096, 512, 256, 128, 64]
+    assert chunk_sizes(3) == [64, 4]
+
+
+@pytest.mark.process
+def test_what_if_needs_neither_torch_nor_numba_nor_matplotlib(tmp_path: Path) -> None:
+    write_trace(tmp_path / "samples.jsonl")
+    code = """
+import sys
+for name in ("torch", "numba", "matplotlib", "sglang"):
+    sys.modules[name] = None
+sys.argv = ["seer-sgl", "what-if", "samples.jsonl", "--engines", "2", "--draws", "0", "--json"]
+from seer_sgl.cli import main
+main()
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert json.loads(ran.stdout)["lengths"]["responses"] == 48
+
+
+@pytest.mark.process
+def test_out_has_json_and_a_picture(what_if: WhatIf, tmp_path: Path) -> None:
+    assert what_if("samples.jsonl", *SMALL, "--out", "out").status == 0
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {"what-if.json", "what-if.svg", "what-if.png"}
+    assert (tmp_path / "out" / "what-if.png").stat().st_size > 5000
