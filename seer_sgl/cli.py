@@ -179,6 +179,7 @@ def simulate(*, log_level: str, **options: Any) -> None:
 @click.option("--engines", type=click.IntRange(1), metavar="N", help="Default 8.")
 @click.option("--price", type=click.FloatRange(0), help="Of a GPU for an hour.")
 @click.option("--group-size", type=click.IntRange(1), metavar="N", help="If a file has no groups.")
+@click.option("--tokenizer", metavar="PATH", help="To count tokens, where a file has texts only.")
 @click.option(
     "--draws", type=click.IntRange(0), default=4, show_default=True, help="If there is one trace."
 )
@@ -191,8 +192,8 @@ def what_if(*, as_json: bool, out: Path | None, log_level: str, **options: Any) 
     """Answer what seer-sgl would bring, from lengths.
 
     TRACE: a file with the response lengths of a rollout that happened: samples.jsonl, other JSON
-    lines, or CSV (group,length). Several traces are several rollouts; the last is shown. No engine
-    is needed.
+    lines, CSV (group,length), or a dump of slime, veRL, NeMo-RL, tpu-inference or inference-perf.
+    Several traces are several rollouts; the last is shown. No engine is needed.
     """
     from .what_if.command import WhatIfRequest
     from .what_if.command import what_if as run_what_if

@@ -2,32 +2,62 @@
 
 | file | module |
 |---|---|
-| `samples.jsonl` of seer-sgl, plain JSON lines, CSV | plain_files.py |
+| CSV, by its name; `samples.jsonl` of seer-sgl, plain JSON lines | plain_files.py |
+| JSON lines of veRL, NeMo-RL and tpu-inference | rl_lines.py |
+| inference-perf's requests, slime's trace timeline | json_files.py |
+| slime's and miles' debug rollout data | slime_dump.py |
 """
 
 from pathlib import Path
 
+import msgspec
+
 from seer_sgl.errors import ConfigError
 
-from . import plain_files
+from . import json_files, plain_files, rl_lines, slime_dump
+from .rl_lines import Count
 from .trace import Imported, Trace, grouped
 
 SOURCE = "--trace"
 
 
-def read_trace(path: Path, *, source: str = SOURCE, group_size: int | None = None) -> Trace:
+def read_trace(
+    path: Path, *, source: str = SOURCE, group_size: int | None = None, count: Count | None = None
+) -> Trace:
     """Returns the trace in a file. `source`: the option that names it.
 
-    `group_size`: responses in a row that are a group, where the file has no groups. Raises
-    ConfigError with file and line.
+    `group_size`: responses in a row that are a group, where the file has no groups; `count`:
+    returns the tokens of a text, where the file has texts only. Raises ConfigError with file and
+    line.
     """
     try:
-        return grouped(path.name, _imported(path, source), group_size)
+        return grouped(path.name, _imported(path, source, count), group_size)
     except OSError as error:
         raise ConfigError(f"{source}: {path}: {error.strerror}") from error
 
 
-def _imported(path: Path, source: str) -> Imported:
+def _imported(path: Path, source: str, count: Count | None) -> Imported:
     if path.suffix.lower() == ".csv":
         return plain_files.read_csv(path, source)
-    return plain_files.read_lines(path, source)
+    if slime_dump.is_dump(path):
+        return slime_dump.responses_of(path, source)
+    first = _first_line(path)
+    if first.startswith(b"["):
+        return json_files.read_requests(path, source)
+    keys = _keys(first)
+    if {"cache_version", "rows"} <= keys:
+        return json_files.read_timeline(path, source)
+    reader = rl_lines.reader_of(keys)
+    return reader(path, source, count) if reader else plain_files.read_lines(path, source)
+
+
+def _first_line(path: Path) -> bytes:
+    with path.open("rb") as lines:
+        return next((line.strip() for line in lines if line.strip()), b"")
+
+
+def _keys(line: bytes) -> set[str]:
+    try:
+        return set(msgspec.json.decode(line, type=dict[str, msgspec.Raw]))
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return set()  # the reader of plain lines names the line

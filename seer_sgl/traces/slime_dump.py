@@ -22,6 +22,8 @@ from seer_sgl.bounds import Natural, TokenId
 from seer_sgl.config import plain
 from seer_sgl.errors import ConfigError
 
+from .trace import Imported, TracedResponse
+
 IMAGES = "with images"  # they are in no file, and a server needs them
 
 
@@ -72,6 +74,27 @@ def read_dump(path: Path) -> list[SlimeSample]:
     if not isinstance(samples, list) or not samples:
         raise ConfigError(f"{path}: no samples: slime's debug rollout data has a list of them")
     return [_sample(each, f"{path}: samples[{number}]") for number, each in enumerate(samples)]
+
+
+def responses_of(path: Path, source: str) -> Imported:
+    """Returns the responses of a dump, for a trace. Tokens of tools are not the model's."""
+    samples = read_dump(path)
+    return Imported(
+        format="slime's debug rollout data",
+        responses=(
+            TracedResponse(
+                place=f"{source}: {path}: samples[{number}]",
+                length=sample.response_length
+                if sample.loss_mask is None
+                else sum(map(bool, sample.loss_mask)),
+                group=None if sample.group_index is None else str(sample.group_index),
+                index=sample.index,
+                prompt_tokens=max(0, len(sample.tokens) - sample.response_length),
+            )
+            for number, sample in enumerate(samples)
+        ),
+        assumed=["Tokens of tools are left out; turns count as one response."],
+    )
 
 
 def _sample(content: Any, place: str) -> SlimeSample:

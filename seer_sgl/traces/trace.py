@@ -103,10 +103,10 @@ def _prompt(response: TracedResponse, number: int) -> "array[int]":
 def _assumed(missing: Counter[str], group_size: int | None) -> list[str]:
     sentences = []
     if missing["tokens"]:
-        sentences.append(f"{missing['tokens']} responses without tokens are left out.")
+        sentences.append(f"Responses without tokens, left out: {missing['tokens']}.")
     if missing["prompts"]:
         sentences.append(
-            f"The length of {missing['prompts']} prompts is not in the file: "
+            f"Prompts whose length is not in the file: {missing['prompts']}, with "
             f"{UNKNOWN_PROMPT} tokens each."
         )
     if missing["groups"] and group_size is None:

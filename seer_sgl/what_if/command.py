@@ -13,6 +13,7 @@ from seer_sgl.files import explained
 from seer_sgl.report.style import can_draw
 from seer_sgl.sim.opening import open_trace
 from seer_sgl.traces.reading import read_trace
+from seer_sgl.traces.rl_lines import Count
 from seer_sgl.traces.trace import Trace
 
 from .answer import Question, answer
@@ -34,6 +35,7 @@ class WhatIfRequest(msgspec.Struct, frozen=True, kw_only=True):
     engines: int | None = None
     price: float | None = None
     group_size: int | None = None
+    tokenizer: str | None = None
     draws: int = 4
     config: Path | None = None
     overrides: Sequence[str] = ()
@@ -62,8 +64,9 @@ def what_if(request: WhatIfRequest, *, as_json: bool, out: Path | None, page: Co
 
 
 def _question(request: WhatIfRequest) -> Question:
+    count = None if request.tokenizer is None else _counter(request.tokenizer)
     traces = [
-        read_trace(path, source=SOURCE, group_size=request.group_size)
+        read_trace(path, source=SOURCE, group_size=request.group_size, count=count)
         for each in request.traces
         for path in _files(each)
     ]
@@ -86,6 +89,16 @@ def _question(request: WhatIfRequest) -> Question:
         chosen_chunk=config.scheduling.chunk_tokens if chosen else None,
         draws=request.draws,
     )
+
+
+def _counter(tokenizer: str) -> Count:
+    """Returns the function that counts the tokens of a text."""
+    from seer_sgl.driver.load_tokenizer import load_tokenizer
+
+    loaded = load_tokenizer(tokenizer)
+    if loaded is None:
+        raise ConfigError(f"--tokenizer {tokenizer}: no tokenizer in this folder")
+    return lambda text: len(loaded.encode(text))
 
 
 def _assumed(request: WhatIfRequest, trace: Trace) -> list[str]:

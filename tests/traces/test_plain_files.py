@@ -64,8 +64,8 @@ def test_what_a_file_lacks_is_said(tmp_path: Path) -> None:
     assert [lengths for _, _, lengths in shape(alone)] == [[10], [20], [30]]
     assert [lengths for _, _, lengths in shape(pairs)] == [[10], [20, 30]]
     assert alone.assumed == [
-        "1 responses without tokens are left out.",
-        f"The length of 3 prompts is not in the file: {UNKNOWN_PROMPT} tokens each.",
+        "Responses without tokens, left out: 1.",
+        f"Prompts whose length is not in the file: 3, with {UNKNOWN_PROMPT} tokens each.",
         "The file has no groups: each response has a prompt of its own.",
     ]
     assert pairs.assumed[-1] == "The file has no groups: 2 responses in a row are one."

@@ -79,7 +79,7 @@ def test_short_even_lengths_are_answered_with_no(what_if: WhatIf) -> None:
     assert [each["value"] for each in found["concurrency_tried"]] == [16, 32]
     page = what_if(*options)
     assert page.out.startswith("Do not bother: order and division bring nothing here.\n")
-    assert "The length of 8 prompts is not in the file: 64 tokens each." in page.out
+    assert "Prompts whose length is not in the file: 8, with 64 tokens each." in page.out
 
 
 def test_uneven_lengths_on_engines_with_little_room_are_answered_with_yes(what_if: WhatIf) -> None:

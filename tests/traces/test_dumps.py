@@ -1,0 +1,92 @@
+"""Dumps of other frameworks. The files in dumps/ were written by the functions that the modules'
+docstrings name, cut out of the named commits and run on tiny data; tpu-inference's begins with the
+line of its README."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seer_sgl.errors import ConfigError
+from seer_sgl.traces.reading import read_trace
+from seer_sgl.traces.trace import Trace
+
+DUMPS = Path(__file__).parent / "dumps"
+# By file: the format; prompt tokens and response lengths of each group.
+READ = {
+    "verl.jsonl": ("veRL's rollout data", [(3, [3, 4]), (4, [8])]),
+    "verl-v1.jsonl": ("veRL's rollout data", [(3, [3, 4]), (4, [8])]),
+    "nemo-rl.jsonl": ("NeMo-RL's training data", [(3, [2, 4]), (2, [2])]),
+    "tpu-inference.jsonl": ("a trace of tpu-inference", [(7570, [521]), (310, [120, 20])]),
+    "inference-perf.json": ("inference-perf's requests", [(12, [31, 9]), (20, [7])]),
+    "slime-timeline.json": ("slime's trace timeline", [(3, [2, 4]), (2, [2])]),
+}
+
+
+def shape(trace: Trace) -> list[tuple[int, list[int]]]:
+    return [(len(group.prompt_ids), group.lengths) for group in trace.groups]
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_dump_has_groups_prompts_and_lengths(name: str) -> None:
+    trace = read_trace(DUMPS / name)
+    assert (trace.format, shape(trace)) == READ[name]
+    assert trace.assumed
+
+
+def test_texts_are_counted_by_a_tokenizer() -> None:
+    trace = read_trace(DUMPS / "verl.jsonl", count=lambda text: len(text.split()))
+    assert shape(trace) == [(3, [1, 4]), (3, [8])]
+    assert "tokens are those of --tokenizer" in trace.assumed[0]
+
+
+def test_failed_requests_are_left_out_and_counted() -> None:
+    assert "Failed requests, left out: 1." in read_trace(DUMPS / "inference-perf.json").assumed
+
+
+def dumped(**changed: Any) -> dict[str, Any]:
+    """A sample as `Sample.to_dict` of slime gives it (slime/utils/types.py, 624b824)."""
+    sample = {
+        "group_index": 0,
+        "index": 0,
+        "tokens": [1, 2, 3, 7, 8],
+        "response": "r",
+        "response_length": 2,
+        "loss_mask": None,
+        "status": "completed",
+        "trace": {"events": []},
+    }
+    return sample | changed
+
+
+def test_a_dump_of_slime_has_groups_prompts_and_lengths(tmp_path: Path) -> None:
+    import torch
+
+    path = tmp_path / "3.pt"
+    tool = dumped(group_index=1, index=2, tokens=[4, 5, 6, 6, 6], response_length=3)
+    tool["loss_mask"] = [1, 0, 1]
+    torch.save({"rollout_id": 3, "samples": [dumped(), dumped(index=1), tool]}, path)
+    trace = read_trace(path)
+    assert trace.format == "slime's debug rollout data"
+    assert shape(trace) == [(3, [2, 2]), (2, [2])]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('{"input": "a", "output": 3, "score": 1, "step": 1}', ":1: output: expected str"),
+        (
+            '{"token_ids": [[1, 2]], "token_loss_mask": [[1]], "input_lengths": [2]}',
+            ":1: token_ids, token_loss_mask: of different lengths",
+        ),
+        ('{"group": 1, "prompt_len": 1, "out_lens": "x"}', ":1: out_lens: expected array"),
+        ('[{"info": null}]', "object missing required field request"),
+        ("[", "not JSON"),
+        ('{"cache_version": 1, "rows": 5}', "rows: expected array"),
+    ],
+)
+def test_a_damaged_dump_is_named(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "dump.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=complaint):
+        read_trace(path)
