@@ -123,6 +123,11 @@ def two_cores() -> list[set[int]]:
     return [{usable[i % len(usable)]} for i in range(2)]
 
 
+def each_rank_on_a_core() -> dict[str, str]:
+    """Returns the variable with which SGLang puts the two ranks of a server on cores."""
+    return {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(min(core)) for core in two_cores())}
+
+
 def two_urls() -> list[str]:
     """Returns free URLs for two servers."""
     return [f"http://127.0.0.1:{free_port()}" for _ in range(2)]

@@ -23,7 +23,8 @@ from tests.e2e.compare import (
     roll,
     rolled,
 )
-from tests.e2e.conftest import HELD_OUT, MODEL, two_cores
+from tests.e2e.conftest import HELD_OUT, MODEL, each_rank_on_a_core, two_cores
+from tests.e2e.moe import moe_model
 from tests.e2e.pools import SGLANG, pooled
 from tests.e2e.weights import other_weights
 from tests.helpers import Returns
@@ -36,8 +37,6 @@ pytestmark = [pytest.mark.own_engines, pytest.mark.long]
 PROMPTS = 4
 BOTH = ["e0.dp0", "e0.dp1"]
 CORES = sorted({min(core) for core in two_cores()})
-# SGLang's own variable: the cores of each rank.
-RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(min(core)) for core in two_cores())}
 
 
 class Chunks(Returns):
@@ -80,7 +79,7 @@ def config(**sections: Any) -> dict[str, Any]:
 def two_ranks(**sections: Any) -> dict[str, Any]:
     """Returns a config with one server of two ranks."""
     own = config(sglang={"dp-size": 2, **sections.pop("sglang", {})}, **sections)
-    own["engines"] |= {"cores": [CORES], "environment": RANKS}
+    own["engines"] |= {"cores": [CORES], "environment": each_rank_on_a_core()}
     return own
 
 
@@ -137,6 +136,34 @@ async def test_kv_and_drafts_move_between_the_ranks_of_a_server(
     assert not seen.left_kv_behind
     assert accepted_drafts(report) > 100
     print(report["fetches"], report["migrations"], report["accept_length"])
+
+
+@pytest.mark.parametrize("moves", [False, True], ids=["stay", "move"])
+async def test_ranks_that_share_one_copy_of_the_model_generate_what_a_plain_engine_does(
+    tmp_path: Path, moves: bool
+) -> None:
+    """SGLang's `enable-dp-attention`, with a mixture of experts: a rank without a request computes
+    nothing in step with the other, which SGLang's dense models cannot."""
+    few: dict[str, Any] = {
+        "model": {"path": str(moe_model(tmp_path))},
+        "sampling": {"max_response_len": 40},
+        "rollout": {"seed": 11, "n_samples_per_prompt": 3},
+    }
+    whole, _ = await roll(config(scheduling={"divide": False}, **few), 2)
+    flags = {"tp-size": 2, "enable-dp-attention": True}
+    seen, pool = Chunks(), {"kv_pool": pooled("file")} if moves else {}
+    own = two_ranks(sglang=flags, scheduling={"chunk_tokens": 16}, **few, **pool)
+    placement = AlwaysElsewhere(fetch=True) if moves else None
+    parts, report = await roll(own, 2, [seen], placement=placement, timing=PATIENT)
+    assert_identical(whole, parts)
+    assert all(seen.on[engine_id] >= 5 for engine_id in BOTH), seen.on
+    assert report["chunks"] >= 2 * report["samples"]
+    if moves:
+        assert report["fetches"] >= report["samples"]
+        assert report["cached_tokens"]["storage"] > 0
+    else:
+        assert seen.again
+        assert max(seen.again) == 1, "a chunk reaches the rank that has its KV"
 
 
 async def test_both_ranks_get_new_weights_in_the_middle_of_a_rollout(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from seer_sgl.draft.messages import hub_of
 from seer_sgl.kvpool.mooncake import open_mooncake
 from seer_sgl.processes.child import free_port
 from tests.e2e.compare import Migrations, accepted_drafts, assert_identical, roll
-from tests.e2e.conftest import MODEL, draft_hub, servers, two_cores, two_urls
+from tests.e2e.conftest import MODEL, draft_hub, each_rank_on_a_core, servers, two_urls
 from tests.e2e.pools import SGLANG, assert_on_loopback
 from tests.e2e.rig import PAGE
 from tests.support.timing import PATIENT
@@ -24,7 +24,7 @@ TOKEN = "a secret of this test"
 PROMPTS = 3
 HUBS = 3  # two of them serve the three groups
 # SGLang's own variable: the cores of each rank.
-RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(min(core)) for core in two_cores())}
+RANKS = each_rank_on_a_core()
 
 
 def fleet_of(urls: list[str], master: str) -> dict[str, Any]:

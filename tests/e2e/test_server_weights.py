@@ -17,13 +17,21 @@ import pytest
 
 from seer_sgl.driver.load_tokenizer import load_tokenizer
 from seer_sgl.rollout.rollout import Rollout
-from tests.e2e.conftest import HELD_OUT, MODEL, SERVER_FLAGS, external, servers, two_cores, two_urls
+from tests.e2e.conftest import (
+    HELD_OUT,
+    MODEL,
+    SERVER_FLAGS,
+    each_rank_on_a_core,
+    external,
+    servers,
+    two_urls,
+)
 from tests.e2e.weights import other_weights
 from tests.server.helpers import Served, served_config
 from tests.support.waiting import until
 
 LIMIT = 900
-RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(min(core)) for core in two_cores())}
+RANKS = each_rank_on_a_core()
 DISK = "/update_weights_from_disk"
 
 

@@ -120,6 +120,7 @@ def prepare_sglang(off: Collection[str]) -> None:
     if "cpu" not in off:
         _allow_deterministic_inference()
         _allocate_ordinary_memory()
+        _pad_batches()
     if "cpu-pages" not in off:
         hicache.reserve_less_memory()
 
@@ -152,3 +153,16 @@ def _allocate_ordinary_memory() -> None:
         return allocator.allocate(dims, dtype=dtype, device=device)
 
     common.ALLOC_MEMORY_FUNCS["cpu"] = ordinary
+
+
+def _pad_batches() -> None:
+    """Lets `--enable-dp-attention` pad the batches of its ranks to one size.
+
+    `ForwardBatch._pad_inputs_to_size` asks for the length of a padded row; SGLang 0.5.21 asks a
+    CPU's backend by a name that `torch_native` lacks.
+    """
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+
+    backend: Any = TorchNativeAttnBackend
+    if not hasattr(backend, "get_cpu_graph_seq_len_fill_value"):
+        backend.get_cpu_graph_seq_len_fill_value = lambda self: 1  # as IntelAMXAttnBackend's
