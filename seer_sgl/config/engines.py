@@ -25,6 +25,7 @@ RESERVED_FLAGS = {
     "api-key": "use engines.api_key",
     "host": "the driver chooses the addresses of engines that it starts",
     "port": "the driver chooses the ports of engines that it starts",
+    "disaggregation-mode": "every engine prefills and decodes its requests itself",
 }
 CPU_START_S, GPU_START_S = 600.0, 1800.0
 ONE_NODE_FLAGS = ("nnodes", "node-rank", "dist-init-addr", "base-gpu-id")  # Ray places an engine

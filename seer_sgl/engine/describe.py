@@ -70,6 +70,11 @@ def described(
     name = f"engine {engine_id} ({url})"
     if server.seer is not None:
         raise EngineStartError(f"{name}: a seer-sgl rollout server is no engine")
+    if server.disaggregation_mode != "null":
+        raise EngineStartError(
+            f"{name}: disaggregation-mode {one_line(server.disaggregation_mode)}; an engine "
+            "prefills and decodes its requests itself"
+        )
     state = server.state(dp_rank)
     if state is None and any(each.seer_sgl for each in server.internal_states):
         raise EngineUnavailable(f"{name}: this rank does not answer", engine_id=engine_id)

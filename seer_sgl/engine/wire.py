@@ -201,6 +201,7 @@ class ServerInfo(msgspec.Struct):
     pp_size: Positive = 1
     tp_size: Positive = 1
     enable_dp_attention: bool = False
+    disaggregation_mode: str = "null"
     incremental_streaming_output: bool = False
     seer: dict[str, Any] | None = None  # of a rollout server, which is no engine
 

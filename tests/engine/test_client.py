@@ -209,6 +209,13 @@ def test_whatever_a_server_replies_its_callers_see_one_kind_of_error(
     asyncio.run(ask_all())
 
 
+def test_a_server_that_only_prefills_or_only_decodes_is_refused() -> None:
+    whole = INFO | {"internal_states": [STATE], "disaggregation_mode": "null"}
+    assert description(msgspec.json.encode(whole)).engine_id == "e0"
+    with pytest.raises(EngineStartError, match=r"e0 \(u\): disaggregation-mode decode; an engine"):
+        description(msgspec.json.encode(whole | {"disaggregation_mode": "decode"}))
+
+
 async def test_an_explanation_is_one_short_line_whatever_it_is() -> None:
     class Explains(FakeSGLang):
         explanation: bytes = b""
