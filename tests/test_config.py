@@ -126,6 +126,14 @@ def test_an_empty_file_is_all_defaults_but_still_checked(tmp_path: Path) -> None
             r":3: engines\.sglang\.port: the driver chooses the port",
         ),
         (
+            "engines: {sglang: {disaggregation-mode: prefill}}",
+            r":1: engines\.sglang\.disaggregation-mode: every engine prefills and decodes",
+        ),
+        (
+            "engines: {sglang: {pp-size: 2}}\ndraft: {scope: engine}",
+            r":1: engines\.sglang\.pp-size: not with draft\.scope: engine; set none",
+        ),
+        (
             "engines: {sglang: {trust_remote_code: true}}",
             r":1: engines\.sglang\.trust-remote-code: use model\.trust_remote_code",
         ),

@@ -13,6 +13,14 @@ LEAST_MEMORY = 16 << 20  # bytes; Mooncake mounts segments in pieces of 16 MiB
 LEAST_DRAFT_MEMORY = 1 << 20  # bytes; about ten thousand tokens in an engine's index
 LEAST_BODY = 1 << 20  # bytes; a prompt of a hundred thousand tokens
 EXPERTS = "enable-return-routed-experts"
+# SGLang flags that an engine refuses if it drafts, with their values for none.
+NOT_WITH_DRAFTS = {
+    "enable-dp-attention": False,
+    "enable-return-hidden-states": False,
+    "pp-size": 1,
+    "pipeline-parallel-size": 1,
+    "pp": 1,
+}
 # SGLang flags that the KV pool sets.
 POOL_FLAGS = {
     "page-size": "kv_pool.page_size",
@@ -99,9 +107,11 @@ def _check_draft(draft: DraftConfig, engines: Engines) -> Iterator[Problem]:
         yield "draft.history", f"needs scope: engine or fleet, not scope: {draft.scope}"
     if draft.scope == "none":
         return
-    for flag in engines.flags():
+    for flag, value in engines.flags().items():
         if flag.startswith("speculative-"):
             yield f"engines.sglang.{flag}", "drafting sets SGLang's speculative flags; use draft"
+        if value != NOT_WITH_DRAFTS.get(flag, value):
+            yield f"engines.sglang.{flag}", f"not with draft.scope: {draft.scope}; set none"
     if isinstance(engines, ExternalEngines) and draft.hub is None:
         for key, used in (("scope", draft.scope == "fleet"), ("history", draft.history)):
             if used:
